@@ -167,7 +167,7 @@ fn move_messages(mut messages: Messages, begun: &Receiver<Message>, timeout: Dur
                 Err(TryRecvError::Disconnected) => break true,
             }
         };
-        if messages.progress() {
+        if messages.step_all_peers() {
             waiter.reset();
             moved = Instant::now();
         } else {

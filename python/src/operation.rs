@@ -50,13 +50,13 @@ pub(crate) fn wait(
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
-            let error = operation.timed_out(timeout.unwrap_or_default());
+            let error = operation.timeout_error(timeout.unwrap_or_default());
             py.detach(|| drop(operation));
             return Err(of_operation(&error));
         }
         let turn = left.map_or(SIGNALS_EVERY, |left| left.min(SIGNALS_EVERY));
         if py.detach(|| operation.wait_for(turn))
-            && let Some(outcome) = operation.outcome()
+            && let Some(outcome) = operation.take_outcome()
         {
             return result(outcome);
         }
@@ -89,7 +89,7 @@ impl Operation {
 
     /// The outcome, once: the tensor, nothing, or an exception; also nothing while there is none.
     fn result(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
-        py.detach(|| self.inner().outcome())
+        py.detach(|| self.inner().take_outcome())
             .map_or(Ok(None), result)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use bench::link::{WorkerCommand, WorkerLink};
 use bench::peers::lmdb::{LmdbParameters, LmdbPeer, LmdbRate};
-use bench::pin::{CorePair, pinned};
+use bench::pin::{CorePair, run_pinned};
 
 /// Entries that each scan reads.
 const ENTRIES: u32 = 100;
@@ -31,7 +31,7 @@ fn main() -> Result<()> {
     };
     let cores = CorePair::first_two()?;
     let mut link = WorkerLink::spawn(&worker, cores.responder)?;
-    pinned(cores.requester, || {
+    run_pinned(cores.requester, || {
         measure(&mut link, keys, Duration::from_secs(seconds))
     })
 }

@@ -18,7 +18,7 @@ struct PaddedWord(AtomicU32);
 
 /// Longest one-way bounce that is called near, in nanoseconds. On virtual machines with EPYC and
 /// Xeon processors, cores that share a cache took 20 to 70 ns. Other cores took 100 ns and more.
-pub const NEAR_NS: f64 = 80.0;
+pub const MAX_NEAR_NS: f64 = 80.0;
 
 /// Measures the distance of two cores in a few milliseconds, in nanoseconds. The result is the
 /// median of several bounces, because an interrupted thread makes one bounce long.

@@ -16,7 +16,7 @@ use crate::goal::{BareRingLimit, CoreDistance, Row};
 use crate::micro::one_core;
 use crate::micro::task::MeasurementTask;
 use crate::peers::bare_phases;
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::rows::{self, limit, verbs};
 use crate::setup::BenchSetup;
 use crate::stats::median;
@@ -41,7 +41,7 @@ pub enum MeasuredImplementation {
 
 /// Times of messages between two cores that are all near, or all far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TwoCores {
+pub struct TwoCoreTimes {
     /// Measured time per message, in ns.
     pub ns: f64,
     /// Derived: `ns` less the time of the busier end on one core, at least 0.
@@ -64,9 +64,9 @@ pub struct Breakdown {
     /// Cache lines that a message moves, by the model.
     pub lines: f64,
     /// Times between near cores; `None` if no round had near cores.
-    pub near: Option<TwoCores>,
+    pub near: Option<TwoCoreTimes>,
     /// Times between far cores; `None` if no round had far cores.
-    pub far: Option<TwoCores>,
+    pub far: Option<TwoCoreTimes>,
 }
 
 /// One round of one side of a row.
@@ -128,9 +128,11 @@ fn measure_round(
     row: Row,
     side: MeasuredImplementation,
 ) -> Result<RowSideRound> {
-    let limit = row.limit().context("a row of SENDs has a limit")?;
+    let limit = row
+        .bare_ring_limit()
+        .context("a row of SENDs has a limit")?;
     let duration_ms = (ONE_CORE_MS / bench.settings.shrink.max(1)).max(1);
-    let one_core = pinned(bench.cores.requester, || {
+    let one_core = run_pinned(bench.cores.requester, || {
         match (side, verbs::task(bench, row)?) {
             (MeasuredImplementation::Ours, MeasurementTask::Stream(mut stream)) => {
                 stream.duration_ms = duration_ms;
@@ -188,7 +190,10 @@ fn summary(row: Row, side: MeasuredImplementation, rounds: &[RowSideRound]) -> R
             .map(|round| round.one_core_phases.verified_ops)
             .sum(),
     };
-    let lines = cache_lines_per_message(row.limit().context("a row of SENDs has a limit")?);
+    let lines = cache_lines_per_message(
+        row.bare_ring_limit()
+            .context("a row of SENDs has a limit")?,
+    );
     let busier = one_core.ns.sender_sum().max(one_core.ns.receiver_sum());
     let at = |distance: CoreDistance| {
         let is_there = |round: &&RowSideRound| {
@@ -200,7 +205,7 @@ fn summary(row: Row, side: MeasuredImplementation, rounds: &[RowSideRound]) -> R
             .iter()
             .flat_map(|r| r.bounce_before_after_ns)
             .collect();
-        Some(TwoCores {
+        Some(TwoCoreTimes {
             ns,
             waiting_ns: (ns - busier).max(0.0),
             lines_ns: lines * median(&bounces)?,

@@ -84,7 +84,7 @@ pub(crate) struct RankMeasurement {
 }
 
 /// Combines the measurements of all ranks into the outcome.
-pub(crate) fn outcome(
+pub(crate) fn combine_ranks(
     setup: &CollectiveParameters,
     ranks: &[RankMeasurement],
 ) -> Result<CollectiveResult> {
@@ -225,7 +225,7 @@ pub fn run(
         });
         joined.collect::<Result<Vec<_>>>()
     })?;
-    outcome(setup, &measured)
+    combine_ranks(setup, &measured)
 }
 
 /// Returns the rate of `memcpy` of `bytes` bytes on one core, in 10^9 bytes per second. The best of

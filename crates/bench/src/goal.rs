@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounce::NEAR_NS;
+use crate::bounce::MAX_NEAR_NS;
 use crate::micro::verb::Verb;
 use crate::peers::bare::BareMessageExchange;
 
@@ -175,7 +175,7 @@ impl CoreDistance {
     /// Returns the distance for a one-way bounce time of a cache line.
     #[must_use]
     pub fn of_bounce_ns(ns: f64) -> CoreDistance {
-        if ns <= NEAR_NS {
+        if ns <= MAX_NEAR_NS {
             CoreDistance::Near
         } else {
             CoreDistance::Far
@@ -319,7 +319,7 @@ impl Row {
 
     /// Returns the bare-ring limit on these cores, if the row exchanges only messages.
     #[must_use]
-    pub fn limit(self) -> Option<BareRingLimit> {
+    pub fn bare_ring_limit(self) -> Option<BareRingLimit> {
         let bare = |exchange, list| BareRingLimit {
             exchange,
             has_payload: true,
@@ -328,14 +328,14 @@ impl Row {
         match self {
             Row::RcLatency => Some(bare(BareMessageExchange::PingPong, 1)),
             Row::Rpc => Some(bare(BareMessageExchange::Rpc, 16)),
-            row => row.send_stream().map(SendStream::limit),
+            row => row.send_stream().map(SendStream::bare_ring_limit),
         }
     }
 
     /// Returns the goal for the row's share of its limit.
     #[must_use]
-    pub fn limit_goal(self) -> Option<RowGoal> {
-        let limit = self.limit()?;
+    pub fn limit_share_goal(self) -> Option<RowGoal> {
+        let limit = self.bare_ring_limit()?;
         let (at_least, aim_for) = match (limit.exchange, limit.list) {
             (BareMessageExchange::PingPong, _) => (1.3, 1.1),
             (BareMessageExchange::Rpc, _) => (0.4, 0.4),
@@ -496,7 +496,7 @@ mod tests {
     fn a_goal_is_harder_than_the_least() {
         for row in Row::all() {
             for distance in [CoreDistance::Near, CoreDistance::Far] {
-                let goals = [row.goal(distance), row.limit_goal()];
+                let goals = [row.goal(distance), row.limit_share_goal()];
                 for goal in goals.into_iter().flatten() {
                     assert!(
                         row.reaches_goal(goal.aim_for, goal.at_least),
@@ -517,9 +517,14 @@ mod tests {
         for row in Row::all() {
             let moves_messages =
                 row.send_stream().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
-            assert_eq!(row.limit().is_some(), moves_messages, "{}", row.name());
+            assert_eq!(
+                row.bare_ring_limit().is_some(),
+                moves_messages,
+                "{}",
+                row.name()
+            );
         }
-        let limit = Row::UdSend8Single.limit().unwrap();
+        let limit = Row::UdSend8Single.bare_ring_limit().unwrap();
         assert!(limit.has_payload && limit.list == 1);
         assert_eq!(Row::UcSend0.label(), "UC SEND, header-only, lists of 16");
     }

@@ -35,7 +35,7 @@ pub struct GuidelinePrograms {
     pub keeping_description: &'static str,
     /// Number of threads of the program on that NIC. Each does what the single thread on the
     /// software NIC does.
-    threads: u32,
+    threads_on_guideline_nic: u32,
     /// Machines that these threads send to or READ from.
     peer_machines: u32,
     program: ProgramKind,
@@ -88,12 +88,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "SENDs of 60 bytes one by one",
         keeping_description: "the same in lists of 16",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(60),
-                batch: Some(choose(keeps, 16, 1)),
+                wrs_per_doorbell: Some(choose(keeps, 16, 1)),
                 queue_pairs: Some(6),
                 ..MicroParameters::default()
             };
@@ -105,12 +105,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "SENDs of 61 bytes, whose WQE is a byte over two cache lines",
         keeping_description: "SENDs of 60 bytes, whose WQE fills them",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 60, 61)),
-                batch: Some(1),
+                wrs_per_doorbell: Some(1),
                 queue_pairs: Some(6),
                 ..MicroParameters::default()
             };
@@ -122,7 +122,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "SENDs of 16 bytes from registered memory, in lists",
         keeping_description: "the same, inlined",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
@@ -139,7 +139,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "a core that signals every WRITE",
         keeping_description: "one that signals one WRITE in 64",
-        threads: 1,
+        threads_on_guideline_nic: 1,
         peer_machines: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
@@ -155,7 +155,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "SENDs of 4 bytes, all to one machine",
         keeping_description: "SENDs without payload, the 4 bytes in the immediate",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
@@ -172,13 +172,13 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cx3",
         breaking_description: "RECVs take 32 bytes into a buffer",
         keeping_description: "RECVs take them in the completion (the NIC's doing: the same program on the software NIC)",
-        threads: 8,
+        threads_on_guideline_nic: 8,
         peer_machines: 8,
         program: ProgramKind::Stream {
             parameters: |_| {
                 let parameters = MicroParameters {
                     payload_bytes: Some(32),
-                    direction: MeasuredRole::Inbound,
+                    measured_role: MeasuredRole::Inbound,
                     ..MicroParameters::default()
                 };
                 (Verb::UdSend, parameters)
@@ -198,7 +198,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "a core's lists of 16 WRITEs on one queue pair",
         keeping_description: "the same on 10 in turn",
-        threads: 1,
+        threads_on_guideline_nic: 1,
         peer_machines: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
@@ -213,12 +213,12 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "fetch-and-adds on one word of each of 8 pages",
         keeping_description: "fetch-and-adds on all words of a page",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
-                addresses: Some(choose(keeps, 512, 8)),
-                spacing_bytes: Some(choose(keeps, 8, 4096)),
+                atomic_counters: Some(choose(keeps, 512, 8)),
+                counter_spacing_bytes: Some(choose(keeps, 8, 4096)),
                 window: Some(64),
                 queue_pairs: Some(2),
                 processes: Some(1),
@@ -232,7 +232,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "numbers by fetch-and-add",
         keeping_description: "numbers by a request (UC WRITE) and a response (UD SEND)",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
@@ -257,13 +257,13 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "memory by READs of 24 bytes, in lists",
         keeping_description: "the same by half as many READs of 48 bytes a list",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 1,
         program: ProgramKind::Stream {
             parameters: |keeps| {
                 let parameters = MicroParameters {
                     payload_bytes: Some(choose(keeps, 48, 24)),
-                    batch: Some(choose(keeps, 8, 16)),
+                    wrs_per_doorbell: Some(choose(keeps, 8, 16)),
                     queue_pairs: Some(2),
                     processes: Some(1),
                     ..MicroParameters::default()
@@ -279,7 +279,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "1024 READs outstanding on each core",
         keeping_description: "256 READs outstanding on each core",
-        threads: 14,
+        threads_on_guideline_nic: 14,
         peer_machines: 14,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
@@ -294,7 +294,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "450 connected queue pairs, a SEND on each",
         keeping_description: "450 SENDs on one UD queue pair",
-        threads: 1,
+        threads_on_guideline_nic: 1,
         peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
@@ -303,7 +303,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
                         list.send(Inline(&[7; 16]), to);
                     })
                 } else {
-                    testbed.run_rounds(450, rounds)
+                    testbed.run_send_rounds(450, rounds)
                 }
             },
             simulated: SimulatedRounds::Unavailable(
@@ -316,7 +316,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         nic_profile_name: "cib",
         breaking_description: "128 MiB registered in pages of 4 KiB",
         keeping_description: "8 MiB registered: no more than it uses",
-        threads: 1,
+        threads_on_guideline_nic: 1,
         peer_machines: 1,
         program: ProgramKind::Rounds {
             run: |testbed, keeps, rounds| {
@@ -379,7 +379,10 @@ impl GuidelinePrograms {
                 SimulatedRounds::Unavailable(why) => Ok(Err(why)),
             },
             ProgramKind::Stream { receive, .. } => {
-                let (threads, peers) = (self.threads as usize, self.peer_machines as usize);
+                let (threads, peers) = (
+                    self.threads_on_guideline_nic as usize,
+                    self.peer_machines as usize,
+                );
                 let task = self.task(keeps, VIRTUAL_MS, threads, peers)?;
                 let outcome = simulated::micro::run_receiving(profile, &task, receive(keeps))?.0;
                 self.work_per_second(&task, &outcome).map(Ok)
@@ -401,7 +404,7 @@ impl GuidelinePrograms {
                 receive,
                 ..
             } => (
-                of(keeps).1.direction == MeasuredRole::Inbound,
+                of(keeps).1.measured_role == MeasuredRole::Inbound,
                 receive(keeps),
             ),
             ProgramKind::Rounds { .. } => (false, PayloadDestination::Regular),
@@ -426,7 +429,7 @@ impl GuidelinePrograms {
             .cloned()
             .collect();
         let queue_pairs = all.queue_pairs.clone();
-        for _ in 1..self.threads {
+        for _ in 1..self.threads_on_guideline_nic {
             all.threads.extend(posting.iter().cloned());
             all.queue_pairs.extend(queue_pairs.iter().cloned());
         }
@@ -623,7 +626,11 @@ impl ProgramResources {
             responses.clear();
             for index in 0..window {
                 let place = u64::try_from(index)? * 16;
-                let at = self.region.remote().at(place).context("in the region")?;
+                let at = self
+                    .region
+                    .remote()
+                    .starting_at(place)
+                    .context("in the region")?;
                 let wr = requests.rdma_write(Inline(&[7; 16]), at);
                 if index + 1 == window {
                     wr.signaled();
@@ -644,7 +651,7 @@ impl ProgramResources {
     }
 
     /// Runs rounds of one SEND on each of `queue_pairs` connected queue pairs.
-    fn run_rounds(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
+    fn run_send_rounds(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
         let mut pairs = Vec::new();
         for _ in 0..queue_pairs {
             let (a, b) = self.connected_qp_pair::<Rc>()?;

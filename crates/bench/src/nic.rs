@@ -93,7 +93,7 @@ impl OpenNic {
     }
 
     /// Returns a builder of a queue pair on the selected port.
-    pub(crate) fn qp<T: Transport>(
+    pub(crate) fn qp_builder<T: Transport>(
         &self,
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
@@ -114,9 +114,9 @@ impl OpenNic {
     ) -> Result<MemoryRegion> {
         Ok(match pages {
             None => self.pd.alloc(bytes, access)?,
-            Some(MemoryPages::Small) => self.pd.alloc_in(bytes, access, PageSize::Small)?,
+            Some(MemoryPages::Small) => self.pd.alloc_in_pages(bytes, access, PageSize::Small)?,
             Some(MemoryPages::Huge) => {
-                let memory = self.pd.alloc_in(bytes, access, PageSize::Huge);
+                let memory = self.pd.alloc_in_pages(bytes, access, PageSize::Huge);
                 memory.with_context(|| no_huge_pages(bytes))?
             }
         })

@@ -89,7 +89,7 @@ pub(crate) fn measure(
     measure_with_reader(ends, duration_ms / 10, now_ns)?;
     let ns = measure_with_reader(ends, duration_ms, now_ns)?;
     let mut count = |event| -> Result<Option<PhaseCosts>> {
-        let Some(mut counter) = counter(event) else {
+        let Some(mut counter) = start_counter(event) else {
             return Ok(None);
         };
         // If reading an open counter fails, its phases are 0.
@@ -105,7 +105,7 @@ pub(crate) fn measure(
 
 /// Starts a hardware counter of this thread in user mode. Returns `None` without support by the
 /// kernel and the processor, as in most virtual machines.
-fn counter(event: Hardware) -> Option<Counter> {
+fn start_counter(event: Hardware) -> Option<Counter> {
     let mut counter = Builder::new().kind(event).build().ok()?;
     counter.enable().ok()?;
     Some(counter)

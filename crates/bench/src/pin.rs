@@ -63,7 +63,7 @@ impl CorePair {
     ///
     /// # Errors
     /// When the system does not report the usable cores.
-    pub fn one_side_cores(&self, threads: usize) -> Result<Vec<usize>> {
+    pub fn own_side_cores(&self, threads: usize) -> Result<Vec<usize>> {
         let (mut one, other) = self.thread_cores(threads)?;
         if threads > 1 {
             one.extend(other);
@@ -122,13 +122,13 @@ pub(crate) fn pin_to(cores: &[usize]) -> Result<()> {
 ///
 /// # Errors
 /// When pinning or `work` fails.
-pub fn pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    pinned_to(&[core], work)
+pub fn run_pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    run_pinned_to(&[core], work)
 }
 
 /// Runs `work` with the calling thread restricted to these cores, then restores the thread's
 /// affinity.
-pub(crate) fn pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn run_pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     pin_to(cores)?;
     let done = work();
@@ -150,7 +150,7 @@ pub fn spawn_on(core: usize, command: &mut Command) -> Result<Child> {
 /// # Errors
 /// When pinning or starting fails.
 pub fn spawn_on_cores(cores: &[usize], command: &mut Command) -> Result<Child> {
-    pinned_to(cores, || {
+    run_pinned_to(cores, || {
         command.spawn().with_context(|| {
             format!(
                 "cannot start {}: is it installed?",

@@ -9,7 +9,7 @@ pub(crate) const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Time of one poll of unchanged memory on a simulated core, in nanoseconds, as in
 /// [`verbs::Waiter`].
-const SIMULATED_POLL_NS: u64 = 20;
+const SIMULATED_POLL_COST_NS: u64 = 20;
 
 /// A timeout that does not read the clock at each poll.
 pub(crate) struct PollTimeout {
@@ -48,9 +48,9 @@ impl PollTimeout {
 
     /// Notes a poll without an event. Returns true once no event has happened for the whole time.
     #[inline]
-    pub(crate) fn is_over(&mut self) -> bool {
+    pub(crate) fn is_over_after_poll(&mut self) -> bool {
         if simnic::is_simulated() {
-            simnic::idle(SIMULATED_POLL_NS, None);
+            simnic::idle(SIMULATED_POLL_COST_NS, None);
         } else if self.pauses_between_polls {
             std::hint::spin_loop();
         }
@@ -71,7 +71,7 @@ impl PollTimeout {
     /// Notes a poll without an event. Fails once no event has happened for the whole time.
     #[inline]
     pub(crate) fn fail_if_over(&mut self, what: &str) -> Result<()> {
-        if self.is_over() {
+        if self.is_over_after_poll() {
             bail!(
                 "nothing came for {} s: {what}",
                 self.limit_ns / 1_000_000_000
@@ -90,6 +90,6 @@ mod tests {
         let mut timeout = PollTimeout::new(1_000_000);
         while timeout.fail_if_over("the test").is_ok() {}
         timeout.reset();
-        assert!(!timeout.is_over());
+        assert!(!timeout.is_over_after_poll());
     }
 }

@@ -162,7 +162,7 @@ fn connect_with_retries(address: &str) -> Result<TcpStream> {
 /// # Errors
 /// When the address cannot be listened on, the descriptions of the measurement differ, or a worker
 /// fails.
-pub fn listen(
+pub fn serve_one_peer(
     address: &str,
     task_description: &Value,
     worker: &WorkerCommand,
@@ -262,7 +262,7 @@ mod tests {
             let (tell, told) = std::sync::mpsc::channel();
             thread::scope(|scope| {
                 scope.spawn(move || talk(told.recv().unwrap()));
-                listen(
+                serve_one_peer(
                     "127.0.0.1:0",
                     &task_description,
                     &worker(program),

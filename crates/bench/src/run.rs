@@ -24,7 +24,10 @@ pub use crate::summary::{
 #[must_use]
 pub fn measurements_per_round(rows: &[Row]) -> usize {
     let peers: HashSet<PeerSystem> = rows.iter().filter_map(|row| row.peer()).collect();
-    let limits: HashSet<BareRingLimit> = rows.iter().filter_map(|row| row.limit()).collect();
+    let limits: HashSet<BareRingLimit> = rows
+        .iter()
+        .filter_map(|row| row.bare_ring_limit())
+        .collect();
     rows.len() + peers.len() + limits.len()
 }
 
@@ -94,7 +97,10 @@ fn measurement_order(rows: &[Row], round: u32) -> Vec<(Row, RowSide)> {
         if row.peer().is_some_and(|peer| peers.insert(peer)) {
             sides.push(RowSide::Peer);
         }
-        if row.limit().is_some_and(|limit| limits.insert(limit)) {
+        if row
+            .bare_ring_limit()
+            .is_some_and(|limit| limits.insert(limit))
+        {
             sides.push(RowSide::Limit);
         }
         // Alternate the order of the sides, so that no side always finds the machine warmer.
@@ -112,7 +118,7 @@ fn measure(
     side: RowSide,
     redis: &mut Option<redis::Server>,
 ) -> Result<RowFigure> {
-    match (side, row.peer(), row.limit()) {
+    match (side, row.peer(), row.bare_ring_limit()) {
         (RowSide::Peer, Some(peer), _) => peer::measure(bench, peer, redis),
         (RowSide::Limit, _, Some(limit)) => limit::measure(bench, limit),
         _ => rows::measure(bench, row),

@@ -134,7 +134,7 @@ pub struct RowFigures {
 impl RowFigures {
     /// Returns true if every verdict reaches its minimum.
     #[must_use]
-    pub fn reached(&self) -> bool {
+    pub fn are_minimums_reached(&self) -> bool {
         let verdicts = [self.verdict, self.limit_verdict];
         verdicts.iter().flatten().all(|v| v.at_least_reached)
     }
@@ -181,7 +181,7 @@ pub struct RunSummary {
 impl RunSummary {
     /// Returns true if every row reached its minimum.
     #[must_use]
-    pub fn reached(&self) -> bool {
+    pub fn are_minimums_reached(&self) -> bool {
         self.rows.iter().all(|row| row.at_least_reached)
     }
 }
@@ -219,7 +219,9 @@ fn counts_for_row(of: Row, side: RowSide, row: Row) -> bool {
     match side {
         RowSide::Ours => of == row,
         RowSide::Peer => row.peer().is_some() && of.peer() == row.peer(),
-        RowSide::Limit => row.limit().is_some() && of.limit() == row.limit(),
+        RowSide::Limit => {
+            row.bare_ring_limit().is_some() && of.bare_ring_limit() == row.bare_ring_limit()
+        }
     }
 }
 
@@ -278,7 +280,7 @@ impl RunSamples {
             verdict: GoalVerdict::judge(row, row.goal(distance), judged),
             limit: values(&limits),
             share,
-            limit_verdict: GoalVerdict::judge(row, row.limit_goal(), share),
+            limit_verdict: GoalVerdict::judge(row, row.limit_share_goal(), share),
         })
     }
 
@@ -298,13 +300,13 @@ impl RunSamples {
             description: row.description(),
             unit: row.unit(),
             peer_name: row.peer().map(|peer| peer.name().to_owned()),
-            limit_name: row.limit().map(|limit| limit.name().to_owned()),
+            limit_name: row.bare_ring_limit().map(|limit| limit.name().to_owned()),
             near,
             far,
             moved: u32::try_from(moved).unwrap_or(u32::MAX),
             at_least_reached: errors.is_empty()
                 && both.peek().is_some()
-                && both.all(RowFigures::reached),
+                && both.all(RowFigures::are_minimums_reached),
             lost_ops: ours().map(|s| s.lost_ops).sum(),
             errors,
         }
@@ -374,7 +376,10 @@ mod tests {
         assert_eq!(result.far.unwrap().ours.unwrap().max, 8.0);
         assert_eq!(result.moved, 1);
         // The near figure reaches its share of the limit, the far figure does not.
-        assert!(result.near.unwrap().reached() && !result.far.unwrap().reached());
+        assert!(
+            result.near.unwrap().are_minimums_reached()
+                && !result.far.unwrap().are_minimums_reached()
+        );
         assert!(!result.at_least_reached);
         // Figures of different distances are not compared.
         let samples = [

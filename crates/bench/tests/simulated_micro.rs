@@ -24,7 +24,7 @@ fn measure(nic: &Profile, stream: VerbStream) -> StreamRate {
 /// Parameters that use all cores of the machine, with enough queue pairs for all units of its NIC.
 fn busy(nic: &Profile, direction: MeasuredRole) -> MicroParameters {
     MicroParameters {
-        direction,
+        measured_role: direction,
         threads: Some(nic.host.cores.value as usize),
         queue_pairs: Some(4),
         ..MicroParameters::default()
@@ -60,7 +60,7 @@ fn the_peaks_of_both_directions_are_those_published() {
         ..parameters
     };
     let on_one_queue_pair = |parameters| MicroParameters {
-        batch: Some(1),
+        wrs_per_doorbell: Some(1),
         queue_pairs: Some(1),
         ..parameters
     };
@@ -97,7 +97,7 @@ fn the_peaks_of_both_directions_are_those_published() {
     );
     let two_lines = |parameters| MicroParameters {
         payload_bytes: Some(32),
-        batch: Some(1),
+        wrs_per_doorbell: Some(1),
         ..parameters
     };
     near(
@@ -114,8 +114,8 @@ fn atomics_depend_on_how_many_locks_their_counters_use() {
     let cib = nic("cib");
     let of = |addresses, spacing_bytes| {
         let parameters = MicroParameters {
-            addresses: Some(addresses),
-            spacing_bytes: Some(spacing_bytes),
+            atomic_counters: Some(addresses),
+            counter_spacing_bytes: Some(spacing_bytes),
             ..busy(cib, MeasuredRole::Inbound)
         };
         rate(cib, Verb::Atomics, &parameters)
@@ -137,7 +137,7 @@ fn connectx3_has_one_lock_for_all() {
     let cx3 = nic("cx3");
     for addresses in [1, 4096] {
         let parameters = MicroParameters {
-            addresses: Some(addresses),
+            atomic_counters: Some(addresses),
             ..busy(cx3, MeasuredRole::Inbound)
         };
         near(
@@ -184,9 +184,9 @@ fn counted_reads_are_those_expected_and_the_misses() {
         (Verb::Atomics, MeasuredRole::Inbound, 8, 4),
     ] {
         let parameters = MicroParameters {
-            direction,
+            measured_role: direction,
             payload_bytes: Some(payload),
-            batch: Some(batch),
+            wrs_per_doorbell: Some(batch),
             ..MicroParameters::default()
         };
         let stream = VerbStream::new(verb, &parameters, 1).expect("parameters that fit");

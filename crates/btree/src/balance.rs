@@ -7,11 +7,11 @@
 //! next observation corrects it. The rate that a server could serve changes with its keys (caches) and with its load
 //! (batch sizes).
 //!
-//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::hysteresis`], relative to its
+//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::min_share_deviation`], relative to its
 //!   target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`ControlLaw::max_share`] of the giver's requests. A server takes at most
+//! - *Bounds*: a step moves at most [`ControlLaw::max_moved_fraction`] of the giver's requests. A server takes at most
 //!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
@@ -22,7 +22,7 @@ pub struct ServerLoad {
     /// Nanoseconds during which the server had requests to execute.
     pub busy_ns: u64,
     /// The time by the server's clock, in nanoseconds.
-    pub now_ns: u64,
+    pub server_clock_ns: u64,
     /// Number of ranges that the server is taking from others.
     pub unfinished_takes: u64,
     /// A sample of the keys that clients requested.
@@ -37,7 +37,7 @@ impl ServerLoad {
         Some(Self {
             requests,
             busy_ns,
-            now_ns,
+            server_clock_ns: now_ns,
             unfinished_takes: taking,
             sampled_keys: sample.iter().flat_map(|(a, b)| [*a, *b]).collect(),
         })
@@ -49,11 +49,11 @@ impl ServerLoad {
 pub struct ControlLaw {
     /// Smallest deviation of a server's share of requests from its target, relative to the target, that triggers a
     /// move; 0 to 1. The loss against the best throughput is smaller than this.
-    pub hysteresis: f64,
+    pub min_share_deviation: f64,
     /// Fraction of the deviation that a step moves, 0 to 1: below 1 the share approaches its target without overshoot.
-    pub gain: f64,
+    pub moved_deviation_fraction: f64,
     /// Largest fraction of the giver's requests that a step moves, 0 to 1.
-    pub max_share: f64,
+    pub max_moved_fraction: f64,
     /// Smallest number of sampled keys at the giver; with fewer, nothing is moved.
     pub min_sample: usize,
 }
@@ -61,9 +61,9 @@ pub struct ControlLaw {
 impl Default for ControlLaw {
     fn default() -> Self {
         Self {
-            hysteresis: 0.03,
-            gain: 0.8,
-            max_share: 0.5,
+            min_share_deviation: 0.03,
+            moved_deviation_fraction: 0.8,
+            max_moved_fraction: 0.5,
             min_sample: 32,
         }
     }
@@ -145,14 +145,14 @@ impl Balancer {
         let mut is_first = false;
         for (i, load) in loads.iter().enumerate() {
             match self.previous_loads[i].replace(load.clone()) {
-                Some(before) if load.now_ns > before.now_ns => {
+                Some(before) if load.server_clock_ns > before.server_clock_ns => {
                     self.capacity_observed[i] |=
                         update_observed(&mut self.observed_loads[i], &before, load);
                 }
                 _ => is_first = true,
             }
         }
-        self.estimate_unobserved();
+        self.estimate_missing_capacities();
         // Rates mean little while a range is being handed over.
         if is_first || loads.iter().any(|load| load.unfinished_takes > 0) {
             return None;
@@ -160,7 +160,7 @@ impl Balancer {
         let pairs = (0..self.split_keys.len()).map(|left| (left, self.share_to_move(left)));
         let relative = |(_, (shift, least)): &(usize, (f64, f64))| shift.abs() / least;
         let worst = pairs.max_by(|a, b| relative(a).total_cmp(&relative(b)))?;
-        if relative(&worst).is_nan() || relative(&worst) < self.law.hysteresis {
+        if relative(&worst).is_nan() || relative(&worst) < self.law.min_share_deviation {
             return None;
         }
         let (left, (shift, _)) = worst;
@@ -168,7 +168,7 @@ impl Balancer {
     }
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
-    fn estimate_unobserved(&mut self) {
+    fn estimate_missing_capacities(&mut self) {
         let known = (0..self.observed_loads.len()).filter(|i| self.capacity_observed[*i]);
         let scales = known.map(|i| self.observed_loads[i].capacity / self.assumed_capacities[i]);
         let scale = scales.fold(0.0, f64::max);
@@ -199,8 +199,9 @@ impl Balancer {
         } else {
             (left + 1, left)
         };
-        let share = self.law.gain * shift.abs() * rate / self.observed_loads[giver].rate.max(1e-9);
-        let share = share.min(self.law.max_share);
+        let share = self.law.moved_deviation_fraction * shift.abs() * rate
+            / self.observed_loads[giver].rate.max(1e-9);
+        let share = share.min(self.law.max_moved_fraction);
         let low = giver.checked_sub(1).map_or(0, |i| self.split_keys[i]);
         let high = self.split_keys.get(giver).copied();
         // Discards sampled keys outside the giver's present range.
@@ -240,7 +241,7 @@ impl Balancer {
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
 fn update_observed(seen: &mut ObservedLoad, before: &ServerLoad, after: &ServerLoad) -> bool {
-    let ns = (after.now_ns - before.now_ns) as f64;
+    let ns = (after.server_clock_ns - before.server_clock_ns) as f64;
     let requests = after.requests.saturating_sub(before.requests) as f64;
     let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64;
     seen.rate = requests * 1e9 / ns;
@@ -304,7 +305,7 @@ mod tests {
                     reason = "counts"
                 )]
                 let whole = |x: f64| x as u64;
-                load.now_ns += 100_000_000;
+                load.server_clock_ns += 100_000_000;
                 load.requests += whole(rates[i] * 0.1);
                 load.busy_ns += whole(1e8 * rates[i] / self.capacities[i]);
                 load.sampled_keys.clear();
@@ -380,7 +381,7 @@ mod tests {
             (
                 load.requests,
                 load.busy_ns,
-                load.now_ns,
+                load.server_clock_ns,
                 load.unfinished_takes
             ),
             (1, 2, 3, 4)

@@ -101,7 +101,7 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// Returns a server's initial range: the first key, and the end, which is exclusive.
-    pub(crate) fn range_of(&self, server_number: usize) -> (u64, Option<u64>) {
+    pub(crate) fn initial_range_of(&self, server_number: usize) -> (u64, Option<u64>) {
         let from = server_number
             .checked_sub(1)
             .and_then(|before| self.splits.get(before));
@@ -219,7 +219,7 @@ impl ClientConfig {
         Duration::from_millis(self.answer_ms.max(1))
     }
 
-    pub(crate) fn deadline(&self) -> Duration {
+    pub(crate) fn request_timeout(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
 }

@@ -1,7 +1,9 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
-use crate::node::{META_WORD, MIN_NODE_BYTES, NextStep, Node, NodeWords, entries_per_node};
-use crate::wire::{Answer, ENTRY_BYTES, Op, routing_key};
+use crate::node::{
+    LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeWords, entries_per_node,
+};
+use crate::wire::{Answer, ENTRY_BYTES, Op, key_and_tree_of};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
@@ -26,7 +28,7 @@ fn request(bytes: &[u8]) {
         return;
     };
     if op != Op::Load {
-        assert_eq!(routing_key(bytes), Some((op.key(), tree)));
+        assert_eq!(key_and_tree_of(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);
     assert_eq!(Op::decode(&again[..length]), Some((op, tree, number)));
@@ -62,7 +64,7 @@ fn walk(key: u64, bytes: &[u8]) {
             return;
         };
         check_searches(node, key);
-        match node.next(key, tree, level) {
+        match node.next_walk_step(key, tree, level) {
             NextStep::Child(child) => {
                 assert!(level > 0, "a leaf has no children");
                 (number, level) = (child, level - 1);
@@ -94,7 +96,7 @@ fn check_searches(node: Node<'_, [u64]>, key: u64) {
     // A change of a word that describes the node must invalidate the checksum.
     if node.has_valid_checksum() {
         let mut other = node.0.to_vec();
-        other[META_WORD] ^= 1 << 40;
+        other[LEVEL_FLAGS_COUNT_INDEX] ^= 1 << 40;
         assert!(!Node(&other[..]).has_valid_checksum());
     }
 }
@@ -117,7 +119,7 @@ mod tests {
             let mut bytes = u64::to_le_bytes(key).to_vec();
             for (i, word) in words.into_iter().enumerate() {
                 let word = match i % super::NODE_WORDS {
-                    crate::node::META_WORD => word & 15 | (word & 16) << 28 | (flags >> (i / super::NODE_WORDS) & 1) << 17,
+                    crate::node::LEVEL_FLAGS_COUNT_INDEX => word & 15 | (word & 16) << 28 | (flags >> (i / super::NODE_WORDS) & 1) << 17,
                     crate::node::TREE_WORD => word & 1,
                     _ => word,
                 };

@@ -2,7 +2,7 @@
 //!
 //! The tree of a check has *stable* keys ([`stable_key_count`] of them, numbered as by `load::key_of`), which a server
 //! loads and no client changes. Between them are *judged* keys in groups. Each group has a hot key, on which clients
-//! always compete, and [`FILLER_COUNT`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
+//! always compete, and [`FILLERS_PER_HOT_KEY`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
 //! leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is recorded as one
 //! read of each judged key of its range, because each leaf is read atomically. The order and the stable keys of a SCAN
 //! are checked when its answer arrives.
@@ -23,9 +23,9 @@ use crate::tree::PutCondition;
 use crate::wire::Op;
 
 /// Fillers around a hot key.
-pub const FILLER_COUNT: u64 = 16;
+pub const FILLERS_PER_HOT_KEY: u64 = 16;
 /// Judged keys in a group.
-const GROUP_KEYS: u64 = 1 + FILLER_COUNT;
+const GROUP_KEYS: u64 = 1 + FILLERS_PER_HOT_KEY;
 /// Stable keys per group; the judged keys lie between two of them.
 const STABLE_PER_GROUP: u64 = 8;
 /// Distance between the first keys of two groups.
@@ -64,7 +64,7 @@ fn judged_key(number: u64) -> u64 {
 }
 
 /// Returns the number of a judged key, or `None` for other keys.
-fn number_of(key: u64) -> Option<u64> {
+fn judged_key_number(key: u64) -> Option<u64> {
     let first = key / GROUP_DISTANCE * GROUP_KEYS;
     (first..first + GROUP_KEYS).find(|&number| judged_key(number) == key)
 }
@@ -83,7 +83,7 @@ pub fn run_client(
         plan,
         recorder,
         random: Random::new(plan.seed),
-        writes: 0,
+        last_value_number: 0,
         last_token: 0,
         outstanding_requests: HashMap::new(),
     };
@@ -93,7 +93,9 @@ pub fn run_client(
         while requests.outstanding() < requests.window() && (chosen.is_some() || !stopping) {
             let (op, token) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => requester.choose_request().map_err(|e| write_error(&e))?,
+                None => requester
+                    .choose_request()
+                    .map_err(|e| file_write_error(&e))?,
             };
             if !requests.submit(plan.tree, &op, token)? {
                 chosen = Some((op, token));
@@ -108,12 +110,12 @@ pub fn run_client(
                 written = taken;
             }
         })?;
-        written.map_err(|e| write_error(&e))?;
+        written.map_err(|e| file_write_error(&e))?;
     }
     Ok(())
 }
 
-fn write_error(e: &io::Error) -> ClientError {
+fn file_write_error(e: &io::Error) -> ClientError {
     ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
@@ -141,7 +143,7 @@ struct Requester<'p> {
     plan: &'p RecordingParameters,
     recorder: &'p mut HistoryRecorder,
     random: Random,
-    writes: u64,
+    last_value_number: u64,
     last_token: u64,
     outstanding_requests: HashMap<u64, OutstandingRequest>,
 }
@@ -158,7 +160,7 @@ impl Requester<'_> {
             }
             _ => {
                 let group = self.random.below(self.plan.hot_keys.max(1));
-                let filler = 1 + self.random.below(FILLER_COUNT);
+                let filler = 1 + self.random.below(FILLERS_PER_HOT_KEY);
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wave = since.unwrap_or_default().as_millis() / FILLER_PHASE.as_millis();
                 let what = match (dice, wave % 2) {
@@ -183,9 +185,9 @@ impl Requester<'_> {
         what: u64,
     ) -> io::Result<(Op, OutstandingRequest)> {
         let key = judged_key(number);
-        self.writes += 1;
+        self.last_value_number += 1;
         // No two values of a history are equal, so each identifies its write.
-        let value = (self.recorder.client() + 1) << 32 | self.writes & 0xffff_ffff;
+        let value = (self.recorder.client() + 1) << 32 | self.last_value_number & 0xffff_ffff;
         let write = |when, condition| {
             let action = RegisterAction::Write { value, condition };
             (Op::Put { key, value, when }, action)
@@ -244,7 +246,9 @@ impl Requester<'_> {
         match (asked, done.answer) {
             // The outcome is unknown, so nothing is recorded.
             (_, Answer::Lost) => Ok(()),
-            (OutstandingRequest::Point(number), Answer::Full) => self.recorder.record_full(number),
+            (OutstandingRequest::Point(number), Answer::Full) => {
+                self.recorder.record_no_room(number)
+            }
             (OutstandingRequest::Point(number), Answer::Value(value)) => {
                 let outcome = value.map_or(OperationOutcome::Absent, |value| {
                     OperationOutcome::Found { value }
@@ -301,7 +305,7 @@ impl OutstandingScan {
                 return Err((ScanFault::Order, key));
             }
             let is_stable = key % STABLE_KEY_DISTANCE == 0 && key / STABLE_KEY_DISTANCE < stable;
-            if key >= end || !is_stable && number_of(key).is_none() {
+            if key >= end || !is_stable && judged_key_number(key).is_none() {
                 return Err((ScanFault::Foreign, key));
             }
             if key > stable_key {
@@ -348,13 +352,13 @@ mod tests {
         assert_eq!(keys.len() as u64, 10 * GROUP_KEYS);
         for number in 0..10 * GROUP_KEYS {
             let key = judged_key(number);
-            assert_eq!(number_of(key), Some(number));
+            assert_eq!(judged_key_number(key), Some(number));
             assert!(
                 !key.is_multiple_of(STABLE_KEY_DISTANCE)
                     && key < stable_key_count(10) * STABLE_KEY_DISTANCE
             );
         }
-        assert_eq!(number_of(judged_key(0) + 2), None);
+        assert_eq!(judged_key_number(judged_key(0) + 2), None);
     }
 
     #[test]

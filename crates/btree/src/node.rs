@@ -32,7 +32,7 @@ pub(crate) const VERSION_WORD: usize = 1;
 /// Index of the checksum word.
 pub(crate) const CHECKSUM_WORD: usize = 2;
 /// Index of the word with level, flags and count.
-pub(crate) const META_WORD: usize = 3;
+pub(crate) const LEVEL_FLAGS_COUNT_INDEX: usize = 3;
 /// Index of the low fence.
 pub(crate) const LOW_FENCE_WORD: usize = 4;
 /// Index of the high fence.
@@ -64,8 +64,8 @@ pub(crate) const fn entries_per_node(words: usize) -> usize {
     (words - HEADER_WORDS) / 2
 }
 
-/// Returns the word at [`META_WORD`] of a node.
-pub(crate) fn encode_meta(level: u16, flags: u64, count: usize) -> u64 {
+/// Returns the word at [`LEVEL_FLAGS_COUNT_INDEX`] of a node.
+pub(crate) fn encode_level_flags_count(level: u16, flags: u64, count: usize) -> u64 {
     u64::from(level) << 32 | flags | (count as u64 & 0xffff)
 }
 
@@ -134,39 +134,40 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     /// Returns the number of entries, at most the capacity.
     #[inline]
     pub(crate) fn entry_count(self) -> usize {
-        ((self.0.word(META_WORD) & 0xffff) as usize).min(self.capacity())
+        ((self.0.word(LEVEL_FLAGS_COUNT_INDEX) & 0xffff) as usize).min(self.capacity())
     }
 
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
     pub(crate) fn level(self) -> u16 {
-        (self.0.word(META_WORD) >> 32) as u16
+        (self.0.word(LEVEL_FLAGS_COUNT_INDEX) >> 32) as u16
     }
 
     pub(crate) fn flags(self) -> u64 {
-        self.0.word(META_WORD) & (FLAG_DEAD | FLAG_LAST_OF_LEVEL | FLAG_FROZEN | FLAG_MOVED)
+        self.0.word(LEVEL_FLAGS_COUNT_INDEX)
+            & (FLAG_DEAD | FLAG_LAST_OF_LEVEL | FLAG_FROZEN | FLAG_MOVED)
     }
 
     /// Returns true if the keys of this leaf belong to another server.
     #[inline]
-    pub(crate) fn is_moved(self) -> bool {
-        self.0.word(META_WORD) & FLAG_MOVED != 0
+    pub(crate) fn is_owned_elsewhere(self) -> bool {
+        self.0.word(LEVEL_FLAGS_COUNT_INDEX) & FLAG_MOVED != 0
     }
 
     /// Returns true if the keys of this leaf may be changed.
     #[inline]
-    pub(crate) fn may_change(self) -> bool {
-        self.0.word(META_WORD) & (FLAG_FROZEN | FLAG_MOVED) == 0
+    pub(crate) fn keys_may_change(self) -> bool {
+        self.0.word(LEVEL_FLAGS_COUNT_INDEX) & (FLAG_FROZEN | FLAG_MOVED) == 0
     }
 
     #[inline]
     pub(crate) fn is_dead(self) -> bool {
-        self.0.word(META_WORD) & FLAG_DEAD != 0
+        self.0.word(LEVEL_FLAGS_COUNT_INDEX) & FLAG_DEAD != 0
     }
 
     #[inline]
     pub(crate) fn is_last(self) -> bool {
-        self.0.word(META_WORD) & FLAG_LAST_OF_LEVEL != 0
+        self.0.word(LEVEL_FLAGS_COUNT_INDEX) & FLAG_LAST_OF_LEVEL != 0
     }
 
     #[inline]
@@ -211,7 +212,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
 
     /// Returns the next step of the walk for a key from this node, which is expected to have this tree and level.
     #[inline]
-    pub(crate) fn next(self, key: u64, tree: u64, level: u16) -> NextStep {
+    pub(crate) fn next_walk_step(self, key: u64, tree: u64, level: u16) -> NextStep {
         let header = self.0;
         if self.is_dead()
             || self.level() != level
@@ -240,7 +241,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         let (count, capacity) = (self.entry_count(), self.capacity());
         let header = [
             VERSION_WORD,
-            META_WORD,
+            LEVEL_FLAGS_COUNT_INDEX,
             LOW_FENCE_WORD,
             HIGH_FENCE_WORD,
             SIBLING_WORD,
@@ -285,7 +286,7 @@ mod tests {
             node[HEADER_WORDS + i] = *key;
             node[HEADER_WORDS + room + i] = *value;
         }
-        node[META_WORD] = encode_meta(0, 0, entries.len());
+        node[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(0, 0, entries.len());
         node[HIGH_FENCE_WORD] = 1000;
         node[SIBLING_WORD] = 9;
         node[CHECKSUM_WORD] = Node(&node[..]).checksum_of_words();
@@ -296,19 +297,27 @@ mod tests {
     fn a_walk_goes_where_fences_say() {
         let words = leaf(&[(10, 1), (20, 2)], 32);
         let node = Node(&words[..]);
-        assert_eq!(node.next(10, 0, 0), NextStep::Leaf);
-        assert_eq!(node.next(1000, 0, 0), NextStep::Sibling(9));
-        assert_eq!(node.next(10, 1, 0), NextStep::Restart, "another tree");
-        assert_eq!(node.next(10, 0, 1), NextStep::Restart, "another level");
+        assert_eq!(node.next_walk_step(10, 0, 0), NextStep::Leaf);
+        assert_eq!(node.next_walk_step(1000, 0, 0), NextStep::Sibling(9));
+        assert_eq!(
+            node.next_walk_step(10, 1, 0),
+            NextStep::Restart,
+            "another tree"
+        );
+        assert_eq!(
+            node.next_walk_step(10, 0, 1),
+            NextStep::Restart,
+            "another level"
+        );
         assert_eq!(
             (node.find(10), node.find(15), node.find(5)),
             (Ok(0), Err(1), Err(0))
         );
         let mut inner = leaf(&[(0, 7), (50, 8)], 32);
-        inner[META_WORD] = encode_meta(1, FLAG_LAST_OF_LEVEL, 2);
+        inner[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(1, FLAG_LAST_OF_LEVEL, 2);
         let node = Node(&inner[..]);
-        assert_eq!(node.next(49, 0, 1), NextStep::Child(7));
-        assert_eq!(node.next(u64::MAX, 0, 1), NextStep::Child(8));
+        assert_eq!(node.next_walk_step(49, 0, 1), NextStep::Child(7));
+        assert_eq!(node.next_walk_step(u64::MAX, 0, 1), NextStep::Child(8));
     }
 
     proptest! {

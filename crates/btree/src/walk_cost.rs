@@ -24,7 +24,7 @@ use crate::node::entries_per_node;
 const CACHE_LINE_BYTES: u64 = 64;
 
 /// Entries of 8 bytes in a cache line.
-const ENTRIES_PER_LINE: u64 = CACHE_LINE_BYTES / 8;
+const WORDS_PER_LINE: u64 = CACHE_LINE_BYTES / 8;
 
 /// Time in ns that a host's core needs for a step of a binary search, without waiting for memory. The value was fitted,
 /// together with the memory latency of `bf2`'s DPU, to a study's local look-ups among 1 M and 256 M keys.
@@ -120,7 +120,7 @@ impl WalkCost {
     /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
     pub fn of(shape: &TreeSize, interleaved_levels: usize) -> Self {
         let entries = shape.entries_per_node();
-        let node_lines = entries.div_ceil(ENTRIES_PER_LINE);
+        let node_lines = entries.div_ceil(WORDS_PER_LINE);
         let levels = shape.nodes_per_level();
         let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
         for (depth, &nodes) in levels.iter().rev().enumerate() {
@@ -167,7 +167,7 @@ impl WalkCost {
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
     pub(crate) fn charge_scan(&self, entries: usize) {
-        let lines = 2 * (entries as u64).div_ceil(ENTRIES_PER_LINE);
+        let lines = 2 * (entries as u64).div_ceil(WORDS_PER_LINE);
         time::charge_cache_lines(self.tree_bytes, 1, lines);
     }
 
@@ -233,7 +233,7 @@ fn set_working_sets(groups: &mut [LineGroup]) -> u64 {
 
 /// Time in ns that a client's core needs for a line of a node that it READ: it copies the node and sums all its words.
 /// Measured on a Xeon: 380 ns for 2 KiB that come from the last-level cache.
-const READ_LINE_NS: u64 = 12;
+const COPY_AND_SUM_LINE_NS: u64 = 12;
 
 /// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
 #[inline]
@@ -241,7 +241,7 @@ pub(crate) fn charge_read_node(node_bytes: usize) {
     let lines = (node_bytes as u64).div_ceil(CACHE_LINE_BYTES);
     let steps = u64::from(node_bytes.ilog2()).saturating_sub(4);
     time::charge_time(Duration::from_nanos(
-        lines * READ_LINE_NS + steps * SEARCH_STEP_NS,
+        lines * COPY_AND_SUM_LINE_NS + steps * SEARCH_STEP_NS,
     ));
 }
 
@@ -291,7 +291,7 @@ mod tests {
     fn every_line_is_of_one_kind() {
         for (keys, node_bytes) in [(100, 512), (1_000_000, 2048), (256_000_000, 4096)] {
             let shape = shape(keys, node_bytes);
-            let node = 1 + 2 * shape.entries_per_node().div_ceil(ENTRIES_PER_LINE);
+            let node = 1 + 2 * shape.entries_per_node().div_ceil(WORDS_PER_LINE);
             let all = shape.nodes_per_level().iter().sum::<u64>() * node * CACHE_LINE_BYTES;
             for together in [0, 2, 5] {
                 let cost = WalkCost::of(&shape, together);

@@ -251,7 +251,7 @@ impl Op {
 
 /// Returns the key and the tree of a request, so that a worker can start its walk before decoding the request.
 #[inline]
-pub(crate) fn routing_key(bytes: &[u8]) -> Option<(u64, u8)> {
+pub(crate) fn key_and_tree_of(bytes: &[u8]) -> Option<(u64, u8)> {
     let key = bytes.get(8..)?.first_chunk::<8>()?;
     Some((u64::from_le_bytes(*key), bytes[1]))
 }
@@ -401,7 +401,7 @@ mod tests {
         fn requests_come_as_they_went(op in ops(), tree: u8, number: u32) {
             let (bytes, length) = op.encode(tree, number);
             prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
-            prop_assert_eq!(routing_key(&bytes[..length]), Some((op.key(), tree)));
+            prop_assert_eq!(key_and_tree_of(&bytes[..length]), Some((op.key(), tree)));
         }
 
         #[test]
@@ -416,7 +416,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Op::decode(&bytes);
-            let _ = routing_key(&bytes);
+            let _ = key_and_tree_of(&bytes);
             if let Some(answer) = Answer::decode(&bytes) {
                 prop_assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
                 let _ = answer.moved_range();

@@ -14,13 +14,13 @@ use crate::frame::{Datagram, FrameError};
 
 /// The header of a file: the magic number for time stamps in nanoseconds, version 2.4, time zone
 /// and accuracy 0, the largest frame length, and the link type Ethernet. Numbers are little-endian.
-const HEADER: [u8; 24] = [
+const PCAP_FILE_HEADER: [u8; 24] = [
     0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0,
 ];
 /// Bytes of the pcap record header before each frame.
-const RECORD_HEADER: usize = 16;
+const RECORD_HEADER_BYTES: usize = 16;
 /// Bytes of Ethernet, IPv6 and UDP headers.
-const HEADROOM: usize = 14 + 40 + 8;
+const MAX_PACKET_HEADER_BYTES: usize = 14 + 40 + 8;
 /// The time that a process waits for its turn. A busy machine delays the current holder of the turn
 /// for less than this.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,23 +53,23 @@ pub struct Capture {
     file: File,
     /// The turn among the threads of this process, since file locks do not exclude threads that
     /// share an open file.
-    threads: Mutex<()>,
+    thread_turn: Mutex<()>,
     /// True once a process has kept its turn for longer than [`LOCK_TIMEOUT`], for example because it
     /// was stopped.
-    is_stuck: AtomicBool,
+    lock_holder_stuck: AtomicBool,
 }
 
 /// The exclusive right to write, until this value is dropped.
 #[derive(Debug)]
 pub struct WriteLock<'a> {
     /// The file, if locked.
-    locked: Option<&'a File>,
+    locked_file: Option<&'a File>,
     _threads: MutexGuard<'a, ()>,
 }
 
 impl Drop for WriteLock<'_> {
     fn drop(&mut self) {
-        if let Some(file) = self.locked {
+        if let Some(file) = self.locked_file {
             // Only locking can fail, not unlocking.
             let _ = file.unlock();
         }
@@ -95,9 +95,9 @@ impl CapturedPackets {
     /// The datagram has no frame; the records are unchanged.
     pub fn push(&mut self, time: SystemTime, datagram: &Datagram<'_>) -> Result<(), FrameError> {
         let start = self.bytes.len();
-        let frame = start + RECORD_HEADER;
+        let frame = start + RECORD_HEADER_BYTES;
         self.bytes
-            .reserve(RECORD_HEADER + HEADROOM + datagram.payload.len());
+            .reserve(RECORD_HEADER_BYTES + MAX_PACKET_HEADER_BYTES + datagram.payload.len());
         self.bytes.resize(frame, 0);
         datagram
             .emit(&mut self.bytes)
@@ -152,9 +152,9 @@ impl Capture {
 
     /// Checks the header of an existing file.
     fn from_existing(mut file: File, path: &Path) -> Result<Self, OpenError> {
-        let mut header = [0; HEADER.len()];
+        let mut header = [0; PCAP_FILE_HEADER.len()];
         match file.read_exact(&mut header) {
-            Ok(()) if header == HEADER => Ok(Self::from_file(file)),
+            Ok(()) if header == PCAP_FILE_HEADER => Ok(Self::from_file(file)),
             Err(source) if source.kind() != ErrorKind::UnexpectedEof => {
                 Err(open_error(path, source))
             }
@@ -165,8 +165,8 @@ impl Capture {
     fn from_file(file: File) -> Self {
         Self {
             file,
-            threads: Mutex::default(),
-            is_stuck: AtomicBool::new(false),
+            thread_turn: Mutex::default(),
+            lock_holder_stuck: AtomicBool::new(false),
         }
     }
 
@@ -177,7 +177,10 @@ impl Capture {
     /// was stopped, the others continue without turns. The same holds if the file system has no
     /// locks.
     pub fn lock_for_writing(&self) -> WriteLock<'_> {
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let threads = self
+            .thread_turn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         let is_locked = loop {
             match self.file.try_lock() {
@@ -187,17 +190,17 @@ impl Capture {
                 }
                 Err(_) => {}
             }
-            if self.is_stuck.load(Ordering::Relaxed) || began.elapsed() > LOCK_TIMEOUT {
-                self.is_stuck.store(true, Ordering::Relaxed);
+            if self.lock_holder_stuck.load(Ordering::Relaxed) || began.elapsed() > LOCK_TIMEOUT {
+                self.lock_holder_stuck.store(true, Ordering::Relaxed);
                 break false;
             }
             thread::yield_now();
         };
         if is_locked {
-            self.is_stuck.store(false, Ordering::Relaxed);
+            self.lock_holder_stuck.store(false, Ordering::Relaxed);
         }
         WriteLock {
-            locked: is_locked.then_some(&self.file),
+            locked_file: is_locked.then_some(&self.file),
             _threads: threads,
         }
     }
@@ -258,7 +261,7 @@ fn new_file(path: &Path) -> io::Result<(File, PathBuf)> {
         .append(true)
         .create_new(true)
         .open(&temporary)?;
-    keep_or_remove(&temporary, || file.write_all(&HEADER))?;
+    keep_or_remove(&temporary, || file.write_all(&PCAP_FILE_HEADER))?;
     Ok((file, temporary))
 }
 

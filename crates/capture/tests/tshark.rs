@@ -277,7 +277,7 @@ fn short_messages() -> [CmMessage; 7] {
             remote_comm_id,
             rejected: ReferredMessage::Rep,
             reason: reason::CONSUMER_DEFINED,
-            info: BoundedData::new(&[1; 9]).expect("it fits"),
+            additional_info: BoundedData::new(&[1; 9]).expect("it fits"),
             private_data: BoundedData::default(),
         }),
         CmMessage::Rtu(notice),
@@ -300,7 +300,7 @@ fn short_messages() -> [CmMessage; 7] {
             qpn: 0x12,
             service_id: PortSpace::Udp.service_id(7471),
             qkey: 0x0123_4567,
-            info: BoundedData::default(),
+            additional_info: BoundedData::default(),
             private_data: BoundedData::default(),
         }),
     ]

@@ -9,9 +9,9 @@ pub struct Bar {
     /// Text before the bar.
     pub label: String,
     /// Length of each segment, and the CSS class of its colour.
-    pub pieces: Vec<(f64, &'static str)>,
+    pub segments_with_css_class: Vec<(f64, &'static str)>,
     /// Text behind the bar.
-    pub value: String,
+    pub value_text: String,
 }
 
 /// Width of the picture and of its columns, in its own units; a letter of its font is at most `MAX_LETTER_WIDTH` wide.
@@ -27,7 +27,7 @@ const MAX_LETTER_WIDTH: f64 = 8.0;
 pub fn bars(title: &str, bars: &[Bar]) -> String {
     let room = WIDTH - LABEL_COLUMN_WIDTH - VALUE_COLUMN_WIDTH;
     let length = |bar: &Bar| {
-        bar.pieces
+        bar.segments_with_css_class
             .iter()
             .map(|(length, _)| length.max(0.0))
             .sum::<f64>()
@@ -50,7 +50,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
             &truncate(&bar.label, LABEL_COLUMN_WIDTH - GAP),
         );
         let mut left = LABEL_COLUMN_WIDTH;
-        for (length, class) in &bar.pieces {
+        for (length, class) in &bar.segments_with_css_class {
             let width = length.max(0.0) * scale;
             write!(
                 svg,
@@ -66,7 +66,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
             "start",
             left + GAP,
             base,
-            &truncate(&bar.value, VALUE_COLUMN_WIDTH - GAP),
+            &truncate(&bar.value_text, VALUE_COLUMN_WIDTH - GAP),
         );
     }
     svg.push_str("</svg></div>");
@@ -111,8 +111,8 @@ mod tests {
     fn the_longest_bar_takes_the_room_and_text_is_escaped() {
         let bar = |label: &str, length| Bar {
             label: label.to_owned(),
-            pieces: vec![(length, "in")],
-            value: "<&\">".to_owned(),
+            segments_with_css_class: vec![(length, "in")],
+            value_text: "<&\">".to_owned(),
         };
         let svg = bars("t", &[bar("a", 2.0), bar(&"long ".repeat(20), 4.0)]);
         assert!(

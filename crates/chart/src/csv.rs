@@ -13,17 +13,17 @@ pub(crate) fn csv(chart: &Chart) -> String {
             let range = point
                 .min_and_max
                 .map_or_else(|| ",".to_owned(), |(min, max)| format!("{min},{max}"));
-            line(
+            append_line(
                 &mut text,
                 format_args!("{name},point,{},{},{range}", point.x, point.y),
             );
         }
-        for (x, y) in &series.published {
-            line(&mut text, format_args!("{name},published,{x},{y},,"));
+        for (x, y) in &series.published_points {
+            append_line(&mut text, format_args!("{name},published,{x},{y},,"));
         }
     }
-    for (name, y) in &chart.levels {
-        line(
+    for (name, y) in &chart.constant_levels {
+        append_line(
             &mut text,
             format_args!("{},level,,{y},,", escape_field(name)),
         );
@@ -31,7 +31,7 @@ pub(crate) fn csv(chart: &Chart) -> String {
     text
 }
 
-fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+fn append_line(text: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(text, "{line}").expect("a String takes all");
 }
 
@@ -56,8 +56,8 @@ mod tests {
             min_and_max: Some((2.0, 3.0)),
         };
         let chart = Chart {
-            series: vec![Series::new("a, \"b\"", [point]).published([(1.0, 2.0)])],
-            levels: vec![("most".to_owned(), 4.0)],
+            series: vec![Series::new("a, \"b\"", [point]).with_published_points([(1.0, 2.0)])],
+            constant_levels: vec![("most".to_owned(), 4.0)],
             ..Chart::default()
         };
         assert_eq!(

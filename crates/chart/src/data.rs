@@ -29,7 +29,7 @@ pub struct Series {
     /// Points, in the order in which the line joins them.
     pub points: Vec<Point>,
     /// Values published elsewhere for this series.
-    pub published: Vec<(f64, f64)>,
+    pub published_points: Vec<(f64, f64)>,
     /// True if the values are computed at every x and not sampled: no markers, and ticks at round numbers.
     pub is_function: bool,
 }
@@ -57,8 +57,8 @@ impl Series {
 
     /// Adds published values.
     #[must_use]
-    pub fn published(mut self, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        self.published.extend(points);
+    pub fn with_published_points(mut self, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        self.published_points.extend(points);
         self
     }
 }
@@ -153,5 +153,5 @@ pub struct Chart {
     /// The curves.
     pub series: Vec<Series>,
     /// Named values that hold over the whole x axis.
-    pub levels: Vec<(String, f64)>,
+    pub constant_levels: Vec<(String, f64)>,
 }

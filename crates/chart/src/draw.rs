@@ -3,18 +3,18 @@
 use std::fmt::{Arguments, Write};
 
 use crate::data::{Chart, Series};
-use crate::legend::{self, level_dash, whisker};
+use crate::legend::{self, level_dash_attribute, whisker_path};
 use crate::scale::AxisMapping;
 use crate::style::{
-    self, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR, area_attributes, dash,
-    line_attributes, marker,
+    self, FAINT_TEXT_COLOR, GRID_COLOR, PAGE_COLOR, TEXT_COLOR, area_attributes, dash_attribute,
+    line_attributes, marker_path,
 };
 use crate::{note, text};
 
 /// Width of the picture, edges of the plot, and height of the plot, in units of the picture.
 const WIDTH: f64 = 760.0;
-const LEFT: f64 = 72.0;
-const RIGHT: f64 = 736.0;
+const PLOT_LEFT_X: f64 = 72.0;
+const PLOT_RIGHT_X: f64 = 736.0;
 const PLOT_HEIGHT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
 /// Height of a line of text, and maximum number of its letters.
@@ -28,7 +28,7 @@ struct SvgPicture {
 }
 
 impl SvgPicture {
-    fn add(&mut self, text: Arguments<'_>) {
+    fn append_svg(&mut self, text: Arguments<'_>) {
         self.body.write_fmt(text).expect("a String takes all");
     }
 
@@ -41,7 +41,7 @@ impl SvgPicture {
         };
         for line in text::wrap(words, letters) {
             self.next_y += height;
-            self.add(format_args!(
+            self.append_svg(format_args!(
                 r#"<text class="{class}" fill="{color}"{style} x="{MARGIN}" y="{:.1}">{}</text>"#,
                 self.next_y - 4.0,
                 text::escape(&line)
@@ -61,7 +61,12 @@ pub(crate) fn svg(chart: &Chart) -> String {
     picture.paragraph(&chart.caption, SMALL_LINE, false);
     let (top, bottom) = (picture.next_y + 14.0, picture.next_y + 14.0 + PLOT_HEIGHT);
     let points = || chart.series.iter().flat_map(|series| &series.points);
-    let published = || chart.series.iter().flat_map(|series| &series.published);
+    let published = || {
+        chart
+            .series
+            .iter()
+            .flat_map(|series| &series.published_points)
+    };
     let sampled: Vec<f64> = points().map(|p| p.x).collect();
     let xs: Vec<f64> = sampled
         .iter()
@@ -75,19 +80,21 @@ pub(crate) fn svg(chart: &Chart) -> String {
         .map(|p| p.y)
         .chain(published().map(|p| p.1))
         .chain(ranges);
-    let ys: Vec<f64> = ys.chain(chart.levels.iter().map(|(_, y)| *y)).collect();
-    let x = AxisMapping::x(&chart.x, &xs, LEFT + 10.0, RIGHT - 6.0);
+    let ys: Vec<f64> = ys
+        .chain(chart.constant_levels.iter().map(|(_, y)| *y))
+        .collect();
+    let x = AxisMapping::x(&chart.x, &xs, PLOT_LEFT_X + 10.0, PLOT_RIGHT_X - 6.0);
     let y = AxisMapping::y(&chart.y, &ys, bottom, top);
-    axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
-    for (at, (_, level)) in chart.levels.iter().enumerate() {
-        picture.add(format_args!(
-            r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" stroke-width="1.5"{} fill="none" d="M{LEFT} {:.1}H{RIGHT}"/>"#,
-            level_dash(at),
+    draw_axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
+    for (at, (_, level)) in chart.constant_levels.iter().enumerate() {
+        picture.append_svg(format_args!(
+            r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" stroke-width="1.5"{} fill="none" d="M{PLOT_LEFT_X} {:.1}H{PLOT_RIGHT_X}"/>"#,
+            level_dash_attribute(at),
             y.position_of(*level)
         ));
     }
     for (at, series) in chart.series.iter().enumerate() {
-        curve(&mut picture, at, series, (&x, &y));
+        draw_series(&mut picture, at, series, (&x, &y));
     }
     let legend_top = bottom + 52.0;
     let height = legend::draw(
@@ -98,7 +105,7 @@ pub(crate) fn svg(chart: &Chart) -> String {
         WIDTH - 2.0 * MARGIN,
     );
     picture.next_y = legend_top + height + 4.0;
-    for words in note::coincidences(&chart.series, &chart.x, &y) {
+    for words in note::coincidence_sentences(&chart.series, &chart.x, &y) {
         picture.paragraph(&words, SMALL_LINE, false);
     }
     if y.is_log() {
@@ -136,8 +143,11 @@ fn description(chart: &Chart) -> String {
             continue;
         };
         let place = |point: &crate::data::Point| {
-            let x = text::number(point.x, chart.x.number_format);
-            format!("{} at {x}", text::number(point.y, chart.y.number_format))
+            let x = text::format_axis_number(point.x, chart.x.number_format);
+            format!(
+                "{} at {x}",
+                text::format_axis_number(point.y, chart.y.number_format)
+            )
         };
         let _ = write!(
             words,
@@ -147,11 +157,11 @@ fn description(chart: &Chart) -> String {
             place(last)
         );
     }
-    for (name, level) in &chart.levels {
+    for (name, level) in &chart.constant_levels {
         let _ = write!(
             words,
             " {name}: {}.",
-            text::number(*level, chart.y.number_format)
+            text::format_axis_number(*level, chart.y.number_format)
         );
     }
     words.trim_start().to_owned()
@@ -168,15 +178,15 @@ fn without_infinite_values(chart: &Chart) -> Chart {
                 .filter(|(a, b)| a.is_finite() && b.is_finite());
         }
         series
-            .published
+            .published_points
             .retain(|(x, y)| x.is_finite() && y.is_finite());
     }
-    chart.levels.retain(|(_, y)| y.is_finite());
+    chart.constant_levels.retain(|(_, y)| y.is_finite());
     chart
 }
 
 /// Draws the grid, the ticks and the labels of both axes.
-fn axes(
+fn draw_axes(
     picture: &mut SvgPicture,
     chart: &Chart,
     (x, y): (&AxisMapping, &AxisMapping),
@@ -185,46 +195,46 @@ fn axes(
 ) {
     for tick in y.ticks_at_round_numbers() {
         let at = tick.position;
-        picture.add(format_args!(
-            r#"<path class="grid" stroke="{GRID_COLOR}" d="M{LEFT} {at:.1}H{RIGHT}"/>"#
+        picture.append_svg(format_args!(
+            r#"<path class="grid" stroke="{GRID_COLOR}" d="M{PLOT_LEFT_X} {at:.1}H{PLOT_RIGHT_X}"/>"#
         ));
-        picture.add(format_args!(
+        picture.append_svg(format_args!(
             r#"<text class="dim" fill="{FAINT_TEXT_COLOR}" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
-            LEFT - 8.0,
+            PLOT_LEFT_X - 8.0,
             at + 4.0,
             tick.label.unwrap_or_default()
         ));
     }
-    picture.add(format_args!(
-        r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" fill="none" d="M{LEFT} {bottom:.1}H{RIGHT}"/>"#
+    picture.append_svg(format_args!(
+        r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" fill="none" d="M{PLOT_LEFT_X} {bottom:.1}H{PLOT_RIGHT_X}"/>"#
     ));
     for tick in x.ticks_at_values(sampled) {
         let at = tick.position;
-        picture.add(format_args!(
+        picture.append_svg(format_args!(
             r#"<path class="axis" stroke="{FAINT_TEXT_COLOR}" d="M{at:.1} {bottom:.1}v5"/>"#
         ));
         if let Some(label) = tick.label {
-            picture.add(format_args!(
+            picture.append_svg(format_args!(
                 r#"<text class="dim" fill="{FAINT_TEXT_COLOR}" x="{at:.1}" y="{:.1}" text-anchor="middle">{label}</text>"#,
                 bottom + 19.0
             ));
         }
     }
-    picture.add(format_args!(
+    picture.append_svg(format_args!(
         r#"<text class="ink" fill="{TEXT_COLOR}" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
-        f64::midpoint(LEFT, RIGHT),
+        f64::midpoint(PLOT_LEFT_X, PLOT_RIGHT_X),
         bottom + 39.0,
         text::escape(&chart.x.label)
     ));
     let (middle, side) = (f64::midpoint(top, bottom), MARGIN + 4.0);
-    picture.add(format_args!(
+    picture.append_svg(format_args!(
         r#"<text class="ink" fill="{TEXT_COLOR}" x="{side}" y="{middle:.1}" text-anchor="middle" transform="rotate(-90 {side} {middle:.1})">{}</text>"#,
         text::escape(&chart.y.label)
     ));
 }
 
 /// Draws a series: line, whiskers, markers, published points.
-fn curve(
+fn draw_series(
     picture: &mut SvgPicture,
     at: usize,
     series: &Series,
@@ -241,18 +251,18 @@ fn curve(
         );
     }
     if series.points.len() > 1 {
-        picture.add(format_args!(
+        picture.append_svg(format_args!(
             r#"<path {}{} fill="none" stroke-width="2" stroke-linejoin="round" d="{line}"/>"#,
             line_attributes(at),
-            dash(at)
+            dash_attribute(at)
         ));
     }
     for point in &series.points {
         if let Some((min, max)) = point.min_and_max {
-            picture.add(format_args!(
+            picture.append_svg(format_args!(
                 r#"<path {} fill="none" d="{}"/>"#,
                 line_attributes(at),
-                whisker(
+                whisker_path(
                     x.position_of(point.x),
                     y.position_of(max),
                     y.position_of(min)
@@ -264,25 +274,25 @@ fn curve(
         let marks = series
             .points
             .iter()
-            .map(|p| marker(at, x.position_of(p.x), y.position_of(p.y)));
+            .map(|p| marker_path(at, x.position_of(p.x), y.position_of(p.y)));
         let marks: String = marks.collect();
         if !marks.is_empty() {
-            picture.add(format_args!(
+            picture.append_svg(format_args!(
                 r#"<path {} d="{marks}"/>"#,
                 area_attributes(at)
             ));
         }
     }
-    for &(px, py) in &series.published {
+    for &(px, py) in &series.published_points {
         let (cx, cy) = (x.position_of(px), y.position_of(py));
         if let Some(ours) = value_at(series, px, x) {
-            picture.add(format_args!(
+            picture.append_svg(format_args!(
                 r#"<path {} fill="none" stroke-dasharray="1 2" d="M{cx:.1} {cy:.1}V{:.1}"/>"#,
                 line_attributes(at),
                 y.position_of(ours)
             ));
         }
-        picture.add(format_args!(
+        picture.append_svg(format_args!(
             r#"<circle {} fill="none" stroke-width="2" cx="{cx:.1}" cy="{cy:.1}" r="6.5"/>"#,
             line_attributes(at)
         ));

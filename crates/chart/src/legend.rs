@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::data::Chart;
-use crate::style::{self, area_attributes, dash, line_attributes, marker};
+use crate::style::{self, area_attributes, dash_attribute, line_attributes, marker_path};
 use crate::text;
 
 /// Height of a row of the legend, and width of a sample with its gap.
@@ -35,11 +35,15 @@ fn entries(chart: &Chart) -> Vec<LegendEntry> {
         let name = of.name.clone();
         all.push(LegendEntry { name, sample });
     }
-    for (at, (name, _)) in chart.levels.iter().enumerate() {
+    for (at, (name, _)) in chart.constant_levels.iter().enumerate() {
         let (name, sample) = (name.clone(), LegendSample::Level(at));
         all.push(LegendEntry { name, sample });
     }
-    if chart.series.iter().any(|of| !of.published.is_empty()) {
+    if chart
+        .series
+        .iter()
+        .any(|of| !of.published_points.is_empty())
+    {
         let name = "published, in its series’ colour".to_owned();
         let sample = LegendSample::Published;
         all.push(LegendEntry { name, sample });
@@ -64,7 +68,7 @@ pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: 
             (column, y) = (0, y + ROW_HEIGHT);
         }
         let x = left + if column == 1 { width / 2.0 } else { 0.0 };
-        sample(svg, &entry.sample, x, y + ROW_HEIGHT / 2.0);
+        draw_sample(svg, &entry.sample, x, y + ROW_HEIGHT / 2.0);
         write!(
             svg,
             r#"<text class="ink" fill="{}" x="{:.1}" y="{:.1}">{}</text>"#,
@@ -83,7 +87,7 @@ pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: 
     bottom - top
 }
 
-fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
+fn draw_sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
     let right = x + SAMPLE_WIDTH - 8.0;
     let middle = (x + right) / 2.0;
     let drawn = match sample {
@@ -91,19 +95,19 @@ fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
             let line = format!(
                 r#"<path {}{} fill="none" stroke-width="2" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
                 line_attributes(*series),
-                dash(*series)
+                dash_attribute(*series)
             );
             let mark = format!(
                 r#"<path {} d="{}"/>"#,
                 area_attributes(*series),
-                marker(*series, middle, y)
+                marker_path(*series, middle, y)
             );
             if *markers { line + &mark } else { line }
         }
         LegendSample::Level(at) => format!(
             r#"<path class="axis" stroke="{}" stroke-width="1.5"{} fill="none" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
             style::FAINT_TEXT_COLOR,
-            level_dash(*at)
+            level_dash_attribute(*at)
         ),
         LegendSample::Published => format!(
             r#"<circle class="axis" stroke="{}" stroke-width="2" fill="none" cx="{middle:.1}" cy="{y:.1}" r="6"/>"#,
@@ -112,20 +116,20 @@ fn sample(svg: &mut String, sample: &LegendSample, x: f64, y: f64) {
         LegendSample::Whisker => format!(
             r#"<path class="axis" stroke="{}" fill="none" d="{}"/>"#,
             style::FAINT_TEXT_COLOR,
-            whisker(middle, y - 7.0, y + 7.0)
+            whisker_path(middle, y - 7.0, y + 7.0)
         ),
     };
     svg.push_str(&drawn);
 }
 
 /// Returns the dash pattern of a level's line.
-pub(crate) fn level_dash(at: usize) -> String {
+pub(crate) fn level_dash_attribute(at: usize) -> String {
     let dashes = ["6 4", "2 4", "12 4", "6 2 2 2"][at % 4];
     format!(r#" stroke-dasharray="{dashes}""#)
 }
 
 /// Returns the path of a whisker: a vertical line with a short horizontal line at both ends.
-pub(crate) fn whisker(x: f64, top: f64, bottom: f64) -> String {
+pub(crate) fn whisker_path(x: f64, top: f64, bottom: f64) -> String {
     let (left, right) = (x - 4.0, x + 4.0);
     format!(
         "M{x:.1} {top:.1}V{bottom:.1}M{left:.1} {top:.1}H{right:.1}M{left:.1} {bottom:.1}H{right:.1}"

@@ -8,14 +8,15 @@ use crate::text;
 const COINCIDENCE_PX: f64 = 2.0;
 
 /// Returns a sentence for each pair of series of which two or more consecutive points coincide.
-pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<String> {
+pub(crate) fn coincidence_sentences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<String> {
     let mut notes = Vec::new();
     for (at, upper) in series.iter().enumerate() {
         for lower in &series[..at] {
             let stretches = equal_value_ranges(lower, upper, y)
                 .into_iter()
                 .map(|(from, to)| {
-                    let [from, to] = [from, to].map(|value| text::number(value, x.number_format));
+                    let [from, to] =
+                        [from, to].map(|value| text::format_axis_number(value, x.number_format));
                     format!("from {from} to {to}")
                 });
             let stretches: Vec<_> = stretches.collect();

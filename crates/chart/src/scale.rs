@@ -6,14 +6,14 @@ use crate::text;
 /// Maximum number of values that all get a tick; with more values, ticks are at round numbers.
 const MAX_VALUE_TICKS: usize = 24;
 /// Width of a letter of a tick label, in pixels.
-const LETTER: f64 = 7.0;
+const TICK_LETTER_WIDTH: f64 = 7.0;
 
 /// The mapping of an axis from values to positions.
 pub(crate) struct AxisMapping {
     is_log: bool,
     low: f64,
     high: f64,
-    from: f64,
+    start_position: f64,
     end_position: f64,
     format: NumberFormat,
     is_outcome: bool,
@@ -57,7 +57,7 @@ impl AxisMapping {
             is_log,
             low,
             high,
-            from,
+            start_position: from,
             end_position: to,
             format: axis.number_format,
             is_outcome: axis.is_outcome,
@@ -78,7 +78,7 @@ impl AxisMapping {
             is_log,
             low,
             high,
-            from,
+            start_position: from,
             end_position: to,
             format: axis.number_format,
             is_outcome: axis.is_outcome,
@@ -96,7 +96,9 @@ impl AxisMapping {
             (true, false) => self.low,
             (false, _) => value,
         };
-        self.from + (value - self.low) / (self.high - self.low) * (self.end_position - self.from)
+        self.start_position
+            + (value - self.low) / (self.high - self.low)
+                * (self.end_position - self.start_position)
     }
 
     /// Returns ticks at the measured values, labelled from the first on if there is room.
@@ -105,16 +107,19 @@ impl AxisMapping {
         values.sort_by(f64::total_cmp);
         values.dedup();
         if values.len() > MAX_VALUE_TICKS || self.is_outcome {
-            values = self.round();
+            values = self.round_values();
         }
         let mut free = f64::NEG_INFINITY;
         let tick = |value: f64| {
-            let (place, label) = (self.position_of(value), text::number(value, self.format));
+            let (place, label) = (
+                self.position_of(value),
+                text::format_axis_number(value, self.format),
+            );
             #[allow(clippy::cast_precision_loss)] // a few letters
-            let half = LETTER * label.chars().count() as f64 / 2.0;
+            let half = TICK_LETTER_WIDTH * label.chars().count() as f64 / 2.0;
             let fits = place - half >= free;
             if fits {
-                free = place + half + LETTER;
+                free = place + half + TICK_LETTER_WIDTH;
             }
             AxisTick {
                 position: place,
@@ -128,13 +133,13 @@ impl AxisMapping {
     pub(crate) fn ticks_at_round_numbers(&self) -> Vec<AxisTick> {
         let tick = |value| AxisTick {
             position: self.position_of(value),
-            label: Some(text::number(value, self.format)),
+            label: Some(text::format_axis_number(value, self.format)),
         };
-        self.round().into_iter().map(tick).collect()
+        self.round_values().into_iter().map(tick).collect()
     }
 
     /// Returns the round numbers within the axis.
-    fn round(&self) -> Vec<f64> {
+    fn round_values(&self) -> Vec<f64> {
         if !self.is_log {
             return round_multiples(self.low, self.high);
         }

@@ -84,7 +84,7 @@ pub(crate) fn area_attributes(series: usize) -> String {
 
 /// Returns the dash pattern of a series as an attribute. Series that reuse a colour have another pattern, so
 /// that no two look alike.
-pub(crate) fn dash(series: usize) -> String {
+pub(crate) fn dash_attribute(series: usize) -> String {
     match DASHES[(series + series / LIGHT_PAGE_COLORS.len()) % DASHES.len()] {
         "" => String::new(),
         dashes => format!(r#" stroke-dasharray="{dashes}""#),
@@ -92,7 +92,7 @@ pub(crate) fn dash(series: usize) -> String {
 }
 
 /// Returns the outline of a series' marker at a position.
-pub(crate) fn marker(series: usize, x: f64, y: f64) -> String {
+pub(crate) fn marker_path(series: usize, x: f64, y: f64) -> String {
     let corners: &[(f64, f64)] = match series % 7 {
         0 => return format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
         1 => &[(-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)],

@@ -36,7 +36,7 @@ pub(crate) fn wrap(text: &str, letters: usize) -> Vec<String> {
 }
 
 /// Formats a number of an axis.
-pub(crate) fn number(value: f64, format: NumberFormat) -> String {
+pub(crate) fn format_axis_number(value: f64, format: NumberFormat) -> String {
     if format == NumberFormat::Bytes && value.fract() == 0.0 {
         for (unit, name) in [(1_048_576.0, "M"), (1024.0, "K")] {
             if value >= unit && value % unit == 0.0 {
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         let shown = [0.0, 1.0, 0.25, 12.5, 1024.0, 16384.0, 1e6, -20000.0, 0.001]
-            .map(|value| number(value, NumberFormat::Decimal));
+            .map(|value| format_axis_number(value, NumberFormat::Decimal));
         assert_eq!(
             shown,
             [
@@ -103,7 +103,7 @@ mod tests {
         );
         let bytes = [8.0, 1024.0, 1536.0, 65536.0, 4_194_304.0];
         assert_eq!(
-            bytes.map(|value| number(value, NumberFormat::Bytes)),
+            bytes.map(|value| format_axis_number(value, NumberFormat::Bytes)),
             ["8", "1K", "1536", "64K", "4M"]
         );
     }

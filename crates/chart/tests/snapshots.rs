@@ -55,7 +55,7 @@ fn a_sweep_over_payloads() {
             Series::new("RC WRITE", writes),
             Series::new("RC READ", reads),
         ],
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     };
     matches("sweep.svg", &chart.svg());
     matches("sweep.csv", &chart.csv());
@@ -71,12 +71,12 @@ fn published_points_levels_and_hidden_series() {
         x: Axis::linear("cores of the server"),
         y: Axis::auto("10⁶ requests a second"),
         series: vec![
-            Series::new("rpc", of(5.0)).published([(1.0, 4.2), (10.0, 26.0)]),
+            Series::new("rpc", of(5.0)).with_published_points([(1.0, 4.2), (10.0, 26.0)]),
             Series::new("rpc-batch", of(9.0)),
             Series::new("rpc-batch-mq", of(9.05)),
             Series::new("one point", [(14.0, 12.0)]),
         ],
-        levels: vec![("published peak".to_owned(), 31.0)],
+        constant_levels: vec![("published peak".to_owned(), 31.0)],
     };
     let drawn = chart.svg();
     assert!(drawn.contains("“rpc-batch” and “rpc-batch-mq” coincide from 1 to 14."));
@@ -125,7 +125,7 @@ fn many_series_look_different_and_nothing_is_no_reason_to_fail() {
     let empty = Chart::default().svg();
     let odd = Chart {
         series: vec![Series::new("odd", [(f64::NAN, 1.0), (1.0, f64::INFINITY)])],
-        levels: vec![("nan".to_owned(), f64::NAN)],
+        constant_levels: vec![("nan".to_owned(), f64::NAN)],
         ..Chart::default()
     };
     for drawn in [empty, odd.svg()] {

@@ -7,7 +7,10 @@ use verbs::{
 };
 
 use crate::comm::{Lane, Receiver, Sender};
-use crate::config::{CTS_SEND_DEPTH, Config, MAX_LANES, RECV_BATCH, RECV_DEPTH, SEND_DEPTH};
+use crate::config::{
+    Config, LANE_RECV_QUEUE_DEPTH, MAX_LANES, RECEIVER_SEND_QUEUE_DEPTH, RECVS_PER_REPOST,
+    SENDER_SEND_QUEUE_DEPTH,
+};
 use crate::error::Error;
 use crate::memory_layout::{COMPLETION_RECORD_BYTES, FIFO_SLOT_BYTES, FIFO_SLOTS};
 use crate::peer_watch::{PeerMonitor, PeerWatch};
@@ -42,7 +45,7 @@ impl Hello {
     }
 
     /// The same with no more than so many queue pairs.
-    pub(crate) fn first_lanes(&self, lanes: usize) -> Self {
+    pub(crate) fn with_at_most_lanes(&self, lanes: usize) -> Self {
         let mut hello = self.clone();
         hello.lanes.truncate(lanes);
         hello
@@ -124,7 +127,7 @@ impl UnconnectedEnd {
         let lane = |(qp, peer): (PreparedQp<Rc>, &QpEndpoint)| {
             let qp: QueuePair<Rc> = qp.connect(peer)?;
             Ok(Lane {
-                list: qp.postlist(postlist),
+                send_postlist: qp.postlist(postlist),
                 free_send_wrs: qp.max_send_wr(),
                 qp,
             })
@@ -149,7 +152,7 @@ impl PreparedSender {
         let lanes = config.lanes.clamp(1, MAX_LANES);
         let bytes = FIFO_SLOTS * FIFO_SLOT_BYTES;
         Ok(Self {
-            end: UnconnectedEnd::new(pd, config, lanes, (SEND_DEPTH, 1), bytes)?,
+            end: UnconnectedEnd::new(pd, config, lanes, (SENDER_SEND_QUEUE_DEPTH, 1), bytes)?,
             pd: pd.clone(),
         })
     }
@@ -197,13 +200,19 @@ impl PreparedReceiver {
     pub fn new(pd: &ProtectionDomain, config: &Config, lanes: usize) -> Result<Self, Error> {
         let lanes = lanes.min(config.lanes).clamp(1, MAX_LANES);
         let bytes = FIFO_SLOTS * COMPLETION_RECORD_BYTES;
-        let end = UnconnectedEnd::new(pd, config, lanes, (CTS_SEND_DEPTH, RECV_DEPTH), bytes)?;
-        let mut recvs = end.qps[0].recv_list(RECV_BATCH);
-        for _ in 0..RECV_BATCH {
+        let end = UnconnectedEnd::new(
+            pd,
+            config,
+            lanes,
+            (RECEIVER_SEND_QUEUE_DEPTH, LANE_RECV_QUEUE_DEPTH),
+            bytes,
+        )?;
+        let mut recvs = end.qps[0].recv_list(RECVS_PER_REPOST);
+        for _ in 0..RECVS_PER_REPOST {
             recvs.recv(HeaderOnly, 0);
         }
         for qp in &end.qps {
-            for _ in 0..RECV_DEPTH / RECV_BATCH {
+            for _ in 0..LANE_RECV_QUEUE_DEPTH / RECVS_PER_REPOST {
                 qp.post_recv(&mut recvs)?;
             }
         }
@@ -268,7 +277,7 @@ pub fn connected_pair(
     let to_receiver = sender.hello(0);
     let receiver = PreparedReceiver::new(to, config, to_receiver.lanes())?;
     let to_sender = receiver.hello(0);
-    let to_receiver = to_receiver.first_lanes(receiver.lanes());
+    let to_receiver = to_receiver.with_at_most_lanes(receiver.lanes());
     let receiver = receiver.connect(&to_receiver, None)?;
     Ok((sender.connect(&to_sender, None)?, receiver))
 }

@@ -37,7 +37,7 @@ fn hello(bytes: &[u8]) {
     let json = serde_json::to_vec(&hello).expect("it was JSON");
     let again: Hello = serde_json::from_slice(&json).expect("its own JSON");
     assert_eq!(again.lanes(), hello.lanes());
-    assert!(hello.first_lanes(2).lanes() <= 2);
+    assert!(hello.with_at_most_lanes(2).lanes() <= 2);
 }
 
 /// Sends as much as the entries permit, to each of the receives.
@@ -53,7 +53,7 @@ fn entries(bytes: &[u8]) {
         assert_eq!(entry.encode(0)[..24], chunk[..24]);
     }
     let mut sending = SendQueue::new(2);
-    if sending.add_entries(&entries).is_err() {
+    if sending.add_cts_entries(&entries).is_err() {
         return;
     }
     for entry in &entries {
@@ -69,7 +69,7 @@ fn entries(bytes: &[u8]) {
             sending.match_send(entry.tag, entry.buffer_bytes, ())
         {
             for part in group.parts {
-                assert!(part.payload_len <= part.to.buffer_bytes);
+                assert!(part.payload_len <= part.posted_receive.buffer_bytes);
                 assert_eq!(stripe_range(part.payload_len, 2, 1).end, part.payload_len);
             }
         }

@@ -61,5 +61,5 @@ pub use peer_watch::PeerWatch;
 pub use receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
 pub use rendezvous::{ListenHandle, Listener, PendingConnect};
 pub use request_pool::Request;
-pub use ring::{DataType, Reduction, Ring, ring_of, slice_bytes};
+pub use ring::{DataType, Reduction, Ring, ring_of, slice_bytes_for_block};
 pub use sending::{MatchedGroup as SendGroup, MatchedSend, SendMatch, SendQueue};

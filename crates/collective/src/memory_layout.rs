@@ -15,7 +15,7 @@ pub(crate) const FIFO_SLOTS: usize = MAX_REQUESTS;
 /// Bytes of a completion record: the sizes of a group, 4 bytes each.
 pub(crate) const COMPLETION_RECORD_BYTES: usize = MAX_PARTS_PER_GROUP * 4;
 /// Payload is divided among queue pairs in multiples of so many bytes.
-const STRIPE_BYTES: u64 = 128;
+const STRIPE_GRANULE_BYTES: u64 = 128;
 
 /// A receive that the receiver has posted: the sender may WRITE there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub(crate) fn slot_index(group: u64) -> usize {
 /// Where entry `part` of a slot is. A group ends where its slot ends, the first entry last. So the last eight bytes of
 /// the WRITE that brings a group are the same word for every size of group. Those come last on every adapter that lets
 /// programs poll on the last byte of a WRITE.
-pub(crate) fn entry_offset(slot: usize, part: usize) -> usize {
+pub(crate) fn cts_entry_offset(slot: usize, part: usize) -> usize {
     (slot + 1) * FIFO_SLOT_BYTES - (part + 1) * CTS_ENTRY_BYTES
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn marker_offset(slot: usize) -> usize {
 /// have nothing left to carry.
 pub(crate) fn stripe_range(len: u32, lanes: usize, lane: usize) -> Range<u32> {
     let (len, lanes, lane) = (u64::from(len), lanes as u64, lane as u64);
-    let each = len.div_ceil(lanes).next_multiple_of(STRIPE_BYTES);
+    let each = len.div_ceil(lanes).next_multiple_of(STRIPE_GRANULE_BYTES);
     let (start, end) = ((each * lane).min(len), (each * (lane + 1)).min(len));
     #[expect(clippy::cast_possible_truncation, reason = "at most `len`")]
     let range = start as u32..end as u32;
@@ -131,17 +131,17 @@ mod tests {
     fn every_group_ends_at_the_word_that_is_polled() {
         for slot in [0, 1, FIFO_SLOTS - 1] {
             assert_eq!(
-                entry_offset(slot, 0) + CTS_ENTRY_BYTES,
+                cts_entry_offset(slot, 0) + CTS_ENTRY_BYTES,
                 marker_offset(slot) + 8
             );
             assert_eq!(
-                entry_offset(slot, MAX_PARTS_PER_GROUP - 1),
+                cts_entry_offset(slot, MAX_PARTS_PER_GROUP - 1),
                 slot * FIFO_SLOT_BYTES
             );
             assert_eq!(marker_offset(slot) % 8, 0);
         }
         assert_eq!(
-            entry_offset(FIFO_SLOTS - 1, 0) + CTS_ENTRY_BYTES,
+            cts_entry_offset(FIFO_SLOTS - 1, 0) + CTS_ENTRY_BYTES,
             FIFO_SLOTS * FIFO_SLOT_BYTES
         );
     }

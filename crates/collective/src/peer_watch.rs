@@ -21,14 +21,14 @@ impl PeerWatch for TcpStream {
 }
 
 /// Calls in vain between two looks at the clock.
-const CALLS_BETWEEN_CHECKS: u32 = 64;
+const EMPTY_CALLS_PER_CLOCK_READ: u32 = 64;
 /// Time between two looks at the peer.
 const CHECK_INTERVAL_NS: u64 = 1_000_000;
 
 /// A watch that is asked now and then.
 pub(crate) struct PeerMonitor {
     watch: Option<Box<dyn PeerWatch>>,
-    empty_calls: u32,
+    empty_calls_since_check: u32,
     next_check_ns: u64,
     is_gone: bool,
 }
@@ -37,20 +37,20 @@ impl PeerMonitor {
     pub(crate) fn new(watch: Option<Box<dyn PeerWatch>>) -> Self {
         Self {
             watch,
-            empty_calls: 0,
+            empty_calls_since_check: 0,
             next_check_ns: 0,
             is_gone: false,
         }
     }
 
     /// A call found nothing: whether that is because the peer is gone.
-    pub(crate) fn check_after_empty_call(&mut self) -> bool {
+    pub(crate) fn is_gone_after_empty_call(&mut self) -> bool {
         let Some(watch) = &mut self.watch else {
             return false;
         };
-        self.empty_calls += 1;
-        if !self.is_gone && self.empty_calls >= CALLS_BETWEEN_CHECKS {
-            self.empty_calls = 0;
+        self.empty_calls_since_check += 1;
+        if !self.is_gone && self.empty_calls_since_check >= EMPTY_CALLS_PER_CLOCK_READ {
+            self.empty_calls_since_check = 0;
             let now = verbs::time::now_ns();
             if now >= self.next_check_ns {
                 self.next_check_ns = now + CHECK_INTERVAL_NS;

@@ -35,7 +35,7 @@ impl ReceivedSizes {
 
 #[derive(Debug)]
 struct ReceivingState {
-    posted_sizes: ReceivedSizes,
+    buffer_sizes: ReceivedSizes,
     received_sizes: Option<ReceivedSizes>,
 }
 
@@ -59,7 +59,7 @@ pub enum ImmediateResult {
 #[derive(Debug)]
 pub struct ReceiveQueue {
     /// Groups whose immediate each lane has brought: lanes keep the order of groups.
-    groups_received: Vec<u64>,
+    received_groups_per_lane: Vec<u64>,
     pool: RequestPool<ReceivingState>,
     posted_groups: VecDeque<PostedGroup>,
     /// The number of the first group that waits.
@@ -72,14 +72,14 @@ struct PostedGroup {
     parts: usize,
     lanes_left: usize,
     /// The size, as the first lane told it.
-    expected_imm: Option<u32>,
+    first_lane_imm: Option<u32>,
 }
 
 impl ReceiveQueue {
     /// A receiver over so many queue pairs.
     pub fn new(lanes: usize) -> Self {
         Self {
-            groups_received: vec![0; lanes],
+            received_groups_per_lane: vec![0; lanes],
             pool: RequestPool::new(),
             posted_groups: VecDeque::new(),
             first_posted_group: 0,
@@ -91,14 +91,14 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::InvalidPartCount`].
-    pub fn post(&mut self, room: &[u32]) -> Result<Option<(Request, u64)>, Error> {
+    pub fn post_group(&mut self, room: &[u32]) -> Result<Option<(Request, u64)>, Error> {
         let parts = room.len();
         if !(1..=MAX_PARTS_PER_GROUP).contains(&parts) {
             return Err(Error::InvalidPartCount(parts));
         }
         let room = ReceivedSizes::new(room);
         let Some(request) = self.pool.allocate(ReceivingState {
-            posted_sizes: room,
+            buffer_sizes: room,
             received_sizes: None,
         }) else {
             return Ok(None);
@@ -106,8 +106,8 @@ impl ReceiveQueue {
         self.posted_groups.push_back(PostedGroup {
             request,
             parts,
-            lanes_left: self.groups_received.len(),
-            expected_imm: None,
+            lanes_left: self.received_groups_per_lane.len(),
+            first_lane_imm: None,
         });
         Ok(Some((
             request,
@@ -120,15 +120,15 @@ impl ReceiveQueue {
     /// # Errors
     /// No group waits for it, lanes contradict each other, or more came than was posted.
     pub fn handle_immediate(&mut self, lane: usize, imm: u32) -> Result<ImmediateResult, Error> {
-        let group = self.groups_received[lane];
+        let group = self.received_groups_per_lane[lane];
         let at = usize::try_from(group - self.first_posted_group).ok();
         let Some(waiting) = at.and_then(|at| self.posted_groups.get_mut(at)) else {
             let what = format!("lane {lane} carried group {group}, which was not posted");
             return Err(Error::Protocol(what));
         };
-        self.groups_received[lane] += 1;
+        self.received_groups_per_lane[lane] += 1;
         waiting.lanes_left -= 1;
-        let expected = waiting.expected_imm.get_or_insert(imm);
+        let expected = waiting.first_lane_imm.get_or_insert(imm);
         if *expected != imm {
             let what = format!("lanes say that group {group} has {expected} and {imm} bytes");
             return Err(Error::Protocol(what));
@@ -140,7 +140,7 @@ impl ReceiveQueue {
         if parts > 1 {
             return Ok(ImmediateResult::CompleteWithSizes { group, parts });
         }
-        self.complete(group, ReceivedSizes::new(&[imm]))?;
+        self.complete_group(group, ReceivedSizes::new(&[imm]))?;
         Ok(ImmediateResult::Complete)
     }
 
@@ -148,15 +148,15 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// More came than was posted.
-    pub fn complete(&mut self, group: u64, came: ReceivedSizes) -> Result<(), Error> {
+    pub fn complete_group(&mut self, group: u64, came: ReceivedSizes) -> Result<(), Error> {
         let at = usize::try_from(group.wrapping_sub(self.first_posted_group)).ok();
         let Some(waiting) = at.and_then(|at| self.posted_groups.get(at)) else {
             return Err(Error::Protocol(format!("group {group} does not wait")));
         };
         let state = self.pool.get(waiting.request)?;
-        let mut pairs = came.as_slice().iter().zip(state.posted_sizes.as_slice());
-        if pairs.any(|(came, room)| came > room) || came.count != state.posted_sizes.count {
-            let (came, room) = (came.as_slice(), state.posted_sizes.as_slice());
+        let mut pairs = came.as_slice().iter().zip(state.buffer_sizes.as_slice());
+        if pairs.any(|(came, room)| came > room) || came.count != state.buffer_sizes.count {
+            let (came, room) = (came.as_slice(), state.buffer_sizes.as_slice());
             let what = format!("group {group} has {came:?} bytes where {room:?} were posted");
             return Err(Error::Protocol(what));
         }
@@ -176,7 +176,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
+    pub fn take_if_complete(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
         let came = self.pool.get(request)?.received_sizes;
         if came.is_some() {
             self.pool.free(request);
@@ -187,7 +187,7 @@ impl ReceiveQueue {
     /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
     pub(crate) fn start_flush(&mut self) -> Option<Request> {
         let state = ReceivingState {
-            posted_sizes: ReceivedSizes::new(&[]),
+            buffer_sizes: ReceivedSizes::new(&[]),
             received_sizes: None,
         };
         self.pool.allocate(state)

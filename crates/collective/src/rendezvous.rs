@@ -65,14 +65,14 @@ impl ListenHandle {
 
 /// Messages over a socket that does not block: each is its length in four bytes, and JSON.
 #[derive(Debug)]
-struct SocketMessages {
+struct HelloSocket {
     stream: TcpStream,
     peer: SocketAddr,
     unsent_bytes: Vec<u8>,
     received_bytes: Vec<u8>,
 }
 
-impl SocketMessages {
+impl HelloSocket {
     fn new(stream: TcpStream, peer: SocketAddr) -> Self {
         // Latency of the set-up only.
         let _ = stream.set_nodelay(true);
@@ -84,7 +84,7 @@ impl SocketMessages {
         }
     }
 
-    fn error(&self, what: impl ToString) -> Error {
+    fn error_with_peer(&self, what: impl ToString) -> Error {
         Error::Rendezvous {
             peer: self.peer.to_string(),
             reason: what.to_string(),
@@ -92,8 +92,8 @@ impl SocketMessages {
     }
 
     fn send_hello(&mut self, hello: &Hello) -> Result<(), Error> {
-        let json = serde_json::to_vec(hello).map_err(|e| self.error(e))?;
-        let len = u32::try_from(json.len()).map_err(|e| self.error(e))?;
+        let json = serde_json::to_vec(hello).map_err(|e| self.error_with_peer(e))?;
+        let len = u32::try_from(json.len()).map_err(|e| self.error_with_peer(e))?;
         self.unsent_bytes.extend_from_slice(&len.to_le_bytes());
         self.unsent_bytes.extend_from_slice(&json);
         Ok(())
@@ -103,25 +103,25 @@ impl SocketMessages {
     fn flush(&mut self) -> Result<bool, Error> {
         while !self.unsent_bytes.is_empty() {
             match self.stream.write(&self.unsent_bytes) {
-                Ok(0) => return Err(self.error("it closed the connection")),
+                Ok(0) => return Err(self.error_with_peer("it closed the connection")),
                 Ok(count) => drop(self.unsent_bytes.drain(..count)),
                 Err(e) if is_retryable(&e) => return Ok(false),
-                Err(e) => return Err(self.error(e)),
+                Err(e) => return Err(self.error_with_peer(e)),
             }
         }
         Ok(true)
     }
 
     /// Reads until so many bytes are there; whether they are.
-    fn read_until(&mut self, bytes: usize) -> Result<bool, Error> {
+    fn has_read_bytes(&mut self, bytes: usize) -> Result<bool, Error> {
         let mut buffer = [0; 1024];
         while self.received_bytes.len() < bytes {
             let most = (bytes - self.received_bytes.len()).min(buffer.len());
             match self.stream.read(&mut buffer[..most]) {
-                Ok(0) => return Err(self.error("it closed the connection")),
+                Ok(0) => return Err(self.error_with_peer("it closed the connection")),
                 Ok(count) => self.received_bytes.extend_from_slice(&buffer[..count]),
                 Err(e) if is_retryable(&e) => return Ok(false),
-                Err(e) => return Err(self.error(e)),
+                Err(e) => return Err(self.error_with_peer(e)),
             }
         }
         Ok(true)
@@ -129,7 +129,7 @@ impl SocketMessages {
 
     /// The peer's hello, once it is there.
     fn receive_hello(&mut self) -> Result<Option<Hello>, Error> {
-        if !self.read_until(4)? {
+        if !self.has_read_bytes(4)? {
             return Ok(None);
         }
         let len = self
@@ -139,12 +139,13 @@ impl SocketMessages {
             .unwrap_or_default();
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_MESSAGE_BYTES {
-            return Err(self.error(format!("it sends a message of {len} bytes")));
+            return Err(self.error_with_peer(format!("it sends a message of {len} bytes")));
         }
-        if !self.read_until(4 + len)? {
+        if !self.has_read_bytes(4 + len)? {
             return Ok(None);
         }
-        let hello = serde_json::from_slice(&self.received_bytes[4..]).map_err(|e| self.error(e))?;
+        let hello = serde_json::from_slice(&self.received_bytes[4..])
+            .map_err(|e| self.error_with_peer(e))?;
         self.received_bytes.clear();
         Ok(Some(hello))
     }
@@ -158,7 +159,7 @@ fn is_retryable(e: &std::io::Error) -> bool {
 /// A sender that connects. Dropping it gives up.
 #[derive(Debug)]
 pub struct PendingConnect {
-    messages: SocketMessages,
+    messages: HelloSocket,
     stage: ConnectStage,
 }
 
@@ -184,7 +185,7 @@ impl PendingConnect {
             peer: handle.addr.to_string(),
             reason: e.to_string(),
         })?;
-        let mut messages = SocketMessages::new(stream, handle.addr);
+        let mut messages = HelloSocket::new(stream, handle.addr);
         messages.send_hello(&sender.hello(handle.token))?;
         Ok(Self {
             messages,
@@ -207,10 +208,10 @@ impl PendingConnect {
             let stage = std::mem::replace(&mut self.stage, ConnectStage::Done);
             if let ConnectStage::Hello(sender) = stage {
                 let watch = self.messages.stream.try_clone();
-                let watch = watch.map_err(|e| self.messages.error(e))?;
+                let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
                 self.stage =
                     ConnectStage::Ready(Box::new(sender.connect(&peer, Some(Box::new(watch)))?));
-                self.messages.unsent_bytes.push(READY);
+                self.messages.unsent_bytes.push(SENDER_READY_BYTE);
             }
         }
         if !self.messages.flush()? {
@@ -219,14 +220,14 @@ impl PendingConnect {
         match std::mem::replace(&mut self.stage, ConnectStage::Done) {
             ConnectStage::Ready(sender) => Ok(Some(*sender)),
             ConnectStage::Hello(_) | ConnectStage::Done => {
-                Err(self.messages.error("this end was taken before"))
+                Err(self.messages.error_with_peer("this end was taken before"))
             }
         }
     }
 }
 
 /// The byte that a sender sends when it is connected.
-const READY: u8 = 1;
+const SENDER_READY_BYTE: u8 = 1;
 
 /// Begins to connect.
 fn start_nonblocking_connect(addr: SocketAddr) -> std::io::Result<TcpStream> {
@@ -257,7 +258,7 @@ pub struct Listener {
 
 #[derive(Debug)]
 struct PendingAccept {
-    messages: SocketMessages,
+    messages: HelloSocket,
     stage: AcceptStage,
 }
 
@@ -332,7 +333,7 @@ impl Listener {
                 drop(self.pending.remove(0));
             }
             self.pending.push(PendingAccept {
-                messages: SocketMessages::new(stream, peer),
+                messages: HelloSocket::new(stream, peer),
                 stage: AcceptStage::Hello,
             });
         }
@@ -367,7 +368,7 @@ impl PendingAccept {
             self.stage = AcceptStage::Ready(Box::new(receiver.map_err(AcceptFailure::Sender)?));
         }
         let ready = self.messages.flush();
-        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.read_until(1)?));
+        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.has_read_bytes(1)?));
         if !ready.map_err(AcceptFailure::Sender)? {
             return Ok(None);
         }
@@ -387,9 +388,9 @@ impl PendingAccept {
         let receiver = PreparedReceiver::new(pd, config, peer.lanes())?;
         self.messages.send_hello(&receiver.hello(0))?;
         let watch = self.messages.stream.try_clone();
-        let watch = watch.map_err(|e| self.messages.error(e))?;
+        let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
         // A sender may have more queue pairs than are wanted here.
-        let peer = peer.first_lanes(receiver.lanes());
+        let peer = peer.with_at_most_lanes(receiver.lanes());
         receiver.connect(&peer, Some(Box::new(watch)))
     }
 }

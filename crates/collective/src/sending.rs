@@ -14,7 +14,7 @@ pub struct MatchedSend<P> {
     /// How many.
     pub payload_len: u32,
     /// Where they go.
-    pub to: ClearToSend,
+    pub posted_receive: ClearToSend,
     request: Request,
 }
 
@@ -41,7 +41,7 @@ pub enum SendMatch<P> {
 #[derive(Debug)]
 struct SendingState {
     payload_len: u32,
-    done: bool,
+    is_delivered: bool,
 }
 
 /// Sends of one connection. `P` says where a payload is.
@@ -50,8 +50,8 @@ pub struct SendQueue<P> {
     lanes: usize,
     /// The group that sends are matched with next.
     next_group_number: u64,
-    posted_receives: Vec<ClearToSend>,
-    matched: Vec<Option<MatchedSend<P>>>,
+    cts_entries: Vec<ClearToSend>,
+    matched_sends_of_group: Vec<Option<MatchedSend<P>>>,
     pool: RequestPool<SendingState>,
     /// Groups that were written and are not acknowledged on all lanes.
     in_flight: VecDeque<InFlightGroup>,
@@ -71,8 +71,8 @@ impl<P: Copy> SendQueue<P> {
         Self {
             lanes,
             next_group_number: 0,
-            posted_receives: Vec::with_capacity(MAX_PARTS_PER_GROUP),
-            matched: Vec::with_capacity(MAX_PARTS_PER_GROUP),
+            cts_entries: Vec::with_capacity(MAX_PARTS_PER_GROUP),
+            matched_sends_of_group: Vec::with_capacity(MAX_PARTS_PER_GROUP),
             pool: RequestPool::new(),
             in_flight: VecDeque::new(),
             first_group_in_flight: 0,
@@ -80,8 +80,8 @@ impl<P: Copy> SendQueue<P> {
     }
 
     /// The group whose entries are needed, unless they are there.
-    pub fn next_group(&self) -> Option<u64> {
-        self.posted_receives
+    pub fn awaited_cts_group(&self) -> Option<u64> {
+        self.cts_entries
             .is_empty()
             .then_some(self.next_group_number)
     }
@@ -90,7 +90,7 @@ impl<P: Copy> SendQueue<P> {
     ///
     /// # Errors
     /// They contradict each other.
-    pub fn add_entries(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
+    pub fn add_cts_entries(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
         let count = entries.len();
         if !(1..=MAX_PARTS_PER_GROUP).contains(&count)
             || entries.iter().any(|e| e.parts_in_group as usize != count)
@@ -101,8 +101,8 @@ impl<P: Copy> SendQueue<P> {
                 entries.iter().map(|e| e.parts_in_group).collect::<Vec<_>>()
             )));
         }
-        self.posted_receives.extend_from_slice(entries);
-        self.matched.resize_with(count, || None);
+        self.cts_entries.extend_from_slice(entries);
+        self.matched_sends_of_group.resize_with(count, || None);
         Ok(())
     }
 
@@ -111,32 +111,32 @@ impl<P: Copy> SendQueue<P> {
     /// # Errors
     /// [`Error::TooLong`].
     pub fn match_send(&mut self, tag: u32, len: u32, payload: P) -> Result<SendMatch<P>, Error> {
-        let mut open = self.posted_receives.iter().zip(&self.matched);
+        let mut open = self.cts_entries.iter().zip(&self.matched_sends_of_group);
         let Some(at) = open.position(|(to, claimed)| claimed.is_none() && to.tag == tag) else {
             return Ok(SendMatch::NoMatch);
         };
-        let to = self.posted_receives[at];
+        let to = self.cts_entries[at];
         if len > to.buffer_bytes {
             let room = to.buffer_bytes;
             return Err(Error::TooLong { len, room, tag });
         }
         let Some(request) = self.pool.allocate(SendingState {
             payload_len: len,
-            done: false,
+            is_delivered: false,
         }) else {
             return Ok(SendMatch::NoMatch);
         };
-        self.matched[at] = Some(MatchedSend {
+        self.matched_sends_of_group[at] = Some(MatchedSend {
             payload,
             payload_len: len,
-            to,
+            posted_receive: to,
             request,
         });
-        if self.matched.iter().any(Option::is_none) {
+        if self.matched_sends_of_group.iter().any(Option::is_none) {
             return Ok(SendMatch::Incomplete(request));
         }
-        let parts: Vec<MatchedSend<P>> = self.matched.drain(..).flatten().collect();
-        self.posted_receives.clear();
+        let parts: Vec<MatchedSend<P>> = self.matched_sends_of_group.drain(..).flatten().collect();
+        self.cts_entries.clear();
         self.in_flight.push_back(InFlightGroup {
             requests: parts.iter().map(|p| p.request).collect(),
             lanes_left: self.lanes,
@@ -150,7 +150,7 @@ impl<P: Copy> SendQueue<P> {
     ///
     /// # Errors
     /// No such group is under way.
-    pub fn complete_lane(&mut self, group: u64) -> Result<(), Error> {
+    pub fn complete_group_on_lane(&mut self, group: u64) -> Result<(), Error> {
         let at = group.checked_sub(self.first_group_in_flight);
         let at = at.and_then(|at| usize::try_from(at).ok());
         let flying = at.and_then(|at| self.in_flight.get_mut(at));
@@ -160,7 +160,7 @@ impl<P: Copy> SendQueue<P> {
         flying.lanes_left -= 1;
         if flying.lanes_left == 0 {
             for request in &flying.requests {
-                self.pool.get(*request)?.done = true;
+                self.pool.get(*request)?.is_delivered = true;
             }
         }
         while self.in_flight.front().is_some_and(|f| f.lanes_left == 0) {
@@ -174,10 +174,10 @@ impl<P: Copy> SendQueue<P> {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
+    pub fn take_if_delivered(&mut self, request: Request) -> Result<Option<u32>, Error> {
         let SendingState {
             payload_len: len,
-            done,
+            is_delivered: done,
         } = *self.pool.get(request)?;
         if done {
             self.pool.free(request);
@@ -191,7 +191,7 @@ impl<P: Copy> SendQueue<P> {
     }
 
     /// Whether there is room for another request.
-    pub fn has_room(&self) -> bool {
+    pub fn has_request_room(&self) -> bool {
         self.pool.free_slots() > 0
     }
 }

@@ -61,7 +61,7 @@ impl World {
 
     fn post(&mut self, parts: &[(u32, u32)]) {
         let room: Vec<u32> = parts.iter().map(|(room, _)| *room).collect();
-        match self.receiving.post(&room).expect("1 to 8 parts") {
+        match self.receiving.post_group(&room).expect("1 to 8 parts") {
             Some((request, group)) => {
                 assert_eq!(group, self.groups, "groups are numbered in their order");
                 self.groups += 1;
@@ -86,11 +86,13 @@ impl World {
     }
 
     fn send(&mut self, part: usize, share: u32) {
-        if self.sending.next_group().is_some() {
+        if self.sending.awaited_cts_group().is_some() {
             let Some((_, entries)) = self.posted.pop_front() else {
                 return;
             };
-            self.sending.add_entries(&entries).expect("entries agree");
+            self.sending
+                .add_cts_entries(&entries)
+                .expect("entries agree");
             self.posted.push_front((self.receives[0].0, entries));
         }
         let entries = &self.posted[0].1;
@@ -116,7 +118,11 @@ impl World {
     fn written(&mut self, group: &SendGroup<()>) {
         let (_, entries) = self.posted.pop_front().expect("it was offered");
         let tags = |e: &ClearToSend| (e.tag, e.buffer_bytes, e.addr);
-        let to: Vec<_> = group.parts.iter().map(|p| tags(&p.to)).collect();
+        let to: Vec<_> = group
+            .parts
+            .iter()
+            .map(|p| tags(&p.posted_receive))
+            .collect();
         assert_eq!(
             to,
             entries.iter().map(tags).collect::<Vec<_>>(),
@@ -146,11 +152,15 @@ impl World {
             ImmediateResult::CompleteWithSizes { group: came, parts } => {
                 assert_eq!((came, parts), (group, sizes.len()));
                 let sizes = ReceivedSizes::new(&sizes);
-                self.receiving.complete(group, sizes).expect("they fit");
+                self.receiving
+                    .complete_group(group, sizes)
+                    .expect("they fit");
             }
             ImmediateResult::Complete | ImmediateResult::Partial => {}
         }
-        self.sending.complete_lane(group).expect("it is under way");
+        self.sending
+            .complete_group_on_lane(group)
+            .expect("it is under way");
     }
 
     fn test(&mut self) {
@@ -160,19 +170,25 @@ impl World {
                 .iter()
                 .all(|w| w.front().is_none_or(|(g, _)| *g > group));
             let expected = self.sizes.get(&group).filter(|_| all_lanes);
-            let came = self.receiving.test(request).expect("it is under way");
+            let came = self
+                .receiving
+                .take_if_complete(request)
+                .expect("it is under way");
             let came = came.map(|sizes| sizes.as_slice().to_vec());
             assert_eq!(came.as_ref(), expected, "group {group}");
             if came.is_some() {
                 self.receives.pop_front();
                 assert!(matches!(
-                    self.receiving.test(request),
+                    self.receiving.take_if_complete(request),
                     Err(Error::UnknownRequest)
                 ));
             }
         }
         if let Some(&(request, len)) = self.sends.front()
-            && let Some(sent) = self.sending.test(request).expect("it is under way")
+            && let Some(sent) = self
+                .sending
+                .take_if_delivered(request)
+                .expect("it is under way")
         {
             assert_eq!(sent, len);
             self.sends.pop_front();
@@ -208,7 +224,7 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
         tag: 3,
         parts_in_group: 1,
     };
-    sending.add_entries(&[entry]).expect("one entry");
+    sending.add_cts_entries(&[entry]).expect("one entry");
     let refused = sending.match_send(3, 11, ()).expect_err("11 of 10");
     assert!(matches!(
         refused,
@@ -239,11 +255,17 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
         parts_in_group: 2,
     };
     assert!(matches!(
-        sending.add_entries(&[entry]),
+        sending.add_cts_entries(&[entry]),
         Err(Error::Protocol(_))
     ));
-    assert!(matches!(sending.add_entries(&[]), Err(Error::Protocol(_))));
-    assert!(matches!(sending.complete_lane(0), Err(Error::Protocol(_))));
+    assert!(matches!(
+        sending.add_cts_entries(&[]),
+        Err(Error::Protocol(_))
+    ));
+    assert!(matches!(
+        sending.complete_group_on_lane(0),
+        Err(Error::Protocol(_))
+    ));
 
     let mut receiving = ReceiveQueue::new(2);
     assert!(
@@ -251,24 +273,24 @@ fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
         "nothing is posted"
     );
     let mut receiving = ReceiveQueue::new(2);
-    receiving.post(&[10]).expect("one").expect("room");
+    receiving.post_group(&[10]).expect("one").expect("room");
     receiving.handle_immediate(0, 5).expect("posted");
     assert!(
         matches!(receiving.handle_immediate(1, 6), Err(Error::Protocol(_))),
         "lanes disagree"
     );
     let mut receiving = ReceiveQueue::new(1);
-    receiving.post(&[10]).expect("one").expect("room");
+    receiving.post_group(&[10]).expect("one").expect("room");
     assert!(
         matches!(receiving.handle_immediate(0, 11), Err(Error::Protocol(_))),
         "more than posted"
     );
     assert!(matches!(
-        receiving.post(&[]),
+        receiving.post_group(&[]),
         Err(Error::InvalidPartCount(0))
     ));
     assert!(matches!(
-        receiving.post(&[1; 9]),
+        receiving.post_group(&[1; 9]),
         Err(Error::InvalidPartCount(9))
     ));
 }

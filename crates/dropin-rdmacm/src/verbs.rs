@@ -130,7 +130,7 @@ pub(crate) fn number_handles() {
                 .ok()
                 .and_then(|library| library.find(c"verbatim_trace_number"));
             if let Some(number) = number {
-                tap::trace::numbers_from(number);
+                tap::trace::install_numbering_function(number);
             }
         }
     });

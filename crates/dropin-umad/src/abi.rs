@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use rdma_netlink::{Device, sysfs};
 
-use crate::port::{self, HEADER_BYTES, ReceiveFailure};
+use crate::port::{self, ReceiveFailure, UMAD_HEADER_BYTES};
 use crate::{devices, text};
 
 const NAME_BYTES: usize = 20;
@@ -109,13 +109,15 @@ unsafe fn device(name: *const c_char) -> Option<Device> {
         return devices::named(name);
     }
     let mut all = devices::all();
-    let best = all.iter().position(|device| best_port(device).is_some());
+    let best = all
+        .iter()
+        .position(|device| first_active_ib_port(device).is_some());
     let at = best.unwrap_or(0);
     (at < all.len()).then(|| all.swap_remove(at))
 }
 
 /// Returns the first active InfiniBand port of a device.
-fn best_port(device: &Device) -> Option<u8> {
+fn first_active_ib_port(device: &Device) -> Option<u8> {
     let mut ports = (1..=u8::MAX).zip(&device.ports);
     let best = ports.find(|(_, port)| port.subnet.is_some() && port.state == Some(4));
     best.map(|(number, _)| number)
@@ -124,7 +126,7 @@ fn best_port(device: &Device) -> Option<u8> {
 /// Returns the number of an existing port; 0 stands for the first active InfiniBand port, or else for port 1.
 fn port_number(device: &Device, asked: c_int) -> Option<u8> {
     let number = match asked {
-        0 => best_port(device).unwrap_or(1),
+        0 => first_active_ib_port(device).unwrap_or(1),
         _ => u8::try_from(asked).ok()?,
     };
     (1..=device.ports.len())
@@ -200,7 +202,7 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
     to.portnum = number.into();
     to.base_lid = subnet.and_then(|subnet| subnet.lid).unwrap_or(0).into();
     to.lmc = subnet
-        .and_then(|subnet| subnet.lid_mask_count)
+        .and_then(|subnet| subnet.lid_mask_control)
         .unwrap_or(0)
         .into();
     to.sm_lid = subnet.and_then(|subnet| subnet.sm_lid).unwrap_or(0).into();
@@ -384,12 +386,12 @@ pub(crate) extern "C" fn umad_get_fd(fd: c_int) -> c_int {
 
 /// `umad_get_mad(3)`: the datagram behind the header.
 pub(crate) extern "C" fn umad_get_mad(umad: *mut c_void) -> *mut c_void {
-    umad.wrapping_byte_add(HEADER_BYTES)
+    umad.wrapping_byte_add(UMAD_HEADER_BYTES)
 }
 
 /// `umad_size(3)`: bytes of the header.
 pub(crate) extern "C" fn umad_size() -> usize {
-    HEADER_BYTES
+    UMAD_HEADER_BYTES
 }
 
 /// `umad_status(3)`.
@@ -502,7 +504,7 @@ pub(crate) unsafe extern "C" fn umad_send(
         return fail(libc::EINVAL);
     };
     // SAFETY: contract of this function.
-    let umad = unsafe { std::slice::from_raw_parts_mut(umad.cast(), HEADER_BYTES + length) };
+    let umad = unsafe { std::slice::from_raw_parts_mut(umad.cast(), UMAD_HEADER_BYTES + length) };
     match port::send(fd, agent, umad, timeout_ms, retries) {
         Ok(()) => 0,
         Err(errno) => fail(errno),
@@ -531,7 +533,7 @@ pub(crate) unsafe extern "C" fn umad_recv(
     // SAFETY: contract of this function.
     let room = usize::try_from(unsafe { *length }).unwrap_or(0);
     // SAFETY: contract of this function.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(umad.cast(), HEADER_BYTES + room) };
+    let bytes = unsafe { std::slice::from_raw_parts_mut(umad.cast(), UMAD_HEADER_BYTES + room) };
     let set_length = |n| {
         // SAFETY: contract of this function.
         unsafe { *length = c_int::try_from(n).unwrap_or(c_int::MAX) };

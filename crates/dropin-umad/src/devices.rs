@@ -64,7 +64,7 @@ fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
     Port {
         number,
         lid: subnet.and_then(|subnet| subnet.lid).unwrap_or(0),
-        prefix: subnet.and_then(|subnet| subnet.prefix).unwrap_or(0),
+        gid_prefix: subnet.and_then(|subnet| subnet.prefix).unwrap_or(0),
         guid: port_guid(device, number),
         capabilities: subnet.and_then(|subnet| subnet.capabilities).unwrap_or(0),
         pkeys: pkeys(device, number),

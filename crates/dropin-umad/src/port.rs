@@ -24,7 +24,7 @@ use subnet::mad::{MAD_BYTES, MadFields, method, set_tid};
 use crate::devices;
 
 /// Bytes of `ib_user_mad` before the datagram (`linux:include/uapi/rdma/ib_user_mad.h`).
-pub(crate) const HEADER_BYTES: usize = 64;
+pub(crate) const UMAD_HEADER_BYTES: usize = 64;
 /// Agents of a port at most (`IB_UMAD_MAX_AGENTS`).
 const MAX_AGENTS: usize = 32;
 /// Open ports of a process at most.
@@ -48,12 +48,12 @@ mod at {
 /// A registration for a class.
 struct RegisteredAgent {
     /// Link by which other programs find this agent; `None` if it gets no requests.
-    link: Option<PathBuf>,
+    request_link: Option<PathBuf>,
 }
 
 impl Drop for RegisteredAgent {
     fn drop(&mut self) {
-        if let Some(link) = &self.link {
+        if let Some(link) = &self.request_link {
             // A link that is left names a socket that refuses.
             let _ = fs::remove_file(link);
         }
@@ -65,7 +65,7 @@ struct Port {
     socket: UnixDatagram,
     folder: PathBuf,
     /// Number of the port in this process.
-    number: usize,
+    number_in_process: usize,
     lid: u16,
     agents: [Option<RegisteredAgent>; MAX_AGENTS],
     /// Datagrams for which the socket had no room.
@@ -76,7 +76,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         let _ = fs::remove_file(
             self.folder
-                .join(socket_name(std::process::id(), self.number)),
+                .join(socket_name(std::process::id(), self.number_in_process)),
         );
     }
 }
@@ -93,7 +93,11 @@ fn socket_name(pid: u32, number: usize) -> String {
 
 /// Calls `act` with a file of the folder under a name that fits into the address of a socket, however long the path of
 /// the folder is.
-fn short<T>(folder: &Path, name: &str, act: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+fn with_short_path<T>(
+    folder: &Path,
+    name: &str,
+    act: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
     let folder = File::open(folder)?;
     act(Path::new(&format!(
         "/proc/self/fd/{}/{name}",
@@ -115,18 +119,18 @@ pub(crate) fn open(lid: u16) -> io::Result<RawFd> {
     }
     let mut ports = ports();
     let number = (0..MAX_PORTS)
-        .find(|number| ports.values().all(|port| port.number != *number))
+        .find(|number| ports.values().all(|port| port.number_in_process != *number))
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
     let name = socket_name(std::process::id(), number);
     // A process with this number may have been killed.
     let _ = fs::remove_file(folder.join(&name));
-    let socket = short(&folder, &name, |path| UnixDatagram::bind(path))?;
+    let socket = with_short_path(&folder, &name, |path| UnixDatagram::bind(path))?;
     socket.set_nonblocking(true)?;
     let fd = socket.as_raw_fd();
     let port = Port {
         socket,
         folder,
-        number,
+        number_in_process: number,
         lid,
         agents: [const { None }; MAX_AGENTS],
         waiting: VecDeque::new(),
@@ -170,11 +174,11 @@ pub(crate) fn register(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_in
         .ok_or(libc::ENOMEM)?;
     let mut link = None;
     if gets_requests {
-        let path = port.folder.join(agent_name(port.lid, class));
-        let socket = socket_name(std::process::id(), port.number);
+        let path = port.folder.join(agent_link_name(port.lid, class));
+        let socket = socket_name(std::process::id(), port.number_in_process);
         let target = format!("{socket}:{number}");
-        if let Some((socket, _)) = agent_at(&path) {
-            let is_alive = short(&port.folder, &socket, |path| {
+        if let Some((socket, _)) = read_agent_link(&path) {
+            let is_alive = with_short_path(&port.folder, &socket, |path| {
                 UnixDatagram::unbound()?.connect(path)
             });
             if is_alive.is_ok() {
@@ -185,7 +189,7 @@ pub(crate) fn register(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_in
         symlink(target, &path).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
         link = Some(path);
     }
-    port.agents[number] = Some(RegisteredAgent { link });
+    port.agents[number] = Some(RegisteredAgent { request_link: link });
     c_int::try_from(number).map_err(|_| libc::EINVAL)
 }
 
@@ -197,12 +201,12 @@ pub(crate) fn unregister(fd: RawFd, agent: c_int) -> bool {
     slot.is_some_and(|slot| slot.take().is_some())
 }
 
-fn agent_name(lid: u16, class: u8) -> String {
+fn agent_link_name(lid: u16, class: u8) -> String {
     format!("agent-{lid:04x}-{class:02x}")
 }
 
 /// Returns the name of the socket and the number of the agent that a link names.
-fn agent_at(link: &Path) -> Option<(String, u32)> {
+fn read_agent_link(link: &Path) -> Option<(String, u32)> {
     let target = fs::read_link(link).ok()?;
     let (socket, agent) = target.to_str()?.rsplit_once(':')?;
     // Another process may have written anything.
@@ -223,8 +227,8 @@ fn set_word(umad: &mut [u8], at: usize, value: u32) {
 }
 
 /// Returns a datagram for a program: header and MAD.
-fn datagram(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
-    let mut umad = vec![0; HEADER_BYTES];
+fn user_mad(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
+    let mut umad = vec![0; UMAD_HEADER_BYTES];
     umad.extend_from_slice(mad);
     set_word(&mut umad, at::AGENT, agent);
     set_word(&mut umad, at::STATUS, status);
@@ -250,7 +254,9 @@ pub(crate) fn send(
     if !matches!(port.agents.get(number), Some(Some(_))) {
         return Err(libc::EINVAL);
     }
-    if umad.len() < HEADER_BYTES + MAD_HEADER_BYTES || umad.len() > HEADER_BYTES + MAX_MAD_BYTES {
+    if umad.len() < UMAD_HEADER_BYTES + MAD_HEADER_BYTES
+        || umad.len() > UMAD_HEADER_BYTES + MAX_MAD_BYTES
+    {
         return Err(libc::EINVAL);
     }
     let agent = u32::try_from(agent).map_err(|_| libc::EINVAL)?;
@@ -258,24 +264,24 @@ pub(crate) fn send(
     set_word(umad, at::TIMEOUT, timeout_ms.cast_unsigned());
     set_word(umad, at::RETRIES, retries.cast_unsigned());
     let destination = u16::from_be_bytes([umad[at::LID], umad[at::LID + 1]]);
-    let (_, mad) = umad.split_at_mut(HEADER_BYTES);
+    let (_, mad) = umad.split_at_mut(UMAD_HEADER_BYTES);
     if MadFields(mad).method() & method::RESPONSE != 0 {
-        port.respond(mad);
+        port.send_response(mad);
         return Ok(());
     }
     // The upper half of the identifier finds the way back.
-    let back = port.reply_id(agent);
+    let back = port.reply_tid_prefix(agent);
     let tid = MadFields(mad).tid() & u64::from(u32::MAX) | u64::from(back) << 32;
     set_tid(mad, tid);
     match devices::subnet().answer(mad, port.lid, destination) {
         SubnetAnswer::Response(response) => {
-            port.deliver(datagram(agent, 0, destination, &response))
+            port.queue_to_program(user_mad(agent, 0, destination, &response))
         }
-        SubnetAnswer::Program if port.forward(destination, mad) => {}
+        SubnetAnswer::Program if port.forward_request(destination, mad) => {}
         SubnetAnswer::Program | SubnetAnswer::Nobody if timeout_ms != 0 => {
             let status = libc::ETIMEDOUT.cast_unsigned();
             let mad = &mad[..MAD_HEADER_BYTES];
-            port.deliver(datagram(agent, status, destination, mad));
+            port.queue_to_program(user_mad(agent, status, destination, mad));
         }
         SubnetAnswer::Program | SubnetAnswer::Nobody => {}
     }
@@ -284,14 +290,14 @@ pub(crate) fn send(
 
 impl Port {
     /// Returns the number that names this port of this process and an agent.
-    fn reply_id(&self, agent: u32) -> u32 {
-        let number = u32::try_from(self.number).unwrap_or(0);
+    fn reply_tid_prefix(&self, agent: u32) -> u32 {
+        let number = u32::try_from(self.number_in_process).unwrap_or(0);
         // A process number has 22 bits at most (`PID_MAX_LIMIT`).
         std::process::id() << 10 | number << 5 | agent
     }
 
     /// Sends a response to the agent that its transaction identifier names.
-    fn respond(&self, mad: &[u8]) {
+    fn send_response(&self, mad: &[u8]) {
         let to = MadFields(mad).tid() >> 32;
         let (pid, number, agent) = (to >> 10, to >> 5 & 31, to & 31);
         let (Ok(pid), Ok(number), Ok(agent)) = (
@@ -304,40 +310,40 @@ impl Port {
         // A program that has ended waits for no response.
         let _ = self.send_to(
             &socket_name(pid, number),
-            &datagram(agent, 0, self.lid, mad),
+            &user_mad(agent, 0, self.lid, mad),
         );
     }
 
     /// Sends a request to the program that has registered for its class. Returns false if there is none.
-    fn forward(&self, destination: u16, mad: &[u8]) -> bool {
+    fn forward_request(&self, destination: u16, mad: &[u8]) -> bool {
         let link = self
             .folder
-            .join(agent_name(destination, MadFields(mad).class()));
-        let Some((socket, agent)) = agent_at(&link) else {
+            .join(agent_link_name(destination, MadFields(mad).class()));
+        let Some((socket, agent)) = read_agent_link(&link) else {
             return false;
         };
         let mut whole = mad.to_vec();
         whole.resize(mad.len().max(MAD_BYTES), 0);
-        self.send_to(&socket, &datagram(agent, 0, self.lid, &whole))
+        self.send_to(&socket, &user_mad(agent, 0, self.lid, &whole))
             .is_ok()
     }
 
     fn send_to(&self, socket: &str, bytes: &[u8]) -> io::Result<()> {
-        short(&self.folder, socket, |path| {
+        with_short_path(&self.folder, socket, |path| {
             self.socket.send_to(bytes, path)
         })?;
         Ok(())
     }
 
     /// Adds a datagram to those that this port's program receives.
-    fn deliver(&mut self, datagram: Vec<u8>) {
+    fn queue_to_program(&mut self, datagram: Vec<u8>) {
         self.waiting.push_back(datagram);
         self.send_waiting_datagrams();
     }
 
     /// Sends waiting datagrams into the own socket while it has room.
     fn send_waiting_datagrams(&mut self) {
-        let own = socket_name(std::process::id(), self.number);
+        let own = socket_name(std::process::id(), self.number_in_process);
         while let Some(first) = self.waiting.front() {
             if self.send_to(&own, first).is_err() {
                 return;
@@ -360,14 +366,16 @@ pub(crate) fn receive(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), Rece
     };
     let whole = receive(&mut [], libc::MSG_PEEK | libc::MSG_TRUNC)?;
     if whole > umad.len() {
-        return Err(ReceiveFailure::TooShort(whole - HEADER_BYTES.min(whole)));
+        return Err(ReceiveFailure::TooShort(
+            whole - UMAD_HEADER_BYTES.min(whole),
+        ));
     }
     let got = receive(umad, 0)?;
     if let Some(port) = ports().get_mut(&fd) {
         port.send_waiting_datagrams();
     }
     let agent = c_int::try_from(word(umad, at::AGENT)).unwrap_or(0);
-    Ok((agent, got.saturating_sub(HEADER_BYTES)))
+    Ok((agent, got.saturating_sub(UMAD_HEADER_BYTES)))
 }
 
 /// The reason why nothing was received.

@@ -45,7 +45,7 @@ extern "C" fn at_exit() {
         return;
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let what = if let Some(other) = other_library(&maps) {
+    let what = if let Some(other) = unreplaced_libibverbs(&maps) {
         format!("has loaded {other} and opened no device of the software NIC")
     } else if LISTED.load(Ordering::Relaxed)
         && std::env::var_os(VARIABLE).is_none_or(|v| v != "wheels")
@@ -64,7 +64,7 @@ extern "C" fn at_exit() {
 
 /// Returns a libibverbs in `/proc/PID/maps` whose name no drop-in replaces, such as `libibverbs-HASH.so…`
 /// of a wheel.
-fn other_library(maps: &str) -> Option<&str> {
+fn unreplaced_libibverbs(maps: &str) -> Option<&str> {
     let files = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]));
@@ -76,15 +76,15 @@ fn other_library(maps: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::other_library;
+    use super::unreplaced_libibverbs;
 
     #[test]
     fn a_wheels_library_is_told_from_ours() {
         let ours =
             "7f00-7f01 r-xp 00000000 08:01 7 /opt/a b/libibverbs.so.1\n7f02-7f03 rw-p 0 00:00 0\n";
-        assert_eq!(other_library(ours), None);
+        assert_eq!(unreplaced_libibverbs(ours), None);
         let wheel = "/v/nixl.libs/libibverbs-1de1263b.so.1.14.48.0";
         let both = format!("{ours}7f04-7f05 r--p 00000000 08:01 9 {wheel}\n");
-        assert_eq!(other_library(&both), Some(wheel));
+        assert_eq!(unreplaced_libibverbs(&both), Some(wheel));
     }
 }

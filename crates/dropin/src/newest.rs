@@ -57,7 +57,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    match newest::check_buffer(pd, buf, addr, length) {
+    match newest::check_in_allocated_buf(pd, buf, addr, length) {
         // SAFETY: contract of the man page; the memory belongs to the buffer (checked above).
         Ok(()) => unsafe { nic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access) },
         Err(errno) => null_with_errno(errno),
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,
 ) -> *mut ibv_mr {
-    const KNOWN: u64 =
+    const KNOWN_MASK_BITS: u64 =
         IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF;
     // SAFETY: NULL, or the program's attributes (contract of the man page).
     let Some(a) = (unsafe { attr.as_ref() }) else {
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     if with_fd && set(IBV_REG_MR_MASK_BUF) {
         return null_with_errno(libc::EINVAL);
     }
-    if a.comp_mask & !KNOWN != 0 {
+    if a.comp_mask & !KNOWN_MASK_BITS != 0 {
         return null_with_errno(libc::EOPNOTSUPP);
     }
     if !set(IBV_REG_MR_MASK_ADDR) {
@@ -94,7 +94,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     if set(IBV_REG_MR_MASK_BUF) {
         // SAFETY: a program that sets the bit was compiled with the member.
         let buf = unsafe { (*attr.cast::<ibv_mr_init_attr_with_buf>()).buf };
-        if let Err(errno) = newest::check_buffer(pd, buf, a.addr, a.length) {
+        if let Err(errno) = newest::check_in_allocated_buf(pd, buf, a.addr, a.length) {
             return null_with_errno(errno);
         }
     }

@@ -25,7 +25,7 @@ impl tap::Provider for SoftNic {
 
 fn symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
-    if tap::is_on() {
+    if tap::is_counting_or_tracing() {
         TAPPED.get_or_init(|| {
             softnic::observe_faults(tap::trace::append_event_line);
             tap::symbols::<SoftNic>()
@@ -37,7 +37,7 @@ fn symbols() -> &'static Symbols {
 
 fn later_symbols() -> &'static LaterSymbols {
     static TAPPED: OnceLock<Option<LaterSymbols>> = OnceLock::new();
-    let tapped = if tap::is_on() {
+    let tapped = if tap::is_counting_or_tracing() {
         TAPPED.get_or_init(tap::later_symbols::<SoftNic>).as_ref()
     } else {
         None

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-fn set_errno() {
+fn set_eopnotsupp() {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
 }
@@ -14,13 +14,13 @@ pub(crate) extern "C" fn errno() -> c_int {
 
 /// Sets errno to EOPNOTSUPP and returns -1.
 pub(crate) extern "C" fn fails() -> c_int {
-    set_errno();
+    set_eopnotsupp();
     -1
 }
 
 /// Sets errno to EOPNOTSUPP and returns NULL.
 pub(crate) extern "C" fn null() -> *mut c_void {
-    set_errno();
+    set_eopnotsupp();
     std::ptr::null_mut()
 }
 

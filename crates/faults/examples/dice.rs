@@ -12,7 +12,7 @@ fn main() -> Result<(), PlanError> {
     let seed = args.next().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut injector = Injector::new(plan, seed);
     for call in 1..=20 {
-        let verdict = injector.verb(0, &VerbFacts::new("ibv_reg_mr"));
+        let verdict = injector.decide_verb_call(0, &VerbFacts::new("ibv_reg_mr"));
         match verdict.errno {
             Some(errno) => println!("call {call}: refused with errno {errno}"),
             None => println!("call {call}: done"),

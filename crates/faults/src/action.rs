@@ -53,7 +53,7 @@ pub struct NetworkPartition {
 }
 
 /// The longest time in nanoseconds that a packet waits at a limited rate.
-pub(crate) const MAX_QUEUE_NS: u64 = 100_000_000;
+pub(crate) const MAX_RATE_QUEUE_NS: u64 = 100_000_000;
 
 /// An action on the device or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

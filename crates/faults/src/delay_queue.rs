@@ -17,19 +17,19 @@ use std::collections::BinaryHeap;
 #[derive(Debug)]
 pub struct DelayQueue<T> {
     items: BinaryHeap<Reverse<DelayedEntry<T>>>,
-    pushed: u64,
+    pushed_count: u64,
 }
 
 #[derive(Debug)]
 struct DelayedEntry<T> {
     due_ns: u64,
-    number: u64,
+    push_number: u64,
     item: T,
 }
 
 impl<T> DelayedEntry<T> {
     fn key(&self) -> (u64, u64) {
-        (self.due_ns, self.number)
+        (self.due_ns, self.push_number)
     }
 }
 
@@ -57,7 +57,7 @@ impl<T> Default for DelayQueue<T> {
     fn default() -> Self {
         Self {
             items: BinaryHeap::new(),
-            pushed: 0,
+            pushed_count: 0,
         }
     }
 }
@@ -65,11 +65,11 @@ impl<T> Default for DelayQueue<T> {
 impl<T> DelayQueue<T> {
     /// Adds an item that is due at `due_ns`.
     pub fn push(&mut self, due_ns: u64, what: T) {
-        let number = self.pushed;
-        self.pushed += 1;
+        let number = self.pushed_count;
+        self.pushed_count += 1;
         self.items.push(Reverse(DelayedEntry {
             due_ns,
-            number,
+            push_number: number,
             item: what,
         }));
     }

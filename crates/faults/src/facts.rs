@@ -8,7 +8,7 @@ use std::net::IpAddr;
 pub struct QueuePair {
     /// Number of the queue pair in the order in which the process created its queue pairs, from 1;
     /// 0 if unknown.
-    pub number: u32,
+    pub creation_number: u32,
     /// The queue pair number.
     pub qpn: u32,
 }
@@ -69,7 +69,7 @@ impl PacketFacts {
 #[derive(Clone, Copy, Debug)]
 pub struct VerbFacts {
     /// The verb's name, such as `ibv_reg_mr`.
-    pub name: &'static str,
+    pub verb_name: &'static str,
     /// The queue pair for which the verb is called, if any.
     pub queue_pair: QueuePair,
 }
@@ -79,8 +79,11 @@ impl VerbFacts {
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {
-            name,
-            queue_pair: QueuePair { number: 0, qpn: 0 },
+            verb_name: name,
+            queue_pair: QueuePair {
+                creation_number: 0,
+                qpn: 0,
+            },
         }
     }
 }

@@ -32,7 +32,7 @@ fn run_plan(plan: Plan) {
     for step in 0..40u32 {
         let now_ns = u64::from(step) * 250_000_000;
         let queue_pair = QueuePair {
-            number: step % 3,
+            creation_number: step % 3,
             qpn: 17,
         };
         let facts = PacketFacts {
@@ -44,30 +44,30 @@ fn run_plan(plan: Plan) {
             operation: "SEND",
             bytes: 64 * (step % 4),
         };
-        let fate = injector.packet(now_ns, &facts);
+        let fate = injector.decide_packet(now_ns, &facts);
         assert!(fate.corrupt_bit.is_none_or(|bit| bit < facts.bytes * 8));
         let verb = VerbFacts {
-            name: "ibv_reg_mr_iova2",
+            verb_name: "ibv_reg_mr_iova2",
             queue_pair,
         };
-        injector.verb(now_ns, &verb);
+        injector.decide_verb_call(now_ns, &verb);
         let work = WorkFacts {
             operation: "RECV",
             queue_pair,
             peer: Peer::default(),
         };
-        injector.work_request(now_ns, &work);
+        injector.decide_work_request(now_ns, &work);
         let completion = CompletionFacts {
             operation: "RECV",
             queue_pair,
         };
-        injector.completion(now_ns, &completion);
-        injector.due(now_ns);
-        assert!(injector.next_due().is_none_or(|due| due > now_ns));
+        injector.completion_delay_ns(now_ns, &completion);
+        injector.take_due_incidents(now_ns);
+        assert!(injector.next_due_ns().is_none_or(|due| due > now_ns));
     }
     assert!(
         injector
-            .counts()
+            .rule_counts()
             .all(|counts| counts.struck <= counts.matched)
     );
 }

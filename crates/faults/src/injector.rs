@@ -4,11 +4,11 @@ use crate::action::{Action, DeviceAction};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
 use crate::packets;
 use crate::plan::Plan;
-use crate::random::{RuleRandom, between, of_text};
+use crate::random::{RuleRandom, between, hash_text};
 use crate::rule::{Rule, Trigger};
 use crate::select::RuleState;
 use crate::verdict::{
-    Counts, DueIncident, PacketVerdict, StruckRules, VerbVerdict, WorkFault, WorkVerdict,
+    PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict, WorkFault, WorkVerdict,
 };
 
 /// An injector: decides on faults by a plan and a seed. Times are in nanoseconds since the process
@@ -31,7 +31,7 @@ impl Injector {
             // numbers.
             let twins = states.iter().filter(|state| state.rule.to_string() == text);
             let twins = twins.count() as u64;
-            let draws = RuleRandom::new(seed, of_text(&text).wrapping_add(twins));
+            let draws = RuleRandom::new(seed, hash_text(&text).wrapping_add(twins));
             states.push(RuleState::new(rule, draws));
         }
         Self {
@@ -46,40 +46,40 @@ impl Injector {
     }
 
     /// Returns the counts of the rules, in the order of the plan.
-    pub fn counts(&self) -> impl ExactSizeIterator<Item = Counts> + '_ {
-        self.states.iter().map(|state| Counts {
+    pub fn rule_counts(&self) -> impl ExactSizeIterator<Item = RuleCounts> + '_ {
+        self.states.iter().map(|state| RuleCounts {
             matched: state.matched,
             struck: state.struck,
         })
     }
 
     /// Returns the fate of a packet that is sent or received.
-    pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> PacketVerdict {
+    pub fn decide_packet(&mut self, now_ns: u64, facts: &PacketFacts) -> PacketVerdict {
         let mut fate = PacketVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
-            packets::apply(state, index, now_ns, facts, &mut fate);
+            packets::apply_rule(state, index, now_ns, facts, &mut fate);
         }
         fate.drop |= self.is_link_down(now_ns);
         fate
     }
 
     /// Returns the verdict on a call of a verb.
-    pub fn verb(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
+    pub fn decide_verb_call(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
         let mut verdict = VerbVerdict::default();
-        let stream = of_text(facts.name) ^ u64::from(facts.queue_pair.number);
+        let stream = hash_text(facts.verb_name) ^ u64::from(facts.queue_pair.creation_number);
         for (index, state) in self.states.iter_mut().enumerate() {
             let rule = &state.rule;
-            let is_for = rule.trigger.is_call_of(facts.name)
+            let is_for = rule.trigger.is_call_of(facts.verb_name)
                 && rule.filter.includes_time(now_ns)
                 && rule.filter.includes_queue_pair(facts.queue_pair);
-            if !is_for || state.strikes(stream).is_none() {
+            if !is_for || state.try_strike(stream).is_none() {
                 continue;
             }
             verdict.struck.add(index);
             match state.rule.action {
                 Action::Errno(errno) => verdict.errno = verdict.errno.or(Some(errno)),
                 Action::Incident(incident) => {
-                    let target = target(&state.rule, facts.queue_pair);
+                    let target = incident_queue_pair(&state.rule, facts.queue_pair);
                     verdict.incidents.push((incident, target));
                 }
                 _ => {}
@@ -90,7 +90,7 @@ impl Injector {
     }
 
     /// Returns the verdict on a work request that the program posts.
-    pub fn work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
+    pub fn decide_work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
         let mut verdict = WorkVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             let rule = &state.rule;
@@ -99,7 +99,11 @@ impl Injector {
                 && rule.filter.includes_operation(facts.operation)
                 && rule.filter.includes_queue_pair(facts.queue_pair)
                 && rule.filter.includes_peer(facts.peer);
-            if !is_for || state.strikes(facts.queue_pair.number.into()).is_none() {
+            if !is_for
+                || state
+                    .try_strike(facts.queue_pair.creation_number.into())
+                    .is_none()
+            {
                 continue;
             }
             verdict.struck.add(index);
@@ -107,7 +111,7 @@ impl Injector {
                 Action::Status(status) => Some(WorkFault::Status(status)),
                 Action::ReceiverNotReady(time) => Some(WorkFault::ReceiverNotReady(time)),
                 Action::Incident(incident) => {
-                    let target = target(&state.rule, facts.queue_pair);
+                    let target = incident_queue_pair(&state.rule, facts.queue_pair);
                     verdict.incidents.push((incident, target));
                     None
                 }
@@ -120,7 +124,11 @@ impl Injector {
     }
 
     /// Returns the delay of a completion in nanoseconds, and the rules that struck the completion.
-    pub fn completion(&mut self, now_ns: u64, facts: &CompletionFacts) -> (u64, StruckRules) {
+    pub fn completion_delay_ns(
+        &mut self,
+        now_ns: u64,
+        facts: &CompletionFacts,
+    ) -> (u64, StruckRules) {
         let mut delay = 0u64;
         let mut struck = StruckRules::default();
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -131,32 +139,37 @@ impl Injector {
             let is_for = filter.includes_time(now_ns)
                 && filter.operation.is_none_or(|name| name == facts.operation)
                 && filter.includes_queue_pair(facts.queue_pair);
-            if is_for && let Some(strike) = state.strikes(facts.queue_pair.number.into()) {
+            if is_for
+                && let Some(strike) = state.try_strike(facts.queue_pair.creation_number.into())
+            {
                 struck.add(index);
-                delay = delay.saturating_add(between(state.draw(strike), low, high));
+                delay = delay.saturating_add(between(state.draw_detail(strike), low, high));
             }
         }
         (delay, struck)
     }
 
-    /// Returns the time in nanoseconds at which [`due`](Self::due) next has an incident.
+    /// Returns the time in nanoseconds at which [`take_due_incidents`](Self::take_due_incidents) next has an incident.
     #[must_use]
-    pub fn next_due(&self) -> Option<u64> {
-        let timers = self.states.iter().filter(|state| is_waiting(state));
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let timers = self
+            .states
+            .iter()
+            .filter(|state| is_pending_timed_rule(state));
         let first = timers.map(|state| state.rule.filter.from_ns).min();
         let up = self.link_down_until.filter(|until| *until != u64::MAX);
         first.into_iter().chain(up).min()
     }
 
     /// Returns the incidents that are due at `now_ns`, each once, and the rules that struck.
-    pub fn due(&mut self, now_ns: u64) -> (Vec<DueIncident>, StruckRules) {
+    pub fn take_due_incidents(&mut self, now_ns: u64) -> (Vec<TargetedIncident>, StruckRules) {
         let mut happenings = Vec::new();
         let mut struck = StruckRules::default();
         for (index, state) in self.states.iter_mut().enumerate() {
-            if !is_waiting(state) || state.rule.filter.from_ns > now_ns {
+            if !is_pending_timed_rule(state) || state.rule.filter.from_ns > now_ns {
                 continue;
             }
-            if state.strikes(0).is_some()
+            if state.try_strike(0).is_some()
                 && let Action::Incident(incident) = state.rule.action
             {
                 struck.add(index);
@@ -177,7 +190,7 @@ impl Injector {
         self.link_down_until.is_some_and(|until| now_ns < until)
     }
 
-    fn record_link_state(&mut self, now_ns: u64, happenings: &[DueIncident]) {
+    fn record_link_state(&mut self, now_ns: u64, happenings: &[TargetedIncident]) {
         for (incident, _) in happenings {
             if let DeviceAction::LinkDown(time) = incident {
                 let until = time.map_or(u64::MAX, |time| now_ns.saturating_add(time));
@@ -188,14 +201,14 @@ impl Injector {
 }
 
 /// Returns true for a rule of a time (`at=`) that has not struck yet.
-fn is_waiting(state: &RuleState) -> bool {
+fn is_pending_timed_rule(state: &RuleState) -> bool {
     state.rule.trigger == Trigger::Time && state.matched == 0
 }
 
 /// Returns the queue pair of an incident: the queue pair of the occurrence, or else that of the
 /// rule's filter.
-fn target(rule: &Rule, occurred: QueuePair) -> QueuePair {
-    match occurred.number {
+fn incident_queue_pair(rule: &Rule, occurred: QueuePair) -> QueuePair {
+    match occurred.creation_number {
         0 => rule.queue_pair(),
         _ => occurred,
     }

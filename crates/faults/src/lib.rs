@@ -46,5 +46,6 @@ pub use names::{OPERATIONS, operation_of_opcode};
 pub use plan::Plan;
 pub use rule::Rule;
 pub use verdict::{
-    Counts, DueIncident, MAX_RULES, PacketVerdict, StruckRules, VerbVerdict, WorkFault, WorkVerdict,
+    MAX_RULES, PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict, WorkFault,
+    WorkVerdict,
 };

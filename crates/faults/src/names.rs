@@ -163,7 +163,7 @@ pub(crate) const VERBS: &[&str] = &[
 
 /// Returns the number that `name` stands for in a table; case is ignored, and `prefix` may be left
 /// out.
-pub(crate) fn number<T: Copy>(
+pub(crate) fn parse_named_value<T: Copy>(
     names: Names<T>,
     prefix: &str,
     what: &str,
@@ -179,7 +179,7 @@ pub(crate) fn number<T: Copy>(
 }
 
 /// Returns the element of `all` that equals `text`, ignoring case.
-pub(crate) fn one_of(
+pub(crate) fn parse_name(
     all: &'static [&'static str],
     what: &str,
     text: &str,
@@ -208,18 +208,18 @@ mod tests {
     #[test]
     fn names_stand_for_the_numbers_of_the_headers() {
         assert_eq!(
-            number(STATUSES, "IBV_WC_", "status", "ibv_wc_rem_access_err").map(|s| s.1),
+            parse_named_value(STATUSES, "IBV_WC_", "status", "ibv_wc_rem_access_err").map(|s| s.1),
             Ok(IBV_WC_REM_ACCESS_ERR)
         );
         assert_eq!(
-            number(EVENTS, "IBV_EVENT_", "event", "PORT_ERR").map(|e| e.1),
+            parse_named_value(EVENTS, "IBV_EVENT_", "event", "PORT_ERR").map(|e| e.1),
             Ok(IBV_EVENT_PORT_ERR)
         );
         assert_eq!(
-            number(ERRNOS, "", "errno", "enomem").map(|e| e.1),
+            parse_named_value(ERRNOS, "", "errno", "enomem").map(|e| e.1),
             Ok(libc::ENOMEM)
         );
-        let wrong = number(ERRNOS, "", "errno", "ENOMEN").unwrap_err();
+        let wrong = parse_named_value(ERRNOS, "", "errno", "ENOMEN").unwrap_err();
         assert!(wrong.contains("ENOMEM"), "{wrong}");
     }
 

@@ -1,6 +1,6 @@
 //! Applies rules to packets.
 
-use crate::action::{Action, MAX_QUEUE_NS, PacketAction};
+use crate::action::{Action, MAX_RATE_QUEUE_NS, PacketAction};
 use crate::facts::{Direction, PacketFacts};
 use crate::random::between;
 use crate::select::RuleState;
@@ -8,8 +8,8 @@ use crate::verdict::PacketVerdict;
 
 /// Returns the number of the random stream of a packet: each queue pair and direction has its own
 /// stream.
-fn stream_of(facts: &PacketFacts) -> u64 {
-    let queue_pair = match facts.queue_pair.number {
+fn random_stream_of_packet(facts: &PacketFacts) -> u64 {
+    let queue_pair = match facts.queue_pair.creation_number {
         0 => facts.queue_pair.qpn,
         number => number,
     };
@@ -17,7 +17,7 @@ fn stream_of(facts: &PacketFacts) -> u64 {
 }
 
 /// Applies the rule `index` to a packet.
-pub(crate) fn apply(
+pub(crate) fn apply_rule(
     state: &mut RuleState,
     index: usize,
     now_ns: u64,
@@ -30,15 +30,19 @@ pub(crate) fn apply(
     if !applies_to(state, action, now_ns, facts) {
         return;
     }
-    let stream = stream_of(facts);
-    let strike = state.strikes(stream);
+    let stream = random_stream_of_packet(facts);
+    let strike = state.try_strike(stream);
     if let PacketAction::Delay(low, high) = action {
         // Later packets wait behind a delayed packet, whether or not the rule strikes them.
-        let own = strike.map_or(0, |strike| between(state.draw(strike), low, high));
-        let before = state.releases.get(&stream).copied().unwrap_or(0);
+        let own = strike.map_or(0, |strike| between(state.draw_detail(strike), low, high));
+        let before = state
+            .last_release_ns_by_stream
+            .get(&stream)
+            .copied()
+            .unwrap_or(0);
         let release = now_ns.saturating_add(own).max(before);
         if release > now_ns {
-            state.releases.insert(stream, release);
+            state.last_release_ns_by_stream.insert(stream, release);
             fate.delay_ns = fate.delay_ns.saturating_add(release - now_ns);
         }
     }
@@ -51,16 +55,16 @@ pub(crate) fn apply(
         PacketAction::Duplicate => fate.duplicate = true,
         PacketAction::Corrupt => {
             let bits = u64::from(facts.bytes) * 8;
-            let bit = between(state.draw(strike), 0, bits.saturating_sub(1));
+            let bit = between(state.draw_detail(strike), 0, bits.saturating_sub(1));
             fate.corrupt_bit = u32::try_from(bit).ok().filter(|_| bits > 0);
         }
         PacketAction::Ecn => fate.ecn = true,
         PacketAction::Delay(..) => {}
         PacketAction::Reorder(low, high) => {
-            let time = between(state.draw(strike), low, high);
+            let time = between(state.draw_detail(strike), low, high);
             fate.delay_ns = fate.delay_ns.saturating_add(time);
         }
-        PacketAction::Rate(rate) => match wait_for_rate(state, rate, now_ns, facts.bytes) {
+        PacketAction::Rate(rate) => match rate_limit_wait_ns(state, rate, now_ns, facts.bytes) {
             Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
             None => fate.drop = true,
         },
@@ -84,10 +88,10 @@ fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &Pack
 
 /// Returns the time in nanoseconds that a packet waits at a limited rate; `None` if it would exceed
 /// `QUEUE_NS`.
-fn wait_for_rate(state: &mut RuleState, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
+fn rate_limit_wait_ns(state: &mut RuleState, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
     let start = state.next_free_ns.max(now_ns);
     let wait = start - now_ns;
-    if wait > MAX_QUEUE_NS {
+    if wait > MAX_RATE_QUEUE_NS {
         return None;
     }
     let time = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate.max(1));

@@ -17,7 +17,7 @@ pub struct Plan {
 }
 
 /// The words of a rule, each with its value if it has one.
-type Words = Vec<(String, Option<String>)>;
+type RuleWords = Vec<(String, Option<String>)>;
 
 impl Plan {
     /// Parses a TOML document of `[[rule]]` tables, whose keys are the words of a line:
@@ -52,7 +52,7 @@ impl Plan {
                 .as_table()
                 .ok_or_else(|| wrong("a rule is not a table"))?;
             let words = table.iter().map(|(key, value)| toml_word(key, value));
-            let words: Result<Words, String> = words.collect();
+            let words: Result<RuleWords, String> = words.collect();
             all.push(words.map_err(|reason| PlanError::Rule {
                 number: at + 1,
                 text: table.keys().cloned().collect::<Vec<_>>().join(","),
@@ -62,7 +62,7 @@ impl Plan {
         Self::from_words(&all)
     }
 
-    fn from_words(all: &[Words]) -> Result<Self, PlanError> {
+    fn from_words(all: &[RuleWords]) -> Result<Self, PlanError> {
         match all.len() {
             0 => return Err(PlanError::Empty),
             1..=MAX_RULES => {}
@@ -104,7 +104,7 @@ fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>),
 }
 
 /// Formats the words of a rule as a line, for messages.
-fn format_words(words: &Words) -> String {
+fn format_words(words: &RuleWords) -> String {
     let words = words.iter().map(|(word, value)| match value {
         Some(value) => format!("{word}={value}"),
         None => word.clone(),
@@ -118,7 +118,7 @@ impl FromStr for Plan {
     /// Parses a plan in a line.
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let rules = text.split([';', '\n']).map(str::trim);
-        let all: Vec<Words> = rules
+        let all: Vec<RuleWords> = rules
             .filter(|rule| !rule.is_empty())
             .map(|rule| rule.split(',').map(line_word).collect())
             .collect();

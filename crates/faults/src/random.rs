@@ -9,7 +9,7 @@ const fn mix(value: u64) -> u64 {
 }
 
 /// Returns a hash of a text: FNV-1a, mixed.
-pub(crate) fn of_text(text: &str) -> u64 {
+pub(crate) fn hash_text(text: &str) -> u64 {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn shares_are_about_as_asked() {
-        let draws = RuleRandom::new(1, of_text("rule"));
+        let draws = RuleRandom::new(1, hash_text("rule"));
         for percent in [0, 1, 10, 50, 99, 100] {
             let hits = (0..100_000)
                 .filter(|&n| is_within(draws.draw(3, n, 0), f64::from(percent) / 100.0))

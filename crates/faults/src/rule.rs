@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use crate::action::{Action, DeviceAction, NetworkPartition, PacketAction};
 use crate::facts::{Direction, Peer, QueuePair};
 use crate::names::{
-    ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, number, one_of, verb_covers_call,
+    ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, parse_name, parse_named_value,
+    verb_covers_call,
 };
-use crate::units::{bits_per_second, time_ns, time_range_ns};
+use crate::units::{parse_bits_per_second, parse_time_ns, parse_time_range_ns};
 
 /// A rule of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,7 +38,7 @@ pub(crate) enum Trigger {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Filter {
     pub(crate) operation: Option<&'static str>,
-    pub(crate) qp: Option<u32>,
+    pub(crate) qp_creation_number: Option<u32>,
     pub(crate) qpn: Option<u32>,
     peer: Option<IpAddr>,
     peer_qpn: Option<u32>,
@@ -50,9 +51,9 @@ pub(crate) struct Filter {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Selection {
     pub(crate) probability: f64,
-    pub(crate) after: u64,
-    pub(crate) every: u64,
-    pub(crate) count: u64,
+    pub(crate) skipped_matches: u64,
+    pub(crate) every_nth_match: u64,
+    pub(crate) max_strikes: u64,
 }
 
 /// The words for actions.
@@ -106,7 +107,7 @@ impl Rule {
     /// Returns the queue pair of the rule's filter; 0 stands for any.
     pub(crate) fn queue_pair(&self) -> QueuePair {
         QueuePair {
-            number: self.filter.qp.unwrap_or(0),
+            creation_number: self.filter.qp_creation_number.unwrap_or(0),
             qpn: self.filter.qpn.unwrap_or(0),
         }
     }
@@ -152,43 +153,43 @@ fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, Strin
         "corrupt" => bare(PacketAction::Corrupt),
         "ecn" => bare(PacketAction::Ecn),
         "delay" => {
-            let (low, high) = time_range_ns(given()?)?;
+            let (low, high) = parse_time_range_ns(given()?)?;
             packet(PacketAction::Delay(low, high))
         }
         "reorder" => {
-            let (low, high) = time_range_ns(given()?)?;
+            let (low, high) = parse_time_range_ns(given()?)?;
             packet(PacketAction::Reorder(low, high))
         }
-        "rate" => packet(PacketAction::Rate(bits_per_second(given()?)?)),
-        "partition" => packet(PacketAction::Partition(partition(given()?)?)),
+        "rate" => packet(PacketAction::Rate(parse_bits_per_second(given()?)?)),
+        "partition" => packet(PacketAction::Partition(parse_partition(given()?)?)),
         "errno" => Ok(Some(Action::Errno(
-            number(ERRNOS, "", "errno", given()?)?.1,
+            parse_named_value(ERRNOS, "", "errno", given()?)?.1,
         ))),
         "status" => {
-            let status = number(STATUSES, "IBV_WC_", "status", given()?)?;
+            let status = parse_named_value(STATUSES, "IBV_WC_", "status", given()?)?;
             Ok(Some(Action::Status(status.1)))
         }
-        "rnr" => Ok(Some(Action::ReceiverNotReady(time_ns(given()?)?))),
+        "rnr" => Ok(Some(Action::ReceiverNotReady(parse_time_ns(given()?)?))),
         "late" => {
-            let (low, high) = time_range_ns(given()?)?;
+            let (low, high) = parse_time_range_ns(given()?)?;
             Ok(Some(Action::DelayCompletion(low, high)))
         }
         "event" => {
-            let event = number(EVENTS, "IBV_EVENT_", "event", given()?)?;
+            let event = parse_named_value(EVENTS, "IBV_EVENT_", "event", given()?)?;
             Ok(Some(Action::Incident(DeviceAction::Event(event.1))))
         }
-        "pause" => Ok(Some(Action::Incident(DeviceAction::Pause(time_ns(
+        "pause" => Ok(Some(Action::Incident(DeviceAction::Pause(parse_time_ns(
             given()?,
         )?)))),
         "link-down" => {
-            let time = value.map(time_ns).transpose()?;
+            let time = value.map(parse_time_ns).transpose()?;
             Ok(Some(Action::Incident(DeviceAction::LinkDown(time))))
         }
         _ => Ok(None),
     }
 }
 
-fn partition(text: &str) -> Result<NetworkPartition, String> {
+fn parse_partition(text: &str) -> Result<NetworkPartition, String> {
     let ends = text.split_once('/').and_then(|(one, other)| {
         let one = one.trim().parse().ok()?;
         Some((one, other.trim().parse().ok()?))
@@ -223,7 +224,7 @@ impl RuleText<'_> {
             filter,
             selection,
         };
-        rule.check()?;
+        rule.check_combinations()?;
         Ok(rule)
     }
 
@@ -234,7 +235,7 @@ impl RuleText<'_> {
         };
         let verb = verb.map(|verb| match verb {
             "any" => Ok(None),
-            verb => one_of(VERBS, "verb that can be refused", verb).map(Some),
+            verb => parse_name(VERBS, "verb that can be refused", verb).map(Some),
         });
         match (action, verb.transpose()?) {
             (Action::Packet(_), _) => Ok(Trigger::Packet),
@@ -258,34 +259,44 @@ impl RuleText<'_> {
         let mut filter = Filter::default();
         if matches!(occasion, Packet | Work | Completion) {
             let operation = self.0.remove("opcode");
-            let operation = operation.map(|name| one_of(OPERATIONS, "operation", name));
+            let operation = operation.map(|name| parse_name(OPERATIONS, "operation", name));
             filter.operation = operation.transpose()?;
         }
-        filter.qp = self.parsed("qp", "a number of a queue pair, from 1 on", number_of_qp)?;
-        filter.qpn = self.parsed(
+        filter.qp_creation_number = self.take_parsed(
+            "qp",
+            "a number of a queue pair, from 1 on",
+            parse_qp_creation_number,
+        )?;
+        filter.qpn = self.take_parsed(
             "qpn",
             "a queue pair number, such as 17 or 0x8000",
-            queue_pair_number,
+            parse_qpn,
         )?;
         if matches!(occasion, Packet | Work) {
-            filter.peer = self.parsed("peer", "an IP address", |text| text.parse().ok())?;
-            filter.peer_qpn = self.parsed(
+            filter.peer = self.take_parsed("peer", "an IP address", |text| text.parse().ok())?;
+            filter.peer_qpn = self.take_parsed(
                 "peer-qpn",
                 "a queue pair number, such as 17 or 0x8000",
-                queue_pair_number,
+                parse_qpn,
             )?;
         }
         if occasion == Packet {
-            filter.direction = self.parsed("direction", "send or receive", |text| match text {
-                "send" => Some(Direction::Send),
-                "receive" => Some(Direction::Receive),
-                _ => None,
-            })?;
+            filter.direction =
+                self.take_parsed("direction", "send or receive", |text| match text {
+                    "send" => Some(Direction::Send),
+                    "receive" => Some(Direction::Receive),
+                    _ => None,
+                })?;
         }
-        filter.from_ns = self.0.remove("from").map(time_ns).transpose()?.unwrap_or(0);
+        filter.from_ns = self
+            .0
+            .remove("from")
+            .map(parse_time_ns)
+            .transpose()?
+            .unwrap_or(0);
         if occasion != Time {
-            let until = self.0.remove("until").map(time_ns).transpose()?;
-            let time = self.0.remove("for").map(time_ns).transpose()?;
+            let until = self.0.remove("until").map(parse_time_ns).transpose()?;
+            let time = self.0.remove("for").map(parse_time_ns).transpose()?;
             filter.until_ns = match (until, time) {
                 (Some(_), Some(_)) => return Err("it has both until and for".to_owned()),
                 (Some(until), None) if until <= filter.from_ns => {
@@ -302,30 +313,34 @@ impl RuleText<'_> {
         let share = |text: &str| text.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
         let whole = |text: &str| text.parse::<u64>().ok();
         let positive = |text: &str| whole(text).filter(|n| *n > 0);
-        let probability = self.parsed("p", "a probability from 0 to 1", share)?;
+        let probability = self.take_parsed("p", "a probability from 0 to 1", share)?;
         let mut selection = Selection {
             probability: probability.unwrap_or(1.0),
-            after: 0,
-            every: 1,
-            count: u64::MAX,
+            skipped_matches: 0,
+            every_nth_match: 1,
+            max_strikes: u64::MAX,
         };
         if occasion == Trigger::Time {
-            selection.count = 1;
+            selection.max_strikes = 1;
             return Ok(selection);
         }
-        if let Some(after) = self.parsed("after", "a number of occurrences", whole)? {
-            selection.after = after;
+        if let Some(after) = self.take_parsed("after", "a number of occurrences", whole)? {
+            selection.skipped_matches = after;
         }
-        if let Some(every) = self.parsed("every", "a number of occurrences, from 1 on", positive)? {
-            selection.every = every;
+        if let Some(every) =
+            self.take_parsed("every", "a number of occurrences, from 1 on", positive)?
+        {
+            selection.every_nth_match = every;
         }
-        if let Some(count) = self.parsed("count", "a number of strikes, from 1 on", positive)? {
-            selection.count = count;
+        if let Some(count) =
+            self.take_parsed("count", "a number of strikes, from 1 on", positive)?
+        {
+            selection.max_strikes = count;
         }
         Ok(selection)
     }
 
-    fn parsed<T>(
+    fn take_parsed<T>(
         &mut self,
         word: &str,
         what: &str,
@@ -339,11 +354,11 @@ impl RuleText<'_> {
     }
 }
 
-fn number_of_qp(text: &str) -> Option<u32> {
+fn parse_qp_creation_number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number > 0)
 }
 
-fn queue_pair_number(text: &str) -> Option<u32> {
+fn parse_qpn(text: &str) -> Option<u32> {
     let number = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16).ok()?,
         None => text.parse().ok()?,
@@ -353,7 +368,7 @@ fn queue_pair_number(text: &str) -> Option<u32> {
 
 impl Rule {
     /// Checks combinations of words in the whole rule.
-    fn check(&self) -> Result<(), String> {
+    fn check_combinations(&self) -> Result<(), String> {
         let receives = self.filter.operation == Some("RECV");
         match self.action {
             Action::Status(status)
@@ -379,7 +394,8 @@ impl Filter {
     }
 
     pub(crate) fn includes_queue_pair(&self, queue_pair: QueuePair) -> bool {
-        self.qp.is_none_or(|number| number == queue_pair.number)
+        self.qp_creation_number
+            .is_none_or(|number| number == queue_pair.creation_number)
             && self.qpn.is_none_or(|qpn| qpn == queue_pair.qpn)
     }
 

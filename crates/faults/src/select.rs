@@ -12,23 +12,23 @@ const MAX_STREAMS: usize = 1 << 16;
 #[derive(Clone, Debug)]
 pub(crate) struct RuleState {
     pub(crate) rule: Rule,
-    pub(crate) draws: RuleRandom,
+    pub(crate) random_draws: RuleRandom,
     /// Occurrences that matched the rule.
     pub(crate) matched: u64,
     pub(crate) struck: u64,
     /// The number of matched occurrences in each stream.
-    numbers: HashMap<u64, u64>,
+    matches_by_stream: HashMap<u64, u64>,
     /// The time at which the last delayed packet of each stream leaves, in nanoseconds.
-    pub(crate) releases: HashMap<u64, u64>,
+    pub(crate) last_release_ns_by_stream: HashMap<u64, u64>,
     /// The time in nanoseconds at which the limited rate lets the next packet leave.
     pub(crate) next_free_ns: u64,
 }
 
 /// An occurrence that a rule struck.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StruckRule {
+pub(crate) struct StruckOccurrence {
     stream: u64,
-    number: u64,
+    occurrence_number: u64,
 }
 
 /// Purpose of the random number that decides whether a rule strikes; `PURPOSE_DETAIL` is the purpose of all
@@ -40,46 +40,51 @@ impl RuleState {
     pub(crate) fn new(rule: Rule, draws: RuleRandom) -> Self {
         Self {
             rule,
-            draws,
+            random_draws: draws,
             matched: 0,
             struck: 0,
-            numbers: HashMap::new(),
-            releases: HashMap::new(),
+            matches_by_stream: HashMap::new(),
+            last_release_ns_by_stream: HashMap::new(),
             next_free_ns: 0,
         }
     }
 
-    /// Counts a matched occurrence in `stream`; returns a [`StruckRule`] if the rule strikes the
+    /// Counts a matched occurrence in `stream`; returns a [`StruckOccurrence`] if the rule strikes the
     /// occurrence.
-    pub(crate) fn strikes(&mut self, stream: u64) -> Option<StruckRule> {
-        let stream = if self.numbers.len() < MAX_STREAMS || self.numbers.contains_key(&stream) {
+    pub(crate) fn try_strike(&mut self, stream: u64) -> Option<StruckOccurrence> {
+        let stream = if self.matches_by_stream.len() < MAX_STREAMS
+            || self.matches_by_stream.contains_key(&stream)
+        {
             stream
         } else {
             0
         };
-        let next = self.numbers.entry(stream).or_default();
+        let next = self.matches_by_stream.entry(stream).or_default();
         let number = *next;
         *next += 1;
         let place = self.matched;
         self.matched += 1;
         let selection = &self.rule.selection;
-        let chosen = place >= selection.after
-            && (place - selection.after).is_multiple_of(selection.every)
-            && self.struck < selection.count
+        let chosen = place >= selection.skipped_matches
+            && (place - selection.skipped_matches).is_multiple_of(selection.every_nth_match)
+            && self.struck < selection.max_strikes
             && is_within(
-                self.draws.draw(stream, number, PURPOSE_DECISION),
+                self.random_draws.draw(stream, number, PURPOSE_DECISION),
                 selection.probability,
             );
         if !chosen {
             return None;
         }
         self.struck += 1;
-        Some(StruckRule { stream, number })
+        Some(StruckOccurrence {
+            stream,
+            occurrence_number: number,
+        })
     }
 
     /// Returns a random number for a detail of a strike, such as a delay.
-    pub(crate) fn draw(&self, strike: StruckRule) -> u64 {
-        self.draws
-            .draw(strike.stream, strike.number, PURPOSE_DETAIL)
+    pub(crate) fn draw_detail(&self, strike: StruckOccurrence) -> u64 {
+        self.random_draws
+            .draw(strike.stream, strike.occurrence_number, PURPOSE_DETAIL)
     }
 }

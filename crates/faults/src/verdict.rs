@@ -28,7 +28,7 @@ impl StruckRules {
 }
 
 /// An incident and its queue pair; queue pair number 0 stands for any queue pair.
-pub type DueIncident = (DeviceAction, QueuePair);
+pub type TargetedIncident = (DeviceAction, QueuePair);
 
 /// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct VerbVerdict {
     /// The errno with which the verb fails.
     pub errno: Option<i32>,
     /// Incidents that happen before the verb is executed.
-    pub incidents: Vec<DueIncident>,
+    pub incidents: Vec<TargetedIncident>,
     /// The rules that struck the call.
     pub struck: StruckRules,
 }
@@ -56,14 +56,14 @@ pub struct WorkVerdict {
     /// The fault of the work request.
     pub fault: Option<WorkFault>,
     /// Incidents that happen before the work request is executed.
-    pub incidents: Vec<DueIncident>,
+    pub incidents: Vec<TargetedIncident>,
     /// The rules that struck the work request.
     pub struck: StruckRules,
 }
 
 /// Counts of the occurrences that a rule matched and struck.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RuleCounts {
     /// Number of occurrences that matched the rule.
     pub matched: u64,
     /// Number of occurrences that the rule struck.

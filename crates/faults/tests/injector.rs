@@ -22,7 +22,7 @@ fn packet(number: u32) -> PacketFacts {
         source: address(1),
         destination: address(2),
         queue_pair: QueuePair {
-            number,
+            creation_number: number,
             qpn: 0x8000 + number,
         },
         peer_qpn: Some(5),
@@ -34,7 +34,10 @@ fn packet(number: u32) -> PacketFacts {
 fn work(number: u32, operation: &'static str) -> WorkFacts {
     WorkFacts {
         operation,
-        queue_pair: QueuePair { number, qpn: 0 },
+        queue_pair: QueuePair {
+            creation_number: number,
+            qpn: 0,
+        },
         peer: Peer::default(),
     }
 }
@@ -43,13 +46,21 @@ fn work(number: u32, operation: &'static str) -> WorkFacts {
 fn after_every_and_count_choose_occurrences() {
     let mut it = injector("verb=ibv_create_qp,errno=EAGAIN,after=2,every=3,count=2", 0);
     let calls: Vec<_> = (0..12)
-        .map(|_| it.verb(0, &VerbFacts::new("ibv_create_qp")).errno.is_some())
+        .map(|_| {
+            it.decide_verb_call(0, &VerbFacts::new("ibv_create_qp"))
+                .errno
+                .is_some()
+        })
         .collect();
     let struck: Vec<_> = (0..12).filter(|&n| calls[n]).collect();
     assert_eq!(struck, [2, 5]);
-    let counts = it.counts().next().unwrap();
+    let counts = it.rule_counts().next().unwrap();
     assert_eq!((counts.matched, counts.struck), (12, 2));
-    assert_eq!(it.verb(0, &VerbFacts::new("ibv_create_cq")).errno, None);
+    assert_eq!(
+        it.decide_verb_call(0, &VerbFacts::new("ibv_create_cq"))
+            .errno,
+        None
+    );
 }
 
 #[test]
@@ -57,7 +68,7 @@ fn filters_are_obeyed() {
     let mut it = injector("status=REM_OP_ERR,opcode=SEND,qp=2,from=1s,until=2s", 0);
     let second = 1_000_000_000;
     let fault = |it: &mut Injector, now, number, operation| {
-        it.work_request(now, &work(number, operation)).fault
+        it.decide_work_request(now, &work(number, operation)).fault
     };
     assert_eq!(
         fault(&mut it, second, 2, "SEND"),
@@ -82,14 +93,14 @@ fn filters_are_obeyed() {
         operation,
         queue_pair: QueuePair::default(),
     };
-    assert_eq!(late.completion(0, &facts("RECV")).0, 3_000_000);
-    assert_eq!(late.completion(0, &facts("SEND")).0, 0);
+    assert_eq!(late.completion_delay_ns(0, &facts("RECV")).0, 3_000_000);
+    assert_eq!(late.completion_delay_ns(0, &facts("SEND")).0, 0);
 }
 
 #[test]
 fn packets_have_directions_peers_and_partitions() {
     let mut it = injector("drop,peer=127.0.0.2; partition=127.0.0.2/127.0.0.3", 0);
-    assert!(it.packet(0, &packet(1)).drop);
+    assert!(it.decide_packet(0, &packet(1)).drop);
     let arriving = PacketFacts {
         direction: Direction::Receive,
         source: address(2),
@@ -97,7 +108,7 @@ fn packets_have_directions_peers_and_partitions() {
         ..packet(1)
     };
     assert!(
-        !it.packet(0, &arriving).drop,
+        !it.decide_packet(0, &arriving).drop,
         "a rule is for what is sent, unless it says otherwise"
     );
     for (one, other) in [(2, 3), (3, 2)] {
@@ -108,7 +119,7 @@ fn packets_have_directions_peers_and_partitions() {
                 destination: address(other),
                 ..packet(1)
             };
-            assert!(it.packet(0, &facts).drop);
+            assert!(it.decide_packet(0, &facts).drop);
         }
     }
 }
@@ -117,7 +128,7 @@ fn packets_have_directions_peers_and_partitions() {
 fn a_limited_rate_spaces_packets_and_loses_what_waits_too_long() {
     // 1000 bytes at 8 Mbit/s take 1 ms.
     let mut it = injector("rate=8Mbit", 0);
-    let fates: Vec<PacketVerdict> = (0..150).map(|_| it.packet(0, &packet(1))).collect();
+    let fates: Vec<PacketVerdict> = (0..150).map(|_| it.decide_packet(0, &packet(1))).collect();
     for (n, fate) in (0u64..).zip(&fates) {
         let expected = (n <= 100).then_some(n * 1_000_000);
         assert_eq!(
@@ -126,7 +137,7 @@ fn a_limited_rate_spaces_packets_and_loses_what_waits_too_long() {
             "packet {n}"
         );
     }
-    assert_eq!(it.packet(101_000_000, &packet(1)).delay_ns, 0);
+    assert_eq!(it.decide_packet(101_000_000, &packet(1)).delay_ns, 0);
 }
 
 #[test]
@@ -135,20 +146,30 @@ fn incidents_have_a_time_or_an_occasion() {
         "event=PORT_ERR,from=2ms; link-down=3ms,from=1ms; pause=1s,opcode=SEND,after=1",
         0,
     );
-    assert_eq!(it.next_due(), Some(1_000_000));
-    assert!(it.due(999_999).0.is_empty());
+    assert_eq!(it.next_due_ns(), Some(1_000_000));
+    assert!(it.take_due_incidents(999_999).0.is_empty());
     assert_eq!(
-        it.due(1_000_000).0[0].0,
+        it.take_due_incidents(1_000_000).0[0].0,
         DeviceAction::LinkDown(Some(3_000_000))
     );
-    assert!(it.packet(1_500_000, &packet(1)).drop && it.is_link_down(3_999_999));
-    assert_eq!(it.due(2_500_000).0[0].0, DeviceAction::Event(10));
-    assert_eq!(it.next_due(), Some(4_000_000));
-    assert_eq!(it.due(4_000_000).0[0].0, DeviceAction::LinkUp);
-    assert_eq!(it.next_due(), None);
-    assert!(!it.packet(4_000_000, &packet(1)).drop);
-    assert!(it.work_request(0, &work(1, "SEND")).incidents.is_empty());
-    let verdict = it.work_request(0, &work(1, "SEND"));
+    assert!(it.decide_packet(1_500_000, &packet(1)).drop && it.is_link_down(3_999_999));
+    assert_eq!(
+        it.take_due_incidents(2_500_000).0[0].0,
+        DeviceAction::Event(10)
+    );
+    assert_eq!(it.next_due_ns(), Some(4_000_000));
+    assert_eq!(
+        it.take_due_incidents(4_000_000).0[0].0,
+        DeviceAction::LinkUp
+    );
+    assert_eq!(it.next_due_ns(), None);
+    assert!(!it.decide_packet(4_000_000, &packet(1)).drop);
+    assert!(
+        it.decide_work_request(0, &work(1, "SEND"))
+            .incidents
+            .is_empty()
+    );
+    let verdict = it.decide_work_request(0, &work(1, "SEND"));
     assert_eq!(verdict.incidents[0].0, DeviceAction::Pause(1_000_000_000));
     assert_eq!(verdict.struck.rules().collect::<Vec<_>>(), [2]);
 }
@@ -160,14 +181,14 @@ proptest! {
     fn draws_depend_on_rule_and_stream_alone(seed: u64, others in proptest::collection::vec(1u32..5, 0..60)) {
         let rule = "drop,p=0.3";
         let mut alone = injector(rule, seed);
-        let expected: Vec<bool> = (0..30).map(|_| alone.packet(0, &packet(9)).drop).collect();
+        let expected: Vec<bool> = (0..30).map(|_| alone.decide_packet(0, &packet(9)).drop).collect();
         let mut among = injector("duplicate,p=0.5; corrupt,p=0.1; drop,p=0.3", seed);
         let mut others = others.into_iter();
         for expected in expected {
             if let Some(number) = others.next() {
-                among.packet(0, &packet(number));
+                among.decide_packet(0, &packet(number));
             }
-            prop_assert_eq!(among.packet(0, &packet(9)).drop, expected);
+            prop_assert_eq!(among.decide_packet(0, &packet(9)).drop, expected);
         }
     }
 
@@ -178,7 +199,7 @@ proptest! {
         let (mut now, mut last) = (0, 0);
         for step in steps {
             now += step;
-            let arrival = now + it.packet(now, &packet(1)).delay_ns;
+            let arrival = now + it.decide_packet(now, &packet(1)).delay_ns;
             prop_assert!(arrival >= last);
             last = arrival;
         }
@@ -210,7 +231,7 @@ proptest! {
     fn the_seed_decides(seed: u64) {
         let run = |seed| {
             let mut it = injector("drop,p=0.5; corrupt,p=0.5; reorder=1us..1ms,p=0.5", seed);
-            (0..200).map(|n| it.packet(n, &packet(1))).collect::<Vec<_>>()
+            (0..200).map(|n| it.decide_packet(n, &packet(1))).collect::<Vec<_>>()
         };
         prop_assert_eq!(run(seed), run(seed));
         prop_assert_ne!(run(seed), run(seed ^ 1));

@@ -22,10 +22,10 @@ pub type Client = TestServiceClient<Channel>;
 /// Why a case fails.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-type Done = Result<(), Failure>;
+type CaseResult = Result<(), Failure>;
 
-const REQUESTS: [usize; 4] = [27182, 8, 1828, 45904];
-const RESPONSES: [i32; 4] = [31415, 9, 2653, 58979];
+const REQUEST_BYTES: [usize; 4] = [27182, 8, 1828, 45904];
+const RESPONSE_BYTES: [i32; 4] = [31415, 9, 2653, 58979];
 
 /// A client that takes messages as long as the service sends.
 pub fn client(channel: Channel) -> Client {
@@ -71,11 +71,11 @@ pub async fn run(channel: Channel) -> Result<Vec<&'static str>, Failure> {
     Ok(passed)
 }
 
-fn check(holds: bool, what: &str) -> Done {
+fn check(holds: bool, what: &str) -> CaseResult {
     if holds { Ok(()) } else { Err(what.into()) }
 }
 
-fn check_status<T>(result: Result<T, Status>, code: Code, message: Option<&str>) -> Done {
+fn check_status<T>(result: Result<T, Status>, code: Code, message: Option<&str>) -> CaseResult {
     match result {
         Err(status) if status.code() == code => match message {
             Some(message) if status.message() != message => {
@@ -88,12 +88,12 @@ fn check_status<T>(result: Result<T, Status>, code: Code, message: Option<&str>)
     }
 }
 
-async fn empty_unary(client: &mut Client) -> Done {
+async fn empty_unary(client: &mut Client) -> CaseResult {
     client.empty_call(Empty {}).await?;
     Ok(())
 }
 
-async fn unary(client: &mut Client, request: usize, response: i32) -> Done {
+async fn unary(client: &mut Client, request: usize, response: i32) -> CaseResult {
     let asks = SimpleRequest {
         response_size: response,
         payload: Some(Payload::zeros(request)),
@@ -105,17 +105,17 @@ async fn unary(client: &mut Client, request: usize, response: i32) -> Done {
     check(body.iter().all(|&b| b == 0), "bytes that are not 0")
 }
 
-async fn large_unary(client: &mut Client) -> Done {
+async fn large_unary(client: &mut Client) -> CaseResult {
     unary(client, 271_828, 314_159).await
 }
 
 /// Not of the suite: beyond every window of HTTP/2 and of the stream.
-async fn larger_unary(client: &mut Client) -> Done {
+async fn larger_unary(client: &mut Client) -> CaseResult {
     unary(client, 8 << 20, 8 << 20).await
 }
 
-async fn client_streaming(client: &mut Client) -> Done {
-    let requests = REQUESTS.map(|len| StreamingInputCallRequest {
+async fn client_streaming(client: &mut Client) -> CaseResult {
+    let requests = REQUEST_BYTES.map(|len| StreamingInputCallRequest {
         payload: Some(Payload::zeros(len)),
     });
     let got = client
@@ -132,13 +132,13 @@ fn response_parameters(size: i32) -> ResponseParameters {
     }
 }
 
-async fn server_streaming(client: &mut Client) -> Done {
+async fn server_streaming(client: &mut Client) -> CaseResult {
     let asks = StreamingOutputCallRequest {
-        response_parameters: RESPONSES.map(response_parameters).to_vec(),
+        response_parameters: RESPONSE_BYTES.map(response_parameters).to_vec(),
         ..StreamingOutputCallRequest::default()
     };
     let mut responses = client.streaming_output_call(asks).await?.into_inner();
-    for size in RESPONSES {
+    for size in RESPONSE_BYTES {
         let got = responses.message().await?.ok_or("a response is missing")?;
         let len = got.payload.unwrap_or_default().body.len();
         check(i32::try_from(len) == Ok(size), "a wrong length")?;
@@ -146,7 +146,7 @@ async fn server_streaming(client: &mut Client) -> Done {
     check(responses.message().await?.is_none(), "too many responses")
 }
 
-fn ping(request: usize, response: i32) -> StreamingOutputCallRequest {
+fn streaming_request(request: usize, response: i32) -> StreamingOutputCallRequest {
     StreamingOutputCallRequest {
         response_parameters: vec![response_parameters(response)],
         payload: Some(Payload::zeros(request)),
@@ -154,30 +154,33 @@ fn ping(request: usize, response: i32) -> StreamingOutputCallRequest {
     }
 }
 
-async fn ping_pong(client: &mut Client) -> Done {
+async fn ping_pong(client: &mut Client) -> CaseResult {
     let (to, requests) = mpsc::channel(1);
     let call = client.full_duplex_call(ReceiverStream::new(requests));
-    to.send(ping(REQUESTS[0], RESPONSES[0])).await?;
+    to.send(streaming_request(REQUEST_BYTES[0], RESPONSE_BYTES[0]))
+        .await?;
     let mut responses = call.await?.into_inner();
-    for (i, size) in RESPONSES.into_iter().enumerate() {
+    for (i, size) in RESPONSE_BYTES.into_iter().enumerate() {
         let got = responses.message().await?.ok_or("a response is missing")?;
         let len = got.payload.unwrap_or_default().body.len();
         check(i32::try_from(len) == Ok(size), "a wrong length")?;
-        if let (Some(&request), Some(&response)) = (REQUESTS.get(i + 1), RESPONSES.get(i + 1)) {
-            to.send(ping(request, response)).await?;
+        if let (Some(&request), Some(&response)) =
+            (REQUEST_BYTES.get(i + 1), RESPONSE_BYTES.get(i + 1))
+        {
+            to.send(streaming_request(request, response)).await?;
         }
     }
     drop(to);
     check(responses.message().await?.is_none(), "too many responses")
 }
 
-async fn empty_stream(client: &mut Client) -> Done {
+async fn empty_stream(client: &mut Client) -> CaseResult {
     let call = client.full_duplex_call(tokio_stream::empty());
     let mut responses = call.await?.into_inner();
     check(responses.message().await?.is_none(), "a response")
 }
 
-async fn status_of(client: &mut Client, message: &str) -> Done {
+async fn check_echoed_status(client: &mut Client, message: &str) -> CaseResult {
     let status = Some(EchoStatus {
         code: 2,
         message: message.to_owned(),
@@ -198,22 +201,22 @@ async fn status_of(client: &mut Client, message: &str) -> Done {
     check_status(end, Code::Unknown, Some(message))
 }
 
-async fn status_code_and_message(client: &mut Client) -> Done {
-    status_of(client, "test status message").await
+async fn status_code_and_message(client: &mut Client) -> CaseResult {
+    check_echoed_status(client, "test status message").await
 }
 
-async fn special_status_message(client: &mut Client) -> Done {
-    status_of(
+async fn special_status_message(client: &mut Client) -> CaseResult {
+    check_echoed_status(
         client,
         "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n",
     )
     .await
 }
 
-async fn custom_metadata(client: &mut Client) -> Done {
+async fn custom_metadata(client: &mut Client) -> CaseResult {
     let initial = MetadataValue::from_static("test_initial_metadata_value");
     let trailing = MetadataValue::from_bytes(&[0xab; 3]);
-    let mut asks = Request::new(tokio_stream::iter([ping(1, 1)]));
+    let mut asks = Request::new(tokio_stream::iter([streaming_request(1, 1)]));
     asks.metadata_mut().insert(ECHO_INITIAL, initial.clone());
     asks.metadata_mut()
         .insert_bin(ECHO_TRAILING, trailing.clone());
@@ -227,12 +230,12 @@ async fn custom_metadata(client: &mut Client) -> Done {
     check(got == Some(&trailing), "no trailing metadata")
 }
 
-async fn unimplemented_method(client: &mut Client) -> Done {
+async fn unimplemented_method(client: &mut Client) -> CaseResult {
     let called = client.unimplemented_call(Empty {}).await;
     check_status(called, Code::Unimplemented, None)
 }
 
-async fn unimplemented_service(channel: Channel) -> Done {
+async fn unimplemented_service(channel: Channel) -> CaseResult {
     let mut client = UnimplementedServiceClient::new(channel);
     let called = client.unimplemented_call(Empty {}).await;
     check_status(called, Code::Unimplemented, None)
@@ -240,7 +243,7 @@ async fn unimplemented_service(channel: Channel) -> Done {
 
 /// Not of the suite, whose case sets a deadline for a stream: tonic's ends with the first response. Here the server waits for
 /// requests that do not come.
-async fn deadline(client: &mut Client) -> Done {
+async fn deadline(client: &mut Client) -> CaseResult {
     let (to, requests) = mpsc::channel::<StreamingInputCallRequest>(1);
     let mut asks = Request::new(ReceiverStream::new(requests));
     asks.set_timeout(Duration::from_millis(10));
@@ -253,7 +256,7 @@ async fn deadline(client: &mut Client) -> Done {
     }
 }
 
-async fn cancel_after_begin(client: &mut Client) -> Done {
+async fn cancel_after_begin(client: &mut Client) -> CaseResult {
     let (to, requests) = mpsc::channel::<StreamingInputCallRequest>(1);
     let call = client.streaming_input_call(ReceiverStream::new(requests));
     // Dropped before any request: the server sees a cancelled call, and the connection is fine.
@@ -263,9 +266,10 @@ async fn cancel_after_begin(client: &mut Client) -> Done {
     empty_unary(client).await
 }
 
-async fn cancel_after_first_response(client: &mut Client) -> Done {
+async fn cancel_after_first_response(client: &mut Client) -> CaseResult {
     let (to, requests) = mpsc::channel(1);
-    to.send(ping(REQUESTS[0], RESPONSES[0])).await?;
+    to.send(streaming_request(REQUEST_BYTES[0], RESPONSE_BYTES[0]))
+        .await?;
     let call = client.full_duplex_call(ReceiverStream::new(requests));
     let mut responses = call.await?.into_inner();
     responses.message().await?.ok_or("no first response")?;

@@ -25,27 +25,27 @@ fn to_i64_saturating(n: u64) -> i64 {
 
 pub(crate) fn ping(call: &mut CommandCall<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
-        (None, _) => call.replies.simple("PONG"),
-        (Some(message), 2) => call.replies.bulk(message),
+        (None, _) => call.replies.write_simple_string("PONG"),
+        (Some(message), 2) => call.replies.write_bulk_string(message),
         _ => return Err(CommandError::Count("ping".to_owned())),
     }
     Ok(())
 }
 
 pub(crate) fn echo(call: &mut CommandCall<'_>) -> CommandResult {
-    call.replies.bulk(call.args.at(1));
+    call.replies.write_bulk_string(call.args.get_or_empty(1));
     Ok(())
 }
 
 pub(crate) fn quit(call: &mut CommandCall<'_>) -> CommandResult {
-    call.replies.simple("OK");
-    call.session.must_close = true;
+    call.replies.write_simple_string("OK");
+    call.connection_state.must_close = true;
     Ok(())
 }
 
 pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
-    match parse_canonical_integer(call.args.at(1)) {
-        Some(0) => call.replies.simple("OK"),
+    match parse_canonical_integer(call.args.get_or_empty(1)) {
+        Some(0) => call.replies.write_simple_string("OK"),
         Some(_) => return Err(CommandError::Database),
         None => return Err(CommandError::NotInteger),
     }
@@ -54,7 +54,7 @@ pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
 
 pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
     let protocol = match call.args.get(1).map(parse_canonical_integer) {
-        None => call.session.protocol,
+        None => call.connection_state.protocol,
         Some(Some(2)) => Protocol::Resp2,
         Some(Some(3)) => Protocol::Resp3,
         Some(Some(_)) => return Err(CommandError::NoProtocol),
@@ -65,34 +65,34 @@ pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
         Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoAuth),
         Some(word) => return Err(CommandError::Hello(escape_preview(word))),
     }
-    call.session.protocol = protocol;
+    call.connection_state.protocol = protocol;
     let replies = &mut call.replies;
     replies.set_protocol(protocol);
-    replies.map(7);
+    replies.begin_map(7);
     for (key, value) in [
         ("server", "verbatim"),
         ("version", REDIS_VERSION),
         ("mode", "standalone"),
         ("role", "master"),
     ] {
-        replies.bulk(key.as_bytes());
-        replies.bulk(value.as_bytes());
+        replies.write_bulk_string(key.as_bytes());
+        replies.write_bulk_string(value.as_bytes());
     }
-    replies.bulk(b"proto");
-    replies.integer(match protocol {
+    replies.write_bulk_string(b"proto");
+    replies.write_integer(match protocol {
         Protocol::Resp2 => 2,
         Protocol::Resp3 => 3,
     });
-    replies.bulk(b"id");
-    replies.integer(to_i64_saturating(call.session.id));
-    replies.bulk(b"modules");
-    replies.array(0);
+    replies.write_bulk_string(b"id");
+    replies.write_integer(to_i64_saturating(call.connection_state.id));
+    replies.write_bulk_string(b"modules");
+    replies.begin_array(0);
     Ok(())
 }
 
 pub(crate) fn dbsize(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies
-        .integer(to_i64_saturating(call.shared.store.stats().items));
+        .write_integer(to_i64_saturating(call.shared.store.stats().items));
     Ok(())
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn flush(call: &mut CommandCall<'_>) -> CommandResult {
         _ => return Err(CommandError::Syntax),
     }
     call.shared.store.clear();
-    call.replies.simple("OK");
+    call.replies.write_simple_string("OK");
     Ok(())
 }
 
@@ -166,7 +166,7 @@ fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
 pub(crate) fn info(call: &mut CommandCall<'_>) -> CommandResult {
     let wanted = |section: &str| {
         call.args.count() == 1
-            || call.args.from(1).any(|name| {
+            || call.args.strings_from(1).any(|name| {
                 let all = ["all", "everything", "default"];
                 let mut names = all.into_iter().chain([section]);
                 names.any(|n| name.eq_ignore_ascii_case(n.as_bytes()))
@@ -197,7 +197,7 @@ fn settings() -> [(&'static str, String); 4] {
 }
 
 pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
-    let part = call.args.at(1);
+    let part = call.args.get_or_empty(1);
     if !part.eq_ignore_ascii_case(b"get") {
         return Err(CommandError::Subcommand(escape_preview(part)));
     }
@@ -206,39 +206,39 @@ pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
     }
     let mut found = settings().to_vec();
     found.retain(|(name, _)| {
-        let mut names = call.args.from(2);
+        let mut names = call.args.strings_from(2);
         names.any(|n| n == b"*" || n.eq_ignore_ascii_case(name.as_bytes()))
     });
-    call.replies.map(found.len());
+    call.replies.begin_map(found.len());
     for (name, value) in found {
-        call.replies.bulk(name.as_bytes());
-        call.replies.bulk(value.as_bytes());
+        call.replies.write_bulk_string(name.as_bytes());
+        call.replies.write_bulk_string(value.as_bytes());
     }
     Ok(())
 }
 
 pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
     let part = call.args.get(1).map(<[u8]>::to_ascii_lowercase);
-    let names: Vec<&[u8]> = call.args.from(2).collect();
+    let names: Vec<&[u8]> = call.args.strings_from(2).collect();
     let commands = call.commands;
     let replies = &mut call.replies;
     match part.as_deref() {
         None => {
-            replies.array(commands.len());
-            commands.iter().for_each(|c| describe(replies, c));
+            replies.begin_array(commands.len());
+            commands.iter().for_each(|c| reply_command_info(replies, c));
         }
-        Some(b"count") => replies.integer(i64::try_from(commands.len()).unwrap_or(i64::MAX)),
+        Some(b"count") => replies.write_integer(i64::try_from(commands.len()).unwrap_or(i64::MAX)),
         Some(b"info") if names.is_empty() => {
-            replies.array(commands.len());
-            commands.iter().for_each(|c| describe(replies, c));
+            replies.begin_array(commands.len());
+            commands.iter().for_each(|c| reply_command_info(replies, c));
         }
         Some(b"info") => {
-            let begun = replies.bytes();
-            replies.array(names.len());
+            let begun = replies.output_length();
+            replies.begin_array(names.len());
             for name in names {
                 match find(commands, name) {
-                    Some(command) => describe(replies, command),
-                    None => replies.null(),
+                    Some(command) => reply_command_info(replies, command),
+                    None => replies.write_null(),
                 }
                 check_length(begun, replies)?;
             }
@@ -248,13 +248,13 @@ pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
                 .iter()
                 .filter(|c| names.is_empty() || is_requested(&names, c));
             let all: Vec<_> = all.collect();
-            replies.map(all.len());
+            replies.begin_map(all.len());
             for command in all {
-                replies.bulk(command.name.as_bytes());
-                replies.map(2);
+                replies.write_bulk_string(command.name.as_bytes());
+                replies.begin_map(2);
                 for (key, value) in [("summary", command.summary), ("group", command.group)] {
-                    replies.bulk(key.as_bytes());
-                    replies.bulk(value.as_bytes());
+                    replies.write_bulk_string(key.as_bytes());
+                    replies.write_bulk_string(value.as_bytes());
                 }
             }
         }
@@ -269,12 +269,17 @@ fn is_requested(names: &[&[u8]], command: &Command) -> bool {
 }
 
 /// Describes a command as `COMMAND` does: name, arity, flags, first key, last key, step.
-fn describe(replies: &mut ReplyWriter<'_>, command: &Command) {
-    replies.array(6);
-    replies.bulk(command.name.as_bytes());
-    replies.integer(command.arity);
-    replies.set(command.flags.len());
-    command.flags.iter().for_each(|flag| replies.simple(flag));
-    let (first, last, step) = command.key_positions;
-    [first, last, step].iter().for_each(|n| replies.integer(*n));
+fn reply_command_info(replies: &mut ReplyWriter<'_>, command: &Command) {
+    replies.begin_array(6);
+    replies.write_bulk_string(command.name.as_bytes());
+    replies.write_integer(command.arity);
+    replies.begin_set(command.flags.len());
+    command
+        .flags
+        .iter()
+        .for_each(|flag| replies.write_simple_string(flag));
+    let (first, last, step) = command.key_range_and_step;
+    [first, last, step]
+        .iter()
+        .for_each(|n| replies.write_integer(*n));
 }

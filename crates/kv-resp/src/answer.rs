@@ -8,7 +8,7 @@ const MAX_DEPTH: usize = 8;
 const MAX_RESERVED_ELEMENTS: usize = 1024;
 
 /// Encodes a command as clients send it.
-pub fn command<'w>(words: impl ExactSizeIterator<Item = &'w [u8]>) -> Vec<u8> {
+pub fn encode_command<'w>(words: impl ExactSizeIterator<Item = &'w [u8]>) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
         bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn commands_are_arrays_of_bulk_strings() {
         let words = [&b"GET"[..], b"", b"a b"];
-        let bytes = command(words.into_iter());
+        let bytes = encode_command(words.into_iter());
         assert_eq!(bytes, b"*3\r\n$3\r\nGET\r\n$0\r\n\r\n$3\r\na b\r\n");
     }
 }

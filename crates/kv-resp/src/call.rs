@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kv::store::{Refusal, Store};
 
-use crate::frame::Args;
+use crate::frame::CommandStrings;
 use crate::reply::{Protocol, ReplyWriter};
 
 /// The state that all connections of a front end share.
@@ -43,7 +43,7 @@ const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Returns an error if the reply that began at offset `reply_start` is too long.
 pub(crate) fn check_length(reply_start: usize, replies: &ReplyWriter<'_>) -> CommandResult {
-    if replies.bytes() - reply_start > MAX_REPLY_BYTES {
+    if replies.output_length() - reply_start > MAX_REPLY_BYTES {
         return Err(CommandError::ReplyTooLong);
     }
     Ok(())
@@ -104,8 +104,8 @@ pub(crate) type CommandResult = Result<(), CommandError>;
 /// A command in execution.
 pub(crate) struct CommandCall<'c> {
     pub(crate) shared: &'c SharedState,
-    pub(crate) session: &'c mut ConnectionState,
-    pub(crate) args: Args<'c>,
+    pub(crate) connection_state: &'c mut ConnectionState,
+    pub(crate) args: CommandStrings<'c>,
     pub(crate) replies: ReplyWriter<'c>,
     /// All supported commands.
     pub(crate) commands: &'static [Command],
@@ -128,7 +128,7 @@ pub(crate) struct Command {
     /// Redis's flags of the command.
     pub(crate) flags: &'static [&'static str],
     /// The first key, the last key (negative: from the end), and the step between keys.
-    pub(crate) key_positions: (i64, i64, i64),
+    pub(crate) key_range_and_step: (i64, i64, i64),
     /// Redis's group of the command.
     pub(crate) group: &'static str,
     /// A summary for people.

@@ -15,12 +15,12 @@ use crate::session::Session;
 const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Time for which the thread polls before it sleeps: waking the thread costs the client some microseconds, and the
 /// thread as many.
-pub(crate) const POLL_TIME: Duration = Duration::from_micros(50);
+pub(crate) const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 /// Bounds of the polling time of one connection, which adapts to the client's usual pause.
 const MIN_POLL_TIME: Duration = Duration::from_micros(10);
 const MAX_POLL_TIME: Duration = Duration::from_micros(200);
 /// A client that pauses this long is not worth polling for, since the wakeup is cheap in comparison.
-const LONG_PAUSE: Duration = Duration::from_millis(1);
+const MIN_UNPOLLED_PAUSE: Duration = Duration::from_millis(1);
 
 /// The next action on a connection after its turn.
 pub(crate) enum NextAction {
@@ -38,7 +38,7 @@ pub(crate) enum PollResult {
     Armed,
 }
 
-pub(crate) struct Client {
+pub(crate) struct ServedConnection {
     connection: Box<dyn Connection>,
     token: Token,
     session: Session,
@@ -50,9 +50,9 @@ pub(crate) struct Client {
     /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
     hung_up: bool,
     /// True if commands wait until replies were sent.
-    waits_for_output: bool,
+    commands_wait_for_output: bool,
     /// True if the peer sends nothing more.
-    peer_finished: bool,
+    peer_sends_no_more: bool,
     /// True if replies wait for the client to read. Only then are writable events requested, because a socket becomes
     /// writable whenever its client reads.
     is_output_blocked: bool,
@@ -63,9 +63,9 @@ pub(crate) struct Client {
     poll_time: Duration,
 }
 
-impl Client {
+impl ServedConnection {
     pub(crate) fn new(connection: Box<dyn Connection>, token: Token, session: Session) -> Self {
-        let readable = connection.is_polled();
+        let readable = connection.supports_polling();
         Self {
             connection,
             token,
@@ -75,28 +75,28 @@ impl Client {
             // The descriptors have not reported anything yet.
             readable,
             hung_up: false,
-            waits_for_output: false,
-            peer_finished: false,
+            commands_wait_for_output: false,
+            peer_sends_no_more: false,
             is_output_blocked: false,
             polled: false,
             last_input_at: Instant::now(),
-            poll_time: POLL_TIME,
+            poll_time: POLL_TIME_BEFORE_SLEEP,
         }
     }
 
     /// Returns the time of the last arrival.
-    pub(crate) fn last_arrival(&self) -> Instant {
+    pub(crate) fn last_input_time(&self) -> Instant {
         self.last_input_at
     }
 
     /// Returns true if the connection is polled.
-    pub(crate) fn is_polled(&self) -> bool {
-        self.connection.is_polled()
+    pub(crate) fn supports_polling(&self) -> bool {
+        self.connection.supports_polling()
     }
 
     /// After a turn: returns true if the connection must be added to the polled ones.
-    pub(crate) fn start_polling(&mut self) -> bool {
-        self.is_polled() && !std::mem::replace(&mut self.polled, true)
+    pub(crate) fn enter_polled_set(&mut self) -> bool {
+        self.supports_polling() && !std::mem::replace(&mut self.polled, true)
     }
 
     /// Returns the number of unsent bytes.
@@ -104,8 +104,8 @@ impl Client {
         self.output.len() - self.sent_bytes
     }
 
-    pub(crate) fn keep_alive_every(&self) -> Option<Duration> {
-        self.connection.keep_alive_every()
+    pub(crate) fn keep_alive_interval(&self) -> Option<Duration> {
+        self.connection.keep_alive_interval()
     }
 
     pub(crate) fn keep_alive(&mut self) -> io::Result<()> {
@@ -116,19 +116,19 @@ impl Client {
     pub(crate) fn on_event(&mut self, event: &Event) {
         self.readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
-        if self.is_polled() && !self.polled {
-            // The connection was no longer polled once its polling time after `last_arrival` had run out.
+        if self.supports_polling() && !self.polled {
+            // The connection was no longer polled once its polling time after `last_input_time` had run out.
             let waited = self.last_input_at.elapsed();
             if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
                 self.poll_time = (2 * self.poll_time).min(MAX_POLL_TIME);
-            } else if waited > LONG_PAUSE {
+            } else if waited > MIN_UNPOLLED_PAUSE {
                 self.poll_time = (self.poll_time / 2).max(MIN_POLL_TIME);
             }
             self.last_input_at = Instant::now();
         }
     }
 
-    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `last_arrival` and the
+    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `last_input_time` and the
     /// connection's own last arrival.
     pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
@@ -157,12 +157,12 @@ impl Client {
         if !self.flush(registry)? || self.session.must_close() {
             return Ok(());
         }
-        if !self.waits_for_output {
+        if !self.commands_wait_for_output {
             if !self.readable {
                 return Ok(());
             }
             match self.connection.read(buffer) {
-                Ok(0) => self.peer_finished = true,
+                Ok(0) => self.peer_sends_no_more = true,
                 Ok(n) => {
                     self.readable = n == buffer.len() || self.hung_up;
                     self.session.feed(&buffer[..n]);
@@ -172,7 +172,10 @@ impl Client {
                 Err(e) => return Err(e),
             }
         }
-        self.waits_for_output = !self.session.run(shared, &mut self.output, MAX_UNSENT_BYTES);
+        self.commands_wait_for_output =
+            !self
+                .session
+                .execute_received(shared, &mut self.output, MAX_UNSENT_BYTES);
         Ok(())
     }
 
@@ -180,9 +183,9 @@ impl Client {
     pub(crate) fn send_replies(&mut self, registry: &Registry) -> io::Result<NextAction> {
         Ok(if !self.flush(registry)? {
             NextAction::Wait
-        } else if self.session.must_close() || self.peer_finished {
+        } else if self.session.must_close() || self.peer_sends_no_more {
             NextAction::Close
-        } else if self.waits_for_output || self.readable {
+        } else if self.commands_wait_for_output || self.readable {
             NextAction::MoreWork
         } else {
             NextAction::Wait

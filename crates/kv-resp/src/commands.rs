@@ -5,7 +5,7 @@ use crate::{admin, keys, strings};
 
 type Run = fn(&mut CommandCall<'_>) -> CommandResult;
 
-const fn command(
+const fn new_command(
     (name, arity, run): (&'static str, i64, Run),
     flags: &'static [&'static str],
     keys: (i64, i64, i64),
@@ -16,7 +16,7 @@ const fn command(
         name,
         arity,
         flags,
-        key_positions: keys,
+        key_range_and_step: keys,
         group,
         summary,
         run,
@@ -24,10 +24,10 @@ const fn command(
 }
 
 const READ_FLAGS: &[&str] = &["readonly", "fast"];
-const WRITE_FLAGS: &[&str] = &["write", "denyoom", "fast"];
-const CHANGE_FLAGS: &[&str] = &["write", "fast"];
+const GROWING_WRITE_FLAGS: &[&str] = &["write", "denyoom", "fast"];
+const NO_GROWTH_WRITE_FLAGS: &[&str] = &["write", "fast"];
 const SERVER_FLAGS: &[&str] = &["loading", "stale"];
-const QUICK_FLAGS: &[&str] = &["loading", "stale", "fast"];
+const FAST_SERVER_FLAGS: &[&str] = &["loading", "stale", "fast"];
 const ONE_KEY: (i64, i64, i64) = (1, 1, 1);
 const ALL_KEYS: (i64, i64, i64) = (1, -1, 1);
 const NO_KEYS: (i64, i64, i64) = (0, 0, 0);
@@ -39,32 +39,32 @@ const SERVER_GROUP: &str = "server";
 /// All commands, the most frequent ones first.
 #[rustfmt::skip]
 pub(crate) static COMMANDS: &[Command] = &[
-    command(("get", 2, strings::get), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the value of a key."),
-    command(("set", -3, strings::set), &["write", "denyoom"], ONE_KEY, STRING_GROUP, "Sets the value of a key: NX, XX, GET, EX, PX, EXAT, PXAT, KEEPTTL."),
-    command(("ping", -1, admin::ping), QUICK_FLAGS, NO_KEYS, CONNECTION_GROUP, "Answers PONG, or the message."),
-    command(("incr", 2, strings::incr), WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Adds one to the number of a key."),
-    command(("decr", 2, strings::decr), WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Takes one from the number of a key."),
-    command(("incrby", 3, strings::incrby), WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Adds to the number of a key."),
-    command(("decrby", 3, strings::decrby), WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Takes from the number of a key."),
-    command(("mget", -2, strings::mget), READ_FLAGS, ALL_KEYS, STRING_GROUP, "Returns the values of keys."),
-    command(("mset", -3, strings::mset), &["write", "denyoom"], (1, -1, 2), STRING_GROUP, "Sets the values of keys, one after the other."),
-    command(("strlen", 2, strings::strlen), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the length of a value."),
-    command(("del", -2, keys::del), &["write"], ALL_KEYS, GENERIC_GROUP, "Removes keys."),
-    command(("unlink", -2, keys::del), CHANGE_FLAGS, ALL_KEYS, GENERIC_GROUP, "Removes keys."),
-    command(("exists", -2, keys::exists), READ_FLAGS, ALL_KEYS, GENERIC_GROUP, "Counts the keys that are there."),
-    command(("ttl", 2, keys::ttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the seconds until a key expires."),
-    command(("pttl", 2, keys::pttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the milliseconds until a key expires."),
-    command(("expire", -3, keys::expire), CHANGE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the seconds until a key expires: NX, XX, GT, LT."),
-    command(("pexpire", -3, keys::pexpire), CHANGE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the milliseconds until a key expires: NX, XX, GT, LT."),
-    command(("persist", 2, keys::persist), CHANGE_FLAGS, ONE_KEY, GENERIC_GROUP, "Lets a key not expire."),
-    command(("echo", 2, admin::echo), QUICK_FLAGS, NO_KEYS, CONNECTION_GROUP, "Returns the message."),
-    command(("hello", -1, admin::hello), QUICK_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the version of the protocol: 2 or 3."),
-    command(("select", 2, admin::select), QUICK_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the database: there is 0."),
-    command(("quit", -1, admin::quit), QUICK_FLAGS, NO_KEYS, CONNECTION_GROUP, "Ends the connection."),
-    command(("info", -1, admin::info), SERVER_FLAGS, NO_KEYS, SERVER_GROUP, "Tells about the server and what it did."),
-    command(("dbsize", 1, admin::dbsize), READ_FLAGS, NO_KEYS, SERVER_GROUP, "Counts all keys."),
-    command(("flushall", -1, admin::flush), &["write"], NO_KEYS, SERVER_GROUP, "Removes all keys."),
-    command(("flushdb", -1, admin::flush), &["write"], NO_KEYS, SERVER_GROUP, "Removes all keys."),
-    command(("command", -1, admin::command), SERVER_FLAGS, NO_KEYS, SERVER_GROUP, "Tells about commands: COUNT, INFO, DOCS."),
-    command(("config", -2, admin::config), &["admin", "loading", "stale"], NO_KEYS, SERVER_GROUP, "Returns settings: GET."),
+    new_command(("get", 2, strings::get), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the value of a key."),
+    new_command(("set", -3, strings::set), &["write", "denyoom"], ONE_KEY, STRING_GROUP, "Sets the value of a key: NX, XX, GET, EX, PX, EXAT, PXAT, KEEPTTL."),
+    new_command(("ping", -1, admin::ping), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Answers PONG, or the message."),
+    new_command(("incr", 2, strings::incr), GROWING_WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Adds one to the number of a key."),
+    new_command(("decr", 2, strings::decr), GROWING_WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Takes one from the number of a key."),
+    new_command(("incrby", 3, strings::incrby), GROWING_WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Adds to the number of a key."),
+    new_command(("decrby", 3, strings::decrby), GROWING_WRITE_FLAGS, ONE_KEY, STRING_GROUP, "Takes from the number of a key."),
+    new_command(("mget", -2, strings::mget), READ_FLAGS, ALL_KEYS, STRING_GROUP, "Returns the values of keys."),
+    new_command(("mset", -3, strings::mset), &["write", "denyoom"], (1, -1, 2), STRING_GROUP, "Sets the values of keys, one after the other."),
+    new_command(("strlen", 2, strings::strlen), READ_FLAGS, ONE_KEY, STRING_GROUP, "Returns the length of a value."),
+    new_command(("del", -2, keys::del), &["write"], ALL_KEYS, GENERIC_GROUP, "Removes keys."),
+    new_command(("unlink", -2, keys::del), NO_GROWTH_WRITE_FLAGS, ALL_KEYS, GENERIC_GROUP, "Removes keys."),
+    new_command(("exists", -2, keys::exists), READ_FLAGS, ALL_KEYS, GENERIC_GROUP, "Counts the keys that are there."),
+    new_command(("ttl", 2, keys::ttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the seconds until a key expires."),
+    new_command(("pttl", 2, keys::pttl), READ_FLAGS, ONE_KEY, GENERIC_GROUP, "Returns the milliseconds until a key expires."),
+    new_command(("expire", -3, keys::expire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the seconds until a key expires: NX, XX, GT, LT."),
+    new_command(("pexpire", -3, keys::pexpire), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Sets the milliseconds until a key expires: NX, XX, GT, LT."),
+    new_command(("persist", 2, keys::persist), NO_GROWTH_WRITE_FLAGS, ONE_KEY, GENERIC_GROUP, "Lets a key not expire."),
+    new_command(("echo", 2, admin::echo), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Returns the message."),
+    new_command(("hello", -1, admin::hello), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the version of the protocol: 2 or 3."),
+    new_command(("select", 2, admin::select), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Chooses the database: there is 0."),
+    new_command(("quit", -1, admin::quit), FAST_SERVER_FLAGS, NO_KEYS, CONNECTION_GROUP, "Ends the connection."),
+    new_command(("info", -1, admin::info), SERVER_FLAGS, NO_KEYS, SERVER_GROUP, "Tells about the server and what it did."),
+    new_command(("dbsize", 1, admin::dbsize), READ_FLAGS, NO_KEYS, SERVER_GROUP, "Counts all keys."),
+    new_command(("flushall", -1, admin::flush), &["write"], NO_KEYS, SERVER_GROUP, "Removes all keys."),
+    new_command(("flushdb", -1, admin::flush), &["write"], NO_KEYS, SERVER_GROUP, "Removes all keys."),
+    new_command(("command", -1, admin::command), SERVER_FLAGS, NO_KEYS, SERVER_GROUP, "Tells about commands: COUNT, INFO, DOCS."),
+    new_command(("config", -2, admin::config), &["admin", "loading", "stale"], NO_KEYS, SERVER_GROUP, "Returns settings: GET."),
 ];

@@ -19,11 +19,11 @@ use mio::{Interest, Registry, Token};
 /// again when another attempt can succeed. It also becomes ready when data arrives after a read that did not fill the
 /// buffer.
 ///
-/// Some types are [polled](Self::is_polled): [`poll`](Self::poll) returns their readiness, and their descriptors report
+/// Some types are [polled](Self::supports_polling): [`poll`](Self::poll) returns their readiness, and their descriptors report
 /// events only after [`arm`](Self::arm).
 pub trait Connection: Read + Write + Source + Send {
     /// Returns true if the connection can be polled without system calls.
-    fn is_polled(&self) -> bool {
+    fn supports_polling(&self) -> bool {
         false
     }
 
@@ -39,7 +39,7 @@ pub trait Connection: Read + Write + Source + Send {
     }
 
     /// Returns the interval of keep-alive messages; `None` if the system sends them.
-    fn keep_alive_every(&self) -> Option<Duration> {
+    fn keep_alive_interval(&self) -> Option<Duration> {
         None
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// store's values are much shorter.
 pub const MAX_BULK_BYTES: usize = 1 << 20;
 /// Largest number of strings in a command: Redis's limit until version 6.
-pub const MAX_ARGUMENTS: usize = 1 << 20;
+pub const MAX_COMMAND_STRINGS: usize = 1 << 20;
 /// Bytes of the longest command.
 pub const MAX_COMMAND_BYTES: usize = 64 << 20;
 /// Bytes of the longest inline command: Redis's `PROTO_INLINE_MAX_SIZE`.
@@ -23,7 +23,7 @@ pub(crate) const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
 /// The error in a frame. The beginning of the next frame is then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// The number of strings is malformed or above [`MAX_ARGUMENTS`].
+    /// The number of strings is malformed or above [`MAX_COMMAND_STRINGS`].
     #[error("invalid multibulk length")]
     Arguments,
     /// The length is malformed or above [`MAX_BULK_BYTES`].
@@ -51,12 +51,12 @@ pub enum ProtocolError {
 
 /// A command: its name and its arguments.
 #[derive(Debug, Clone, Copy)]
-pub struct Args<'d> {
+pub struct CommandStrings<'d> {
     bytes: &'d [u8],
     ranges: &'d [Range<usize>],
 }
 
-impl<'d> Args<'d> {
+impl<'d> CommandStrings<'d> {
     /// Returns the number of strings including the name, at least 1.
     pub fn count(&self) -> usize {
         self.ranges.len()
@@ -68,12 +68,12 @@ impl<'d> Args<'d> {
     }
 
     /// Returns string `i`, or an empty string if it is missing.
-    pub fn at(&self, i: usize) -> &'d [u8] {
+    pub fn get_or_empty(&self, i: usize) -> &'d [u8] {
         self.get(i).unwrap_or_default()
     }
 
     /// Returns the strings from number `i` on.
-    pub fn from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
+    pub fn strings_from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
         let Self {
             bytes,
             ranges: places,
@@ -135,17 +135,17 @@ impl CommandDecoder {
     ///
     /// # Errors
     /// [`ProtocolError`]: the rest of the stream cannot be decoded, and another call fails too.
-    pub fn next_command(&mut self) -> Result<Option<Args<'_>>, ProtocolError> {
+    pub fn next_command(&mut self) -> Result<Option<CommandStrings<'_>>, ProtocolError> {
         while self.missing_strings == 0 {
             self.start = self.decoded_to;
             match self.bytes.get(self.decoded_to) {
                 None => return Ok(None),
                 Some(b'*') => {
-                    let Some((count, at)) = self.count(ProtocolError::Arguments)? else {
+                    let Some((count, at)) = self.parse_count_line(ProtocolError::Arguments)? else {
                         return Ok(None);
                     };
                     let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
-                    if count > MAX_ARGUMENTS {
+                    if count > MAX_COMMAND_STRINGS {
                         return Err(ProtocolError::Arguments);
                     }
                     self.ranges.clear();
@@ -156,7 +156,7 @@ impl CommandDecoder {
                         return Ok(None);
                     }
                     if !self.ranges.is_empty() {
-                        return Ok(Some(Args {
+                        return Ok(Some(CommandStrings {
                             bytes: &self.inline,
                             ranges: &self.ranges,
                         }));
@@ -169,14 +169,17 @@ impl CommandDecoder {
                 return Ok(None);
             }
         }
-        Ok(Some(Args {
+        Ok(Some(CommandStrings {
             bytes: &self.bytes[self.start..self.decoded_to],
             ranges: &self.ranges,
         }))
     }
 
     /// Parses the count at `at`, after its sign; returns the count and the end of its line.
-    fn count(&self, wrong: ProtocolError) -> Result<Option<(i64, usize)>, ProtocolError> {
+    fn parse_count_line(
+        &self,
+        wrong: ProtocolError,
+    ) -> Result<Option<(i64, usize)>, ProtocolError> {
         let line = self.bytes.get(self.decoded_to + 1..).unwrap_or_default();
         let line = &line[..line.len().min(MAX_COUNT_BYTES)];
         let Some(end) = line.iter().position(|b| *b == b'\r') else {
@@ -203,7 +206,7 @@ impl CommandDecoder {
             Some(b'$') => {}
             Some(other) => return Err(ProtocolError::Dollar(*other)),
         }
-        let Some((length, from)) = self.count(ProtocolError::Bulk)? else {
+        let Some((length, from)) = self.parse_count_line(ProtocolError::Bulk)? else {
             return Ok(false);
         };
         let length = usize::try_from(length).map_err(|_| ProtocolError::Bulk)?;
@@ -347,7 +350,9 @@ mod tests {
             rest = &rest[length..];
             loop {
                 match decoder.next_command() {
-                    Ok(Some(args)) => found.push(args.from(0).map(<[u8]>::to_vec).collect()),
+                    Ok(Some(args)) => {
+                        found.push(args.strings_from(0).map(<[u8]>::to_vec).collect())
+                    }
                     Ok(None) => break,
                     Err(e) => return (found, Some(e)),
                 }
@@ -399,7 +404,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let long = vec![b'a'; MAX_INLINE_BYTES];
-        let many = format!("*{}\r\n", MAX_ARGUMENTS + 1);
+        let many = format!("*{}\r\n", MAX_COMMAND_STRINGS + 1);
         let big = format!("*1\r\n${}\r\n", MAX_BULK_BYTES + 1);
         for (bytes, words) in [
             (&b"*x\r\n"[..], "invalid multibulk length"),
@@ -433,7 +438,7 @@ mod tests {
         let string = encode(&[vec![b'v'; MAX_BULK_BYTES]]);
         let string = &string[4..];
         let mut decoder = CommandDecoder::default();
-        decoder.feed(format!("*{MAX_ARGUMENTS}\r\n").as_bytes());
+        decoder.feed(format!("*{MAX_COMMAND_STRINGS}\r\n").as_bytes());
         let mut error = None;
         for _ in 0..MAX_COMMAND_BYTES / MAX_BULK_BYTES {
             decoder.feed(string);

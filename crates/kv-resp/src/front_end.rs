@@ -11,7 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use serde::{Deserialize, Serialize};
 
 use crate::call::SharedState;
-use crate::client::{Client, NextAction, POLL_TIME, PollResult};
+use crate::client::{NextAction, POLL_TIME_BEFORE_SLEEP, PollResult, ServedConnection};
 use crate::connection::{Connection, ListenAddress, Listener};
 use crate::session::Session;
 use kv::store::Store;
@@ -31,7 +31,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const MAX_LISTENERS: usize = 8;
 /// Number of polls of all connections between two checks of the descriptors. A check is a system call, which takes as
 /// long as polling ten connections.
-const POLLS_PER_CHECK: u32 = 16;
+const POLLS_PER_EVENT_CHECK: u32 = 16;
 
 /// Up to this number, all connections are polled as long as any of them is busy. Some extra polls cost little, while a
 /// notification by descriptor costs the client a system call. With more connections, each is polled only while it is
@@ -102,9 +102,9 @@ impl FrontEnd {
             next_connection_number: FIRST_CLIENT_TOKEN,
             connections_with_turn: Vec::new(),
             polled: Vec::new(),
-            polls_since_check: 0,
+            polls_since_event_check: 0,
             keep_alive_at: None,
-            unsent: Vec::new(),
+            connections_to_flush: Vec::new(),
             unsent_bytes: 0,
             accept_retry_at: None,
             buffer: vec![0; READ_BYTES],
@@ -165,7 +165,7 @@ impl Drop for FrontEnd {
 struct ServeLoop {
     poll: Poll,
     listeners: Vec<Box<dyn Listener>>,
-    clients: HashMap<usize, Client>,
+    clients: HashMap<usize, ServedConnection>,
     /// The number of the next connection; numbers are not reused.
     next_connection_number: usize,
     /// Connections that get the next turn without a report of their descriptors: new ones, polled ones, and those with
@@ -174,11 +174,11 @@ struct ServeLoop {
     /// Connections that are found ready by polling, while their descriptors report nothing.
     polled: Vec<usize>,
     /// Number of polls since the descriptors were checked.
-    polls_since_check: u32,
+    polls_since_event_check: u32,
     /// The time of the next keep-alive messages.
     keep_alive_at: Option<Instant>,
     /// Connections whose turn is over, but whose replies were not sent yet.
-    unsent: Vec<usize>,
+    connections_to_flush: Vec<usize>,
     unsent_bytes: usize,
     /// The time at which accepting is retried after a failure.
     accept_retry_at: Option<Instant>,
@@ -196,13 +196,14 @@ impl ServeLoop {
             let now = Instant::now();
             self.poll_connections(now, busy);
             let is_polling = !self.polled.is_empty();
-            let keep_polling =
-                is_polling || !self.connections_with_turn.is_empty() || now - busy < POLL_TIME;
+            let keep_polling = is_polling
+                || !self.connections_with_turn.is_empty()
+                || now - busy < POLL_TIME_BEFORE_SLEEP;
             let mut accept = self.accept_retry_at.is_some_and(|at| at <= now);
             std::mem::swap(&mut turns, &mut self.connections_with_turn);
-            self.polls_since_check += 1;
-            if !is_polling || self.polls_since_check >= POLLS_PER_CHECK {
-                self.polls_since_check = 0;
+            self.polls_since_event_check += 1;
+            if !is_polling || self.polls_since_event_check >= POLLS_PER_EVENT_CHECK {
+                self.polls_since_event_check = 0;
                 let wait = if keep_polling {
                     Some(Duration::ZERO)
                 } else {
@@ -213,7 +214,7 @@ impl ServeLoop {
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     other => other?,
                 }
-                accept |= self.take_events(&events, &mut turns);
+                accept |= self.collect_ready_connections(&events, &mut turns);
                 if turns.is_empty() && keep_polling {
                     // The client may run on the same core.
                     std::thread::yield_now();
@@ -222,7 +223,7 @@ impl ServeLoop {
             if accept {
                 self.accept();
             }
-            self.keep_alive(now);
+            self.send_due_keep_alives(now);
             if turns.is_empty() {
                 continue;
             }
@@ -247,7 +248,7 @@ impl ServeLoop {
     }
 
     /// Collects the connections that are ready. Returns true if connections may wait to be accepted.
-    fn take_events(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
+    fn collect_ready_connections(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
         let mut accept = false;
         for event in events {
             match event.token() {
@@ -276,7 +277,7 @@ impl ServeLoop {
             let since = if together {
                 busy
             } else {
-                client.last_arrival()
+                client.last_input_time()
             };
             match client.poll(now, since) {
                 PollResult::Ready => self.connections_with_turn.push(*number),
@@ -289,14 +290,14 @@ impl ServeLoop {
     }
 
     /// Sends keep-alive messages when they are due.
-    fn keep_alive(&mut self, now: Instant) {
+    fn send_due_keep_alives(&mut self, now: Instant) {
         if self.keep_alive_at.is_none_or(|at| at > now) {
             return;
         }
         let mut failed = Vec::new();
         let mut every: Option<Duration> = None;
         for (&number, client) in &mut self.clients {
-            let Some(one) = client.keep_alive_every() else {
+            let Some(one) = client.keep_alive_interval() else {
                 continue;
             };
             every = Some(every.map_or(one, |every| every.min(one)));
@@ -351,12 +352,12 @@ impl ServeLoop {
             return;
         }
         self.next_connection_number += 1;
-        if let Some(every) = connection.keep_alive_every() {
+        if let Some(every) = connection.keep_alive_interval() {
             let first = Instant::now() + every;
             self.keep_alive_at.get_or_insert(first);
         }
         let id = (number - FIRST_CLIENT_TOKEN) as u64 + 1;
-        let client = Client::new(connection, token, Session::new(id));
+        let client = ServedConnection::new(connection, token, Session::new(id));
         // The descriptors report nothing before they are armed, and data may have arrived already.
         self.connections_with_turn.push(number);
         self.clients.insert(number, client);
@@ -378,20 +379,20 @@ impl ServeLoop {
         {
             return self.remove_connection(number);
         }
-        self.unsent.push(number);
+        self.connections_to_flush.push(number);
         self.unsent_bytes += client.unsent_bytes();
-        if client.start_polling() {
+        if client.enter_polled_set() {
             self.polled.push(number);
         }
         // Sending to a polled client costs no system call, so the reply is sent at once.
-        if client.is_polled() || self.unsent_bytes >= FLUSH_BYTES {
+        if client.supports_polling() || self.unsent_bytes >= FLUSH_BYTES {
             self.send_replies();
         }
     }
 
     /// Sends the replies and finishes the turns of their connections.
     fn send_replies(&mut self) {
-        let mut unsent = std::mem::take(&mut self.unsent);
+        let mut unsent = std::mem::take(&mut self.connections_to_flush);
         for number in unsent.drain(..) {
             let Some(client) = self.clients.get_mut(&number) else {
                 continue;
@@ -402,7 +403,7 @@ impl ServeLoop {
                 Ok(NextAction::Close) | Err(_) => self.remove_connection(number),
             }
         }
-        (self.unsent, self.unsent_bytes) = (unsent, 0);
+        (self.connections_to_flush, self.unsent_bytes) = (unsent, 0);
     }
 
     /// Removes a connection that has ended.

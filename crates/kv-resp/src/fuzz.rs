@@ -15,7 +15,7 @@ fn commands<'b>(
         decoder.feed(piece);
         loop {
             match decoder.next_command() {
-                Ok(Some(args)) => found.push(args.from(0).map(<[u8]>::to_vec).collect()),
+                Ok(Some(args)) => found.push(args.strings_from(0).map(<[u8]>::to_vec).collect()),
                 Ok(None) => break,
                 Err(error) => return (found, Some(error)),
             }
@@ -44,7 +44,7 @@ pub fn resp(bytes: &[u8]) {
     for piece in bytes.chunks(length) {
         session.feed(piece);
         let before = out.len();
-        assert!(session.run(&shared, &mut out, usize::MAX));
+        assert!(session.execute_received(&shared, &mut out, usize::MAX));
         assert!(out[before..].is_empty() || out.ends_with(b"\r\n"));
     }
     assert!(out.is_empty() == (found.is_empty() && error.is_none()) || session.must_close());

@@ -19,28 +19,28 @@ pub(crate) fn expiry_time_ms(from_ms: u64, time: i64, unit: Duration) -> Option<
 }
 
 /// Counts the keys for which `holds` returns true, and replies with the count.
-fn reply_count(
+fn reply_matching_key_count(
     call: &mut CommandCall<'_>,
     mut holds: impl FnMut(&CommandCall<'_>, &[u8]) -> bool,
 ) -> CommandResult {
     let n = call
         .args
-        .from(1)
+        .strings_from(1)
         .map(|key| i64::from(holds(call, key)))
         .sum();
-    call.replies.integer(n);
+    call.replies.write_integer(n);
     Ok(())
 }
 
 pub(crate) fn del(call: &mut CommandCall<'_>) -> CommandResult {
-    reply_count(call, |call, key| {
+    reply_matching_key_count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
 pub(crate) fn exists(call: &mut CommandCall<'_>) -> CommandResult {
-    reply_count(call, |call, key| {
+    reply_matching_key_count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.get(hash, key).is_some()
     })
@@ -48,13 +48,13 @@ pub(crate) fn exists(call: &mut CommandCall<'_>) -> CommandResult {
 
 /// Returns the milliseconds until a key expires; -1 if it never does, -2 if the key is absent.
 fn left_ms(call: &CommandCall<'_>) -> i64 {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let now = partition.now_ms();
     match partition.get(hash, key) {
         None => -2,
-        Some(entry) if entry.expires_ms == 0 => -1,
-        Some(entry) => i64::try_from(entry.expires_ms.saturating_sub(now)).unwrap_or(i64::MAX),
+        Some(entry) if entry.expiry_time_ms == 0 => -1,
+        Some(entry) => i64::try_from(entry.expiry_time_ms.saturating_sub(now)).unwrap_or(i64::MAX),
     }
 }
 
@@ -66,13 +66,13 @@ pub(crate) fn ttl(call: &mut CommandCall<'_>) -> CommandResult {
     } else {
         left.saturating_add(500) / 1000
     };
-    call.replies.integer(seconds);
+    call.replies.write_integer(seconds);
     Ok(())
 }
 
 pub(crate) fn pttl(call: &mut CommandCall<'_>) -> CommandResult {
     let left = left_ms(call);
-    call.replies.integer(left);
+    call.replies.write_integer(left);
     Ok(())
 }
 
@@ -85,9 +85,9 @@ pub(crate) fn pexpire(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> CommandResult {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (mut absent, mut present, mut later, mut sooner) = (false, false, false, false);
-    for word in call.args.from(3) {
+    for word in call.args.strings_from(3) {
         match word.to_ascii_lowercase().as_slice() {
             b"nx" => absent = true,
             b"xx" => present = true,
@@ -102,12 +102,13 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
     if later && sooner {
         return Err(CommandError::Incompatible("GT and LT"));
     }
-    let time = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let time =
+        parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
     let (hash, mut partition) = call.shared.store.lock(key);
     let now = partition.now_ms();
     let at = expiry_time_ms(now, time, unit).ok_or(CommandError::Expire(name))?;
-    let Some(before) = partition.get(hash, key).map(|e| e.expires_ms) else {
-        call.replies.integer(0);
+    let Some(before) = partition.get(hash, key).map(|e| e.expiry_time_ms) else {
+        call.replies.write_integer(0);
         return Ok(());
     };
     // An item that never expires counts as expiring later than any other.
@@ -124,17 +125,19 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
             partition.set_expiry(hash, key, at)?;
         }
     }
-    call.replies.integer(i64::from(!refused));
+    call.replies.write_integer(i64::from(!refused));
     Ok(())
 }
 
 pub(crate) fn persist(call: &mut CommandCall<'_>) -> CommandResult {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.lock(key);
-    let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);
+    let expires = partition
+        .get(hash, key)
+        .is_some_and(|e| e.expiry_time_ms != 0);
     if expires {
         partition.set_expiry(hash, key, 0)?;
     }
-    call.replies.integer(i64::from(expires));
+    call.replies.write_integer(i64::from(expires));
     Ok(())
 }

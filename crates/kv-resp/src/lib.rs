@@ -28,12 +28,12 @@ mod reply;
 mod session;
 mod strings;
 
-pub use answer::{Answer, BadAnswer, command};
+pub use answer::{Answer, BadAnswer, encode_command};
 pub use call::SharedState;
 pub use connection::{Connection, ListenAddress, Listener};
 pub use frame::{
-    Args, CommandDecoder, MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES,
-    ProtocolError,
+    CommandDecoder, CommandStrings, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_COMMAND_STRINGS,
+    MAX_INLINE_BYTES, ProtocolError,
 };
 pub use front_end::{FrontEnd, FrontEndStats};
 pub use rdma::RdmaListener;

@@ -16,13 +16,13 @@ use crate::rdma::RdmaConnection;
 /// Largest time for a server to accept a connection, or to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a thread polls for answers before it sleeps.
-const POLL_TIME: Duration = Duration::from_micros(100);
+const POLL_TIME_BEFORE_SLEEP: Duration = Duration::from_micros(100);
 /// An idle thread yields after this many rounds. It yields after every round while other threads compete for the core,
 /// which shows in the duration of a yield ([`CONTENDED_YIELD`]).
 const ROUNDS_PER_YIELD: u32 = 16;
 const CONTENDED_YIELD: Duration = Duration::from_micros(3);
 /// Number of outstanding SETs while keys are filled.
-const FILL_PIPELINE: u64 = 64;
+const OUTSTANDING_FILL_SETS: u64 = 64;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
 /// Latencies are recorded with two significant digits, from 1 ns to 100 s.
@@ -57,7 +57,7 @@ impl ListenAddress {
     ///
     /// # Errors
     /// If the host name has no address, or this is not a host and port.
-    pub fn over_rdma(&self) -> io::Result<Self> {
+    pub fn to_rdma_address(&self) -> io::Result<Self> {
         let first = |text: &str| -> io::Result<SocketAddr> {
             text.to_socket_addrs()?
                 .next()
@@ -134,12 +134,12 @@ pub enum LoadError {
 /// A set of connections to one server, driven by one thread.
 pub struct LoadConnections {
     poll: Poll,
-    clients: Vec<Client>,
+    clients: Vec<PipelinedConnection>,
     /// The buffer of one read.
     buffer: Vec<u8>,
 }
 
-struct Client {
+struct PipelinedConnection {
     connection: Box<dyn Connection>,
     /// Outstanding commands, oldest first: the key, and the time of the request.
     outstanding: std::collections::VecDeque<(u64, Instant)>,
@@ -179,7 +179,7 @@ impl LoadParameters {
     }
 
     /// Returns the right answer in `into`.
-    fn expected_answer(&self, command: LoadCommand, key: u64, into: &mut Vec<u8>) {
+    fn write_expected_answer(&self, command: LoadCommand, key: u64, into: &mut Vec<u8>) {
         into.clear();
         match command {
             LoadCommand::Set => into.extend_from_slice(b"+OK\r\n"),
@@ -215,7 +215,7 @@ impl LoadConnections {
             let interests = Interest::READABLE;
             poll.registry()
                 .register(&mut *connection, Token(number), interests)?;
-            clients.push(Client {
+            clients.push(PipelinedConnection {
                 connection,
                 outstanding: std::collections::VecDeque::new(),
                 request: Vec::new(),
@@ -242,7 +242,7 @@ impl LoadConnections {
         };
         let mut next = 0;
         self.send_and_check(&load, 1, |asked| {
-            let more = next < load.keys && asked < FILL_PIPELINE;
+            let more = next < load.keys && asked < OUTSTANDING_FILL_SETS;
             next += u64::from(more);
             more.then(|| next - 1)
         })?;
@@ -316,13 +316,13 @@ impl LoadConnections {
             if waited > TIMEOUT {
                 return Err(LoadError::NoAnswer);
             }
-            self.wait(waited > POLL_TIME, &mut events)?;
+            self.wait(waited > POLL_TIME_BEFORE_SLEEP, &mut events)?;
         }
     }
 
     /// Processes events of the descriptors, and sleeps for one if `sleep` is true.
     fn wait(&mut self, sleep: bool, events: &mut Events) -> io::Result<()> {
-        let polled = self.clients.iter().any(|c| c.connection.is_polled());
+        let polled = self.clients.iter().any(|c| c.connection.supports_polling());
         if polled && !sleep {
             // Polled connections report no events before they are armed.
             return Ok(());
@@ -353,7 +353,7 @@ impl LoadConnections {
     }
 }
 
-impl Client {
+impl PipelinedConnection {
     /// Sends commands for the keys that `next` returns.
     fn send_commands(
         &mut self,
@@ -404,7 +404,7 @@ impl Client {
         }
         let mut done = 0;
         while let Some(&(key, at)) = self.outstanding.front() {
-            load.expected_answer(load.command, key, expected);
+            load.write_expected_answer(load.command, key, expected);
             let rest = self.answers.get(done..).unwrap_or_default();
             let there = rest.len().min(expected.len());
             if rest.get(..there) != expected.get(..there) {

@@ -68,7 +68,7 @@ impl RdmaConnection {
 }
 
 impl Connection for RdmaConnection {
-    fn is_polled(&self) -> bool {
+    fn supports_polling(&self) -> bool {
         true
     }
 
@@ -81,8 +81,8 @@ impl Connection for RdmaConnection {
         self.0.arm()
     }
 
-    fn keep_alive_every(&self) -> Option<Duration> {
-        Some(resp_rdma::Connection::KEEP_ALIVE)
+    fn keep_alive_interval(&self) -> Option<Duration> {
+        Some(resp_rdma::Connection::KEEP_ALIVE_INTERVAL)
     }
 
     fn keep_alive(&mut self) -> io::Result<()> {

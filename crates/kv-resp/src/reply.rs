@@ -39,7 +39,7 @@ impl<'o> ReplyWriter<'o> {
     }
 
     /// Returns the length of `out`, including what was there before.
-    pub fn bytes(&self) -> usize {
+    pub fn output_length(&self) -> usize {
         self.out.len()
     }
 
@@ -69,22 +69,22 @@ impl<'o> ReplyWriter<'o> {
     }
 
     /// Writes a simple string, such as `OK`.
-    pub fn simple(&mut self, text: &str) {
+    pub fn write_simple_string(&mut self, text: &str) {
         self.write_text_line(b'+', text);
     }
 
     /// Writes an error: a word in capitals, then the description.
-    pub fn error(&mut self, text: &str) {
+    pub fn write_error(&mut self, text: &str) {
         self.write_text_line(b'-', text);
     }
 
     /// Writes a number.
-    pub fn integer(&mut self, n: i64) {
+    pub fn write_integer(&mut self, n: i64) {
         self.write_number_line(b':', n);
     }
 
     /// Writes a string of any bytes.
-    pub fn bulk(&mut self, bytes: &[u8]) {
+    pub fn write_bulk_string(&mut self, bytes: &[u8]) {
         self.write_length_line(b'$', bytes.len());
         self.out.extend_from_slice(bytes);
         self.out.extend_from_slice(b"\r\n");
@@ -93,7 +93,7 @@ impl<'o> ReplyWriter<'o> {
     /// Writes a text for people: a verbatim string in RESP3.
     pub fn write_verbatim_string(&mut self, text: &str) {
         if self.protocol == Protocol::Resp2 {
-            return self.bulk(text.as_bytes());
+            return self.write_bulk_string(text.as_bytes());
         }
         self.write_length_line(b'=', text.len() + 4);
         self.out.extend_from_slice(b"txt:");
@@ -102,7 +102,7 @@ impl<'o> ReplyWriter<'o> {
     }
 
     /// Writes a null.
-    pub fn null(&mut self) {
+    pub fn write_null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",
             Protocol::Resp3 => b"_\r\n",
@@ -110,12 +110,12 @@ impl<'o> ReplyWriter<'o> {
     }
 
     /// Begins an array of `count` replies, which follow.
-    pub fn array(&mut self, count: usize) {
+    pub fn begin_array(&mut self, count: usize) {
         self.write_length_line(b'*', count);
     }
 
     /// Begins a map of `pairs` pairs of replies, which follow.
-    pub fn map(&mut self, pairs: usize) {
+    pub fn begin_map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.write_length_line(b'*', 2 * pairs),
             Protocol::Resp3 => self.write_length_line(b'%', pairs),
@@ -123,7 +123,7 @@ impl<'o> ReplyWriter<'o> {
     }
 
     /// Begins a set of `count` replies, which follow.
-    pub fn set(&mut self, count: usize) {
+    pub fn begin_set(&mut self, count: usize) {
         match self.protocol {
             Protocol::Resp2 => self.write_length_line(b'*', count),
             Protocol::Resp3 => self.write_length_line(b'~', count),
@@ -189,22 +189,22 @@ pub(crate) mod tests {
 
     fn write(replies: &mut ReplyWriter<'_>, reply: &Reply) {
         match reply {
-            Reply::Simple(text) => replies.simple(text),
-            Reply::Error(text) => replies.error(text),
-            Reply::Integer(n) => replies.integer(*n),
-            Reply::Bulk(bytes) => replies.bulk(bytes),
+            Reply::Simple(text) => replies.write_simple_string(text),
+            Reply::Error(text) => replies.write_error(text),
+            Reply::Integer(n) => replies.write_integer(*n),
+            Reply::Bulk(bytes) => replies.write_bulk_string(bytes),
             Reply::Text(text) => replies.write_verbatim_string(text),
-            Reply::Null => replies.null(),
+            Reply::Null => replies.write_null(),
             Reply::Array(parts) => {
-                replies.array(parts.len());
+                replies.begin_array(parts.len());
                 parts.iter().for_each(|part| write(replies, part));
             }
             Reply::Set(parts) => {
-                replies.set(parts.len());
+                replies.begin_set(parts.len());
                 parts.iter().for_each(|part| write(replies, part));
             }
             Reply::Map(parts) => {
-                replies.map(parts.len() / 2);
+                replies.begin_map(parts.len() / 2);
                 parts.iter().for_each(|part| write(replies, part));
             }
         }
@@ -265,7 +265,7 @@ pub(crate) mod tests {
     #[test]
     fn no_text_ends_its_line() {
         let mut out = Vec::new();
-        ReplyWriter::new(&mut out, Protocol::Resp2).error("ERR a\r\n+OK");
+        ReplyWriter::new(&mut out, Protocol::Resp2).write_error("ERR a\r\n+OK");
         assert_eq!(out, b"-ERR a  +OK\r\n");
     }
 }

@@ -6,13 +6,13 @@ use crate::call::{
     CommandCall, CommandError, CommandResult, ConnectionState, SharedState, escape_preview, find,
 };
 use crate::commands::COMMANDS;
-use crate::frame::{Args, CommandDecoder, ProtocolError};
+use crate::frame::{CommandDecoder, CommandStrings, ProtocolError};
 use crate::reply::ReplyWriter;
 
 /// Returns the beginning of an unknown command's arguments.
-fn preview_args(args: Args<'_>) -> String {
+fn preview_args(args: CommandStrings<'_>) -> String {
     let mut text = String::new();
-    for arg in args.from(1) {
+    for arg in args.strings_from(1) {
         if text.len() >= 128 {
             break;
         }
@@ -22,7 +22,7 @@ fn preview_args(args: Args<'_>) -> String {
 }
 
 fn execute(call: &mut CommandCall<'_>) -> CommandResult {
-    let name = call.args.at(0);
+    let name = call.args.get_or_empty(0);
     let Some(command) = find(call.commands, name) else {
         return Err(CommandError::Unknown {
             name: escape_preview(name),
@@ -86,7 +86,12 @@ impl Session {
 
     /// Executes complete commands as long as `out` is shorter than `most` bytes. Returns false if it stopped for that
     /// reason.
-    pub fn run(&mut self, shared: &SharedState, out: &mut Vec<u8>, most: usize) -> bool {
+    pub fn execute_received(
+        &mut self,
+        shared: &SharedState,
+        out: &mut Vec<u8>,
+        most: usize,
+    ) -> bool {
         let (mut commands, mut errors) = (0, 0);
         while !self.state.must_close && out.len() < most {
             let mut replies = ReplyWriter::new(out, self.state.protocol);
@@ -101,16 +106,16 @@ impl Session {
                 }
             };
             commands += 1;
-            if is_http(args.at(0)) {
+            if is_http(args.get_or_empty(0)) {
                 tracing::warn!("a connection speaks HTTP, and is ended");
                 shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
                 self.state.must_close = true;
                 break;
             }
-            let reply_start = replies.bytes();
+            let reply_start = replies.output_length();
             let mut call = CommandCall {
                 shared,
-                session: &mut self.state,
+                connection_state: &mut self.state,
                 args,
                 replies,
                 commands: COMMANDS,
@@ -118,7 +123,7 @@ impl Session {
             if let Err(error) = execute(&mut call) {
                 errors += 1;
                 call.replies.truncate(reply_start);
-                call.replies.error(&error.to_string());
+                call.replies.write_error(&error.to_string());
             }
         }
         shared.commands.fetch_add(commands, Ordering::Relaxed);
@@ -128,7 +133,7 @@ impl Session {
 }
 
 fn refuse(replies: &mut ReplyWriter<'_>, error: &ProtocolError) {
-    replies.error(&format!("ERR Protocol error: {error}"));
+    replies.write_error(&format!("ERR Protocol error: {error}"));
 }
 
 /// Returns true for a header of HTTP. Like Redis, the session then ends, to stop web pages that make a browser send

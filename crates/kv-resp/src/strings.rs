@@ -8,23 +8,23 @@ use crate::number::parse_canonical_integer;
 use kv::store::{Refusal, SetCondition, SetOptions};
 
 pub(crate) fn get(call: &mut CommandCall<'_>) -> CommandResult {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     match partition.get(hash, key) {
-        Some(entry) => call.replies.bulk(entry.value),
-        None => call.replies.null(),
+        Some(entry) => call.replies.write_bulk_string(entry.value),
+        None => call.replies.write_null(),
     }
     Ok(())
 }
 
 pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
-    call.replies.array(call.args.count() - 1);
-    let begun = call.replies.bytes();
-    for key in call.args.from(1) {
+    call.replies.begin_array(call.args.count() - 1);
+    let begun = call.replies.output_length();
+    for key in call.args.strings_from(1) {
         let (hash, mut partition) = call.shared.store.lock(key);
         match partition.get(hash, key) {
-            Some(entry) => call.replies.bulk(entry.value),
-            None => call.replies.null(),
+            Some(entry) => call.replies.write_bulk_string(entry.value),
+            None => call.replies.write_null(),
         }
         check_length(begun, &call.replies)?;
     }
@@ -32,11 +32,11 @@ pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn strlen(call: &mut CommandCall<'_>) -> CommandResult {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let length = partition.get(hash, key).map_or(0, |e| e.value.len());
     call.replies
-        .integer(i64::try_from(length).unwrap_or(i64::MAX));
+        .write_integer(i64::try_from(length).unwrap_or(i64::MAX));
     Ok(())
 }
 
@@ -52,17 +52,17 @@ enum Expiry {
 struct SetCommandOptions {
     condition: SetCondition,
     expiry: Expiry,
-    get: bool,
+    returns_old_value: bool,
 }
 
 impl SetCommandOptions {
-    fn read(call: &CommandCall<'_>, now_ms: u64) -> Result<Self, CommandError> {
+    fn parse_args(call: &CommandCall<'_>, now_ms: u64) -> Result<Self, CommandError> {
         let mut options = Self {
             condition: SetCondition::Always,
             expiry: Expiry::Never,
-            get: false,
+            returns_old_value: false,
         };
-        let mut words = call.args.from(3);
+        let mut words = call.args.strings_from(3);
         while let Some(word) = words.next() {
             let word = word.to_ascii_lowercase();
             let is_unset = options.expiry == Expiry::Never;
@@ -73,7 +73,7 @@ impl SetCommandOptions {
                 b"xx" if options.condition != SetCondition::Absent => {
                     options.condition = SetCondition::Present;
                 }
-                b"get" => options.get = true,
+                b"get" => options.returns_old_value = true,
                 b"keepttl" if is_unset => options.expiry = Expiry::Keep,
                 b"ex" | b"px" | b"exat" | b"pxat" if is_unset => {
                     let time = words.next().ok_or(CommandError::Syntax)?;
@@ -91,33 +91,33 @@ impl SetCommandOptions {
 }
 
 pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
-    let (key, value) = (call.args.at(1), call.args.at(2));
+    let (key, value) = (call.args.get_or_empty(1), call.args.get_or_empty(2));
     let (hash, mut partition) = call.shared.store.lock(key);
     if call.args.count() == 3 {
         partition.set(hash, key, value, SetOptions::default())?;
-        call.replies.simple("OK");
+        call.replies.write_simple_string("OK");
         return Ok(());
     }
-    let options = SetCommandOptions::read(call, partition.now_ms())?;
+    let options = SetCommandOptions::parse_args(call, partition.now_ms())?;
     let old = partition.get(hash, key);
     let expires_ms = match options.expiry {
         Expiry::Never => 0,
-        Expiry::Keep => old.map_or(0, |e| e.expires_ms),
+        Expiry::Keep => old.map_or(0, |e| e.expiry_time_ms),
         Expiry::At(at) => at,
     };
-    if options.get {
+    if options.returns_old_value {
         match old {
-            Some(entry) => call.replies.bulk(entry.value),
-            None => call.replies.null(),
+            Some(entry) => call.replies.write_bulk_string(entry.value),
+            None => call.replies.write_null(),
         }
     }
     let how = SetOptions {
         condition: options.condition,
-        expires_ms,
+        expiry_time_ms: expires_ms,
     };
     match partition.set(hash, key, value, how) {
-        Ok(_) if !options.get => call.replies.simple("OK"),
-        Err(Refusal::Condition(_)) if !options.get => call.replies.null(),
+        Ok(_) if !options.returns_old_value => call.replies.write_simple_string("OK"),
+        Err(Refusal::Condition(_)) if !options.returns_old_value => call.replies.write_null(),
         Ok(_) | Err(Refusal::Condition(_)) => {}
         Err(other) => return Err(other.into()),
     }
@@ -128,12 +128,12 @@ pub(crate) fn mset(call: &mut CommandCall<'_>) -> CommandResult {
     if call.args.count().is_multiple_of(2) {
         return Err(CommandError::Count("mset".to_owned()));
     }
-    let mut strings = call.args.from(1);
+    let mut strings = call.args.strings_from(1);
     while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.set(hash, key, value, SetOptions::default())?;
     }
-    call.replies.simple("OK");
+    call.replies.write_simple_string("OK");
     Ok(())
 }
 
@@ -146,34 +146,34 @@ pub(crate) fn decr(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn incrby(call: &mut CommandCall<'_>) -> CommandResult {
-    let by = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let by = parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
     add(call, by)
 }
 
 pub(crate) fn decrby(call: &mut CommandCall<'_>) -> CommandResult {
-    let by = parse_canonical_integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
+    let by = parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)
 }
 
 /// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
 fn add(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
-    let key = call.args.at(1);
+    let key = call.args.get_or_empty(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let (before, expires_ms) = match partition.get(hash, key) {
         None => (0, 0),
         Some(entry) => {
             let before = parse_canonical_integer(entry.value).ok_or(CommandError::NotInteger)?;
-            (before, entry.expires_ms)
+            (before, entry.expiry_time_ms)
         }
     };
     let sum = before.checked_add(by).ok_or(CommandError::Overflow)?;
     let how = SetOptions {
-        expires_ms,
+        expiry_time_ms: expires_ms,
         ..SetOptions::default()
     };
     let mut text = itoa::Buffer::new();
     partition.set(hash, key, text.format(sum).as_bytes(), how)?;
-    call.replies.integer(sum);
+    call.replies.write_integer(sum);
     Ok(())
 }

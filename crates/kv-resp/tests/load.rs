@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use kv::load::{Random, stamp_of, write_value_bytes};
+use kv::load::{Random, verified_stamp, write_value_bytes};
 use kv::store::FullPolicy;
 use kv::{Client, ClientConfig, Server, ServerConfig};
 use kv_resp::{FrontEnd, ListenAddress};
@@ -97,7 +97,7 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
             };
             if random.below(11) == 0 {
                 stamps += 1;
-                let value = value(key, random.bits() << 16 | number << 12 | stamps & 0xfff);
+                let value = value(key, random.next_u64() << 16 | number << 12 | stamps & 0xfff);
                 set(key, &value, &mut request);
                 if is_own {
                     own.insert(key, value);
@@ -121,7 +121,8 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
                 Asked::Own(expected) => assert!(bulk(&mut replies) == expected),
                 Asked::Shared(key) => {
                     let found = bulk(&mut replies).expect("it was there from the start");
-                    let stamp = stamp_of(key, &found).expect("a value of this key, and whole");
+                    let stamp =
+                        verified_stamp(key, &found).expect("a value of this key, and whole");
                     assert!(found == value(key, stamp));
                 }
             }
@@ -177,7 +178,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
             let number = random.below(SHARED);
             let found = client.get(key(number).as_bytes()).expect("answered");
             let found = found.expect("it was there from the start").bytes;
-            let stamp = stamp_of(number, &found).expect("a value of this key, and whole");
+            let stamp = verified_stamp(number, &found).expect("a value of this key, and whole");
             assert!(found == value(number, stamp));
         }
         let all = talks

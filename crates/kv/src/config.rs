@@ -114,7 +114,7 @@ impl Default for ServerConfig {
             queues: 1,
             scan: RegionScan::default(),
             split: 1,
-            send_depth: SEND_DEPTH,
+            send_depth: DEFAULT_SEND_DEPTH,
             max_clients: 64,
             max_window: 256,
             mode: FullPolicy::Cache,
@@ -158,13 +158,13 @@ impl ServerConfig {
     }
 
     /// Returns the configuration of the store.
-    pub(crate) fn store(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
+    pub(crate) fn store_config(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
         // An item that clients READ ends in a checksum.
         let value = self.value_bytes + if self.design == Design::Reads { 8 } else { 0 };
         let fits = StoreConfig::for_items(self.workers, self.items, self.key_bytes, value);
         StoreConfig {
             log_bytes: self.log_bytes.unwrap_or(fits.log_bytes),
-            mode: self.mode,
+            full_policy: self.mode,
             clock_ms: clock,
             hash_seed: seed,
             ..fits
@@ -268,17 +268,17 @@ impl ClientConfig {
         Duration::from_millis(self.answer_ms.max(1))
     }
 
-    pub(crate) fn deadline(&self) -> Duration {
+    pub(crate) fn request_timeout(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
 }
 
 /// Default of [`ServerConfig::send_depth`].
-const SEND_DEPTH: u32 = 512;
+const DEFAULT_SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_default_send_depth(depth: &u32) -> bool {
-    *depth == SEND_DEPTH
+    *depth == DEFAULT_SEND_DEPTH
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

@@ -9,7 +9,7 @@ use service::lock_recovery::LockRecovery;
 use service::random::from_system;
 use service::worker::Mailbox;
 use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
-use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
+use verbs::{CompletionQueue, Context, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, Rendezvous, Welcome};
@@ -28,7 +28,7 @@ mod worker;
 use self::herd::HerdItems;
 use atomics::LockedRecords;
 use design::{ConnectingClient, ServerDesign};
-use reads::{ReadIndex, ReadRecords};
+use reads::{ClientReadableLog, ClientReadableRecords};
 use table::RecordTables;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
@@ -36,7 +36,7 @@ use worker::{Command, PendingConnection, Worker, WorkerShared};
 #[derive(Debug)]
 pub struct Kv {
     config: ServerConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
     unused_send_cq: CompletionQueue,
@@ -121,7 +121,7 @@ impl Service for Kv {
         let pd = context.alloc_pd()?;
         let (store, design) = create_store_and_design(&config, (&pd, port), &runtime)?;
         let layout = request_layout(&config);
-        let ud = answer_port(&config, port, mtu);
+        let ud = answer_port_config(&config, port, mtu);
         let doorbells = DoorbellPolicy {
             max_batch: config.batch,
             answer_queues: config.queues,
@@ -140,7 +140,7 @@ impl Service for Kv {
                 rpc_server: engine,
                 store: Arc::clone(&store),
                 partition_index: number,
-                simulated_core_time: runtime.request_core_time,
+                mean_request_core_time: runtime.request_core_time,
             });
         }
         let kv = Arc::new(Self {
@@ -275,9 +275,12 @@ impl Kv {
             let ends = (&lane.uc, &lane.ud);
             let connected =
                 herd_rpc::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
-            let herd_rpc::ConnectedClient { endpoint, qp, to } =
-                connected.map_err(RefusedClient::temporary)?;
-            let slots = herd_rpc::region_of(&worker.request_region, &self.layout, slot.index());
+            let herd_rpc::ConnectedClient {
+                endpoint,
+                qp,
+                client_destination: to,
+            } = connected.map_err(RefusedClient::temporary)?;
+            let slots = herd_rpc::client_region(&worker.request_region, &self.layout, slot.index());
             let slots =
                 slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
@@ -305,7 +308,7 @@ impl Kv {
 /// Creates the store and the configured design.
 fn create_store_and_design(
     config: &ServerConfig,
-    (pd, port): (&ProtectionDomain, PortGid),
+    (pd, port): (&ProtectionDomain, PortAndGidIndex),
     runtime: &ServerRuntime,
 ) -> Result<(Arc<Store>, Box<dyn ServerDesign>), ServerError> {
     let seed = runtime.hash_seed;
@@ -313,7 +316,7 @@ fn create_store_and_design(
         let tables = RecordTables::new(pd, port, (shape, seed), config.workers, writes);
         tables.map_err(ServerError::service)
     };
-    let of = config.store(runtime.clock_ms, seed);
+    let of = config.store_config(runtime.clock_ms, seed);
     let no_memory =
         |e: NoMemory| ServerError::service(format!("{e}; lower --keys, --value-size or --memory"));
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
@@ -328,12 +331,12 @@ fn create_store_and_design(
         }
         (_, None) => {
             let store = Arc::new(Store::new_registered(&of, pd).map_err(no_memory)?);
-            let design = ReadIndex {
+            let design = ClientReadableLog {
                 log: HerdItems {
                     store: Arc::clone(&store),
                 },
                 lock_recovery: lock_recovery(Vec::new()),
-                item_bytes: store::item_bytes(key, value, false) + 8,
+                expected_item_bytes: store::item_bytes(key, value, false) + 8,
             };
             (store, Box::new(design))
         }
@@ -342,7 +345,7 @@ fn create_store_and_design(
             let lock_recovery = lock_recovery(tables.tables_by_partition().to_vec());
             (
                 store()?,
-                Box::new(ReadRecords {
+                Box::new(ClientReadableRecords {
                     tables,
                     lock_recovery,
                 }),
@@ -372,7 +375,7 @@ fn request_layout(config: &ServerConfig) -> RequestRegionLayout {
 }
 
 /// Returns the UD configuration for answers.
-fn answer_port(config: &ServerConfig, port: PortGid, mtu: usize) -> UdPortConfig {
+fn answer_port_config(config: &ServerConfig, port: PortAndGidIndex, mtu: usize) -> UdPortConfig {
     // A ConnectX takes at most 188 bytes inline; longer values are sent from registered memory.
     let inline = (wire::ANSWER_HEADER_BYTES + config.value_bytes)
         .next_multiple_of(8)

@@ -350,7 +350,7 @@ pub(crate) fn answer_word(status: Status, version: u64) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reply<'a> {
     pub(crate) status: Status,
-    pub(crate) version: u64,
+    pub(crate) version_or_record: u64,
     /// Length of the whole value and offset of this chunk, if the value is sent in chunks.
     pub(crate) chunk_length_and_offset: Option<(usize, usize)>,
     pub(crate) value: &'a [u8],
@@ -369,7 +369,7 @@ pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
     };
     Some(Reply {
         status,
-        version: word >> 24,
+        version_or_record: word >> 24,
         chunk_length_and_offset: chunk,
         value: r.0,
     })
@@ -447,7 +447,7 @@ mod tests {
         answer.extend_from_slice(b"v");
         let reply = Reply {
             status: Status::Condition,
-            version: 77,
+            version_or_record: 77,
             chunk_length_and_offset: None,
             value: b"v",
         };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::explain::explain;
 use crate::register::RegisterState;
-use crate::search::{History, ObservedValues, SearchState};
+use crate::search::{History, ObservedValues, WalkConfiguration};
 use crate::violation::{Reason, Violation};
 use crate::{CheckStats, Operation, OperationOutcome, RegisterAction};
 
@@ -26,13 +26,13 @@ pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
         look_ahead: true,
     };
     let all: Vec<usize> = (0..operations.len()).collect();
-    let start = SearchState::new(RegisterState::EMPTY);
+    let start = WalkConfiguration::new(RegisterState::EMPTY);
     let unknown = operations.iter().filter(|o| o.end.is_none()).count();
     match history.walk(&all, &[], start, u64::MAX) {
         Ok(states_max) => Ok(CheckStats {
             operations: operations.len() as u64,
             unknown_outcomes: unknown as u64,
-            states_max,
+            max_possible_states: states_max,
         }),
         Err(failed) => Err(Box::new(explain(&history, &failed))),
     }

@@ -2,7 +2,7 @@
 
 use crate::Operation;
 use crate::register::{RegisterContent, RegisterState};
-use crate::search::{History, SearchState, WalkFailure};
+use crate::search::{History, WalkConfiguration, WalkFailure};
 use crate::violation::{Reason, Violation};
 
 /// The longest window that is walked without look-ahead, to list the possible values before the misfit.
@@ -17,37 +17,39 @@ struct ExplainedWindow {
     optional: Vec<usize>,
     start: RegisterState,
     /// The time at which the misfit returns.
-    until_ns: u64,
+    misfit_return_ns: u64,
 }
 
 impl ExplainedWindow {
-    fn walk(&self, history: &History<'_>) -> Option<WalkFailure> {
-        let start = SearchState::new(self.start);
+    fn find_failure(&self, history: &History<'_>) -> Option<WalkFailure> {
+        let start = WalkConfiguration::new(self.start);
         let (all, optional) = (&self.operations, &self.optional);
-        history.walk(all, optional, start, self.until_ns).err()
+        history
+            .walk(all, optional, start, self.misfit_return_ns)
+            .err()
     }
 }
 
 /// Returns the violation at which a walk failed.
 pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation {
-    let misfit = first_misfit(history, failed.operation);
+    let misfit = first_misfit(history, failed.impossible_operation);
     let mut window = shortest_window(history, misfit);
     shrink(history, &mut window, misfit);
     let look_ahead = window.operations.len() + window.optional.len() > MAX_OPERATIONS_TO_DESCRIBE;
-    let failed = window.walk(&History {
+    let failed = window.find_failure(&History {
         look_ahead,
         ..*history
     });
     // A walk with look-ahead may have failed before the misfit.
-    let failed = failed.filter(|failed| failed.operation == misfit);
-    let failed = failed.map_or_else(Vec::new, |failed| failed.before);
+    let failed = failed.filter(|failed| failed.impossible_operation == misfit);
+    let failed = failed.map_or_else(Vec::new, |failed| failed.configurations_before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
     let versions = history.operations.iter().any(has_version);
-    let describe = |c: &SearchState| describe(c.state, versions);
+    let describe = |c: &WalkConfiguration| describe(c.state, versions);
     let mut before: Vec<String> = failed.iter().map(describe).collect();
     before.sort();
     before.dedup();
-    let is_known = |i: &&usize| history.end_ns(**i).is_some();
+    let is_known = |i: &&usize| history.must_happen_by_ns(**i).is_some();
     let mut shown: Vec<usize> = window.operations.iter().filter(is_known).copied().collect();
     let unknown = window.operations.len() - shown.len();
     shown.extend(&window.optional);
@@ -72,7 +74,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
         .collect();
     returns.sort_unstable();
     let fails = |place: usize| {
-        let start = SearchState::new(RegisterState::EMPTY);
+        let start = WalkConfiguration::new(RegisterState::EMPTY);
         history.walk(&all, &[], start, returns[place].0).is_err()
     };
     // The first failing return is after `low`, and at `high` at the latest; mostly it is near.
@@ -99,7 +101,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
 
 /// Returns the shortest window before the misfit in which the misfit still does not fit.
 fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
-    let end_of = |i: usize| history.end_ns(i);
+    let end_of = |i: usize| history.must_happen_by_ns(i);
     let last = end_of(misfit).unwrap_or(u64::MAX);
     // Known operations are in the order from the last return to the first. All operations of unknown outcome are
     // included.
@@ -139,7 +141,7 @@ fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
         operations: known.iter().chain(&unknown).copied().collect(),
         optional: Vec::new(),
         start: RegisterState::EMPTY,
-        until_ns: last,
+        misfit_return_ns: last,
     })
 }
 
@@ -151,7 +153,10 @@ fn window(
     misfit: usize,
 ) -> Option<ExplainedWindow> {
     let operation = |i: usize| &history.operations[i];
-    let begins = known.iter().filter_map(|&i| history.end_ns(i)).min()?;
+    let begins = known
+        .iter()
+        .filter_map(|&i| history.must_happen_by_ns(i))
+        .min()?;
     // The misfit must begin inside the window. Reads that were outstanding at its beginning are dropped.
     if operation(misfit).call_ns <= begins {
         return None;
@@ -164,9 +169,9 @@ fn window(
         operations: inside,
         optional: under_way.into_iter().filter(changes).collect(),
         start: RegisterState::ANYTHING,
-        until_ns: history.end_ns(misfit)?,
+        misfit_return_ns: history.must_happen_by_ns(misfit)?,
     };
-    window.walk(history).map(|_| window)
+    window.find_failure(history).map(|_| window)
 }
 
 /// Removes operations that do not change the register, as long as the window still fails.
@@ -183,7 +188,7 @@ fn shrink(history: &History<'_>, window: &mut ExplainedWindow, misfit: usize) {
             continue;
         }
         window.operations.remove(at);
-        if window.walk(history).is_none() {
+        if window.find_failure(history).is_none() {
             window.operations.insert(at, i);
             at += 1;
         }

@@ -184,7 +184,7 @@ pub struct CheckStats {
     /// Number of these that have an unknown outcome.
     pub unknown_outcomes: u64,
     /// Largest number of possible states at any time.
-    pub states_max: u64,
+    pub max_possible_states: u64,
 }
 
 impl Operation {

@@ -18,13 +18,13 @@ pub(crate) enum RegisterContent {
 
 impl RegisterContent {
     /// Returns true if the content is a value that no later read finds.
-    pub(crate) fn is_past(self) -> bool {
+    pub(crate) fn is_never_read_again(self) -> bool {
         matches!(self, Self::NeverRead | Self::NoLongerRead(_))
     }
 
     /// Returns true if no later operation can distinguish the two.
     fn is_equivalent(self, other: Self) -> bool {
-        self == other || self.is_past() && other.is_past()
+        self == other || self.is_never_read_again() && other.is_never_read_again()
     }
 }
 
@@ -62,7 +62,7 @@ impl RegisterState {
     }
 
     /// Returns the state if the register can be empty.
-    fn if_absent(self) -> Option<Self> {
+    fn assuming_absent(self) -> Option<Self> {
         match self.content {
             RegisterContent::Nothing => Some(self),
             RegisterContent::Anything if !self.version_is_exact => Some(Self {
@@ -74,18 +74,18 @@ impl RegisterState {
     }
 
     /// Returns the state if the register can have a value.
-    fn if_present(self) -> Option<Self> {
+    fn assuming_present(self) -> Option<Self> {
         (self.content != RegisterContent::Nothing).then_some(self)
     }
 
     /// Returns the state if the register can have a value of this version.
-    fn if_version(self, version: u64) -> Option<Self> {
+    fn assuming_version(self, version: u64) -> Option<Self> {
         let fits = if self.version_is_exact {
             version == self.version
         } else {
             version >= self.version.max(1)
         };
-        self.if_present().filter(|_| fits).map(|state| Self {
+        self.assuming_present().filter(|_| fits).map(|state| Self {
             version,
             version_is_exact: true,
             ..state
@@ -93,7 +93,7 @@ impl RegisterState {
     }
 
     /// Returns the state if the register can have this value, of any version.
-    fn if_value(self, value: u64) -> Option<Self> {
+    fn assuming_value(self, value: u64) -> Option<Self> {
         let fits = match self.content {
             RegisterContent::Value(there) => there == value,
             RegisterContent::Anything => true,
@@ -108,7 +108,7 @@ impl RegisterState {
     }
 
     /// Returns the state after a write whose version is unknown; it is greater than the version before.
-    fn written(self, content: RegisterContent) -> Option<Self> {
+    fn after_unversioned_write(self, content: RegisterContent) -> Option<Self> {
         Some(Self {
             content,
             // No version is above the largest: such a write cannot have happened.
@@ -118,12 +118,12 @@ impl RegisterState {
     }
 
     /// Returns the state if a condition can hold.
-    fn if_holds(self, condition: WriteCondition) -> Option<Self> {
+    fn assuming_condition(self, condition: WriteCondition) -> Option<Self> {
         match condition {
             WriteCondition::Always => Some(self),
-            WriteCondition::Absent => self.if_absent(),
-            WriteCondition::Present => self.if_present(),
-            WriteCondition::Version(version) => self.if_version(version),
+            WriteCondition::Absent => self.assuming_absent(),
+            WriteCondition::Present => self.assuming_present(),
+            WriteCondition::Version(version) => self.assuming_version(version),
         }
     }
 
@@ -142,17 +142,17 @@ impl RegisterState {
             (
                 RegisterAction::Read | RegisterAction::Scan,
                 OperationOutcome::Value { value, version },
-            ) => self.if_version(version)?.if_value(value),
+            ) => self.assuming_version(version)?.assuming_value(value),
             (RegisterAction::Read | RegisterAction::Scan, OperationOutcome::Found { value }) => {
-                self.if_value(value)
+                self.assuming_value(value)
             }
             (
                 RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. },
                 OperationOutcome::Absent,
-            ) => self.if_absent(),
-            (_, OperationOutcome::Changed { found }) => self.changed(action, found),
+            ) => self.assuming_absent(),
+            (_, OperationOutcome::Changed { found }) => self.after_reported_change(action, found),
             (RegisterAction::Write { value, condition }, OperationOutcome::Done { version }) => {
-                let before = self.if_holds(condition)?;
+                let before = self.assuming_condition(condition)?;
                 (version > before.version).then_some(Self {
                     content: RegisterContent::Value(value),
                     version,
@@ -161,7 +161,7 @@ impl RegisterState {
             }
             (RegisterAction::Remove { version: wanted }, OperationOutcome::Done { version }) => {
                 let as_wanted = wanted.is_none_or(|wanted| wanted == version);
-                let before = self.if_version(version).filter(|_| as_wanted)?;
+                let before = self.assuming_version(version).filter(|_| as_wanted)?;
                 Some(before.removed())
             }
             (RegisterAction::Write { condition, .. }, OperationOutcome::Refused { version }) => {
@@ -183,15 +183,15 @@ impl RegisterState {
 
     /// Returns the state after a change that reports whether the register had a value; `None` if the report contradicts
     /// the state.
-    fn changed(self, action: RegisterAction, found: bool) -> Option<Self> {
+    fn after_reported_change(self, action: RegisterAction, found: bool) -> Option<Self> {
         let before = if found {
-            self.if_present()
+            self.assuming_present()
         } else {
-            self.if_absent()
+            self.assuming_absent()
         }?;
         match action {
             RegisterAction::Write { value, condition } if condition.holds(found)? => {
-                before.written(RegisterContent::Value(value))
+                before.after_unversioned_write(RegisterContent::Value(value))
             }
             RegisterAction::Remove { version: None } if found => Some(before.removed()),
             RegisterAction::Write { .. } | RegisterAction::Remove { version: None } => Some(before),
@@ -203,8 +203,8 @@ impl RegisterState {
     pub(crate) fn after_found(self, action: RegisterAction) -> Option<Self> {
         match action {
             RegisterAction::Write { value, condition } => self
-                .if_holds(condition)?
-                .written(RegisterContent::Value(value)),
+                .assuming_condition(condition)?
+                .after_unversioned_write(RegisterContent::Value(value)),
             _ => None,
         }
     }
@@ -212,9 +212,9 @@ impl RegisterState {
     /// Returns the state if its version can be `version` (0: empty) and is not `wanted`.
     fn after_refusal(self, version: u64, wanted: Option<u64>) -> Option<Self> {
         match version {
-            0 => self.if_absent(),
+            0 => self.assuming_absent(),
             _ if wanted == Some(version) => None,
-            _ => self.if_version(version),
+            _ => self.assuming_version(version),
         }
     }
 
@@ -227,11 +227,13 @@ impl RegisterState {
                 self.after(action, OperationOutcome::Done { version })
             }
             (RegisterAction::Write { condition, .. }, None) => self
-                .if_holds(condition)?
-                .written(RegisterContent::NeverRead),
-            (RegisterAction::Remove { version: None }, _) => self.if_present().map(Self::removed),
+                .assuming_condition(condition)?
+                .after_unversioned_write(RegisterContent::NeverRead),
+            (RegisterAction::Remove { version: None }, _) => {
+                self.assuming_present().map(Self::removed)
+            }
             (RegisterAction::Remove { version: Some(v) }, _) => {
-                self.if_version(v).map(Self::removed)
+                self.assuming_version(v).map(Self::removed)
             }
         }
     }

@@ -39,30 +39,30 @@ const ACTION_OF_KIND: [RegisterAction; 4] = [
 
 /// One way in which all events so far can have happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SearchState {
+pub(crate) struct WalkConfiguration {
     pub(crate) state: RegisterState,
     /// Operations that have happened but not returned, ascending by number.
-    pub(crate) happened_operations: Vec<usize>,
+    pub(crate) happened_unreturned: Vec<usize>,
     /// Number of changes of unknown outcome that have happened, by kind.
     happened_unknown_changes: CountsByActionKind,
 }
 
-impl SearchState {
+impl WalkConfiguration {
     pub(crate) fn new(state: RegisterState) -> Self {
         Self {
             state,
-            happened_operations: Vec::new(),
+            happened_unreturned: Vec::new(),
             happened_unknown_changes: [0; 4],
         }
     }
 
-    fn is_done(&self, operation: usize) -> bool {
-        self.happened_operations.binary_search(&operation).is_ok()
+    fn has_happened(&self, operation: usize) -> bool {
+        self.happened_unreturned.binary_search(&operation).is_ok()
     }
 
-    fn mark_done(&mut self, operation: usize) {
-        if let Err(at) = self.happened_operations.binary_search(&operation) {
-            self.happened_operations.insert(at, operation);
+    fn mark_happened(&mut self, operation: usize) {
+        if let Err(at) = self.happened_unreturned.binary_search(&operation) {
+            self.happened_unreturned.insert(at, operation);
         }
     }
 
@@ -81,12 +81,12 @@ impl SearchState {
 
 /// A set of configurations in which none covers another.
 #[derive(Debug, Default)]
-struct ConfigurationSet(HashMap<Vec<usize>, Vec<SearchState>>);
+struct ConfigurationSet(HashMap<Vec<usize>, Vec<WalkConfiguration>>);
 
 impl ConfigurationSet {
     /// Adds a configuration. Returns false if another one covers it.
-    fn add(&mut self, new: &SearchState) -> bool {
-        let alike = self.0.entry(new.happened_operations.clone()).or_default();
+    fn add(&mut self, new: &WalkConfiguration) -> bool {
+        let alike = self.0.entry(new.happened_unreturned.clone()).or_default();
         if alike.iter().any(|old| old.covers(new)) {
             return false;
         }
@@ -95,7 +95,7 @@ impl ConfigurationSet {
         true
     }
 
-    fn into_vec(self) -> Vec<SearchState> {
+    fn into_vec(self) -> Vec<WalkConfiguration> {
         self.0.into_values().flatten().collect()
     }
 }
@@ -104,9 +104,9 @@ impl ConfigurationSet {
 #[derive(Debug)]
 pub(crate) struct WalkFailure {
     /// The operation whose outcome is impossible.
-    pub(crate) operation: usize,
+    pub(crate) impossible_operation: usize,
     /// The configurations before that operation returned.
-    pub(crate) before: Vec<SearchState>,
+    pub(crate) configurations_before: Vec<WalkConfiguration>,
 }
 
 /// A history, and the ways in which its values were found.
@@ -144,9 +144,9 @@ enum EventKind {
 #[derive(Debug, Default)]
 struct Pending {
     /// For each value, the call time of the last read that finds it.
-    last_reads: HashMap<u64, u64>,
+    last_read_calls_ns: HashMap<u64, u64>,
     /// The time of the event.
-    now_ns: u64,
+    event_time_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
     /// version.
     known_operations: Vec<usize>,
@@ -160,9 +160,9 @@ struct Pending {
 
 impl Pending {
     /// Returns true if all reads that find a value have been called.
-    fn is_past(&self, value: u64) -> bool {
-        let last = self.last_reads.get(&value);
-        last.is_none_or(|last_ns| *last_ns <= self.now_ns)
+    fn all_reads_called(&self, value: u64) -> bool {
+        let last = self.last_read_calls_ns.get(&value);
+        last.is_none_or(|last_ns| *last_ns <= self.event_time_ns)
     }
 }
 
@@ -176,7 +176,7 @@ impl History<'_> {
     }
 
     /// Returns the time by which an operation must have happened, if any.
-    pub(crate) fn end_ns(&self, i: usize) -> Option<u64> {
+    pub(crate) fn must_happen_by_ns(&self, i: usize) -> Option<u64> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
             None => self.observed.unversioned_first_returns.get(&i).copied(),
@@ -184,7 +184,7 @@ impl History<'_> {
     }
 
     /// Returns the state after an operation has happened, if that is possible.
-    fn after(&self, i: usize, state: RegisterState) -> Option<RegisterState> {
+    fn state_after(&self, i: usize, state: RegisterState) -> Option<RegisterState> {
         let Operation { action, end, .. } = self.operations[i];
         match end {
             Some(end) => state.after(action, end.outcome),
@@ -198,7 +198,7 @@ impl History<'_> {
         &self,
         operations: &[usize],
         optional: &[usize],
-        start: SearchState,
+        start: WalkConfiguration,
         until_ns: u64,
     ) -> Result<u64, WalkFailure> {
         let mut events = Vec::with_capacity(2 * operations.len());
@@ -210,36 +210,39 @@ impl History<'_> {
             let event = operation
                 .end
                 .map_or(EventKind::Found, |_| EventKind::Return);
-            let end = self.end_ns(i).filter(|at_ns| *at_ns <= until_ns);
+            let end = self.must_happen_by_ns(i).filter(|at_ns| *at_ns <= until_ns);
             events.extend(end.map(|at_ns| (at_ns, event, i)));
             let outcome = operation.end.filter(|_| end.is_some()).map(|e| e.outcome);
             if let Some(OperationOutcome::Value { value, .. } | OperationOutcome::Found { value }) =
                 outcome
             {
-                let last = pending.last_reads.entry(value).or_default();
+                let last = pending.last_read_calls_ns.entry(value).or_default();
                 *last = operation.call_ns.max(*last);
             }
         }
         for &i in optional {
             if self.add_optional(&mut pending, i) {
-                events.extend(self.end_ns(i).map(|at_ns| (at_ns, EventKind::Expire, i)));
+                events.extend(
+                    self.must_happen_by_ns(i)
+                        .map(|at_ns| (at_ns, EventKind::Expire, i)),
+                );
             }
         }
         events.sort_unstable();
         let mut configurations = vec![start];
         let mut most = 1;
         for (at_ns, event, i) in events {
-            pending.now_ns = at_ns;
+            pending.event_time_ns = at_ns;
             if event == EventKind::Call {
                 self.add_call(&mut pending, i);
                 continue;
             }
-            if event == EventKind::Expire || configurations.iter().all(|c| c.is_done(i)) {
+            if event == EventKind::Expire || configurations.iter().all(|c| c.has_happened(i)) {
                 // Fast path for most returns: all configurations have this operation, so removing it makes none cover
                 // another.
                 configurations
                     .iter_mut()
-                    .for_each(|c| c.happened_operations.retain(|&other| other != i));
+                    .for_each(|c| c.happened_unreturned.retain(|&other| other != i));
                 pending.known_operations.retain(|&other| other != i);
                 continue;
             }
@@ -247,13 +250,13 @@ impl History<'_> {
             pending.known_operations.retain(|&other| other != i);
             if next.is_empty() {
                 return Err(WalkFailure {
-                    operation: i,
-                    before: configurations,
+                    impossible_operation: i,
+                    configurations_before: configurations,
                 });
             }
             configurations = next;
             most = most.max(configurations.len() as u64);
-            remove_expired(&mut pending, &configurations);
+            remove_impossible_changes(&mut pending, &configurations);
         }
         Ok(most)
     }
@@ -276,7 +279,7 @@ impl History<'_> {
 
     fn add_call(&self, pending: &mut Pending, i: usize) {
         let action = self.operations[i].action;
-        if self.end_ns(i).is_some() {
+        if self.must_happen_by_ns(i).is_some() {
             pending.known_operations.push(i);
             return;
         }
@@ -308,22 +311,23 @@ impl History<'_> {
     fn configurations_after(
         &self,
         pending: &Pending,
-        configurations: &[SearchState],
+        configurations: &[WalkConfiguration],
         returns: usize,
-    ) -> Vec<SearchState> {
+    ) -> Vec<WalkConfiguration> {
         let (mut visited, mut after) = (ConfigurationSet::default(), ConfigurationSet::default());
         let mut open = Vec::new();
-        let visit = |mut new: SearchState, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
-            if self.execute_no_ops(pending, &mut new) && visited.add(&new) {
-                open.push(new);
-            }
-        };
+        let visit =
+            |mut new: WalkConfiguration, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
+                if self.execute_no_ops(pending, &mut new) && visited.add(&new) {
+                    open.push(new);
+                }
+            };
         for configuration in configurations {
             visit(configuration.clone(), &mut open, &mut visited);
         }
         while let Some(mut configuration) = open.pop() {
-            if configuration.is_done(returns) {
-                configuration.happened_operations.retain(|&i| i != returns);
+            if configuration.has_happened(returns) {
+                configuration.happened_unreturned.retain(|&i| i != returns);
                 after.add(&configuration);
                 continue;
             }
@@ -336,18 +340,18 @@ impl History<'_> {
 
     /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
     /// longer happen.
-    fn execute_no_ops(&self, pending: &Pending, configuration: &mut SearchState) -> bool {
+    fn execute_no_ops(&self, pending: &Pending, configuration: &mut WalkConfiguration) -> bool {
         for &i in &pending.known_operations {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
                 continue;
             };
-            if configuration.is_done(i) {
+            if configuration.has_happened(i) {
                 continue;
             }
             let state = configuration.state;
             if state.after(operation.action, end.outcome) == Some(state) {
-                configuration.mark_done(i);
+                configuration.mark_happened(i);
             } else if state.excludes(operation.action, end.outcome) {
                 return false;
             }
@@ -356,14 +360,14 @@ impl History<'_> {
         // A value with an exact version is discarded by its version instead.
         if let RegisterContent::Value(value) = state.content
             && !state.version_is_exact
-            && pending.is_past(value)
+            && pending.all_reads_called(value)
         {
             state.content = RegisterContent::NoLongerRead(value);
         }
-        if configuration.state.content.is_past() {
+        if configuration.state.content.is_never_read_again() {
             for &i in &pending.known_operations {
-                if !configuration.is_done(i) && self.is_hidden(pending, i) {
-                    configuration.mark_done(i);
+                if !configuration.has_happened(i) && self.is_unread_overwrite(pending, i) {
+                    configuration.mark_happened(i);
                 }
             }
         }
@@ -371,7 +375,7 @@ impl History<'_> {
     }
 
     /// Returns true if an operation is a write over an existing value, with a value that no read of the walk finds.
-    fn is_hidden(&self, pending: &Pending, i: usize) -> bool {
+    fn is_unread_overwrite(&self, pending: &Pending, i: usize) -> bool {
         let operation = &self.operations[i];
         let RegisterAction::Write { value, .. } = operation.action else {
             return false;
@@ -379,15 +383,15 @@ impl History<'_> {
         let outcome = operation.end.map(|end| end.outcome);
         outcome == Some(OperationOutcome::Changed { found: true })
             && operation.may_change_register()
-            && !pending.last_reads.contains_key(&value)
+            && !pending.last_read_calls_ns.contains_key(&value)
     }
 
     /// Returns all configurations that one more operation can produce.
-    fn successors(&self, pending: &Pending, from: &SearchState) -> Vec<SearchState> {
+    fn successors(&self, pending: &Pending, from: &WalkConfiguration) -> Vec<WalkConfiguration> {
         let mut steps = Vec::new();
-        let mut step = |state: Option<RegisterState>, change: &dyn Fn(&mut SearchState)| {
+        let mut step = |state: Option<RegisterState>, change: &dyn Fn(&mut WalkConfiguration)| {
             if let Some(state) = state {
-                let mut next = SearchState {
+                let mut next = WalkConfiguration {
                     state,
                     ..from.clone()
                 };
@@ -406,9 +410,9 @@ impl History<'_> {
         for &i in pending
             .known_operations
             .iter()
-            .filter(|i| !from.is_done(**i))
+            .filter(|i| !from.has_happened(**i))
         {
-            step(self.after(i, state), &|c| c.mark_done(i));
+            step(self.state_after(i, state), &|c| c.mark_happened(i));
         }
         // None of these can happen twice: afterwards the state's version is past theirs.
         for (&version, all) in pending.unknown_by_found_version.range(state.version..) {
@@ -440,7 +444,7 @@ impl History<'_> {
 }
 
 /// Removes changes of unknown outcome that can no longer happen.
-fn remove_expired(pending: &mut Pending, configurations: &[SearchState]) {
+fn remove_impossible_changes(pending: &mut Pending, configurations: &[WalkConfiguration]) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);
     for of in [

@@ -228,7 +228,7 @@ fn long_histories_are_judged() {
     }
     let stats = check(&history).unwrap_or_else(|v| panic!("{v}"));
     assert_eq!((stats.operations, stats.unknown_outcomes), (200_000, 200));
-    assert!(stats.states_max < 2_000, "{stats:?}");
+    assert!(stats.max_possible_states < 2_000, "{stats:?}");
     println!("{stats:?}");
 }
 

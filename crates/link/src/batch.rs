@@ -26,7 +26,7 @@ pub struct PacketFlow {
 /// Segment `k` of a burst gets `k` as its IPv4 identification, which the ICRC covers, so the batch computes the ICRC.
 #[derive(Debug)]
 pub struct PacketBatch {
-    port: u16,
+    src_udp_port: u16,
     bytes: Vec<u8>,
     bursts: Vec<GsoBurst>,
     /// Number of bursts that the kernel has taken.
@@ -39,7 +39,7 @@ pub(crate) struct GsoBurst {
     pub(crate) flow: PacketFlow,
     /// Slot of the process in the destination QPN. A burst is delivered to one socket as a whole, so packets for two
     /// processes are in different bursts.
-    slot: u16,
+    dest_process_slot: u16,
     start: usize,
     end: usize,
     /// Bytes of each packet except the last.
@@ -60,7 +60,7 @@ impl GsoBurst {
         whole
             && !self.closed
             && self.flow == *flow
-            && self.slot == slot
+            && self.dest_process_slot == slot
             && len <= self.segment_bytes
             && self.packet_count < MAX_SEGMENTS
             && self.end - self.start + len <= MAX_BURST_BYTES
@@ -72,7 +72,7 @@ impl PacketBatch {
     #[must_use]
     pub fn new(port: u16) -> PacketBatch {
         PacketBatch {
-            port,
+            src_udp_port: port,
             bytes: Vec::new(),
             bursts: Vec::new(),
             sent_bursts: 0,
@@ -137,7 +137,7 @@ impl PacketBatch {
             _ => {
                 self.bursts.push(GsoBurst {
                     flow: *flow,
-                    slot,
+                    dest_process_slot: slot,
                     start,
                     end,
                     segment_bytes: len,
@@ -155,8 +155,8 @@ impl PacketBatch {
     fn first_frame(&self, flow: &PacketFlow) -> IcrcFields {
         IcrcFields {
             addresses: flow.addresses,
-            src_port: self.port,
-            dst_port: self.port,
+            src_port: self.src_udp_port,
+            dst_port: self.src_udp_port,
             identification: 0,
         }
     }
@@ -303,7 +303,7 @@ mod tests {
             let packets = |b| batch.bytes(b).chunks(b.segment_bytes);
             let check = |packet| {
                 let (transport, icrc) = icrc::split(packet)?;
-                icrc::verify(&frame, transport, icrc)
+                icrc::recover_identification(&frame, transport, icrc)
             };
             let all = batch.unsent().iter().flat_map(packets);
             all.map(check).collect()
@@ -326,7 +326,7 @@ mod tests {
             let frame = batch.first_frame(&flow(2));
             let is_whole = |b: &GsoBurst| {
                 let (transport, icrc) = icrc::split(batch.bytes(b))?;
-                icrc::verify(&frame, transport, icrc)
+                icrc::recover_identification(&frame, transport, icrc)
             };
             let whole: Vec<_> = batch
                 .unsent()

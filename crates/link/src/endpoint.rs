@@ -20,13 +20,13 @@ use crate::sys::epoll::for_each_ready;
 use crate::sys::{receive, send};
 
 /// Number of receives from one socket between two polls of all sockets.
-const RECEIVES_PER_SOCKET: u8 = 8;
+const RECEIVES_BEFORE_REPOLL: u8 = 8;
 
 /// Minimum number of messages per system call. If fewer are returned, the socket is empty.
-const MIN_MESSAGES: usize = 2;
+const MIN_MESSAGES_PER_CALL: usize = 2;
 
 /// Largest number of forwarded packets that one receive takes.
-const MAX_FORWARDED: usize = 64;
+const MAX_FORWARDED_PER_RECEIVE: usize = 64;
 
 /// The sockets of one process.
 ///
@@ -34,7 +34,7 @@ const MAX_FORWARDED: usize = 64;
 #[derive(Debug)]
 pub struct Endpoint {
     sockets: Vec<BoundSocket>,
-    unavailable_addresses: Vec<LinkError>,
+    address_errors: Vec<LinkError>,
     port: u16,
     epoll: OwnedFd,
     shared: Option<SharedGroups>,
@@ -48,22 +48,22 @@ pub struct ReceiveBuffers {
     /// True if the last system call returned fewer messages than requested.
     is_drained: bool,
     /// True if the last receive has left no packet at any socket.
-    all_empty: bool,
+    are_all_sockets_empty: bool,
     /// Index of the socket from which the last packets came.
     last_socket: Option<usize>,
     /// Number of further receives from that socket before all sockets are polled.
-    receives_left: u8,
+    receives_before_repoll: u8,
 }
 
 impl Default for ReceiveBuffers {
     fn default() -> ReceiveBuffers {
         ReceiveBuffers {
             buffers: receive::ReceiverBuffers::new(),
-            next_messages: MIN_MESSAGES,
+            next_messages: MIN_MESSAGES_PER_CALL,
             is_drained: false,
             last_socket: None,
-            receives_left: 0,
-            all_empty: false,
+            receives_before_repoll: 0,
+            are_all_sockets_empty: false,
         }
     }
 }
@@ -78,8 +78,8 @@ impl ReceiveBuffers {
 
     /// Returns true if the last [`Endpoint::receive`] polled all sockets and left no packet at any of them.
     #[must_use]
-    pub fn all_empty(&self) -> bool {
-        self.all_empty
+    pub fn are_all_sockets_empty(&self) -> bool {
+        self.are_all_sockets_empty
     }
 }
 
@@ -87,7 +87,7 @@ impl Endpoint {
     /// Opens the endpoint's sockets at all addresses where that is possible.
     ///
     /// # Errors
-    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::unavailable_addresses`] has the reasons of
+    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::address_errors`] has the reasons of
     /// the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
@@ -97,7 +97,7 @@ impl Endpoint {
         };
         let mut endpoint = Endpoint {
             sockets: Vec::new(),
-            unavailable_addresses: Vec::new(),
+            address_errors: Vec::new(),
             port: config.udp_port,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?,
             shared,
@@ -109,11 +109,11 @@ impl Endpoint {
             };
             match opened {
                 Ok(socket) => endpoint.sockets.push(socket),
-                Err(error) => endpoint.unavailable_addresses.push(error),
+                Err(error) => endpoint.address_errors.push(error),
             }
         }
         if endpoint.sockets.is_empty() {
-            let first = endpoint.unavailable_addresses.drain(..).next();
+            let first = endpoint.address_errors.drain(..).next();
             return Err(first.unwrap_or(LinkError::NoAddress));
         }
         endpoint.register_with_epoll().map_err(failed)?;
@@ -133,8 +133,8 @@ impl Endpoint {
 
     /// Returns the reasons why addresses of the configuration could not be opened.
     #[must_use]
-    pub fn unavailable_addresses(&self) -> &[LinkError] {
-        &self.unavailable_addresses
+    pub fn address_errors(&self) -> &[LinkError] {
+        &self.address_errors
     }
 
     /// Returns the addresses that were opened.
@@ -161,7 +161,9 @@ impl Endpoint {
     /// Returns for each address the number of packets that the kernel dropped because the buffer was full, since the
     /// endpoint was opened.
     pub fn socket_drops(&self) -> impl Iterator<Item = (IpAddr, u64)> {
-        let drops = |socket: &BoundSocket| crate::sys::options::drops(socket.as_fd()).unwrap_or(0);
+        let drops = |socket: &BoundSocket| {
+            crate::sys::options::dropped_datagrams(socket.as_fd()).unwrap_or(0)
+        };
         let of = move |socket: &BoundSocket| (socket.address.ip, u64::from(drops(socket)));
         self.sockets.iter().map(of)
     }
@@ -207,7 +209,7 @@ impl Endpoint {
                 batch.remove_sent(1);
                 continue;
             };
-            if first.packet_count > 1 && socket.no_segmentation.load(Ordering::Relaxed) {
+            if first.packet_count > 1 && socket.segmentation_refused.load(Ordering::Relaxed) {
                 batch.split_first();
                 continue;
             }
@@ -245,7 +247,7 @@ impl Endpoint {
         };
         // EIO: the device computes no checksums, so the kernel does not segment (`udp_send_skb`).
         if error == Errno::IO && packets > 1 {
-            socket.no_segmentation.store(true, Ordering::Relaxed);
+            socket.segmentation_refused.store(true, Ordering::Relaxed);
             add(&socket.counters.unsegmented_bursts, 1);
             batch.split_first();
             return;
@@ -276,11 +278,11 @@ impl Endpoint {
         inbox: &mut ReceiveBuffers,
         mut take: impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
-        inbox.all_empty = false;
-        if let Some(turns) = inbox.receives_left.checked_sub(1)
+        inbox.are_all_sockets_empty = false;
+        if let Some(turns) = inbox.receives_before_repoll.checked_sub(1)
             && let Some(socket) = inbox.last_socket.and_then(|last| self.sockets.get(last))
         {
-            inbox.receives_left = turns;
+            inbox.receives_before_repoll = turns;
             return self.receive_from(socket, inbox, &mut take);
         }
         inbox.is_drained = false;
@@ -309,13 +311,13 @@ impl Endpoint {
                     take(packet);
                 };
                 let buffer = inbox.buffers.scratch();
-                count += shared.receive(buffer, MAX_FORWARDED, &mut counted);
+                count += shared.receive(buffer, MAX_FORWARDED_PER_RECEIVE, &mut counted);
             }
         });
         // The next packets almost always come to the same socket, where one system call finds them.
-        inbox.receives_left = RECEIVES_PER_SOCKET;
+        inbox.receives_before_repoll = RECEIVES_BEFORE_REPOLL;
         inbox.is_drained &= ready <= 1;
-        inbox.all_empty = ready == 0 || inbox.is_drained;
+        inbox.are_all_sockets_empty = ready == 0 || inbox.is_drained;
         count
     }
 
@@ -330,7 +332,7 @@ impl Endpoint {
         let messages = messages.unwrap_or(0);
         inbox.is_drained = messages < inbox.next_messages;
         inbox.next_messages = match messages {
-            0 => MIN_MESSAGES,
+            0 => MIN_MESSAGES_PER_CALL,
             all if all == inbox.next_messages => (all * 2).min(receive::MAX_MESSAGES),
             _ => inbox.next_messages,
         };
@@ -447,7 +449,7 @@ fn observe_burst(
 /// Sends the first bursts of `batch` whose source is `socket`; returns the number of sent bursts.
 fn send_first_bursts(socket: &BoundSocket, batch: &PacketBatch) -> Result<usize, Errno> {
     let source = socket.address.ip;
-    let segmented = !socket.no_segmentation.load(Ordering::Relaxed);
+    let segmented = !socket.segmentation_refused.load(Ordering::Relaxed);
     let sendable =
         |b: &&GsoBurst| b.flow.addresses.src() == source && (segmented || b.packet_count == 1);
     let bursts = batch.unsent().iter().take_while(sendable);

@@ -22,8 +22,8 @@ use rustix::fs::{FlockOperation, flock};
 use crate::config::{Config, Fabric, LocalAddress};
 use crate::error::LinkError;
 use crate::members::{Member, Members};
-use crate::socket::{BoundSocket, PortSharing, PortState, port_state};
-use crate::steering::program;
+use crate::socket::{BoundSocket, PortSharing, PortState, probe_port};
+use crate::steering::slot_filter_program;
 use crate::sys::options::set_steering;
 
 /// The groups of a process.
@@ -129,7 +129,7 @@ impl ProcessGroups {
             Ok((lock, members.list.len()))
         });
         match looked {
-            Ok((_lock, 0)) => port_state(address, config),
+            Ok((_lock, 0)) => probe_port(address, config),
             Ok((_lock, members)) => PortState::Shared(members),
             Err(error) => PortState::Unavailable(error),
         }
@@ -251,5 +251,5 @@ fn group_state(members: &Members, dead: usize) -> GroupState {
 }
 
 fn attach_program(socket: &BoundSocket, members: &Members) -> io::Result<()> {
-    set_steering(socket.as_fd(), &program(&members.slots()))
+    set_steering(socket.as_fd(), &slot_filter_program(&members.slots()))
 }

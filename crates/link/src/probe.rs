@@ -7,7 +7,7 @@ use rustix::net::sockopt;
 use crate::config::{Config, LocalAddress};
 use crate::error::LinkError;
 use crate::group::ProcessGroups;
-use crate::socket::{BoundSocket, PortSharing, PortState, port_state};
+use crate::socket::{BoundSocket, PortSharing, PortState, probe_port};
 use crate::sys::options::set_int;
 
 /// The features that an endpoint would have at an address.
@@ -39,7 +39,7 @@ pub struct SocketFeatures {
 ///
 /// # Errors
 /// The fabric's folder cannot be used.
-pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
+pub fn probe_addresses(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
     let group = match &config.fabric {
         Some(fabric) => Some(ProcessGroups::new(fabric, config.udp_port)?),
         None => None,
@@ -47,19 +47,19 @@ pub fn probe(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
     let of_address = |address: &LocalAddress| {
         let port = match &group {
             Some(group) => group.port_state(*address, config),
-            None => port_state(*address, config),
+            None => probe_port(*address, config),
         };
         EndpointFeatures {
             address: *address,
             port_state: port,
-            socket_features: features(*address, config),
+            socket_features: probe_socket(*address, config),
         }
     };
     Ok(config.addresses.iter().map(of_address).collect())
 }
 
 /// Returns the features of a socket at `address`, with any port.
-fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
+fn probe_socket(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     let any_port = Config {
         udp_port: 0,
         ..config.clone()

@@ -12,7 +12,7 @@ use crate::group::{GroupState, ProcessGroups};
 use crate::handover::Handover;
 use crate::packet::ReceivedPacket;
 use crate::socket::BoundSocket;
-use crate::steering::PROBE_QPN;
+use crate::steering::FIRST_PROBE_QPN;
 use crate::sys::send;
 
 /// Number of misdirected packets after which the order of the processes is checked again. A few are normal: the kernel
@@ -47,7 +47,7 @@ impl SharedGroups {
     ) -> Result<BoundSocket, LinkError> {
         let (socket, outcome) = self.group.bind_and_join(address, config)?;
         if outcome.is_order_uncertain {
-            probe(&socket, outcome);
+            send_probes(&socket, outcome);
         }
         Ok(socket)
     }
@@ -64,7 +64,7 @@ impl SharedGroups {
             if let Ok(Some(outcome)) = outcome
                 && (outcome.is_order_uncertain || doubtful)
             {
-                probe(socket, outcome);
+                send_probes(socket, outcome);
             }
         }
     }
@@ -73,7 +73,7 @@ impl SharedGroups {
     pub(crate) fn is_for_this_process(&self, packet: &ReceivedPacket<'_>) -> bool {
         let qpn = packet.dest_qpn();
         let slot = qpn >> SLOT_SHIFT;
-        slot == u32::from(self.group.slot) || (slot == 0 && qpn < PROBE_QPN)
+        slot == u32::from(self.group.slot) || (slot == 0 && qpn < FIRST_PROBE_QPN)
     }
 
     /// Handles a packet that is not for this process: a probe, or a packet to forward. Returns true if so many were
@@ -84,7 +84,8 @@ impl SharedGroups {
             self.handle_probe(socket, packet);
             return false;
         }
-        let gone = matches!(self.forward(slot, packet, &socket.counters), Err(e) if is_gone(&e));
+        let gone =
+            matches!(self.forward(slot, packet, &socket.counters), Err(e) if is_slot_unused(&e));
         let astray = self.misdirected.fetch_add(1, Ordering::Relaxed) + 1;
         astray.is_multiple_of(MISDIRECTED_PER_CHECK) || (!gone && astray.is_power_of_two())
     }
@@ -99,7 +100,7 @@ impl SharedGroups {
         let result = self.handover.send(slot, packet);
         let counter = match &result {
             Ok(()) => &counters.forwarded_pkts,
-            Err(e) if is_gone(e) => &counters.unknown_slot_pkts,
+            Err(e) if is_slot_unused(e) => &counters.unknown_slot_pkts,
             Err(_) => &counters.forward_overrun_pkts,
         };
         add(counter, 1);
@@ -130,7 +131,7 @@ impl SharedGroups {
         let (addresses, ports) = (packet.frame.addresses, packet.frame);
         let own = addresses.src() == addresses.dst() && ports.src_port == ports.dst_port;
         let generation = packet.bytes.get(8..16).and_then(|b| b.try_into().ok());
-        let place = (packet.dest_qpn() & (PROBE_QPN - 1)) as usize;
+        let place = (packet.dest_qpn() & (FIRST_PROBE_QPN - 1)) as usize;
         if own
             && let Some(generation) = generation
             && let Ok(true) =
@@ -159,7 +160,7 @@ impl AsFd for SharedGroups {
 }
 
 /// Returns true if the error means that no process has the slot.
-fn is_gone(error: &io::Error) -> bool {
+fn is_slot_unused(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
@@ -167,10 +168,10 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// Sends a probe to each index of the group.
-fn probe(socket: &BoundSocket, outcome: GroupState) {
+fn send_probes(socket: &BoundSocket, outcome: GroupState) {
     let packet = |place: u32| {
         let mut packet = [0; 16];
-        packet[4..8].copy_from_slice(&(PROBE_QPN | place).to_be_bytes());
+        packet[4..8].copy_from_slice(&(FIRST_PROBE_QPN | place).to_be_bytes());
         packet[8..].copy_from_slice(&outcome.generation.to_be_bytes());
         packet
     };

@@ -33,7 +33,7 @@ pub(crate) struct BoundSocket {
     port: u16,
     fd: OwnedFd,
     /// True if the kernel has refused segmentation on this socket.
-    pub(crate) no_segmentation: AtomicBool,
+    pub(crate) segmentation_refused: AtomicBool,
     pub(crate) counters: Counters,
 }
 
@@ -49,7 +49,7 @@ pub enum PortState {
 }
 
 /// Returns the owner of the port of an address that no process of the fabric uses.
-pub(crate) fn port_state(address: LocalAddress, config: &Config) -> PortState {
+pub(crate) fn probe_port(address: LocalAddress, config: &Config) -> PortState {
     match BoundSocket::open(address, config, PortSharing::Exclusive) {
         Ok(_) => PortState::Free,
         Err(error) => PortState::Unavailable(error),
@@ -111,7 +111,7 @@ impl BoundSocket {
             address,
             port,
             fd,
-            no_segmentation: AtomicBool::new(false),
+            segmentation_refused: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }

@@ -14,13 +14,13 @@ use crate::SLOT_SHIFT;
 
 /// QPNs from this one to the end of slot 0, which belongs to no process, are probes. The kernel delivers a probe to the
 /// index in the group that its lower bits contain. So the receiver learns its index.
-pub(crate) const PROBE_QPN: u32 = 1 << 13;
+pub(crate) const FIRST_PROBE_QPN: u32 = 1 << 13;
 
 /// Largest number of slots that are compared one after the other; larger sets are halved first.
 const MAX_LEAF_SLOTS: usize = 8;
 
 /// Returns the program for a group whose sockets belong to `slots`, in the order of the group.
-pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
+pub(crate) fn slot_filter_program(slots: &[u16]) -> Vec<sock_filter> {
     let mut places: Vec<(u32, u32)> = slots.iter().map(|s| u32::from(*s)).zip(0..).collect();
     places.sort_unstable();
     let mut program = vec![
@@ -31,8 +31,8 @@ pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
         statement(BPF_ALU | BPF_RSH | BPF_K, SLOT_SHIFT),
         jump(BPF_JEQ, 0, 0, 5),
         statement(BPF_MISC | BPF_TXA, 0),
-        jump(BPF_JGE, PROBE_QPN, 0, 2),
-        statement(BPF_ALU | BPF_AND | BPF_K, PROBE_QPN - 1),
+        jump(BPF_JGE, FIRST_PROBE_QPN, 0, 2),
+        statement(BPF_ALU | BPF_AND | BPF_K, FIRST_PROBE_QPN - 1),
         statement(BPF_RET | BPF_A, 0),
         statement(BPF_RET | BPF_K, 0),
     ];
@@ -106,7 +106,7 @@ mod tests {
         for count in [1_u32, 2, 7, 8, 9, 100, 1023] {
             // 389 and 1023 have no common divisor, so each slot occurs once.
             let slots: Vec<u16> = (0..count).map(|i| (i * 389 % 1023 + 1) as u16).collect();
-            let program = program(&slots);
+            let program = slot_filter_program(&slots);
             assert!(program.len() <= 4096, "the kernel takes no more");
             for slot in 0..1024 {
                 let place = slots.iter().position(|s| *s == slot).unwrap_or(0);
@@ -118,8 +118,15 @@ mod tests {
 
     #[test]
     fn the_gsi_is_at_place_0_and_a_probe_where_it_says() {
-        let program = program(&[5, 7]);
-        let places = [0, 1, PROBE_QPN - 1, PROBE_QPN, PROBE_QPN + 77].map(|q| run(&program, q));
+        let program = slot_filter_program(&[5, 7]);
+        let places = [
+            0,
+            1,
+            FIRST_PROBE_QPN - 1,
+            FIRST_PROBE_QPN,
+            FIRST_PROBE_QPN + 77,
+        ]
+        .map(|q| run(&program, q));
         assert_eq!(places, [0, 0, 0, 0, 77]);
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
-use link::probe::probe;
+use link::probe::probe_addresses;
 use link::{Config, Endpoint, Fabric, LinkError, PacketFlow, PortState, ReceiveBuffers};
 use roce::icrc::{self, FrameAddresses};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -50,7 +50,7 @@ fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
         poll(&mut fds, None).unwrap();
         endpoint.receive(&mut inbox, |received| {
             let (transport, icrc) = icrc::split(received.bytes).unwrap();
-            let identification = icrc::verify(&received.frame, transport, icrc);
+            let identification = icrc::recover_identification(&received.frame, transport, icrc);
             let (class, limit) = (received.traffic_class, received.hop_limit);
             all.push((transport.to_vec(), identification, class, limit));
         });
@@ -134,7 +134,7 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
     let endpoint = endpoint(&hosts, 4830).unwrap();
     let mut inbox = ReceiveBuffers::default();
     assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
-    assert!(inbox.all_empty());
+    assert!(inbox.are_all_sockets_empty());
     let mut batch = endpoint.batch();
     for host in hosts {
         batch.push(&flow(hosts[0], host), &packet(0, 24));
@@ -143,12 +143,12 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
     let mut received = 0;
     while received < 2 {
         received += endpoint.receive(&mut inbox, |_| {});
-        assert!(received == 2 || !inbox.all_empty());
+        assert!(received == 2 || !inbox.are_all_sockets_empty());
     }
     // The socket of the last packet is polled first, which says nothing about the other socket.
     assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
-    assert!(!inbox.all_empty());
-    while !inbox.all_empty() {
+    assert!(!inbox.are_all_sockets_empty());
+    while !inbox.are_all_sockets_empty() {
         assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
     }
 }
@@ -193,7 +193,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     assert!(matches!(error, LinkError::NoSuchAddress { .. }), "{error}");
     assert!(matches!(endpoint(&[], 4808), Err(LinkError::NoAddress)));
     let both = endpoint(&["127.0.8.1", "127.0.8.2"], 4808).unwrap();
-    assert_eq!(both.unavailable_addresses().len(), 1);
+    assert_eq!(both.address_errors().len(), 1);
     assert_eq!(both.addresses().count(), 1);
     drop(taken);
 }
@@ -259,7 +259,7 @@ fn a_probe_says_who_has_the_port() {
         udp_port: port,
         ..Config::new(vec!["127.0.0.9".parse::<IpAddr>().unwrap().into()])
     };
-    let state = |config: &Config| probe(config).unwrap().remove(0).port_state;
+    let state = |config: &Config| probe_addresses(config).unwrap().remove(0).port_state;
     assert!(matches!(state(&config(4808)), PortState::Free));
     // The probe itself has released the port.
     let held = UdpSocket::bind("127.0.0.9:4808").unwrap();
@@ -292,13 +292,13 @@ fn a_probe_says_what_the_kernel_gives() {
         buffer_bytes: 64 << 10,
         ..Config::new(vec![ip.parse::<IpAddr>().unwrap().into()])
     };
-    let socket = probe(&config("127.0.0.9"))
+    let socket = probe_addresses(&config("127.0.0.9"))
         .unwrap()
         .remove(0)
         .socket_features;
     assert_eq!(socket.unwrap().receive_buffer_bytes, 64 << 10);
     // No interface has this address, which is in the block for documentation.
-    let nowhere = probe(&config("192.0.2.1")).unwrap().remove(0);
+    let nowhere = probe_addresses(&config("192.0.2.1")).unwrap().remove(0);
     assert!(nowhere.socket_features.is_none());
     let PortState::Unavailable(error) = nowhere.port_state else {
         panic!("there is no such address");

@@ -29,7 +29,7 @@ impl<'a> DecisionBytes<'a> {
     }
 
     /// Returns a number below `count`, which is not 0.
-    pub(crate) fn one_of(&mut self, count: usize) -> usize {
+    pub(crate) fn index_below(&mut self, count: usize) -> usize {
         usize::from(self.byte()) % count
     }
 
@@ -39,7 +39,7 @@ impl<'a> DecisionBytes<'a> {
     }
 
     /// Returns a value that is mostly below `sensible`, and sometimes any number.
-    pub(crate) fn number(&mut self, sensible: u32) -> u32 {
+    pub(crate) fn mostly_below(&mut self, sensible: u32) -> u32 {
         match self.byte() {
             0xfd => self.word(),
             0xfe => u32::MAX,

@@ -36,7 +36,7 @@ impl World<'_> {
                 return self.tags(input);
             }
             if verb == 238 && self.device.has_ethernet {
-                let (base, shown) = (self.base(), (self.tables, self.device));
+                let (base, shown) = (self.arena_start(), (self.tables, self.device));
                 return self.raw.step(shown, base, input);
             }
             match verb % 40 {

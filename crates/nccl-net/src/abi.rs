@@ -27,7 +27,7 @@ pub(crate) const LOG_WARN: c_int = 2;
 /// `NCCL_LOG_INFO`.
 pub(crate) const LOG_INFO: c_int = 3;
 /// `NCCL_INIT | NCCL_NET`.
-pub(crate) const SUBSYS: c_ulong = 1 | 16;
+pub(crate) const LOG_SUBSYSTEMS: c_ulong = 1 | 16;
 
 /// `ncclDebugLogger_t`; NULL is `None`.
 pub(crate) type Logger =

@@ -51,7 +51,7 @@ pub(crate) struct ListenComm {
 pub(crate) struct NcclComm {
     /// Locked for each call, so that two threads on one connection do no harm, although NCCL
     /// forbids that.
-    end: Mutex<CommDirection>,
+    direction: Mutex<CommDirection>,
     device: &'static Device,
 }
 
@@ -64,7 +64,7 @@ enum CommDirection {
 pub(crate) struct MemoryHandle(MemoryRegion);
 
 /// `request`.
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     comm: Arc<NcclComm>,
     request: Request,
 }
@@ -85,7 +85,7 @@ impl ListenComm {
     pub(crate) fn new(
         device: &'static Device,
     ) -> Result<(Self, [u8; ListenHandle::BYTES]), CallFailure> {
-        let listener = Listener::new(&device.pd, &device.config, (device.addr, 0).into())?;
+        let listener = Listener::new(&device.pd, &device.config, (device.listen_addr, 0).into())?;
         let handle = listener.handle().to_bytes();
         let listening = Self {
             listener: Mutex::new(listener),
@@ -142,7 +142,7 @@ pub(crate) fn abandon_connecting() {
 impl NcclComm {
     fn new(end: CommDirection, device: &'static Device) -> Arc<Self> {
         Arc::new(Self {
-            end: Mutex::new(end),
+            direction: Mutex::new(end),
             device,
         })
     }
@@ -171,9 +171,9 @@ impl NcclComm {
         (data, size): (*mut c_void, usize),
         tag: i32,
         memory: Option<&MemoryHandle>,
-    ) -> Result<Option<Pending>, CallFailure> {
+    ) -> Result<Option<PendingRequest>, CallFailure> {
         let (region, range) = self.region_and_range(data, size, memory)?;
-        let mut end = lock(&self.end)?;
+        let mut end = lock(&self.direction)?;
         let CommDirection::Send(sender) = &mut *end else {
             return Err(invalid("isend of a connection that receives"));
         };
@@ -184,7 +184,7 @@ impl NcclComm {
     pub(crate) fn irecv(
         self: &Arc<Self>,
         parts: &[(*mut c_void, usize, i32, Option<&MemoryHandle>)],
-    ) -> Result<Option<Pending>, CallFailure> {
+    ) -> Result<Option<PendingRequest>, CallFailure> {
         let part = |&(data, size, tag, memory): &(*mut c_void, usize, i32, _)| {
             let (region, range) = self.region_and_range(data, size, memory)?;
             Ok((region, range, tag.cast_unsigned()))
@@ -193,7 +193,7 @@ impl NcclComm {
             .iter()
             .map(part)
             .collect::<Result<Vec<_>, CallFailure>>()?;
-        let mut end = lock(&self.end)?;
+        let mut end = lock(&self.direction)?;
         let CommDirection::Recv(receiver) = &mut *end else {
             return Err(invalid("irecv of a connection that sends"));
         };
@@ -205,9 +205,9 @@ impl NcclComm {
         self: &Arc<Self>,
         data: *mut c_void,
         memory: &MemoryHandle,
-    ) -> Result<Option<Pending>, CallFailure> {
+    ) -> Result<Option<PendingRequest>, CallFailure> {
         let (region, range) = self.region_and_range(data, 0, Some(memory))?;
-        let mut end = lock(&self.end)?;
+        let mut end = lock(&self.direction)?;
         let CommDirection::Recv(receiver) = &mut *end else {
             return Err(invalid("iflush of a connection that sends"));
         };
@@ -215,8 +215,8 @@ impl NcclComm {
         Ok(request.map(|request| self.pending(request)))
     }
 
-    fn pending(self: &Arc<Self>, request: Request) -> Pending {
-        Pending {
+    fn pending(self: &Arc<Self>, request: Request) -> PendingRequest {
+        PendingRequest {
             comm: Arc::clone(self),
             request,
         }
@@ -250,10 +250,10 @@ impl NcclComm {
     }
 }
 
-impl Pending {
+impl PendingRequest {
     /// Returns true once the request is complete, and then appends the sizes, at most 8.
     pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, CallFailure> {
-        match &mut *lock(&self.comm.end)? {
+        match &mut *lock(&self.comm.direction)? {
             CommDirection::Send(sender) => {
                 let done = sender.test(self.request)?;
                 sizes.extend(done);

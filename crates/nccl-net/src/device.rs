@@ -8,12 +8,12 @@ use collective::Config;
 use verbs::{Access, Context, Gid, MemoryRegion, PortAttr, PortState, ProtectionDomain, Provider};
 
 /// Environment variable: the provider, `softnic` (the default) or `system`.
-const PROVIDER: &str = "VERBATIM_PROVIDER";
+const PROVIDER_ENV_VAR: &str = "VERBATIM_PROVIDER";
 /// Environment variable: the queue pairs of a connection, 1 to 16.
-const LANES: &str = "VERBATIM_COLLECTIVE_LANES";
+const LANES_ENV_VAR: &str = "VERBATIM_COLLECTIVE_LANES";
 /// Environment variable: the IP address at which receivers listen, if not the address of the port's
 /// GID.
-const ADDRESS: &str = "VERBATIM_COLLECTIVE_ADDRESS";
+const LISTEN_ADDRESS_ENV_VAR: &str = "VERBATIM_COLLECTIVE_ADDRESS";
 
 /// An active port.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Device {
     pub(crate) pd: ProtectionDomain,
     pub(crate) config: Config,
     /// The address at which receivers listen.
-    pub(crate) addr: IpAddr,
+    pub(crate) listen_addr: IpAddr,
     /// The buffer of an empty receive, for which NCCL names no memory.
     pub(crate) empty_buffer: MemoryRegion,
 }
@@ -40,7 +40,7 @@ static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// The reason why no device can be used.
-pub(crate) fn find() -> Result<usize, String> {
+pub(crate) fn find_and_count() -> Result<usize, String> {
     let mut devices = DEVICES.lock().map_err(|e| e.to_string())?;
     if devices.is_empty() {
         *devices = open_all()?;
@@ -64,8 +64,9 @@ pub(crate) fn get(number: i32) -> Result<&'static Device, String> {
 }
 
 fn open_all() -> Result<Vec<&'static Device>, String> {
-    let name = std::env::var(PROVIDER).unwrap_or_else(|_| "softnic".to_owned());
-    let provider = Provider::by_name(&name).map_err(|e| format!("{PROVIDER}={name}: {e}"))?;
+    let name = std::env::var(PROVIDER_ENV_VAR).unwrap_or_else(|_| "softnic".to_owned());
+    let provider =
+        Provider::by_name(&name).map_err(|e| format!("{PROVIDER_ENV_VAR}={name}: {e}"))?;
     let config = config()?;
     let mut found = Vec::new();
     for device in provider.devices().map_err(|e| e.to_string())? {
@@ -98,7 +99,7 @@ fn ports(device: &verbs::Device) -> Result<Vec<(PortAttr, Context, u8)>, verbs::
 }
 
 fn config() -> Result<Config, String> {
-    let Ok(lanes) = std::env::var(LANES) else {
+    let Ok(lanes) = std::env::var(LANES_ENV_VAR) else {
         return Ok(Config::default());
     };
     match lanes.parse() {
@@ -107,7 +108,7 @@ fn config() -> Result<Config, String> {
             ..Config::default()
         }),
         _ => Err(format!(
-            "{LANES}={lanes}: a connection has 1 to 16 queue pairs"
+            "{LANES_ENV_VAR}={lanes}: a connection has 1 to 16 queue pairs"
         )),
     }
 }
@@ -145,15 +146,17 @@ fn open(
         empty_buffer: nothing.map_err(|e| format!("{name}: {e}"))?,
         pd,
         config,
-        addr: address(gid)?,
+        listen_addr: address(gid)?,
     })))
 }
 
 /// Returns the address at which receivers listen: the configured one, the port's own, or else
 /// loopback.
 fn address(gid: Gid) -> Result<IpAddr, String> {
-    if let Ok(text) = std::env::var(ADDRESS) {
-        return text.parse().map_err(|e| format!("{ADDRESS}={text}: {e}"));
+    if let Ok(text) = std::env::var(LISTEN_ADDRESS_ENV_VAR) {
+        return text
+            .parse()
+            .map_err(|e| format!("{LISTEN_ADDRESS_ENV_VAR}={text}: {e}"));
     }
     let ip = Ipv6Addr::from(gid.0).to_canonical();
     let here = TcpListener::bind(SocketAddr::new(ip, 0)).is_ok();

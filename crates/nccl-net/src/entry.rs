@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use collective::{ListenHandle, MAX_PARTS_PER_GROUP};
 
 use crate::abi::*;
-use crate::comm::{self, CallFailure, ListenComm, MemoryHandle, NcclComm, Pending, invalid};
+use crate::comm::{self, CallFailure, ListenComm, MemoryHandle, NcclComm, PendingRequest, invalid};
 use crate::properties::FromDevice;
 use crate::{device, log};
 
 /// The number of NCCL contexts: calls of `init` without a `finalize` yet (version 11 and later).
-static CONTEXTS: AtomicUsize = AtomicUsize::new(0);
+static OPEN_CONTEXTS: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs the body of a plugin function. Panics do not unwind into NCCL, and the reason of a failure
 /// is logged.
-fn guard(name: &str, body: impl FnOnce() -> Result<(), CallFailure>) -> NcclResult {
+fn run_plugin_call(name: &str, body: impl FnOnce() -> Result<(), CallFailure>) -> NcclResult {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
         Ok(Err(failure)) => failure,
@@ -38,7 +38,7 @@ fn guard(name: &str, body: impl FnOnce() -> Result<(), CallFailure>) -> NcclResu
 ///
 /// # Safety
 /// `pointer` is NULL, or points to a live `T` that is not modified during `'a`.
-unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, CallFailure> {
+unsafe fn object_at<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, CallFailure> {
     // SAFETY: contract of this function.
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
 }
@@ -62,7 +62,7 @@ unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), CallFailure> 
 /// `pointer` is NULL or a live `sendComm` or `recvComm`.
 unsafe fn comm(pointer: *mut c_void) -> Result<Arc<NcclComm>, CallFailure> {
     // SAFETY: contract of this function.
-    unsafe { read(pointer.cast::<Arc<NcclComm>>(), "comm") }.cloned()
+    unsafe { object_at(pointer.cast::<Arc<NcclComm>>(), "comm") }.cloned()
 }
 
 fn into_pointer<T>(value: T) -> *mut c_void {
@@ -70,9 +70,9 @@ fn into_pointer<T>(value: T) -> *mut c_void {
 }
 
 pub(crate) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
-    guard("init", || {
+    run_plugin_call("init", || {
         log::set(logger);
-        let found = device::find().map_err(|reason| CallFailure {
+        let found = device::find_and_count().map_err(|reason| CallFailure {
             code: SYSTEM_ERROR,
             reason,
         })?;
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
             let device = device::get(number).map_err(invalid)?;
             log::info(&format!(
                 "device {number} is {:?}, port {}, receivers listen at {}",
-                device.name, device.port_num, device.addr
+                device.name, device.port_num, device.listen_addr
             ));
         }
         Ok(())
@@ -104,22 +104,22 @@ pub(crate) unsafe extern "C" fn init_v11(
     if initialised != SUCCESS {
         return initialised;
     }
-    guard("init", || {
+    run_plugin_call("init", || {
         // SAFETY: `ctx` is NCCL's place for a result.
         unsafe { write(ctx, into_pointer(comm_id), "ctx") }?;
-        CONTEXTS.fetch_add(1, Ordering::Relaxed);
+        OPEN_CONTEXTS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     })
 }
 
 pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
-    guard("finalize", || {
+    run_plugin_call("finalize", || {
         if ctx.is_null() {
             return Err(invalid("ctx is NULL"));
         }
         // SAFETY: made by `init_v11`, and passed to `finalize` once.
         drop(unsafe { Box::from_raw(ctx.cast::<u64>()) });
-        if CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if OPEN_CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
             comm::abandon_connecting();
             // NCCL may be unloaded next, and its logger with it.
             log::set(None);
@@ -134,8 +134,8 @@ pub(crate) unsafe extern "C" fn set_net_attr(_: *mut c_void, _: *mut c_void) -> 
 }
 
 pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
-    guard("devices", || {
-        let found = device::find().map_err(invalid)?;
+    run_plugin_call("devices", || {
+        let found = device::find_and_count().map_err(invalid)?;
         // SAFETY: `ndev` is NCCL's place for a result.
         unsafe { write(ndev, c_int::try_from(found).unwrap_or(0), "ndev") }
     })
@@ -145,7 +145,7 @@ pub(crate) unsafe extern "C" fn get_properties<T: FromDevice>(
     dev: c_int,
     properties: *mut T,
 ) -> NcclResult {
-    guard("getProperties", || {
+    run_plugin_call("getProperties", || {
         let device = device::get(dev).map_err(invalid)?;
         // SAFETY: `properties` is NCCL's place for a result of this version.
         unsafe { write(properties, T::of(device, dev), "props") }
@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn listen(
     handle: *mut c_void,
     listen_comm: *mut *mut c_void,
 ) -> NcclResult {
-    guard("listen", || {
+    run_plugin_call("listen", || {
         let device = device::get(dev).map_err(invalid)?;
         let (listening, bytes) = ListenComm::new(device)?;
         let mut padded = [0u8; HANDLE_BYTES];
@@ -185,12 +185,12 @@ pub(crate) unsafe extern "C" fn connect_v6(
     handle: *mut c_void,
     send_comm: *mut *mut c_void,
 ) -> NcclResult {
-    guard("connect", || {
+    run_plugin_call("connect", || {
         // SAFETY: `send_comm` is NCCL's place for a result.
         unsafe { write(send_comm, null_mut(), "sendComm") }?;
         let device = device::get(dev).map_err(invalid)?;
         // SAFETY: a handle has 128 bytes.
-        let bytes = unsafe { read(handle.cast::<[u8; ListenHandle::BYTES]>(), "handle") }?;
+        let bytes = unsafe { object_at(handle.cast::<[u8; ListenHandle::BYTES]>(), "handle") }?;
         if let Some(comm) = comm::connect(device, bytes)? {
             // SAFETY: as above.
             unsafe { write(send_comm, into_pointer(comm), "sendComm") }?;
@@ -235,11 +235,11 @@ pub(crate) unsafe extern "C" fn accept_v6(
     listen_comm: *mut c_void,
     recv_comm: *mut *mut c_void,
 ) -> NcclResult {
-    guard("accept", || {
+    run_plugin_call("accept", || {
         // SAFETY: `recv_comm` is NCCL's place for a result, and `listen_comm` was made by `listen`.
         let listening = unsafe {
             write(recv_comm, null_mut(), "recvComm")?;
-            read(listen_comm.cast::<ListenComm>(), "listenComm")
+            object_at(listen_comm.cast::<ListenComm>(), "listenComm")
         }?;
         if let Some(comm) = listening.accept()? {
             // SAFETY: as above.
@@ -265,7 +265,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     kind: c_int,
     mhandle: *mut *mut c_void,
 ) -> NcclResult {
-    guard("regMr", || {
+    run_plugin_call("regMr", || {
         if kind != PTR_HOST {
             return Err(invalid(format!(
                 "memory of type {kind}: this plugin takes host memory (1) alone, as its properties say"
@@ -289,12 +289,12 @@ pub(crate) unsafe extern "C" fn reg_mr_v6(
     match usize::try_from(size) {
         // SAFETY: as for `reg_mr`.
         Ok(size) => unsafe { reg_mr(pointer, data, size, kind, mhandle) },
-        Err(_) => guard("regMr", || Err(invalid(format!("{size} bytes")))),
+        Err(_) => run_plugin_call("regMr", || Err(invalid(format!("{size} bytes")))),
     }
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(_: *mut c_void, mhandle: *mut c_void) -> NcclResult {
-    guard("deregMr", || {
+    run_plugin_call("deregMr", || {
         if !mhandle.is_null() {
             // SAFETY: made by `reg_mr`, and passed to `dereg_mr` once.
             drop(unsafe { Box::from_raw(mhandle.cast::<MemoryHandle>()) });
@@ -312,7 +312,7 @@ pub(crate) unsafe extern "C" fn isend_v10(
     _: *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    guard("isend", || {
+    run_plugin_call("isend", || {
         // SAFETY: `request` is NCCL's place for a result; comm and mhandle are of this plugin.
         unsafe {
             write(request, null_mut(), "request")?;
@@ -348,7 +348,7 @@ pub(crate) unsafe extern "C" fn isend(
     match usize::try_from(size) {
         // SAFETY: as for `isend_v10`.
         Ok(size) => unsafe { isend_v9(pointer, data, size, tag, mhandle, request) },
-        Err(_) => guard("isend", || Err(invalid(format!("{size} bytes")))),
+        Err(_) => run_plugin_call("isend", || Err(invalid(format!("{size} bytes")))),
     }
 }
 
@@ -371,7 +371,7 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
     arrays: &GroupedReceives<S>,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    guard("irecv", || {
+    run_plugin_call("irecv", || {
         // SAFETY: `request` is NCCL's place for a result.
         unsafe { write(request, null_mut(), "request") }?;
         let n = usize::try_from(arrays.n).unwrap_or(0);
@@ -465,7 +465,7 @@ pub(crate) unsafe extern "C" fn iflush(
     mhandles: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> NcclResult {
-    guard("iflush", || {
+    run_plugin_call("iflush", || {
         // SAFETY: `request` is NCCL's place for a result.
         unsafe { write(request, null_mut(), "request") }?;
         if data.is_null() || sizes.is_null() || mhandles.is_null() {
@@ -478,7 +478,7 @@ pub(crate) unsafe extern "C" fn iflush(
         let Some(at) = last else { return Ok(()) };
         // SAFETY: the arrays have `n` elements; comm and mhandle are of this plugin.
         let pending = unsafe {
-            let memory = read((*mhandles.add(at)).cast::<MemoryHandle>(), "mhandle")?;
+            let memory = object_at((*mhandles.add(at)).cast::<MemoryHandle>(), "mhandle")?;
             comm(pointer)?.iflush(*data.add(at), memory)?
         };
         // NULL would tell NCCL that nothing needs a flush.
@@ -493,12 +493,12 @@ pub(crate) unsafe extern "C" fn test(
     done: *mut c_int,
     sizes: *mut c_int,
 ) -> NcclResult {
-    guard("test", || {
+    run_plugin_call("test", || {
         // SAFETY: `done` is NCCL's place for a result; `request` is of this plugin and was not
         // complete yet.
         let pending = unsafe {
             write(done, 0, "done")?;
-            read(request.cast::<Pending>(), "request")
+            object_at(request.cast::<PendingRequest>(), "request")
         }?;
         let mut came = Vec::new();
         if !pending.test(&mut came)? {
@@ -512,14 +512,14 @@ pub(crate) unsafe extern "C" fn test(
         }
         // SAFETY: `request` was made by `into_pointer` and is complete now; `done` as above.
         unsafe {
-            drop(Box::from_raw(request.cast::<Pending>()));
+            drop(Box::from_raw(request.cast::<PendingRequest>()));
             write(done, 1, "done")
         }
     })
 }
 
 pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
-    guard("close", || {
+    run_plugin_call("close", || {
         if !pointer.is_null() {
             // SAFETY: made by `connect` or `accept`, and closed once.
             drop(unsafe { Box::from_raw(pointer.cast::<Arc<NcclComm>>()) });
@@ -529,7 +529,7 @@ pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
 }
 
 pub(crate) unsafe extern "C" fn close_listen(pointer: *mut c_void) -> NcclResult {
-    guard("closeListen", || {
+    run_plugin_call("closeListen", || {
         if !pointer.is_null() {
             // SAFETY: made by `listen`, and closed once.
             drop(unsafe { Box::from_raw(pointer.cast::<ListenComm>()) });

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_int};
 use std::sync::Mutex;
 
-use crate::abi::{LOG_INFO, LOG_WARN, Logger, SUBSYS};
+use crate::abi::{LOG_INFO, LOG_SUBSYSTEMS, LOG_WARN, Logger};
 
 /// The logger of NCCL's latest `init`.
 static LOGGER: Mutex<Logger> = Mutex::new(None);
@@ -37,7 +37,7 @@ fn log(level: c_int, text: &str) {
     unsafe {
         logger(
             level,
-            SUBSYS,
+            LOG_SUBSYSTEMS,
             c"nccl-net-verbatim".as_ptr(),
             0,
             c"%s".as_ptr(),

@@ -33,7 +33,7 @@ impl WaitTimer {
 /// Returns the nanoseconds that a reliable requester waits for a response before it fails. Returns `None` for timeout
 /// code 0, which means no limit. "The timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
 #[must_use]
-pub fn response_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
+pub fn total_response_wait_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
     ack_timeout_ns(timeout).map(|timeout| timeout * (u64::from(retry_cnt) + 1))
 }
 
@@ -44,7 +44,7 @@ pub fn response_timeout_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
 /// message takes longer than the program needs to post its next RECV, and some programs (fio) rely on this. A NIC in
 /// memory delivers the response at once.
 #[must_use]
-pub fn rnr_timeout_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
+pub fn total_rnr_wait_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
     (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * rnr_timer_ns(timer))
 }
 
@@ -57,25 +57,25 @@ mod tests {
         let timeout = ack_timeout_ns(14).unwrap();
         for retries in 0..8 {
             let patience = timeout * (u64::from(retries) + 1);
-            assert_eq!(response_timeout_ns(14, retries), Some(patience));
+            assert_eq!(total_response_wait_ns(14, retries), Some(patience));
         }
-        assert_eq!(response_timeout_ns(0, 0), None);
+        assert_eq!(total_response_wait_ns(0, 0), None);
         // The longest time does not overflow a `u64`.
-        assert!(response_timeout_ns(31, 7).is_some());
+        assert!(total_response_wait_ns(31, 7).is_some());
     }
 
     #[test]
     fn a_receiver_that_is_not_ready_is_waited_for() {
         let timer = rnr_timer_ns(12);
-        assert_eq!(rnr_timeout_ns(0, 12), Some(timer));
+        assert_eq!(total_rnr_wait_ns(0, 12), Some(timer));
         for retries in 1..7 {
             assert_eq!(
-                rnr_timeout_ns(retries, 12),
+                total_rnr_wait_ns(retries, 12),
                 Some(timer * u64::from(retries))
             );
         }
         for forever in [7, 8, u32::MAX] {
-            assert_eq!(rnr_timeout_ns(forever, 12), None);
+            assert_eq!(total_rnr_wait_ns(forever, 12), None);
         }
     }
 

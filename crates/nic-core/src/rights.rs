@@ -186,7 +186,7 @@ impl Owner {
 
     /// Returns true if the owner admits remote requests to queue pair `qp`.
     #[inline(always)]
-    const fn admits_remote(self, qp: &QueuePair) -> bool {
+    const fn admits_remote(self, qp: &AccessingQp) -> bool {
         self.admits_local(qp.pd_number)
             || self.0 == Self::WINDOW_TYPE_1_BITS | qp.pd_number
             || self.0 == Self::WINDOW_TYPE_2_BITS | qp.qpn
@@ -217,22 +217,22 @@ pub struct Region {
 /// For a remote access, it is the responder's queue pair. For a local access, it is the queue pair or receive queue
 /// whose work request has the SGEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueuePair {
+pub struct AccessingQp {
     /// Rights granted to requesters, `qp_access_flags`. Local accesses do not need them.
-    pub access: u32,
+    pub requester_access: u32,
     /// Number of the protection domain, or [`Owner::NO_DOMAIN`].
     pub pd_number: u32,
     /// Queue pair number, which type 2 windows check.
     pub qpn: u32,
 }
 
-impl QueuePair {
+impl AccessingQp {
     /// Makes the fields for local accesses of a queue pair in protection domain `domain`.
     #[inline(always)]
     #[must_use]
     pub const fn local(domain: u32) -> Self {
         Self {
-            access: 0,
+            requester_access: 0,
             pd_number: domain,
             qpn: 0,
         }
@@ -364,10 +364,10 @@ impl PermittedRange {
 pub fn authorize_region(
     region: &Region,
     access: Access,
-    qp: &QueuePair,
+    qp: &AccessingQp,
 ) -> Result<RegionGrant, AccessDenied> {
     let flag = access.flag();
-    let by_queue_pair = access.is_local() || qp.access & flag != 0;
+    let by_queue_pair = access.is_local() || qp.requester_access & flag != 0;
     require(by_queue_pair, AccessDenied::QueuePairAccess)?;
     require(region.access & flag == flag, AccessDenied::RegionAccess)?;
     let admitted = if access.is_local() {
@@ -392,14 +392,14 @@ pub fn authorize(
     region: &Region,
     (addr, len): (u64, u64),
     access: Access,
-    qp: &QueuePair,
+    qp: &AccessingQp,
 ) -> Result<PermittedRange, AccessDenied> {
     authorize_region(region, access, qp)?.permit_range(addr, len)
 }
 
 #[inline(always)]
 fn require(holds: bool, or: AccessDenied) -> Result<(), AccessDenied> {
-    if holds || mutation::ignores(or) {
+    if holds || mutation::is_disabled_for_test(or) {
         Ok(())
     } else {
         Err(or)
@@ -411,7 +411,7 @@ mod mutation {
     use super::AccessDenied;
 
     #[cfg(debug_assertions)]
-    pub(super) fn ignores(condition: AccessDenied) -> bool {
+    pub(super) fn is_disabled_for_test(condition: AccessDenied) -> bool {
         use std::sync::OnceLock;
 
         static LEFT_OUT: OnceLock<Option<std::ffi::OsString>> = OnceLock::new();

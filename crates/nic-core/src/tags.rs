@@ -167,7 +167,7 @@ impl<B> TagList<B> {
     }
 
     /// Records the number of unexpected messages that the program has handled (`IBV_OPS_TM_SYNC`).
-    pub fn synchronise(&mut self, handled: u32) {
+    pub fn record_handled(&mut self, handled: u32) {
         self.handled_messages = handled;
         if self.is_synchronised() {
             for entry in &mut self.entries {
@@ -234,7 +234,7 @@ impl<B> TagList<B> {
 
 /// Returns the FIN message of the rendezvous with this header; FIN tells the sender that the payload has been READ.
 #[must_use]
-pub const fn fin(mut header: [u8; TMH_BYTES]) -> [u8; TMH_BYTES] {
+pub const fn fin_message(mut header: [u8; TMH_BYTES]) -> [u8; TMH_BYTES] {
     header[0] = TMH_FIN;
     header
 }
@@ -288,7 +288,7 @@ mod tests {
         list.add(0, (2, u64::MAX), ()).unwrap();
         assert_eq!((list.matching(1), list.matching(2)), (Some(0), None));
         assert!(!list.is_synchronised());
-        list.synchronise(1);
+        list.record_handled(1);
         assert_eq!(list.matching(2), Some(1));
     }
 
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(list.remove_entry(0).wr_id, 9);
         assert_eq!(list.decide(&head, |_| 100), TagDecision::Unexpected);
         assert_eq!(
-            fin(header(TMH_RNDV, 5)[..16].try_into().unwrap())[0],
+            fin_message(header(TMH_RNDV, 5)[..16].try_into().unwrap())[0],
             TMH_FIN
         );
     }

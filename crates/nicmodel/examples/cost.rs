@@ -18,18 +18,18 @@ fn main() -> Result<(), OperationError> {
     let answers = Footprint::of_postlist(cib, &answer, PostMethod::Doorbell, 16)?.requester;
     println!(
         "two READs of 32 bytes: {} DMA reads, {} DMA writes",
-        2.0 * read.dma_reads(),
+        2.0 * read.dma_reads_without_recv_wqes(),
         2.0 * read.dma_writes()
     );
     println!(
         "a SEND of 16 bytes: {} DMA reads, {} DMA writes",
-        request.dma_reads(),
+        request.dma_reads_without_recv_wqes(),
         request.dma_writes()
     );
     println!(
         "sixteen answers in a postlist: {} MMIO write, {} DMA reads",
         answers.mmio_writes(),
-        answers.dma_reads()
+        answers.dma_reads_without_recv_wqes()
     );
     Ok(())
 }

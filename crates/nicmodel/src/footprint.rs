@@ -51,7 +51,7 @@ impl LinkTransactions {
     }
 
     /// Sums `what` over all transactions whose purpose satisfies `of`.
-    fn sum(
+    fn sum_where(
         &self,
         of: impl Fn(TransactionPurpose) -> bool,
         what: impl Fn(&Transactions) -> f64,
@@ -63,12 +63,12 @@ impl LinkTransactions {
 
     /// Transactions with this purpose.
     pub fn count(&self, purpose: TransactionPurpose) -> f64 {
-        self.sum(|p| p == purpose, |t| t.count)
+        self.sum_where(|p| p == purpose, |t| t.count)
     }
 
     /// MMIO writes of the processor: cache lines of WQEs, and doorbells.
     pub fn mmio_writes(&self) -> f64 {
-        self.sum(|p| p.kind() == TransactionKind::MmioWrite, |t| t.count)
+        self.sum_where(|p| p.kind() == TransactionKind::MmioWrite, |t| t.count)
     }
 
     /// Doorbells among the MMIO writes.
@@ -77,11 +77,11 @@ impl LinkTransactions {
     }
 
     /// DMA reads, without those of RECVs' WQEs, which the publications do not count.
-    pub fn dma_reads(&self) -> f64 {
+    pub fn dma_reads_without_recv_wqes(&self) -> f64 {
         let counted = |p: TransactionPurpose| {
             p.kind() == TransactionKind::DmaRead && p != TransactionPurpose::RecvWqeFetch
         };
-        self.sum(counted, |t| t.count)
+        self.sum_where(counted, |t| t.count)
     }
 
     /// DMA reads of RECVs' WQEs; a fraction, since one read fetches several.
@@ -91,46 +91,46 @@ impl LinkTransactions {
 
     /// DMA writes.
     pub fn dma_writes(&self) -> f64 {
-        self.sum(|p| p.kind() == TransactionKind::DmaWrite, |t| t.count)
+        self.sum_where(|p| p.kind() == TransactionKind::DmaWrite, |t| t.count)
     }
 
     /// Cache lines that all DMA reads touch: the processor's counter PCIeRdCur.
     pub fn lines_read(&self) -> f64 {
-        self.sum(|p| p.kind() == TransactionKind::DmaRead, |t| t.lines)
+        self.sum_where(|p| p.kind() == TransactionKind::DmaRead, |t| t.lines)
     }
 
     /// Cache lines that DMA writes touch: the processor's counter PCIeItoM.
     pub fn lines_written(&self) -> f64 {
-        self.sum(|p| p.kind() == TransactionKind::DmaWrite, |t| t.lines)
+        self.sum_where(|p| p.kind() == TransactionKind::DmaWrite, |t| t.lines)
     }
 
     /// Data and headers to the device.
     pub fn bytes_to_device(&self) -> f64 {
-        self.sum(|_| true, Transactions::bytes_to_device)
+        self.sum_where(|_| true, Transactions::bytes_to_device)
     }
 
     /// Data and headers to the host.
     pub fn bytes_to_host(&self) -> f64 {
-        self.sum(|_| true, Transactions::bytes_to_host)
+        self.sum_where(|_| true, Transactions::bytes_to_host)
     }
 
     /// Data and headers of one kind to the device.
     pub fn bytes_to_device_by(&self, kind: TransactionKind) -> f64 {
-        self.sum(|p| p.kind() == kind, Transactions::bytes_to_device)
+        self.sum_where(|p| p.kind() == kind, Transactions::bytes_to_device)
     }
 
     /// Packets to the device of one kind.
     pub fn tlps_to_device_by(&self, kind: TransactionKind) -> f64 {
-        self.sum(|p| p.kind() == kind, |t| t.tlps_to_device)
+        self.sum_where(|p| p.kind() == kind, |t| t.tlps_to_device)
     }
 
     /// Packets in both directions.
     pub fn tlps(&self) -> f64 {
-        self.sum(|_| true, |t| t.tlps_to_device + t.tlps_to_host)
+        self.sum_where(|_| true, |t| t.tlps_to_device + t.tlps_to_host)
     }
 
     /// Adds all transactions of another side, multiplied by `times`.
-    pub fn add_times(&mut self, other: &Self, times: f64) {
+    pub fn add_multiple(&mut self, other: &Self, times: f64) {
         for transactions in &other.transactions {
             let scaled = transactions.scaled(times);
             let mut known = self.transactions.iter_mut();
@@ -143,8 +143,8 @@ impl LinkTransactions {
 
     fn weighted_sum(&self, own: f64, other: &Self, others: f64) -> Self {
         let mut sum = Self::default();
-        sum.add_times(self, own);
-        sum.add_times(other, others);
+        sum.add_multiple(self, own);
+        sum.add_multiple(other, others);
         sum
     }
 }
@@ -153,7 +153,7 @@ impl Footprint {
     /// Computes the footprint of `len` operations that are posted as one list.
     ///
     /// # Errors
-    /// The errors of [`Operation::check`], and [`OperationError::OutOfRange`] for a length outside 1 to
+    /// The errors of [`Operation::check_executable`], and [`OperationError::OutOfRange`] for a length outside 1 to
     /// [`MAX_POSTLIST`].
     pub fn of_postlist(
         profile: &Profile,
@@ -161,7 +161,7 @@ impl Footprint {
         method: PostMethod,
         len: u32,
     ) -> Result<Self, OperationError> {
-        operation.check(profile)?;
+        operation.check_executable(profile)?;
         if !(1..=MAX_POSTLIST).contains(&len) {
             return Err(OperationError::OutOfRange {
                 name: "postlist",
@@ -171,7 +171,7 @@ impl Footprint {
             });
         }
         let operations = f64::from(len);
-        let network = wire::exchange(profile, operation);
+        let network = wire::packets_of_operation(profile, operation);
         let atomic = operation.verb.is_atomic();
         let wqe_bytes = operation.wqe_bytes(profile);
         Ok(Self {
@@ -179,8 +179,8 @@ impl Footprint {
             wqe_bytes,
             wqe_lines: wqe::cache_line_count(wqe_bytes),
             method,
-            requester: requester(profile, operation, method, len),
-            responder: responder(profile, operation, operations),
+            requester: requester_transactions(profile, operation, method, len),
+            responder: responder_transactions(profile, operation, operations),
             network: OperationPackets {
                 to_responder: network.to_responder.scaled(operations),
                 to_requester: network.to_requester.scaled(operations),
@@ -248,7 +248,7 @@ impl Footprint {
 }
 
 /// The requester's transactions for one postlist.
-fn requester(
+fn requester_transactions(
     profile: &Profile,
     operation: &Operation,
     method: PostMethod,
@@ -276,7 +276,7 @@ fn requester(
                 1.0,
                 doorbell,
             ));
-            let slot = u64::from(wqe::slot_bytes(wqe_bytes));
+            let slot = u64::from(wqe::send_queue_slot_bytes(wqe_bytes));
             let at_once = profile.pcie.wqes_per_fetch.as_ref();
             let at_once = at_once.map_or(len, |most| most.value.min(len));
             let fetch = |count: u32, wqes: u32| {
@@ -296,7 +296,7 @@ fn requester(
         }
     }
     let payload = operation.payload_bytes;
-    if operation.verb.sends_payload() {
+    if operation.verb.carries_payload_in_request() {
         if payload > 0 && !operation.inline {
             // The NIC reads once for each scatter/gather element; the elements have about equal length.
             let elements = operation.num_sge.min(payload);
@@ -326,7 +326,11 @@ fn requester(
 const ZERO_LENGTH_READ_BYTES: u64 = 4;
 
 /// The responder's transactions for this number of operations.
-fn responder(profile: &Profile, operation: &Operation, operations: f64) -> LinkTransactions {
+fn responder_transactions(
+    profile: &Profile,
+    operation: &Operation,
+    operations: f64,
+) -> LinkTransactions {
     let mut side = LinkTransactions::default();
     let payload = u64::from(operation.payload_bytes);
     let read = |purpose, bytes| Transactions::dma_read(profile, purpose, operations, bytes);

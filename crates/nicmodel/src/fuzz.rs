@@ -30,7 +30,8 @@ fn check_rates(profile: &Profile) {
             .into_iter()
             .filter(|verb| transport.carries(*verb))
         {
-            let operation = Operation::new(verb, transport, verb.fixed_payload().unwrap_or(8));
+            let operation =
+                Operation::new(verb, transport, verb.fixed_payload_bytes().unwrap_or(8));
             for method in [PostMethod::WqeByMmio, PostMethod::Doorbell] {
                 let _ = Footprint::of_postlist(profile, &operation, method, 16);
             }

@@ -12,14 +12,14 @@ pub fn lock_of_address(profile: &Profile, address: u64) -> Option<u64> {
 
 /// Returns the locks that atomics can reach: addresses are multiples of 8, so with 4096 locks the result is 512.
 pub fn reachable_lock_count(profile: &Profile) -> Option<u32> {
-    locks_of_counters(profile, u64::MAX, u64::from(ATOMIC_BYTES))
+    lock_count_of_counters(profile, u64::MAX, u64::from(ATOMIC_BYTES))
 }
 
 /// Returns the locks that `count` counters use if the counters are `stride_bytes` apart.
 ///
 /// Counters in records of 2^k bytes use 2^(bits-k) locks. Counters at the same offset of pages of 4096 bytes use one
 /// lock.
-pub fn locks_of_counters(profile: &Profile, count: u64, stride_bytes: u64) -> Option<u32> {
+pub fn lock_count_of_counters(profile: &Profile, count: u64, stride_bytes: u64) -> Option<u32> {
     let bits = profile.atomics.lock_bits.as_ref()?.value;
     // The multiples of the stride modulo 2^bits are 2^bits / gcd(stride, 2^bits) values.
     let common = stride_bytes.trailing_zeros().min(bits);
@@ -43,13 +43,13 @@ mod tests {
 
     #[test]
     fn locks_of_connect_ib() {
-        let all = locks_of_counters(cib(), u64::MAX, 1).expect("known");
+        let all = lock_count_of_counters(cib(), u64::MAX, 1).expect("known");
         let printed = published::get("atomics_cib_buckets").expect("published");
         assert_eq!(f64::from(all), printed.value);
         assert_eq!(reachable_lock_count(cib()), Some(512));
-        assert_eq!(locks_of_counters(cib(), 1_000_000, 64), Some(64));
-        assert_eq!(locks_of_counters(cib(), 1_000_000, 4096), Some(1));
-        assert_eq!(locks_of_counters(cib(), 100, 8), Some(100));
+        assert_eq!(lock_count_of_counters(cib(), 1_000_000, 64), Some(64));
+        assert_eq!(lock_count_of_counters(cib(), 1_000_000, 4096), Some(1));
+        assert_eq!(lock_count_of_counters(cib(), 100, 8), Some(100));
         assert_eq!(lock_of_address(cib(), 0x7000_1238), Some(0x238));
     }
 
@@ -68,7 +68,7 @@ mod tests {
         fn as_many_as_one_counts(count in 0u64..5000, stride in 1u64..10_000, base in 0u64..1 << 40) {
             let counted = (0..count).filter_map(|i| lock_of_address(cib(), base * 8 + i * stride));
             let counted = counted.collect::<BTreeSet<_>>().len();
-            prop_assert_eq!(locks_of_counters(cib(), count, stride).map(|n| n as usize), Some(counted));
+            prop_assert_eq!(lock_count_of_counters(cib(), count, stride).map(|n| n as usize), Some(counted));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::verb::{Transport, Verb};
 /// Core time of HERD for the work of a request apart from verbs, in ns. The number of Connect-IB applies if the
 /// profile lacks it.
 #[must_use]
-pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
+pub fn herd_request_work_ns(profile: &Profile, batched: bool) -> f64 {
     let of = |profile: &Profile| {
         let host = &profile.host;
         let number = match batched {
@@ -28,8 +28,8 @@ pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
 const WRITE_REQUEST_BYTES: u32 = 16;
 
 /// Responses per doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
-const SEQUENCER_BATCH: f64 = 15.9;
-const HERD_BATCH: f64 = 14.0;
+const SEQUENCER_POSTLIST_LEN: f64 = 15.9;
+const HERD_POSTLIST_LEN: f64 = 14.0;
 
 /// A mix of the publications, with its name and published rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -83,7 +83,7 @@ impl NamedMix {
 ///
 /// "As many cores as needed" is all cores of the profile.
 pub fn all(profile: &Profile) -> Vec<NamedMix> {
-    let mut all = verbs(profile);
+    let mut all = verb_benchmarks(profile);
     all.extend(systems(profile));
     all.retain(|named| {
         let loads = &mut named.mix.loads.iter();
@@ -91,7 +91,7 @@ pub fn all(profile: &Profile) -> Vec<NamedMix> {
             let operation = &load.operation;
             let as_wanted = operation.receive == PayloadDestination::Regular
                 || operation.arrives_in_cqe(profile);
-            as_wanted && operation.check(profile).is_ok()
+            as_wanted && operation.check_executable(profile).is_ok()
         })
     });
     all
@@ -108,7 +108,7 @@ fn published_number(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static 
     published::get(id)
 }
 
-fn verbs(profile: &Profile) -> Vec<NamedMix> {
+fn verb_benchmarks(profile: &Profile) -> Vec<NamedMix> {
     let ud = |payload| Operation::new(Verb::Send, Transport::Ud, payload).inlined();
     let rc = |verb, payload| Operation::new(verb, Transport::Rc, payload);
     let header_only = Operation::header_only(Transport::Ud);
@@ -163,7 +163,9 @@ fn verbs(profile: &Profile) -> Vec<NamedMix> {
         named(
             "ud-recv-inline",
             "inline UD RECV of 32 bytes",
-            from_peers(arriving(ud(32).received(PayloadDestination::Inline))),
+            from_peers(arriving(
+                ud(32).with_recv_destination(PayloadDestination::Inline),
+            )),
             &[("cx3", "ud_recv_cx3_inline")],
         ),
         named(
@@ -253,7 +255,7 @@ fn sequencer(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: 
 }
 
 /// Returns the mix of a sequencer by HERD RPC, with this number of queue pairs for each core.
-fn rpc(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
+fn rpc_sequencer(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
     let loads = herd_rpc(8, postlist, queue_pairs * cores);
     sequencer(profile, loads, cores, postlist)
 }
@@ -264,16 +266,16 @@ pub fn of_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
     let (design, cores) = id.strip_prefix("bench_rpc_")?.rsplit_once('_')?;
     let cores = cores.strip_suffix('c')?.parse().ok()?;
     match design {
-        "base" => Some(rpc(profile, cores, 1.0, 2)),
-        "batch" => Some(rpc(profile, cores, SEQUENCER_BATCH, 2)),
-        "batch_mq" => Some(rpc(profile, cores, SEQUENCER_BATCH, 6)),
+        "base" => Some(rpc_sequencer(profile, cores, 1.0, 2)),
+        "batch" => Some(rpc_sequencer(profile, cores, SEQUENCER_POSTLIST_LEN, 2)),
+        "batch_mq" => Some(rpc_sequencer(profile, cores, SEQUENCER_POSTLIST_LEN, 6)),
         _ => None,
     }
 }
 
 fn systems(profile: &Profile) -> Vec<NamedMix> {
     let sequencer = |loads, cores, postlist| sequencer(profile, loads, cores, postlist);
-    let rpc = |cores, postlist, queue_pairs| rpc(profile, cores, postlist, queue_pairs);
+    let rpc = |cores, postlist, queue_pairs| rpc_sequencer(profile, cores, postlist, queue_pairs);
     let herd = |cores, postlist, app_ns| Mix {
         loads: herd_rpc(32, postlist, 2 * cores),
         cores: Some(cores),
@@ -286,10 +288,10 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
         let loads = vec![
             MixOperation::new(header_only, Role::Responder),
             MixOperation::new(header_only, Role::Requester)
-                .in_postlists(SEQUENCER_BATCH)
+                .in_postlists(SEQUENCER_POSTLIST_LEN)
                 .on_queue_pairs(6 * cores),
         ];
-        sequencer(loads, cores, SEQUENCER_BATCH)
+        sequencer(loads, cores, SEQUENCER_POSTLIST_LEN)
     };
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, 32);
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
@@ -324,19 +326,19 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
         named(
             "sequencer-rpc-batch-1",
             "with doorbell batching, 2 queue pairs, one core",
-            rpc(1, SEQUENCER_BATCH, 2),
+            rpc(1, SEQUENCER_POSTLIST_LEN, 2),
             on_cib("seq_rpc_batch_1c"),
         ),
         named(
             "sequencer-rpc-batch-mq-1",
             "with 6 queue pairs, one core",
-            rpc(1, SEQUENCER_BATCH, 6),
+            rpc(1, SEQUENCER_POSTLIST_LEN, 6),
             on_cib("seq_rpc_batch_mq_1c"),
         ),
         named(
             "sequencer-rpc-batch-mq",
             "with 6 queue pairs a core, 6 cores",
-            rpc(6, SEQUENCER_BATCH, 6),
+            rpc(6, SEQUENCER_POSTLIST_LEN, 6),
             on_cib("seq_rpc_batch_mq_6c"),
         ),
         named(
@@ -360,25 +362,25 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
         named(
             "herd-1",
             "HERD key-value store, one core",
-            herd(1, 1.0, lookup_ns(profile, false)),
+            herd(1, 1.0, herd_request_work_ns(profile, false)),
             on_cib("herd_base_1c"),
         ),
         named(
             "herd",
             "HERD key-value store, all cores",
-            herd(all, 1.0, lookup_ns(profile, false)),
+            herd(all, 1.0, herd_request_work_ns(profile, false)),
             on_cib("herd_base_peak"),
         ),
         named(
             "herd-batch-1",
             "HERD with batches, one core",
-            herd(1, HERD_BATCH, lookup_ns(profile, true)),
+            herd(1, HERD_POSTLIST_LEN, herd_request_work_ns(profile, true)),
             on_cib("herd_batch_1c"),
         ),
         named(
             "herd-batch",
             "HERD with batches, 12 cores",
-            herd(12, HERD_BATCH, lookup_ns(profile, true)),
+            herd(12, HERD_POSTLIST_LEN, herd_request_work_ns(profile, true)),
             on_cib("herd_batch_peak"),
         ),
         named(

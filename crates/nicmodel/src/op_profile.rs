@@ -14,10 +14,10 @@ use crate::verb::{Transport, Verb};
 pub const VERSION: u32 = 2;
 
 /// Assumed length of the postlists in which peers answer.
-const PEERS_POSTLIST: f64 = 16.0;
+const ASSUMED_PEER_POSTLIST_LEN: f64 = 16.0;
 
 /// Number of low address bits by which atomics are counted: more than any known NIC uses.
-pub const SLOT_BITS: u32 = 12;
+pub const ATOMIC_SLOT_BITS: u32 = 12;
 
 /// The counts of one program, from its first verb to its last.
 ///
@@ -98,7 +98,7 @@ pub struct TimeSpan {
 impl TimeSpan {
     /// Returns the shortest span that contains both.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn union_with(self, other: Self) -> Self {
         Self {
             first_ns: self.first_ns.min(other.first_ns),
             last_ns: self.last_ns.max(other.last_ns),
@@ -128,7 +128,7 @@ pub struct QueuePair {
     pub mean_outstanding: f64,
     /// READs that continue the READ before them in the same postlist or run, without a gap in remote memory.
     pub adjacent_reads: u64,
-    /// Atomics by the low [`SLOT_BITS`] bits of their address.
+    /// Atomics by the low [`ATOMIC_SLOT_BITS`] bits of their address.
     pub atomic_slots: Vec<SlotCount>,
     /// Postlists of the queue pair by length.
     #[serde(default)]
@@ -157,7 +157,7 @@ pub struct QueuePair {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PostlistsByMethod {
     /// Work requests in a list, on average.
-    pub postlist: f64,
+    pub mean_len: f64,
     /// Share of all work requests that these postlists contain, 0 to 1.
     pub work_request_share: f64,
 }
@@ -260,7 +260,7 @@ impl OperationProfile {
         }
         for qp in &self.queue_pairs {
             let sent = qp.operations();
-            let atomics = qp.atomics();
+            let atomics = qp.atomics_of_known_address();
             let problems = [
                 (qp.postlists > sent, "more postlists than operations"),
                 (qp.runs > qp.postlists, "more runs than postlists"),
@@ -285,13 +285,13 @@ impl OperationProfile {
 
     /// Operations that were posted.
     pub fn operations(&self) -> u64 {
-        total(self.queue_pairs.iter().map(QueuePair::operations))
+        saturating_sum(self.queue_pairs.iter().map(QueuePair::operations))
     }
 
     /// Operations that a rate counts: posted operations, or received messages if none was posted.
     pub fn requests(&self) -> u64 {
         match self.operations() {
-            0 => total(
+            0 => saturating_sum(
                 self.queue_pairs
                     .iter()
                     .flat_map(|qp| qp.received.iter().map(|counted| counted.count)),
@@ -302,19 +302,19 @@ impl OperationProfile {
 
     /// Returns the program as far as the NIC can execute it, and notes on the differences. Inline payload that is too
     /// long is fetched by DMA instead. Other operations that the NIC cannot execute are left out.
-    pub fn fitted_to(&self, profile: &Profile) -> (Self, Vec<String>) {
+    pub fn restricted_to_executable(&self, profile: &Profile) -> (Self, Vec<String>) {
         let mut fitted = self.clone();
         let mut notes = Vec::new();
         for qp in &mut fitted.queue_pairs {
             for counts in [&mut qp.sent, &mut qp.received] {
                 counts.retain_mut(|counted| {
-                    let error = match counted.operation.check(profile) {
+                    let error = match counted.operation.check_executable(profile) {
                         Ok(()) => return true,
                         Err(error) => error,
                     };
                     if let OperationError::InlineTooLong { .. } = error {
                         counted.operation.inline = false;
-                        if counted.operation.check(profile).is_ok() {
+                        if counted.operation.check_executable(profile).is_ok() {
                             notes.push(format!("{error}: taken as fetched by DMA"));
                             return true;
                         }
@@ -329,7 +329,7 @@ impl OperationProfile {
             qp.postlists = qp.postlists.min(qp.operations());
             qp.runs = qp.runs.min(qp.postlists);
             qp.adjacent_reads = qp.adjacent_reads.min(qp.operations());
-            if qp.atomics() > qp.operations() {
+            if qp.atomics_of_known_address() > qp.operations() {
                 qp.atomic_slots.clear();
             }
         }
@@ -350,7 +350,7 @@ impl OperationProfile {
                 Role::Requester => &one.requester,
                 Role::Responder => &one.responder,
             };
-            all.add_times(side, load.per_request);
+            all.add_multiple(side, load.per_request);
         }
         Ok(all)
     }
@@ -362,7 +362,7 @@ impl OperationProfile {
 
     /// Effective number of queue pairs in use at a time: equally busy queue pairs with the load of the busiest would
     /// do the same work. At least 1.
-    pub fn even_queue_pairs(&self) -> u32 {
+    pub fn effective_queue_pairs(&self) -> u32 {
         let mut busy = BusyQueuePairs::default();
         for (begins, qp) in self.queue_pair_starts_and_ends() {
             busy.set_in_use(qp.operations(), begins);
@@ -372,15 +372,15 @@ impl OperationProfile {
 
     /// Effective number of receiving queue pairs: equally busy queue pairs with the load of the busiest would receive
     /// as much. At least 1.
-    fn even_receiving_queue_pairs(&self) -> u32 {
+    fn effective_receiving_qps(&self) -> u32 {
         let each = self.queue_pairs.iter();
-        let each = each.map(|qp| total(qp.received.iter().map(|counted| counted.count)));
+        let each = each.map(|qp| saturating_sum(qp.received.iter().map(|counted| counted.count)));
         let busiest = each.clone().max().unwrap_or(0).max(1);
-        round_to_u32(count_to_f64(total(each)) / count_to_f64(busiest)).max(1)
+        round_to_u32(count_to_f64(saturating_sum(each)) / count_to_f64(busiest)).max(1)
     }
 
     /// Most queue pairs that were in use at a time.
-    pub fn concurrent_queue_pairs(&self) -> u32 {
+    pub fn max_concurrent_queue_pairs(&self) -> u32 {
         max_overlapping(self.posting_queue_pairs().map(|qp| qp.posted))
     }
 
@@ -390,7 +390,7 @@ impl OperationProfile {
     }
 
     /// Returns true if no queue pair ever had a second operation outstanding, so that round trips determine the rate.
-    pub fn waits_for_each(&self) -> bool {
+    pub fn waits_after_each_operation(&self) -> bool {
         let mut active = self.posting_queue_pairs().peekable();
         active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
     }
@@ -399,18 +399,18 @@ impl OperationProfile {
     /// operations were not counted.
     pub fn max_outstanding(&self) -> Option<f64> {
         let counted = self.posting_queue_pairs().all(|qp| qp.max_outstanding > 0);
-        let all = total(
+        let all = saturating_sum(
             self.posting_queue_pairs()
                 .map(|qp| u64::from(qp.max_outstanding)),
         );
         // The queue pairs may have been in use one after the other.
-        let at_a_time = f64::from(self.concurrent_queue_pairs());
+        let at_a_time = f64::from(self.max_concurrent_queue_pairs());
         let share = at_a_time / count_to_f64(self.posting_queue_pairs().count() as u64);
         (counted && all > 0).then(|| (count_to_f64(all) * share).max(1.0))
     }
 
     /// Threads that posted to send queues at a time; at least 1.
-    pub fn posting_threads(&self) -> u32 {
+    pub fn max_concurrent_posters(&self) -> u32 {
         let posting = self.threads.iter().filter(|thread| thread.posts > 0);
         max_overlapping(posting.map(|thread| thread.posted)).max(1)
     }
@@ -424,17 +424,17 @@ impl OperationProfile {
         if total == 0 {
             return None;
         }
-        let queue_pairs = self.even_queue_pairs();
-        let receiving = self.even_receiving_queue_pairs();
+        let queue_pairs = self.effective_queue_pairs();
+        let receiving = self.effective_receiving_qps();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             for lists in qp.postlists_by_method() {
                 for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
                     loads.push(MixOperation {
-                        method: PostMethod::of_postlist(lists.postlist),
-                        postlist: lists.postlist,
+                        method: PostMethod::of_postlist(lists.mean_len),
+                        postlist: lists.mean_len,
                         queue_pairs: Some(queue_pairs),
-                        lock_slots: qp.effective_slots(),
+                        lock_slots: qp.effective_atomic_locks(),
                         per_request: lists.work_request_share * count_to_f64(counted.count)
                             / count_to_f64(total),
                         ..MixOperation::new(counted.operation, Role::Requester)
@@ -451,7 +451,7 @@ impl OperationProfile {
         }
         Some(Mix {
             outstanding: self.max_outstanding(),
-            ..Mix::new(loads).on_cores(self.posting_threads())
+            ..Mix::new(loads).on_cores(self.max_concurrent_posters())
         })
     }
 
@@ -468,7 +468,7 @@ impl OperationProfile {
             load.queue_pairs = None;
             // The peer's postlists are not known: they are assumed to be long.
             if load.role == Role::Requester {
-                *load = load.clone().in_postlists(PEERS_POSTLIST);
+                *load = load.clone().in_postlists(ASSUMED_PEER_POSTLIST_LEN);
             }
         }
         // The peer's cores and their work are unknown unless a proposed design defines them.
@@ -537,14 +537,14 @@ impl QueuePair {
 
     /// Operations that were posted.
     pub fn operations(&self) -> u64 {
-        total(self.sent.iter().map(|counted| counted.count))
+        saturating_sum(self.sent.iter().map(|counted| counted.count))
     }
 
     /// Operations of one verb.
-    pub fn of_verb(&self, verb: Verb) -> u64 {
+    pub fn operations_of_verb(&self, verb: Verb) -> u64 {
         let all = self.sent.iter();
         let of_verb = all.filter(|counted| counted.operation.verb == verb);
-        total(of_verb.map(|counted| counted.count))
+        saturating_sum(of_verb.map(|counted| counted.count))
     }
 
     /// Mean number of operations in a postlist; 1 without postlists.
@@ -559,10 +559,10 @@ impl QueuePair {
     pub fn postlists_by_method(&self) -> Vec<PostlistsByMethod> {
         let operations = count_to_f64(self.operations());
         let all = vec![PostlistsByMethod {
-            postlist: self.mean_postlist(),
+            mean_len: self.mean_postlist(),
             work_request_share: 1.0,
         }];
-        let known = total(self.postlist_lengths.iter().map(|lengths| lengths.count));
+        let known = saturating_sum(self.postlist_lengths.iter().map(|lengths| lengths.count));
         let of_one = self.postlist_lengths.iter().find(|l| l.at_most == 1);
         let singles = of_one.map_or(0, |lengths| lengths.count);
         let longer = known.saturating_sub(singles);
@@ -573,11 +573,11 @@ impl QueuePair {
         }
         vec![
             PostlistsByMethod {
-                postlist: 1.0,
+                mean_len: 1.0,
                 work_request_share: count_to_f64(singles) / operations,
             },
             PostlistsByMethod {
-                postlist: in_longer / count_to_f64(longer),
+                mean_len: in_longer / count_to_f64(longer),
                 work_request_share: in_longer / operations,
             },
         ]
@@ -589,15 +589,17 @@ impl QueuePair {
     }
 
     /// Atomics whose address is known.
-    pub fn atomics(&self) -> u64 {
-        total(self.atomic_slots.iter().map(|slot| slot.count))
+    pub fn atomics_of_known_address(&self) -> u64 {
+        saturating_sum(self.atomic_slots.iter().map(|slot| slot.count))
     }
 
     /// Effective number of locks: equally busy locks with the load of the busiest would serve the same atomics.
     /// `None` without atomics.
-    pub fn effective_slots(&self) -> Option<u32> {
+    pub fn effective_atomic_locks(&self) -> Option<u32> {
         let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
-        (busiest > 0).then(|| round_to_u32(count_to_f64(self.atomics()) / count_to_f64(busiest)))
+        (busiest > 0).then(|| {
+            round_to_u32(count_to_f64(self.atomics_of_known_address()) / count_to_f64(busiest))
+        })
     }
 }
 
@@ -666,7 +668,7 @@ impl BusyQueuePairs {
 }
 
 /// Adds counts and saturates: a damaged document must not make its reader panic.
-pub(crate) fn total(counts: impl Iterator<Item = u64>) -> u64 {
+pub(crate) fn saturating_sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
@@ -751,7 +753,7 @@ mod tests {
         assert_eq!(
             lists,
             [(1.0, 0.5), (16.0, 0.5)].map(|(postlist, share)| PostlistsByMethod {
-                postlist,
+                mean_len: postlist,
                 work_request_share: share,
             })
         );
@@ -786,9 +788,9 @@ mod tests {
         };
         let count = |profile: &OperationProfile| {
             (
-                profile.even_queue_pairs(),
-                profile.concurrent_queue_pairs(),
-                profile.posting_threads(),
+                profile.effective_queue_pairs(),
+                profile.max_concurrent_queue_pairs(),
+                profile.max_concurrent_posters(),
             )
         };
         let one = of(&[span(0, 10)]);
@@ -838,8 +840,8 @@ mod tests {
     fn uneven_locks_count_as_fewer() {
         let slot = |slot, count| SlotCount { slot, count };
         let mut qp = QueuePair::new(1, Transport::Rc);
-        assert_eq!(qp.effective_slots(), None);
+        assert_eq!(qp.effective_atomic_locks(), None);
         qp.atomic_slots = vec![slot(0, 50), slot(8, 25), slot(16, 25)];
-        assert_eq!(qp.effective_slots(), Some(2));
+        assert_eq!(qp.effective_atomic_locks(), Some(2));
     }
 }

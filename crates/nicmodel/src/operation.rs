@@ -172,7 +172,7 @@ impl Operation {
 
     /// The same operation with this fraction signaled.
     #[must_use]
-    pub fn signaled(self, fraction: f64) -> Self {
+    pub fn with_signaled_fraction(self, fraction: f64) -> Self {
         Self {
             signaled: fraction,
             ..self
@@ -181,7 +181,7 @@ impl Operation {
 
     /// The same operation with this receive method.
     #[must_use]
-    pub fn received(self, receive: PayloadDestination) -> Self {
+    pub fn with_recv_destination(self, receive: PayloadDestination) -> Self {
         Self { receive, ..self }
     }
 
@@ -192,7 +192,7 @@ impl Operation {
 
     /// Returns true if the WQE contains payload.
     pub fn inlines_payload(&self) -> bool {
-        self.inline && self.payload_bytes > 0 && self.verb.sends_payload()
+        self.inline && self.payload_bytes > 0 && self.verb.carries_payload_in_request()
     }
 
     /// Size of the WQE: the header and either the inlined payload or the scatter/gather list.
@@ -235,7 +235,7 @@ impl Operation {
     ///
     /// # Errors
     /// The first rule that the operation breaks.
-    pub fn check(&self, profile: &Profile) -> Result<(), OperationError> {
+    pub fn check_executable(&self, profile: &Profile) -> Result<(), OperationError> {
         let Self {
             verb,
             transport,
@@ -264,14 +264,14 @@ impl Operation {
                 max,
             });
         }
-        if self.inline && !verb.sends_payload() {
+        if self.inline && !verb.carries_payload_in_request() {
             return Err(OperationError::InlineWithoutPayload(verb));
         }
         let max = profile.wqe.max_inline_bytes.value;
         if self.inline && payload_bytes > max {
             return Err(OperationError::InlineTooLong { payload_bytes, max });
         }
-        if self.imm && !verb.sends_payload() {
+        if self.imm && !verb.carries_payload_in_request() {
             return Err(OperationError::NoImmediate(verb));
         }
         let ranges = [

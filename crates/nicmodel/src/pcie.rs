@@ -236,13 +236,13 @@ pub fn dma_read_mbps(profile: &Profile) -> f64 {
 
 /// Upper limit of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper has 175 for Connect-IB. Link-layer
 /// packets are not subtracted.
-pub fn mmio_lines_mops(profile: &Profile) -> f64 {
+pub fn max_mmio_line_mops(profile: &Profile) -> f64 {
     let header = f64::from(profile.pcie.request_header_bytes.value);
     bandwidth_mbps(profile) / (f64::from(CACHE_LINE_BYTES) + header)
 }
 
 /// Bytes to the device for writing `bytes` bytes by MMIO (Figure 2b of the paper).
-pub fn mmio_write_bytes(profile: &Profile, bytes: u32) -> f64 {
+pub fn mmio_bytes_to_device(profile: &Profile, bytes: u32) -> f64 {
     let count = piece_count(u64::from(bytes), CACHE_LINE_BYTES);
     Transactions::mmio(
         profile,
@@ -254,7 +254,7 @@ pub fn mmio_write_bytes(profile: &Profile, bytes: u32) -> f64 {
 }
 
 /// Bytes to the device for reading `bytes` bytes by one DMA (Figure 2b of the paper).
-pub fn dma_read_bytes(profile: &Profile, bytes: u32) -> f64 {
+pub fn dma_read_bytes_to_device(profile: &Profile, bytes: u32) -> f64 {
     Transactions::dma_read(profile, TransactionPurpose::WqeFetch, 1.0, u64::from(bytes))
         .bytes_to_device()
 }

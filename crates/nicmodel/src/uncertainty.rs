@@ -62,13 +62,13 @@ pub struct LikelyRange {
     pub high_mops: f64,
 }
 
-const TABLE: &str = include_str!("../data/errors.csv");
+const ERRORS_CSV: &str = include_str!("../data/errors.csv");
 
 const HEADER: &str = "id,bottleneck,how,published,predicted,error";
 
 static ALL: LazyLock<Vec<PredictedRate>> = LazyLock::new(|| {
     // A test parses the table. Without it, predictions have no range.
-    parse(TABLE).unwrap_or_default()
+    parse(ERRORS_CSV).unwrap_or_default()
 });
 
 /// Returns the predictions for published rates that no number was fitted to.
@@ -117,7 +117,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
         nic: known.nic,
         bottleneck: match bottleneck {
             "" => None,
-            name => Some(resource(name)?),
+            name => Some(parse_bottleneck(name)?),
         },
         refitted_without: how == "left-out",
         published_mops: rate(published)?,
@@ -130,7 +130,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
     Ok(row)
 }
 
-fn resource(name: &str) -> Result<Resource, String> {
+fn parse_bottleneck(name: &str) -> Result<Resource, String> {
     let words: StrDeserializer<'_, NameError> = name.into_deserializer();
     Resource::deserialize(words).map_err(|_| format!("{name:?} is no resource"))
 }
@@ -147,32 +147,36 @@ fn error_rank(count: usize) -> usize {
 }
 
 /// Returns the size below which the share [`COVERED_SHARE`] of new errors lies; `None` if there are too few errors.
-fn error_quantile(errors: impl Iterator<Item = f64>) -> Option<f64> {
+fn covered_error_size(errors: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
     sizes.sort_unstable_by(f64::total_cmp);
     sizes.get(error_rank(sizes.len()).checked_sub(1)?).copied()
 }
 
 /// Returns the half-width of the range of a rate with this bottleneck, as a logarithm.
-fn half_width(rows: &[PredictedRate], bottleneck: Option<Resource>) -> Option<f64> {
+fn log_half_width(rows: &[PredictedRate], bottleneck: Option<Resource>) -> Option<f64> {
     let same = rows
         .iter()
         .filter(|row| bottleneck.is_some() && row.bottleneck == bottleneck);
     let all = || rows.iter().map(PredictedRate::log_error);
-    let width =
-        error_quantile(same.map(PredictedRate::log_error)).or_else(|| error_quantile(all()))?;
-    Some(width.max(median(all())))
+    let width = covered_error_size(same.map(PredictedRate::log_error))
+        .or_else(|| covered_error_size(all()))?;
+    Some(width.max(median_magnitude(all())))
 }
 
 /// Returns the median of the sizes of errors, or 0 if there are none.
-fn median(errors: impl Iterator<Item = f64>) -> f64 {
+fn median_magnitude(errors: impl Iterator<Item = f64>) -> f64 {
     let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
     sizes.sort_unstable_by(f64::total_cmp);
     sizes.get(sizes.len() / 2).copied().unwrap_or(0.0)
 }
 
-fn range(rows: &[PredictedRate], bottleneck: Option<Resource>, mops: f64) -> Option<LikelyRange> {
-    let wide = half_width(rows, bottleneck)?.exp();
+fn range_from_errors(
+    rows: &[PredictedRate],
+    bottleneck: Option<Resource>,
+    mops: f64,
+) -> Option<LikelyRange> {
+    let wide = log_half_width(rows, bottleneck)?.exp();
     Some(LikelyRange {
         low_mops: mops / wide,
         high_mops: mops * wide,
@@ -180,8 +184,8 @@ fn range(rows: &[PredictedRate], bottleneck: Option<Resource>, mops: f64) -> Opt
 }
 
 /// Returns the range in which a rate probably lies that the model predicts with this bottleneck.
-pub fn likely(bottleneck: Resource, mops: f64) -> Option<LikelyRange> {
-    range(all(), Some(bottleneck), mops)
+pub fn likely_range_of_rate(bottleneck: Resource, mops: f64) -> Option<LikelyRange> {
+    range_from_errors(all(), Some(bottleneck), mops)
 }
 
 /// Returns the range in which the rate of a mix probably lies. `None` if a resource is unknown, which may make the rate
@@ -190,7 +194,7 @@ pub fn likely_range_of_mix(bounds: &Bounds) -> Option<LikelyRange> {
     if !bounds.unknown.is_empty() {
         return None;
     }
-    likely(bounds.bottleneck()?, bounds.predicted_mops?)
+    likely_range_of_rate(bounds.bottleneck()?, bounds.predicted_mops?)
 }
 
 /// Returns the largest relative gain that is within the noise of the model, for a change of the program after which
@@ -206,13 +210,13 @@ static NOISES: LazyLock<Vec<(Resource, Resource, f64)>> = LazyLock::new(|| {
     let mut noises = Vec::new();
     for before in Resource::ALL {
         for after in Resource::ALL {
-            noises.push((before, after, noise(all(), before, after)));
+            noises.push((before, after, noise_from_error_pairs(all(), before, after)));
         }
     }
     noises
 });
 
-fn noise(rows: &[PredictedRate], before: Resource, after: Resource) -> f64 {
+fn noise_from_error_pairs(rows: &[PredictedRate], before: Resource, after: Resource) -> f64 {
     let pairs = |is_pair: &dyn Fn(&PredictedRate, &PredictedRate) -> bool| {
         let mut errors = Vec::new();
         for (at, one) in rows.iter().enumerate() {
@@ -224,7 +228,7 @@ fn noise(rows: &[PredictedRate], before: Resource, after: Resource) -> f64 {
                 }
             }
         }
-        error_quantile(errors.into_iter())
+        covered_error_size(errors.into_iter())
     };
     let alike = |one: &PredictedRate, other: &PredictedRate| {
         one.bottleneck == Some(before) && other.bottleneck == Some(after)
@@ -239,8 +243,8 @@ mod tests {
 
     #[test]
     fn the_table_is_read() {
-        let rows = parse(TABLE).expect("the table of this crate");
-        assert_eq!(rows.len(), TABLE.lines().count() - 1);
+        let rows = parse(ERRORS_CSV).expect("the table of this crate");
+        assert_eq!(rows.len(), ERRORS_CSV.lines().count() - 1);
         assert!(rows.len() >= 20, "{}", rows.len());
         for row in all() {
             let known = published::get(row.id).expect("published");
@@ -307,7 +311,7 @@ mod tests {
         assert_eq!([3, 4, 5, 8, 9].map(error_rank), [4, 4, 5, 8, 8]);
         let mut all = rows(Resource::Cpu, &[0.1, -0.3, 0.2, -0.05]);
         let range = |all: &[PredictedRate], resource| {
-            let range = range(all, Some(resource), 10.0).expect("errors");
+            let range = range_from_errors(all, Some(resource), 10.0).expect("errors");
             [(10.0 / range.low_mops).ln(), (range.high_mops / 10.0).ln()]
         };
         for end in range(&all, Resource::Cpu) {
@@ -325,14 +329,19 @@ mod tests {
         for end in range(&all, Resource::NicInbound) {
             assert!((end - 0.02).abs() < 1e-9, "{end}");
         }
-        assert_eq!(super::range(&[], Some(Resource::Cpu), 10.0), None);
+        assert_eq!(
+            super::range_from_errors(&[], Some(Resource::Cpu), 10.0),
+            None
+        );
     }
 
     /// Errors that all rates share cancel in a gain.
     #[test]
     fn the_noise_of_a_gain_is_that_of_ratios() {
         let mut all = rows(Resource::Cpu, &[0.30, 0.31, 0.32, 0.33]);
-        let logarithm = |all: &[PredictedRate], before, after| noise(all, before, after).ln_1p();
+        let logarithm = |all: &[PredictedRate], before, after| {
+            noise_from_error_pairs(all, before, after).ln_1p()
+        };
         // Six pairs: three differ by 0.01, two by 0.02, one by 0.03.
         let within = logarithm(&all, Resource::Cpu, Resource::Cpu);
         assert!((within - 0.03).abs() < 1e-9, "{within}");
@@ -347,7 +356,10 @@ mod tests {
         // A rate that was left out is predicted by another profile than the rest.
         all[0].refitted_without = true;
         assert!(logarithm(&all[..4], Resource::Cpu, Resource::Cpu) < 1e-9);
-        assert_eq!(noise(&[], Resource::Cpu, Resource::Cpu), 0.0);
+        assert_eq!(
+            noise_from_error_pairs(&[], Resource::Cpu, Resource::Cpu),
+            0.0
+        );
     }
 
     /// A range that the rate itself has no part in contains at least four of five published rates.
@@ -359,8 +371,8 @@ mod tests {
             let contains = |range: LikelyRange| {
                 (range.low_mops..=range.high_mops).contains(&row.published_mops)
             };
-            let with = range(all(), row.bottleneck, row.predicted_mops);
-            let without = range(&others, row.bottleneck, row.predicted_mops);
+            let with = range_from_errors(all(), row.bottleneck, row.predicted_mops);
+            let without = range_from_errors(&others, row.bottleneck, row.predicted_mops);
             inside += usize::from(contains(with.expect("errors")));
             inside_without += usize::from(contains(without.expect("errors")));
         }

@@ -74,7 +74,7 @@ impl Verb {
     }
 
     /// Returns the payload size if it is fixed: 8 bytes for atomics, 0 for FLUSH.
-    pub fn fixed_payload(self) -> Option<u32> {
+    pub fn fixed_payload_bytes(self) -> Option<u32> {
         match self {
             Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd => Some(ATOMIC_BYTES),
             Self::Flush => Some(0),
@@ -83,7 +83,7 @@ impl Verb {
     }
 
     /// Returns true if the request carries the payload, which then may be inline.
-    pub fn sends_payload(self) -> bool {
+    pub fn carries_payload_in_request(self) -> bool {
         matches!(self, Self::Send | Self::RdmaWrite)
     }
 }

@@ -40,7 +40,7 @@ pub struct PacketCost {
 
 impl PacketCost {
     /// Returns the bytes of the link that the packets take, gaps included.
-    pub fn link_bytes(&self, profile: &Profile) -> f64 {
+    pub fn link_bytes_with_gaps(&self, profile: &Profile) -> f64 {
         let port = &profile.port;
         let response = port.read_response_gap_bytes.as_ref();
         self.bytes
@@ -76,7 +76,7 @@ pub struct OperationPackets {
 }
 
 /// Computes the packets of one operation.
-pub fn exchange(profile: &Profile, operation: &Operation) -> OperationPackets {
+pub fn packets_of_operation(profile: &Profile, operation: &Operation) -> OperationPackets {
     let around = match profile.link_layer {
         LinkLayer::Infiniband => INFINIBAND_OVERHEAD_BYTES,
         LinkLayer::Roce => ROCE_OVERHEAD_BYTES,
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn packets_of_infiniband() {
         let bytes = |operation: Operation| {
-            let exchange = exchange(cib(), &operation);
+            let exchange = packets_of_operation(cib(), &operation);
             (exchange.to_responder.bytes, exchange.to_requester.bytes)
         };
         let new = Operation::new;
@@ -194,11 +194,11 @@ mod tests {
     #[test]
     fn long_messages_are_cut_at_the_mtu() {
         let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 10_000);
-        let sent = exchange(cib(), &write).to_responder;
+        let sent = packets_of_operation(cib(), &write).to_responder;
         assert_eq!(sent.count, 3.0);
         assert_eq!(sent.bytes, 3.0 * 26.0 + 16.0 + 10_000.0);
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, 10_000);
-        let answer = exchange(cib(), &read).to_requester;
+        let answer = packets_of_operation(cib(), &read).to_requester;
         assert_eq!(
             (answer.count, answer.bytes),
             (3.0, 3.0 * 26.0 + 8.0 + 10_000.0)
@@ -210,7 +210,7 @@ mod tests {
         let bf2 = builtin("bf2").expect("built in");
         let send = Operation::new(Verb::Send, Transport::Ud, 8);
         assert_eq!(
-            exchange(bf2, &send).to_responder.bytes,
+            packets_of_operation(bf2, &send).to_responder.bytes,
             50.0 + 12.0 + 8.0 + 8.0
         );
     }
@@ -219,7 +219,7 @@ mod tests {
     fn the_largest_message_is_counted() {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, 1 << 31);
         assert_eq!(
-            exchange(cib(), &read).to_requester.count,
+            packets_of_operation(cib(), &read).to_requester.count,
             f64::from(1 << 19)
         );
     }

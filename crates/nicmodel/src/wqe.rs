@@ -39,7 +39,7 @@ pub fn lines_touched(address: u64, bytes: u64) -> u64 {
 }
 
 /// Returns the bytes of the send queue that a WQE of `bytes` bytes takes: whole cache lines.
-pub fn slot_bytes(bytes: u32) -> u32 {
+pub fn send_queue_slot_bytes(bytes: u32) -> u32 {
     cache_line_count(bytes).saturating_mul(CACHE_LINE_BYTES)
 }
 

@@ -197,7 +197,7 @@ fn atomics_over_the_number_of_counters() {
     let cib = nic("cib");
     let with = |counters: u64| {
         let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
-        let slots = locks::locks_of_counters(cib, counters, 8).expect("known");
+        let slots = locks::lock_count_of_counters(cib, counters, 8).expect("known");
         rate(
             cib,
             &Mix::new(vec![
@@ -285,7 +285,7 @@ fn published_gains() {
 fn page_aligned_records_serialize() {
     let cib = nic("cib");
     let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
-    let slots = locks::locks_of_counters(cib, 1 << 20, 4096).expect("known");
+    let slots = locks::lock_count_of_counters(cib, 1 << 20, 4096).expect("known");
     let mix = Mix::new(vec![
         MixOperation::new(atomic, Role::Responder).on_lock_slots(slots),
     ]);
@@ -350,12 +350,12 @@ prop_compose! {
         responder: bool,
         postlist in 1.0..64.0,
     ) -> MixOperation {
-        let payload_bytes = verb.fixed_payload().unwrap_or(payload);
+        let payload_bytes = verb.fixed_payload_bytes().unwrap_or(payload);
         let operation = Operation {
             inline,
             imm,
             num_sge,
-            ..Operation::new(verb, transport, payload_bytes).signaled(signaled)
+            ..Operation::new(verb, transport, payload_bytes).with_signaled_fraction(signaled)
         };
         let role = if responder { Role::Responder } else { Role::Requester };
         MixOperation::new(operation, role).in_postlists(postlist)
@@ -369,8 +369,8 @@ fn possible_load() -> impl Strategy<Value = MixOperation> {
         if !operation.transport.carries(operation.verb) {
             operation.transport = Transport::Rc;
         }
-        operation.imm &= operation.verb.sends_payload();
-        operation.inline &= operation.verb.sends_payload();
+        operation.imm &= operation.verb.carries_payload_in_request();
+        operation.inline &= operation.verb.carries_payload_in_request();
         if operation.inline {
             operation.payload_bytes %= 400;
         }
@@ -383,7 +383,7 @@ proptest! {
     #[test]
     fn every_load_has_a_rate_or_a_reason(load in any_load(), which in 0usize..4, cores in 1u32..64) {
         let profile = &builtins()[which];
-        let possible = load.operation.check(profile).is_ok();
+        let possible = load.operation.check_executable(profile).is_ok();
         let result = Bounds::of(profile, &Mix::new(vec![load]).on_cores(cores));
         prop_assert_eq!(result.is_ok(), possible);
         if let Ok(bounds) = result {
@@ -405,7 +405,7 @@ proptest! {
         prop_assert!(of(&load.clone().on_queue_pairs(cores + more), cores) * rounding >= few);
         let mut longer = load.clone();
         longer.operation.payload_bytes += more;
-        if longer.operation.check(cib).is_ok() && load.operation.payload_bytes > 0 {
+        if longer.operation.check_executable(cib).is_ok() && load.operation.payload_bytes > 0 {
             prop_assert!(of(&longer, cores) <= base * rounding);
         }
         let mut wider = cib.clone();

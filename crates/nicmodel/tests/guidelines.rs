@@ -24,8 +24,8 @@ prop_compose! {
         inline_recv: bool,
         count in count(),
     ) -> CountedOperations {
-        let payload = verb.fixed_payload().unwrap_or(payload);
-        let mut operation = Operation::new(verb, transport, payload).signaled(signaled);
+        let payload = verb.fixed_payload_bytes().unwrap_or(payload);
+        let mut operation = Operation::new(verb, transport, payload).with_signaled_fraction(signaled);
         operation.inline = inline;
         operation.imm = imm;
         if inline_recv {

@@ -45,12 +45,12 @@ fn appendix_a() {
     assert_eq!(mmio.wqe_bytes, 65);
     exact("appA_bytes_mmio", mmio.requester.bytes_to_device());
     assert_eq!(mmio.requester.mmio_writes(), 20.0);
-    assert_eq!(mmio.requester.dma_reads(), 0.0);
+    assert_eq!(mmio.requester.dma_reads_without_recv_wqes(), 0.0);
     let doorbell = ten(PostMethod::Doorbell);
     exact("appA_bytes_doorbell", doorbell.requester.bytes_to_device());
-    assert_eq!(doorbell.requester.dma_reads(), 1.0);
+    assert_eq!(doorbell.requester.dma_reads_without_recv_wqes(), 1.0);
     exact("batch_mmio_count", doorbell.requester.mmio_writes());
-    exact("appA_slot_bytes", f64::from(wqe::slot_bytes(65)));
+    exact("appA_slot_bytes", f64::from(wqe::send_queue_slot_bytes(65)));
     let rings = doorbell.requester.transactions.iter();
     let ring = rings
         .into_iter()
@@ -126,15 +126,15 @@ fn wqe_sizes_and_thresholds() {
     let response = ud(8).wqe_bytes(cib);
     exact(
         "wqe_slide18_unused",
-        f64::from(wqe::slot_bytes(response) - response),
+        f64::from(wqe::send_queue_slot_bytes(response) - response),
     );
     exact(
         "seq_rpc_response_dma_bytes",
-        f64::from(wqe::slot_bytes(response)),
+        f64::from(wqe::send_queue_slot_bytes(response)),
     );
     exact(
         "seq_spec_s0_response_dma_bytes",
-        f64::from(wqe::slot_bytes(header_only)),
+        f64::from(wqe::send_queue_slot_bytes(header_only)),
     );
     exact("pcie_mmio_granule", f64::from(wqe::CACHE_LINE_BYTES));
     exact(
@@ -149,27 +149,27 @@ fn what_the_responder_does() {
         |operation: Operation| postlist("cx3", operation, PostMethod::WqeByMmio, 1).responder;
     let new = Operation::new;
     let read = responder(new(Verb::RdmaRead, Transport::Rc, 32));
-    exact("responder_in_read", read.dma_reads());
+    exact("responder_in_read", read.dma_reads_without_recv_wqes());
     assert_eq!(read.dma_writes(), 0.0);
     let write = responder(new(Verb::RdmaWrite, Transport::Uc, 32));
     exact("responder_in_write", write.dma_writes());
-    assert_eq!(write.dma_reads(), 0.0);
+    assert_eq!(write.dma_reads_without_recv_wqes(), 0.0);
     let send = new(Verb::Send, Transport::Ud, 32);
     exact("ud_recv_dma_regular", responder(send).dma_writes());
     exact(
         "ud_recv_dma_inline",
-        responder(send.received(PayloadDestination::Inline)).dma_writes(),
+        responder(send.with_recv_destination(PayloadDestination::Inline)).dma_writes(),
     );
     exact(
         "ud_recv_dma_ho",
         responder(Operation::header_only(Transport::Ud)).dma_writes(),
     );
     // An inline RECV that is too small for the payload, and a NIC that has none.
-    let long = new(Verb::Send, Transport::Ud, 65).received(PayloadDestination::Inline);
+    let long = new(Verb::Send, Transport::Ud, 65).with_recv_destination(PayloadDestination::Inline);
     assert_eq!(responder(long).dma_writes(), 2.0);
     let on_cib = postlist(
         "cib",
-        send.received(PayloadDestination::Inline),
+        send.with_recv_destination(PayloadDestination::Inline),
         PostMethod::WqeByMmio,
         1,
     );
@@ -180,7 +180,7 @@ fn what_the_responder_does() {
         PostMethod::WqeByMmio,
         1,
     );
-    assert_eq!(atomic.responder.dma_reads(), 1.0);
+    assert_eq!(atomic.responder.dma_reads_without_recv_wqes(), 1.0);
     assert_eq!(atomic.responder.dma_writes(), 1.0);
     assert_eq!(atomic.atomic_locks, 1.0);
 }
@@ -207,10 +207,10 @@ fn what_the_requester_does() {
                 for len in [1, 16] {
                     let operation = Operation {
                         inline,
-                        ..Operation::new(verb, transport, payload).signaled(signaled)
+                        ..Operation::new(verb, transport, payload).with_signaled_fraction(signaled)
                     };
-                    if inline && !verb.sends_payload() {
-                        let refused = operation.check(nic("cib"));
+                    if inline && !verb.carries_payload_in_request() {
+                        let refused = operation.check_executable(nic("cib"));
                         assert!(refused.is_err(), "{operation:?}");
                         continue;
                     }
@@ -220,7 +220,11 @@ fn what_the_requester_does() {
                     let mmio = postlist("cib", operation, PostMethod::WqeByMmio, len).requester;
                     assert_eq!(mmio.mmio_writes(), n * lines, "{operation:?}");
                     assert_eq!(mmio.doorbells(), 0.0, "{operation:?}");
-                    assert_eq!(mmio.dma_reads(), payload_reads, "{operation:?}");
+                    assert_eq!(
+                        mmio.dma_reads_without_recv_wqes(),
+                        payload_reads,
+                        "{operation:?}"
+                    );
                     assert_eq!(
                         mmio.dma_writes(),
                         n * (placements + signaled),
@@ -229,7 +233,11 @@ fn what_the_requester_does() {
                     let rung = postlist("cib", operation, PostMethod::Doorbell, len).requester;
                     assert_eq!(rung.mmio_writes(), 1.0, "{operation:?}");
                     assert_eq!(rung.doorbells(), 1.0, "{operation:?}");
-                    assert_eq!(rung.dma_reads(), 1.0 + payload_reads, "{operation:?}");
+                    assert_eq!(
+                        rung.dma_reads_without_recv_wqes(),
+                        1.0 + payload_reads,
+                        "{operation:?}"
+                    );
                     assert_eq!(rung.dma_writes(), mmio.dma_writes(), "{operation:?}");
                     checked += 1;
                 }
@@ -245,7 +253,7 @@ fn older_nics_fetch_wqes_one_by_one() {
     let reads = |name| {
         postlist(name, send, PostMethod::Doorbell, 16)
             .requester
-            .dma_reads()
+            .dma_reads_without_recv_wqes()
     };
     assert_eq!((reads("cx"), reads("cx3"), reads("cib")), (16.0, 16.0, 1.0));
 }
@@ -255,18 +263,18 @@ fn older_nics_fetch_wqes_one_by_one() {
 fn link_bandwidths() {
     let (cib, cx3, cx) = (nic("cib"), nic("cx3"), nic("cx"));
     rounds("ud_send_dma_bw", pcie::dma_read_mbps(cib), 0);
-    rounds("mmio_line_rate", pcie::mmio_lines_mops(cib), 0);
+    rounds("mmio_line_rate", pcie::max_mmio_line_mops(cib), 0);
     rounds("ud_send_dma_bound", pcie::dma_read_mbps(cib) / 128.0, 0);
-    rounds("ud_send_mmio_bound", pcie::mmio_lines_mops(cib) / 2.0, 1);
+    rounds("ud_send_mmio_bound", pcie::max_mmio_line_mops(cib) / 2.0, 1);
     rounds(
         "derived_cib_ho_dma_bound",
         pcie::dma_read_mbps(cib) / 64.0,
         2,
     );
     rounds("derived_cx3_dma_bw", pcie::dma_read_mbps(cx3), 2);
-    rounds("derived_cx3_mmio_lines", pcie::mmio_lines_mops(cx3), 2);
+    rounds("derived_cx3_mmio_lines", pcie::max_mmio_line_mops(cx3), 2);
     rounds("derived_cx_dma_bw", pcie::dma_read_mbps(cx), 2);
-    rounds("derived_cx_mmio_lines", pcie::mmio_lines_mops(cx), 2);
+    rounds("derived_cx_mmio_lines", pcie::max_mmio_line_mops(cx), 2);
     rounds("derived_pcie3_Pbw", cib.pcie.lane_mbps.value, 3);
     exact("derived_pcie2_Pbw_cx", cx.pcie.lane_mbps.value);
     let headers = |profile: &Profile| {
@@ -289,12 +297,13 @@ fn dma_beats_mmio_for_every_size() {
     let cib = nic("cib");
     for bytes in 1..=65_536 {
         let (dma, mmio) = (
-            pcie::dma_read_bytes(cib, bytes),
-            pcie::mmio_write_bytes(cib, bytes),
+            pcie::dma_read_bytes_to_device(cib, bytes),
+            pcie::mmio_bytes_to_device(cib, bytes),
         );
         assert!(dma < mmio, "{bytes} bytes: {dma} by DMA, {mmio} by MMIO");
     }
-    let ratio = pcie::mmio_write_bytes(cib, 65_536) / pcie::dma_read_bytes(cib, 65_536);
+    let ratio =
+        pcie::mmio_bytes_to_device(cib, 65_536) / pcie::dma_read_bytes_to_device(cib, 65_536);
     assert_eq!(ratio, 1.2);
 }
 
@@ -401,12 +410,12 @@ fn impossible_operations_are_refused_with_the_reason() {
         "no immediate",
     );
     refused(
-        new(Verb::Send, Transport::Ud, 8).signaled(1.5),
+        new(Verb::Send, Transport::Ud, 8).with_signaled_fraction(1.5),
         "cib",
         "from 0 to 1",
     );
     refused(
-        new(Verb::Send, Transport::Ud, 8).signaled(f64::NAN),
+        new(Verb::Send, Transport::Ud, 8).with_signaled_fraction(f64::NAN),
         "cib",
         "from 0 to 1",
     );

@@ -15,9 +15,9 @@ const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 
 /// `RDMA_NODE_RNIC` of `ibv_node_type`: a NIC for iWARP.
-const RNIC: u8 = 4;
+const NODE_TYPE_RNIC: u8 = 4;
 /// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`: devices are seen in all network namespaces.
-const SHARED: u8 = 1;
+const NETNS_MODE_SHARED: u8 = 1;
 
 /// The kernel's answers to a datagram that a client has sent, in order; `port_id` is the address of the client's socket. Each
 /// answer is a datagram of at most [`MAX_DATAGRAM_BYTES`] bytes with one message.
@@ -38,7 +38,7 @@ pub fn answer(datagram: &[u8], port_id: u32, source: &impl AnswerSource) -> Vec<
             Ok(messages) => {
                 sent.extend(messages.into_iter().map(MessageBuilder::finish));
                 if is_dump {
-                    sent.push(MessageBuilder::done(&request, port_id).finish());
+                    sent.push(MessageBuilder::dump_done(&request, port_id).finish());
                 } else if request.flags & NLM_F_ACK != 0 {
                     sent.push(MessageBuilder::error(&request, port_id, 0).finish());
                 }
@@ -130,7 +130,7 @@ impl RequestAnswers<'_> {
     /// `ibv_fork_init(3)`; registered memory of this device needs none either.
     fn system(&self) -> MessageBuilder {
         let mut message = self.message(command::SYS_GET);
-        message.put_u8(attr::SYS_NETNS_MODE, SHARED);
+        message.put_u8(attr::SYS_NETNS_MODE, NETNS_MODE_SHARED);
         message.put_u8(attr::SYS_COPY_ON_FORK, 1);
         message
     }
@@ -160,14 +160,14 @@ impl RequestAnswers<'_> {
         };
         let number = match (self.is_dump, T::NUMBER) {
             (true, _) => None,
-            (false, Some(number)) => Some(self.request.number(number).ok_or(EINVAL)?),
+            (false, Some(number)) => Some(self.request.u32_attribute(number).ok_or(EINVAL)?),
             (false, None) => return Err(EOPNOTSUPP),
         };
         let processes = source.processes(index).ok_or(EOPNOTSUPP)?;
         let mut objects = processes
             .iter()
             .flat_map(|process| T::of(process).iter().map(|object| (process.pid, object)))
-            .filter(|(_, object)| object.is_at(port))
+            .filter(|(_, object)| object.is_on_port(port))
             .peekable();
         if let Some(number) = number {
             let (pid, object) = objects
@@ -198,7 +198,7 @@ impl RequestAnswers<'_> {
 
     /// The counters of a port, as `rdma statistic show link` asks for them; those of queue pairs are not counted apart.
     fn counters(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
-        if self.request.is_of_resource() || self.is_dump {
+        if self.request.asks_resource_counters() || self.is_dump {
             return Err(EOPNOTSUPP);
         }
         let (index, device) = self.device(devices)?;
@@ -211,7 +211,7 @@ impl RequestAnswers<'_> {
         message.put_u32(attr::PORT_INDEX, to_u32(number));
         let table = message.begin_nested(attr::STAT_HWCOUNTERS);
         for (name, value) in &port.counters {
-            if message.len() + COUNTER_BYTES + name.len() > MAX_DATAGRAM_BYTES {
+            if message.len() + COUNTER_OVERHEAD_BYTES + name.len() > MAX_DATAGRAM_BYTES {
                 break;
             }
             let entry = message.begin_nested(attr::STAT_HWCOUNTER_ENTRY);
@@ -225,7 +225,7 @@ impl RequestAnswers<'_> {
 }
 
 /// Bytes of a counter in a message without its name: the headers, the zero behind the name and padding, the value.
-const COUNTER_BYTES: usize = 4 + 4 + 4 + 12;
+const COUNTER_OVERHEAD_BYTES: usize = 4 + 4 + 4 + 12;
 
 fn to_u32(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
@@ -257,7 +257,7 @@ fn put_device(message: &mut MessageBuilder, index: usize, device: &Device) {
     if let Some(port) = device.ports.first() {
         let protocol = match (port.subnet.is_some(), device.node_type) {
             (true, _) => "ib",
-            (false, Some(RNIC)) => "iw",
+            (false, Some(NODE_TYPE_RNIC)) => "iw",
             (false, _) => "roce",
         };
         message.put_text(attr::DEV_PROTOCOL, protocol);
@@ -279,7 +279,7 @@ fn put_port(message: &mut MessageBuilder, number: usize, port: &Port) {
                 message.put_u32(number, u32::from(lid));
             }
         }
-        if let Some(count) = subnet.lid_mask_count {
+        if let Some(count) = subnet.lid_mask_control {
             message.put_u8(attr::LMC, count);
         }
     }

@@ -62,12 +62,12 @@ impl AnswerSource for ExampleSource {
                 .map(|cqn| CompletionQueue {
                     cqn,
                     cqe: 16,
-                    users: 2,
+                    use_count: 2,
                 })
                 .collect(),
             domains: vec![Domain {
                 number: 1,
-                users: 4,
+                use_count: 4,
             }],
             regions: regions.collect(),
         };

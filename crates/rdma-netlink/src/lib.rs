@@ -66,7 +66,7 @@ pub struct Subnet {
     /// LID of the subnet manager.
     pub sm_lid: Option<u16>,
     /// LID mask count.
-    pub lid_mask_count: Option<u8>,
+    pub lid_mask_control: Option<u8>,
 }
 
 /// Objects that a process has on a device.
@@ -113,7 +113,7 @@ pub struct CompletionQueue {
     /// Number of its entries.
     pub cqe: u32,
     /// Number of objects that use it.
-    pub users: u32,
+    pub use_count: u32,
 }
 
 /// A protection domain.
@@ -122,7 +122,7 @@ pub struct Domain {
     /// Its number.
     pub number: u32,
     /// Number of objects that use it.
-    pub users: u32,
+    pub use_count: u32,
 }
 
 /// A memory region.

@@ -34,7 +34,7 @@ impl MessageBuilder {
     }
 
     /// The end of a dump.
-    pub(crate) fn done(request: &Request<'_>, port_id: u32) -> Self {
+    pub(crate) fn dump_done(request: &Request<'_>, port_id: u32) -> Self {
         let mut message = Self::new(NLMSG_DONE, request, port_id, NLM_F_MULTI);
         message.bytes.extend(0_i32.to_ne_bytes());
         message

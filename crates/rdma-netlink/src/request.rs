@@ -58,22 +58,22 @@ impl<'a> Request<'a> {
     }
 
     /// The value of an attribute of 32 bits.
-    pub(crate) fn number(&self, number: u16) -> Option<u32> {
+    pub(crate) fn u32_attribute(&self, number: u16) -> Option<u32> {
         u32_at(self.attribute(number)?, 0)
     }
 
     /// `RDMA_NLDEV_ATTR_DEV_INDEX`.
     pub(crate) fn device(&self) -> Option<usize> {
-        usize::try_from(self.number(attribute::DEV_INDEX)?).ok()
+        usize::try_from(self.u32_attribute(attribute::DEV_INDEX)?).ok()
     }
 
     /// `RDMA_NLDEV_ATTR_PORT_INDEX`.
     pub(crate) fn port(&self) -> Option<usize> {
-        usize::try_from(self.number(attribute::PORT_INDEX)?).ok()
+        usize::try_from(self.u32_attribute(attribute::PORT_INDEX)?).ok()
     }
 
     /// Whether it asks for the counters of a queue pair or another resource (`RDMA_NLDEV_ATTR_STAT_RES`).
-    pub(crate) fn is_of_resource(&self) -> bool {
+    pub(crate) fn asks_resource_counters(&self) -> bool {
         self.attribute(attribute::STAT_RES).is_some()
     }
 }

@@ -6,12 +6,12 @@ use crate::numbers::{attribute as attr, command};
 use crate::{CompletionQueue, Domain, ProcessObjects, QueuePair, Region};
 
 /// Bytes of an attribute with a number of at most 32 bits, and with one of 64 bits.
-const SHORT: usize = 8;
-const LONG: usize = 12;
+const U32_ATTRIBUTE_BYTES: usize = 8;
+const U64_ATTRIBUTE_BYTES: usize = 12;
 /// Bytes of the header of an entry.
-const HEADER: usize = 4;
+const ENTRY_HEADER_BYTES: usize = 4;
 /// `IBV_QPT_RC` and `IBV_QPT_UC`: queue pairs of other types have no peer in the kernel's answer.
-const CONNECTED: [u8; 2] = [2, 3];
+const CONNECTED_QP_TYPES: [u8; 2] = [2, 3];
 
 /// A kind of object.
 pub(crate) trait ResourceKind: Sized {
@@ -31,7 +31,7 @@ pub(crate) trait ResourceKind: Sized {
     /// The number by which a request names the object.
     fn number(&self) -> u32;
     /// Whether the object is on a port; objects that belong to no port are on all of them.
-    fn is_at(&self, _port: Option<u32>) -> bool {
+    fn is_on_port(&self, _port: Option<u32>) -> bool {
         true
     }
     /// Adds the attributes of the object and of its process.
@@ -43,7 +43,7 @@ impl ResourceKind for QueuePair {
     const TABLE: u16 = attr::RES_QP;
     const ENTRY: u16 = attr::RES_QP_ENTRY;
     const NUMBER: Option<u16> = Some(attr::RES_LQPN);
-    const MAX_ENTRY_BYTES: usize = HEADER + 9 * SHORT;
+    const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 9 * U32_ATTRIBUTE_BYTES;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.queue_pairs
@@ -53,7 +53,7 @@ impl ResourceKind for QueuePair {
         self.qpn
     }
 
-    fn is_at(&self, port: Option<u32>) -> bool {
+    fn is_on_port(&self, port: Option<u32>) -> bool {
         port.is_none() || self.port_num == port
     }
 
@@ -62,7 +62,7 @@ impl ResourceKind for QueuePair {
             message.put_u32(attr::PORT_INDEX, port);
         }
         message.put_u32(attr::RES_LQPN, self.qpn);
-        if CONNECTED.contains(&self.qp_type) {
+        if CONNECTED_QP_TYPES.contains(&self.qp_type) {
             message.put_u32(attr::RES_RQPN, self.dest_qpn);
             message.put_u32(attr::RES_RQ_PSN, self.rq_psn);
         }
@@ -79,7 +79,8 @@ impl ResourceKind for CompletionQueue {
     const TABLE: u16 = attr::RES_CQ;
     const ENTRY: u16 = attr::RES_CQ_ENTRY;
     const NUMBER: Option<u16> = Some(attr::RES_CQN);
-    const MAX_ENTRY_BYTES: usize = HEADER + 3 * SHORT + LONG;
+    const MAX_ENTRY_BYTES: usize =
+        ENTRY_HEADER_BYTES + 3 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.completion_queues
@@ -91,7 +92,7 @@ impl ResourceKind for CompletionQueue {
 
     fn put(&self, message: &mut MessageBuilder, pid: u32) {
         message.put_u32(attr::RES_CQE, self.cqe);
-        message.put_u64(attr::RES_USECNT, self.users.into());
+        message.put_u64(attr::RES_USECNT, self.use_count.into());
         message.put_u32(attr::RES_CQN, self.cqn);
         message.put_u32(attr::RES_PID, pid);
     }
@@ -103,7 +104,8 @@ impl ResourceKind for Domain {
     const ENTRY: u16 = attr::RES_PD_ENTRY;
     /// Two processes may use the same number.
     const NUMBER: Option<u16> = None;
-    const MAX_ENTRY_BYTES: usize = HEADER + 2 * SHORT + LONG;
+    const MAX_ENTRY_BYTES: usize =
+        ENTRY_HEADER_BYTES + 2 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.domains
@@ -114,7 +116,7 @@ impl ResourceKind for Domain {
     }
 
     fn put(&self, message: &mut MessageBuilder, pid: u32) {
-        message.put_u64(attr::RES_USECNT, self.users.into());
+        message.put_u64(attr::RES_USECNT, self.use_count.into());
         message.put_u32(attr::RES_PDN, self.number);
         message.put_u32(attr::RES_PID, pid);
     }
@@ -126,7 +128,8 @@ impl ResourceKind for Region {
     const ENTRY: u16 = attr::RES_MR_ENTRY;
     /// Clients name a region by its restrack number, which regions here do not have.
     const NUMBER: Option<u16> = None;
-    const MAX_ENTRY_BYTES: usize = HEADER + 4 * SHORT + 2 * LONG;
+    const MAX_ENTRY_BYTES: usize =
+        ENTRY_HEADER_BYTES + 4 * U32_ATTRIBUTE_BYTES + 2 * U64_ATTRIBUTE_BYTES;
 
     fn of(process: &ProcessObjects) -> &[Self] {
         &process.regions

@@ -59,7 +59,7 @@ fn subnet(folder: &Path) -> Subnet {
         prefix: gid.get(..19).and_then(parse_guid),
         lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
         sm_lid: hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
-        lid_mask_count: decimal(&folder.join("lid_mask_count"))
+        lid_mask_control: decimal(&folder.join("lid_mask_count"))
             .and_then(|count| u8::try_from(count).ok()),
     }
 }
@@ -229,7 +229,7 @@ mod tests {
             prefix: Some(0xfe80 << 48),
             lid: Some(1),
             sm_lid: Some(0x12),
-            lid_mask_count: Some(0),
+            lid_mask_control: Some(0),
         };
         // Port 3 is none without port 2.
         assert_eq!(device.ports.len(), 1);

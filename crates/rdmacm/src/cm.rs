@@ -53,8 +53,8 @@ pub fn set_provider(find: FindProvider) {
 ///
 /// # Errors
 /// `ENODEV` if no device exists; otherwise the error of opening it.
-pub fn device() -> Result<&'static Device> {
-    Ok(Cm::get()?.first())
+pub fn default_device() -> Result<&'static Device> {
+    Ok(Cm::get()?.default_device())
 }
 
 /// The connection manager of this process.
@@ -66,7 +66,7 @@ pub(crate) struct Cm {
     pub(crate) answer_timeout: Duration,
     gsi: Option<&'static Gsi>,
     mad_hub: OnceLock<Arc<MadConnections>>,
-    mad_hub_start: Mutex<()>,
+    mad_hub_start_lock: Mutex<()>,
 }
 
 /// The connection manager, and the process that made it: a forked child makes a new one.
@@ -109,14 +109,14 @@ impl Cm {
             answer_timeout: provider.answer_timeout,
             gsi: provider.gsi,
             mad_hub: OnceLock::new(),
-            mad_hub_start: Mutex::default(),
+            mad_hub_start_lock: Mutex::default(),
         }));
         *cm = Some((pid, new));
         Ok(new)
     }
 
     /// The first port of the first device.
-    pub(crate) fn first(&self) -> &Device {
+    pub(crate) fn default_device(&self) -> &Device {
         // `open_all` fails where there is none.
         &self.devices[0]
     }
@@ -125,13 +125,15 @@ impl Cm {
     pub(crate) fn device_of(&self, own: IdAddress) -> &Device {
         let mut devices = self.devices.iter();
         let found = devices.find(|device| device.has_address(own));
-        found.unwrap_or_else(|| self.first())
+        found.unwrap_or_else(|| self.default_device())
     }
 
     /// The GID of a peer's address, where packets lead to it; `None` where a socket of this host does, or nothing.
     pub(crate) fn gid_reached_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
         // Addresses of IP say nothing of ports of InfiniBand.
-        let gsi = self.gsi.filter(|_| !self.first().is_infiniband())?;
+        let gsi = self
+            .gsi
+            .filter(|_| !self.default_device().is_infiniband())?;
         let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
         is_by_packets.then_some(gid)
     }
@@ -139,7 +141,7 @@ impl Cm {
     /// Returns true if requests to the local address `own` may arrive by packets.
     pub(crate) fn accepts_packet_requests(&self, own: IpAddr) -> bool {
         // Loopback addresses are this host's own, so only packets that are asked for lead there.
-        !self.first().is_infiniband()
+        !self.default_device().is_infiniband()
             && self.gsi.is_some()
             && (!own.is_loopback() || self.gid_reached_by_packets(own).is_some())
     }
@@ -150,13 +152,13 @@ impl Cm {
     /// `EOPNOTSUPP` if the NIC does not reach other hosts; otherwise the error of opening QP1.
     pub(crate) fn hub(&self) -> Result<&Arc<MadConnections>> {
         let gsi = self.gsi.ok_or(Errno(libc::EOPNOTSUPP))?;
-        let _starting = lock(&self.mad_hub_start);
+        let _starting = lock(&self.mad_hub_start_lock);
         if self.mad_hub.get().is_none() {
             let hub = MadConnections::start(&Settings {
                 gsi,
                 service: self.service,
                 ports: self.ports,
-                ca_guid: self.first().node_guid,
+                ca_guid: self.default_device().node_guid,
                 answer_timeout: self.answer_timeout,
                 time_wait: TIMEWAIT,
             })?;

@@ -63,7 +63,7 @@ struct CmEvent {
 fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
     // SAFETY: an endpoint names the id that was made for it. The id is freed only after its last event was reported:
     // `connect::destroy` closes the endpoint and waits until its events have been acknowledged.
-    unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.id())) }.ok()
+    unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.cm_id_address())) }.ok()
 }
 
 /// Returns the next event for the program. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
@@ -142,15 +142,17 @@ fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
         EventDetail::Joined(membership) => made.set_joined(id, &membership),
     }
     match made.abi.event {
-        RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => match connect_qp(id) {
-            Ok(()) => made.abi.event = RDMA_CM_EVENT_ESTABLISHED,
-            Err(Errno(errno)) => {
-                made.abi.event = RDMA_CM_EVENT_CONNECT_ERROR;
-                made.abi.status = -errno;
-                id.extra().connect_error = true;
+        RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => {
+            match connect_qp_and_establish(id) {
+                Ok(()) => made.abi.event = RDMA_CM_EVENT_ESTABLISHED,
+                Err(Errno(errno)) => {
+                    made.abi.event = RDMA_CM_EVENT_CONNECT_ERROR;
+                    made.abi.status = -errno;
+                    id.extra().qp_connect_failed = true;
+                }
             }
-        },
-        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.extra().connect_error => {
+        }
+        RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.extra().qp_connect_failed => {
             return None;
         }
         // The work requests that were posted are flushed.
@@ -163,7 +165,7 @@ fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
 }
 
 /// Moves the local queue pair to RTS and sends an RTU to the peer.
-fn connect_qp(id: &CmId) -> Result {
+fn connect_qp_and_establish(id: &CmId) -> Result {
     let ready = id
         .connect_qp(&id.endpoint.connection_params())
         .and_then(|()| id.endpoint.establish());
@@ -185,7 +187,7 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
         addr @ IdAddress::Ip(_) => addr,
     });
     new.bind_to_device();
-    new.set_path();
+    new.set_path_record();
     {
         let params = new.endpoint.connection_params().params;
         let mut extra = new.extra();

@@ -70,10 +70,10 @@ pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
 }
 
 /// The parameters of a connection, with the program's values.
-struct ConnectParams {
+struct CallerConnParam {
     private_data: Vec<u8>,
     params: NegotiatedParams,
-    qpn: u32,
+    local_qpn: u32,
 }
 
 /// Reads the parameters of a connection.
@@ -84,7 +84,7 @@ unsafe fn read_param(
     param: *const rdma_conn_param,
     kind: rdma_cm_event_type,
     id: &CmId,
-) -> Result<ConnectParams> {
+) -> Result<CallerConnParam> {
     let qp = id.qp();
     // SAFETY: contract of this function.
     let (param, private_data) = unsafe {
@@ -124,7 +124,7 @@ unsafe fn read_param(
         return Err(INVALID);
     }
     check_private_data_len(kind, id, private_data.len())?;
-    Ok(ConnectParams {
+    Ok(CallerConnParam {
         private_data,
         params: NegotiatedParams {
             responder_resources: param.responder_resources,
@@ -134,7 +134,7 @@ unsafe fn read_param(
             rnr_retry_count: param.rnr_retry_count,
             srq,
         },
-        qpn,
+        local_qpn: qpn,
     })
 }
 
@@ -180,7 +180,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     }
     let (ece, private_data) = {
         let mut extra = id.extra();
-        let mut private_data = extra.connect_data.clone();
+        let mut private_data = extra.addrinfo_connect_data.clone();
         private_data.append(&mut given.private_data);
         check_private_data_len(RDMA_CM_EVENT_CONNECT_REQUEST, id, private_data.len())?;
         if given.params.initiator_depth == RDMA_MAX_INIT_DEPTH {
@@ -204,13 +204,13 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         qp_type,
         src,
         dst,
-        qp: device.address_of(src, given.qpn, psn),
+        qp: device.address_of(src, given.local_qpn, psn),
         params: given.params,
         ece,
         path_mtu: path_mtu(id, dst),
         private_data,
     })?;
-    id.extra().connect_data.clear();
+    id.extra().addrinfo_connect_data.clear();
     Ok(())
 }
 
@@ -280,7 +280,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
         id.connect_qp(&ends)?;
     }
     let accepted = id.endpoint.accept(AcceptReply {
-        qp: device.address_of(src, given.qpn, ends.local.psn),
+        qp: device.address_of(src, given.local_qpn, ends.local.psn),
         params: given.params,
         ece,
         private_data: given.private_data,

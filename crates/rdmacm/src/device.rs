@@ -30,7 +30,7 @@ pub struct Device {
     /// Protection domain of ids for which the program has given none.
     pub pd: *mut ibv_pd,
     /// It closes them.
-    is_owner: bool,
+    owns_context_and_pd: bool,
     /// Number of the port, from 1 (`ibv_query_port(3)`).
     pub(crate) port_num: u8,
     /// XRC domain of ids for which the program has given none; made when first needed.
@@ -57,7 +57,7 @@ unsafe impl Sync for Device {}
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if !self.is_owner {
+        if !self.owns_context_and_pd {
             return;
         }
         // SAFETY: made by `of_context`, and closed once.
@@ -177,7 +177,7 @@ impl Device {
                 verbs,
                 context,
                 pd,
-                is_owner: port_num == 1,
+                owns_context_and_pd: port_num == 1,
                 port_num,
                 xrcd: Mutex::new(XrcDomain(ptr::null_mut())),
                 link_layer: port.link_layer,

@@ -14,13 +14,13 @@ use crate::lock::lock;
 
 /// The descriptors to replace in children, and their replacement.
 struct ForkedDescriptors {
-    open: Vec<RawFd>,
-    null: Option<OwnedFd>,
+    replaced_in_child: Vec<RawFd>,
+    dev_null: Option<OwnedFd>,
 }
 
 static FDS: Mutex<ForkedDescriptors> = Mutex::new(ForkedDescriptors {
-    open: Vec::new(),
-    null: None,
+    replaced_in_child: Vec::new(),
+    dev_null: None,
 });
 
 thread_local! {
@@ -34,8 +34,8 @@ thread_local! {
 /// The error of opening `/dev/null`.
 pub(crate) fn prepare_replacement() -> Result {
     let mut fds = lock(&FDS);
-    if fds.null.is_none() {
-        fds.null = Some(std::fs::File::open("/dev/null")?.into());
+    if fds.dev_null.is_none() {
+        fds.dev_null = Some(std::fs::File::open("/dev/null")?.into());
     }
     Ok(())
 }
@@ -53,13 +53,13 @@ pub(crate) fn close_in_children(fd: &OwnedFd) {
         // SAFETY: the functions live as long as this library, which is never unloaded once its thread runs.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
-    lock(&FDS).open.push(fd.as_raw_fd());
+    lock(&FDS).replaced_in_child.push(fd.as_raw_fd());
 }
 
 /// Undoes [`close_in_children`] for a descriptor that is about to be closed.
 pub(crate) fn keep_in_children(fd: &OwnedFd) {
     let fd = fd.as_raw_fd();
-    lock(&FDS).open.retain(|&open| open != fd);
+    lock(&FDS).replaced_in_child.retain(|&open| open != fd);
 }
 
 extern "C" fn prepare() {
@@ -73,8 +73,8 @@ extern "C" fn parent() {
 extern "C" fn child() {
     let mut held = FORK_GUARD.take();
     if let Some(fds) = held.as_deref_mut() {
-        for fd in std::mem::take(&mut fds.open) {
-            if let Some(null) = &fds.null {
+        for fd in std::mem::take(&mut fds.replaced_in_child) {
+            if let Some(null) = &fds.dev_null {
                 // SAFETY: the call uses only descriptor numbers; the objects that own `fd` keep owning it.
                 unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
             }

@@ -96,13 +96,13 @@ pub(crate) struct ExtraFields {
     /// True if the id has its own channel and its calls wait for their outcome.
     pub(crate) is_synchronous: bool,
     /// True if the queue pair could not be connected, so that the end of the connection is not reported.
-    pub(crate) connect_error: bool,
+    pub(crate) qp_connect_failed: bool,
     pub(crate) initiator_depth: u8,
     pub(crate) responder_resources: u8,
     /// Attributes of the queue pairs that `rdma_get_request` makes.
     pub(crate) qp_init_attr: Option<ibv_qp_init_attr>,
     /// Private data of `rdma_addrinfo`, which precedes the program's own.
-    pub(crate) connect_data: Vec<u8>,
+    pub(crate) addrinfo_connect_data: Vec<u8>,
     pub(crate) memberships: Vec<Arc<GroupMembership>>,
     pub(crate) reuse_address: bool,
     pub(crate) afonly: bool,
@@ -201,11 +201,11 @@ impl CmId {
             endpoint: Arc::clone(&endpoint),
             extra: Mutex::new(ExtraFields {
                 is_synchronous: sync,
-                connect_error: false,
+                qp_connect_failed: false,
                 initiator_depth: 0,
                 responder_resources: 0,
                 qp_init_attr: None,
-                connect_data: Vec::new(),
+                addrinfo_connect_data: Vec::new(),
                 memberships: Vec::new(),
                 reuse_address: false,
                 afonly: false,
@@ -216,7 +216,7 @@ impl CmId {
             }),
         });
         let handle: *mut rdma_cm_id = Box::into_raw(id).cast();
-        endpoint.set_id(handle.expose_provenance());
+        endpoint.set_cm_id_address(handle.expose_provenance());
         handle
     }
 
@@ -356,7 +356,7 @@ impl CmId {
     }
 
     /// Fills in the path record of the path to the destination.
-    pub(crate) fn set_path(&self) {
+    pub(crate) fn set_path_record(&self) {
         let from = self.source_or_none();
         let to = self.destination().unwrap_or(from);
         let by_packets = match to {

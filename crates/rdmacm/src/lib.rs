@@ -60,7 +60,7 @@ mod service;
 mod wire;
 
 pub use channel::Channel;
-pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, device, set_provider};
+pub use cm::{DEFAULT_ANSWER_TIMEOUT, Provider, default_device, set_provider};
 pub use endpoint::EndpointEvent;
 pub use ib::IbAddr;
 pub use wire::QpAddress;

@@ -22,7 +22,7 @@ pub(crate) struct GroupMembership {
 
 /// LID of every group on an InfiniBand port: the first multicast LID (IBTA vol. 1, 4.1.3). GIDs distinguish the groups;
 /// without switches, no packet is routed by this LID.
-const MLID: u16 = 0xc000;
+const FIRST_MULTICAST_LID: u16 = 0xc000;
 
 impl GroupMembership {
     /// Makes the membership in the group at `addr`, addressed as `link_layer` requires.
@@ -51,7 +51,7 @@ impl GroupMembership {
             context,
             send_only,
             mgid,
-            mlid: if ethernet { 0 } else { MLID },
+            mlid: if ethernet { 0 } else { FIRST_MULTICAST_LID },
         })
     }
 }

@@ -31,14 +31,14 @@ use names::{CLOSED, NOT_LISTENING_SUFFIX, NamedAddress, closed_file, link_prefix
 pub(crate) use names::{IdBinding, owner_of};
 
 /// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
-const REOPEN_TIME: Duration = Duration::from_secs(2);
+const LISTENER_REOPEN_WINDOW: Duration = Duration::from_secs(2);
 /// The folder of port numbers, as used by one process.
 pub(crate) struct Ports {
     folder: OwnedFd,
     path: PathBuf,
     process: ProcessIdentity,
     /// Number of the next socket name; number 0 is the socket for MADs.
-    next: AtomicU64,
+    next_socket_number: AtomicU64,
     next_port: AtomicU64,
 }
 
@@ -46,17 +46,17 @@ pub(crate) struct Ports {
 #[derive(Debug)]
 pub(crate) struct Claim {
     /// Name of the symbolic link.
-    link: String,
+    link_name: String,
     /// Name of the socket to which the link points, if the port has a listener.
-    target: String,
+    listener_socket_name: String,
     pub(crate) port_space: u32,
     pub(crate) binding: IdBinding,
 }
 
 impl Claim {
     /// Returns the name of the listener's socket.
-    pub(crate) fn target(&self) -> &str {
-        &self.target
+    pub(crate) fn listener_socket_name(&self) -> &str {
+        &self.listener_socket_name
     }
 }
 
@@ -95,7 +95,7 @@ impl Ports {
             folder,
             path: fabric.join("rdma_cm"),
             process: ProcessIdentity::own()?,
-            next: AtomicU64::new(1),
+            next_socket_number: AtomicU64::new(1),
             next_port: AtomicU64::new(offset),
         };
         ports.clean_up();
@@ -114,7 +114,7 @@ impl Ports {
         let _held = self.lock_folder()?;
         self.check_conflicts(port_space, binding, binding.reuse, None)?;
         let claim = self.new_claim(port_space, binding, binding.addr.port());
-        symlinkat(&claim.target, &self.folder, &claim.link)?;
+        symlinkat(&claim.listener_socket_name, &self.folder, &claim.link_name)?;
         Ok(claim)
     }
 
@@ -135,10 +135,10 @@ impl Ports {
                 continue;
             }
             let claim = self.new_claim(port_space, binding, port);
-            match symlinkat(&claim.target, &self.folder, &claim.link) {
+            match symlinkat(&claim.listener_socket_name, &self.folder, &claim.link_name) {
                 Ok(()) => return Ok(claim),
                 Err(rustix::io::Errno::EXIST) => {
-                    if self.owner(&claim.link).is_none_or(|p| !p.is_alive()) {
+                    if self.owner(&claim.link_name).is_none_or(|p| !p.is_alive()) {
                         self.clean_up();
                     }
                 }
@@ -150,15 +150,15 @@ impl Ports {
 
     fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> Claim {
         binding.addr = binding.addr.with_port(port);
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let n = self.next_socket_number.fetch_add(1, Ordering::Relaxed);
         let mut link = NamedAddress::of(binding).link_name(port_space, port);
         if binding.reuse {
             // Several links may have the same port until one of their owners listens.
             link = format!("{link}+{}-{n}", self.process);
         }
         Claim {
-            link,
-            target: format!("{}-{n}", self.process),
+            link_name: link,
+            listener_socket_name: format!("{}-{n}", self.process),
             port_space,
             binding,
         }
@@ -173,17 +173,22 @@ impl Ports {
         let _held = self.lock_folder()?;
         if claim.binding.reuse {
             // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
-            self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
+            self.check_conflicts(
+                claim.port_space,
+                claim.binding,
+                false,
+                Some(&claim.link_name),
+            )?;
         }
         // The socket gets its final name only after it listens, so that peers cannot find it earlier.
-        let unfinished = format!("{}{NOT_LISTENING_SUFFIX}", claim.target);
+        let unfinished = format!("{}{NOT_LISTENING_SUFFIX}", claim.listener_socket_name);
         bind(&socket, &self.address(&unfinished)?)?;
         let listens = listen(&socket, libc::SOMAXCONN).and_then(|()| {
             renameat_with(
                 &self.folder,
                 &unfinished,
                 &self.folder,
-                &claim.target,
+                &claim.listener_socket_name,
                 RenameFlags::empty(),
             )
         });
@@ -196,12 +201,12 @@ impl Ports {
             let link = NamedAddress::of(claim.binding).link_name(claim.port_space, port);
             renameat_with(
                 &self.folder,
-                &claim.link,
+                &claim.link_name,
                 &self.folder,
                 &link,
                 RenameFlags::NOREPLACE,
             )?;
-            claim.link = link;
+            claim.link_name = link;
             claim.binding.reuse = false;
         }
         Ok(socket)
@@ -210,8 +215,8 @@ impl Ports {
     /// Frees a port. Does nothing in a child that was forked from its owner.
     pub(crate) fn release(&self, claim: &Claim) {
         if std::process::id() == self.process.pid() {
-            let _ = unlinkat(&self.folder, &claim.target, AtFlags::empty());
-            let _ = unlinkat(&self.folder, &claim.link, AtFlags::empty());
+            let _ = unlinkat(&self.folder, &claim.listener_socket_name, AtFlags::empty());
+            let _ = unlinkat(&self.folder, &claim.link_name, AtFlags::empty());
         }
     }
 
@@ -239,20 +244,22 @@ impl Ports {
             return false;
         };
         let candidates = NamedAddress::listeners_for(addr);
-        self.is_recent(&closed_file(port))
+        self.changed_recently(&closed_file(port))
             || candidates
                 .into_iter()
-                .any(|candidate| self.is_recent(&candidate.link_name(port_space, port)))
+                .any(|candidate| self.changed_recently(&candidate.link_name(port_space, port)))
     }
 
-    fn is_recent(&self, name: &str) -> bool {
+    fn changed_recently(&self, name: &str) -> bool {
         let Ok(stat) = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return false;
         };
         let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
         let changed = UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_mtime_nsec);
         // After the clock was set back, the age is an error and does not count as recent.
-        changed.elapsed().is_ok_and(|age| age < REOPEN_TIME)
+        changed
+            .elapsed()
+            .is_ok_and(|age| age < LISTENER_REOPEN_WINDOW)
     }
 
     /// Connects to the listener at `addr`, for an id of `port_space`.
@@ -356,7 +363,7 @@ impl Ports {
             return;
         };
         for name in self.names().unwrap_or_default() {
-            if name.ends_with(CLOSED) && !self.is_recent(&name) {
+            if name.ends_with(CLOSED) && !self.changed_recently(&name) {
                 let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());
                 continue;
             }

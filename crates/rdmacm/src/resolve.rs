@@ -214,7 +214,7 @@ pub fn resolve_route(id: &CmId) -> Result {
     }
     id.endpoint
         .change_phase(&[EndpointPhase::AddrResolved], EndpointPhase::RouteResolved)?;
-    id.set_path();
+    id.set_path_record();
     id.endpoint
         .report(RDMA_CM_EVENT_ROUTE_RESOLVED, 0, EventDetail::None);
     Ok(())

@@ -24,7 +24,7 @@ const RNR_RETRY_UNLIMITED: u8 = 7;
 /// The RNR timer code, for 0.01 ms: the time that a peer waits after finding no receive.
 const MIN_RNR_TIMER: u8 = 1;
 /// Outstanding READs and atomics. The protocol uses none; the value is that of Valkey's server.
-const DEPTH: u8 = 1;
+const READ_ATOMIC_DEPTH: u8 = 1;
 
 /// Registers the verbs provider with connection management; effective once a process.
 pub(crate) fn register_provider() {
@@ -86,7 +86,7 @@ impl OwnedCmId {
     /// Creates an unbound id.
     pub(crate) fn new() -> Result<Self> {
         register_provider();
-        rdmacm::device()?;
+        rdmacm::default_device()?;
         let (channel_handle, channel) = create_nonblocking_channel()?;
         // SAFETY: a live channel.
         let id =
@@ -275,8 +275,8 @@ impl Drop for OwnedCmId {
 /// Returns the parameters of a connection. The protocol has no private data.
 fn conn_param(qpn: u32) -> rdma_conn_param {
     let mut param = rdma_conn_param::zeroed();
-    param.responder_resources = DEPTH;
-    param.initiator_depth = DEPTH;
+    param.responder_resources = READ_ATOMIC_DEPTH;
+    param.initiator_depth = READ_ATOMIC_DEPTH;
     param.retry_count = RETRY_COUNT;
     param.rnr_retry_count = RNR_RETRY_UNLIMITED;
     param.qp_num = qpn;

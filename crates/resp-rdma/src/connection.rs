@@ -14,7 +14,7 @@ use crate::queue::{ConnectedQp, PeerArrival};
 use crate::stream::ByteStream;
 
 /// The time that [`Connection::wait`] polls before sleeping; waking takes about as long.
-const SPIN: Duration = Duration::from_micros(50);
+const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ enum ConnectionPhase {
 /// - Call [`arm`](Self::arm), and sleep until one of the two [descriptors](Self::fds) becomes
 ///   readable (edge-triggered). Then read or write again.
 ///
-/// A server calls [`keep_alive`](Self::keep_alive) every [`KEEP_ALIVE`](Self::KEEP_ALIVE).
+/// A server calls [`keep_alive`](Self::keep_alive) every [`KEEP_ALIVE_INTERVAL`](Self::KEEP_ALIVE_INTERVAL).
 ///
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {
@@ -52,7 +52,7 @@ pub struct Connection {
 
 impl Connection {
     /// The interval of the keepalive messages of Valkey's server.
-    pub const KEEP_ALIVE: Duration = Duration::from_millis(3000);
+    pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(3000);
 
     pub(crate) fn new(id: OwnedCmId, queue: ConnectedQp, established: bool) -> Self {
         let stream = ByteStream::new(queue.own_buffer());
@@ -107,7 +107,7 @@ impl Connection {
     /// The errors of `poll(2)`.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
         let begun = Instant::now();
-        while begun.elapsed() < timeout.min(SPIN) {
+        while begun.elapsed() < timeout.min(SPIN_BEFORE_SLEEP) {
             if self.poll() {
                 return Ok(true);
             }
@@ -134,7 +134,7 @@ impl Connection {
     /// The errors of writing.
     pub fn keep_alive(&mut self) -> io::Result<()> {
         if self.phase == ConnectionPhase::Open {
-            self.stream.keep_alive();
+            self.stream.queue_keep_alive();
             self.send_commands()?;
         }
         Ok(())
@@ -200,7 +200,7 @@ impl Connection {
             let Some(command) = self.stream.next_command() else {
                 break;
             };
-            if let Err(e) = self.queue.send(&command.encode()) {
+            if let Err(e) = self.queue.send_command(&command.encode()) {
                 return Err(self.fail(e.into()));
             }
         }
@@ -212,7 +212,7 @@ impl Connection {
         if self.phase != ConnectionPhase::Disconnected {
             self.phase = ConnectionPhase::Failed(error.kind());
             self.failure = Some(error.to_string());
-            self.queue.stop();
+            self.queue.move_to_error_state();
         }
         error
     }
@@ -232,14 +232,16 @@ impl Read for Connection {
     /// [`ErrorKind::WouldBlock`] if nothing has arrived; [`ErrorKind::InvalidData`] if the peer
     /// violated the protocol ([`ProtocolError`]); [`ErrorKind::ConnectionReset`] if a WR failed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.stream.readable().1 == 0 && self.phase != ConnectionPhase::Disconnected {
+        if self.stream.unread_offset_and_len().1 == 0 && self.phase != ConnectionPhase::Disconnected
+        {
             self.process_completions()?;
         }
-        let (offset, there) = self.stream.readable();
+        let (offset, there) = self.stream.unread_offset_and_len();
         if there > 0 && !into.is_empty() {
             let len = u32::try_from(into.len()).unwrap_or(u32::MAX).min(there);
             let part = into.get_mut(..usize::try_from(len).unwrap_or(0));
-            self.queue.read(offset, part.unwrap_or_default());
+            self.queue
+                .copy_from_receive_buffer(offset, part.unwrap_or_default());
             self.stream.consume(len);
             self.send_commands()?;
             return Ok(usize::try_from(len).unwrap_or(0));
@@ -248,7 +250,7 @@ impl Read for Connection {
         match self.phase {
             ConnectionPhase::Failed(kind) => Err(self.failure(kind)),
             // More bytes may have arrived before the disconnect event.
-            _ if self.stream.readable().1 > 0 && !into.is_empty() => self.read(into),
+            _ if self.stream.unread_offset_and_len().1 > 0 && !into.is_empty() => self.read(into),
             ConnectionPhase::Disconnected => Ok(0),
             ConnectionPhase::Accepting | ConnectionPhase::Open => Err(ErrorKind::WouldBlock.into()),
         }
@@ -277,7 +279,7 @@ impl Write for Connection {
             // A shorter piece may be inline, or fit the staging memory, although the whole does
             // not.
             let most = room.min(self.stream.writable());
-            let Some(piece) = self.stream.write(most) else {
+            let Some(piece) = self.stream.reserve_write(most) else {
                 break;
             };
             let part = usize::try_from(piece.len).unwrap_or(0);

@@ -38,13 +38,13 @@ pub fn stream(mut bytes: &[u8]) {
             1 => stream.on_data(number, u32::from(a)),
             2 => stream.on_data(u32::from_be_bytes(take(&mut bytes)), number),
             3 => {
-                let (_, there) = stream.readable();
+                let (_, there) = stream.unread_offset_and_len();
                 stream.consume(number.min(there));
                 Ok(())
             }
             4 => {
                 let before = stream.writable();
-                if let Some(piece) = stream.write(number) {
+                if let Some(piece) = stream.reserve_write(number) {
                     let (begin, end) = peer.expect("it has told of a buffer");
                     let piece_end = piece.addr + u64::from(piece.len);
                     assert!(begin <= piece.addr && piece_end <= end && piece.len <= number);
@@ -56,12 +56,12 @@ pub fn stream(mut bytes: &[u8]) {
                 let command = stream.next_command();
                 told += usize::from(command == Some(Command::RegisterXferMemory(own)));
                 if a & 1 == 1 {
-                    stream.keep_alive();
+                    stream.queue_keep_alive();
                 }
                 Ok(())
             }
         };
-        let (offset, there) = stream.readable();
+        let (offset, there) = stream.unread_offset_and_len();
         assert!(offset + there <= own.len && (there == 0 || told > 0));
         if fine.is_err() {
             // The connection ends with an error.
@@ -137,7 +137,7 @@ mod tests {
                 other.incoming.push_back(Message::Command(command.encode()));
             }
             let left = u32::try_from(self.to_send - self.sent).expect("small");
-            if let Some(piece) = self.stream.write(most.min(left)) {
+            if let Some(piece) = self.stream.reserve_write(most.min(left)) {
                 let salt = self.own.addr;
                 let bytes = (0..u64::from(piece.len)).map(|i| byte(self.sent + i, salt));
                 let at = usize::try_from(piece.addr - other.own.addr).expect("inside");
@@ -164,7 +164,7 @@ mod tests {
                     None => break,
                 }
             }
-            let (offset, there) = self.stream.readable();
+            let (offset, there) = self.stream.unread_offset_and_len();
             let len = there.min(most);
             for i in 0..len {
                 let expected = byte(self.received, salt);

@@ -34,5 +34,5 @@ pub use command::{AnnouncedBuffer, COMMAND_BYTES, Command};
 pub use connection::Connection;
 pub use error::{ProtocolError, SetupError};
 pub use listener::{Connector, Listener};
-pub use queue::{BUFFER_BYTES, Config, RECEIVES};
+pub use queue::{Config, POSTED_RECEIVES, RECV_BUFFER_BYTES_RANGE};
 pub use stream::{ByteStream, WriteTarget};

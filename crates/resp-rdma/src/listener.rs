@@ -11,7 +11,7 @@ use verbs::{Context, ProtectionDomain};
 use crate::cm::{CmEvent, OwnedCmId};
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::queue::{BUFFER_BYTES, Config, Prepared};
+use crate::queue::{Config, Prepared, RECV_BUFFER_BYTES_RANGE};
 
 /// A maker of connections and listeners on a device.
 #[derive(Debug, Clone)]
@@ -31,8 +31,8 @@ impl Connector {
         if provider != verbs::Provider::softnic().name() {
             return Err(SetupError::Provider(provider.to_owned()));
         }
-        if !BUFFER_BYTES.contains(&config.buffer_bytes) {
-            return Err(SetupError::BufferBytes(config.buffer_bytes));
+        if !RECV_BUFFER_BYTES_RANGE.contains(&config.receive_buffer_bytes) {
+            return Err(SetupError::BufferBytes(config.receive_buffer_bytes));
         }
         let pd = context.alloc_pd()?;
         Ok(Self { pd, config })

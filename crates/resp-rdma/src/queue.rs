@@ -14,28 +14,28 @@ use crate::stream::WriteTarget;
 
 /// Receives that are kept posted; clients rely on this number (`VALKEY_RDMA_MAX_WQE` of
 /// `valkey:src/rdma.c`).
-pub const RECEIVES: usize = 1024;
+pub const POSTED_RECEIVES: usize = 1024;
 /// The capacity of the send queue in WRs.
-const SENDS: u32 = 1024;
+const SEND_QUEUE_WRS: u32 = 1024;
 /// Send WRs that are reserved for control messages.
-const CONTROL_SENDS: u32 = 64;
+const RESERVED_CONTROL_WRS: u32 = 64;
 /// The number of used receives that are reposted at once; fewer are reposted before the thread
 /// waits.
-const RECV_BATCH: usize = 64;
+const RECV_REPOST_BATCH: usize = 64;
 /// The most completions of one poll.
-const POLL: usize = 16;
+const MAX_POLL_COMPLETIONS: usize = 16;
 /// The largest inline payload of a WR in bytes.
 const INLINE_BYTES: usize = 256;
 
 /// The allowed lengths of the receive buffer in bytes, as Valkey's `rx-size`.
-pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 64 << 10..=16 << 20;
+pub const RECV_BUFFER_BYTES_RANGE: std::ops::RangeInclusive<u32> = 64 << 10..=16 << 20;
 
 /// The settings of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Bytes of the receive buffer, within [`BUFFER_BYTES`]; default 256 KiB. A connection needs
+    /// Bytes of the receive buffer, within [`RECV_BUFFER_BYTES_RANGE`]; default 256 KiB. A connection needs
     /// this buffer, [`staging_bytes`](Self::staging_bytes), and about 256 KiB of queues.
-    pub buffer_bytes: u32,
+    pub receive_buffer_bytes: u32,
     /// Bytes of the staging memory for WRITEs that are not inline; a power of two, default 64 KiB.
     pub staging_bytes: u32,
 }
@@ -43,7 +43,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            buffer_bytes: 256 << 10,
+            receive_buffer_bytes: 256 << 10,
             staging_bytes: 64 << 10,
         }
     }
@@ -62,7 +62,7 @@ struct QueueResources {
     /// The receive buffer, into which the peer writes.
     receive_buffer: MemoryRegion,
     /// A slot for a control message for each receive, then the staging memory.
-    staging: MemoryRegion,
+    command_and_staging_memory: MemoryRegion,
     staging_bytes: u32,
     recvs: RecvList,
 }
@@ -83,16 +83,16 @@ pub(crate) struct ConnectedQp {
     qp: QueuePair<Rc>,
     resources: QueueResources,
     list: Postlist<Rc>,
-    completions: WcBuffer<POLL>,
+    completions: WcBuffer<MAX_POLL_COMPLETIONS>,
     /// Counters of send WRs, which wrap around: posted, covered by the last signaled WR, and known
     /// to be complete.
-    posted: u32,
-    signaled: u32,
-    completed: u32,
+    posted_wrs: u32,
+    signal_covered_wrs: u32,
+    completed_wrs: u32,
     /// Counters of the staging ring in bytes, in the same order: written, covered by a signaled WR, and free again.
-    staged: u32,
-    staged_signaled: u32,
-    staged_free: u32,
+    staged_bytes: u32,
+    signal_covered_bytes: u32,
+    freed_staging_bytes: u32,
     armed: bool,
 }
 
@@ -108,29 +108,29 @@ impl Prepared {
             step: "fcntl",
             source: e.into(),
         })?;
-        let receives = u32::try_from(RECEIVES).unwrap_or(u32::MAX);
-        let cq = context.create_cq_with_channel(SENDS + receives, &channel)?;
+        let receives = u32::try_from(POSTED_RECEIVES).unwrap_or(u32::MAX);
+        let cq = context.create_cq_with_channel(SEND_QUEUE_WRS + receives, &channel)?;
         let qp = pd
             .qp::<Rc>(&cq, &cq)
-            .max_send_wr(SENDS)
+            .max_send_wr(SEND_QUEUE_WRS)
             .max_recv_wr(receives)
             .inline_up_to(u32::try_from(INLINE_BYTES).unwrap_or(0))
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .build()?;
         let inbox = pd.alloc(
-            usize::try_from(config.buffer_bytes).unwrap_or(0),
+            usize::try_from(config.receive_buffer_bytes).unwrap_or(0),
             Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         )?;
         let staging_bytes = config
             .staging_bytes
             .clamp(4096, 1 << 30)
             .next_power_of_two();
-        let private = RECEIVES * COMMAND_BYTES + usize::try_from(staging_bytes).unwrap_or(0);
+        let private = POSTED_RECEIVES * COMMAND_BYTES + usize::try_from(staging_bytes).unwrap_or(0);
         let private = pd.alloc(private, Access::LOCAL_WRITE)?;
-        let mut recvs = qp.recv_list(RECV_BATCH);
-        for slot in 0..RECEIVES {
+        let mut recvs = qp.recv_list(RECV_REPOST_BATCH);
+        for slot in 0..POSTED_RECEIVES {
             recvs.recv(slot_of(&private, slot), slot as u64);
-            if recvs.len() == RECV_BATCH || slot + 1 == RECEIVES {
+            if recvs.len() == RECV_REPOST_BATCH || slot + 1 == POSTED_RECEIVES {
                 qp.post_recv(&mut recvs)?;
                 recvs.clear();
             }
@@ -141,7 +141,7 @@ impl Prepared {
                 cq,
                 channel,
                 receive_buffer: inbox,
-                staging: private,
+                command_and_staging_memory: private,
                 staging_bytes,
                 recvs,
             },
@@ -164,12 +164,12 @@ impl Prepared {
             resources: self.resources,
             list,
             completions: WcBuffer::new(),
-            posted: 0,
-            signaled: 0,
-            completed: 0,
-            staged: 0,
-            staged_signaled: 0,
-            staged_free: 0,
+            posted_wrs: 0,
+            signal_covered_wrs: 0,
+            completed_wrs: 0,
+            staged_bytes: 0,
+            signal_covered_bytes: 0,
+            freed_staging_bytes: 0,
             armed: false,
         })
     }
@@ -195,7 +195,7 @@ impl ConnectedQp {
     }
 
     /// Copies bytes from the receive buffer; they must be inside it.
-    pub(crate) fn read(&self, offset: u32, into: &mut [u8]) {
+    pub(crate) fn copy_from_receive_buffer(&self, offset: u32, into: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         self.resources
             .receive_buffer
@@ -206,7 +206,8 @@ impl ConnectedQp {
     /// Returns the bytes of a payload of `len` that one WRITE can carry now; 0 if the send queue or
     /// the staging memory is full.
     pub(crate) fn writable_bytes(&self, len: usize) -> u32 {
-        if SENDS - CONTROL_SENDS <= self.posted.wrapping_sub(self.completed) {
+        if SEND_QUEUE_WRS - RESERVED_CONTROL_WRS <= self.posted_wrs.wrapping_sub(self.completed_wrs)
+        {
             return 0;
         }
         let len = u32::try_from(len).unwrap_or(u32::MAX);
@@ -214,8 +215,8 @@ impl ConnectedQp {
             return len;
         }
         let ring = self.resources.staging_bytes;
-        let free = ring - self.staged.wrapping_sub(self.staged_free);
-        let to_end = ring - self.staged % ring;
+        let free = ring - self.staged_bytes.wrapping_sub(self.freed_staging_bytes);
+        let to_end = ring - self.staged_bytes % ring;
         len.min(free).min(to_end)
     }
 
@@ -233,22 +234,26 @@ impl ConnectedQp {
         };
         let inline = self.is_inline(to.len);
         let ring = self.resources.staging_bytes;
-        let at = RECEIVES * COMMAND_BYTES + usize::try_from(self.staged % ring).unwrap_or(0);
+        let at = POSTED_RECEIVES * COMMAND_BYTES
+            + usize::try_from(self.staged_bytes % ring).unwrap_or(0);
         if !inline {
             self.resources
-                .staging
+                .command_and_staging_memory
                 .write_at(at, bytes)
                 .expect("room in the staging memory");
-            self.staged = self.staged.wrapping_add(to.len);
+            self.staged_bytes = self.staged_bytes.wrapping_add(to.len);
         }
-        self.posted = self.posted.wrapping_add(1);
-        let signaled = self.is_signal_due();
-        let id = (u64::from(self.posted) << 32) | u64::from(self.staged);
+        self.posted_wrs = self.posted_wrs.wrapping_add(1);
+        let signaled = self.mark_signal_if_due();
+        let id = (u64::from(self.posted_wrs) << 32) | u64::from(self.staged_bytes);
         self.list.clear();
         let wr = if inline {
             self.list.rdma_write_with_imm(Inline(bytes), remote, to.len)
         } else {
-            let slice = self.resources.staging.slice(at..at + bytes.len());
+            let slice = self
+                .resources
+                .command_and_staging_memory
+                .slice(at..at + bytes.len());
             let slice = slice.expect("room in the staging memory");
             self.list.rdma_write_with_imm(slice, remote, to.len)
         };
@@ -261,10 +266,13 @@ impl ConnectedQp {
 
     /// Sends a control message; the send queue must have room, see
     /// [`has_command_room`](Self::has_command_room).
-    pub(crate) fn send(&mut self, command: &[u8; COMMAND_BYTES]) -> Result<(), verbs::PostError> {
-        self.posted = self.posted.wrapping_add(1);
-        (self.signaled, self.staged_signaled) = (self.posted, self.staged);
-        let id = (u64::from(self.posted) << 32) | u64::from(self.staged);
+    pub(crate) fn send_command(
+        &mut self,
+        command: &[u8; COMMAND_BYTES],
+    ) -> Result<(), verbs::PostError> {
+        self.posted_wrs = self.posted_wrs.wrapping_add(1);
+        (self.signal_covered_wrs, self.signal_covered_bytes) = (self.posted_wrs, self.staged_bytes);
+        let id = (u64::from(self.posted_wrs) << 32) | u64::from(self.staged_bytes);
         self.list.clear();
         self.list.send(Inline(command)).signaled().wr_id(id);
         self.qp.post_send(&mut self.list)
@@ -272,17 +280,18 @@ impl ConnectedQp {
 
     /// Returns true if the send queue has room for a control message.
     pub(crate) fn has_command_room(&self) -> bool {
-        self.posted.wrapping_sub(self.completed) < SENDS
+        self.posted_wrs.wrapping_sub(self.completed_wrs) < SEND_QUEUE_WRS
     }
 
     /// Returns true if the WR that was just counted must be signaled: after each quarter of the
     /// send queue or of the staging ring.
-    fn is_signal_due(&mut self) -> bool {
+    fn mark_signal_if_due(&mut self) -> bool {
         let quarter = self.resources.staging_bytes / 4;
-        let due = self.posted.wrapping_sub(self.signaled) >= SENDS / 4
-            || self.staged.wrapping_sub(self.staged_signaled) >= quarter;
+        let due = self.posted_wrs.wrapping_sub(self.signal_covered_wrs) >= SEND_QUEUE_WRS / 4
+            || self.staged_bytes.wrapping_sub(self.signal_covered_bytes) >= quarter;
         if due {
-            (self.signaled, self.staged_signaled) = (self.posted, self.staged);
+            (self.signal_covered_wrs, self.signal_covered_bytes) =
+                (self.posted_wrs, self.staged_bytes);
         }
         due
     }
@@ -312,19 +321,25 @@ impl ConnectedQp {
                         imm,
                         len: wc.byte_len(),
                     },
-                    _ if wc.is_recv() => command(&self.resources.staging, &wc),
+                    _ if wc.is_recv() => {
+                        received_command(&self.resources.command_and_staging_memory, &wc)
+                    }
                     _ => {
                         let id = wc.wr_id();
                         #[expect(clippy::cast_possible_truncation, reason = "two words in one")]
                         {
-                            (self.completed, self.staged_free) = ((id >> 32) as u32, id as u32);
+                            (self.completed_wrs, self.freed_staging_bytes) =
+                                ((id >> 32) as u32, id as u32);
                         }
                         continue;
                     }
                 };
                 let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
                 let recvs = &mut self.resources.recvs;
-                recvs.recv(slot_of(&self.resources.staging, slot), slot as u64);
+                recvs.recv(
+                    slot_of(&self.resources.command_and_staging_memory, slot),
+                    slot as u64,
+                );
                 if recvs.len() == recvs.capacity() {
                     let posted = self.qp.post_recv(recvs);
                     recvs.clear();
@@ -332,7 +347,7 @@ impl ConnectedQp {
                 }
                 arrived(arrival)?;
             }
-            if count < POLL {
+            if count < MAX_POLL_COMPLETIONS {
                 return Ok(taken);
             }
         }
@@ -361,7 +376,7 @@ impl ConnectedQp {
     }
 
     /// Takes the queue pair to ERR, so that the peer cannot access memory any more.
-    pub(crate) fn stop(&self) {
+    pub(crate) fn move_to_error_state(&self) {
         let _ = self.qp.to_error();
     }
 
@@ -379,7 +394,7 @@ impl ConnectedQp {
 impl ConnectedQp {
     /// Sends a message of any length.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> Result<(), verbs::PostError> {
-        self.posted = self.posted.wrapping_add(1);
+        self.posted_wrs = self.posted_wrs.wrapping_add(1);
         self.list.clear();
         self.list.send(Inline(bytes));
         self.qp.post_send(&mut self.list)
@@ -391,7 +406,7 @@ impl ConnectedQp {
         bytes: &[u8],
         to: WriteTarget,
     ) -> Result<(), verbs::PostError> {
-        self.posted = self.posted.wrapping_add(1);
+        self.posted_wrs = self.posted_wrs.wrapping_add(1);
         let remote = RemoteMemory {
             addr: to.addr,
             len: to.len.into(),
@@ -404,7 +419,7 @@ impl ConnectedQp {
 }
 
 /// Returns the control message in the slot of a completed receive.
-fn command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
+fn received_command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
     let len = usize::try_from(wc.byte_len()).unwrap_or(usize::MAX);
     if len != COMMAND_BYTES {
         return PeerArrival::WrongLength(len);

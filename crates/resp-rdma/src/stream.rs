@@ -24,16 +24,16 @@ pub struct WriteTarget {
 /// places.
 #[derive(Debug)]
 pub struct ByteStream {
-    own: AnnouncedBuffer,
-    /// Bytes of the own buffer that have arrived, and that were read; `read <= received <= own.len`.
-    received: u32,
-    read: u32,
+    own_buffer: AnnouncedBuffer,
+    /// Bytes of the own buffer that have arrived, and that were read; `read <= received_bytes <= own.len`.
+    received_bytes: u32,
+    read_bytes: u32,
     /// True if the peer knows that the own buffer is empty and may be filled.
-    is_announced: bool,
+    own_buffer_announced: bool,
     /// The peer's buffer, once announced.
-    peer: Option<AnnouncedBuffer>,
+    peer_buffer: Option<AnnouncedBuffer>,
     /// Bytes written to the peer's buffer; at most its length.
-    written: u32,
+    written_bytes: u32,
     unsent_commands: VecDeque<Command>,
 }
 
@@ -42,12 +42,12 @@ impl ByteStream {
     /// peer announces the buffer.
     pub fn new(own: AnnouncedBuffer) -> Self {
         Self {
-            own,
-            received: 0,
-            read: 0,
-            is_announced: false,
-            peer: None,
-            written: 0,
+            own_buffer: own,
+            received_bytes: 0,
+            read_bytes: 0,
+            own_buffer_announced: false,
+            peer_buffer: None,
+            written_bytes: 0,
             unsent_commands: VecDeque::from([Command::RegisterXferMemory(own)]),
         }
     }
@@ -72,8 +72,8 @@ impl ByteStream {
                     let AnnouncedBuffer { addr, len, .. } = buffer;
                     return Err(ProtocolError::Buffer { addr, len });
                 }
-                self.peer = Some(buffer);
-                self.written = 0;
+                self.peer_buffer = Some(buffer);
+                self.written_bytes = 0;
                 Ok(())
             }
         }
@@ -85,8 +85,8 @@ impl ByteStream {
     /// # Errors
     /// [`ProtocolError::Overrun`], [`ProtocolError::Immediate`].
     pub fn on_data(&mut self, imm: u32, len: u32) -> Result<(), ProtocolError> {
-        let left = if self.is_announced {
-            self.own.len - self.received
+        let left = if self.own_buffer_announced {
+            self.own_buffer.len - self.received_bytes
         } else {
             0
         };
@@ -96,14 +96,14 @@ impl ByteStream {
         if imm < len {
             return Err(ProtocolError::Immediate { imm, len });
         }
-        self.received += imm;
+        self.received_bytes += imm;
         Ok(())
     }
 
     /// Returns the bytes that have arrived and were not read: their offset in the own buffer, and
     /// their number.
-    pub fn readable(&self) -> (u32, u32) {
-        (self.read, self.received - self.read)
+    pub fn unread_offset_and_len(&self) -> (u32, u32) {
+        (self.read_bytes, self.received_bytes - self.read_bytes)
     }
 
     /// Marks `bytes` as read. After the last byte of the buffer, the buffer is announced again.
@@ -112,32 +112,33 @@ impl ByteStream {
     /// `bytes` exceeds the number of readable bytes.
     pub fn consume(&mut self, bytes: u32) {
         assert!(
-            bytes <= self.received - self.read,
+            bytes <= self.received_bytes - self.read_bytes,
             "{bytes} bytes are read of {}",
-            self.received - self.read
+            self.received_bytes - self.read_bytes
         );
-        self.read += bytes;
-        if self.read == self.own.len {
-            (self.received, self.read) = (0, 0);
+        self.read_bytes += bytes;
+        if self.read_bytes == self.own_buffer.len {
+            (self.received_bytes, self.read_bytes) = (0, 0);
             // Only one announcement is pending at a time: no byte arrives before it is sent.
-            self.is_announced = false;
+            self.own_buffer_announced = false;
             self.unsent_commands
-                .push_back(Command::RegisterXferMemory(self.own));
+                .push_back(Command::RegisterXferMemory(self.own_buffer));
         }
     }
 
     /// Returns the number of bytes that may be written now.
     pub fn writable(&self) -> u32 {
-        self.peer.map_or(0, |peer| peer.len - self.written)
+        self.peer_buffer
+            .map_or(0, |peer| peer.len - self.written_bytes)
     }
 
     /// Returns the place for at most `most` bytes to write; `None` if the peer's buffer is full or
     /// unknown.
-    pub fn write(&mut self, most: u32) -> Option<WriteTarget> {
-        let peer = self.peer?;
-        let len = most.min(peer.len - self.written);
-        let addr = peer.addr + u64::from(self.written);
-        self.written += len;
+    pub fn reserve_write(&mut self, most: u32) -> Option<WriteTarget> {
+        let peer = self.peer_buffer?;
+        let len = most.min(peer.len - self.written_bytes);
+        let addr = peer.addr + u64::from(self.written_bytes);
+        self.written_bytes += len;
         (len > 0).then_some(WriteTarget {
             addr,
             len,
@@ -146,7 +147,7 @@ impl ByteStream {
     }
 
     /// Queues a keepalive message, unless another message waits to be sent.
-    pub fn keep_alive(&mut self) {
+    pub fn queue_keep_alive(&mut self) {
         if self.unsent_commands.is_empty() {
             self.unsent_commands.push_back(Command::Keepalive);
         }
@@ -155,7 +156,7 @@ impl ByteStream {
     /// Takes the next control message to send.
     pub fn next_command(&mut self) -> Option<Command> {
         let next = self.unsent_commands.pop_front();
-        self.is_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
+        self.own_buffer_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
         next
     }
 
@@ -199,7 +200,7 @@ mod tests {
     #[test]
     fn nothing_is_written_before_the_peer_has_a_buffer() {
         let mut stream = open();
-        assert_eq!((stream.writable(), stream.write(5)), (0, None));
+        assert_eq!((stream.writable(), stream.reserve_write(5)), (0, None));
     }
 
     #[test]
@@ -207,12 +208,12 @@ mod tests {
         let mut stream = open();
         stream.on_command(&register(0x8000, 10)).expect("a buffer");
         let piece = |addr, len| Some(WriteTarget { addr, len, rkey: 9 });
-        assert_eq!(stream.write(4), piece(0x8000, 4));
-        assert_eq!(stream.write(0), None);
-        assert_eq!(stream.write(7), piece(0x8004, 6));
-        assert_eq!(stream.write(1), None);
+        assert_eq!(stream.reserve_write(4), piece(0x8000, 4));
+        assert_eq!(stream.reserve_write(0), None);
+        assert_eq!(stream.reserve_write(7), piece(0x8004, 6));
+        assert_eq!(stream.reserve_write(1), None);
         stream.on_command(&register(0x8000, 10)).expect("again");
-        assert_eq!(stream.write(100), piece(0x8000, 10));
+        assert_eq!(stream.reserve_write(100), piece(0x8000, 10));
     }
 
     #[test]
@@ -221,13 +222,13 @@ mod tests {
         stream.on_data(60, 60).expect("fits");
         stream.consume(60);
         stream.on_data(40, 1).expect("a group fits");
-        assert_eq!(stream.readable(), (60, 40));
+        assert_eq!(stream.unread_offset_and_len(), (60, 40));
         stream.consume(39);
         assert_eq!(stream.next_command(), None);
         stream.consume(1);
         let again = stream.next_command();
         assert_eq!(again, Some(Command::RegisterXferMemory(OWN)));
-        assert_eq!(stream.readable(), (0, 0));
+        assert_eq!(stream.unread_offset_and_len(), (0, 0));
         stream.on_data(100, 100).expect("empty again");
     }
 

@@ -39,11 +39,11 @@ impl Memory {
 }
 
 impl LocalMemory for Memory {
-    fn read(&mut self, _: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(&mut self, _: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
         self.copy_out(offset.into(), into).ok_or(LocalFault)
     }
 
-    fn write(&mut self, _: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, _: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
         self.copy_in(offset.into(), bytes).ok_or(LocalFault)
     }
 }
@@ -53,7 +53,7 @@ impl Target for Memory {
         true
     }
 
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.copy_in(offset.into(), bytes)
             .ok_or(Refusal::RemoteOperational)
     }
@@ -136,7 +136,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
     let start = Instant::now();
     let mut posted = 0;
     while requester.done_requests() < requests && requester.failure().is_none() {
-        while posted < requests && requester.in_flight() <= 4 * POSTLIST {
+        while posted < requests && requester.posted_not_done() <= 4 * POSTLIST {
             for _ in 0..POSTLIST {
                 posted = requester.post(Request {
                     operation,

@@ -55,7 +55,7 @@ impl PartialMessage {
         match self {
             Self::Send { received } => {
                 if len > 0 {
-                    target.receive(received, payload)?;
+                    target.write_received(received, payload)?;
                 }
                 let received = received + len;
                 Ok(Self::Send { received })
@@ -148,7 +148,7 @@ pub(crate) fn check_length(
 ) -> Result<(), Refusal> {
     let is_valid = match message {
         Some(message) => has_valid_length(message, packet, mtu_bytes),
-        None => is_single_valid(packet),
+        None => is_other_request_valid(packet),
     };
     is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
 }
@@ -181,7 +181,7 @@ fn has_valid_length(message: PartialMessage, packet: &Packet<'_>, mtu_bytes: u32
 }
 
 /// Returns true if a request other than SEND and WRITE is well-formed.
-fn is_single_valid(packet: &Packet<'_>) -> bool {
+fn is_other_request_valid(packet: &Packet<'_>) -> bool {
     let ExtendedHeaders {
         reth, atomic, feth, ..
     } = packet.extended;
@@ -206,7 +206,10 @@ fn is_single_valid(packet: &Packet<'_>) -> bool {
 ///
 /// # Errors
 /// The target's refusal.
-pub(crate) fn check_rights(packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Refusal> {
+pub(crate) fn check_rkey_and_range(
+    packet: &Packet<'_>,
+    target: &mut impl Target,
+) -> Result<(), Refusal> {
     match (packet.extended.reth, packet.bth.operation) {
         (Some(reth), PacketOperation::Write) if reth.len > 0 => {
             target.check_write(reth.addr, reth.rkey, reth.len)

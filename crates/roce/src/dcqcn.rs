@@ -46,7 +46,7 @@ impl Default for DcqcnParameters {
 }
 
 /// Time without notification after which a sender returns to the line rate.
-const UNLIMITED_AFTER_NS: u64 = 1_000_000_000;
+const RATE_LIMIT_EXPIRY_NS: u64 = 1_000_000_000;
 
 /// The rate limit of a sender: unlimited until a notification arrives.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ struct RateLimitState {
     alpha: f64,
     last_cnp_ns: u64,
     alpha_updated_ns: u64,
-    timer_ns: u64,
+    increase_timer_start_ns: u64,
     timer_steps: u32,
     bytes_since_increase: u64,
     byte_counter_steps: u32,
@@ -103,7 +103,7 @@ impl ReactionPoint {
             alpha: 1.0,
             last_cnp_ns: now_ns,
             alpha_updated_ns: now_ns,
-            timer_ns: now_ns,
+            increase_timer_start_ns: now_ns,
             timer_steps: 0,
             bytes_since_increase: 0,
             byte_counter_steps: 0,
@@ -113,7 +113,7 @@ impl ReactionPoint {
         limit.alpha = (1.0 - parameters.alpha_gain) * limit.alpha + parameters.alpha_gain;
         limit.last_cnp_ns = now_ns;
         limit.alpha_updated_ns = now_ns;
-        limit.timer_ns = now_ns;
+        limit.increase_timer_start_ns = now_ns;
         limit.timer_steps = 0;
         limit.bytes_since_increase = 0;
         limit.byte_counter_steps = 0;
@@ -143,7 +143,7 @@ impl ReactionPoint {
     fn apply_expired_timers(&mut self, now_ns: u64) {
         let Some(limit) = &mut self.limit else { return };
         let parameters = &self.parameters;
-        let is_forgotten = now_ns.saturating_sub(limit.last_cnp_ns) > UNLIMITED_AFTER_NS;
+        let is_forgotten = now_ns.saturating_sub(limit.last_cnp_ns) > RATE_LIMIT_EXPIRY_NS;
         while !is_forgotten
             && now_ns.saturating_sub(limit.alpha_updated_ns) >= parameters.alpha_timer_ns
         {
@@ -151,10 +151,10 @@ impl ReactionPoint {
             limit.alpha *= 1.0 - parameters.alpha_gain;
         }
         while !is_forgotten
-            && now_ns.saturating_sub(limit.timer_ns) >= parameters.increase_timer_ns
+            && now_ns.saturating_sub(limit.increase_timer_start_ns) >= parameters.increase_timer_ns
             && limit.rate_bps < parameters.line_rate_bps
         {
-            limit.timer_ns += parameters.increase_timer_ns.max(1);
+            limit.increase_timer_start_ns += parameters.increase_timer_ns.max(1);
             limit.timer_steps += 1;
             limit.increase(parameters);
         }
@@ -190,7 +190,7 @@ pub const NOTIFICATION_INTERVAL_NS: u64 = 50_000;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotificationPoint {
     last_cnp_ns: Option<u64>,
-    is_due: bool,
+    is_cnp_due: bool,
 }
 
 impl NotificationPoint {
@@ -201,19 +201,19 @@ impl NotificationPoint {
             .is_some_and(|last| now_ns.saturating_sub(last) < NOTIFICATION_INTERVAL_NS);
         if !is_early {
             self.last_cnp_ns = Some(now_ns);
-            self.is_due = true;
+            self.is_cnp_due = true;
         }
     }
 
     /// Returns true if a notification must be sent.
     #[must_use]
-    pub fn is_due(&self) -> bool {
-        self.is_due
+    pub fn is_cnp_due(&self) -> bool {
+        self.is_cnp_due
     }
 
     /// Returns true if a notification must be sent, and clears that state.
     pub fn take_pending_cnp(&mut self) -> bool {
-        std::mem::take(&mut self.is_due)
+        std::mem::take(&mut self.is_cnp_due)
     }
 }
 
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(point.rate_bps(1000 + 2 * 55_000), Some(35e9));
         let after_five = point.rate_bps(1000 + 5 * 55_000);
         assert!(after_five.is_some_and(|rate| rate > 39e9 && rate < 40e9));
-        assert_eq!(point.rate_bps(UNLIMITED_AFTER_NS * 2), None);
+        assert_eq!(point.rate_bps(RATE_LIMIT_EXPIRY_NS * 2), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::mad::MAD_BYTES;
 pub const SLOT_SHIFT: u32 = 22;
 
 /// Bytes of a [`DeliveredMad`].
-pub const DELIVERY_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
+pub const DELIVERED_MAD_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
 const GID_BYTES: usize = 16;
 
 /// The process that receives a message.
@@ -56,8 +56,8 @@ pub struct DeliveredMad {
 impl DeliveredMad {
     /// Encodes the delivery as the datagram that one process sends to another.
     #[must_use]
-    pub fn emit(&self) -> [u8; DELIVERY_BYTES] {
-        let mut bytes = [0; DELIVERY_BYTES];
+    pub fn emit(&self) -> [u8; DELIVERED_MAD_BYTES] {
+        let mut bytes = [0; DELIVERED_MAD_BYTES];
         let (source, rest) = bytes.split_at_mut(GID_BYTES);
         let (destination, mad) = rest.split_at_mut(GID_BYTES);
         source.copy_from_slice(&self.source);
@@ -82,7 +82,7 @@ impl DeliveredMad {
 /// Returns the name of the socket on which the process in `slot` receives [`DeliveredMad`] datagrams: a Unix datagram socket
 /// in the fabric's folder `rdma_cm`.
 #[must_use]
-pub fn socket_name(slot: u16) -> String {
+pub fn mad_socket_name(slot: u16) -> String {
     format!("{SOCKET_PREFIX}{slot}")
 }
 
@@ -115,7 +115,7 @@ mod tests {
             qpn: 0,
             service_id: 0,
             qkey: 0,
-            info: BoundedData::default(),
+            additional_info: BoundedData::default(),
             private_data: BoundedData::default(),
         })
         .emit(9);

@@ -5,7 +5,7 @@
 //! hop limit. With both they are the UDP checksum, and the byte of the BTH in front of the destination queue pair. IPv4
 //! identification and flags are covered.
 //!
-//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`verify`] computes the only
+//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`recover_identification`] computes the only
 //! identification with which the ICRC is right. The cost: because the identification is free, a check misses 2^-16 of
 //! the corrupted packets instead of 2^-32. A caller that knows the identification that a peer sends compares the result
 //! with it.
@@ -106,7 +106,7 @@ impl IcrcFields {
 
     /// Returns the masked headers in front of the BTH, and their length, for `transport_len` bytes from the BTH through
     /// the pad.
-    fn headers(&self, transport_len: usize) -> ([u8; 48], usize) {
+    fn masked_headers(&self, transport_len: usize) -> ([u8; 48], usize) {
         // Length fields have 16 bits; longer packets cannot be sent.
         let transport_len = u16::try_from(transport_len).unwrap_or(u16::MAX);
         let udp_len = transport_len.saturating_add(UDP_BYTES + 4);
@@ -144,7 +144,7 @@ impl IcrcFields {
 /// sent first.
 #[must_use]
 pub fn icrc(frame: &IcrcFields, transport: &[u8]) -> u32 {
-    let (mut head, headers_len) = frame.headers(transport.len());
+    let (mut head, headers_len) = frame.masked_headers(transport.len());
     // Calls the hasher once for the bytes in front of the masked byte and once for the rest.
     let front_len = transport.len().min(MASKED_BTH_BYTE);
     let (front, rest) = transport.split_at(front_len);
@@ -184,7 +184,7 @@ pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
 /// For IPv4, the result is the frame's own identification or the only other one that yields the ICRC, since sockets do
 /// not report it. For IPv6, the result is the frame's field, which has no meaning.
 #[must_use]
-pub fn verify(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16> {
+pub fn recover_identification(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16> {
     let difference = icrc(frame, transport) ^ received;
     if difference == 0 {
         return Some(frame.identification);
@@ -193,7 +193,7 @@ pub fn verify(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16
         FrameAddresses::V4 { .. } => {
             // The bytes from the identification on: the IPv4 header without its first 4 bytes, and all that follows.
             let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
-            let at_identification = rewind_crc(difference, behind);
+            let at_identification = change_causing_difference(difference, behind);
             let changed = u16::try_from(at_identification).ok()?;
             Some(frame.identification ^ changed.swap_bytes())
         }
@@ -204,12 +204,12 @@ pub fn verify(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16
 /// The polynomial of CRC-32 with the coefficient of x^31 in bit 0, without x^32.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 /// Length of the factor table: packets with at most this many bytes after the identification use a table entry.
-const TABLE_BYTES: usize = 4096 + 256;
+const INVERSE_POWER_COUNT: usize = 4096 + 256;
 
 /// x^-8n modulo the polynomial for n = 0, 1, ... (one entry for each number of bytes n).
 static INVERSE_POWERS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     std::iter::successors(Some(POLYNOMIAL_ONE), |factor| Some(divide_by_x8(*factor)))
-        .take(TABLE_BYTES)
+        .take(INVERSE_POWER_COUNT)
         .collect()
 });
 
@@ -220,7 +220,7 @@ const POLYNOMIAL_ONE: u32 = 1 << 31;
 /// `bytes` is the number of bytes from the first of the four to the end.
 ///
 /// Each zero byte multiplies the register by x^8, so the function multiplies by x^-8 for each byte.
-fn rewind_crc(difference: u32, bytes: usize) -> u32 {
+fn change_causing_difference(difference: u32, bytes: usize) -> u32 {
     match INVERSE_POWERS.get(bytes) {
         Some(factor) => multiply(difference, *factor),
         None => (0..bytes).fold(difference, |value, _| divide_by_x8(value)),
@@ -283,7 +283,7 @@ mod tests {
             guessed: u16,
         ) {
             let icrc = icrc(&frame(false, sent), &transport);
-            prop_assert_eq!(verify(&frame(false, guessed), &transport, icrc), Some(sent));
+            prop_assert_eq!(recover_identification(&frame(false, guessed), &transport, icrc), Some(sent));
         }
 
         #[test]
@@ -297,7 +297,7 @@ mod tests {
             let icrc = icrc(&frame, &transport);
             let at = at.index(transport.len());
             transport[at] ^= flip;
-            let found = verify(&frame, &transport, icrc);
+            let found = recover_identification(&frame, &transport, icrc);
             if at == MASKED_BTH_BYTE {
                 prop_assert_eq!(found, Some(0));
             } else if v6 {
@@ -315,7 +315,7 @@ mod tests {
         ) {
             let frame = frame(v6, 5);
             let expected = icrc(&frame, &transport);
-            if let Some(identification) = verify(&frame, &transport, received) {
+            if let Some(identification) = recover_identification(&frame, &transport, received) {
                 let explained = IcrcFields { identification, ..frame };
                 prop_assert_eq!(icrc(&explained, &transport), received);
             } else {
@@ -333,6 +333,9 @@ mod tests {
     fn the_longest_datagram_has_an_icrc() {
         let transport = vec![1; 70_000];
         let icrc = icrc(&frame(false, 9), &transport);
-        assert_eq!(verify(&frame(false, 0), &transport, icrc), Some(9));
+        assert_eq!(
+            recover_identification(&frame(false, 0), &transport, icrc),
+            Some(9)
+        );
     }
 }

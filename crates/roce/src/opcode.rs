@@ -129,7 +129,7 @@ pub struct Opcode {
 }
 
 /// The lower five bits of each opcode, with their meaning; RC, UC, UD and XRC use the same values.
-const LOW_BITS: [(u8, PacketOperation, MessagePosition, LastPacketFieldKind); 25] = {
+const OPCODES_BY_LOW_BITS: [(u8, PacketOperation, MessagePosition, LastPacketFieldKind); 25] = {
     use LastPacketFieldKind::{Imm, Invalidate, None};
     use MessagePosition::{First, Last, Middle, Only};
     use PacketOperation as O;
@@ -173,8 +173,8 @@ const BY_BYTE: [Option<Opcode>; 256] = {
     while each < transports.len() {
         let transport = transports[each];
         let mut row = 0;
-        while row < LOW_BITS.len() {
-            let (low, operation, position, tail) = LOW_BITS[row];
+        while row < OPCODES_BY_LOW_BITS.len() {
+            let (low, operation, position, tail) = OPCODES_BY_LOW_BITS[row];
             if transport.defines_opcode(low) {
                 table[(transport.high_bits() | low) as usize] = Some(Opcode {
                     transport,

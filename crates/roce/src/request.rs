@@ -93,13 +93,18 @@ pub trait LocalMemory {
     ///
     /// # Errors
     /// The memory cannot be read, and the work request fails.
-    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault>;
+    fn read_payload(
+        &mut self,
+        position: u64,
+        offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault>;
 
     /// Writes a part of the result of the READ or atomic at `position`, from byte `offset` on.
     ///
     /// # Errors
     /// The memory cannot be written, and the work request fails.
-    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault>;
+    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault>;
 }
 
 /// Error: the requester's memory cannot be accessed.

@@ -80,12 +80,12 @@ pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
     )
 }
 
-/// A request packet without its payload, which is `payload_bytes` of the work request from byte `offset` on.
+/// A request packet without its payload, which is `payload_bytes` of the work request from byte `payload_offset` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) bth: Bth,
     pub(crate) extended: ExtendedHeaders,
-    pub(crate) offset: u32,
+    pub(crate) payload_offset: u32,
     pub(crate) payload_bytes: u32,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
     Segment {
         bth,
         extended,
-        offset,
+        payload_offset: offset,
         payload_bytes,
     }
 }

@@ -32,7 +32,7 @@ pub trait Target {
     ///
     /// # Errors
     /// The reason of the refusal, e.g. a message that is longer than the receive work request.
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal>;
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal>;
 
     /// Completes the receive work request after the last packet of a message. `by_write` is the length of a WRITE with
     /// immediate, or `None` for a SEND.

@@ -21,7 +21,7 @@ pub struct Sender {
     sent_packets: u32,
     next_psn: Psn,
     failure: Option<RequestFailure>,
-    /// Counters since the last [`MachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_nonzero`].
     pub counts: StateMachineCounters,
 }
 
@@ -75,7 +75,7 @@ impl Sender {
         let position = self.done_requests + 1;
         let len = segment.payload_bytes as usize;
         let emitted = emit_with(&segment.bth, &segment.extended, len, out, |payload| {
-            memory.read(position, segment.offset, payload)
+            memory.read_payload(position, segment.payload_offset, payload)
         });
         if emitted.is_err() {
             self.failure = Some(RequestFailure::LocalProtection);
@@ -176,7 +176,7 @@ impl Receiver {
             return Err(Refusal::NotReady);
         }
         assembly::check_length(Some(message), packet, self.mtu_bytes)?;
-        assembly::check_rights(packet, target)?;
+        assembly::check_rkey_and_range(packet, target)?;
         let message = message.write_payload(packet, target)?;
         if !packet.bth.position.is_last() {
             return Ok(Some(message));

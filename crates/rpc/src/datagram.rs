@@ -5,7 +5,7 @@ use verbs::{
     WcBuffer,
 };
 
-use crate::error::MAX_LIST;
+use crate::error::MAX_ANSWER_LIST;
 use crate::{
     ClientTable, MAX_BATCH, ReceivedDatagram, Request, RequestReply, RpcError, RpcHandler,
     RpcWorkerCounts, UdPort, UdPortConfig,
@@ -20,8 +20,8 @@ pub const NEEDS: &[Capability] = &[Capability::Ud, Capability::Immediates];
 #[derive(Debug)]
 pub struct Server {
     port: UdPort,
-    list: Postlist<Ud>,
-    buffer: Box<WcBuffer<MAX_BATCH>>,
+    answer_postlist: Postlist<Ud>,
+    completion_buffer: Box<WcBuffer<MAX_BATCH>>,
     clients_by_qpn: ClientTable,
     client_destinations: Vec<Option<UdDestination>>,
     batch_clients_and_imms: Vec<(u32, u32)>,
@@ -32,7 +32,7 @@ pub struct Server {
     /// and these.
     answer_queues: Vec<(UdPort, Postlist<Ud>)>,
     next_answer_queue: usize,
-    payloads: Vec<u8>,
+    batch_payloads: Vec<u8>,
     request_payload_lens: Vec<usize>,
     max_request_payload_bytes: usize,
     counts: RpcWorkerCounts,
@@ -57,9 +57,9 @@ impl Server {
         }
         let port = UdPort::new(pd, config)?;
         Ok(Self {
-            list: port.postlist(MAX_LIST),
+            answer_postlist: port.postlist(MAX_ANSWER_LIST),
             port,
-            buffer: Box::default(),
+            completion_buffer: Box::default(),
             clients_by_qpn: ClientTable::new(),
             client_destinations: Vec::new(),
             batch_clients_and_imms: Vec::with_capacity(MAX_BATCH),
@@ -67,7 +67,7 @@ impl Server {
             max_answers_per_doorbell: batch,
             answer_queues: Vec::new(),
             next_answer_queue: 0,
-            payloads: vec![0; config.max_recv_payload_bytes * MAX_BATCH],
+            batch_payloads: vec![0; config.max_recv_payload_bytes * MAX_BATCH],
             request_payload_lens: vec![0; MAX_BATCH],
             max_request_payload_bytes: config.max_recv_payload_bytes,
             counts: RpcWorkerCounts::new(MAX_BATCH),
@@ -104,7 +104,7 @@ impl Server {
         };
         let more = (1..queues).map(|_| {
             let port = UdPort::new(pd, &config)?;
-            let list = port.postlist(MAX_LIST);
+            let list = port.postlist(MAX_ANSWER_LIST);
             Ok::<_, RpcError>((port, list))
         });
         self.answer_queues = more.collect::<Result<_, _>>()?;
@@ -161,11 +161,11 @@ impl Server {
     pub fn poll<H: RpcHandler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
             port,
-            buffer,
+            completion_buffer: buffer,
             clients_by_qpn: table,
             batch_clients_and_imms: batch,
             max_batch: most,
-            payloads,
+            batch_payloads: payloads,
             request_payload_lens: lens,
             max_request_payload_bytes: payload_max,
             counts,
@@ -174,7 +174,7 @@ impl Server {
         batch.clear();
         // Consecutive requests usually come from the same client, so remember the last one.
         let mut last = (Qpn(u32::MAX), 0);
-        let came = port.poll(*most, buffer, |r| {
+        let came = port.poll_received(*most, buffer, |r| {
             if r.src_qp != last.0 {
                 match table.get(r.src_qp) {
                     #[expect(clippy::cast_possible_truncation, reason = "indices are u32")]
@@ -202,7 +202,7 @@ impl Server {
             0
         };
         let (port, list) = match turn {
-            0 => (&mut self.port, &mut self.list),
+            0 => (&mut self.port, &mut self.answer_postlist),
             turn => {
                 let (port, list) = &mut self.answer_queues[turn - 1];
                 (port, list)
@@ -215,7 +215,7 @@ impl Server {
                 client_index: client as usize,
                 index_in_batch: index,
                 imm,
-                payload: &self.payloads[start..start + self.request_payload_lens[index]],
+                payload: &self.batch_payloads[start..start + self.request_payload_lens[index]],
             }
         };
         for round in 0..if self.batch_clients_and_imms.len() > 1 {
@@ -237,8 +237,8 @@ impl Server {
                 request,
                 RequestReply {
                     port: &mut *port,
-                    list: &mut *list,
-                    to,
+                    answer_postlist: &mut *list,
+                    client_destination: to,
                     request_imm: imm,
                 },
             );
@@ -262,9 +262,9 @@ impl Server {
 #[derive(Debug)]
 pub struct Client {
     port: UdPort,
-    list: Postlist<Ud>,
-    buffer: Box<WcBuffer<MAX_BATCH>>,
-    server: Option<UdDestination>,
+    request_postlist: Postlist<Ud>,
+    completion_buffer: Box<WcBuffer<MAX_BATCH>>,
+    server_destination: Option<UdDestination>,
     /// Number of header-only requests in the postlist, and their immediate.
     prepared_count_and_imm: (usize, u32),
 }
@@ -278,10 +278,10 @@ impl Client {
     pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
         let port = UdPort::new(pd, config)?;
         Ok(Self {
-            list: port.postlist(MAX_BATCH),
+            request_postlist: port.postlist(MAX_BATCH),
             port,
-            buffer: Box::default(),
-            server: None,
+            completion_buffer: Box::default(),
+            server_destination: None,
             prepared_count_and_imm: (0, 0),
         })
     }
@@ -293,7 +293,7 @@ impl Client {
 
     /// Sets the server.
     pub fn connect(&mut self, server: UdDestination) {
-        self.server = Some(server);
+        self.server_destination = Some(server);
         self.prepared_count_and_imm = (0, 0);
     }
 
@@ -303,7 +303,7 @@ impl Client {
     /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
     #[inline]
     pub fn send_imm(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
-        let Some(server) = &self.server else {
+        let Some(server) = &self.server_destination else {
             return Err(RpcError::Config("not connected".into()));
         };
         // The postlist still holds the previous requests, so usually nothing needs to be written.
@@ -311,14 +311,14 @@ impl Client {
             self.prepared_count_and_imm = (0, imm);
         }
         if self.prepared_count_and_imm.0 < count {
-            self.list.clear();
+            self.request_postlist.clear();
             for _ in 0..count.min(MAX_BATCH) {
-                self.list.send_with_imm(HeaderOnly, server, imm);
+                self.request_postlist.send_with_imm(HeaderOnly, server, imm);
             }
-            self.prepared_count_and_imm.0 = self.list.len();
+            self.prepared_count_and_imm.0 = self.request_postlist.len();
         }
-        self.list.set_len(count.min(MAX_BATCH));
-        self.port.post(&mut self.list)
+        self.request_postlist.set_len(count.min(MAX_BATCH));
+        self.port.post(&mut self.request_postlist)
     }
 
     /// Sends one request with payload.
@@ -329,17 +329,19 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
     pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
-        let Some(server) = &self.server else {
+        let Some(server) = &self.server_destination else {
             return Err(RpcError::Config("not connected".into()));
         };
         self.prepared_count_and_imm = (0, 0);
-        self.list.clear();
+        self.request_postlist.clear();
         let (outbox, number) = self.port.outbox();
         match outbox.stage(number, payload) {
-            None => self.list.send_with_imm(Inline(payload), server, imm),
-            Some(slot) => self.list.send_with_imm(slot, server, imm),
+            None => self
+                .request_postlist
+                .send_with_imm(Inline(payload), server, imm),
+            Some(slot) => self.request_postlist.send_with_imm(slot, server, imm),
         };
-        self.port.post(&mut self.list)
+        self.port.post(&mut self.request_postlist)
     }
 
     /// Receives up to [`MAX_BATCH`] answers. Returns the number of answers.
@@ -348,6 +350,7 @@ impl Client {
     /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
-        self.port.poll(MAX_BATCH, &mut self.buffer, each)
+        self.port
+            .poll_received(MAX_BATCH, &mut self.completion_buffer, each)
     }
 }

@@ -47,8 +47,8 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct RequestReply<'a> {
     pub(crate) port: &'a mut UdPort,
-    pub(crate) list: &'a mut Postlist<Ud>,
-    pub(crate) to: &'a UdDestination,
+    pub(crate) answer_postlist: &'a mut Postlist<Ud>,
+    pub(crate) client_destination: &'a UdDestination,
     pub(crate) request_imm: u32,
 }
 
@@ -61,13 +61,17 @@ impl RequestReply<'_> {
     #[inline]
     pub fn send_payload(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();
-        match outbox.stage(first + self.list.len() as u64, payload) {
+        match outbox.stage(first + self.answer_postlist.len() as u64, payload) {
             None => {
-                self.list
-                    .send_with_imm(Inline(payload), self.to, self.request_imm);
+                self.answer_postlist.send_with_imm(
+                    Inline(payload),
+                    self.client_destination,
+                    self.request_imm,
+                );
             }
             Some(slot) => {
-                self.list.send_with_imm(slot, self.to, self.request_imm);
+                self.answer_postlist
+                    .send_with_imm(slot, self.client_destination, self.request_imm);
                 self.port.mark_registered_payload();
             }
         }
@@ -83,13 +87,13 @@ impl RequestReply<'_> {
     /// As [`send_payload`](Self::send_payload).
     pub fn send_part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
         // Leave room for the answers of the rest of the batch.
-        if self.list.len() >= MAX_BATCH {
-            self.port.post(self.list)?;
-            self.list.clear();
+        if self.answer_postlist.len() >= MAX_BATCH {
+            self.port.post(self.answer_postlist)?;
+            self.answer_postlist.clear();
         }
         RequestReply {
             port: &mut *self.port,
-            list: &mut *self.list,
+            answer_postlist: &mut *self.answer_postlist,
             ..*self
         }
         .send_payload(payload);
@@ -99,15 +103,16 @@ impl RequestReply<'_> {
     /// Answers without payload and with the immediate of the request.
     #[inline]
     pub fn send_header_only(self) {
-        self.list
-            .send_with_imm(HeaderOnly, self.to, self.request_imm);
+        self.answer_postlist
+            .send_with_imm(HeaderOnly, self.client_destination, self.request_imm);
     }
 
     /// Answers without payload and with an immediate that the handler chooses. Only for datagram
     /// RPC: a HERD client identifies answers by their immediate.
     #[inline]
     pub fn send_header_only_with_imm(self, imm: u32) {
-        self.list.send_with_imm(HeaderOnly, self.to, imm);
+        self.answer_postlist
+            .send_with_imm(HeaderOnly, self.client_destination, imm);
     }
 }
 

@@ -19,7 +19,7 @@
 //!
 //! A client of several workers has a part of each worker's region, and WRITEs to all of them
 //! through one queue pair ([`Client::select_worker`]). The immediates of answers identify the worker
-//! ([`Tag`]).
+//! ([`WorkerTag`]).
 
 mod client;
 mod layout;
@@ -28,7 +28,7 @@ mod server;
 use verbs::Capability;
 
 pub use client::{Client, PreparedClient};
-pub use layout::{RequestRegionLayout, Tag, region_of};
+pub use layout::{RequestRegionLayout, WorkerTag, client_region};
 pub use server::{ConnectedClient, DoorbellPolicy, RegionScan, Server, connect_client};
 
 /// Capabilities that HERD needs of a device.

@@ -1,8 +1,8 @@
 //! Atomics of a server's own NIC on the server's own memory.
 
 use verbs::{
-    Access, CompletionQueue, MemoryRegion, PortGid, ProtectionDomain, QueuePair, Rc, RemoteMemory,
-    Waiter, WcBuffer,
+    Access, CompletionQueue, MemoryRegion, PortAndGidIndex, ProtectionDomain, QueuePair, Rc,
+    RemoteMemory, Waiter, WcBuffer,
 };
 
 use crate::RpcError;
@@ -26,7 +26,7 @@ impl LoopbackQp {
     ///
     /// # Errors
     /// When a verb fails.
-    pub fn new(pd: &ProtectionDomain, port: PortGid) -> Result<Self, RpcError> {
+    pub fn new(pd: &ProtectionDomain, port: PortAndGidIndex) -> Result<Self, RpcError> {
         let cq = pd.context().create_cq(2)?;
         let qp = pd
             .qp::<Rc>(&cq, &cq)
@@ -80,13 +80,13 @@ mod tests {
         let device = verbs::Provider::softnic().device(None);
         let context = device.expect("a device").open().expect("opens");
         let pd = context.alloc_pd().expect("a domain");
-        let port = PortGid {
+        let port = PortAndGidIndex {
             port_num: 1,
             gid_index: 0,
         };
         let memory = pd.alloc(16, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
         let memory = memory.expect("memory");
-        let word = memory.remote().at(8).expect("inside");
+        let word = memory.remote().starting_at(8).expect("inside");
         let mut loopback = LoopbackQp::new(&pd, port).expect("connects");
         assert!(loopback.compare_and_swap(word, 0, 7).expect("swapped"));
         assert!(!loopback.compare_and_swap(word, 0, 8).expect("compared"));

@@ -12,7 +12,7 @@
 use std::sync::atomic::AtomicU64;
 
 use verbs::{
-    Access, CompletionQueue, MemoryRegion, PortGid, Postlist, PreparedQp, ProtectionDomain,
+    Access, CompletionQueue, MemoryRegion, PortAndGidIndex, Postlist, PreparedQp, ProtectionDomain,
     QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
@@ -39,7 +39,7 @@ impl Prepared {
     /// When a verb fails.
     pub fn new(
         pd: &ProtectionDomain,
-        port: PortGid,
+        port: PortAndGidIndex,
         window: usize,
         batch: usize,
         work_requests: usize,
@@ -88,7 +88,7 @@ impl Prepared {
             slot_buffers: self.pd.alloc(self.window * room, Access::LOCAL_WRITE)?,
             slot_bytes: room,
             scratch: Some(Scratch::new(room)),
-            doorbells: 0,
+            posted_doorbells: 0,
             first_error: None,
         })
     }
@@ -109,7 +109,7 @@ pub struct OneSided {
     slot_bytes: usize,
     /// Scratch space; `None` while completions are handled.
     scratch: Option<Box<Scratch>>,
-    doorbells: u64,
+    posted_doorbells: u64,
     first_error: Option<RpcError>,
 }
 
@@ -150,8 +150,8 @@ impl OneSided {
 
     /// Returns the number of doorbells so far.
     #[inline]
-    pub fn doorbells(&self) -> u64 {
-        self.doorbells
+    pub fn posted_doorbells(&self) -> u64 {
+        self.posted_doorbells
     }
 
     /// Returns the CQ, for a caller that polls it directly instead of by [`RequestSteps::post_and_poll`].
@@ -323,7 +323,7 @@ impl OneSided {
             self.prepared_wrs.clear();
             return Ok(());
         }
-        self.doorbells += 1;
+        self.posted_doorbells += 1;
         let posted = self.qp.post_send_range(&mut self.prepared_wrs, ..n);
         self.prepared_wrs.clear();
         Ok(posted?)

@@ -3,14 +3,14 @@
 
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain};
 
-use crate::error::{MAX_LIST, RpcError};
+use crate::error::{MAX_ANSWER_LIST, RpcError};
 
 /// The payload of one queue pair's messages.
 ///
 /// Messages are numbered from 0 on, in the order of posting. A message that does not fit inline
 /// uses the slot of its number in a ring. The slot's bytes must not change until the message is
-/// complete. The ring has [`MAX_LIST`] slots more than the send queue, so that a list can be built
-/// while the queue is full. This suffices: a message being built is at most `MAX_LIST - 1` above
+/// complete. The ring has [`MAX_ANSWER_LIST`] slots more than the send queue, so that a list can be built
+/// while the queue is full. This suffices: a message being built is at most `MAX_ANSWER_LIST - 1` above
 /// the number of posted messages. Of the posted messages, all but the last `send_depth` are
 /// complete.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Outbox {
         } else {
             // Slots share no word: one slot may be read by the NIC while its neighbour is written.
             let stride = payload.next_multiple_of(8);
-            let slots = send_depth + MAX_LIST;
+            let slots = send_depth + MAX_ANSWER_LIST;
             let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
             Some(Box::new(Ring {
                 mr,
@@ -114,7 +114,7 @@ mod tests {
             }
             posted += list;
         }
-        assert_eq!(last.len(), 10 + MAX_LIST);
+        assert_eq!(last.len(), 10 + MAX_ANSWER_LIST);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub struct UdPort {
     /// Index in the list of the first RECV that is consumed and not posted again yet.
     next_recv_to_repost: usize,
     recvs: RecvList,
-    buffers: PortBuffers,
+    recv_buffers: RecvBuffers,
     /// Number of SENDs posted, known to be complete, and posted since the last signaled one.
     posted_sends: u64,
     completed_sends: u64,
@@ -74,7 +74,7 @@ pub struct UdPort {
 
 #[derive(Debug)]
 #[repr(C)]
-struct PortBuffers {
+struct RecvBuffers {
     stride_bytes: usize,
     max_payload_bytes: usize,
     mr: MemoryRegion,
@@ -185,7 +185,7 @@ impl UdPort {
             await_sends_until: 0,
             recv_cq,
             recvs,
-            buffers: PortBuffers {
+            recv_buffers: RecvBuffers {
                 mr,
                 stride_bytes: if shared { 0 } else { stride },
                 max_payload_bytes: config.max_recv_payload_bytes,
@@ -302,7 +302,7 @@ impl UdPort {
     /// # Errors
     /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
-    pub fn poll(
+    pub fn poll_received(
         &mut self,
         most: usize,
         buffer: &mut WcBuffer<MAX_BATCH>,
@@ -324,9 +324,9 @@ impl UdPort {
                 src_qp: wc.src_qp(),
                 len: (wc.byte_len() as usize)
                     .saturating_sub(GRH_BYTES)
-                    .min(self.buffers.max_payload_bytes),
-                payload_offset: index * self.buffers.stride_bytes + GRH_BYTES,
-                mr: &self.buffers.mr,
+                    .min(self.recv_buffers.max_payload_bytes),
+                payload_offset: index * self.recv_buffers.stride_bytes + GRH_BYTES,
+                mr: &self.recv_buffers.mr,
             });
         }
         // RECVs complete in the order of posting, so the consumed ones are adjacent.

@@ -26,19 +26,19 @@ use rdmacm::QpAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 /// Time without a datagram from a peer after which the address of its queue pair is asked for again.
-const ROUTE_TTL: Duration = Duration::from_secs(1);
+const SILENT_ROUTE_LIFETIME: Duration = Duration::from_secs(1);
 /// Largest number of routes.
 const MAX_ROUTES: usize = 4096;
 /// Largest number of unread datagrams that arrived over UDP; further ones are dropped, as UDP does.
-const MAX_UDP_WAITING: usize = 1024;
+const MAX_UNREAD_UDP_DATAGRAMS: usize = 1024;
 /// Largest size of a UDP datagram.
-const UDP_BYTES: usize = 65_536;
+const MAX_UDP_DATAGRAM_BYTES: usize = 65_536;
 
 /// The address of a peer's queue pair, and the time at which the peer was last heard.
 struct PeerRoute {
-    to: QpAddress,
+    peer_qp: QpAddress,
     /// Own address, as the peer sees it.
-    own: SocketAddr,
+    own_address_at_peer: SocketAddr,
     last_heard: Instant,
 }
 
@@ -57,10 +57,10 @@ struct DatagramState {
     routes: HashMap<SocketAddr, PeerRoute>,
     arrived: VecDeque<(SocketAddr, UnreadDatagram)>,
     /// Number of datagrams in `arrived` that came over UDP.
-    udp_waiting: usize,
+    unread_udp_datagrams: usize,
     error: Option<Errno>,
     /// Buffer for a UDP datagram.
-    scratch: Box<[u8]>,
+    udp_receive_buffer: Box<[u8]>,
     blocking: BlockingMode,
     waiters: SocketWaiters,
 }
@@ -71,7 +71,7 @@ pub(crate) struct DatagramSocket(Mutex<DatagramState>);
 impl DatagramSocket {
     /// Makes a socket; returns the socket and its descriptor, which is that of the UDP socket.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        rdmacm::device()?;
+        rdmacm::default_device()?;
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: a new descriptor, which only this socket owns.
         let udp = unsafe {
@@ -89,9 +89,9 @@ impl DatagramSocket {
             peer: None,
             routes: HashMap::new(),
             arrived: VecDeque::new(),
-            udp_waiting: 0,
+            unread_udp_datagrams: 0,
             error: None,
-            scratch: vec![0; UDP_BYTES].into(),
+            udp_receive_buffer: vec![0; MAX_UDP_DATAGRAM_BYTES].into(),
             blocking: BlockingMode::new(nonblocking),
             waiters: SocketWaiters::default(),
         };
@@ -160,7 +160,7 @@ impl DatagramSocket {
             let all = state.pair.as_ref().is_none_or(BufferedUdQp::all_sent);
             all.then_some(())
         };
-        let _ = wait::wait_until(&self.0, Deadline::after(ROUTE_TTL), sent);
+        let _ = wait::wait_until(&self.0, Deadline::after(SILENT_ROUTE_LIFETIME), sent);
         let mut state = self.lock();
         state.arrived.clear();
         state.pair = None;
@@ -299,13 +299,13 @@ impl WaitableState for DatagramState {
 impl DatagramState {
     fn pair(&mut self) -> Result<&mut BufferedUdQp> {
         if self.pair.is_none() {
-            self.pair = Some(BufferedUdQp::new(rdmacm::device()?, self.sizes)?);
+            self.pair = Some(BufferedUdQp::new(rdmacm::default_device()?, self.sizes)?);
         }
         self.pair.as_mut().ok_or(INVALID)
     }
 
     /// Returns the own address as `to` sees it.
-    fn name_for(&self, to: SocketAddr) -> Result<SocketAddr> {
+    fn own_address_seen_by(&self, to: SocketAddr) -> Result<SocketAddr> {
         let own = self.udp.local_addr()?;
         if !own.ip().is_unspecified() {
             return Ok(own);
@@ -330,8 +330,8 @@ impl DatagramState {
         let to = to.or(self.peer).ok_or(Errno(libc::EDESTADDRREQ))?;
         let route = self.routes.get(&to);
         let route = route
-            .filter(|route| route.last_heard.elapsed() < ROUTE_TTL)
-            .map(|route| (route.to, route.own));
+            .filter(|route| route.last_heard.elapsed() < SILENT_ROUTE_LIFETIME)
+            .map(|route| (route.peer_qp, route.own_address_at_peer));
         let mtu = self.pair()?.mtu();
         if SenderHeader::MAX_BYTES + bytes.len() > mtu {
             return Err(Errno(libc::EMSGSIZE));
@@ -366,7 +366,7 @@ impl DatagramState {
                 return Err(io::Error::last_os_error().into());
             }
         }
-        let from = self.name_for(to)?.ip();
+        let from = self.own_address_seen_by(to)?.ip();
         let message = Message {
             sender: self.pair()?.address(from),
             is_answer,
@@ -389,7 +389,7 @@ impl DatagramState {
     fn take_udp(&mut self) -> bool {
         let mut any = false;
         loop {
-            let (len, from) = match self.udp.recv_from(&mut self.scratch) {
+            let (len, from) = match self.udp.recv_from(&mut self.udp_receive_buffer) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return any,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -400,7 +400,7 @@ impl DatagramState {
                     return true;
                 }
             };
-            let message = self.scratch.get(..len).and_then(Message::decode);
+            let message = self.udp_receive_buffer.get(..len).and_then(Message::decode);
             let Some(Message {
                 sender,
                 is_answer,
@@ -410,8 +410,8 @@ impl DatagramState {
                 continue;
             };
             any = true;
-            if !is_answer && self.udp_waiting < MAX_UDP_WAITING {
-                self.udp_waiting += 1;
+            if !is_answer && self.unread_udp_datagrams < MAX_UNREAD_UDP_DATAGRAMS {
+                self.unread_udp_datagrams += 1;
                 let arrived = UnreadDatagram::Udp(payload.to_vec());
                 self.arrived.push_back((from, arrived));
             }
@@ -427,13 +427,13 @@ impl DatagramState {
         if self.routes.len() >= MAX_ROUTES {
             self.routes.clear();
         }
-        let own = self.name_for(from)?;
+        let own = self.own_address_seen_by(from)?;
         let heard = Instant::now();
         self.routes.insert(
             from,
             PeerRoute {
-                to,
-                own,
+                peer_qp: to,
+                own_address_at_peer: own,
                 last_heard: heard,
             },
         );
@@ -488,7 +488,7 @@ impl DatagramState {
         if flags & libc::MSG_PEEK == 0 {
             match self.arrived.pop_front() {
                 Some((_, UnreadDatagram::Rdma(datagram, _))) => pair.repost(&datagram),
-                Some((_, UnreadDatagram::Udp(_))) => self.udp_waiting -= 1,
+                Some((_, UnreadDatagram::Udp(_))) => self.unread_udp_datagrams -= 1,
                 None => {}
             }
         }

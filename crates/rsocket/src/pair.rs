@@ -21,12 +21,12 @@ use rdmacm::errno::{Errno, Result};
 /// Bytes of the global routing header in front of a received datagram (`ibv_post_recv(3)`).
 const GRH_BYTES: usize = 40;
 /// Largest number of cached address handles; each is for one port of the fabric.
-const MAX_HANDLES: usize = 4096;
+const MAX_ADDRESS_HANDLES: usize = 4096;
 
 /// A datagram in a receive buffer; [`BufferedUdQp::repost`] must return the buffer.
 #[derive(Debug)]
 pub(crate) struct ReceivedDatagram {
-    slot: usize,
+    recv_buffer_index: usize,
     len: usize,
 }
 
@@ -47,13 +47,13 @@ pub(crate) struct BufferedUdQp {
     /// Largest datagram in bytes; `recv_stride`: the distance of receive buffers.
     mtu: usize,
     recv_stride: usize,
-    /// Number of posted send work requests; `completed`: of completed ones. Their buffers are used in turn, since they
+    /// Number of posted send work requests; `completed_sends`: of completed ones. Their buffers are used in turn, since they
     /// complete in order.
-    posted: u64,
-    completed: u64,
-    sq: u64,
+    posted_sends: u64,
+    completed_sends: u64,
+    send_queue_wrs: u64,
     max_inline: usize,
-    handles: HashMap<(u16, [u8; 16]), *mut ibv_ah>,
+    address_handles: HashMap<(u16, [u8; 16]), *mut ibv_ah>,
 }
 
 // SAFETY: verbs handles may be used from any thread, and only the owner of a pair uses its handles.
@@ -64,7 +64,7 @@ impl BufferedUdQp {
         // `enum ibv_mtu`: 1 is 256 bytes, and each following value is twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
-        let (sq, rq) = (sizes.sq.max(1), sizes.rq.max(1));
+        let (sq, rq) = (sizes.sq_wrs.max(1), sizes.rq_wrs.max(1));
         // SAFETY: the device's protection domain; the device is never closed.
         let (send_buffers, recv_buffers) = unsafe {
             let access = IBV_ACCESS_LOCAL_WRITE;
@@ -81,11 +81,11 @@ impl BufferedUdQp {
             recv_buffers,
             mtu,
             recv_stride,
-            posted: 0,
-            completed: 0,
-            sq: sq.into(),
+            posted_sends: 0,
+            completed_sends: 0,
+            send_queue_wrs: sq.into(),
             max_inline: sizes.max_inline.into(),
-            handles: HashMap::new(),
+            address_handles: HashMap::new(),
         };
         pair.create_qp(sq, rq)?;
         for slot in 0..usize::from(rq) {
@@ -136,12 +136,12 @@ impl BufferedUdQp {
 
     /// Returns true if all sends have completed.
     pub(crate) fn all_sent(&self) -> bool {
-        self.posted == self.completed
+        self.posted_sends == self.completed_sends
     }
 
     /// Returns true if the send queue has room for a datagram.
     pub(crate) fn has_room(&self) -> bool {
-        self.posted - self.completed < self.sq
+        self.posted_sends - self.completed_sends < self.send_queue_wrs
     }
 
     /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_room),
@@ -150,9 +150,9 @@ impl BufferedUdQp {
     /// # Errors
     /// The error of making an address handle or of posting.
     pub(crate) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
-        let ah = self.handle(from, to)?;
+        let ah = self.address_handle(from, to)?;
         let [head, tail] = parts;
-        let at = (self.posted % self.sq) as usize * self.mtu;
+        let at = (self.posted_sends % self.send_queue_wrs) as usize * self.mtu;
         self.send_buffers.write(at, head);
         self.send_buffers.write(at + head.len(), tail);
         let len = head.len() + tail.len();
@@ -177,16 +177,16 @@ impl BufferedUdQp {
         // SAFETY: the queue pair and the address handle are live. The work request is copied, and the buffer stays
         // valid until it has completed.
         check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })?;
-        self.posted += 1;
+        self.posted_sends += 1;
         Ok(())
     }
 
-    fn handle(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
-        if self.handles.len() >= MAX_HANDLES {
-            self.drop_handles();
+    fn address_handle(&mut self, from: IpAddr, to: &QpAddress) -> Result<*mut ibv_ah> {
+        if self.address_handles.len() >= MAX_ADDRESS_HANDLES {
+            self.destroy_address_handles();
         }
         let device = self.device;
-        match self.handles.entry((to.lid, to.gid)) {
+        match self.address_handles.entry((to.lid, to.gid)) {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(new) => {
                 let mut av = device.address_vector(from.into(), to);
@@ -200,9 +200,9 @@ impl BufferedUdQp {
         }
     }
 
-    fn drop_handles(&mut self) {
-        for (_, ah) in self.handles.drain() {
-            // SAFETY: made by `handle`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
+    fn destroy_address_handles(&mut self) {
+        for (_, ah) in self.address_handles.drain() {
+            // SAFETY: made by `address_handle`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
             // software NIC), and no other user exists.
             unsafe { (self.device.verbs.ibv_destroy_ah)(ah) };
         }
@@ -221,11 +221,11 @@ impl BufferedUdQp {
             for wc in wcs.iter().take(n) {
                 // The opcode of a failed completion is invalid, but only receives have a nonzero `wr_id`.
                 let Some(slot) = wc.wr_id.checked_sub(1) else {
-                    self.completed += 1;
+                    self.completed_sends += 1;
                     continue;
                 };
                 let datagram = ReceivedDatagram {
-                    slot: slot as usize,
+                    recv_buffer_index: slot as usize,
                     len: (wc.byte_len as usize).saturating_sub(GRH_BYTES),
                 };
                 if wc.status == IBV_WC_SUCCESS {
@@ -237,13 +237,13 @@ impl BufferedUdQp {
 
     /// Copies bytes of a datagram, from `offset` on.
     pub(crate) fn read(&self, datagram: &ReceivedDatagram, offset: usize, bytes: &mut [u8]) {
-        let at = datagram.slot * self.recv_stride + GRH_BYTES + offset;
+        let at = datagram.recv_buffer_index * self.recv_stride + GRH_BYTES + offset;
         self.recv_buffers.read(at, bytes);
     }
 
     /// Posts the buffer of a datagram for the next one.
     pub(crate) fn repost(&mut self, datagram: &ReceivedDatagram) {
-        if let Err(Errno(errno)) = self.post_recv(datagram.slot) {
+        if let Err(Errno(errno)) = self.post_recv(datagram.recv_buffer_index) {
             tracing::warn!("a receive buffer is lost: errno {errno}");
         }
     }
@@ -278,7 +278,7 @@ impl BufferedUdQp {
 
 impl Drop for BufferedUdQp {
     fn drop(&mut self) {
-        self.drop_handles();
+        self.destroy_address_handles();
         if !self.qp.is_null() {
             // SAFETY: `new` made the queue pair; the objects that it uses are destroyed after it.
             unsafe { (self.device.verbs.ibv_destroy_qp)(self.qp) };

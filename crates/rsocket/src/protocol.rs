@@ -62,21 +62,21 @@ pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + RemoteBuffer::SIZE;
 /// Version of the protocol.
 const VERSION: u8 = 1;
 /// Flag: the sender is big-endian.
-const FLAG_NET: u8 = 1 << 0;
+const FLAG_BIG_ENDIAN: u8 = 1 << 0;
 /// Flag: the field `iomap_entries` is valid.
-const FLAG_IOMAP: u8 = 1 << 1;
+const FLAG_HAS_IOMAP_ENTRIES: u8 = 1 << 1;
 
 /// The data that both ends exchange in the private data of request and reply (`struct rs_conn_data`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnData {
     /// Number of messages that the peer may send before it gets further credits.
-    pub(crate) credits: u16,
+    pub(crate) peer_send_credits: u16,
     /// Number of iomap entries after the target SGL, at most 128 × 256.
     pub(crate) iomap_entries: u16,
     /// Location of the target SGL, to which the peer writes its receive buffers; `len` is the number of targets.
     pub(crate) target_sgl: RemoteBuffer,
     /// First receive buffer.
-    pub(crate) data_buf: RemoteBuffer,
+    pub(crate) first_recv_buffer: RemoteBuffer,
 }
 
 impl ConnData {
@@ -85,35 +85,35 @@ impl ConnData {
     pub(crate) fn encode(&self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[0] = VERSION;
-        bytes[1] = FLAG_IOMAP
+        bytes[1] = FLAG_HAS_IOMAP_ENTRIES
             | if cfg!(target_endian = "big") {
-                FLAG_NET
+                FLAG_BIG_ENDIAN
             } else {
                 0
             };
-        bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
+        bytes[2..4].copy_from_slice(&self.peer_send_credits.to_be_bytes());
         bytes[7] = to_scale(self.iomap_entries);
         bytes[8..24].copy_from_slice(&self.target_sgl.to_wire());
-        bytes[24..].copy_from_slice(&self.data_buf.to_wire());
+        bytes[24..].copy_from_slice(&self.first_recv_buffer.to_wire());
         bytes
     }
 
     /// Decodes the data; `None` if the version or the byte order of the sender differs.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::SIZE] = bytes.first_chunk()?;
-        let same_order = (bytes[1] & FLAG_NET != 0) == cfg!(target_endian = "big");
+        let same_order = (bytes[1] & FLAG_BIG_ENDIAN != 0) == cfg!(target_endian = "big");
         if bytes[0] != VERSION || !same_order {
             return None;
         }
         Some(Self {
-            credits: u16::from_be_bytes([bytes[2], bytes[3]]),
-            iomap_entries: if bytes[1] & FLAG_IOMAP != 0 {
+            peer_send_credits: u16::from_be_bytes([bytes[2], bytes[3]]),
+            iomap_entries: if bytes[1] & FLAG_HAS_IOMAP_ENTRIES != 0 {
                 from_scale(bytes[7])
             } else {
                 0
             },
             target_sgl: RemoteBuffer::from_wire(&bytes[8..24])?,
-            data_buf: RemoteBuffer::from_wire(&bytes[24..])?,
+            first_recv_buffer: RemoteBuffer::from_wire(&bytes[24..])?,
         })
     }
 }
@@ -308,21 +308,21 @@ mod tests {
     #[test]
     fn connection_data_is_laid_out_as_documented() {
         let data = ConnData {
-            credits: 0x0102,
+            peer_send_credits: 0x0102,
             iomap_entries: 3,
             target_sgl: RemoteBuffer {
                 addr: 0x1112_1314_1516_1718,
                 rkey: 0x2122_2324,
                 len: 2,
             },
-            data_buf: RemoteBuffer {
+            first_recv_buffer: RemoteBuffer {
                 addr: 5,
                 rkey: 6,
                 len: 7,
             },
         };
         let bytes = data.encode();
-        assert_eq!(bytes[..8], [1, FLAG_IOMAP, 1, 2, 0, 0, 0, 3]);
+        assert_eq!(bytes[..8], [1, FLAG_HAS_IOMAP_ENTRIES, 1, 2, 0, 0, 0, 3]);
         assert_eq!(
             bytes[8..16],
             [0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18]
@@ -336,7 +336,7 @@ mod tests {
         other[0] = 2;
         assert_eq!(ConnData::decode(&other), None);
         let mut other = bytes;
-        other[1] |= FLAG_NET;
+        other[1] |= FLAG_BIG_ENDIAN;
         assert_eq!(ConnData::decode(&other), None);
     }
 

@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) v6only: c_int,
     pub(crate) stored_options: StoredOptions,
     /// Error that `SO_ERROR` returns.
-    pub(crate) error: c_int,
+    pub(crate) pending_so_error: c_int,
     pub(crate) waiters: SocketWaiters,
 }
 
@@ -131,7 +131,7 @@ impl WaitableState for Session {
 impl Session {
     /// Makes an unconnected session with its own id and event channel.
     pub(crate) fn new(nonblocking: bool) -> Result<Self> {
-        rdmacm::device()?;
+        rdmacm::default_device()?;
         // SAFETY: the channel is new, and so is the id on it.
         let (id, channel) = unsafe {
             let (handle, channel) = own_channel()?;
@@ -151,7 +151,7 @@ impl Session {
             reuse_address: 0,
             v6only: 0,
             stored_options: StoredOptions::default(),
-            error: 0,
+            pending_so_error: 0,
             waiters: SocketWaiters::default(),
         })
     }
@@ -210,18 +210,18 @@ impl Session {
 
     fn fail(&mut self, errno: c_int) {
         self.phase = SocketPhase::Failed;
-        self.error = errno;
+        self.pending_so_error = errno;
     }
 
     pub(crate) fn take_error(&mut self, otherwise: c_int) -> Errno {
-        match std::mem::take(&mut self.error) {
+        match std::mem::take(&mut self.pending_so_error) {
             0 => Errno(otherwise),
             errno => Errno(errno),
         }
     }
 
     /// Returns the outcome of connecting; `None` while it is pending.
-    pub(crate) fn outcome(&mut self) -> Option<Result> {
+    pub(crate) fn connect_outcome(&mut self) -> Option<Result> {
         match self.phase {
             SocketPhase::Connecting | SocketPhase::Accepting => None,
             SocketPhase::Connected => Some(Ok(())),
@@ -305,7 +305,7 @@ impl Session {
                 reuse_address: self.reuse_address,
                 v6only: self.v6only,
                 stored_options: self.stored_options,
-                error: 0,
+                pending_so_error: 0,
                 waiters: SocketWaiters::default(),
             };
             let param = conn_param(&data);

@@ -61,7 +61,7 @@ impl Session {
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 self.progress();
-                std::mem::take(&mut self.error)
+                std::mem::take(&mut self.pending_so_error)
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.stored_options.keep_idle,
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.stored_options.keep_interval,

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use verbs_abi::*;
 
 /// Minimum of `SO_SNDBUF` and `SO_RCVBUF`, as for TCP sockets (`socket(7)`); the stream has its own minimum.
-const MIN_BUFFER: c_int = 2048;
+const MIN_SOCKET_BUFFER_BYTES: c_int = 2048;
 
 /// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
@@ -13,9 +13,9 @@ pub(crate) struct QueueSizes {
     /// Bytes of the send buffer; `recv_buffer`: of the receive buffer.
     pub(crate) send_buffer: usize,
     pub(crate) recv_buffer: usize,
-    /// Work requests of the send queue; `rq`: of the receive queue.
-    pub(crate) sq: u16,
-    pub(crate) rq: u16,
+    /// Work requests of the send queue; `rq_wrs`: of the receive queue.
+    pub(crate) sq_wrs: u16,
+    pub(crate) rq_wrs: u16,
     pub(crate) max_inline: u16,
     /// Number of buffers that the peer may map.
     pub(crate) iomap_entries: u16,
@@ -26,8 +26,8 @@ impl Default for QueueSizes {
         Self {
             send_buffer: 1 << 17,
             recv_buffer: 1 << 17,
-            sq: 384,
-            rq: 384,
+            sq_wrs: 384,
+            rq_wrs: 384,
             max_inline: 64,
             iomap_entries: 0,
         }
@@ -39,8 +39,8 @@ impl QueueSizes {
     pub(crate) fn set(&mut self, name: c_int, value: c_int) -> Option<()> {
         let value = u16::try_from(value.clamp(0, 8192)).ok()?;
         match name {
-            RDMA_SQSIZE => self.sq = value,
-            RDMA_RQSIZE => self.rq = value,
+            RDMA_SQSIZE => self.sq_wrs = value,
+            RDMA_RQSIZE => self.rq_wrs = value,
             RDMA_INLINE => self.max_inline = value.min(1024),
             RDMA_IOMAPSIZE => self.iomap_entries = value,
             _ => return None,
@@ -51,8 +51,8 @@ impl QueueSizes {
     /// Returns an option of the level `SOL_RDMA`; `None` if no such option exists.
     pub(crate) fn get(&self, name: c_int) -> Option<c_int> {
         match name {
-            RDMA_SQSIZE => Some(self.sq.into()),
-            RDMA_RQSIZE => Some(self.rq.into()),
+            RDMA_SQSIZE => Some(self.sq_wrs.into()),
+            RDMA_RQSIZE => Some(self.rq_wrs.into()),
             RDMA_INLINE => Some(self.max_inline.into()),
             RDMA_IOMAPSIZE => Some(self.iomap_entries.into()),
             _ => None,
@@ -62,5 +62,5 @@ impl QueueSizes {
 
 /// Limits a value of `SO_SNDBUF` or `SO_RCVBUF` to the valid range.
 pub(crate) fn buffer_size(value: c_int) -> usize {
-    usize::try_from(value.clamp(MIN_BUFFER, 1 << 28)).unwrap_or(0)
+    usize::try_from(value.clamp(MIN_SOCKET_BUFFER_BYTES, 1 << 28)).unwrap_or(0)
 }

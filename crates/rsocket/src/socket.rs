@@ -18,7 +18,7 @@ use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::{IbAddr, connect, resolve};
 
 /// Time that `rclose` waits until the peer has received all data.
-const LINGER: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An accepted socket, its descriptor, and the peer's address.
 type AcceptedSocket = (Arc<StreamSocket>, RawFd, IdAddress);
@@ -32,10 +32,10 @@ pub(crate) struct StreamSocket {
 impl StreamSocket {
     /// Makes a socket; returns the socket and its descriptor.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        Ok(Self::register(domain, Session::new(nonblocking)?))
+        Ok(Self::from_session(domain, Session::new(nonblocking)?))
     }
 
-    fn register(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
+    fn from_session(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
         let fd = session.channel.raw_fd();
         let session = Mutex::new(session);
         (Arc::new(Self { domain, session }), fd)
@@ -56,7 +56,7 @@ impl StreamSocket {
             }
         }
         // Neither an unresponsive peer nor a signal may keep the close waiting beyond the deadline.
-        let deadline = Deadline::after(LINGER);
+        let deadline = Deadline::after(CLOSE_TIMEOUT);
         while !deadline.has_passed() {
             let sent = |session: &mut Session| session.stream.as_ref().is_none_or(Stream::all_sent);
             match self.wait(deadline, |session| sent(session).then_some(())) {
@@ -132,7 +132,7 @@ impl StreamSocket {
                 return Err(Errno(libc::EINPROGRESS));
             }
         }
-        self.wait(Deadline::NEVER, Session::outcome)?
+        self.wait(Deadline::NEVER, Session::connect_outcome)?
     }
 
     /// Returns the next connection: its socket, descriptor and peer's address.
@@ -143,9 +143,9 @@ impl StreamSocket {
             }
             let new = self.wait_unless_nonblocking(0, Session::take_request)?;
             let (session, peer) = new?;
-            let (socket, fd) = Self::register(self.domain, session);
+            let (socket, fd) = Self::from_session(self.domain, session);
             if !self.lock().blocking.is_nonblocking() {
-                match socket.wait(Deadline::NEVER, Session::outcome) {
+                match socket.wait(Deadline::NEVER, Session::connect_outcome) {
                     Ok(Ok(())) => {}
                     // The peer has closed the connection in the meantime; accept the next one.
                     Ok(Err(_)) => {
@@ -245,7 +245,7 @@ impl StreamSocket {
                 let all = session.stream.as_ref().is_none_or(Stream::all_sent);
                 all.then_some(())
             };
-            self.wait(Deadline::after(LINGER), sent)
+            self.wait(Deadline::after(CLOSE_TIMEOUT), sent)
                 .or_else(|e| match e {
                     Errno(libc::EAGAIN) => Ok(()),
                     e => Err(e),

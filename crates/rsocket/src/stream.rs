@@ -22,18 +22,18 @@ use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
 
 /// Number of targets in the target SGL, which the halves of the receive buffer use in turn.
-const TARGETS: usize = 2;
+const TARGET_SGL_ENTRIES: usize = 2;
 /// Number of send work requests reserved for control messages, so that credits can always be sent.
 const CONTROL_WRS: u16 = 4;
 /// Number of receives beyond the credits, for control messages.
 const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
 /// Largest number of bytes per WRITE: with shorter WRITEs, the receiver can start before the last byte has arrived.
-const MAX_TRANSFER: usize = 65_536;
+const MAX_WRITE_BYTES: usize = 65_536;
 
-/// Minimum number of work requests; `MIN_BUFFER`: of bytes of a buffer. They leave room for control messages and for
+/// Minimum number of work requests; `MIN_BUFFER_BYTES`: of bytes of a buffer. They leave room for control messages and for
 /// two halves of a buffer.
 const MIN_WRS: u16 = 16;
-const MIN_BUFFER: usize = 4096;
+const MIN_BUFFER_BYTES: usize = 4096;
 
 /// The remote address of a WRITE.
 #[derive(Clone, Copy)]
@@ -76,44 +76,44 @@ pub(crate) struct Stream {
     qp: *mut ibv_qp,
     pub(crate) cq: Cq,
     /// Target SGL, iomap and receive buffer, which the peer writes.
-    shared: ZeroedRegion,
+    peer_written_memory: ZeroedRegion,
     /// Send buffer.
-    private: ZeroedRegion,
+    send_memory: ZeroedRegion,
     sizes: QueueSizes,
 
     // Sending.
     /// Location of the peer's target SGL and iomap.
-    remote_sgl: RemoteBuffer,
+    remote_target_sgl: RemoteBuffer,
     /// Index of the peer's target that gets the next receive buffer.
-    remote_target: usize,
+    next_remote_target: usize,
     /// Unused rest of the current target; `target_index`: the target's index.
-    target: RemoteBuffer,
+    target_rest: RemoteBuffer,
     target_index: usize,
-    /// Number of data messages sent; `allowed`: the number of the first one that must not be sent yet.
-    sent: u16,
-    allowed: u16,
-    sq_free: u16,
-    control_free: u16,
-    send_at: usize,
-    send_free: usize,
+    /// Number of data messages sent; `send_limit`: the number of the first one that must not be sent yet.
+    sent_messages: u16,
+    send_limit: u16,
+    free_data_wrs: u16,
+    free_control_wrs: u16,
+    send_buffer_position: usize,
+    free_send_bytes: usize,
 
     // Receiving.
-    /// Position of the next byte to read; `readable`: the number of readable bytes.
-    recv_at: usize,
-    readable: usize,
+    /// Position of the next byte to read; `readable_bytes`: the number of readable bytes.
+    recv_buffer_position: usize,
+    readable_bytes: usize,
     /// Number of bytes that the peer may still write, to detect peers that claim more.
-    granted: usize,
+    peer_writable_bytes: usize,
     /// Number of bytes that were read and not yet granted to the peer again.
-    unreturned_credit_bytes: usize,
+    read_ungranted_bytes: usize,
     /// Start of the half of the receive buffer that is granted next.
-    grant_at: usize,
-    /// Number of data messages received; `credits_due`: the number at which further credits must be sent.
-    received: u16,
-    credits_due: u16,
+    next_granted_half: usize,
+    /// Number of data messages received; `next_credit_at_message`: the number at which further credits must be sent.
+    received_messages: u16,
+    next_credit_at_message: u16,
 
-    mapped: Vec<PeerWritableBuffer>,
+    peer_writable_buffers: Vec<PeerWritableBuffer>,
     /// Free iomap entries of the peer.
-    free_maps: VecDeque<u16>,
+    free_peer_iomap_entries: VecDeque<u16>,
 
     /// True if the peer sends no more.
     pub(crate) peer_has_shut_down: bool,
@@ -134,11 +134,11 @@ impl Stream {
     /// and the stream is not used in between.
     pub(crate) unsafe fn new(id: &CmId, sizes: QueueSizes) -> Result<Self> {
         let sizes = QueueSizes {
-            send_buffer: sizes.send_buffer.max(MIN_BUFFER),
+            send_buffer: sizes.send_buffer.max(MIN_BUFFER_BYTES),
             // The buffer has two halves of whole words.
-            recv_buffer: sizes.recv_buffer.max(MIN_BUFFER).next_multiple_of(16),
-            sq: sizes.sq.max(MIN_WRS),
-            rq: sizes.rq.max(MIN_WRS),
+            recv_buffer: sizes.recv_buffer.max(MIN_BUFFER_BYTES).next_multiple_of(16),
+            sq_wrs: sizes.sq_wrs.max(MIN_WRS),
+            rq_wrs: sizes.rq_wrs.max(MIN_WRS),
             max_inline: sizes.max_inline.max(IOMAP_ENTRY_SIZE as u16),
             iomap_entries: agreed_iomap_entries(sizes.iomap_entries),
         };
@@ -165,34 +165,34 @@ impl Stream {
                 ZeroedRegion::new(device, id.pd(), sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?,
             )
         };
-        let cqe = c_int::from(sizes.sq) + c_int::from(sizes.rq + CONTROL_RECEIVES);
+        let cqe = c_int::from(sizes.sq_wrs) + c_int::from(sizes.rq_wrs + CONTROL_RECEIVES);
         let cq = Cq::new(device, cqe)?;
         Ok(Self {
             device,
             qp: ptr::null_mut(),
             cq,
-            shared,
-            private,
+            peer_written_memory: shared,
+            send_memory: private,
             sizes,
-            remote_sgl: RemoteBuffer::default(),
-            remote_target: 0,
-            target: RemoteBuffer::default(),
+            remote_target_sgl: RemoteBuffer::default(),
+            next_remote_target: 0,
+            target_rest: RemoteBuffer::default(),
             target_index: 0,
-            sent: 0,
-            allowed: 0,
-            sq_free: sizes.sq - CONTROL_WRS,
-            control_free: CONTROL_WRS,
-            send_at: 0,
-            send_free: sizes.send_buffer,
-            recv_at: 0,
-            readable: 0,
-            granted: sizes.recv_buffer / 2,
-            unreturned_credit_bytes: sizes.recv_buffer / 2,
-            grant_at: sizes.recv_buffer / 2,
-            received: 0,
-            credits_due: sizes.rq / 2,
-            mapped: Vec::new(),
-            free_maps: VecDeque::new(),
+            sent_messages: 0,
+            send_limit: 0,
+            free_data_wrs: sizes.sq_wrs - CONTROL_WRS,
+            free_control_wrs: CONTROL_WRS,
+            send_buffer_position: 0,
+            free_send_bytes: sizes.send_buffer,
+            recv_buffer_position: 0,
+            readable_bytes: 0,
+            peer_writable_bytes: sizes.recv_buffer / 2,
+            read_ungranted_bytes: sizes.recv_buffer / 2,
+            next_granted_half: sizes.recv_buffer / 2,
+            received_messages: 0,
+            next_credit_at_message: sizes.rq_wrs / 2,
+            peer_writable_buffers: Vec::new(),
+            free_peer_iomap_entries: VecDeque::new(),
             peer_has_shut_down: false,
             has_shut_down: false,
             final_status: None,
@@ -205,14 +205,14 @@ impl Stream {
     /// As for [`Stream::new`].
     unsafe fn create_qp(&mut self, id: &CmId) -> Result {
         let sizes = self.sizes;
-        let receives = sizes.rq + CONTROL_RECEIVES;
+        let receives = sizes.rq_wrs + CONTROL_RECEIVES;
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.comp_mask = IBV_QP_INIT_ATTR_PD;
         attr.pd = id.pd();
         attr.qp_type = IBV_QPT_RC;
         attr.send_cq = self.cq.raw();
         attr.recv_cq = self.cq.raw();
-        attr.cap.max_send_wr = u32::from(sizes.sq);
+        attr.cap.max_send_wr = u32::from(sizes.sq_wrs);
         attr.cap.max_recv_wr = u32::from(receives);
         attr.cap.max_send_sge = 2;
         attr.cap.max_recv_sge = 1;
@@ -238,23 +238,23 @@ impl Stream {
 
     /// Returns the offset of iomap entry `index` in the shared memory.
     fn iomap_at(index: u16) -> usize {
-        TARGETS * RemoteBuffer::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
+        TARGET_SGL_ENTRIES * RemoteBuffer::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
     }
 
     /// Returns the data for the peer when the connection is made.
     pub(crate) fn conn_data(&self) -> ConnData {
-        let rkey = self.shared.rkey();
+        let rkey = self.peer_written_memory.rkey();
         ConnData {
-            credits: self.sizes.rq,
+            peer_send_credits: self.sizes.rq_wrs,
             iomap_entries: self.sizes.iomap_entries,
             target_sgl: RemoteBuffer {
-                addr: self.shared.address(0),
+                addr: self.peer_written_memory.address(0),
                 rkey,
-                len: TARGETS as u32,
+                len: TARGET_SGL_ENTRIES as u32,
             },
-            data_buf: RemoteBuffer {
+            first_recv_buffer: RemoteBuffer {
                 addr: self
-                    .shared
+                    .peer_written_memory
                     .address(Self::recv_buffer_at(self.sizes.iomap_entries)),
                 rkey,
                 len: (self.sizes.recv_buffer / 2) as u32,
@@ -270,13 +270,13 @@ impl Stream {
         if peer.target_sgl.len == 0 {
             return Err(Errno(libc::EPROTO));
         }
-        self.remote_sgl = peer.target_sgl;
-        self.free_maps = (0..peer.iomap_entries).collect();
-        self.target = peer.data_buf;
+        self.remote_target_sgl = peer.target_sgl;
+        self.free_peer_iomap_entries = (0..peer.iomap_entries).collect();
+        self.target_rest = peer.first_recv_buffer;
         self.target_index = 0;
         // The first target is in use, so the next receive buffer goes to the second one.
-        self.remote_target = 1 % peer.target_sgl.len as usize;
-        self.allowed = peer.credits;
+        self.next_remote_target = 1 % peer.target_sgl.len as usize;
+        self.send_limit = peer.peer_send_credits;
         Ok(())
     }
 
@@ -288,12 +288,12 @@ impl Stream {
 
     /// Returns true if a read would not block: data, the end of the stream, or an error.
     pub(crate) fn can_read(&self) -> bool {
-        self.readable > 0 || self.peer_has_shut_down || self.final_status.is_some()
+        self.readable_bytes > 0 || self.peer_has_shut_down || self.final_status.is_some()
     }
 
     /// Returns true if data can be read.
     pub(crate) fn has_data(&self) -> bool {
-        self.readable > 0
+        self.readable_bytes > 0
     }
 
     /// Returns true if a write would not block, including writes that fail.
@@ -302,25 +302,29 @@ impl Stream {
     }
 
     fn has_room(&self) -> bool {
-        self.sq_free > 0
-            && self.send_free > 0
-            && self.sent != self.allowed
-            && self.current_target().len > 0
+        self.free_data_wrs > 0
+            && self.free_send_bytes > 0
+            && self.sent_messages != self.send_limit
+            && self.current_remote_target().len > 0
     }
 
     /// Returns true if all sends have completed, or the connection is over.
     pub(crate) fn all_sent(&self) -> bool {
         self.final_status.is_some()
-            || (self.sq_free == self.sizes.sq - CONTROL_WRS && self.control_free == CONTROL_WRS)
+            || (self.free_data_wrs == self.sizes.sq_wrs - CONTROL_WRS
+                && self.free_control_wrs == CONTROL_WRS)
     }
 
     /// Returns the target for the next data.
-    fn current_target(&self) -> RemoteBuffer {
-        if self.target.len > 0 {
-            return self.target;
+    fn current_remote_target(&self) -> RemoteBuffer {
+        if self.target_rest.len > 0 {
+            return self.target_rest;
         }
         let at = self.target_index * RemoteBuffer::SIZE;
-        RemoteBuffer::from_words(self.shared.word(at), self.shared.word(at + 8))
+        RemoteBuffer::from_words(
+            self.peer_written_memory.word(at),
+            self.peer_written_memory.word(at + 8),
+        )
     }
 
     // Sending.
@@ -329,25 +333,25 @@ impl Stream {
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() && self.has_room() {
-            if self.target.len == 0 {
-                self.target = self.current_target();
-                self.clear_target();
+            if self.target_rest.len == 0 {
+                self.target_rest = self.current_remote_target();
+                self.mark_target_used();
             }
             let rest = bytes.get(done..).unwrap_or_default();
             let len = rest
                 .len()
-                .min(MAX_TRANSFER)
-                .min(self.target.len as usize)
-                .min(self.send_free);
+                .min(MAX_WRITE_BYTES)
+                .min(self.target_rest.len as usize)
+                .min(self.free_send_bytes);
             let chunk = rest.get(..len).unwrap_or_default();
-            let RemoteBuffer { addr, rkey, .. } = self.target;
+            let RemoteBuffer { addr, rkey, .. } = self.target_rest;
             let imm = Immediate::Data(len as u32);
             self.post_data(chunk, RemoteAddress { addr, rkey }, Some(imm))?;
-            self.sent = self.sent.wrapping_add(1);
-            self.target.addr += len as u64;
-            self.target.len -= len as u32;
-            if self.target.len == 0 {
-                self.target_index = (self.target_index + 1) % TARGETS;
+            self.sent_messages = self.sent_messages.wrapping_add(1);
+            self.target_rest.addr += len as u64;
+            self.target_rest.len -= len as u32;
+            if self.target_rest.len == 0 {
+                self.target_index = (self.target_index + 1) % TARGET_SGL_ENTRIES;
             }
             done += len;
         }
@@ -355,8 +359,8 @@ impl Stream {
     }
 
     /// Marks the target as used, so that it is not used again before the peer has renewed it.
-    fn clear_target(&mut self) {
-        self.shared.write(
+    fn mark_target_used(&mut self) {
+        self.peer_written_memory.write(
             self.target_index * RemoteBuffer::SIZE,
             &[0; RemoteBuffer::SIZE],
         );
@@ -366,27 +370,30 @@ impl Stream {
     fn post_data(&mut self, chunk: &[u8], to: RemoteAddress, imm: Option<Immediate>) -> Result {
         let inline = chunk.len() <= usize::from(self.sizes.max_inline);
         let size = self.sizes.send_buffer;
-        let first = chunk.len().min(size - self.send_at);
+        let first = chunk.len().min(size - self.send_buffer_position);
         let (head, tail) = chunk.split_at(first);
-        self.private.write(self.send_at, head);
-        self.private.write(0, tail);
+        self.send_memory.write(self.send_buffer_position, head);
+        self.send_memory.write(0, tail);
         let piece = |at: usize, len: usize| ibv_sge {
-            addr: self.private.address(at),
+            addr: self.send_memory.address(at),
             length: len as u32,
-            lkey: self.private.lkey(),
+            lkey: self.send_memory.lkey(),
         };
-        let mut pieces = [piece(self.send_at, head.len()), piece(0, tail.len())];
+        let mut pieces = [
+            piece(self.send_buffer_position, head.len()),
+            piece(0, tail.len()),
+        ];
         let count = if tail.is_empty() { 1 } else { 2 };
         let flags = if inline { IBV_SEND_INLINE } else { 0 };
         let used = pieces.get_mut(..count).unwrap_or_default();
         self.post_write(used, to, imm, flags, SendPurpose::Data(chunk.len() as u32))?;
-        self.send_at = (self.send_at + chunk.len()) % size;
-        self.send_free -= chunk.len();
-        self.sq_free -= 1;
+        self.send_buffer_position = (self.send_buffer_position + chunk.len()) % size;
+        self.free_send_bytes -= chunk.len();
+        self.free_data_wrs -= 1;
         Ok(())
     }
 
-    /// Posts a control message; `control_free` must not be 0.
+    /// Posts a control message; `free_control_wrs` must not be 0.
     fn post_control(&mut self, bytes: &mut [u8], addr: u64, imm: Immediate) -> Result {
         let mut sge = ibv_sge {
             addr: bytes.as_ptr().expose_provenance() as u64,
@@ -398,10 +405,10 @@ impl Stream {
         } else {
             std::slice::from_mut(&mut sge)
         };
-        let rkey = self.remote_sgl.rkey;
+        let rkey = self.remote_target_sgl.rkey;
         let to = RemoteAddress { addr, rkey };
         self.post_write(sges, to, Some(imm), IBV_SEND_INLINE, SendPurpose::Control)?;
-        self.control_free -= 1;
+        self.free_control_wrs -= 1;
         Ok(())
     }
 
@@ -435,8 +442,8 @@ impl Stream {
 
     /// Sends a control message: this end sends no more, or is closed.
     pub(crate) fn send_control(&mut self, imm: Immediate) {
-        if self.final_status.is_none() && self.control_free > 0 {
-            let to = self.remote_sgl.addr;
+        if self.final_status.is_none() && self.free_control_wrs > 0 {
+            let to = self.remote_target_sgl.addr;
             if self.post_control(&mut [], to, imm).is_err() {
                 self.final_status = Some(libc::ECONNRESET);
             }
@@ -447,57 +454,68 @@ impl Stream {
 
     /// Reads as many bytes as `bytes` and the received data allow; with `peek`, the data stays unread.
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
-        let len = bytes.len().min(self.readable);
+        let len = bytes.len().min(self.readable_bytes);
         let size = self.sizes.recv_buffer;
         let base = Self::recv_buffer_at(self.sizes.iomap_entries);
-        let first = len.min(size - self.recv_at);
+        let first = len.min(size - self.recv_buffer_position);
         let (head, tail) = bytes.split_at_mut(first);
         let tail = tail.get_mut(..len - first).unwrap_or_default();
-        self.shared.read(base + self.recv_at, head);
-        self.shared.read(base, tail);
+        self.peer_written_memory
+            .read(base + self.recv_buffer_position, head);
+        self.peer_written_memory.read(base, tail);
         if !peek {
-            self.recv_at = (self.recv_at + len) % size;
-            self.readable -= len;
-            self.unreturned_credit_bytes += len;
-            self.grant();
+            self.recv_buffer_position = (self.recv_buffer_position + len) % size;
+            self.readable_bytes -= len;
+            self.read_ungranted_bytes += len;
+            self.return_credits_and_buffers();
         }
         len
     }
 
     /// Sends credits and receive buffers to the peer, if they are due.
-    fn grant(&mut self) {
+    fn return_credits_and_buffers(&mut self) {
         let half = self.sizes.recv_buffer / 2;
         loop {
-            let buffer_due = self.unreturned_credit_bytes >= half;
-            let credits_due = self.received.wrapping_sub(self.credits_due).cast_signed() >= 0;
-            let may =
-                self.final_status.is_none() && self.control_free > 0 && self.remote_sgl.len > 0;
+            let buffer_due = self.read_ungranted_bytes >= half;
+            let credits_due = self
+                .received_messages
+                .wrapping_sub(self.next_credit_at_message)
+                .cast_signed()
+                >= 0;
+            let may = self.final_status.is_none()
+                && self.free_control_wrs > 0
+                && self.remote_target_sgl.len > 0;
             if !may || !(buffer_due || credits_due) {
                 return;
             }
-            let imm = Immediate::Credits(self.received.wrapping_add(self.sizes.rq));
+            let imm = Immediate::Credits(self.received_messages.wrapping_add(self.sizes.rq_wrs));
             let posted = if buffer_due {
                 let base = Self::recv_buffer_at(self.sizes.iomap_entries);
                 let mut bytes = RemoteBuffer {
-                    addr: self.shared.address(base + self.grant_at),
-                    rkey: self.shared.rkey(),
+                    addr: self
+                        .peer_written_memory
+                        .address(base + self.next_granted_half),
+                    rkey: self.peer_written_memory.rkey(),
                     len: half as u32,
                 }
                 .to_memory();
-                let to = self.remote_sgl.addr + (self.remote_target * RemoteBuffer::SIZE) as u64;
-                self.remote_target = (self.remote_target + 1) % self.remote_sgl.len as usize;
-                self.grant_at = (self.grant_at + half) % (2 * half);
-                self.unreturned_credit_bytes -= half;
-                self.granted += half;
+                let to = self.remote_target_sgl.addr
+                    + (self.next_remote_target * RemoteBuffer::SIZE) as u64;
+                self.next_remote_target =
+                    (self.next_remote_target + 1) % self.remote_target_sgl.len as usize;
+                self.next_granted_half = (self.next_granted_half + half) % (2 * half);
+                self.read_ungranted_bytes -= half;
+                self.peer_writable_bytes += half;
                 self.post_control(&mut bytes, to, imm)
             } else {
-                self.post_control(&mut [], self.remote_sgl.addr, imm)
+                self.post_control(&mut [], self.remote_target_sgl.addr, imm)
             };
             if posted.is_err() {
                 self.final_status = Some(libc::ECONNRESET);
                 return;
             }
-            self.credits_due = self.received.wrapping_add(self.sizes.rq / 2);
+            self.next_credit_at_message =
+                self.received_messages.wrapping_add(self.sizes.rq_wrs / 2);
         }
     }
 
@@ -512,7 +530,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        for mapped in self.mapped.drain(..) {
+        for mapped in self.peer_writable_buffers.drain(..) {
             // SAFETY: registered by `map` and deregistered once.
             unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
         }

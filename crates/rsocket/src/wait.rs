@@ -17,7 +17,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Time that a thread polls for completions before it sleeps: less than a wake-up takes.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(20);
 /// Number of unsuccessful non-blocking calls after which the caller yields, since the peer may need its core.
 const CALLS_PER_YIELD: u32 = 64;
 
@@ -150,14 +150,14 @@ pub(crate) trait WaitableState {
 /// The blocking mode of a socket, and the number of non-blocking calls that found nothing.
 pub(crate) struct BlockingMode {
     is_nonblocking: bool,
-    empty_calls: u32,
+    fruitless_calls: u32,
 }
 
 impl BlockingMode {
     pub(crate) fn new(nonblocking: bool) -> Self {
         Self {
             is_nonblocking: nonblocking,
-            empty_calls: 0,
+            fruitless_calls: 0,
         }
     }
 
@@ -185,7 +185,7 @@ pub(crate) fn wait_until<S: WaitableState, T>(
                 return Ok(found);
             }
             let now = Instant::now();
-            if *spin_until.get_or_insert(now + SPIN) > now {
+            if *spin_until.get_or_insert(now + SPIN_BEFORE_SLEEP) > now {
                 drop(inner);
                 // The peer may need this core.
                 std::thread::yield_now();
@@ -224,8 +224,8 @@ pub(crate) fn wait_unless_nonblocking<S: WaitableState, T>(
         }
         let blocking = inner.blocking();
         if blocking.is_nonblocking || flags & libc::MSG_DONTWAIT != 0 {
-            blocking.empty_calls = blocking.empty_calls.wrapping_add(1);
-            let yields = blocking.empty_calls.is_multiple_of(CALLS_PER_YIELD);
+            blocking.fruitless_calls = blocking.fruitless_calls.wrapping_add(1);
+            let yields = blocking.fruitless_calls.is_multiple_of(CALLS_PER_YIELD);
             drop(inner);
             if yields {
                 std::thread::yield_now();

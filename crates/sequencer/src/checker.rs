@@ -21,10 +21,10 @@ use crate::{ClientReport, NumberSet};
 pub struct NumberChecker {
     first_number: u64,
     numbers: NumberSet,
-    clients: usize,
+    checked_clients: usize,
     duplicates: u64,
     duplicate_example: Option<(String, u64)>,
-    not_increasing: u64,
+    out_of_order_numbers: u64,
     lost_messages: u64,
     dead_clients: usize,
     server_restarts: usize,
@@ -64,10 +64,10 @@ impl NumberChecker {
         Self {
             first_number: start,
             numbers: NumberSet::new(),
-            clients: 0,
+            checked_clients: 0,
             duplicates: 0,
             duplicate_example: None,
-            not_increasing: 0,
+            out_of_order_numbers: 0,
             lost_messages: 0,
             dead_clients: 0,
             server_restarts: 0,
@@ -78,13 +78,13 @@ impl NumberChecker {
     pub fn add(&mut self, name: &str, report: &ClientReport) {
         self.add_numbers(name, &report.numbers);
         self.duplicates += report.duplicates;
-        self.not_increasing += report.not_increasing;
+        self.out_of_order_numbers += report.not_increasing;
         self.lost_messages += report.failures.lost + report.failures.discarded;
     }
 
     /// Adds the numbers of a client.
     pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
-        self.clients += 1;
+        self.checked_clients += 1;
         let (duplicates, example) = self.numbers.merge(numbers);
         self.duplicates += duplicates;
         if let (None, Some(n)) = (&self.duplicate_example, example) {
@@ -130,14 +130,14 @@ impl NumberChecker {
         NumberVerdict {
             ok: numbers > 0
                 && self.duplicates == 0
-                && self.not_increasing == 0
+                && self.out_of_order_numbers == 0
                 && outside == 0
                 && excused,
-            clients: self.clients,
+            clients: self.checked_clients,
             numbers,
             duplicates: self.duplicates,
             duplicate: self.duplicate_example.clone(),
-            not_increasing: self.not_increasing,
+            not_increasing: self.out_of_order_numbers,
             skipped,
             lost: self.lost_messages,
             dead_clients: self.dead_clients,
@@ -257,7 +257,7 @@ mod tests {
     fn order_violations_fail() {
         let mut c = NumberChecker::new(0);
         c.add_numbers("a", &set(0..10));
-        c.not_increasing = 1;
+        c.out_of_order_numbers = 1;
         assert!(!c.verdict(None).ok);
     }
 }

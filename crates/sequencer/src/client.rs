@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use rpc::{RpcError, UdPortConfig, datagram, herd};
-use service::{ConnectError, Connection, LatencySummary, Protocol, RefusedClient, ServerLocation};
-use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, time};
+use service::{
+    ClientSession, ConnectError, LatencySummary, Protocol, RefusedClient, ServerLocation,
+};
+use verbs::{Access, Context, PortAndGidIndex, ProtectionDomain, Rc, time};
 
 use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
@@ -15,7 +17,7 @@ use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunEnd
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
     session: Option<Session>,
@@ -71,7 +73,7 @@ impl ClientError {
 struct Session {
     lane: AnyLane,
     /// Held only to be dropped: the end of the connection ends the session at the server.
-    _connection: Connection,
+    _connection: ClientSession,
 }
 
 #[derive(Debug)]
@@ -145,10 +147,10 @@ impl Client {
     pub fn run(&mut self, until: RunEnd) -> ClientReport {
         let mut run = ClientRun::new(until, &self.config);
         self.results.numbers = crate::NumberSet::new();
-        self.results.next_expected_at_start = self.results.next_expected;
+        self.results.one_past_largest_at_start = self.results.one_past_largest;
         (
             self.results.received_numbers,
-            self.results.not_increasing,
+            self.results.not_increasing_numbers,
             self.results.discarded_answers,
         ) = (0, 0, 0);
         (self.results.refused_requests, self.results.wrong_guesses) = (0, 0);
@@ -216,7 +218,8 @@ impl Client {
 
     fn report(&mut self, run: ClientRun) -> ClientReport {
         let seconds =
-            Duration::from_nanos(run.last_answer_ns.saturating_sub(run.started_ns)).as_secs_f64();
+            Duration::from_nanos(run.last_answer_time_ns.saturating_sub(run.start_time_ns))
+                .as_secs_f64();
         let mut numbers = std::mem::take(&mut self.results.numbers);
         let requests = self.results.received_numbers;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
@@ -234,7 +237,7 @@ impl Client {
             latency: LatencySummary::with_mean(&run.latency.into_histogram()),
             doorbells: run.doorbells,
             wrong_guesses: self.results.wrong_guesses,
-            not_increasing: self.results.not_increasing,
+            not_increasing: self.results.not_increasing_numbers,
             duplicates: numbers.duplicates(),
             failures: FailureCounts {
                 discarded: self.results.discarded_answers,
@@ -252,11 +255,11 @@ impl Client {
             self.target
                 .retry_until(until, || self.open_session(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
-        if accepted.next < self.results.next_expected {
+        if accepted.next < self.results.one_past_largest {
             return Err(ClientError::refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
                 accepted.next,
-                self.results.next_expected - 1
+                self.results.one_past_largest - 1
             )));
         }
         self.design = accepted.design;

@@ -45,7 +45,7 @@ impl Design {
     /// Returns the first number that the design refuses to give: see [`crate::counter`].
     pub fn end_of_numbers(self) -> u64 {
         match self {
-            Self::Atomics => crate::counter::ATOMICS_END,
+            Self::Atomics => crate::counter::ATOMICS_END_OF_NUMBERS,
             _ => crate::counter::END_OF_NUMBERS,
         }
     }

@@ -6,10 +6,10 @@
 //! means that the numbers are used up.
 //!
 //! - Where CPUs add ([`Counter::take_numbers`]), the counter never exceeds the limit, which is at most [`END_OF_NUMBERS`].
-//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END`] on are invalid: a
+//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END_OF_NUMBERS`] on are invalid: a
 //!   client that gets one stops for good. When the counter has reached this value, the server moves all queue pairs to
 //!   ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most [`MAX_WINDOW`]
-//!   outstanding requests. So the counter ends at most `MAX_CLIENTS * MAX_WINDOW` past [`ATOMICS_END`], which is
+//!   outstanding requests. So the counter ends at most `MAX_CLIENTS * MAX_WINDOW` past [`ATOMICS_END_OF_NUMBERS`], which is
 //!   `u64::MAX`.
 //!
 //! # The limit with `atomics`
@@ -34,7 +34,7 @@ pub const MAX_CLIENTS: usize = 16_384;
 /// Largest window of a client.
 pub const MAX_WINDOW: usize = 4096;
 /// The first number that the design `atomics` cannot give.
-pub const ATOMICS_END: u64 = END_OF_NUMBERS - (MAX_CLIENTS * MAX_WINDOW) as u64;
+pub const ATOMICS_END_OF_NUMBERS: u64 = END_OF_NUMBERS - (MAX_CLIENTS * MAX_WINDOW) as u64;
 
 /// The answer's value if the numbers are used up.
 pub(crate) const USED_UP_ANSWER: u64 = u64::MAX;

@@ -44,12 +44,12 @@ pub(crate) use spread::SpreadLane;
 #[repr(C)]
 pub(crate) struct LaneResults {
     /// One more than the largest number so far, over all sessions.
-    pub(crate) next_expected: u64,
-    /// The value of `next_expected` at the start of the run. No request was outstanding then, so all new numbers are at least
+    pub(crate) one_past_largest: u64,
+    /// The value of `one_past_largest` at the start of the run. No request was outstanding then, so all new numbers are at least
     /// this.
-    pub(crate) next_expected_at_start: u64,
+    pub(crate) one_past_largest_at_start: u64,
     pub(crate) received_numbers: u64,
-    pub(crate) not_increasing: u64,
+    pub(crate) not_increasing_numbers: u64,
     pub(crate) refused_requests: u64,
     /// All numbers in the order of arrival, if the caller wants them.
     pub(crate) numbers_in_arrival_order: Option<Vec<u64>>,
@@ -62,9 +62,9 @@ impl LaneResults {
     /// Counts a number. `floor` is one more than the largest number at the time of the request; a smaller number is an
     /// error.
     #[inline]
-    fn record(&mut self, n: u64, floor: u64) {
-        self.not_increasing += u64::from(n < floor);
-        self.next_expected = self.next_expected.max(n + 1);
+    fn record_number(&mut self, n: u64, floor: u64) {
+        self.not_increasing_numbers += u64::from(n < floor);
+        self.one_past_largest = self.one_past_largest.max(n + 1);
         self.received_numbers += 1;
         self.numbers.insert(n);
         if let Some(all) = &mut self.numbers_in_arrival_order {
@@ -77,8 +77,8 @@ pub(crate) trait Lane {
     /// Returns the number of requests that may be sent now.
     fn free_window(&self) -> usize;
     /// Returns the number of unanswered requests.
-    fn outstanding(&self) -> usize;
-    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::next_expected`].
+    fn unanswered_requests(&self) -> usize;
+    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::one_past_largest`].
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
     /// Returns true if this session can give no more numbers, although nothing failed.
     fn needs_new_session(&self) -> bool {
@@ -136,9 +136,9 @@ impl DatagramNetwork for datagram::Client {
 pub(crate) struct SpecLane<D = datagram::Client> {
     client: D,
     window: usize,
-    guess: u32,
+    guessed_upper_half: u32,
     is_guess_wrong: bool,
-    outstanding: usize,
+    unanswered_requests: usize,
     /// True if answers arrive in the order of their numbers.
     answers_in_order: bool,
 }
@@ -149,9 +149,9 @@ impl<D> SpecLane<D> {
             client,
             window,
             answers_in_order: ordered,
-            guess: upper_half(next),
+            guessed_upper_half: upper_half(next),
             is_guess_wrong: false,
-            outstanding: 0,
+            unanswered_requests: 0,
         }
     }
 }
@@ -167,24 +167,24 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
         if self.is_guess_wrong {
             0
         } else {
-            self.window - self.outstanding
+            self.window - self.unanswered_requests
         }
     }
 
     #[inline]
-    fn outstanding(&self) -> usize {
-        self.outstanding
+    fn unanswered_requests(&self) -> usize {
+        self.unanswered_requests
     }
 
     #[inline]
     fn needs_new_session(&self) -> bool {
-        self.is_guess_wrong && self.outstanding == 0
+        self.is_guess_wrong && self.unanswered_requests == 0
     }
 
     #[inline]
     fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
-        self.client.send(count, self.guess)?;
-        self.outstanding += count;
+        self.client.send(count, self.guessed_upper_half)?;
+        self.unanswered_requests += count;
         Ok(())
     }
 
@@ -192,9 +192,9 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
     fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
         let Self {
             client,
-            guess,
+            guessed_upper_half: guess,
             is_guess_wrong: wrong,
-            outstanding,
+            unanswered_requests: outstanding,
             answers_in_order: ordered,
             ..
         } = self;
@@ -214,8 +214,10 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
                 }
             };
             // Rule 3.
-            let late = n < results.next_expected
-                && (*ordered || n < results.next_expected_at_start || results.numbers.contains(n));
+            let late = n < results.one_past_largest
+                && (*ordered
+                    || n < results.one_past_largest_at_start
+                    || results.numbers.contains(n));
             if late || *outstanding == 0 {
                 results.discarded_answers += 1;
                 return;
@@ -226,9 +228,16 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
                 *wrong = true;
             }
             // The answered request is not known: without an order, any number is permitted.
-            results.record(n, if *ordered { results.next_expected } else { 0 });
+            results.record_number(
+                n,
+                if *ordered {
+                    results.one_past_largest
+                } else {
+                    0
+                },
+            );
         })?;
-        Ok(before - self.outstanding)
+        Ok(before - self.unanswered_requests)
     }
 }
 
@@ -238,9 +247,9 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
 pub(crate) struct RpcLane {
     window: usize,
     pending: Box<[Pending]>,
-    outstanding: usize,
+    unanswered_requests: usize,
     /// The oldest unanswered request; its slot must not be reused yet.
-    oldest_unanswered: u32,
+    oldest_unanswered_number: u32,
     client: herd::Client,
 }
 
@@ -255,11 +264,11 @@ impl RpcLane {
     pub(crate) fn new(client: herd::Client, window: usize) -> Self {
         let slots = client.layout().window as usize;
         Self {
-            oldest_unanswered: client.next_number(),
+            oldest_unanswered_number: client.next_request_number(),
             client,
             window: window.min(slots),
             pending: vec![Pending::default(); slots].into_boxed_slice(),
-            outstanding: 0,
+            unanswered_requests: 0,
         }
     }
 
@@ -275,19 +284,19 @@ impl Lane for RpcLane {
     fn free_window(&self) -> usize {
         self.window.saturating_sub(
             self.client
-                .next_number()
-                .wrapping_sub(self.oldest_unanswered) as usize,
+                .next_request_number()
+                .wrapping_sub(self.oldest_unanswered_number) as usize,
         )
     }
 
     #[inline]
-    fn outstanding(&self) -> usize {
-        self.outstanding
+    fn unanswered_requests(&self) -> usize {
+        self.unanswered_requests
     }
 
     #[inline]
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError> {
-        let mut number = self.client.next_number();
+        let mut number = self.client.next_request_number();
         for _ in 0..count {
             *self.pending_slot(number) = Pending {
                 request_number: number,
@@ -297,7 +306,7 @@ impl Lane for RpcLane {
             number = number.wrapping_add(1);
         }
         self.client.send(count, |_| &[])?;
-        self.outstanding += count;
+        self.unanswered_requests += count;
         Ok(())
     }
 
@@ -306,7 +315,7 @@ impl Lane for RpcLane {
         let Self {
             client,
             pending,
-            outstanding,
+            unanswered_requests: outstanding,
             ..
         } = self;
         let mask = pending.len() - 1;
@@ -325,16 +334,18 @@ impl Lane for RpcLane {
             if n == USED_UP_ANSWER {
                 results.refused_requests += 1;
             } else {
-                results.record(n, slot.min_valid_number);
+                results.record_number(n, slot.min_valid_number);
             }
         })?;
-        let answered = before - self.outstanding;
+        let answered = before - self.unanswered_requests;
         if answered > 0 {
-            let next = self.client.next_number();
-            while self.oldest_unanswered != next
-                && !self.pending_slot(self.oldest_unanswered).is_outstanding
+            let next = self.client.next_request_number();
+            while self.oldest_unanswered_number != next
+                && !self
+                    .pending_slot(self.oldest_unanswered_number)
+                    .is_outstanding
             {
-                self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
+                self.oldest_unanswered_number = self.oldest_unanswered_number.wrapping_add(1);
             }
         }
         Ok(answered)
@@ -409,11 +420,11 @@ impl Lane for AtomicsLane {
 
     #[inline]
     fn free_window(&self) -> usize {
-        self.result_words.len() - self.outstanding()
+        self.result_words.len() - self.unanswered_requests()
     }
 
     #[inline]
-    fn outstanding(&self) -> usize {
+    fn unanswered_requests(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
         {
             (self.sent_requests - self.answered_requests) as usize
@@ -459,7 +470,7 @@ impl Lane for AtomicsLane {
                     results.refused_requests += 1;
                     self.answered_requests += 1;
                 } else if n < self.known_limit && self.held_back_numbers.is_empty() {
-                    results.record(n, results.next_expected);
+                    results.record_number(n, results.one_past_largest);
                     self.answered_requests += 1;
                 } else {
                     self.held_back_numbers.push_back(n);
@@ -470,7 +481,7 @@ impl Lane for AtomicsLane {
             .held_back_numbers
             .pop_front_if(|n| *n < self.known_limit)
         {
-            results.record(n, results.next_expected);
+            results.record_number(n, results.one_past_largest);
             self.answered_requests += 1;
         }
         if !self.held_back_numbers.is_empty() && !self.is_reading_limit {

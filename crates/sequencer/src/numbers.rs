@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 mod chunk;
 
-use chunk::{BITMAP_WORDS, DuplicateNumbers, NUMBERS as CHUNK, NumberChunk};
+use chunk::{BITMAP_WORDS, DuplicateNumbers, NUMBERS_PER_CHUNK as CHUNK, NumberChunk};
 
 /// A set of `u64`. Full chunks of 65,536 numbers are stored as runs. Other chunks are stored as runs or as bitmaps,
 /// whichever is smaller.

@@ -26,15 +26,15 @@ pub(crate) struct ClientRun {
     target_numbers: u64,
     max_postlist_len: usize,
     /// Smallest room in the window for which requests are sent while answers arrive.
-    min_room: usize,
-    stop_and_go: bool,
+    min_sendable_requests: usize,
+    waits_for_all_answers: bool,
     /// End of the run in nanoseconds, as [`time::now_ns`].
-    end_ns: Option<u64>,
+    end_time_ns: Option<u64>,
     answer_timeout_ns: u64,
     pub(crate) doorbells: u64,
-    pub(crate) last_answer_ns: u64,
+    pub(crate) last_answer_time_ns: u64,
     pub(crate) latency: LatencyRecorder,
-    pub(crate) started_ns: u64,
+    pub(crate) start_time_ns: u64,
     pub(crate) failures: FailureCounts,
 }
 
@@ -98,17 +98,17 @@ impl ClientRun {
         };
         Self {
             target_numbers: count,
-            end_ns: end,
+            end_time_ns: end,
             max_postlist_len: config.batch.min(config.window),
-            min_room: match config.policy {
+            min_sendable_requests: match config.policy {
                 WindowPolicy::FullPostlists => config.batch.min(config.window),
                 WindowPolicy::AsAnswered | WindowPolicy::StopAndGo => 1,
             },
-            stop_and_go: config.policy == WindowPolicy::StopAndGo,
+            waits_for_all_answers: config.policy == WindowPolicy::StopAndGo,
             answer_timeout_ns: u64::try_from(config.answer_timeout().as_nanos())
                 .unwrap_or(u64::MAX),
-            started_ns: started,
-            last_answer_ns: started,
+            start_time_ns: started,
+            last_answer_time_ns: started,
             latency: LatencyRecorder::new(config.latency_digits),
             doorbells: 0,
             failures: FailureCounts::default(),
@@ -116,13 +116,13 @@ impl ClientRun {
     }
 
     pub(crate) fn is_finished(&self, got: u64) -> bool {
-        got >= self.target_numbers || self.end_ns.is_some_and(|end| time::now_ns() >= end)
+        got >= self.target_numbers || self.end_time_ns.is_some_and(|end| time::now_ns() >= end)
     }
 
     /// Returns the number of requests that the lane may send now.
     #[inline]
     fn sendable_requests<L: Lane>(&self, lane: &L) -> usize {
-        if self.stop_and_go && lane.outstanding() > 0 {
+        if self.waits_for_all_answers && lane.unanswered_requests() > 0 {
             0
         } else {
             lane.free_window()
@@ -136,7 +136,7 @@ impl ClientRun {
     #[inline(never)]
     pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, results: &mut LaneResults) -> SessionEnd {
         let broken = |lane: &L, why: &dyn std::fmt::Display| SessionEnd::Failed {
-            lost: lane.outstanding(),
+            lost: lane.unanswered_requests(),
             why: why.to_string(),
         };
         let (mut sent, mut answered) = (0u64, 0u64);
@@ -148,15 +148,16 @@ impl ClientRun {
         let (mut fresh, mut overdue) = (None, false);
         loop {
             if !stopping {
-                let left =
-                    self.target_numbers - results.received_numbers - lane.outstanding() as u64;
+                let left = self.target_numbers
+                    - results.received_numbers
+                    - lane.unanswered_requests() as u64;
                 let mut room = self
                     .sendable_requests(lane)
                     .min(usize::try_from(left).unwrap_or(usize::MAX));
                 // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
-                while room >= self.min_room || (room > 0 && waiter.misses() >= 16) {
+                while room >= self.min_sendable_requests || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.max_postlist_len);
-                    if let Err(e) = lane.send(n, results.next_expected) {
+                    if let Err(e) = lane.send(n, results.one_past_largest) {
                         return broken(lane, &e);
                     }
                     self.doorbells += 1;
@@ -164,9 +165,13 @@ impl ClientRun {
                     // The time of the previous poll is accurate enough.
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
-                    stopping = self.end_ns.is_some_and(|end| now >= end);
+                    stopping = self.end_time_ns.is_some_and(|end| now >= end);
                     // Without stop-and-go, answers are polled between two postlists.
-                    room = if self.stop_and_go { room - n } else { 0 };
+                    room = if self.waits_for_all_answers {
+                        room - n
+                    } else {
+                        0
+                    };
                 }
             }
             let got = match lane.poll(results) {
@@ -178,16 +183,17 @@ impl ClientRun {
                 progress = true;
                 answered += got as u64;
                 if marks.front().is_some_and(|m| m.0 <= answered) {
-                    self.last_answer_ns = time::now_ns();
-                    fresh = Some(self.last_answer_ns);
+                    self.last_answer_time_ns = time::now_ns();
+                    fresh = Some(self.last_answer_time_ns);
                     while let Some((_, at)) = marks.pop_front_if(|m| m.0 <= answered) {
-                        self.latency.add(self.last_answer_ns.saturating_sub(at));
+                        self.latency
+                            .add(self.last_answer_time_ns.saturating_sub(at));
                     }
                 }
                 stopping |= results.refused_requests > refused;
                 continue;
             }
-            if lane.outstanding() == 0 {
+            if lane.unanswered_requests() == 0 {
                 if results.refused_requests > refused {
                     return SessionEnd::UsedUp;
                 }
@@ -202,11 +208,11 @@ impl ClientRun {
             // No request can be sent until an answer arrives, so the waiter polls until the next deadline.
             if !progress
                 && (stopping || self.sendable_requests(lane) == 0)
-                && lane.outstanding() > 0
+                && lane.unanswered_requests() > 0
                 && lane.polls_only_cq()
             {
                 let late = since.saturating_add(self.answer_timeout_ns);
-                let end = self.end_ns.filter(|_| !stopping);
+                let end = self.end_time_ns.filter(|_| !stopping);
                 waiter.idle_polling(end.map_or(late, |end| end.min(late)));
             } else {
                 waiter.idle();
@@ -214,7 +220,7 @@ impl ClientRun {
             // Reading the clock costs as much as a poll, and less than a yield.
             if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
-                stopping |= self.end_ns.is_some_and(|end| now >= end);
+                stopping |= self.end_time_ns.is_some_and(|end| now >= end);
                 if std::mem::take(&mut progress) {
                     since = now;
                     overdue = false;
@@ -276,7 +282,7 @@ mod tests {
             1 - self.outstanding
         }
 
-        fn outstanding(&self) -> usize {
+        fn unanswered_requests(&self) -> usize {
             self.outstanding
         }
 
@@ -333,7 +339,7 @@ mod tests {
             self.window - self.outstanding
         }
 
-        fn outstanding(&self) -> usize {
+        fn unanswered_requests(&self) -> usize {
             self.outstanding
         }
 

@@ -11,7 +11,7 @@ use service::{
     ClientCounts, ClientSlot, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
     Service, qp::connect_responder_qp,
 };
-use verbs::{Access, CompletionQueue, Context, PortGid, ProtectionDomain, QueuePair, Rc};
+use verbs::{Access, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
@@ -23,18 +23,18 @@ use crate::{Design, ServerConfig, ServerStats};
 #[derive(Debug)]
 pub struct Sequencer {
     config: ServerConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
     responder_cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
-    slots: FreeSlots,
+    free_client_slots: FreeSlots,
     /// The clients' queue pairs by client slot, for `atomics`.
     client_qps: Mutex<HashMap<u32, QueuePair<Rc>>>,
     /// The state file, until the reserver thread takes it.
-    state: Mutex<Option<StateFile>>,
-    stop: AtomicBool,
+    state_file: Mutex<Option<StateFile>>,
+    stop_requested: AtomicBool,
 }
 
 /// The threads that run a server's workers.
@@ -114,10 +114,10 @@ impl Service for Sequencer {
             pd,
             counter,
             workers,
-            slots: FreeSlots::new(config.max_clients),
+            free_client_slots: FreeSlots::new(config.max_clients),
             client_qps: Mutex::default(),
-            state: Mutex::new(state),
-            stop: AtomicBool::new(false),
+            state_file: Mutex::new(state),
+            stop_requested: AtomicBool::new(false),
             config,
         });
         Ok((sequencer, engines))
@@ -156,7 +156,7 @@ impl Service for Sequencer {
         };
         let mut session = Session {
             sequencer: Arc::clone(self),
-            slot: self.slots.take_free_slot().ok_or_else(full)?,
+            slot: self.free_client_slots.take_free_slot().ok_or_else(full)?,
             worker_slots: Vec::new(),
         };
         let accepted = match design {
@@ -178,7 +178,7 @@ impl Service for Sequencer {
         self: &Arc<Self>,
         failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
-        let state = lock(&self.state).take();
+        let state = lock(&self.state_file).take();
         if state.is_none() && self.config.design != Design::Atomics {
             return None;
         }
@@ -210,8 +210,8 @@ impl Service for Sequencer {
         }
     }
 
-    fn close(&self) {
-        self.stop.store(true, Ordering::Release);
+    fn stop_offering(&self) {
+        self.stop_requested.store(true, Ordering::Release);
         self.counter.stop_waiting_for_limit();
     }
 
@@ -230,7 +230,7 @@ fn first_number_and_limit(
     let (design, end) = (config.design, config.design.end_of_numbers());
     let start = state
         .as_ref()
-        .map_or(config.start, |state| state.next_number());
+        .map_or(config.start, |state| state.lowest_unreserved_number());
     if start > end {
         return Err(ServerError::Config(format!(
             "numbers are used up: the state file says {start}, design {design} gives numbers below {end}"
@@ -247,7 +247,7 @@ fn first_number_and_limit(
 /// Creates the workers of a design, and the shared part of each.
 fn create_workers(
     config: &ServerConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     context: &Context,
     pd: &ProtectionDomain,
 ) -> Result<Vec<(RpcServer, Arc<WorkerShared>)>, ServerError> {
@@ -341,7 +341,7 @@ impl Sequencer {
         self.counter.set_reserver_thread();
         let atomics = self.config.design == Design::Atomics;
         let end = self.counter.end_of_numbers();
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.stop_requested.load(Ordering::Acquire) {
             let (next, limit) = (self.counter.next_number(), self.counter.number_limit());
             if atomics && next >= end {
                 for rc in lock(&self.client_qps).values() {
@@ -434,13 +434,16 @@ impl Sequencer {
             hello.ud.ok_or_else(|| missing_endpoint("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.responder_cq, (&uc, &ud));
-        let herd::ConnectedClient { endpoint, qp, to } =
-            connected.map_err(RefusedClient::temporary)?;
+        let herd::ConnectedClient {
+            endpoint,
+            qp,
+            client_destination: to,
+        } = connected.map_err(RefusedClient::temporary)?;
         let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let add = |worker: &WorkerShared, index, tag| {
             let slots = worker.request_region.and_then(|(region, layout)| {
-                let slots = herd::region_of(&region, &layout, index)?;
+                let slots = herd::client_region(&region, &layout, index)?;
                 Some((slots, herd::RequestRegionLayout { window, ..layout }))
             });
             let found = slots
@@ -458,7 +461,7 @@ impl Sequencer {
         let mut accepted = self.accepted(endpoint);
         if hello.spread {
             for number in 0..self.workers.len() {
-                let tag = herd::Tag::of_worker(number);
+                let tag = herd::WorkerTag::of_worker(number);
                 let tag = tag.ok_or_else(|| RefusedClient::permanent("it has too many workers"))?;
                 let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
@@ -467,7 +470,7 @@ impl Sequencer {
             }
         } else {
             let (worker, index) = self.take_slot(0, worker_slots)?;
-            let (slots, layout) = add(worker, index, herd::Tag::SINGLE_WORKER)?;
+            let (slots, layout) = add(worker, index, herd::WorkerTag::SINGLE_WORKER)?;
             (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
         }
         Ok(accepted)

@@ -27,7 +27,7 @@ const RECORD_BYTES: usize = 64;
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
-    next_number: u64,
+    lowest_unreserved_number: u64,
     _lock: File,
 }
 
@@ -102,27 +102,27 @@ impl StateFile {
         };
         Ok(Self {
             path: path.to_owned(),
-            next_number: next,
+            lowest_unreserved_number: next,
             _lock: lock,
         })
     }
 
     /// Returns the lowest number that may be given.
-    pub fn next_number(&self) -> u64 {
-        self.next_number
+    pub fn lowest_unreserved_number(&self) -> u64 {
+        self.lowest_unreserved_number
     }
 
     /// Records durably that numbers below `next` may have been given.
     pub fn reserve_below(&mut self, next: u64) -> Result<(), StateError> {
-        if next <= self.next_number && self.path.exists() {
+        if next <= self.lowest_unreserved_number && self.path.exists() {
             return Ok(());
         }
-        let next = next.max(self.next_number);
+        let next = next.max(self.lowest_unreserved_number);
         self.write(next).map_err(|source| StateError::Io {
             path: self.path.clone(),
             source,
         })?;
-        self.next_number = next;
+        self.lowest_unreserved_number = next;
         Ok(())
     }
 
@@ -200,15 +200,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
         let mut state = StateFile::open(&path, 5).expect("opens");
-        assert_eq!(state.next_number(), 5);
+        assert_eq!(state.lowest_unreserved_number(), 5);
         state.reserve_below(1000).expect("writes");
         drop(state);
         assert_eq!(
-            StateFile::open(&path, 5).expect("opens").next_number(),
+            StateFile::open(&path, 5)
+                .expect("opens")
+                .lowest_unreserved_number(),
             1000
         );
         assert_eq!(
-            StateFile::open(&path, 2000).expect("opens").next_number(),
+            StateFile::open(&path, 2000)
+                .expect("opens")
+                .lowest_unreserved_number(),
             2000
         );
     }

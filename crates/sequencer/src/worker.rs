@@ -75,7 +75,7 @@ pub(crate) enum Command {
         qp: Arc<QueuePair<Uc>>,
         to: UdDestination,
         /// The number of slots that the client uses, and the tag that answers carry besides the number.
-        slots: (u32, herd::Tag),
+        slots: (u32, herd::WorkerTag),
         done: ResultSender,
     },
     Remove {
@@ -259,7 +259,7 @@ impl WorkerLoop for RunningWorker<'_> {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
                     }
-                    waiter.record_sleep();
+                    waiter.record_external_wait();
                     return Ok(());
                 }
                 let mut fds = [
@@ -276,7 +276,7 @@ impl WorkerLoop for RunningWorker<'_> {
             }
             RpcServer::Herd(s) => {
                 wake.wait(s.has_clients().then(|| waiter.next_sleep()));
-                waiter.record_sleep();
+                waiter.record_external_wait();
             }
         }
         Ok(())
@@ -298,19 +298,19 @@ struct NumberHandler<'c> {
 /// limit. The worker takes the others when the limit has been raised.
 struct BatchNumbers {
     next_number: u64,
-    remaining: u64,
+    remaining_numbers: u64,
     unserved_requests: u64,
 }
 
 impl NumberHandler<'_> {
     #[inline]
     fn next_number(&self, batch: &mut BatchNumbers) -> Option<u64> {
-        if batch.remaining == 0 && !self.refill(batch) {
+        if batch.remaining_numbers == 0 && !self.refill(batch) {
             return None;
         }
         let n = batch.next_number;
         batch.next_number = n.wrapping_add(1);
-        batch.remaining -= 1;
+        batch.remaining_numbers -= 1;
         batch.unserved_requests = batch.unserved_requests.saturating_sub(1);
         Some(n)
     }
@@ -322,11 +322,11 @@ impl NumberHandler<'_> {
         loop {
             match self.counter.take_numbers(batch.unserved_requests.max(1)) {
                 Ok((first, n)) => {
-                    (batch.next_number, batch.remaining) = (first, n);
+                    (batch.next_number, batch.remaining_numbers) = (first, n);
                     return true;
                 }
                 Err(NumberRefusal::UsedUp) => {
-                    (batch.next_number, batch.remaining) = (USED_UP_ANSWER, 1);
+                    (batch.next_number, batch.remaining_numbers) = (USED_UP_ANSWER, 1);
                     return true;
                 }
                 Err(NumberRefusal::Stopped) => return false,
@@ -341,17 +341,17 @@ impl RpcHandler for NumberHandler<'_> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> BatchNumbers {
-        verbs::time::charge_requests(requests);
+        verbs::time::charge_server_requests(requests);
         let wanted = requests as u64;
         match self.counter.take_numbers(wanted) {
             Ok((first, left)) => BatchNumbers {
                 next_number: first,
-                remaining: left,
+                remaining_numbers: left,
                 unserved_requests: wanted,
             },
             Err(_) => BatchNumbers {
                 next_number: 0,
-                remaining: 0,
+                remaining_numbers: 0,
                 unserved_requests: wanted,
             },
         }

@@ -15,7 +15,7 @@ use service::{
     ServerError, ServerLocation, Service, UnsupportedDesign, config::in_range,
 };
 use verbs::{
-    CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, RemoteMemory, Waiter,
+    CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QpEndpoint, RemoteMemory, Waiter,
 };
 
 service::designs! {
@@ -118,7 +118,7 @@ impl service::Hello for Hello {
 #[derive(Debug)]
 struct Counter {
     config: Config,
-    port: PortGid,
+    port: PortAndGidIndex,
     pd: ProtectionDomain,
     cq: CompletionQueue,
     value: AtomicU64,
@@ -201,7 +201,7 @@ impl Service for Counter {
         let ends = (&hello.uc, &hello.ud);
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
         let connected = connected.map_err(RefusedClient::temporary)?;
-        let slots = herd::region_of(&self.region, &LAYOUT, index);
+        let slots = herd::client_region(&self.region, &LAYOUT, index);
         let accepted = Accepted {
             endpoint: connected.endpoint,
             slots: slots.ok_or_else(|| RefusedClient::temporary("there are no such slots"))?,
@@ -240,7 +240,15 @@ impl WorkerLoop for Worker<'_> {
 
     fn execute(&mut self, command: Command) -> bool {
         match command {
-            Command::Add(index, ConnectedClient { qp, to, .. }, done) => {
+            Command::Add(
+                index,
+                ConnectedClient {
+                    qp,
+                    client_destination: to,
+                    ..
+                },
+                done,
+            ) => {
                 let added = self.engine.add_client(index, qp, to, LAYOUT.window);
                 // Sending fails if the client is gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
@@ -265,7 +273,7 @@ impl WorkerLoop for Worker<'_> {
 
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
-        waiter.record_sleep();
+        waiter.record_external_wait();
         Ok(())
     }
 }

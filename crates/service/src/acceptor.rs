@@ -17,28 +17,28 @@ use crate::worker::lock;
 /// all of them.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    shared: Arc<AcceptorThread>,
+    shared: Arc<SharedState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct AcceptorThread {
+struct SharedState {
     /// Duplicate handles of the connections, used to shut them down.
-    streams: Mutex<HashMap<u64, TcpStream>>,
+    shutdown_handles: Mutex<HashMap<u64, TcpStream>>,
     stop: AtomicBool,
-    wake: OwnedFd,
+    wake_eventfd: OwnedFd,
 }
 
 /// A connection that is being served. Dropping it removes the duplicate handle, even if serving
 /// panics or never begins.
-struct ServedStream {
-    shared: Arc<AcceptorThread>,
+struct StreamHandleGuard {
+    shared: Arc<SharedState>,
     id: u64,
 }
 
-impl Drop for ServedStream {
+impl Drop for StreamHandleGuard {
     fn drop(&mut self) {
-        lock(&self.shared.streams).remove(&self.id);
+        lock(&self.shared.shutdown_handles).remove(&self.id);
     }
 }
 
@@ -52,10 +52,10 @@ impl Acceptor {
         listener: TcpListener,
         serve: impl Fn(TcpStream) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let shared = Arc::new(AcceptorThread {
-            streams: Mutex::default(),
+        let shared = Arc::new(SharedState {
+            shutdown_handles: Mutex::default(),
             stop: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC)?,
+            wake_eventfd: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
         let accepting = Arc::clone(&shared);
         let serve = Arc::new(serve);
@@ -72,7 +72,7 @@ impl Drop for Acceptor {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         // This write cannot fail: the counter of the eventfd has room.
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.shared.wake_eventfd, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             // A panicked thread needs no stop.
             let _ = thread.join();
@@ -80,7 +80,7 @@ impl Drop for Acceptor {
     }
 }
 
-fn accept<F>(listener: &TcpListener, shared: &Arc<AcceptorThread>, serve: &Arc<F>)
+fn accept<F>(listener: &TcpListener, shared: &Arc<SharedState>, serve: &Arc<F>)
 where
     F: Fn(TcpStream) + Send + Sync + 'static,
 {
@@ -89,7 +89,7 @@ where
     for id in 0.. {
         let mut fds = [
             PollFd::new(listener, PollFlags::IN),
-            PollFd::new(&shared.wake, PollFlags::IN),
+            PollFd::new(&shared.wake_eventfd, PollFlags::IN),
         ];
         while poll(&mut fds, None).is_err() && !stopping() {}
         if stopping() {
@@ -102,8 +102,8 @@ where
             continue;
         };
         threads.retain(|t| !t.is_finished());
-        lock(&shared.streams).insert(id, kept);
-        let served = ServedStream {
+        lock(&shared.shutdown_handles).insert(id, kept);
+        let served = StreamHandleGuard {
             shared: Arc::clone(shared),
             id,
         };
@@ -118,7 +118,7 @@ where
             Err(e) => tracing::warn!("no thread for a client: {e}"),
         }
     }
-    for stream in lock(&shared.streams).values() {
+    for stream in lock(&shared.shutdown_handles).values() {
         // The connection may be closed already.
         let _ = stream.shutdown(Shutdown::Both);
     }

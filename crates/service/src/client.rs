@@ -23,7 +23,7 @@ pub enum ServerLocation<P: Protocol> {
 
 /// A session at a server; dropping it ends the session.
 #[derive(Debug)]
-pub struct Connection(#[expect(dead_code, reason = "its end is what counts")] ServerLink);
+pub struct ClientSession(#[expect(dead_code, reason = "its end is what counts")] ServerLink);
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "its end is what counts")]
@@ -104,7 +104,7 @@ impl<P: Protocol> ServerLocation<P> {
         window: usize,
         timeout: Duration,
         prepare: impl FnOnce(&P::Welcome) -> Result<(Q, P::Hello), E>,
-    ) -> Result<(Q, P::Accepted, Connection), E> {
+    ) -> Result<(Q, P::Accepted, ClientSession), E> {
         let prepare = |welcome: &P::Welcome| {
             check_welcome::<P>(welcome, window).map_err(ConnectError::refused::<P>)?;
             prepare(welcome)
@@ -114,7 +114,11 @@ impl<P: Protocol> ServerLocation<P> {
                 let (prepared, hello) = prepare(&connector.0.welcome())?;
                 let accepted = connector.0.accept(&hello);
                 let (accepted, session) = accepted.map_err(ConnectError::refused::<P>)?;
-                Ok((prepared, accepted, Connection(ServerLink::Local(session))))
+                Ok((
+                    prepared,
+                    accepted,
+                    ClientSession(ServerLink::Local(session)),
+                ))
             }
             Self::Tcp(server) => {
                 let unreachable = |source| ConnectError::Unreachable {
@@ -127,7 +131,7 @@ impl<P: Protocol> ServerLocation<P> {
                 let (prepared, hello) = prepare(&welcome)?;
                 match handshake.send_hello(&hello).map_err(unreachable)? {
                     (Answer::Accepted(accepted), stream) => {
-                        Ok((prepared, accepted, Connection(ServerLink::Tcp(stream))))
+                        Ok((prepared, accepted, ClientSession(ServerLink::Tcp(stream))))
                     }
                     (Answer::Refused(refused), _) => {
                         Err(ConnectError::refused::<P>(refused).into())

@@ -78,7 +78,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn stats(&self, clients: ClientCounts) -> Self::Stats;
 
     /// Stops offering anything new to clients; called before their connections end.
-    fn close(&self) {}
+    fn stop_offering(&self) {}
 
     /// Makes the workers end.
     fn stop(&self);
@@ -174,9 +174,9 @@ struct ServedClients {
 
 /// A client that is counted as connected as long as this value lives.
 #[derive(Debug)]
-struct CountedClient(Arc<ServedClients>);
+struct ConnectedClientCount(Arc<ServedClients>);
 
-impl Drop for CountedClient {
+impl Drop for ConnectedClientCount {
     fn drop(&mut self) {
         self.0.connected.fetch_sub(1, Ordering::Relaxed);
     }
@@ -186,7 +186,7 @@ impl Drop for CountedClient {
 #[derive(Debug)]
 pub(crate) struct AttachedSession<T> {
     _session: T,
-    _counted: CountedClient,
+    _counted: ConnectedClientCount,
 }
 
 impl<S: Service> RunningService<S> {
@@ -224,7 +224,7 @@ impl<S: Service> RunningService<S> {
     ) -> Result<(AcceptedOf<S>, AttachedSession<S::Session>), RefusedClient> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
         self.clients.connected.fetch_add(1, Ordering::Relaxed);
-        let counted = CountedClient(Arc::clone(&self.clients));
+        let counted = ConnectedClientCount(Arc::clone(&self.clients));
         let (accepted, session) = self.service.accept(hello)?;
         self.clients.ever_connected.fetch_add(1, Ordering::Relaxed);
         let attached = AttachedSession {
@@ -256,7 +256,7 @@ impl<S: Service> AcceptSide<S::Protocol> for RunningService<S> {
     }
 
     fn stop(&self) {
-        self.service.close();
+        self.service.stop_offering();
         self.service.stop();
     }
 }

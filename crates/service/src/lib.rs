@@ -46,7 +46,7 @@ pub mod workload;
 
 pub use verbs::{Capabilities, Capability};
 
-pub use client::{ConnectError, Connection, ServerLocation};
+pub use client::{ClientSession, ConnectError, ServerLocation};
 pub use config::ServerConfig;
 pub use connector::LocalConnector;
 pub use design::UnsupportedDesign;

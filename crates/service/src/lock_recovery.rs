@@ -36,7 +36,7 @@ use crate::worker::lock;
 #[cfg(test)]
 mod tests;
 
-/// Owner number of the server itself; [`LockRecovery::next_owner`] assigns it to no client.
+/// Owner number of the server itself; [`LockRecovery::assign_owner_number`] assigns it to no client.
 pub const SERVER_OWNER: u32 = 0xff_ffff;
 
 /// Returns the lock word of an acquisition: 24 bits of owner, 16 bits of lease in milliseconds, 24
@@ -46,7 +46,7 @@ pub fn lock_word(owner: u32, lease_ms: u16, number: u32) -> u64 {
 }
 
 /// Returns the owner in a [lock word](lock_word).
-pub fn owner_of(word: u64) -> u32 {
+pub fn lock_word_owner(word: u64) -> u32 {
     (word >> 40) as u32
 }
 
@@ -58,7 +58,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
 
     /// Returns the owner in a lock word, which is not 0.
     fn owner_of(&self, word: u64) -> u32 {
-        owner_of(word)
+        lock_word_owner(word)
     }
 
     /// Returns the bytes of a redo entry, which are the same for all parts.
@@ -79,7 +79,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
 pub struct LockRecovery<T> {
     tables: Vec<Arc<T>>,
     lease: Duration,
-    uses_threads: bool,
+    revokes_in_thread: bool,
     /// Clients by owner number.
     clients: Mutex<HashMap<u32, Client>>,
     next_owner_number: AtomicU32,
@@ -92,7 +92,7 @@ pub struct LockRecovery<T> {
 #[derive(Debug)]
 struct Client {
     /// Index of the client at the server.
-    index: u32,
+    index_at_server: u32,
     /// Access of the client; `None` while it is being revoked.
     access: Option<ClientAccess>,
 }
@@ -103,7 +103,7 @@ pub struct ClientAccess {
     /// Server's end of the client's queue pair.
     pub qp: QueuePair<Rc>,
     /// Registrations of the server's memory for this client alone.
-    pub registrations: Vec<MemoryRegion>,
+    pub client_registrations: Vec<MemoryRegion>,
     /// Redo entries, one after the other, which the client WRITEs before it changes objects.
     pub redo_entries: Option<MemoryRegion>,
 }
@@ -116,7 +116,7 @@ impl<T: LockTable> LockRecovery<T> {
         Self {
             tables,
             lease,
-            uses_threads: threads,
+            revokes_in_thread: threads,
             clients: Mutex::default(),
             next_owner_number: AtomicU32::new(0),
             first_complaints: Mutex::default(),
@@ -127,7 +127,7 @@ impl<T: LockTable> LockRecovery<T> {
 
     /// Returns an owner number for a new connection's lock words: 24 bits, neither 0 nor
     /// [`SERVER_OWNER`].
-    pub fn next_owner(&self) -> u32 {
+    pub fn assign_owner_number(&self) -> u32 {
         let clients = lock(&self.clients);
         loop {
             let owner =
@@ -142,7 +142,7 @@ impl<T: LockTable> LockRecovery<T> {
     /// Adds a connected client: `index` at the server, `owner` in lock words.
     pub fn add(&self, index: u32, owner: u32, access: ClientAccess) {
         let client = Client {
-            index,
+            index_at_server: index,
             access: Some(access),
         };
         lock(&self.clients).insert(owner, client);
@@ -150,7 +150,7 @@ impl<T: LockTable> LockRecovery<T> {
 
     /// Returns the number of locks freed for their owners, and the number of clients whose access
     /// was revoked for that.
-    pub fn recovered_and_revoked(&self) -> (u64, u64) {
+    pub fn recovery_counts(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         (of(&self.recovered_locks), of(&self.revoked_clients))
     }
@@ -159,7 +159,7 @@ impl<T: LockTable> LockRecovery<T> {
     pub fn remove(&self, index: u32) {
         let owner = lock(&self.clients)
             .iter()
-            .find(|(_, client)| client.index == index && client.access.is_some())
+            .find(|(_, client)| client.index_at_server == index && client.access.is_some())
             .map(|(owner, _)| *owner);
         if let Some((owner, access)) =
             owner.and_then(|owner| Some((owner, self.take_access(owner)?)))
@@ -169,7 +169,7 @@ impl<T: LockTable> LockRecovery<T> {
     }
 
     /// Revokes the access of an owner that has held a lock for too long.
-    fn revoke_expired(&self, owner: u32) {
+    fn revoke_late_lock_owner(&self, owner: u32) {
         if let Some(access) = self.take_access(owner) {
             tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
             self.revoked_clients.fetch_add(1, Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl<T: LockTable> LockRecovery<T> {
     fn revoke_access(&self, owner: u32, access: ClientAccess) {
         let ClientAccess {
             qp,
-            registrations: memory,
+            client_registrations: memory,
             redo_entries: redo,
         } = access;
         if let Err(e) = qp.to_error() {
@@ -239,19 +239,19 @@ impl<T: LockTable> LockRecovery<T> {
         match connected {
             Some(false) => return false,
             Some(true) => {
-                if !self.lease_expired(part, object, word) {
+                if !self.is_lease_past_complaint(part, object, word) {
                     return false;
                 }
-                if self.uses_threads {
+                if self.revokes_in_thread {
                     // A worker must not wait here. The client complains again.
                     let recovery = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("expel".to_owned());
-                    if let Err(e) = thread.spawn(move || recovery.revoke_expired(owner)) {
+                    if let Err(e) = thread.spawn(move || recovery.revoke_late_lock_owner(owner)) {
                         tracing::error!("no thread to take a client's access away: {e}");
                     }
                     return false;
                 }
-                self.revoke_expired(owner);
+                self.revoke_late_lock_owner(owner);
             }
             None => {}
         }
@@ -266,14 +266,14 @@ impl<T: LockTable> LockRecovery<T> {
     }
 
     /// Returns true if the first complaint about the same acquisition was a lease ago.
-    fn lease_expired(&self, part: usize, object: u64, word: u64) -> bool {
+    fn is_lease_past_complaint(&self, part: usize, object: u64, word: u64) -> bool {
         /// Maximum number of watched locks; beyond it all are dropped, and clients complain again.
-        const MAX_COMPLAINTS: usize = 4096;
+        const MAX_WATCHED_LOCKS: usize = 4096;
         let now = verbs::time::now();
         let mut complaints = lock(&self.first_complaints);
         // Old entries are meaningless, because numbers of acquisitions repeat.
         complaints.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
-        if complaints.len() >= MAX_COMPLAINTS {
+        if complaints.len() >= MAX_WATCHED_LOCKS {
             complaints.clear();
         }
         let entry = complaints.entry((part, object)).or_insert((word, now));

@@ -1,7 +1,7 @@
 //! The NIC of a server or client.
 
 use serde::{Deserialize, Serialize};
-use verbs::{Context, LinkLayer, PortGid, PortState, Provider};
+use verbs::{Context, LinkLayer, PortAndGidIndex, PortState, Provider};
 
 /// Selection of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl NicConfig {
     ///
     /// # Errors
     /// When the port or the selected GID index is unusable, with the reason.
-    pub fn port_and_gid(&self, context: &Context) -> Result<PortGid, OpenError> {
+    pub fn port_and_gid(&self, context: &Context) -> Result<PortAndGidIndex, OpenError> {
         let (name, port_num) = (context.device_name(), self.port_num);
         let no = |text: String| Err(OpenError::Port(text));
         let ports = context.query_device()?.phys_port_cnt;
@@ -61,7 +61,7 @@ impl NicConfig {
         }
         let Some(gid_index) = self.gid_index else {
             let gid_index = context.default_gid_index(port_num)?;
-            return Ok(PortGid {
+            return Ok(PortAndGidIndex {
                 port_num,
                 gid_index,
             });
@@ -74,7 +74,7 @@ impl NicConfig {
                  that are set"
             ));
         }
-        Ok(PortGid {
+        Ok(PortAndGidIndex {
             port_num,
             gid_index,
         })

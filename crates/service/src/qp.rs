@@ -1,6 +1,8 @@
 //! Queue pairs that services share.
 
-use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
+use verbs::{
+    Access, CompletionQueue, PortAndGidIndex, ProtectionDomain, QpEndpoint, QueuePair, Rc,
+};
 
 use crate::rendezvous::RefusedClient;
 
@@ -12,7 +14,7 @@ use crate::rendezvous::RefusedClient;
 pub fn connect_responder_qp(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
-    port: PortGid,
+    port: PortAndGidIndex,
     access: Access,
     client: &QpEndpoint,
 ) -> Result<(QpEndpoint, QueuePair<Rc>), RefusedClient> {

@@ -12,7 +12,7 @@ impl Random {
 
     /// Returns the next 64 bits.
     #[inline]
-    pub fn bits(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix_bits(self.0)
     }
@@ -20,14 +20,14 @@ impl Random {
     /// Returns a number below `n`.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
-        let wide = u128::from(self.bits()) * u128::from(n);
+        let wide = u128::from(self.next_u64()) * u128::from(n);
         (wide >> 64) as u64
     }
 
     /// Returns a number from 0 to 1, without 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     pub fn next_unit_f64(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -125,7 +125,7 @@ impl<S: Service> Server<S> {
     }
 
     fn shut_down(&mut self) {
-        self.running_service.service.close();
+        self.running_service.service.stop_offering();
         // End the connections first, while the workers still process the removal of clients.
         self.acceptor = None;
         self.running_service.service.stop();

@@ -4,7 +4,7 @@
 //! In a session, a client numbers its changes of a partition 1, 2, 3 … A session outlives its
 //! connections. If an answer does not arrive, the client connects again and sends the change under
 //! the same number. If the change was executed already, the worker repeats its first answer. The
-//! numbers of a client's outstanding changes differ by less than its [`change_span`]. An older number
+//! numbers of a client's outstanding changes differ by less than its [`change_number_span`]. An older number
 //! therefore was answered, and is a late copy that the client does not wait for.
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub enum ChangeState {
 
 /// Returns the span for a window, a power of two: the numbers of outstanding changes differ by less
 /// than this.
-pub fn change_span(window: usize) -> u32 {
+pub fn change_number_span(window: usize) -> u32 {
     let window = window.clamp(1, MAX_WINDOW);
     u32::try_from(2 * window.next_power_of_two()).unwrap_or(1)
 }
@@ -39,22 +39,22 @@ pub struct Session {
     /// Maximum bytes of a request.
     max_request_bytes: usize,
     /// Received parts of a long request.
-    pub parts: Vec<u8>,
+    pub received_request_parts: Vec<u8>,
 }
 
 impl Session {
     fn new(window: usize, max_request_bytes: usize) -> Self {
         Self {
             max_request_bytes,
-            recent_answers: vec![(0, 0); change_span(window) as usize].into(),
+            recent_answers: vec![(0, 0); change_number_span(window) as usize].into(),
             highest_change_number: 0,
-            parts: Vec::new(),
+            received_request_parts: Vec::new(),
         }
     }
 
     /// Returns the state of a change.
     #[inline]
-    pub fn state_of(&self, seq: u32) -> ChangeState {
+    pub fn change_state(&self, seq: u32) -> ChangeState {
         let behind = self.highest_change_number.wrapping_sub(seq);
         if behind < 1 << 31 && behind as usize >= self.recent_answers.len() {
             return ChangeState::Stale;
@@ -79,20 +79,20 @@ impl Session {
     }
 
     /// Adds a part of a long request. Returns true after the last part; the request is then in
-    /// `parts`. `None` means that the part is invalid.
-    pub fn part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
+    /// `received_request_parts`. `None` means that the part is invalid.
+    pub fn add_request_part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
         if total > self.max_request_bytes || offset.checked_add(bytes.len())? > total {
             return None;
         }
         if offset == 0 {
-            self.parts.clear();
+            self.received_request_parts.clear();
         }
         // Parts arrive in order over one connection; any other part belongs to no request.
-        if offset != self.parts.len() {
+        if offset != self.received_request_parts.len() {
             return None;
         }
-        self.parts.extend_from_slice(bytes);
-        Some(self.parts.len() == total)
+        self.received_request_parts.extend_from_slice(bytes);
+        Some(self.received_request_parts.len() == total)
     }
 }
 
@@ -102,10 +102,10 @@ pub struct WorkerSessions {
     /// Maximum bytes of a request.
     max_request_bytes: usize,
     /// By client index: the session's name, and the session.
-    connected: Vec<Option<(u64, Session)>>,
+    by_client_index: Vec<Option<(u64, Session)>>,
     /// Sessions without a connection by name, each with the logical time of its disconnection.
-    disconnected: HashMap<u64, (u64, Session)>,
-    logical_time: u64,
+    disconnected_by_name: HashMap<u64, (u64, Session)>,
+    disconnection_count: u64,
 }
 
 impl WorkerSessions {
@@ -117,16 +117,19 @@ impl WorkerSessions {
     pub fn new(max_request_bytes: usize) -> Self {
         Self {
             max_request_bytes,
-            connected: Vec::new(),
-            disconnected: HashMap::new(),
-            logical_time: 0,
+            by_client_index: Vec::new(),
+            disconnected_by_name: HashMap::new(),
+            disconnection_count: 0,
         }
     }
 
     /// Returns the session of a client.
     #[inline]
     pub fn session(&mut self, client: usize) -> Option<&mut Session> {
-        self.connected.get_mut(client)?.as_mut().map(|s| &mut s.1)
+        self.by_client_index
+            .get_mut(client)?
+            .as_mut()
+            .map(|s| &mut s.1)
     }
 
     /// Attaches a session to a client's connection. If an old connection still has the session, the
@@ -134,35 +137,40 @@ impl WorkerSessions {
     pub fn connect(&mut self, client: u32, name: u64, window: usize) {
         let i = client as usize;
         let other = |c: &&mut Option<(u64, Session)>| c.as_ref().is_some_and(|s| s.0 == name);
-        let other = self.connected.iter_mut().find(other).and_then(Option::take);
+        let other = self
+            .by_client_index
+            .iter_mut()
+            .find(other)
+            .and_then(Option::take);
         let session = match other {
             Some((_, session)) => session,
-            None => match self.disconnected.remove(&name) {
+            None => match self.disconnected_by_name.remove(&name) {
                 Some((_, session)) => session,
                 None => Session::new(window, self.max_request_bytes),
             },
         };
-        if self.connected.len() <= i {
-            self.connected.resize_with(i + 1, || None);
+        if self.by_client_index.len() <= i {
+            self.by_client_index.resize_with(i + 1, || None);
         }
-        self.connected[i] = Some((name, session));
+        self.by_client_index[i] = Some((name, session));
     }
 
     /// Detaches the session of a client whose connection has ended.
     pub fn disconnect(&mut self, client: u32) {
-        let place = self.connected.get_mut(client as usize);
+        let place = self.by_client_index.get_mut(client as usize);
         if let Some((name, session)) = place.and_then(Option::take) {
-            self.logical_time += 1;
-            self.disconnected.insert(name, (self.logical_time, session));
+            self.disconnection_count += 1;
+            self.disconnected_by_name
+                .insert(name, (self.disconnection_count, session));
         }
-        if self.disconnected.len() > Self::MAX_DISCONNECTED
+        if self.disconnected_by_name.len() > Self::MAX_DISCONNECTED
             && let Some(oldest) = self
-                .disconnected
+                .disconnected_by_name
                 .iter()
                 .min_by_key(|(_, s)| s.0)
                 .map(|(n, _)| *n)
         {
-            self.disconnected.remove(&oldest);
+            self.disconnected_by_name.remove(&oldest);
         }
     }
 }
@@ -176,26 +184,26 @@ mod tests {
         let mut sessions = WorkerSessions::new(1 << 17);
         sessions.connect(3, 77, 64);
         let s = sessions.session(3).expect("connected");
-        assert_eq!(s.state_of(1), ChangeState::New);
+        assert_eq!(s.change_state(1), ChangeState::New);
         s.record_answer(1, 100);
         s.record_answer(3, 300);
         sessions.disconnect(3);
         assert!(sessions.session(3).is_none());
         sessions.connect(0, 78, 64);
         assert_eq!(
-            sessions.session(0).expect("connected").state_of(1),
+            sessions.session(0).expect("connected").change_state(1),
             ChangeState::New
         );
         sessions.connect(5, 77, 64);
         let s = sessions.session(5).expect("connected");
-        assert_eq!(s.state_of(1), ChangeState::Answered(100));
-        assert_eq!(s.state_of(2), ChangeState::New);
-        assert_eq!(s.state_of(3), ChangeState::Answered(300));
+        assert_eq!(s.change_state(1), ChangeState::Answered(100));
+        assert_eq!(s.change_state(2), ChangeState::New);
+        assert_eq!(s.change_state(3), ChangeState::Answered(300));
         // The old connection may still exist when the new one arrives.
         sessions.connect(6, 77, 64);
         assert!(sessions.session(5).is_none());
         assert_eq!(
-            sessions.session(6).expect("connected").state_of(3),
+            sessions.session(6).expect("connected").change_state(3),
             ChangeState::Answered(300)
         );
         sessions.disconnect(5);
@@ -206,32 +214,32 @@ mod tests {
     fn what_is_long_past_is_stale_also_when_numbers_wrap() {
         let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
-            assert_eq!(s.state_of(seq), ChangeState::New);
+            assert_eq!(s.change_state(seq), ChangeState::New);
             s.highest_change_number = if s.highest_change_number == 0 {
                 seq
             } else {
                 s.highest_change_number
             };
             s.record_answer(seq, 5);
-            assert_eq!(s.state_of(seq), ChangeState::Answered(5));
+            assert_eq!(s.change_state(seq), ChangeState::Answered(5));
         }
-        s.record_answer(2 + change_span(64), 6);
-        assert_eq!(s.state_of(2), ChangeState::Stale);
-        assert_eq!(s.state_of(3), ChangeState::New);
-        assert_eq!(s.state_of(u32::MAX), ChangeState::Stale);
+        s.record_answer(2 + change_number_span(64), 6);
+        assert_eq!(s.change_state(2), ChangeState::Stale);
+        assert_eq!(s.change_state(3), ChangeState::New);
+        assert_eq!(s.change_state(u32::MAX), ChangeState::Stale);
     }
 
     #[test]
     fn parts_make_a_whole_or_nothing() {
         let mut s = Session::new(64, 1 << 17);
-        assert_eq!(s.part(0, 5, b"abc"), Some(false));
-        assert_eq!(s.part(4, 5, b"x"), None);
-        assert_eq!(s.part(3, 5, b"de"), Some(true));
-        assert_eq!(s.parts, b"abcde");
-        assert_eq!(s.part(0, 2, b"abc"), None);
-        assert_eq!(s.part(usize::MAX, 5, b"abc"), None);
-        assert_eq!(s.part(0, 1 << 30, b"abc"), None);
+        assert_eq!(s.add_request_part(0, 5, b"abc"), Some(false));
+        assert_eq!(s.add_request_part(4, 5, b"x"), None);
+        assert_eq!(s.add_request_part(3, 5, b"de"), Some(true));
+        assert_eq!(s.received_request_parts, b"abcde");
+        assert_eq!(s.add_request_part(0, 2, b"abc"), None);
+        assert_eq!(s.add_request_part(usize::MAX, 5, b"abc"), None);
+        assert_eq!(s.add_request_part(0, 1 << 30, b"abc"), None);
         // A new request begins at offset 0.
-        assert_eq!(s.part(0, 2, b"ab"), Some(true));
+        assert_eq!(s.add_request_part(0, 2, b"ab"), Some(true));
     }
 }

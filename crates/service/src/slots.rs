@@ -7,7 +7,7 @@ use crate::worker::lock;
 /// The free indices.
 #[derive(Debug)]
 pub struct FreeSlots {
-    free: Arc<Mutex<Vec<u32>>>,
+    free_indices: Arc<Mutex<Vec<u32>>>,
 }
 
 impl FreeSlots {
@@ -15,15 +15,18 @@ impl FreeSlots {
     pub fn new(clients: usize) -> Self {
         let clients = u32::try_from(clients).unwrap_or(u32::MAX);
         Self {
-            free: Arc::new(Mutex::new((0..clients).rev().collect())),
+            free_indices: Arc::new(Mutex::new((0..clients).rev().collect())),
         }
     }
 
     /// Returns an index for a new client, or `None` if no index is free.
     pub fn take_free_slot(&self) -> Option<ClientSlot> {
-        let index = lock(&self.free).pop()?;
-        let free = Arc::clone(&self.free);
-        Some(ClientSlot { index, free })
+        let index = lock(&self.free_indices).pop()?;
+        let free = Arc::clone(&self.free_indices);
+        Some(ClientSlot {
+            index,
+            free_list: free,
+        })
     }
 }
 
@@ -31,7 +34,7 @@ impl FreeSlots {
 #[derive(Debug)]
 pub struct ClientSlot {
     index: u32,
-    free: Arc<Mutex<Vec<u32>>>,
+    free_list: Arc<Mutex<Vec<u32>>>,
 }
 
 impl ClientSlot {
@@ -43,6 +46,6 @@ impl ClientSlot {
 
 impl Drop for ClientSlot {
     fn drop(&mut self) {
-        lock(&self.free).push(self.index);
+        lock(&self.free_list).push(self.index);
     }
 }

@@ -23,8 +23,8 @@ pub type ResultSender = SyncSender<Result<(), String>>;
 pub struct Mailbox<C, S> {
     commands: Mutex<Vec<C>>,
     has_commands: AtomicBool,
-    wake: WakeEventfd,
-    counts: Mutex<S>,
+    wake_eventfd: WakeEventfd,
+    published_counts: Mutex<S>,
 }
 
 /// Eventfd that wakes a sleeping worker.
@@ -63,8 +63,8 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
         Ok(Self {
             commands: Mutex::default(),
             has_commands: AtomicBool::new(false),
-            wake: WakeEventfd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-            counts: Mutex::default(),
+            wake_eventfd: WakeEventfd(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            published_counts: Mutex::default(),
         })
     }
 
@@ -73,7 +73,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
         lock(&self.commands).push(command);
         self.has_commands.store(true, Ordering::Release);
         // The write fails only if the counter is full, and then the worker is awake.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake_eventfd, &1u64.to_ne_bytes());
     }
 
     /// Sends a command to the worker and waits for its result.
@@ -95,7 +95,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
 
     /// Returns the worker's counts. Counts of a busy worker may lag by a few thousand requests.
     pub fn counts(&self) -> S {
-        lock(&self.counts).clone()
+        lock(&self.published_counts).clone()
     }
 }
 
@@ -143,7 +143,7 @@ pub fn run<W: WorkerLoop>(
     let mut polls = 0u32;
     loop {
         if mailbox.has_commands.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
-            publish(work, mailbox);
+            publish_counts(work, mailbox);
             return Ok(());
         }
         let came = work.poll()?;
@@ -151,22 +151,22 @@ pub fn run<W: WorkerLoop>(
         if came > 0 {
             waiter.reset();
             if polls.is_multiple_of(4096) {
-                publish(work, mailbox);
+                publish_counts(work, mailbox);
             }
         } else if waiter.next_sleep().is_zero() {
             if waiter.misses() == 256 {
-                publish(work, mailbox);
+                publish_counts(work, mailbox);
             }
             work.wait_briefly(&mut waiter);
         } else {
-            work.sleep(&mailbox.wake, &mut waiter)?;
+            work.sleep(&mailbox.wake_eventfd, &mut waiter)?;
         }
     }
 }
 
 #[cold]
-fn publish<W: WorkerLoop>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
-    *lock(&mailbox.counts) = work.counts();
+fn publish_counts<W: WorkerLoop>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
+    *lock(&mailbox.published_counts) = work.counts();
 }
 
 #[cold]

@@ -2,7 +2,7 @@
 //!
 //! Keys are numbers. [`KeyGenerator`] chooses them by their [`Popularity`], and [`write_key_bytes`] converts
 //! them to bytes. A value begins with a stamp (its writer and time). All other bytes are a function
-//! of key and stamp ([`write_value_bytes`]). So [`stamp_of`] detects a value that is mixed from two
+//! of key and stamp ([`write_value_bytes`]). So [`verified_stamp`] detects a value that is mixed from two
 //! values, belongs to another key, or is cut off.
 
 use serde::{Deserialize, Serialize};
@@ -84,8 +84,8 @@ impl KeyGenerator {
 
     /// Returns a random number below 2^32, for other choices.
     #[inline]
-    pub fn random_32_bits(&mut self) -> u64 {
-        self.random.bits() >> 32
+    pub fn next_u32_as_u64(&mut self) -> u64 {
+        self.random.next_u64() >> 32
     }
 
     /// Returns the next key's number. `newest` is the most recently written key, used only by
@@ -93,9 +93,9 @@ impl KeyGenerator {
     #[inline]
     pub fn next(&mut self, newest: u64) -> u64 {
         let Some(zipf) = &self.zipf else {
-            return self.uniform();
+            return self.next_without_zipf();
         };
-        let rank = zipf.rank(&mut self.random).min(self.key_count - 1);
+        let rank = zipf.draw_rank(&mut self.random).min(self.key_count - 1);
         match self.popularity {
             Popularity::Latest(_) => (newest + self.key_count - rank) % self.key_count,
             Popularity::ZipfFrom { first, .. } => (first % self.key_count + rank) % self.key_count,
@@ -105,7 +105,7 @@ impl KeyGenerator {
     }
 
     #[inline]
-    fn uniform(&mut self) -> u64 {
+    fn next_without_zipf(&mut self) -> u64 {
         match self.popularity {
             Popularity::HotRange { share, first, keys } if self.random.next_unit_f64() < share => {
                 let within = self.random.below(keys.clamp(1, self.key_count));
@@ -143,7 +143,7 @@ pub fn write_value_bytes(key: u64, stamp: u64, into: &mut [u8]) {
 
 /// Returns the stamp of a value, or `None` if the value is not a complete value of this key.
 #[inline]
-pub fn stamp_of(key: u64, value: &[u8]) -> Option<u64> {
+pub fn verified_stamp(key: u64, value: &[u8]) -> Option<u64> {
     let mut chunks = value.chunks(8);
     let mut stamp = [0; 8];
     if let Some(first) = chunks.next() {
@@ -169,14 +169,14 @@ mod tests {
         for len in [8, 9, 16, 31, 32, 100] {
             let mut value = vec![0; len];
             write_value_bytes(77, 1234, &mut value);
-            assert_eq!(stamp_of(77, &value), Some(1234));
+            assert_eq!(verified_stamp(77, &value), Some(1234));
             if len > 15 {
-                assert_eq!(stamp_of(78, &value), None);
+                assert_eq!(verified_stamp(78, &value), None);
                 for i in 0..len {
                     let mut other = value.clone();
                     other[i] ^= 0x40;
-                    assert_ne!(stamp_of(77, &other), Some(1234), "{i} of {len}");
-                    assert!(i < 8 || stamp_of(77, &other).is_none());
+                    assert_ne!(verified_stamp(77, &other), Some(1234), "{i} of {len}");
+                    assert!(i < 8 || verified_stamp(77, &other).is_none());
                 }
             }
         }

@@ -35,7 +35,7 @@ pub use backing::{RangeBacking, ReachabilityGuard, backing_of};
 pub use copy::copy;
 pub use fault::MemoryFault;
 pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};
-pub use present::{is_readable, is_writable, populate};
+pub use present::{is_readable, prefault, probe_writable};
 pub use region::{AccessibleRegion, BOUNCE};
 pub use share::this_thread_is_the_engine;
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};

@@ -61,7 +61,7 @@ impl ProcessMemory {
             let n =
                 match unsafe { self.copy_by_iovecs(direction, local, remote, (piece, len - done)) }
                 {
-                    Err(e) if is_refusal(&e) => {
+                    Err(e) if is_call_refused(&e) => {
                         // SAFETY: as above.
                         unsafe { self.copy_by_file(direction, local, remote, piece) }
                     }
@@ -149,7 +149,7 @@ impl ProcessMemory {
 }
 
 /// Returns true if the kernel refused the system call itself, rather than an address.
-fn is_refusal(error: &io::Error) -> bool {
+fn is_call_refused(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EPERM | libc::EACCES | libc::ENOSYS)
@@ -210,9 +210,11 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_from_a_bad_address() {
-        assert!(is_refusal(&io::Error::from_raw_os_error(libc::EPERM)));
-        assert!(is_refusal(&io::Error::from_raw_os_error(libc::ENOSYS)));
-        assert!(!is_refusal(&io::Error::from_raw_os_error(libc::EFAULT)));
-        assert!(!is_refusal(&io::Error::from_raw_os_error(libc::ESRCH)));
+        assert!(is_call_refused(&io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(is_call_refused(&io::Error::from_raw_os_error(libc::ENOSYS)));
+        assert!(!is_call_refused(&io::Error::from_raw_os_error(
+            libc::EFAULT
+        )));
+        assert!(!is_call_refused(&io::Error::from_raw_os_error(libc::ESRCH)));
     }
 }

@@ -58,7 +58,10 @@ fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
     });
     cluster.run()?;
     let latency = outcome.take().ok_or("the client has not ended")??;
-    Ok((latency, cluster.counters(cluster.machine(1)).dma_read_bytes))
+    Ok((
+        latency,
+        cluster.nic_counters(cluster.machine(1)).dma_read_bytes,
+    ))
 }
 
 /// READs once; returns the virtual time until the completion.

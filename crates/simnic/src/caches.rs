@@ -56,12 +56,12 @@ impl CoreCaches {
             reason = "positive, and a cast saturates"
         )]
         let time = (line_ns * lines * overlapped / at_once * 1e3).round() as Ps;
-        time.min(MAX_TIME)
+        time.min(MAX_ACCESS_TIME)
     }
 }
 
 /// Upper limit of [`CoreCaches::random_access_time`], one hour, so that clocks cannot overflow.
-const MAX_TIME: Ps = 3_600_000_000_000_000;
+const MAX_ACCESS_TIME: Ps = 3_600_000_000_000_000;
 
 #[cfg(test)]
 mod tests {
@@ -102,7 +102,7 @@ mod tests {
     fn no_count_overflows() {
         assert_eq!(
             CACHES.random_access_time(u64::MAX, u64::MAX, u64::MAX),
-            MAX_TIME
+            MAX_ACCESS_TIME
         );
         assert_eq!(CACHES.random_access_time(u64::MAX, 0, u64::MAX), 0);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nicmodel::profile::CorePlace;
 use nicmodel::{PayloadDestination, Profile};
 
-use crate::costs::{FixedCosts, MissingCosts, PlaceCosts};
+use crate::costs::{MissingCosts, NicParameters, PlaceCosts};
 use crate::machine::NicCounters;
 use crate::queue::Ps;
 use crate::threads;
@@ -28,9 +28,9 @@ pub struct Cluster {
 
 /// A device of a cluster: the host of a machine, or its DPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClusterMachine(u32);
+pub struct HostOrDpu(u32);
 
-impl ClusterMachine {
+impl HostOrDpu {
     /// Returns the index of the device in the provider's list, from 0.
     #[must_use]
     pub fn index(self) -> usize {
@@ -70,7 +70,7 @@ impl Cluster {
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
             return Err(ClusterError::TooMany(machines));
         };
-        let costs = FixedCosts::of(profile)?;
+        let costs = NicParameters::of(profile)?;
         let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
         world.add_machines(profile, count);
         let unknown_of_cores = PlaceCosts::of(profile, 1.0).unknown_core_costs;
@@ -94,10 +94,10 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn machine(&self, index: usize) -> ClusterMachine {
+    pub fn machine(&self, index: usize) -> HostOrDpu {
         let count = self.machines();
         assert!(index < count, "machine {index} of {count}");
-        ClusterMachine(u32::try_from(index).expect("fewer machines than LIDs"))
+        HostOrDpu(u32::try_from(index).expect("fewer machines than LIDs"))
     }
 
     /// Returns the host or the DPU of a machine. Each is a device with its own cores and memory, and both share the
@@ -106,14 +106,14 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn machine_at_place(&self, index: usize, place: CorePlace) -> Option<ClusterMachine> {
+    pub fn machine_at_place(&self, index: usize, place: CorePlace) -> Option<HostOrDpu> {
         let host = self.machine(index);
         match place {
             CorePlace::Host => Some(host),
             CorePlace::Dpu => self.with_world(|world| {
                 let dpu = host.index() + world.nics.len();
                 world.machines.get(dpu)?;
-                u32::try_from(dpu).ok().map(ClusterMachine)
+                u32::try_from(dpu).ok().map(HostOrDpu)
             }),
         }
     }
@@ -129,8 +129,8 @@ impl Cluster {
 
     /// Returns the number of cores of a host or DPU.
     #[must_use]
-    pub fn cores(&self, machine: ClusterMachine) -> u32 {
-        self.with_world(|world| world.machine(machine.0).costs.cores)
+    pub fn core_count(&self, machine: HostOrDpu) -> u32 {
+        self.with_world(|world| world.machine(machine.0).costs.core_count)
     }
 
     /// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
@@ -142,7 +142,7 @@ impl Cluster {
     /// Starts a simulated thread on a core of its own.
     pub fn spawn(
         &self,
-        machine: ClusterMachine,
+        machine: HostOrDpu,
         name: impl Into<String>,
         body: impl FnOnce() + 'static,
     ) {
@@ -190,7 +190,7 @@ impl Cluster {
 
     /// Returns the counters of a machine's NIC, for host and DPU together.
     #[must_use]
-    pub fn counters(&self, machine: ClusterMachine) -> NicCounters {
+    pub fn nic_counters(&self, machine: HostOrDpu) -> NicCounters {
         self.with_world(|world| world.nic(machine.0).counters)
     }
 

@@ -31,13 +31,13 @@ pub struct MissingCosts {
 
 /// The costs that depend neither on the operation nor on the side (host or DPU) that uses the NIC.
 #[derive(Clone, Debug)]
-pub(crate) struct FixedCosts {
-    pub(crate) units: usize,
+pub(crate) struct NicParameters {
+    pub(crate) processing_units: usize,
     /// One-way latency of the network.
     pub(crate) network_latency: Ps,
     pub(crate) has_atomics: bool,
     pub(crate) atomic_lock_bits: u32,
-    pub(crate) max_inline: u32,
+    pub(crate) max_inline_bytes: u32,
     pub(crate) mtu: u32,
     pub(crate) read_wqe_cache_entries: Option<usize>,
 }
@@ -45,12 +45,12 @@ pub(crate) struct FixedCosts {
 /// The costs of the cores and memory of a host or DPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PlaceCosts {
-    pub(crate) cores: u32,
+    pub(crate) core_count: u32,
     pub(crate) post_wqe: Ps,
     pub(crate) mmio_write: Ps,
     pub(crate) poll_cqe: Ps,
     pub(crate) post_recv: Ps,
-    pub(crate) atomic_add: Ps,
+    pub(crate) uncontended_add: Ps,
     pub(crate) contended_add: Ps,
     pub(crate) server_request_work: Ps,
     pub(crate) empty_memory_poll: Ps,
@@ -68,7 +68,7 @@ pub(crate) struct PlaceCosts {
     pub(crate) atomic_lock_hold: Ps,
 }
 
-impl FixedCosts {
+impl NicParameters {
     pub(crate) fn of(profile: &Profile) -> Result<Self, MissingCosts> {
         let nic = &profile.processing;
         let needed = [
@@ -86,7 +86,7 @@ impl FixedCosts {
             return Err(MissingCosts { profile, missing });
         }
         Ok(Self {
-            units: nic.units.as_ref().map_or(1, |units| units.value as usize),
+            processing_units: nic.units.as_ref().map_or(1, |units| units.value as usize),
             network_latency: ps_from_ns(value_or_zero(&profile.port.latency_ns)),
             has_atomics: nic.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some(),
             atomic_lock_bits: profile
@@ -94,7 +94,7 @@ impl FixedCosts {
                 .lock_bits
                 .as_ref()
                 .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
-            max_inline: profile.wqe.max_inline_bytes.value,
+            max_inline_bytes: profile.wqe.max_inline_bytes.value,
             mtu: profile.port.mtu_bytes.value,
             read_wqe_cache_entries: read_wqe_cache_entries(profile),
         })
@@ -115,12 +115,12 @@ impl PlaceCosts {
         };
         let pcie = ps_from_ns(value_or_zero(&profile.pcie.latency_ns));
         Self {
-            cores: host.cores.value,
+            core_count: host.cores.value,
             post_wqe: core("host.post_wqe_ns", &host.post_wqe_ns),
             mmio_write: core("host.mmio_write_ns", &host.mmio_write_ns),
             poll_cqe: core("host.poll_cqe_ns", &host.poll_cqe_ns),
             post_recv: core("host.post_recv_ns", &host.post_recv_ns),
-            atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
+            uncontended_add: core("host.atomic_add_ns", &host.atomic_add_ns),
             contended_add: core("host.contended_add_ns", &host.contended_add_ns),
             server_request_work: core("host.request_ns", &host.request_ns)
                 + ps_from_ns(value_or_zero(&host.written_line_ns)),
@@ -139,7 +139,7 @@ impl PlaceCosts {
     }
 
     /// Converts a time of the host's core to the time of a core of this side.
-    pub(crate) fn core_time(&self, time: Ps) -> Ps {
+    pub(crate) fn scaled_core_time(&self, time: Ps) -> Ps {
         if self.core_slowdown_factor == 1.0 {
             return time;
         }
@@ -261,8 +261,8 @@ pub(crate) struct CostTable {
     pub(crate) recv_payload_destination: PayloadDestination,
     operation_costs: Vec<OperationCosts>,
     by_key: HashMap<OperationCostKey, u16>,
-    doorbell: [PcieCost; MAX_PLACES],
-    cqe: [PcieCost; MAX_PLACES],
+    doorbell_cost: [PcieCost; MAX_PLACES],
+    cqe_write_cost: [PcieCost; MAX_PLACES],
 }
 
 impl CostTable {
@@ -270,7 +270,7 @@ impl CostTable {
     pub(crate) fn new(profile: &Profile) -> Self {
         let mut profiles = vec![profile.clone()];
         profiles.extend(profile.on_dpu());
-        let send = Operation::header_only(Transport::Ud).signaled(1.0);
+        let send = Operation::header_only(Transport::Ud).with_signaled_fraction(1.0);
         let (mut doorbell, mut cqe) = <([PcieCost; MAX_PLACES], [PcieCost; MAX_PLACES])>::default();
         for (place, profile) in profiles.iter().enumerate() {
             let link = PcieLink::of(profile);
@@ -282,8 +282,8 @@ impl CostTable {
         }
         Self {
             profiles,
-            doorbell,
-            cqe,
+            doorbell_cost: doorbell,
+            cqe_write_cost: cqe,
             recv_payload_destination: PayloadDestination::Regular,
             operation_costs: Vec::new(),
             by_key: HashMap::new(),
@@ -295,7 +295,7 @@ impl CostTable {
         if let Some(&id) = self.by_key.get(&key) {
             return Some(id);
         }
-        let shape = operation_costs(
+        let shape = compute_operation_costs(
             &self.profiles,
             self.recv_payload_destination,
             key,
@@ -313,13 +313,13 @@ impl CostTable {
     }
 
     #[inline(always)]
-    pub(crate) fn doorbell(&self, place: CorePlace) -> PcieCost {
-        self.doorbell[place as usize]
+    pub(crate) fn doorbell_cost(&self, place: CorePlace) -> PcieCost {
+        self.doorbell_cost[place as usize]
     }
 
     #[inline(always)]
-    pub(crate) fn cqe(&self, place: CorePlace) -> PcieCost {
-        self.cqe[place as usize]
+    pub(crate) fn cqe_write_cost(&self, place: CorePlace) -> PcieCost {
+        self.cqe_write_cost[place as usize]
     }
 
     /// Returns the transfers that fetch the WQEs of a list of `len` such operations from a place.
@@ -345,7 +345,7 @@ impl CostTable {
     }
 }
 
-fn operation_costs(
+fn compute_operation_costs(
     profiles: &[Profile],
     receive: PayloadDestination,
     key: OperationCostKey,
@@ -370,19 +370,25 @@ fn operation_costs(
         .as_ref()
         .map_or(1.0, |units| f64::from(units.value));
     let port = profile.port.gbps.value / 8.0;
-    let wire = |packets: nicmodel::wire::PacketCost| ps_from_ns(packets.link_bytes(profile) / port);
+    let wire = |packets: nicmodel::wire::PacketCost| {
+        ps_from_ns(packets.link_bytes_with_gaps(profile) / port)
+    };
     let lines = wqe::cache_line_count(operation.wqe_bytes(profile));
     Some(OperationCosts {
-        fetches_payload: key.verb.sends_payload() && !key.inline && key.payload_bytes > 0,
+        fetches_payload: key.verb.carries_payload_in_request()
+            && !key.inline
+            && key.payload_bytes > 0,
         operation,
         opcode,
-        has_response_data: !key.verb.sends_payload(),
+        has_response_data: !key.verb.carries_payload_in_request(),
         is_rdma_write: key.verb == Verb::RdmaWrite,
         with_imm: key.has_imm,
         is_datagram_send: key.verb == Verb::Send && key.transport == Transport::Ud,
         reliable: key.transport == Transport::Rc,
         wqe_cache_lines: u64::from(lines),
-        requester_unit_time: ps_from_ns(units * send_time_ns(profile, &operation, lines)),
+        requester_unit_time: ps_from_ns(
+            units * requester_processing_ns(profile, &operation, lines),
+        ),
         inbound_processing_time: ps_from_ns(nicmodel::bounds::inbound_ns(profile, &operation)?),
         request_wire_time: wire(one.network.to_responder),
         response_wire_time: wire(one.network.to_requester),
@@ -410,7 +416,7 @@ fn transfers(profile: &Profile, operation: &Operation) -> Option<PcieTransfers> 
 
 /// Returns the NIC's time to send one operation. If the profile has no rate of READs and atomics, they take as long as
 /// a SEND.
-fn send_time_ns(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
+fn requester_processing_ns(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     let nic = &profile.processing;
     let send = value_or_zero(&nic.send_ns)
         + f64::from(lines.saturating_sub(1)) * value_or_zero(&nic.wqe_line_ns);

@@ -6,7 +6,7 @@ use crate::event::SimulationEvent;
 use crate::fifo_queue::FifoQueue;
 use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
-use crate::thread::{SimulatedThread, wake};
+use crate::thread::{SimulatedThread, wake_if_waiting};
 
 /// A completion, with the time at which it becomes visible.
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +42,14 @@ const _: () = assert!(size_of::<Option<Cq>>() == 64);
 impl Cq {
     /// Records that thread `me` polls queue `number` for the first time since its last wait, or after another thread.
     #[inline(always)]
-    pub(crate) fn record_poll(&mut self, number: u32, me: u32, thread: &mut SimulatedThread) {
+    pub(crate) fn record_first_poll(&mut self, number: u32, me: u32, thread: &mut SimulatedThread) {
         // A thread that has waited since its last poll of the queue does not watch the queue any more.
         let first = *thread.first_polled_cq.get_or_insert(number);
         if first != number
-            && (self.last_polling_thread == Some(me) || !thread.more_cqs.contains(&number))
+            && (self.last_polling_thread == Some(me)
+                || !thread.further_polled_cqs.contains(&number))
         {
-            thread.more_cqs.push(number);
+            thread.further_polled_cqs.push(number);
             thread.polls_several_cqs = true;
         }
         (self.last_polling_thread, self.poller_wait_period) = (Some(me), thread.wait_period);
@@ -56,7 +57,7 @@ impl Cq {
 
     /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.
     #[inline(always)]
-    pub(crate) fn put(
+    pub(crate) fn push_and_wake(
         &mut self,
         cqe: Cqe,
         threads: &mut [SimulatedThread],
@@ -67,9 +68,9 @@ impl Cq {
             return;
         }
         prefetch(self.handle);
-        self.cqes.insert_by(cqe, |cqe| cqe.visible_at);
+        self.cqes.insert_by_time(cqe, |cqe| cqe.visible_at);
         if let Some(thread) = self.last_polling_thread {
-            wake(threads, events, thread, cqe.visible_at);
+            wake_if_waiting(threads, events, thread, cqe.visible_at);
         }
     }
 }

@@ -119,7 +119,7 @@ impl<T: Copy> FifoQueue<T> {
 
     /// Inserts an item by time, after items of equal time.
     #[inline(always)]
-    pub(crate) fn insert_by(&mut self, item: T, at: impl Fn(&T) -> u64) {
+    pub(crate) fn insert_by_time(&mut self, item: T, at: impl Fn(&T) -> u64) {
         let time = at(&item);
         let last = self.items.last().map_or(0, &at);
         self.push(item);
@@ -201,7 +201,7 @@ mod tests {
                         model.push_back((at, name));
                     }
                     Step::Insert(at) => {
-                        line.insert_by((at, name), |&(at, _)| at);
+                        line.insert_by_time((at, name), |&(at, _)| at);
                         let before = model.iter().rposition(|&(other, _)| other <= at);
                         model.insert(before.map_or(0, |before| before + 1), (at, name));
                     }

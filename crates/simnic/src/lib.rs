@@ -49,7 +49,7 @@ mod timetable;
 mod world;
 
 pub use abi::symbols;
-pub use cluster::{Cluster, ClusterError, ClusterMachine, DeadlockedThreads};
+pub use cluster::{Cluster, ClusterError, DeadlockedThreads, HostOrDpu};
 pub use costs::MissingCosts;
 pub use machine::NicCounters;
 pub use spend::{spend, spend_empty_polls, spend_requests, spend_shared_add, spend_touches};

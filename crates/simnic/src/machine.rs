@@ -58,7 +58,7 @@ pub(crate) struct SimulatedNic {
     pub(crate) qps_waiting_for_unit: FifoQueue<u32>,
     /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the next event
     /// for them.
-    pub(crate) arriving_messages: FifoQueue<(Ps, u32)>,
+    pub(crate) messages_by_processed_at: FifoQueue<(Ps, u32)>,
     pub(crate) next_processed_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.
     pub(crate) qps_with_outstanding_reads: usize,

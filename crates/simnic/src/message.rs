@@ -43,11 +43,11 @@ pub(crate) const fn code_u8(code: u32) -> u8 {
 }
 
 /// `IBV_WC_SUCCESS` as stored in a message.
-pub(crate) const SUCCESS: u8 = code_u8(abi::IBV_WC_SUCCESS);
+pub(crate) const SUCCESS_STATUS: u8 = code_u8(abi::IBV_WC_SUCCESS);
 
 /// The additional fields of READs and atomics.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ReadFields {
+pub(crate) struct ReadOrAtomicFields {
     /// Operands of an atomic.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
@@ -63,7 +63,7 @@ pub(crate) struct ReadFields {
 pub(crate) struct InFlightMessages {
     slots: Vec<InFlightMessage>,
     free_slots: Vec<u32>,
-    read_fields_pool: Vec<ReadFields>,
+    read_fields_pool: Vec<ReadOrAtomicFields>,
     free_read_fields: Vec<u32>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) const NO_READ_FIELDS: u32 = u32::MAX;
 
 impl InFlightMessages {
     /// Stores the additional fields of a READ or atomic; returns their index.
-    pub(crate) fn put_read_fields(&mut self, answer: ReadFields) -> u32 {
+    pub(crate) fn put_read_fields(&mut self, answer: ReadOrAtomicFields) -> u32 {
         if let Some(free) = self.free_read_fields.pop() {
             self.read_fields_pool[free as usize] = answer;
             return free;
@@ -109,12 +109,12 @@ impl InFlightMessages {
     }
 
     #[inline(always)]
-    pub(crate) fn free(&mut self, message: u32) {
+    pub(crate) fn release_one_work_request(&mut self, message: u32) {
         self.release_work_requests(message, 1);
     }
 
     /// Returns the additional fields of a READ or atomic.
-    pub(crate) fn read_fields(&mut self, message: u32) -> Option<&mut ReadFields> {
+    pub(crate) fn read_fields(&mut self, message: u32) -> Option<&mut ReadOrAtomicFields> {
         let answer = self.slots[message as usize].read_fields_index;
         self.read_fields_pool.get_mut(answer as usize)
     }

@@ -6,7 +6,7 @@ use crate::event::SimulationEvent;
 use crate::machine::NicHost;
 use crate::memory::{Payload, SimulatedRegion};
 use crate::queue::{EventQueue, Ps};
-use crate::thread::{SimulatedThread, wake};
+use crate::thread::{SimulatedThread, wake_if_waiting};
 
 /// A memory region.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Mr {
         clippy::too_many_arguments,
         reason = "parts of the simulation that others hold at the same time"
     )]
-    pub(crate) fn write_later(
+    pub(crate) fn add_pending_write(
         &mut self,
         key: u32,
         machine: &mut NicHost,
@@ -51,18 +51,18 @@ impl Mr {
             }
             Some(_) => {}
         }
-        insert_by(&mut self.pending_writes, (at, addr, payload), |(at, ..)| {
+        insert_by_time(&mut self.pending_writes, (at, addr, payload), |(at, ..)| {
             *at
         });
         if let Some(thread) = self.waiting_thread {
-            wake(threads, events, thread, at);
+            wake_if_waiting(threads, events, thread, at);
         }
     }
 }
 
 /// Inserts an item by time, after items of equal time; usually near the end.
 #[inline]
-fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
+fn insert_by_time<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
     let time = at(&new);
     if queue.back().is_none_or(|last| at(last) <= time) {
         queue.push_back(new);

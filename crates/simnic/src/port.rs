@@ -17,15 +17,15 @@ pub(crate) struct NicPort {
 #[derive(Debug, Default)]
 pub(crate) struct NicPorts {
     ports: Vec<NicPort>,
-    assigned_senders: usize,
-    assigned_receivers: usize,
+    assigned_sending_qps: usize,
+    assigned_receiving_qps: usize,
 }
 
 /// The port of a queue pair; none until it has sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OwnPort(u8);
+pub(crate) struct QpPortIndex(u8);
 
-impl OwnPort {
+impl QpPortIndex {
     pub(crate) const UNASSIGNED: Self = Self(u8::MAX);
 }
 
@@ -39,28 +39,28 @@ impl NicPorts {
 
     /// Returns the port of a queue pair that sends.
     #[inline(always)]
-    pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut NicPort {
-        if *own == OwnPort::UNASSIGNED {
-            *own = next_port(&mut self.assigned_senders, self.ports.len());
+    pub(crate) fn port_of_sending_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
+        if *own == QpPortIndex::UNASSIGNED {
+            *own = assign_port(&mut self.assigned_sending_qps, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
 
     /// Returns the port of a queue pair that receives.
     #[inline(always)]
-    pub(crate) fn port_of_receiving_qp(&mut self, own: &mut OwnPort) -> &mut NicPort {
-        if *own == OwnPort::UNASSIGNED {
-            *own = next_port(&mut self.assigned_receivers, self.ports.len());
+    pub(crate) fn port_of_receiving_qp(&mut self, own: &mut QpPortIndex) -> &mut NicPort {
+        if *own == QpPortIndex::UNASSIGNED {
+            *own = assign_port(&mut self.assigned_receiving_qps, self.ports.len());
         }
         &mut self.ports[usize::from(own.0)]
     }
 }
 
 #[cold]
-fn next_port(turns: &mut usize, ports: usize) -> OwnPort {
+fn assign_port(turns: &mut usize, ports: usize) -> QpPortIndex {
     let port = *turns % ports;
     *turns += 1;
-    OwnPort(u8::try_from(port).expect("fewer ports than 255"))
+    QpPortIndex(u8::try_from(port).expect("fewer ports than 255"))
 }
 
 #[cfg(test)]
@@ -70,18 +70,18 @@ mod tests {
     #[test]
     fn senders_and_receivers_take_turns_and_stay() {
         let mut ports = NicPorts::new(2);
-        let mut own = [OwnPort::UNASSIGNED; 6];
+        let mut own = [QpPortIndex::UNASSIGNED; 6];
         for (index, own) in own.iter_mut().enumerate() {
             // As with threads that each have a queue pair to receive and one to send.
             if index % 2 == 0 {
                 ports.port_of_receiving_qp(own);
             } else {
-                ports.of_sender(own);
+                ports.port_of_sending_qp(own);
             }
         }
         assert_eq!(own.map(|own| own.0), [0, 0, 1, 1, 0, 0]);
         let before = own[2];
-        ports.of_sender(&mut own[2]);
+        ports.port_of_sending_qp(&mut own[2]);
         assert_eq!(own[2], before);
     }
 }

@@ -7,7 +7,7 @@ use crate::costs::{OperationCostKey, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
-use crate::message::{InFlightMessage, NO_READ_FIELDS, ReadFields, SUCCESS};
+use crate::message::{InFlightMessage, NO_READ_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS};
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, WorkRequestKind};
 use crate::recvs::RecvList;
@@ -55,7 +55,7 @@ pub(crate) struct Postlist {
     payload_fetch: PcieCost,
     /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
     last_empty_datagram: Option<u32>,
-    last_send_flags: u32,
+    last_empty_datagram_flags: u32,
 }
 
 impl Simulation {
@@ -103,8 +103,8 @@ impl Simulation {
             && before.responder_qp == dest
             && before.qkey_or_rkey == key
             && before.cost_index == shape
-            && list.last_send_flags == datagram.flags
-            && let Some((_, times)) = qp.wqes.back_mut()
+            && list.last_empty_datagram_flags == datagram.flags
+            && let Some((_, times)) = qp.unsent_messages.back_mut()
         {
             *times += 1;
             before.work_request_count += 1;
@@ -119,17 +119,17 @@ impl Simulation {
                 wr_id,
                 payload: Payload::EMPTY,
                 cost_index: shape,
-                status: SUCCESS,
+                status: SUCCESS_STATUS,
                 signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
                 read_fields_index: NO_READ_FIELDS,
                 work_request_count: 1,
             });
-            qp.wqes.push((message, 1));
+            qp.unsent_messages.push((message, 1));
             if list.len == 0 {
                 list.first_cost_index = shape;
             }
             list.last_empty_datagram = Some(message);
-            list.last_send_flags = datagram.flags;
+            list.last_empty_datagram_flags = datagram.flags;
         }
         list.len += 1;
         list.free_send_queue_slots -= 1;
@@ -167,7 +167,7 @@ impl Simulation {
         if let Some(Some(target)) = self.qps.get(dest as usize) {
             prefetch(&raw const **target);
         }
-        let id = match qp.last_posted {
+        let id = match qp.last_posted_kind_and_cost {
             Some((last, shape)) if last == kind => shape,
             _ => self.cost_index_of(index, kind)?,
         };
@@ -180,7 +180,7 @@ impl Simulation {
                 .and_then(inlined)
                 .ok_or(libc::EINVAL)?
         } else if shape.fetches_payload {
-            self.gather(home, request.sges, kind.payload_bytes)?
+            self.read_payload(home, request.sges, kind.payload_bytes)?
         } else {
             Payload::EMPTY
         };
@@ -212,18 +212,18 @@ impl Simulation {
             wr_id: request.wr_id,
             payload,
             cost_index: id,
-            status: SUCCESS,
+            status: SUCCESS_STATUS,
             signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
             read_fields_index: answer,
             work_request_count: 1,
         });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
-            qp.wqes.push((message, 1));
+            qp.unsent_messages.push((message, 1));
             if empty_datagram {
                 qp.last_empty_datagram = Some((request.opcode, request.flags, id));
             }
         }
-        (list.last_empty_datagram, list.last_send_flags) =
+        (list.last_empty_datagram, list.last_empty_datagram_flags) =
             (empty_datagram.then_some(message), request.flags);
         list.len += 1;
         list.free_send_queue_slots -= 1;
@@ -248,7 +248,7 @@ impl Simulation {
             Some(qp) if verb == Verb::RdmaRead => Some(qp.reads.record_read(reading)),
             _ => None,
         };
-        let answer = ReadFields {
+        let answer = ReadOrAtomicFields {
             compare_add: request.compare_add,
             swap: request.swap,
             local_addr: local.map_or(0, |sge| sge.addr),
@@ -264,7 +264,7 @@ impl Simulation {
     fn cost_index_of(&mut self, index: u32, kind: WorkRequestKind) -> Result<u16, i32> {
         let qp = self.qp(index).ok_or(libc::EINVAL)?;
         let (transport, cap) = (qp.transport, qp.cap);
-        let (verb, imm) = verb(kind.opcode).ok_or(libc::EINVAL)?;
+        let (verb, imm) = verb_and_has_imm(kind.opcode).ok_or(libc::EINVAL)?;
         let length = u32::try_from(kind.payload_bytes).map_err(|_| libc::EINVAL)?;
         let num_sge = u32::try_from(kind.num_sge).map_err(|_| libc::EINVAL)?;
         if kind.inline && length > cap.max_inline_data {
@@ -290,14 +290,19 @@ impl Simulation {
             .find_or_add(key, kind.opcode)
             .ok_or(libc::EINVAL)?;
         if let Some(qp) = self.qp(index) {
-            qp.last_posted = Some((kind, shape));
+            qp.last_posted_kind_and_cost = Some((kind, shape));
         }
         Ok(shape)
     }
 
     /// Reads the payload of a work request that is not inline. Reading it at once is correct, since programs must not
     /// change the buffer before the completion.
-    fn gather(&self, machine: u32, sges: &[abi::ibv_sge], length: u64) -> Result<Payload, i32> {
+    fn read_payload(
+        &self,
+        machine: u32,
+        sges: &[abi::ibv_sge],
+        length: u64,
+    ) -> Result<Payload, i32> {
         let fill = |into: &mut [u8]| {
             let mut rest = into;
             for sge in sges {
@@ -330,7 +335,7 @@ impl Simulation {
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding_wrs += len;
         // The NIC needs this part of the queue pair when the list arrives.
-        prefetch(&raw const qp.last_completion);
+        prefetch(&raw const qp.last_send_completion_at);
         let machine = qp.machine;
         qp.posted_lists.push(PostedWqes {
             len,
@@ -338,13 +343,13 @@ impl Simulation {
             cost_index: shape,
         });
         if qp.state == abi::IBV_QPS_ERR {
-            self.flush(index);
+            self.flush_work_requests(index);
             return;
         }
         self.advance_clock(self.current_place_costs().post_wqe * u64::from(len));
         let place = self.machines[machine as usize].place;
         let (writes, link) = if rung {
-            (1, self.cost_table.doorbell(place))
+            (1, self.cost_table.doorbell_cost(place))
         } else {
             let shape = self.cost_table.get(shape);
             (shape.wqe_cache_lines, shape.transfers_at(place).wqe_by_mmio)
@@ -391,7 +396,7 @@ impl Simulation {
         let in_error = qp.state == abi::IBV_QPS_ERR;
         self.advance_clock(self.current_place_costs().post_recv * posted);
         if in_error {
-            self.flush(index);
+            self.flush_work_requests(index);
         }
         self.apply_due_writes();
         result
@@ -410,7 +415,7 @@ impl Simulation {
         if queue.poller_wait_period != self.current_wait_period
             && let Some(current) = self.current_thread
         {
-            queue.record_poll(cq, current, &mut self.threads[current as usize]);
+            queue.record_first_poll(cq, current, &mut self.threads[current as usize]);
         }
         if queue.overrun {
             return None;
@@ -433,7 +438,7 @@ impl Simulation {
 }
 
 /// Returns the verb of an opcode, and true if it has an immediate.
-fn verb(opcode: u32) -> Option<(Verb, bool)> {
+fn verb_and_has_imm(opcode: u32) -> Option<(Verb, bool)> {
     Some(match opcode {
         abi::IBV_WR_SEND => (Verb::Send, false),
         abi::IBV_WR_SEND_WITH_IMM => (Verb::Send, true),
@@ -447,7 +452,7 @@ fn verb(opcode: u32) -> Option<(Verb, bool)> {
 }
 
 /// Returns the transport of a queue pair type.
-pub(crate) fn transport(qp_type: u32) -> Option<Transport> {
+pub(crate) fn transport_of_qp_type(qp_type: u32) -> Option<Transport> {
     Some(match qp_type {
         abi::IBV_QPT_RC => Transport::Rc,
         abi::IBV_QPT_UC => Transport::Uc,

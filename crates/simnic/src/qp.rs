@@ -4,7 +4,7 @@ use verbs_abi as abi;
 
 use crate::cq::Cq;
 use crate::fifo_queue::FifoQueue;
-use crate::port::OwnPort;
+use crate::port::QpPortIndex;
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::reads::OutstandingReads;
@@ -44,9 +44,9 @@ pub(crate) struct Qp {
     /// True if the state allows incoming messages.
     pub(crate) can_receive: bool,
     pub(crate) signal_all: bool,
-    pub(crate) port: OwnPort,
+    pub(crate) port: QpPortIndex,
     /// Kind and shape of the work request that was posted last.
-    pub(crate) last_posted: Option<(WorkRequestKind, u16)>,
+    pub(crate) last_posted_kind_and_cost: Option<(WorkRequestKind, u16)>,
     pub(crate) state: u32,
     /// Number of work requests that are posted and not complete.
     pub(crate) outstanding_wrs: u32,
@@ -54,10 +54,10 @@ pub(crate) struct Qp {
     pub(crate) remote_qpn: u32,
     /// Messages that have not left, each with the number of work requests still to send; `posted_lists`: the lists that
     /// contain them.
-    pub(crate) wqes: FifoQueue<(u32, u32)>,
+    pub(crate) unsent_messages: FifoQueue<(u32, u32)>,
     pub(crate) posted_lists: FifoQueue<PostedWqes>,
     /// No completion of the send queue is generated before this time.
-    pub(crate) last_completion: Ps,
+    pub(crate) last_send_completion_at: Ps,
     /// No message of this queue pair is processed before this time, so that messages keep their order.
     pub(crate) last_processed_at: Ps,
     /// Number of lists that have arrived at the NIC.
@@ -79,9 +79,9 @@ pub(crate) struct Qp {
 }
 
 const _: () = {
-    assert!(std::mem::offset_of!(Qp, last_posted) == 64);
-    assert!(std::mem::offset_of!(Qp, wqes) == 128);
-    assert!(std::mem::offset_of!(Qp, last_completion) == 192);
+    assert!(std::mem::offset_of!(Qp, last_posted_kind_and_cost) == 64);
+    assert!(std::mem::offset_of!(Qp, unsent_messages) == 128);
+    assert!(std::mem::offset_of!(Qp, last_send_completion_at) == 192);
     assert!(size_of::<Qp>() <= 320);
 };
 
@@ -96,7 +96,7 @@ impl Qp {
     }
 
     /// Updates derived fields after a change of state, Q_Key or access flags.
-    pub(crate) fn update_derived(&mut self) {
+    pub(crate) fn update_receive_checks(&mut self) {
         self.can_receive = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
         self.qkey_or_access_flags = match self.transport {
             nicmodel::Transport::Ud => self.qkey,

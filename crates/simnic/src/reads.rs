@@ -23,7 +23,7 @@ impl OutstandingReads {
     }
 
     /// Records the response to a READ; returns true if its WQE is still in a cache of `capacity` WQEs.
-    pub(crate) fn record_response(
+    pub(crate) fn record_response_cache_hit(
         &mut self,
         slot: ReadSequence,
         reading: &mut usize,
@@ -38,7 +38,7 @@ impl OutstandingReads {
     }
 
     /// Records that outstanding READs will get no response.
-    pub(crate) fn forget(&mut self, reading: &mut usize) {
+    pub(crate) fn forget_all(&mut self, reading: &mut usize) {
         if self.outstanding > 0 {
             self.outstanding = 0;
             *reading -= 1;
@@ -56,19 +56,21 @@ mod tests {
             (OutstandingReads::default(), OutstandingReads::default(), 0);
         let [a, b, c] = [(); 3].map(|()| one.record_read(&mut reading));
         assert!(
-            !one.record_response(a, &mut reading, 2) && one.record_response(b, &mut reading, 2)
+            !one.record_response_cache_hit(a, &mut reading, 2)
+                && one.record_response_cache_hit(b, &mut reading, 2)
         );
         // With a second queue pair that READs, each has one entry of the cache.
         let d = other.record_read(&mut reading);
         let e = one.record_read(&mut reading);
         assert_eq!(reading, 2);
         assert!(
-            !one.record_response(c, &mut reading, 2) && one.record_response(e, &mut reading, 2)
+            !one.record_response_cache_hit(c, &mut reading, 2)
+                && one.record_response_cache_hit(e, &mut reading, 2)
         );
         assert_eq!(reading, 1);
-        other.forget(&mut reading);
+        other.forget_all(&mut reading);
         assert_eq!(reading, 0);
-        assert!(other.record_response(d, &mut reading, 2));
+        assert!(other.record_response_cache_hit(d, &mut reading, 2));
         assert_eq!(reading, 0);
     }
 }

@@ -23,16 +23,16 @@ pub(crate) struct PostedRecvs {
 pub(crate) struct RecvRun {
     first: PostedRecv,
     /// The RECV that would continue the run.
-    next: PostedRecv,
+    continuing_recv: PostedRecv,
     /// Distance between the addresses; unused in a run of one RECV.
-    stride: u64,
+    addr_stride: u64,
     count: u64,
 }
 
 impl PostedRecv {
     /// Returns the RECV that would follow this one.
     #[inline(always)]
-    fn next(self, stride: u64) -> Self {
+    fn following_in_run(self, stride: u64) -> Self {
         Self {
             wr_id: self.wr_id.wrapping_add(1),
             addr: self.addr.wrapping_add(stride),
@@ -46,12 +46,12 @@ impl RecvRun {
     #[inline(always)]
     fn extend_by(&mut self, recv: PostedRecv) -> bool {
         if self.count == 1 {
-            self.stride = recv.addr.wrapping_sub(self.first.addr);
-            self.next = self.first.next(self.stride);
+            self.addr_stride = recv.addr.wrapping_sub(self.first.addr);
+            self.continuing_recv = self.first.following_in_run(self.addr_stride);
         }
-        let joins = self.next == recv;
+        let joins = self.continuing_recv == recv;
         if joins {
-            self.next = recv.next(self.stride);
+            self.continuing_recv = recv.following_in_run(self.addr_stride);
             self.count += 1;
         }
         joins
@@ -84,13 +84,13 @@ impl PostedRecvs {
             if let Some(run) = self.runs.back_mut()
                 && run.count > 1
             {
-                let (mut next, room) = (run.next, most.saturating_sub(self.len));
+                let (mut next, room) = (run.continuing_recv, most.saturating_sub(self.len));
                 let mut more = 0;
                 while more < room && recvs.take_if_equal(&next) {
-                    next = next.next(run.stride);
+                    next = next.following_in_run(run.addr_stride);
                     more += 1;
                 }
-                run.next = next;
+                run.continuing_recv = next;
                 run.count += more as u64;
                 self.len += more;
             }
@@ -105,8 +105,8 @@ impl PostedRecvs {
             if !self.runs.back_mut().is_some_and(|run| run.extend_by(recv)) {
                 self.runs.push(RecvRun {
                     first: recv,
-                    next: recv,
-                    stride: 0,
+                    continuing_recv: recv,
+                    addr_stride: 0,
                     count: 1,
                 });
             }
@@ -121,7 +121,7 @@ impl PostedRecvs {
         if run.count == 1 {
             self.runs.pop();
         } else {
-            run.first = recv.next(run.stride);
+            run.first = recv.following_in_run(run.addr_stride);
             run.count -= 1;
         }
         Some(recv)

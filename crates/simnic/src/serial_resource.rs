@@ -40,5 +40,5 @@ pub(crate) struct SharedLine {
     /// Time at which the line is free.
     pub(crate) serial_access: SerialResource,
     /// Thread whose core has the line.
-    pub(crate) owner: u32,
+    pub(crate) owner_thread: u32,
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::queue::Ps;
-use crate::threads::{is_simulated, synchronize, with_simulation};
+use crate::threads::{catch_up_events, is_simulated, with_simulation};
 
 /// Advances the calling simulated thread's clock by the work of a server for `count` requests, without the verbs.
 pub fn spend_requests(count: u64) {
@@ -20,7 +20,9 @@ pub fn spend_requests(count: u64) {
 pub fn spend(work: Duration) {
     if is_simulated() {
         let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
-        with_simulation(|world| world.advance_clock(world.current_place_costs().core_time(time)));
+        with_simulation(|world| {
+            world.advance_clock(world.current_place_costs().scaled_core_time(time))
+        });
     }
 }
 
@@ -39,17 +41,21 @@ pub fn spend_shared_add(addr: u64) {
     if !is_simulated() {
         return;
     }
-    synchronize();
+    catch_up_events();
     with_simulation(|world| {
         let Some(thread) = world.current_thread else {
             return;
         };
         let clock = world.clock();
         let costs = world.current_place_costs();
-        let (own, contended) = (costs.atomic_add, costs.contended_add);
+        let (own, contended) = (costs.uncontended_add, costs.contended_add);
         let line = world.shared_line(addr / 64, thread);
-        let cost = if line.owner == thread { own } else { contended };
-        line.owner = thread;
+        let cost = if line.owner_thread == thread {
+            own
+        } else {
+            contended
+        };
+        line.owner_thread = thread;
         let done = line.serial_access.reserve_time(clock, cost);
         world.advance_clock(done - clock);
         world.apply_due_writes();

@@ -14,7 +14,7 @@ pub(crate) type ThreadCoroutine = Coroutine<(), (), ()>;
 pub(crate) struct SimulatedThread {
     pub(crate) machine: u32,
     pub(crate) state: ThreadState,
-    /// True if `more_cqs` is not empty.
+    /// True if `further_polled_cqs` is not empty.
     pub(crate) polls_several_cqs: bool,
     /// True while the thread waits in [`idle_polling`](crate::idle_polling).
     pub(crate) is_polling: bool,
@@ -33,7 +33,7 @@ pub(crate) struct SimulatedThread {
     /// Coroutine; `None` while the thread runs.
     pub(crate) coroutine: Option<Box<ThreadCoroutine>>,
     /// Further completion queues that the thread polled.
-    pub(crate) more_cqs: Vec<u32>,
+    pub(crate) further_polled_cqs: Vec<u32>,
     /// The completion queue, the start and the end of the current wait in [`idle_polling`](crate::idle_polling).
     pub(crate) polling: PollingLoop,
 }
@@ -43,7 +43,7 @@ pub(crate) struct SimulatedThread {
 pub(crate) struct PollingLoop {
     pub(crate) cq: u32,
     /// Number of unsuccessful polls before this wait.
-    pub(crate) empty_polls: u32,
+    pub(crate) empty_polls_before_wait: u32,
     /// Start of this wait; `wait_end`: the end.
     pub(crate) wait_start: Ps,
     pub(crate) wait_end: Ps,
@@ -51,7 +51,7 @@ pub(crate) struct PollingLoop {
     pub(crate) deadline_ns: u64,
 }
 
-const _: () = assert!(std::mem::offset_of!(SimulatedThread, more_cqs) == 64);
+const _: () = assert!(std::mem::offset_of!(SimulatedThread, further_polled_cqs) == 64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ThreadState {
@@ -77,7 +77,7 @@ impl SimulatedThread {
 
 /// Wakes a waiting thread at `at`, because something that it watches changes.
 #[inline(always)]
-pub(crate) fn wake(
+pub(crate) fn wake_if_waiting(
     threads: &mut [SimulatedThread],
     events: &mut EventQueue<SimulationEvent>,
     thread: u32,

@@ -97,7 +97,7 @@ impl Simulation {
             is_polling: false,
             polling: PollingLoop::default(),
             first_polled_cq: None,
-            more_cqs: Vec::new(),
+            further_polled_cqs: Vec::new(),
             wait_period: self.wait_periods_given,
         });
         self.events.push(clock, SimulationEvent::Resume { thread });
@@ -107,7 +107,7 @@ impl Simulation {
     #[inline(always)]
     pub(crate) fn clock(&self) -> Ps {
         match self.current_thread {
-            Some(_) => self.clock,
+            Some(_) => self.current_thread_clock,
             None => self.now,
         }
     }
@@ -116,7 +116,7 @@ impl Simulation {
     #[inline(always)]
     pub(crate) fn advance_clock(&mut self, time: Ps) {
         if self.current_thread.is_some() {
-            self.clock += time;
+            self.current_thread_clock += time;
         }
     }
 
@@ -126,9 +126,9 @@ impl Simulation {
         if self.current_thread.is_some() {
             let home = &self.machines[self.current_machine as usize];
             if !home.regions_with_pending_writes.is_empty()
-                && home.next_write_visible_at <= self.clock
+                && home.next_write_visible_at <= self.current_thread_clock
             {
-                self.make_writes_visible(self.current_machine, self.clock);
+                self.make_writes_visible(self.current_machine, self.current_thread_clock);
             }
         }
     }
@@ -142,7 +142,7 @@ impl Simulation {
             lines.push(SharedLine {
                 line_number: number,
                 serial_access: SerialResource::default(),
-                owner: thread,
+                owner_thread: thread,
             });
             lines.len() - 1
         });
@@ -153,7 +153,7 @@ impl Simulation {
 
     /// Suspends the running thread until all events before its clock have run; returns false if there are none.
     #[inline]
-    fn suspend_until_due(&mut self) -> bool {
+    fn suspend_until_events_ran(&mut self) -> bool {
         let clock = self.clock();
         if self.events.next_at().is_none_or(|next| next >= clock) {
             self.now = self.now.max(clock);
@@ -170,8 +170,8 @@ impl Simulation {
 
     /// Makes the running thread wait for the queues and the region that it watches, at most until `deadline`. Returns
     /// false if the wait ends at once: its end is already known if no future event can become visible before it.
-    fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
-        let (known, clock) = (self.now + self.min_pcie_latency, self.clock);
+    fn try_begin_wait(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
+        let (known, clock) = (self.now + self.min_pcie_latency, self.current_thread_clock);
         let Some(thread) = self.current_thread else {
             return false;
         };
@@ -199,8 +199,8 @@ impl Simulation {
             look(cq);
         }
         if std::mem::take(&mut me.polls_several_cqs) {
-            me.more_cqs.iter().for_each(|&cq| look(cq));
-            me.more_cqs.clear();
+            me.further_polled_cqs.iter().for_each(|&cq| look(cq));
+            me.further_polled_cqs.clear();
         }
         if let Some(key) = memory
             && let Some(Some(mr)) = mrs.get_mut(key as usize)
@@ -211,7 +211,7 @@ impl Simulation {
             }
         }
         if next <= known {
-            self.clock = next;
+            self.current_thread_clock = next;
             self.apply_due_writes();
             return false;
         }
@@ -260,7 +260,7 @@ impl Simulation {
             }
             let woken = &self.threads[thread as usize];
             let polls = woken.is_polling;
-            self.clock = woken.clock.max(woken.resume_at);
+            self.current_thread_clock = woken.clock.max(woken.resume_at);
             (self.current_machine, self.current_wait_period) = (woken.machine, woken.wait_period);
             self.current_thread = Some(thread);
             self.apply_due_writes();
@@ -280,12 +280,12 @@ impl Simulation {
     fn poll_for_thread(&mut self, thread: u32) -> bool {
         let PollingLoop {
             cq,
-            empty_polls: misses,
+            empty_polls_before_wait: misses,
             wait_end: end,
             deadline_ns: until_ns,
             ..
         } = self.threads[thread as usize].polling;
-        let clock = self.clock;
+        let clock = self.current_thread_clock;
         if clock != end || clock / 1000 >= until_ns || clock > self.now + self.min_pcie_latency {
             return false;
         }
@@ -301,17 +301,21 @@ impl Simulation {
             return false;
         }
         self.poll(cq, 0, |_| {});
-        self.wait_polling(thread, misses.saturating_add(empty_polls_of_wait(misses)))
+        self.try_begin_polling_wait(thread, misses.saturating_add(empty_polls_of_wait(misses)))
     }
 
     /// Makes the running thread wait after `misses` unsuccessful polls. Returns false if the wait ends at once.
-    fn wait_polling(&mut self, thread: u32, misses: u32) -> bool {
+    fn try_begin_polling_wait(&mut self, thread: u32, misses: u32) -> bool {
         let misses = misses.saturating_add(1);
-        let from = self.clock;
+        let from = self.current_thread_clock;
         let end = from.saturating_add(Ps::from(empty_polls_of_wait(misses)) * EMPTY_POLL_TIME);
         let polling = &mut self.threads[thread as usize].polling;
-        (polling.empty_polls, polling.wait_start, polling.wait_end) = (misses, from, end);
-        self.wait_until(end, None)
+        (
+            polling.empty_polls_before_wait,
+            polling.wait_start,
+            polling.wait_end,
+        ) = (misses, from, end);
+        self.try_begin_wait(end, None)
     }
 
     /// Returns the yielder of the running thread, with which it can be suspended.
@@ -331,7 +335,7 @@ fn suspend_thread(yielder: *const Yielder<(), ()>) {
 
 /// Runs all events before the running thread's clock, if the clock is so far ahead that they may be visible to it.
 #[inline(always)]
-pub(crate) fn synchronize() {
+pub(crate) fn catch_up_events() {
     let ahead = with_simulation(|world| world.clock() > world.now + world.min_pcie_latency);
     if ahead == Some(true) {
         run_due_events();
@@ -342,7 +346,7 @@ pub(crate) fn synchronize() {
 #[inline(never)]
 fn run_due_events() {
     let yielder = with_simulation(|world| {
-        if world.suspend_until_due() {
+        if world.suspend_until_events_ran() {
             world.current_yielder()
         } else {
             None
@@ -413,7 +417,7 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     let Some((before, after, yielder)) = with_simulation(|world| {
         let before = world.clock();
         let most = at_most.saturating_mul(1000);
-        let waits = world.wait_until(before.saturating_add(most.max(1000)), memory);
+        let waits = world.try_begin_wait(before.saturating_add(most.max(1000)), memory);
         let yielder = if waits { world.current_yielder() } else { None };
         (before, world.clock(), yielder)
     }) else {
@@ -469,7 +473,7 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
         me.polling.cq = me.first_polled_cq?;
         me.polling.deadline_ns = until_ns;
         me.is_polling = true;
-        let waits = world.wait_polling(thread, misses);
+        let waits = world.try_begin_polling_wait(thread, misses);
         Some(if waits { world.current_yielder() } else { None })
     });
     let Some(yielder) = waits.flatten() else {
@@ -482,11 +486,11 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
         let me = &mut world.threads[world.current_thread? as usize];
         me.is_polling = false;
         let PollingLoop {
-            empty_polls: misses,
+            empty_polls_before_wait: misses,
             wait_start: from,
             ..
         } = me.polling;
-        let waited = world.clock.saturating_sub(from);
+        let waited = world.current_thread_clock.saturating_sub(from);
         Some(misses.saturating_add(empty_polls_in(misses, waited)))
     })
     .flatten()
@@ -502,7 +506,7 @@ mod tests {
     use crate::Cluster;
     use crate::cq::{Cq, Cqe};
     use crate::fifo_queue::FifoQueue;
-    use crate::message::SUCCESS;
+    use crate::message::SUCCESS_STATUS;
     use crate::spend::spend;
 
     /// Returns when the loop of a thread finds each of the completions that arrive at `times` in ns, with its number of
@@ -525,7 +529,7 @@ mod tests {
         cluster.spawn(cluster.machine(0), "looks", move || {
             let mut misses = 0;
             while list.borrow().len() < wanted {
-                synchronize();
+                catch_up_events();
                 if with_simulation(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
                     list.borrow_mut()
                         .push((now_ns().expect("simulated"), misses));
@@ -555,7 +559,7 @@ mod tests {
                     src_qp: 0,
                     slid: 0,
                     with_imm: false,
-                    status: SUCCESS,
+                    status: SUCCESS_STATUS,
                     opcode: 0,
                 };
                 with_simulation(|world| world.add_completion(0, cqe));

@@ -2,7 +2,7 @@
 
 use nicmodel::profile::{CorePlace, Profile};
 
-use crate::costs::{CostTable, FixedCosts, PlaceCosts};
+use crate::costs::{CostTable, NicParameters, PlaceCosts};
 use crate::cq::{Cq, Cqe};
 use crate::event::SimulationEvent;
 use crate::machine::{NicHost, SimulatedNic};
@@ -20,7 +20,7 @@ use crate::thread::SimulatedThread;
 pub(crate) struct Simulation {
     /// Number that distinguishes handles of this simulation from those of another.
     pub(crate) id: u64,
-    pub(crate) costs: FixedCosts,
+    pub(crate) costs: NicParameters,
     pub(crate) cost_table: CostTable,
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<SimulationEvent>,
@@ -35,9 +35,9 @@ pub(crate) struct Simulation {
     pub(crate) messages: InFlightMessages,
     pub(crate) threads: Vec<SimulatedThread>,
     pub(crate) thread_names: Vec<String>,
-    /// Running thread; `clock`, `current_machine` and `current_wait_period`: its clock, machine and stamp.
+    /// Running thread; `current_thread_clock`, `current_machine` and `current_wait_period`: its clock, machine and stamp.
     pub(crate) current_thread: Option<u32>,
-    pub(crate) clock: Ps,
+    pub(crate) current_thread_clock: Ps,
     pub(crate) current_machine: u32,
     pub(crate) current_wait_period: u64,
     /// Number of stamps that were given.
@@ -46,11 +46,11 @@ pub(crate) struct Simulation {
     pub(crate) run_end: Ps,
     /// Cache lines to which several cores add; there are few.
     pub(crate) shared_lines: Vec<SharedLine>,
-    pub(crate) rng: u64,
+    pub(crate) rng_state: u64,
 }
 
 impl Simulation {
-    pub(crate) fn new(id: u64, profile: &Profile, costs: FixedCosts, seed: u64) -> Self {
+    pub(crate) fn new(id: u64, profile: &Profile, costs: NicParameters, seed: u64) -> Self {
         Self {
             id,
             cost_table: CostTable::new(profile),
@@ -67,13 +67,13 @@ impl Simulation {
             threads: Vec::new(),
             thread_names: Vec::new(),
             current_thread: None,
-            clock: 0,
+            current_thread_clock: 0,
             current_machine: 0,
             current_wait_period: 0,
             wait_periods_given: 0,
             run_end: 0,
             shared_lines: Vec::new(),
-            rng: seed,
+            rng_state: seed,
         }
     }
 
@@ -109,8 +109,8 @@ impl Simulation {
 
     /// Returns the next random number (splitmix64, Steele et al., OOPSLA 2014).
     pub(crate) fn random(&mut self) -> u64 {
-        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.rng;
+        self.rng_state = self.rng_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.rng_state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
@@ -140,11 +140,11 @@ impl Simulation {
         let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
-        for &(message, count) in qp.wqes.as_slice() {
+        for &(message, count) in qp.unsent_messages.as_slice() {
             self.messages.release_work_requests(message, count);
         }
         let nic = self.nic(qp.machine);
-        qp.reads.forget(&mut nic.qps_with_outstanding_reads);
+        qp.reads.forget_all(&mut nic.qps_with_outstanding_reads);
         let waiting = nic.qps_waiting_for_unit.len();
         nic.qps_waiting_for_unit.retain(|&other| other != index);
         let waited = nic.qps_waiting_for_unit.len() < waiting;
@@ -163,7 +163,7 @@ impl Simulation {
     pub(crate) fn run_event(&mut self, event: SimulationEvent, at: Ps) {
         match event {
             SimulationEvent::Resume { .. } => {}
-            SimulationEvent::DoorbellArrived { qp } => self.handle_doorbell(qp, at),
+            SimulationEvent::DoorbellArrived { qp } => self.handle_arrived_postlist(qp, at),
             SimulationEvent::SendNext { qp } => self.send_next(qp, at),
             SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
             SimulationEvent::SendResponse { message } => self.send_response(message),
@@ -175,18 +175,18 @@ impl Simulation {
     #[inline(always)]
     pub(crate) fn add_completion(&mut self, cq: u32, cqe: Cqe) {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
-            queue.put(cqe, &mut self.threads, &mut self.events);
+            queue.push_and_wake(cqe, &mut self.threads, &mut self.events);
         }
     }
 
     /// Adds a WRITE that becomes visible at `at`.
-    pub(crate) fn write_later(&mut self, key: u32, at: Ps, addr: u64, payload: Payload) {
+    pub(crate) fn add_pending_write(&mut self, key: u32, at: Ps, addr: u64, payload: Payload) {
         let Some(Some(mr)) = self.mrs.get_mut(key as usize) else {
             return;
         };
         let machine = &mut self.machines[mr.machine as usize];
         let (threads, events) = (&mut self.threads, &mut self.events);
-        mr.write_later(key, machine, at, addr, payload, threads, events);
+        mr.add_pending_write(key, machine, at, addr, payload, threads, events);
     }
 
     /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.

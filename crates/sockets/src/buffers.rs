@@ -11,9 +11,9 @@ pub struct Buffers<'a> {
     parts: *const iovec,
     count: usize,
     /// Number of bytes at the beginning that are already used.
-    skip: usize,
+    used_bytes: usize,
     /// Number of remaining bytes.
-    len: usize,
+    remaining_bytes: usize,
     lifetime: PhantomData<&'a [iovec]>,
 }
 
@@ -27,8 +27,8 @@ impl<'a> Buffers<'a> {
         Self {
             parts: parts.as_ptr(),
             count: parts.len(),
-            skip: 0,
-            len: parts
+            used_bytes: 0,
+            remaining_bytes: parts
                 .iter()
                 .map(|part| part.iov_len)
                 .fold(0, usize::saturating_add),
@@ -38,19 +38,19 @@ impl<'a> Buffers<'a> {
 
     /// Returns the number of remaining bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.remaining_bytes
     }
 
     /// Returns the buffers without their first `skip` remaining bytes.
-    pub(crate) fn from(mut self, skip: usize) -> Self {
-        self.skip += skip;
-        self.len = self.len.saturating_sub(skip);
+    pub(crate) fn skip_bytes(mut self, skip: usize) -> Self {
+        self.used_bytes += skip;
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(skip);
         self
     }
 
     /// Returns true if no byte remains.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.remaining_bytes == 0
     }
 
     /// Returns the pieces of memory that hold `len` bytes from `skip` on.
@@ -59,7 +59,7 @@ impl<'a> Buffers<'a> {
         skip: usize,
         len: usize,
     ) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
-        let (mut skip, mut left) = (self.skip + skip, len);
+        let (mut skip, mut left) = (self.used_bytes + skip, len);
         (0..self.count).filter_map(move |i| {
             // SAFETY: `i` is below the number of parts, and the vector lives for `'a`.
             let part = unsafe { *self.parts.add(i) };
@@ -67,7 +67,7 @@ impl<'a> Buffers<'a> {
             skip -= from;
             let n = (part.iov_len - from).min(left);
             left -= n;
-            // SAFETY: `from` is within the part.
+            // SAFETY: `skip_bytes` is within the part.
             (n > 0).then(|| (unsafe { part.iov_base.cast::<u8>().add(from) }, n))
         })
     }
@@ -76,7 +76,7 @@ impl<'a> Buffers<'a> {
     pub(crate) fn copy_to(self, skip: usize, to: &mut [u8]) {
         let mut at = 0;
         for (from, n) in self.pieces(skip, to.len()) {
-            // SAFETY: `from` is valid for reads of `n` bytes (`new`), and `to` has so many left.
+            // SAFETY: `skip_bytes` is valid for reads of `n` bytes (`new`), and `to` has so many left.
             unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().add(at), n) };
             at += n;
         }

@@ -33,7 +33,7 @@ pub fn on_accept(listener: c_int, fd: c_int) {
 /// Records that a socket connects.
 pub fn before_connect(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
-        conn.is_active
+        conn.is_connecting_side
             .store(true, std::sync::atomic::Ordering::Relaxed);
     }
 }

@@ -24,7 +24,7 @@ use crate::{address, real, totals};
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
 /// Number of calls after which a connection stops waiting for the peer.
-const MAX_CALLS_WAITING: u32 = 512;
+const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
 
 /// The state of a connection in this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,21 +56,21 @@ impl Phase {
 
 /// A connection, and its state in this process.
 pub(crate) struct Conn {
-    refs: AtomicU32,
+    descriptor_refs: AtomicU32,
     phase: AtomicU8,
     /// Increases with each connection for which this object is reused.
     generation: AtomicU32,
-    calls: AtomicU32,
+    data_calls_before_setup: AtomicU32,
     /// True if this side connected; false if it accepted.
-    pub(crate) is_active: AtomicBool,
+    pub(crate) is_connecting_side: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
     pub(crate) tcp_readers: AtomicU32,
     pub(crate) tcp_writers: AtomicU32,
     /// Bytes that plain calls have moved in each direction.
-    pub(crate) bytes_in: AtomicU64,
-    pub(crate) bytes_out: AtomicU64,
+    pub(crate) tcp_bytes_received: AtomicU64,
+    pub(crate) tcp_bytes_sent: AtomicU64,
     /// True if a send found no room since the last reported edge of `EPOLLOUT`.
-    pub(crate) was_full: AtomicBool,
+    pub(crate) send_found_no_room: AtomicBool,
     /// Number of threads that sleep in a read.
     pub(crate) sleeping_readers: AtomicU32,
     /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps in a read, receives the wake
@@ -85,10 +85,10 @@ pub(crate) struct Conn {
 #[derive(Default)]
 struct Setup {
     page: Option<Arc<Page>>,
-    side: usize,
+    own_side: usize,
     prepared: Option<Prepared>,
     ring: Option<Ring>,
-    arena: usize,
+    ring_arena_number: usize,
 }
 
 /// The state for receiving.
@@ -108,29 +108,29 @@ pub(crate) struct Tx {
     had_nagle: bool,
     /// Number of consecutive sends during which the receiver took nothing, and its last head.
     pub(crate) sends_without_progress: u32,
-    pub(crate) last_head: u64,
+    pub(crate) last_receiver_head: u64,
 }
 
 /// A page, and this process's side of it.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) page: Arc<Page>,
-    pub(crate) side: usize,
+    pub(crate) own_side: usize,
 }
 
 impl Default for Conn {
     fn default() -> Self {
         Self {
-            refs: AtomicU32::new(0),
+            descriptor_refs: AtomicU32::new(0),
             phase: AtomicU8::new(Phase::Tcp as u8),
             generation: AtomicU32::new(0),
-            calls: AtomicU32::new(0),
-            is_active: AtomicBool::new(false),
+            data_calls_before_setup: AtomicU32::new(0),
+            is_connecting_side: AtomicBool::new(false),
             tcp_readers: AtomicU32::new(0),
             tcp_writers: AtomicU32::new(0),
-            bytes_in: AtomicU64::new(0),
-            bytes_out: AtomicU64::new(0),
-            was_full: AtomicBool::new(false),
+            tcp_bytes_received: AtomicU64::new(0),
+            tcp_bytes_sent: AtomicU64::new(0),
+            send_found_no_room: AtomicBool::new(false),
             sleeping_readers: AtomicU32::new(0),
             room_lock: Mutex::default(),
             room_available: Condvar::new(),
@@ -145,17 +145,17 @@ impl Conn {
     /// Resets the object for a new connection with one descriptor.
     pub(crate) fn reset(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
-        self.calls.store(0, Ordering::Relaxed);
-        self.is_active.store(false, Ordering::Relaxed);
-        self.bytes_in.store(0, Ordering::Relaxed);
-        self.bytes_out.store(0, Ordering::Relaxed);
-        self.was_full.store(false, Ordering::Relaxed);
-        self.refs.store(1, Ordering::Relaxed);
+        self.data_calls_before_setup.store(0, Ordering::Relaxed);
+        self.is_connecting_side.store(false, Ordering::Relaxed);
+        self.tcp_bytes_received.store(0, Ordering::Relaxed);
+        self.tcp_bytes_sent.store(0, Ordering::Relaxed);
+        self.send_found_no_room.store(false, Ordering::Relaxed);
+        self.descriptor_refs.store(1, Ordering::Relaxed);
         self.set_phase(Phase::NotStarted);
     }
 
-    pub(crate) fn refs(&self) -> &AtomicU32 {
-        &self.refs
+    pub(crate) fn descriptor_refs(&self) -> &AtomicU32 {
+        &self.descriptor_refs
     }
 
     pub(crate) fn generation(&self) -> u32 {
@@ -184,7 +184,8 @@ impl Conn {
         match phase {
             Phase::Tcp | Phase::Ready => phase,
             Phase::NotStarted
-                if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_BEFORE_SETUP =>
+                if self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed)
+                    < CALLS_BEFORE_SETUP =>
             {
                 phase
             }
@@ -199,7 +200,8 @@ impl Conn {
 
     /// Records that another process may use the connection: the next call then looks for the page at once.
     pub(crate) fn mark_shared(&self) {
-        self.calls.fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
+        self.data_calls_before_setup
+            .fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
     }
 
     #[cold]
@@ -222,8 +224,9 @@ impl Conn {
     /// Keeps the connection on TCP.
     fn stay_on_tcp(&self, setup: &mut Setup, reason: Reason) {
         if let Some(page) = setup.page.take() {
-            page.reason().store(reason as u64, Ordering::Relaxed);
-            page.side(setup.side)
+            page.not_rdma_reason()
+                .store(reason as u64, Ordering::Relaxed);
+            page.side(setup.own_side)
                 .stage
                 .store(stage::CLOSED, Ordering::Release);
             if crate::stale::has_ended(&page) {
@@ -231,7 +234,7 @@ impl Conn {
             }
         }
         if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::get_if_made()) {
-            nic.give_ring(setup.arena, ring.offset());
+            nic.give_ring(setup.ring_arena_number, ring.offset());
         }
         setup.prepared = None;
         self.set_phase(Phase::Tcp);
@@ -248,25 +251,27 @@ impl Conn {
         }
         let nic = nic::get().map_err(unsupported)?;
         let cookie = real::cookie(fd).ok_or(Reason::Unsupported)?;
-        setup.side = usize::from(own > peer);
-        let path = nic.dir.join(page_name(own, peer).map_err(unsupported)?);
+        setup.own_side = usize::from(own > peer);
+        let path = nic
+            .connections_dir
+            .join(page_name(own, peer).map_err(unsupported)?);
         if let Ok(page) = Page::open(&path, false)
-            && page.side(setup.side).cookie.load(Ordering::Acquire) == cookie
+            && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
         {
-            self.adopt_page(page, setup.side);
+            self.adopt_page(page, setup.own_side);
             return Ok(());
         }
-        self.check_counts(fd)?;
+        self.check_tcp_byte_counts(fd)?;
         for _ in 0..8 {
             let page = Page::open(&path, true).map_err(unsupported)?;
-            match claim(&page, setup.side, nic, cookie) {
+            match claim_side(&page, setup.own_side, nic, cookie) {
                 Claim::Claimed => {
                     setup.page = Some(Arc::new(page));
                     self.set_phase(Phase::WaitingForPeer);
                     return self.continue_setup(fd, setup);
                 }
                 Claim::OtherProcess => {
-                    self.adopt_page(page, setup.side);
+                    self.adopt_page(page, setup.own_side);
                     return Ok(());
                 }
                 Claim::Stale => {
@@ -278,14 +283,14 @@ impl Conn {
     }
 
     /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
-    fn check_counts(&self, fd: i32) -> Result<(), Reason> {
+    fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), Reason> {
         let idle = self.tcp_readers.load(Ordering::Acquire)
             + self.tcp_writers.load(Ordering::Acquire)
             == 0;
         let (sent, taken) = real::bytes_by_kernel(fd).ok_or(Reason::Unsupported)?;
-        let syn = u64::from(self.is_active.load(Ordering::Relaxed));
-        let ours = self.bytes_out.load(Ordering::Acquire);
-        let taken_ours = self.bytes_in.load(Ordering::Acquire);
+        let syn = u64::from(self.is_connecting_side.load(Ordering::Relaxed));
+        let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
+        let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
         // While another thread is inside a call, its bytes are not counted yet.
         if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
             return Err(Reason::BypassedBytes);
@@ -296,8 +301,9 @@ impl Conn {
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
     fn adopt_page(&self, page: Page, side: usize) {
         let owner = page.side(side);
-        let id = i32::try_from(owner.arena.load(Ordering::Acquire)).unwrap_or(-1);
-        let offset = usize::try_from(owner.offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
+        let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
+        let offset =
+            usize::try_from(owner.ring_offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
         let ring = match owner.stage.load(Ordering::Acquire) {
             0 | stage::PAGE_FOUND => None,
             _ => Arena::attach(id)
@@ -306,7 +312,7 @@ impl Conn {
         };
         let link = Link {
             page: Arc::new(page),
-            side,
+            own_side: side,
         };
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
@@ -317,14 +323,14 @@ impl Conn {
     /// Continues the change to RDMA as far as the peer's stage permits.
     fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let page = setup.page.clone().ok_or(Reason::NoResources)?;
-        let (own, peer) = (page.side(setup.side), page.side(1 - setup.side));
+        let (own, peer) = (page.side(setup.own_side), page.side(1 - setup.own_side));
         let there = peer.stage.load(Ordering::Acquire);
         if there == stage::CLOSED {
             return Err(Reason::PeerWithoutLibrary);
         }
         if there == 0 {
-            let calls = self.calls.fetch_add(1, Ordering::Relaxed);
-            return if calls < MAX_CALLS_WAITING {
+            let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
+            return if calls < MAX_CALLS_WAITING_FOR_PEER {
                 Ok(())
             } else {
                 Err(Reason::PeerWithoutLibrary)
@@ -335,7 +341,8 @@ impl Conn {
             self.prepare(nic, setup, &page)
                 .map_err(|_| Reason::NoResources)?;
         }
-        if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT {
+        if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
+        {
             return Ok(());
         }
         self.connect(fd, nic, setup, &page)
@@ -344,17 +351,18 @@ impl Conn {
     /// Creates the queue pair and the ring, and publishes them to the peer.
     fn prepare(&self, nic: &Nic, setup: &mut Setup, page: &Page) -> io::Result<()> {
         let (ring, remote, place) = nic.take_ring()?;
-        (setup.arena, setup.ring) = (place.number, Some(ring.clone()));
+        (setup.ring_arena_number, setup.ring) = (place.number, Some(ring.clone()));
         let prepared = nic.prepare()?;
-        let side = page.side(setup.side);
+        let side = page.side(setup.own_side);
         let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
-        if !side.set_text(&text) {
+        if !side.set_message_for_peer(&text) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let id = u64::from(place.id.unsigned_abs());
-        side.arena.store(id, Ordering::Relaxed);
-        side.offset.store(ring.offset() as u64, Ordering::Relaxed);
-        side.stage.store(stage::ENDPOINT, Ordering::Release);
+        let id = u64::from(place.sysv_segment_id.unsigned_abs());
+        side.ring_segment_id.store(id, Ordering::Relaxed);
+        side.ring_offset
+            .store(ring.offset() as u64, Ordering::Relaxed);
+        side.stage.store(stage::ENDPOINT_READY, Ordering::Release);
         setup.prepared = Some(prepared);
         Ok(())
     }
@@ -376,28 +384,29 @@ impl Conn {
             self.set_phase(Phase::WaitingForPeer);
             return Ok(());
         }
-        let peer = page.side(1 - setup.side);
-        let text = peer.text();
+        let peer = page.side(1 - setup.own_side);
+        let text = peer.message_for_peer();
         let (endpoint, remote): (QpEndpoint, RemoteMemory) =
             serde_json::from_slice(&text).map_err(|_| failed)?;
         let prepared = setup.prepared.take().ok_or(failed)?;
         let sender = prepared.connect(&endpoint, remote).map_err(|_| failed)?;
         let link = Link {
             page: Arc::clone(page),
-            side: setup.side,
+            own_side: setup.own_side,
         };
         // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
         tx.had_nagle = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
         real::set_nodelay(fd, true);
         (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
         (rx.link, rx.ring) = (Some(link), setup.ring.clone());
-        let incoming = page.dir(1 - setup.side);
-        incoming
-            .tcp_bytes
-            .store(self.bytes_in.load(Ordering::Acquire), Ordering::Relaxed);
+        let incoming = page.dir(1 - setup.own_side);
+        incoming.tcp_bytes_received.store(
+            self.tcp_bytes_received.load(Ordering::Acquire),
+            Ordering::Relaxed,
+        );
         // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
-        incoming.rx_armed.store(1, Ordering::Relaxed);
-        page.side(setup.side)
+        incoming.receiver_sleeps.store(1, Ordering::Relaxed);
+        page.side(setup.own_side)
             .stage
             .store(stage::READY, Ordering::Release);
         Ok(())
@@ -453,7 +462,7 @@ impl Conn {
         let mut tx = lock(&self.tx);
         if let Some(link) = tx.link.take() {
             // A side that another process owns is closed by that process. After `exec` the process is the same.
-            let owner = link.page.side(link.side).pid.load(Ordering::Relaxed);
+            let owner = link.page.side(link.own_side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
                 let ring = rx.ring.take().filter(|_| setup.page.is_some());
                 self.close_side(fd, &link, &setup, ring);
@@ -469,18 +478,18 @@ impl Conn {
     /// Closes this side.
     fn close_side(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
         demote_page(link, fd, Reason::Shutdown);
-        let incoming = link.page.dir(1 - link.side);
+        let incoming = link.page.dir(1 - link.own_side);
         // The kernel would reset the connection if unread wake bytes were left at close.
-        let mut read = incoming.wakes_read.load(Ordering::Relaxed);
-        let by_tcp = incoming.tcp_bytes.load(Ordering::Relaxed)
+        let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
+        let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
             >= incoming.first_rdma_byte.load(Ordering::Relaxed);
-        while by_tcp && read < incoming.wakes.load(Ordering::Acquire) {
-            let n = real::discard(fd, incoming.wakes.load(Ordering::Acquire) - read);
+        while by_tcp && read < incoming.wake_bytes_sent.load(Ordering::Acquire) {
+            let n = real::discard(fd, incoming.wake_bytes_sent.load(Ordering::Acquire) - read);
             let Ok(n @ 1..) = u64::try_from(n) else { break };
             read += n;
         }
-        incoming.wakes_read.store(read, Ordering::Relaxed);
-        let own = link.page.side(link.side);
+        incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
+        let own = link.page.side(link.own_side);
         own.stage.store(stage::CLOSED, Ordering::Release);
         if crate::stale::has_ended(&link.page) {
             totals::remove_page(&link.page);
@@ -488,9 +497,9 @@ impl Conn {
         // The ring is freed only if it is empty: another process may still have to read from it.
         let is_read = ring
             .as_ref()
-            .is_none_or(|ring| ring.tail() == incoming.head.load(Ordering::Relaxed));
+            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_received.load(Ordering::Relaxed));
         if let (Some(ring), Some(nic), true) = (ring, nic::get_if_made(), is_read) {
-            nic.give_ring(setup.arena, ring.offset());
+            nic.give_ring(setup.ring_arena_number, ring.offset());
         }
     }
 
@@ -542,19 +551,20 @@ fn demote_page(link: &Link, fd: i32, reason: Reason) {
     let page = &link.page;
     let dirs = [page.dir(0), page.dir(1)];
     let _held = [dirs[0].lock_sending(), dirs[1].lock_sending()];
-    let (outgoing, incoming) = (dirs[link.side], dirs[1 - link.side]);
+    let (outgoing, incoming) = (dirs[link.own_side], dirs[1 - link.own_side]);
     if dirs
         .iter()
         .any(|dir| dir.state.load(Ordering::Relaxed) < state::DEMOTED)
     {
-        page.reason().store(reason as u64, Ordering::Relaxed);
+        page.not_rdma_reason()
+            .store(reason as u64, Ordering::Relaxed);
     }
     fence(Ordering::SeqCst);
-    let sleeps = outgoing.rx_armed.swap(0, Ordering::SeqCst)
-        + incoming.tx_armed.swap(0, Ordering::SeqCst)
+    let sleeps = outgoing.receiver_sleeps.swap(0, Ordering::SeqCst)
+        + incoming.sender_sleeps.swap(0, Ordering::SeqCst)
         > 0;
     if sleeps && outgoing.state.load(Ordering::Relaxed) == state::RDMA {
-        send_wake(outgoing.wakes, fd);
+        send_wake(outgoing.wake_bytes_sent, fd);
     }
     for dir in dirs {
         match dir.state.load(Ordering::Relaxed) {
@@ -581,7 +591,7 @@ enum Claim {
 }
 
 /// Claims a side of a page for this process.
-fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
+fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     let (own, peer) = (page.side(side), page.side(1 - side));
     if peer.is_dead()
         || peer.stage.load(Ordering::Acquire) == stage::CLOSED
@@ -602,7 +612,8 @@ fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
         };
     }
     own.cookie.store(cookie, Ordering::Release);
-    own.start.store(nic.start, Ordering::Release);
+    own.process_start_time
+        .store(nic.process_start_time, Ordering::Release);
     own.stage.store(stage::PAGE_FOUND, Ordering::Release);
     // Another process may have removed the file as stale; the peer would then never find this page.
     if page.is_current() {

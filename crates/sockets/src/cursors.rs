@@ -3,22 +3,22 @@
 use std::sync::atomic::Ordering;
 
 use crate::page::{Dir, state};
-use crate::ring::RING;
+use crate::ring::RING_BYTES;
 
 /// Returns how many bytes of the ring can be read. The peer writes the tail, so it may have any value: a tail that a
 /// ring cannot hold gives no bytes.
 pub(crate) fn readable(tail: u64, dir: &Dir<'_>) -> usize {
-    let there = tail.wrapping_sub(dir.head.load(Ordering::Relaxed));
+    let there = tail.wrapping_sub(dir.rdma_bytes_received.load(Ordering::Relaxed));
     usize::try_from(there)
         .ok()
-        .filter(|there| *there <= RING)
+        .filter(|there| *there <= RING_BYTES)
         .unwrap_or(0)
 }
 
 /// Returns how many bytes a read would return at once, if the kernel does not know it.
-pub(crate) fn unread(tail: u64, dir: &Dir<'_>) -> Option<u64> {
+pub(crate) fn readable_without_kernel(tail: u64, dir: &Dir<'_>) -> Option<u64> {
     let first = dir.first_rdma_byte.load(Ordering::Acquire);
-    let before = first.saturating_sub(dir.tcp_bytes.load(Ordering::Relaxed));
+    let before = first.saturating_sub(dir.tcp_bytes_received.load(Ordering::Relaxed));
     let is_rdma = matches!(
         dir.state.load(Ordering::Acquire),
         state::RDMA | state::DEMOTED
@@ -28,14 +28,14 @@ pub(crate) fn unread(tail: u64, dir: &Dir<'_>) -> Option<u64> {
 }
 
 /// Returns how many wake bytes of the peer were not taken yet.
-pub(crate) fn wakes_left(dir: &Dir<'_>) -> u64 {
-    let sent = dir.wakes.load(Ordering::Acquire);
-    sent.saturating_sub(dir.wakes_read.load(Ordering::Relaxed))
+pub(crate) fn untaken_wake_bytes(dir: &Dir<'_>) -> u64 {
+    let sent = dir.wake_bytes_sent.load(Ordering::Acquire);
+    sent.saturating_sub(dir.wake_bytes_taken.load(Ordering::Relaxed))
 }
 
 /// Returns how many bytes fit into the peer's ring. `head` is the peer's word, so it may have any value.
-pub(crate) fn room(sent: u64, head: u64) -> u64 {
-    (RING as u64).saturating_sub(sent - head.min(sent))
+pub(crate) fn peer_ring_room(sent: u64, head: u64) -> u64 {
+    (RING_BYTES as u64).saturating_sub(sent - head.min(sent))
 }
 
 #[cfg(test)]
@@ -44,12 +44,16 @@ mod tests {
 
     #[test]
     fn a_peer_with_any_cursor_gets_at_most_a_ring() {
-        let ring = RING as u64;
-        assert_eq!(room(0, 0), ring);
-        assert_eq!(room(ring, 0), 0);
-        assert_eq!(room(ring + 10, 30), 20);
-        assert_eq!(room(ring + 1, 0), 0, "the peer went back");
-        assert_eq!(room(u64::MAX, 0), 0);
-        assert_eq!(room(5, u64::MAX), ring, "the peer read what was not sent");
+        let ring = RING_BYTES as u64;
+        assert_eq!(peer_ring_room(0, 0), ring);
+        assert_eq!(peer_ring_room(ring, 0), 0);
+        assert_eq!(peer_ring_room(ring + 10, 30), 20);
+        assert_eq!(peer_ring_room(ring + 1, 0), 0, "the peer went back");
+        assert_eq!(peer_ring_room(u64::MAX, 0), 0);
+        assert_eq!(
+            peer_ring_room(5, u64::MAX),
+            ring,
+            "the peer read what was not sent"
+        );
     }
 }

@@ -32,11 +32,11 @@ const CALLS_PER_KERNEL_POLL: u32 = 16;
 /// The RDMA connections that an epoll instance watches.
 #[derive(Default)]
 pub(crate) struct Epoll {
-    refs: AtomicU32,
+    descriptor_refs: AtomicU32,
     calls: AtomicU32,
     watched: Mutex<Watched>,
     /// Number of watched connections.
-    count: AtomicUsize,
+    watched_count: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -44,21 +44,21 @@ struct Watched {
     list: Vec<Watch>,
     by_fd: HashMap<c_int, usize>,
     /// Index at which the next search begins, so that each connection gets its turn.
-    next: usize,
+    next_search_index: usize,
 }
 
 struct Watch {
     fd: c_int,
     conn: &'static Conn,
-    generation: u32,
-    events: u32,
+    conn_generation: u32,
+    requested_events: u32,
     data: u64,
     /// The events that the kernel was told to watch.
     kernel_events: u32,
     /// True for a one-shot watch that has reported.
-    is_done: bool,
+    has_oneshot_fired: bool,
     /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
-    reported_tail: Option<u64>,
+    last_reported_tail: Option<u64>,
 }
 
 /// Returns the upper half of tokens, which no pointer of a program and no small number has.
@@ -88,23 +88,23 @@ fn fd_of(data: u64) -> Option<c_int> {
 
 impl Epoll {
     pub(crate) fn reset(&self) {
-        self.refs.store(1, Ordering::Relaxed);
+        self.descriptor_refs.store(1, Ordering::Relaxed);
         *lock(&self.watched) = Watched::default();
-        self.count.store(0, Ordering::Relaxed);
+        self.watched_count.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn refs(&self) -> &AtomicU32 {
-        &self.refs
+    pub(crate) fn descriptor_refs(&self) -> &AtomicU32 {
+        &self.descriptor_refs
     }
 
     /// Returns true if a wait would find an event of a watched connection.
     pub(crate) fn is_ready(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
+        self.watched_count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
     }
 
     /// Returns true if a watched connection is not plain TCP.
     pub(crate) fn is_managed(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.watched_count.load(Ordering::Relaxed) > 0
             && lock(&self.watched)
                 .list
                 .iter()
@@ -131,7 +131,8 @@ impl Epoll {
         match (op, event) {
             (libc::EPOLL_CTL_DEL, _) => {
                 watched.remove(known?);
-                self.count.store(watched.list.len(), Ordering::Relaxed);
+                self.watched_count
+                    .store(watched.list.len(), Ordering::Relaxed);
                 None
             }
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
@@ -142,18 +143,19 @@ impl Epoll {
                 let mut watch = Watch {
                     fd,
                     conn,
-                    generation: conn.generation(),
-                    events: event.events,
+                    conn_generation: conn.generation(),
+                    requested_events: event.events,
                     data: event.u64,
                     kernel_events: event.events,
-                    is_done: false,
-                    reported_tail: None,
+                    has_oneshot_fired: false,
+                    last_reported_tail: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
                 let done = watch.update_kernel(epoll, op);
                 if done == 0 {
                     watched.put(watch);
-                    self.count.store(watched.list.len(), Ordering::Relaxed);
+                    self.watched_count
+                        .store(watched.list.len(), Ordering::Relaxed);
                 }
                 Some(done)
             }
@@ -169,7 +171,7 @@ impl Epoll {
         deadline: Option<Instant>,
         mut sleep: impl FnMut(&mut [epoll_event], c_int) -> c_int,
     ) -> c_int {
-        if self.count.load(Ordering::Relaxed) == 0 {
+        if self.watched_count.load(Ordering::Relaxed) == 0 {
             return sleep(events, remaining_ms(deadline));
         }
         loop {
@@ -329,7 +331,7 @@ impl Watched {
         let mut found = 0;
         let mut looked = 0;
         while looked < self.list.len() && found < events.len() {
-            let at = (self.next + looked) % self.list.len();
+            let at = (self.next_search_index + looked) % self.list.len();
             looked += 1;
             let watch = &mut self.list[at];
             if watch.is_closed() {
@@ -350,13 +352,15 @@ impl Watched {
                 found += 1;
             }
         }
-        self.next = self.next.wrapping_add(looked);
+        self.next_search_index = self.next_search_index.wrapping_add(looked);
         found
     }
 
     fn sleep_ms(&self, deadline: Option<Instant>) -> c_int {
         let waits = |watch: &Watch| {
-            watch.events & OUT != 0 && !watch.conn.is_tcp() && watch.conn.check_full()
+            watch.requested_events & OUT != 0
+                && !watch.conn.is_tcp()
+                && watch.conn.check_ring_full()
         };
         capped_ms(deadline, self.list.iter().any(waits))
     }
@@ -370,8 +374,11 @@ impl Watched {
     fn arm(&self) -> bool {
         let mut ready = false;
         for watch in &self.list {
-            if !watch.conn.is_tcp() && !watch.is_done {
-                let (data, room) = (watch.events & IN != 0, watch.events & OUT != 0);
+            if !watch.conn.is_tcp() && !watch.has_oneshot_fired {
+                let (data, room) = (
+                    watch.requested_events & IN != 0,
+                    watch.requested_events & OUT != 0,
+                );
                 watch.conn.arm(data, room);
                 ready |= watch.events_to_report(0) != 0;
             }
@@ -396,7 +403,7 @@ impl Watched {
             return None;
         }
         if watch.conn.is_tcp() {
-            watch.is_done = watch.events & ONESHOT != 0;
+            watch.has_oneshot_fired = watch.requested_events & ONESHOT != 0;
             return Some(epoll_event {
                 events: kernel,
                 u64: watch.data,
@@ -408,7 +415,7 @@ impl Watched {
         let ready = watch.events_to_report(kernel);
         if ready == 0 {
             // The kernel has disarmed a one-shot watch, so it is armed again.
-            if watch.events & ONESHOT != 0 {
+            if watch.requested_events & ONESHOT != 0 {
                 watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
             }
             return None;
@@ -419,21 +426,22 @@ impl Watched {
 
 impl Watch {
     fn is_closed(&self) -> bool {
-        self.conn.generation() != self.generation || self.conn.refs().load(Ordering::Relaxed) == 0
+        self.conn.generation() != self.conn_generation
+            || self.conn.descriptor_refs().load(Ordering::Relaxed) == 0
     }
 
     /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
     fn kernel_interest(&self) -> u32 {
-        if self.is_done {
+        if self.has_oneshot_fired {
             return ONESHOT;
         }
         if self.conn.is_tcp() || self.conn.readiness().ask_kernel_out {
-            self.events
-        } else if self.events & OUT != 0 {
+            self.requested_events
+        } else if self.requested_events & OUT != 0 {
             // A sender that waits for room is woken by a readable byte.
-            self.events & !OUT | IN
+            self.requested_events & !OUT | IN
         } else {
-            self.events
+            self.requested_events
         }
     }
 
@@ -448,13 +456,13 @@ impl Watch {
 
     /// Returns the events to report, given those of the kernel.
     fn events_to_report(&self, kernel: u32) -> u32 {
-        if self.is_done {
+        if self.has_oneshot_fired {
             return 0;
         }
         let is = self.conn.readiness();
-        let is_edge = self.events & EDGE != 0;
+        let is_edge = self.requested_events & EDGE != 0;
         let mut ready = kernel & HANGUP_EVENTS;
-        let is_new = !is_edge || self.reported_tail != Some(is.tail);
+        let is_new = !is_edge || self.last_reported_tail != Some(is.rdma_bytes_received);
         if is.readable && is_new {
             ready |= IN;
         }
@@ -469,23 +477,27 @@ impl Watch {
             ready |= kernel & OUT;
         } else if is.writable
             && (!is_edge
-                || self.conn.was_full.load(Ordering::SeqCst)
-                || self.reported_tail.is_none())
+                || self.conn.send_found_no_room.load(Ordering::SeqCst)
+                || self.last_reported_tail.is_none())
         {
             ready |= OUT;
         }
-        ready & (self.events | UNMASKABLE)
+        ready & (self.requested_events | UNMASKABLE)
     }
 
     fn report(&mut self, epoll: c_int, ready: u32) -> epoll_event {
         let is = self.conn.readiness();
         // `u64::MAX` means that no data was reported: no connection receives that many bytes.
-        self.reported_tail = Some(if is.readable { is.tail } else { u64::MAX });
+        self.last_reported_tail = Some(if is.readable {
+            is.rdma_bytes_received
+        } else {
+            u64::MAX
+        });
         if ready & OUT != 0 {
-            self.conn.was_full.store(false, Ordering::SeqCst);
+            self.conn.send_found_no_room.store(false, Ordering::SeqCst);
         }
-        if self.events & ONESHOT != 0 {
-            self.is_done = true;
+        if self.requested_events & ONESHOT != 0 {
+            self.has_oneshot_fired = true;
             self.kernel_events = ONESHOT;
             self.update_kernel(epoll, libc::EPOLL_CTL_MOD);
         }

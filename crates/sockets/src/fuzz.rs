@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::conn::Link;
-use crate::cursors::{readable, room, unread, wakes_left};
+use crate::cursors::{peer_ring_room, readable, readable_without_kernel, untaken_wake_bytes};
 use crate::page::Page;
-use crate::ring::RING;
+use crate::ring::RING_BYTES;
 use crate::{stale, stat, totals};
 
 /// Name of a page's file, with the addresses of both sides.
@@ -54,21 +54,21 @@ fn read(page: Page, folder: &Path) {
     assert!(["rdma", "tcp", "back"].contains(&shown.ways[0].path));
     let page = Arc::new(page);
     for side in [0, 1] {
-        let text = page.side(side).text();
+        let text = page.side(side).message_for_peer();
         let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
         let dir = page.dir(side);
-        let sent = dir.sent.load(Relaxed);
-        let full = RING as u64;
-        assert!(room(sent, dir.head.load(Relaxed)) <= full);
+        let sent = dir.rdma_bytes_sent.load(Relaxed);
+        let full = RING_BYTES as u64;
+        assert!(peer_ring_room(sent, dir.rdma_bytes_received.load(Relaxed)) <= full);
         // The tail is a word of the peer, too.
-        for tail in [sent, page.dir(1 - side).sent.load(Relaxed)] {
-            assert!(readable(tail, &dir) <= RING);
-            let _ = unread(tail, &dir);
+        for tail in [sent, page.dir(1 - side).rdma_bytes_sent.load(Relaxed)] {
+            assert!(readable(tail, &dir) <= RING_BYTES);
+            let _ = readable_without_kernel(tail, &dir);
         }
-        let _ = wakes_left(&dir);
+        let _ = untaken_wake_bytes(&dir);
         let link = Link {
             page: Arc::clone(&page),
-            side,
+            own_side: side,
         };
         let _ = link.peer_is_gone();
     }

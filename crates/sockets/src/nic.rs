@@ -11,12 +11,12 @@ use verbs::{
 };
 
 use crate::buffers::Buffers;
-use crate::ring::{Arena, HEAD, RING, Ring, SLOT, SLOTS};
+use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
 const STAGE_BYTES: usize = 32 * 1024;
 /// Largest payload that is sent inline, if the device supports it.
-const INLINE: u32 = 512;
+const MAX_INLINE_BYTES: u32 = 512;
 /// Number of work requests after which one is signaled, so that the send queue is drained.
 const SIGNAL_EVERY: u32 = 16;
 const SEND_WRS: u32 = 128;
@@ -32,9 +32,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Nic {
     _context: Context,
     pd: ProtectionDomain,
-    pub(crate) dir: PathBuf,
+    pub(crate) connections_dir: PathBuf,
     pub(crate) pid: u64,
-    pub(crate) start: u64,
+    pub(crate) process_start_time: u64,
     slots: Mutex<Slots>,
     /// Registered memory from which large payloads are sent.
     stages: Mutex<Vec<MemoryRegion>>,
@@ -44,13 +44,13 @@ pub(crate) struct Nic {
 struct Slots {
     arenas: Vec<Arc<MemoryRegion>>,
     /// Arena and offset of each free ring.
-    free: Vec<(usize, usize)>,
+    free_rings: Vec<(usize, usize)>,
 }
 
 /// The arena of a ring: its number in this process, and the identifier of its SysV segment.
 pub(crate) struct ArenaId {
     pub(crate) number: usize,
-    pub(crate) id: i32,
+    pub(crate) sysv_segment_id: i32,
 }
 
 /// The NIC is never freed: a forked child leaves its parent's NIC untouched, and creates its own.
@@ -127,9 +127,9 @@ impl Nic {
         Ok(Self {
             _context: context,
             pd,
-            dir,
+            connections_dir: dir,
             pid,
-            start,
+            process_start_time: start,
             slots: Mutex::default(),
             stages: Mutex::default(),
         })
@@ -138,30 +138,37 @@ impl Nic {
     /// Takes a free ring. Returns it with the address and key for the peer's WRITEs, and its arena.
     pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, ArenaId)> {
         let mut slots = lock(&self.slots);
-        if slots.free.is_empty() {
+        if slots.free_rings.is_empty() {
             let number = slots.arenas.len();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let arena = self.pd.alloc_sysv(SLOT * SLOTS, access)?;
+            let arena = self.pd.alloc_sysv(SLOT_BYTES * SLOTS_PER_ARENA, access)?;
             slots.arenas.push(Arc::new(arena));
-            let free = (0..SLOTS).rev().map(|i| (number, i * SLOT));
-            slots.free.extend(free);
+            let free = (0..SLOTS_PER_ARENA).rev().map(|i| (number, i * SLOT_BYTES));
+            slots.free_rings.extend(free);
         }
-        let taken = slots.free.pop().and_then(|(number, offset)| {
+        let taken = slots.free_rings.pop().and_then(|(number, offset)| {
             let arena = slots.arenas.get(number)?;
-            let remote = arena.remote().at(offset as u64)?;
+            let remote = arena.remote().starting_at(offset as u64)?;
             let id = arena.sysv_id()?;
             let ring = Ring::at(Arena::Own(Arc::clone(arena)), offset)?;
-            Some((ring, remote, ArenaId { number, id }))
+            Some((
+                ring,
+                remote,
+                ArenaId {
+                    number,
+                    sysv_segment_id: id,
+                },
+            ))
         });
         let (ring, remote, place) = taken.ok_or(io::ErrorKind::NotFound)?;
         ring.reset();
-        let len = SLOT as u64;
+        let len = SLOT_BYTES as u64;
         Ok((ring, RemoteMemory { len, ..remote }, place))
     }
 
     /// Frees a ring, which no process writes to or reads from any more.
     pub(crate) fn give_ring(&self, arena: usize, offset: usize) {
-        lock(&self.slots).free.push((arena, offset));
+        lock(&self.slots).free_rings.push((arena, offset));
     }
 
     /// Creates a queue pair that can be connected.
@@ -172,7 +179,7 @@ impl Nic {
             .qp::<Rc>(&cq, &cq)
             .max_send_wr(SEND_WRS)
             .max_recv_wr(1)
-            .inline_up_to(INLINE)
+            .inline_up_to(MAX_INLINE_BYTES)
             .build()?;
         Ok(Prepared { qp, cq })
     }
@@ -201,12 +208,12 @@ impl Prepared {
         let qp = self.qp.connect(peer)?;
         let list = qp.postlist(4);
         Ok(Sender {
-            inline: qp.max_inline_data(),
+            max_inline_bytes: qp.max_inline_data(),
             qp,
             cq: self.cq,
             list,
-            ring,
-            unsignaled: 0,
+            peer_ring: ring,
+            unsignaled_wrs: 0,
         })
     }
 }
@@ -216,10 +223,10 @@ pub(crate) struct Sender {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     list: Postlist<Rc>,
-    ring: RemoteMemory,
-    inline: usize,
+    peer_ring: RemoteMemory,
+    max_inline_bytes: usize,
     /// Number of work requests since the last signaled one.
-    unsignaled: u32,
+    unsignaled_wrs: u32,
 }
 
 impl Sender {
@@ -232,16 +239,16 @@ impl Sender {
         len: usize,
         sent: u64,
     ) -> io::Result<()> {
-        if len <= self.inline.min(INLINE as usize) {
-            let mut bytes = [0; INLINE as usize];
+        if len <= self.max_inline_bytes.min(MAX_INLINE_BYTES as usize) {
+            let mut bytes = [0; MAX_INLINE_BYTES as usize];
             from.copy_to(0, &mut bytes[..len]);
             self.list.clear();
-            for (at, part) in parts(sent, len) {
-                let remote = self.at(at)?;
+            for (at, part) in ring_parts(sent, len) {
+                let remote = self.peer_ring_at(at)?;
                 let (start, end) = part;
                 self.list.rdma_write(Inline(&bytes[start..end]), remote);
             }
-            return self.publish(sent.wrapping_add(len as u64), false);
+            return self.post_with_new_tail(sent.wrapping_add(len as u64), false);
         }
         let stage = nic.take_stage()?;
         let result = self.write_staged(&stage, from, len, sent);
@@ -270,43 +277,44 @@ impl Sender {
             }
             self.list.clear();
             let cursor = sent.wrapping_add(done as u64);
-            for (to, (start, end)) in parts(cursor, n) {
-                let remote = self.at(to)?;
+            for (to, (start, end)) in ring_parts(cursor, n) {
+                let remote = self.peer_ring_at(to)?;
                 self.list.rdma_write(stage.slice(start..end)?, remote);
             }
             done += n;
             // The stage can be reused only after the work requests have completed.
-            self.publish(sent.wrapping_add(done as u64), true)?;
+            self.post_with_new_tail(sent.wrapping_add(done as u64), true)?;
         }
         Ok(())
     }
 
-    fn at(&self, offset: usize) -> io::Result<RemoteMemory> {
-        let offset = (HEAD + offset) as u64;
-        self.ring
-            .at(offset)
+    fn peer_ring_at(&self, offset: usize) -> io::Result<RemoteMemory> {
+        let offset = (RING_OFFSET_IN_SLOT + offset) as u64;
+        self.peer_ring
+            .starting_at(offset)
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Posts the list, followed by a WRITE of the new tail.
-    fn publish(&mut self, tail: u64, wait: bool) -> io::Result<()> {
-        self.list.rdma_write(Inline(&tail.to_ne_bytes()), self.ring);
+    fn post_with_new_tail(&mut self, tail: u64, wait: bool) -> io::Result<()> {
+        self.list
+            .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
         let last = self.list.len() - 1;
-        self.unsignaled += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
-        let signaled = wait || self.unsignaled >= SIGNAL_EVERY;
+        self.unsignaled_wrs += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
+        let signaled = wait || self.unsignaled_wrs >= SIGNAL_EVERY;
         self.list.set_signaled(last, signaled);
         self.qp
             .post_send(&mut self.list)
             .map_err(io::Error::other)?;
         if signaled {
-            self.unsignaled = 0;
-            self.complete()?;
+            self.unsignaled_wrs = 0;
+            self.wait_for_completion()?;
         }
         Ok(())
     }
 
     /// Waits for the completion of the only signaled work request.
-    fn complete(&self) -> io::Result<()> {
+    fn wait_for_completion(&self) -> io::Result<()> {
         let mut buffer = WcBuffer::<4>::new();
         // The NIC completes every work request in the end, with an error if the peer has died.
         loop {
@@ -322,9 +330,9 @@ impl Sender {
 
 /// Returns the one or two parts of the ring that `len` bytes from a cursor occupy: the offset in the ring, and the
 /// range of the bytes.
-fn parts(cursor: u64, len: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
-    let at = usize::try_from(cursor % RING as u64).unwrap_or(0);
-    let first = len.min(RING - at);
+fn ring_parts(cursor: u64, len: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
+    let at = usize::try_from(cursor % RING_BYTES as u64).unwrap_or(0);
+    let first = len.min(RING_BYTES - at);
     [(at, (0, first)), (0, (first, len))]
         .into_iter()
         .filter(|(_, (start, end))| end > start)
@@ -336,9 +344,15 @@ mod tests {
 
     #[test]
     fn parts_wrap_at_the_end_of_the_ring() {
-        let of = |cursor, len| parts(cursor, len).collect::<Vec<_>>();
+        let of = |cursor, len| ring_parts(cursor, len).collect::<Vec<_>>();
         assert_eq!(of(5, 10), [(5, (0, 10))]);
-        assert_eq!(of(RING as u64 - 4, 10), [(RING - 4, (0, 4)), (0, (4, 10))]);
-        assert_eq!(of(RING as u64 * 3 - 10, 10), [(RING - 10, (0, 10))]);
+        assert_eq!(
+            of(RING_BYTES as u64 - 4, 10),
+            [(RING_BYTES - 4, (0, 4)), (0, (4, 10))]
+        );
+        assert_eq!(
+            of(RING_BYTES as u64 * 3 - 10, 10),
+            [(RING_BYTES - 10, (0, 10))]
+        );
     }
 }

@@ -17,7 +17,7 @@ pub(crate) mod stage {
     /// The side has found the page.
     pub(crate) const PAGE_FOUND: u64 = 1;
     /// The side's queue pair is ready to be connected.
-    pub(crate) const ENDPOINT: u64 = 2;
+    pub(crate) const ENDPOINT_READY: u64 = 2;
     /// The side's queue pair is connected, and the side accepts the peer's WRITEs.
     pub(crate) const READY: u64 = 3;
     /// The side stays on TCP, or has closed the socket.
@@ -46,35 +46,35 @@ pub(crate) struct Page {
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'p> {
     pub(crate) pid: &'p AtomicU64,
-    pub(crate) start: &'p AtomicU64,
+    pub(crate) process_start_time: &'p AtomicU64,
     pub(crate) cookie: &'p AtomicU64,
     pub(crate) stage: &'p AtomicU64,
     /// The ring: the identifier of its arena's SysV segment, and its offset there.
-    pub(crate) arena: &'p AtomicU64,
-    pub(crate) offset: &'p AtomicU64,
-    text: &'p [AtomicU64],
+    pub(crate) ring_segment_id: &'p AtomicU64,
+    pub(crate) ring_offset: &'p AtomicU64,
+    message_words: &'p [AtomicU64],
 }
 
 /// The words of one direction, in groups that are each written by one side.
 #[derive(Clone, Copy)]
 pub(crate) struct Dir<'p> {
-    lock: &'p AtomicU64,
+    send_lock: &'p AtomicU64,
     pub(crate) state: &'p AtomicU64,
     /// Bytes sent by TCP before the first byte by RDMA.
     pub(crate) first_rdma_byte: &'p AtomicU64,
     /// Wake bytes sent by TCP.
-    pub(crate) wakes: &'p AtomicU64,
+    pub(crate) wake_bytes_sent: &'p AtomicU64,
     /// Bytes sent by RDMA.
-    pub(crate) sent: &'p AtomicU64,
+    pub(crate) rdma_bytes_sent: &'p AtomicU64,
     /// Nonzero if the receiver sleeps until data arrives.
-    pub(crate) rx_armed: &'p AtomicU64,
+    pub(crate) receiver_sleeps: &'p AtomicU64,
     /// Nonzero if the sender sleeps until the ring has room.
-    pub(crate) tx_armed: &'p AtomicU64,
-    rx_lock: &'p AtomicU64,
+    pub(crate) sender_sleeps: &'p AtomicU64,
+    receive_lock: &'p AtomicU64,
     /// Bytes received by RDMA, bytes received by TCP before them, and wake bytes taken.
-    pub(crate) head: &'p AtomicU64,
-    pub(crate) tcp_bytes: &'p AtomicU64,
-    pub(crate) wakes_read: &'p AtomicU64,
+    pub(crate) rdma_bytes_received: &'p AtomicU64,
+    pub(crate) tcp_bytes_received: &'p AtomicU64,
+    pub(crate) wake_bytes_taken: &'p AtomicU64,
 }
 
 impl Page {
@@ -96,12 +96,12 @@ impl Page {
         let words = &self.words[8 + (side & 1) * 80..];
         Side {
             pid: &words[0],
-            start: &words[1],
+            process_start_time: &words[1],
             cookie: &words[2],
             stage: &words[3],
-            arena: &words[4],
-            offset: &words[5],
-            text: &words[8..80],
+            ring_segment_id: &words[4],
+            ring_offset: &words[5],
+            message_words: &words[8..80],
         }
     }
 
@@ -109,30 +109,30 @@ impl Page {
     pub(crate) fn dir(&self, sender: usize) -> Dir<'_> {
         let words = &self.words[168 + (sender & 1) * 64..];
         Dir {
-            lock: &words[0],
+            send_lock: &words[0],
             state: &words[1],
             first_rdma_byte: &words[2],
-            wakes: &words[3],
-            sent: &words[4],
-            rx_armed: &words[16],
-            tx_armed: &words[24],
-            rx_lock: &words[32],
-            head: &words[33],
-            tcp_bytes: &words[34],
-            wakes_read: &words[35],
+            wake_bytes_sent: &words[3],
+            rdma_bytes_sent: &words[4],
+            receiver_sleeps: &words[16],
+            sender_sleeps: &words[24],
+            receive_lock: &words[32],
+            rdma_bytes_received: &words[33],
+            tcp_bytes_received: &words[34],
+            wake_bytes_taken: &words[35],
         }
     }
 
-    /// Returns the word for the reason why the connection is not on RDMA: a number of [`crate::reason`].
-    pub(crate) fn reason(&self) -> &AtomicU64 {
+    /// Returns the word for the reason why the connection is not on RDMA: a number of [`crate::not_rdma_reason`].
+    pub(crate) fn not_rdma_reason(&self) -> &AtomicU64 {
         &self.words[1]
     }
 }
 
 impl Side<'_> {
     /// Writes the data for the peer, before the stage announces it. Returns false if it is too long.
-    pub(crate) fn set_text(&self, text: &[u8]) -> bool {
-        let (room, _) = self.text.split_at(self.text.len());
+    pub(crate) fn set_message_for_peer(&self, text: &[u8]) -> bool {
+        let (room, _) = self.message_words.split_at(self.message_words.len());
         if text.len() > (room.len() - 1) * 8 {
             return false;
         }
@@ -146,12 +146,12 @@ impl Side<'_> {
     }
 
     /// Returns the data that the other side wrote.
-    pub(crate) fn text(&self) -> Vec<u8> {
-        let words = self.text[1..].iter();
+    pub(crate) fn message_for_peer(&self) -> Vec<u8> {
+        let words = self.message_words[1..].iter();
         let mut bytes: Vec<u8> = words
             .flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes())
             .collect();
-        let len = usize::try_from(self.text[0].load(Ordering::Relaxed)).unwrap_or(0);
+        let len = usize::try_from(self.message_words[0].load(Ordering::Relaxed)).unwrap_or(0);
         bytes.truncate(len);
         bytes
     }
@@ -160,7 +160,7 @@ impl Side<'_> {
     pub(crate) fn is_dead(&self) -> bool {
         let (pid, start) = (
             self.pid.load(Ordering::Acquire),
-            self.start.load(Ordering::Acquire),
+            self.process_start_time.load(Ordering::Acquire),
         );
         pid != 0 && start != 0 && !liveness::is_alive(pid, start)
     }
@@ -179,13 +179,13 @@ impl<'p> Dir<'p> {
     /// Keeps others from sending in this direction, and from changing its state.
     #[inline]
     pub(crate) fn lock_sending(&self) -> PageLock<'p> {
-        lock_word(self.lock)
+        lock_word(self.send_lock)
     }
 
     /// Keeps others from receiving in this direction.
     #[inline]
     pub(crate) fn lock_receiving(&self) -> PageLock<'p> {
-        lock_word(self.rx_lock)
+        lock_word(self.receive_lock)
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn poll(
             continue;
         }
         let waits = |one: &ManagedDescriptor| match one {
-            ManagedDescriptor::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_full(),
+            ManagedDescriptor::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_ring_full(),
             ManagedDescriptor::Epoll(..) => false,
         };
         let ms = capped_ms(deadline, ours.iter().any(waits));

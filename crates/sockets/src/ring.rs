@@ -11,13 +11,13 @@ use verbs::MemoryRegion;
 use crate::buffers::Buffers;
 
 /// Bytes of a ring.
-pub(crate) const RING: usize = 256 * 1024;
+pub(crate) const RING_BYTES: usize = 256 * 1024;
 /// Bytes of a slot before the ring.
-pub(crate) const HEAD: usize = 4096;
+pub(crate) const RING_OFFSET_IN_SLOT: usize = 4096;
 /// Bytes of a slot.
-pub(crate) const SLOT: usize = HEAD + RING;
+pub(crate) const SLOT_BYTES: usize = RING_OFFSET_IN_SLOT + RING_BYTES;
 /// Number of slots in an arena.
-pub(crate) const SLOTS: usize = 16;
+pub(crate) const SLOTS_PER_ARENA: usize = 16;
 
 /// The memory of rings.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl Arena {
         let mut about: libc::shmid_ds = unsafe { std::mem::zeroed() };
         // SAFETY: `about` has room for the result.
         let found = unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut about) };
-        if found < 0 || about.shm_segsz != SLOT * SLOTS {
+        if found < 0 || about.shm_segsz != SLOT_BYTES * SLOTS_PER_ARENA {
             return Err(io::ErrorKind::NotFound.into());
         }
         // SAFETY: with a null address, the kernel chooses where to attach.
@@ -79,7 +79,8 @@ pub(crate) struct Ring {
 impl Ring {
     /// Returns the slot at `offset`, or `None` if the offset is invalid.
     pub(crate) fn at(arena: Arena, offset: usize) -> Option<Self> {
-        let fits = offset.is_multiple_of(SLOT) && offset.checked_add(SLOT)? <= SLOT * SLOTS;
+        let fits = offset.is_multiple_of(SLOT_BYTES)
+            && offset.checked_add(SLOT_BYTES)? <= SLOT_BYTES * SLOTS_PER_ARENA;
         fits.then_some(Self { arena, offset })
     }
 
@@ -107,19 +108,19 @@ impl Ring {
 
     /// Copies `len` bytes, at most a ring's, from cursor `from` on into a program's buffers, from `skip` on.
     pub(crate) fn copy_out(&self, from: u64, to: Buffers<'_>, skip: usize, len: usize) {
-        let mut at = usize::try_from(from % RING as u64).unwrap_or(0);
-        for (mut to, mut n) in to.pieces(skip, len.min(RING)) {
+        let mut at = usize::try_from(from % RING_BYTES as u64).unwrap_or(0);
+        for (mut to, mut n) in to.pieces(skip, len.min(RING_BYTES)) {
             while n > 0 {
-                let part = n.min(RING - at);
+                let part = n.min(RING_BYTES - at);
                 // SAFETY: within the ring; the peer has written these bytes and writes no more there until they are
                 // consumed. A peer that breaks this changes bytes that it could have sent.
                 unsafe {
-                    let ring = self.arena.start().add(self.offset + HEAD);
+                    let ring = self.arena.start().add(self.offset + RING_OFFSET_IN_SLOT);
                     std::ptr::copy_nonoverlapping(ring.add(at), to, part);
                     to = to.add(part);
                 }
                 n -= part;
-                at = (at + part) % RING;
+                at = (at + part) % RING_BYTES;
             }
         }
     }

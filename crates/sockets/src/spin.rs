@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 /// Longest spin. A peer that the kernel wakes answers within about 10 µs to 30 µs.
 const MAX_SPIN: Duration = Duration::from_micros(25);
 /// Number of consecutive unsuccessful spins after which most waits do not spin.
-const MAX_MISSES: u32 = 4;
+const MAX_UNSUCCESSFUL_SPINS: u32 = 4;
 /// Of the waits that would not spin, one in so many spins nevertheless.
-const RETRY_INTERVAL: u32 = 32;
+const WAITS_PER_RETRY_SPIN: u32 = 32;
 
-static MISSES: AtomicU32 = AtomicU32::new(0);
+static UNSUCCESSFUL_SPINS: AtomicU32 = AtomicU32::new(0);
 
 /// One wait, with the decision whether to spin.
 pub(crate) struct Spin {
@@ -21,11 +21,14 @@ pub(crate) struct Spin {
 impl Spin {
     /// Decides whether a wait spins.
     pub(crate) fn decide_whether_to_spin() -> Self {
-        let misses = MISSES.load(Ordering::Relaxed);
-        let spins =
-            has_two_processors() && (misses < MAX_MISSES || misses.is_multiple_of(RETRY_INTERVAL));
+        let misses = UNSUCCESSFUL_SPINS.load(Ordering::Relaxed);
+        let spins = has_two_processors()
+            && (misses < MAX_UNSUCCESSFUL_SPINS || misses.is_multiple_of(WAITS_PER_RETRY_SPIN));
         if !spins {
-            MISSES.store(misses.wrapping_add(1).max(MAX_MISSES), Ordering::Relaxed);
+            UNSUCCESSFUL_SPINS.store(
+                misses.wrapping_add(1).max(MAX_UNSUCCESSFUL_SPINS),
+                Ordering::Relaxed,
+            );
         }
         Self { spins }
     }
@@ -43,13 +46,13 @@ impl Spin {
             for _ in 0..64 {
                 std::hint::spin_loop();
                 if ready() {
-                    MISSES.store(0, Ordering::Relaxed);
+                    UNSUCCESSFUL_SPINS.store(0, Ordering::Relaxed);
                     return true;
                 }
             }
             // `sched_yield(2)` is avoided: on a busy machine it can cost a time slice, while waking a sleeper does not.
             if start.elapsed() > MAX_SPIN {
-                MISSES.fetch_add(1, Ordering::Relaxed);
+                UNSUCCESSFUL_SPINS.fetch_add(1, Ordering::Relaxed);
                 return ready();
             }
         }

@@ -113,12 +113,12 @@ pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
                 state::DEMOTED => "back",
                 _ => "tcp",
             },
-            bytes: dir.sent.load(Relaxed),
-            wakes: dir.wakes.load(Relaxed),
+            bytes: dir.rdma_bytes_sent.load(Relaxed),
+            wakes: dir.wake_bytes_sent.load(Relaxed),
         }
     };
     Some(Connection {
         ways: [way(0), way(1)],
-        reason: Reason::describe(page.reason().load(Relaxed)),
+        reason: Reason::describe(page.not_rdma_reason().load(Relaxed)),
     })
 }

@@ -8,12 +8,12 @@ use libc::{c_int, iovec, ssize_t};
 
 use crate::buffers::Buffers;
 use crate::conn::{Conn, Link, Phase, Rx, TcpCall, Tx, send_wake};
-use crate::cursors::{readable, room, unread, wakes_left};
+use crate::cursors::{peer_ring_room, readable, readable_without_kernel, untaken_wake_bytes};
 use crate::nic::lock;
 use crate::page::{Dir, stage, state};
 use crate::real;
 use crate::reason::Reason;
-use crate::ring::{RING, Ring};
+use crate::ring::{RING_BYTES, Ring};
 use crate::spin::Spin;
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
@@ -21,7 +21,7 @@ use crate::spin::Spin;
 const ROOM_CHECK_MS: u64 = 10;
 
 /// Number of sends without progress of the receiver after which the kernel is asked whether the peer still exists.
-const ASK_KERNEL_AFTER: u32 = 16;
+const SENDS_BEFORE_PEER_CHECK: u32 = 16;
 
 /// The result of an attempt to send.
 enum SendAttempt<'c> {
@@ -49,7 +49,7 @@ pub(crate) struct Readiness {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     /// Number of bytes received by RDMA so far; an increase is a new edge.
-    pub(crate) tail: u64,
+    pub(crate) rdma_bytes_received: u64,
     /// True if only the kernel knows whether data, or room, is available.
     pub(crate) ask_kernel_in: bool,
     pub(crate) ask_kernel_out: bool,
@@ -92,7 +92,7 @@ impl Conn {
                 SendAttempt::Tcp(_) => return Ok(done),
                 SendAttempt::NoRoom => {
                     if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
-                        self.was_full.store(true, Ordering::SeqCst);
+                        self.send_found_no_room.store(true, Ordering::SeqCst);
                         return if done > 0 {
                             Ok(done)
                         } else {
@@ -127,7 +127,8 @@ impl Conn {
             return None;
         }
         Some(by_kernel().inspect(|sent| {
-            self.bytes_out.fetch_add(*sent as u64, Ordering::SeqCst);
+            self.tcp_bytes_sent
+                .fetch_add(*sent as u64, Ordering::SeqCst);
         }))
     }
 
@@ -139,7 +140,7 @@ impl Conn {
         _: &TcpCall<'_>,
     ) -> io::Result<usize> {
         let sent = send_by_kernel(fd, &from.vector(0, from.len()), flags)?;
-        self.bytes_out.fetch_add(sent as u64, Ordering::SeqCst);
+        self.tcp_bytes_sent.fetch_add(sent as u64, Ordering::SeqCst);
         Ok(sent)
     }
 
@@ -155,56 +156,57 @@ impl Conn {
             sender,
             nic,
             sends_without_progress: unanswered,
-            last_head,
+            last_receiver_head: last_head,
             ..
         } = &mut *tx
         else {
             return plain();
         };
-        let dir = link.page.dir(link.side);
+        let dir = link.page.dir(link.own_side);
         let _held = dir.lock_sending();
-        if !link.is_on_rdma(self) {
+        if !link.try_switch_to_rdma(self) {
             return plain();
         }
         let (Some(sender), Some(nic)) = (sender, *nic) else {
             return plain();
         };
-        let sent = dir.sent.load(Ordering::Relaxed);
-        let room = room(sent, dir.head.load(Ordering::Acquire));
+        let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
+        let room = peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire));
         let n = (from.len() - skip)
-            .min(usize::try_from(room).unwrap_or(RING))
-            .min(RING);
+            .min(usize::try_from(room).unwrap_or(RING_BYTES))
+            .min(RING_BYTES);
         if n == 0 {
             return SendAttempt::NoRoom;
         }
-        if sender.write(nic, from.from(skip), n, sent).is_err() {
+        if sender.write(nic, from.skip_bytes(skip), n, sent).is_err() {
             // The peer has died: the kernel's TCP reports the right error.
             dir.state.store(state::DEMOTED, Ordering::Release);
             link.page
-                .reason()
+                .not_rdma_reason()
                 .store(Reason::WriteFailed as u64, Ordering::Relaxed);
             return plain();
         }
-        dir.sent
+        dir.rdma_bytes_sent
             .store(sent.wrapping_add(n as u64), Ordering::Release);
         // A peer that takes nothing may have closed its socket, which TCP would report at the second send.
-        let head = dir.head.load(Ordering::Relaxed);
+        let head = dir.rdma_bytes_received.load(Ordering::Relaxed);
         *unanswered = if head == *last_head {
             *unanswered + 1
         } else {
             0
         };
         *last_head = head;
-        if *unanswered >= ASK_KERNEL_AFTER {
+        if *unanswered >= SENDS_BEFORE_PEER_CHECK {
             *unanswered = 0;
             if link.has_peer_ended(fd) {
                 dir.state.store(state::DEMOTED, Ordering::Release);
             }
         }
         fence(Ordering::SeqCst);
-        if dir.rx_armed.load(Ordering::Relaxed) != 0 && dir.rx_armed.swap(0, Ordering::SeqCst) != 0
+        if dir.receiver_sleeps.load(Ordering::Relaxed) != 0
+            && dir.receiver_sleeps.swap(0, Ordering::SeqCst) != 0
         {
-            send_wake(dir.wakes, fd);
+            send_wake(dir.wake_bytes_sent, fd);
         }
         SendAttempt::Bytes(n)
     }
@@ -212,16 +214,16 @@ impl Conn {
     fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
         let link = lock(&self.tx).link.clone();
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.dir(link.side);
-        let sent = dir.sent.load(Ordering::Relaxed);
+        let dir = link.page.dir(link.own_side);
+        let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
         let full = || {
-            room(sent, dir.head.load(Ordering::Acquire)) == 0
+            peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire)) == 0
                 && dir.state.load(Ordering::Acquire) == state::RDMA
         };
         if Spin::decide_whether_to_spin().spin_until(|| !full()) {
             return Ok(());
         }
-        dir.tx_armed.store(1, Ordering::SeqCst);
+        dir.sender_sleeps.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if !full() {
             return Ok(());
@@ -240,7 +242,7 @@ impl Conn {
         } else {
             self.sleep_for_room(fd, full)?;
         }
-        self.check_peer(&link);
+        self.demote_if_peer_gone(&link);
         match *deadline {
             Some(end) if Instant::now() >= end => Err(fail(libc::EAGAIN)),
             _ => Ok(()),
@@ -264,9 +266,9 @@ impl Conn {
     }
 
     /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
-    fn check_peer(&self, link: &Link) {
+    fn demote_if_peer_gone(&self, link: &Link) {
         if link.peer_is_gone() {
-            let dir = link.page.dir(link.side);
+            let dir = link.page.dir(link.own_side);
             let _held = dir.lock_sending();
             if dir.state.load(Ordering::Relaxed) == state::RDMA {
                 dir.state.store(state::DEMOTED, Ordering::Release);
@@ -274,13 +276,13 @@ impl Conn {
         }
     }
 
-    /// Does the same as `check_peer` if the ring is full. Returns true if the ring is full.
-    pub(crate) fn check_full(&self) -> bool {
+    /// Does the same as `demote_if_peer_gone` if the ring is full. Returns true if the ring is full.
+    pub(crate) fn check_ring_full(&self) -> bool {
         let is = self.readiness();
         let is_full = !is.writable && !is.ask_kernel_out;
         let link = lock(&self.tx).link.clone();
         if let (true, Some(link)) = (is_full, link) {
-            self.check_peer(&link);
+            self.demote_if_peer_gone(&link);
         }
         is_full
     }
@@ -330,7 +332,8 @@ impl Conn {
     fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         let got = recv_by_kernel(fd, &to.vector(0, to.len()), flags)?;
         if flags & libc::MSG_PEEK == 0 {
-            self.bytes_in.fetch_add(got as u64, Ordering::SeqCst);
+            self.tcp_bytes_received
+                .fetch_add(got as u64, Ordering::SeqCst);
         }
         Ok(got)
     }
@@ -344,7 +347,7 @@ impl Conn {
         else {
             return ReceiveAttempt::Retry;
         };
-        let dir = link.page.dir(1 - link.side);
+        let dir = link.page.dir(1 - link.own_side);
         let _held = dir.lock_receiving();
         let len = to.len() - skip;
         loop {
@@ -354,13 +357,13 @@ impl Conn {
                     self.set_tcp_if_demoted();
                     return ReceiveAttempt::Tcp;
                 }
-                state::TCP => match self.recv_during_setup(fd, link, to.from(skip), peek) {
+                state::TCP => match self.recv_during_setup(fd, link, to.skip_bytes(skip), peek) {
                     Some(got) => return got,
                     None => continue,
                 },
                 _ => {}
             }
-            let by_tcp = dir.tcp_bytes.load(Ordering::Relaxed);
+            let by_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed);
             let first = dir
                 .first_rdma_byte
                 .load(Ordering::Acquire)
@@ -397,7 +400,7 @@ impl Conn {
         peek: c_int,
     ) -> Option<ReceiveAttempt> {
         let parts = to.vector(0, to.len());
-        let dir = link.page.dir(1 - link.side);
+        let dir = link.page.dir(1 - link.own_side);
         let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT);
         if dir.state.load(Ordering::Acquire) != state::TCP {
             return None;
@@ -426,8 +429,8 @@ impl Conn {
             Ok(n) => {
                 if peek == 0 {
                     link.page
-                        .dir(1 - link.side)
-                        .tcp_bytes
+                        .dir(1 - link.own_side)
+                        .tcp_bytes_received
                         .fetch_add(n as u64, Ordering::Relaxed);
                 }
                 ReceiveAttempt::Bytes(n)
@@ -445,22 +448,22 @@ impl Conn {
         skip: usize,
         peek: c_int,
     ) -> Option<usize> {
-        let dir = link.page.dir(1 - link.side);
-        let head = dir.head.load(Ordering::Relaxed);
-        let there = readable(tail(ring, &dir), &dir);
+        let dir = link.page.dir(1 - link.own_side);
+        let head = dir.rdma_bytes_received.load(Ordering::Relaxed);
+        let there = readable(rdma_bytes_received(ring, &dir), &dir);
         let n = there.min(to.len() - skip);
         if n == 0 {
             return None;
         }
         ring.copy_out(head, to, skip, n);
         if peek == 0 {
-            dir.head
+            dir.rdma_bytes_received
                 .store(head.wrapping_add(n as u64), Ordering::Release);
             fence(Ordering::SeqCst);
-            let is_roomy = there - n <= RING / 2;
+            let is_roomy = there - n <= RING_BYTES / 2;
             if is_roomy
-                && dir.tx_armed.load(Ordering::Relaxed) != 0
-                && dir.tx_armed.swap(0, Ordering::SeqCst) != 0
+                && dir.sender_sleeps.load(Ordering::Relaxed) != 0
+                && dir.sender_sleeps.swap(0, Ordering::SeqCst) != 0
             {
                 self.wake_sender(fd);
             }
@@ -472,24 +475,24 @@ impl Conn {
     fn wake_sender(&self, fd: c_int) {
         let tx = lock(&self.tx);
         let Some(link) = &tx.link else { return };
-        let dir = link.page.dir(link.side);
+        let dir = link.page.dir(link.own_side);
         let _held = dir.lock_sending();
-        if link.is_on_rdma(self) {
-            send_wake(dir.wakes, fd);
+        if link.try_switch_to_rdma(self) {
+            send_wake(dir.wake_bytes_sent, fd);
         }
     }
 
     /// Takes wake bytes when the ring is empty, and checks whether the stream has ended.
     fn recv_from_kernel(&self, fd: c_int, link: &Link, now: u64) -> ReceiveAttempt {
-        let dir = link.page.dir(1 - link.side);
+        let dir = link.page.dir(1 - link.own_side);
         loop {
-            let left = wakes_left(&dir);
+            let left = untaken_wake_bytes(&dir);
             if left == 0 {
                 break;
             }
             match u64::try_from(real::discard(fd, left)) {
                 Ok(0) => return ReceiveAttempt::End,
-                Ok(n) => dir.wakes_read.fetch_add(n, Ordering::Relaxed),
+                Ok(n) => dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed),
                 Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
             };
             self.wake_writers();
@@ -514,7 +517,7 @@ impl Conn {
             (rx.link.clone(), rx.ring.clone())
         };
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.dir(1 - link.side);
+        let dir = link.page.dir(1 - link.own_side);
         let before = dir.state.load(Ordering::Acquire);
         let ready =
             || has_data(ring.as_ref(), &link) || dir.state.load(Ordering::Acquire) != before;
@@ -526,12 +529,12 @@ impl Conn {
             let _held = lock(&self.rx);
             self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
         }
-        dir.rx_armed.store(1, Ordering::SeqCst);
+        dir.receiver_sleeps.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
         let slept = if ready() { 1 } else { real::peek(fd, 0) };
         self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
-        dir.rx_armed.store(0, Ordering::Relaxed);
+        dir.receiver_sleeps.store(0, Ordering::Relaxed);
         self.wake_writers();
         result(slept).map(|_| ())
     }
@@ -552,9 +555,9 @@ impl Conn {
         if self.sleeping_readers.load(Ordering::SeqCst) == 0
             && let Some(link) = &rx.link
         {
-            let dir = link.page.dir(1 - link.side);
+            let dir = link.page.dir(1 - link.own_side);
             let _held = dir.lock_receiving();
-            let after_tcp = dir.tcp_bytes.load(Ordering::Relaxed)
+            let after_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed)
                 >= dir.first_rdma_byte.load(Ordering::Acquire);
             if after_tcp
                 && matches!(
@@ -562,11 +565,11 @@ impl Conn {
                     state::RDMA | state::DEMOTED
                 )
             {
-                let left = wakes_left(&dir);
+                let left = untaken_wake_bytes(&dir);
                 if left > 0
                     && let Ok(n) = u64::try_from(real::discard(fd, left))
                 {
-                    dir.wakes_read.fetch_add(n, Ordering::Relaxed);
+                    dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed);
                 }
             }
         }
@@ -582,11 +585,14 @@ impl Conn {
                 (is.ask_kernel_in, is.ask_kernel_out) = (true, true);
                 return is;
             };
-            let dir = link.page.dir(1 - link.side);
+            let dir = link.page.dir(1 - link.own_side);
             let now = dir.state.load(Ordering::Acquire);
-            let before =
-                dir.tcp_bytes.load(Ordering::Relaxed) < dir.first_rdma_byte.load(Ordering::Acquire);
-            is.tail = rx.ring.as_ref().map_or(0, |ring| tail(ring, &dir));
+            let before = dir.tcp_bytes_received.load(Ordering::Relaxed)
+                < dir.first_rdma_byte.load(Ordering::Acquire);
+            is.rdma_bytes_received = rx
+                .ring
+                .as_ref()
+                .map_or(0, |ring| rdma_bytes_received(ring, &dir));
             is.readable = has_data(rx.ring.as_ref(), link);
             is.ask_kernel_in = before || now != state::RDMA;
             if before && now != state::TCP {
@@ -595,10 +601,11 @@ impl Conn {
         }
         let tx = lock(&self.tx);
         if let Some(link) = &tx.link {
-            let dir = link.page.dir(link.side);
-            let sent = dir.sent.load(Ordering::Relaxed);
+            let dir = link.page.dir(link.own_side);
+            let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
             is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA;
-            is.writable = !is.ask_kernel_out && room(sent, dir.head.load(Ordering::Acquire)) > 0;
+            is.writable = !is.ask_kernel_out
+                && peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire)) > 0;
         }
         is
     }
@@ -613,13 +620,16 @@ impl Conn {
         let Some(link) = links else { return false };
         if for_data {
             link.page
-                .dir(1 - link.side)
-                .rx_armed
+                .dir(1 - link.own_side)
+                .receiver_sleeps
                 .store(1, Ordering::SeqCst);
         }
         let mut is = self.readiness();
         if for_room && !is.writable && !is.ask_kernel_out {
-            link.page.dir(link.side).tx_armed.store(1, Ordering::SeqCst);
+            link.page
+                .dir(link.own_side)
+                .sender_sleeps
+                .store(1, Ordering::SeqCst);
         }
         fence(Ordering::SeqCst);
         is = self.readiness();
@@ -630,9 +640,9 @@ impl Conn {
     pub(crate) fn disarm(&self) {
         let rx = lock(&self.rx);
         if let Some(link) = &rx.link {
-            let dir = link.page.dir(1 - link.side);
-            if dir.rx_armed.load(Ordering::Relaxed) != 0 {
-                dir.rx_armed.store(0, Ordering::Relaxed);
+            let dir = link.page.dir(1 - link.own_side);
+            if dir.receiver_sleeps.load(Ordering::Relaxed) != 0 {
+                dir.receiver_sleeps.store(0, Ordering::Relaxed);
             }
         }
     }
@@ -641,8 +651,8 @@ impl Conn {
     pub(crate) fn unread_bytes(&self) -> Option<u64> {
         let rx = lock(&self.rx);
         let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
-        let dir = link.page.dir(1 - link.side);
-        unread(tail(ring, &dir), &dir)
+        let dir = link.page.dir(1 - link.own_side);
+        readable_without_kernel(rdma_bytes_received(ring, &dir), &dir)
     }
 }
 
@@ -656,23 +666,29 @@ impl Link {
 
     /// Returns true if the peer's page says so.
     pub(crate) fn peer_is_gone(&self) -> bool {
-        let peer = self.page.side(1 - self.side);
+        let peer = self.page.side(1 - self.own_side);
         peer.stage.load(Ordering::Acquire) == stage::CLOSED || peer.is_dead()
     }
 
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
     /// lock.
-    fn is_on_rdma(&self, conn: &Conn) -> bool {
-        let dir = self.page.dir(self.side);
+    fn try_switch_to_rdma(&self, conn: &Conn) -> bool {
+        let dir = self.page.dir(self.own_side);
         match dir.state.load(Ordering::Relaxed) {
             state::RDMA => true,
             state::TCP => {
-                let is_ready = self.page.side(1 - self.side).stage.load(Ordering::Acquire)
+                let is_ready = self
+                    .page
+                    .side(1 - self.own_side)
+                    .stage
+                    .load(Ordering::Acquire)
                     == stage::READY
                     && conn.tcp_writers.load(Ordering::SeqCst) == 0;
                 if is_ready {
-                    dir.first_rdma_byte
-                        .store(conn.bytes_out.load(Ordering::SeqCst), Ordering::Relaxed);
+                    dir.first_rdma_byte.store(
+                        conn.tcp_bytes_sent.load(Ordering::SeqCst),
+                        Ordering::Relaxed,
+                    );
                     dir.state.store(state::RDMA, Ordering::Release);
                 }
                 is_ready
@@ -683,15 +699,15 @@ impl Link {
 }
 
 fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
-    let dir = link.page.dir(1 - link.side);
-    ring.is_some_and(|ring| readable(tail(ring, &dir), &dir) > 0)
+    let dir = link.page.dir(1 - link.own_side);
+    ring.is_some_and(|ring| readable(rdma_bytes_received(ring, &dir), &dir) > 0)
 }
 
 /// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
 /// another connection.
-fn tail(ring: &Ring, dir: &Dir<'_>) -> u64 {
+fn rdma_bytes_received(ring: &Ring, dir: &Dir<'_>) -> u64 {
     if dir.state.load(Ordering::Acquire) == state::DEMOTED {
-        dir.sent.load(Ordering::Acquire)
+        dir.rdma_bytes_sent.load(Ordering::Acquire)
     } else {
         ring.tail()
     }

@@ -133,8 +133,8 @@ pub(crate) fn copy(from: i32, to: i32) {
         return;
     };
     let (refs, value) = match found {
-        Entry::Conn(conn, index) => (conn.refs(), (index + 1) << 1),
-        Entry::Epoll(epoll, index) => (epoll.refs(), (index + 1) << 1 | 1),
+        Entry::Conn(conn, index) => (conn.descriptor_refs(), (index + 1) << 1),
+        Entry::Epoll(epoll, index) => (epoll.descriptor_refs(), (index + 1) << 1 | 1),
     };
     refs.fetch_add(1, Ordering::Relaxed);
     slot.store(value, Ordering::Release);
@@ -147,11 +147,15 @@ pub(crate) fn remove(fd: i32) {
         return;
     }
     match entry(slot.swap(0, Ordering::AcqRel)) {
-        Some(Entry::Conn(conn, index)) if conn.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
+        Some(Entry::Conn(conn, index))
+            if conn.descriptor_refs().fetch_sub(1, Ordering::AcqRel) == 1 =>
+        {
             conn.release(fd);
             CONNS.free(index);
         }
-        Some(Entry::Epoll(epoll, index)) if epoll.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
+        Some(Entry::Epoll(epoll, index))
+            if epoll.descriptor_refs().fetch_sub(1, Ordering::AcqRel) == 1 =>
+        {
             EPOLLS.free(index);
         }
         _ => {}

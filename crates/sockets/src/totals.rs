@@ -42,15 +42,15 @@ impl Totals {
         Ok(Self(words))
     }
 
-    fn carried(&self) -> &AtomicU64 {
+    fn rdma_connections(&self) -> &AtomicU64 {
         &self.0[1]
     }
 
-    fn bytes(&self) -> &AtomicU64 {
+    fn rdma_bytes(&self) -> &AtomicU64 {
         &self.0[2]
     }
 
-    fn wakes(&self) -> &AtomicU64 {
+    fn wake_bytes(&self) -> &AtomicU64 {
         &self.0[3]
     }
 
@@ -59,20 +59,20 @@ impl Totals {
         &self.0[8 + usize::try_from(reason.min(last)).unwrap_or_default()]
     }
 
-    fn add(&self, page: &Page) {
+    fn add_ended_connection(&self, page: &Page) {
         let ways = [page.dir(0), page.dir(1)];
-        let sent = ways.iter().map(|way| way.sent.load(Relaxed));
+        let sent = ways.iter().map(|way| way.rdma_bytes_sent.load(Relaxed));
         let bytes = sent.fold(0, u64::saturating_add);
         if bytes == 0 {
-            self.on_tcp(page.reason().load(Relaxed))
+            self.on_tcp(page.not_rdma_reason().load(Relaxed))
                 .fetch_add(1, Relaxed);
             return;
         }
-        let wakes = ways.iter().map(|way| way.wakes.load(Relaxed));
+        let wakes = ways.iter().map(|way| way.wake_bytes_sent.load(Relaxed));
         let wakes = wakes.fold(0, u64::saturating_add);
-        self.carried().fetch_add(1, Relaxed);
-        self.bytes().fetch_add(bytes, Relaxed);
-        self.wakes().fetch_add(wakes, Relaxed);
+        self.rdma_connections().fetch_add(1, Relaxed);
+        self.rdma_bytes().fetch_add(bytes, Relaxed);
+        self.wake_bytes().fetch_add(wakes, Relaxed);
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn remove_page(page: &Page) {
     }
     let dir = page.path.parent();
     if let Some(Ok(totals)) = dir.map(|dir| Totals::open(dir, true)) {
-        totals.add(page);
+        totals.add_ended_connection(page);
     }
 }
 
@@ -107,9 +107,9 @@ pub(crate) fn read(dir: &Path) -> io::Result<EndedTotals> {
         })
         .filter(|(_, count)| *count > 0);
     Ok(EndedTotals {
-        carried: totals.carried().load(Relaxed),
-        bytes: totals.bytes().load(Relaxed),
-        wakes: totals.wakes().load(Relaxed),
+        carried: totals.rdma_connections().load(Relaxed),
+        bytes: totals.rdma_bytes().load(Relaxed),
+        wakes: totals.wake_bytes().load(Relaxed),
         on_tcp: on_tcp.collect(),
     })
 }
@@ -124,18 +124,18 @@ mod tests {
         assert_eq!(read(dir.path()).expect("no file"), EndedTotals::default());
         let page = |name: &str| Page::open(&dir.path().join(name), true).expect("a page");
         let carried = page("c-1");
-        carried.dir(0).sent.store(700, Relaxed);
-        carried.dir(1).sent.store(30, Relaxed);
-        carried.dir(1).wakes.store(2, Relaxed);
+        carried.dir(0).rdma_bytes_sent.store(700, Relaxed);
+        carried.dir(1).rdma_bytes_sent.store(30, Relaxed);
+        carried.dir(1).wake_bytes_sent.store(2, Relaxed);
         remove_page(&carried);
         remove_page(&carried);
         let alone = page("c-2");
         alone
-            .reason()
+            .not_rdma_reason()
             .store(Reason::PeerWithoutLibrary as u64, Relaxed);
         remove_page(&alone);
         let unknown = page("c-3");
-        unknown.reason().store(u64::MAX, Relaxed);
+        unknown.not_rdma_reason().store(u64::MAX, Relaxed);
         remove_page(&unknown);
         let ended = read(dir.path()).expect("a file");
         assert_eq!((ended.carried, ended.bytes, ended.wakes), (1, 730, 2));

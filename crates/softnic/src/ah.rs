@@ -19,23 +19,23 @@ pub(crate) struct Ah {
     abi: AbiCell<ibv_ah>,
     /// Identifies the address handle: unlike an address, an id is never used twice.
     pub(crate) id: u64,
-    pub(crate) pd: u32,
+    pub(crate) pd_number: u32,
     /// The port of this host that is the destination, if it is one.
-    pub(crate) local_port: Option<PortPlace>,
+    pub(crate) local_dest_port: Option<PortPlace>,
     /// The GID of the destination, if there is one.
-    pub(crate) gid: Option<[u8; 16]>,
+    pub(crate) dest_gid: Option<[u8; 16]>,
     /// True if packets reach the destination.
-    pub(crate) by_packets: bool,
+    pub(crate) reached_by_packets: bool,
     /// The flow of packets to the destination.
     pub(crate) flow: Option<PacketFlow>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
     /// The multicast group that the handle addresses.
-    pub(crate) group: Option<MulticastGroup>,
+    pub(crate) multicast_group: Option<MulticastGroup>,
     /// The path, as in `RingHeader::path`.
-    pub(crate) path: u64,
+    pub(crate) path_word: u64,
     /// The protection domain, which the handle uses until it is destroyed.
-    pub(crate) domain: Arc<Pd>,
+    pub(crate) held_pd: Arc<Pd>,
 }
 
 live::object!(Ah, ibv_ah);
@@ -49,7 +49,7 @@ impl Ah {
         abi.context = domain.context.handle();
         abi.pd = domain.handle();
         domain.add_user();
-        let grh = port.grh(attr);
+        let grh = port.sent_grh(attr);
         let destination = port.local_destination(attr);
         let group = if attr.is_global == 0 {
             None
@@ -63,15 +63,15 @@ impl Ah {
         Self {
             abi: AbiCell::new(abi),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            pd: domain.number,
-            domain,
-            gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
-            local_port: destination,
-            by_packets,
+            pd_number: domain.local_number,
+            held_pd: domain,
+            dest_gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
+            local_dest_port: destination,
+            reached_by_packets: by_packets,
             flow: port.flow(attr),
-            group,
-            path: u64::from(port.lid)
-                | u64::from(port.completion_sl(attr, grh.as_ref())) << 16
+            multicast_group: group,
+            path_word: u64::from(port.lid)
+                | u64::from(port.receiver_completion_sl(attr, grh.as_ref())) << 16
                 | u64::from(attr.src_path_bits) << 24
                 | u64::from(grh.is_some()) << 32,
             grh,

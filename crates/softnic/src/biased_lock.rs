@@ -27,7 +27,7 @@ pub(crate) struct BiasedLock<T> {
     /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
     entries_and_exits: [AtomicU32; MAX_BIAS_PERIODS],
     /// The steps of the bias period when [`BiasedLock::try_lock`] last saw them.
-    last_seen_steps: AtomicU32,
+    entry_exits_at_try_lock: AtomicU32,
     /// True while a thread without the bias holds the lock.
     locked_without_bias: AtomicBool,
     /// Protected by `locked_without_bias`.
@@ -51,7 +51,7 @@ struct BiasPolicy {
 
 impl BiasPolicy {
     /// Returns the value of `biased_thread` while the lock is biased: `last_thread` does not change meanwhile.
-    fn last_bias(&self) -> usize {
+    fn current_bias_word(&self) -> usize {
         self.last_thread + self.bias_periods as usize - 1
     }
 }
@@ -122,7 +122,7 @@ impl<T> BiasedLock<T> {
         Self {
             biased_thread: AtomicUsize::new(NOBODY),
             entries_and_exits: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
-            last_seen_steps: AtomicU32::new(0),
+            entry_exits_at_try_lock: AtomicU32::new(0),
             locked_without_bias: AtomicBool::new(false),
             bias_policy: UnsafeCell::new(BiasPolicy {
                 last_thread: NOBODY,
@@ -178,7 +178,7 @@ impl<T> BiasedLock<T> {
         if self.bias_period_of(me) == Some(favour) {
             return Some(BiasedGuard {
                 lock: self,
-                biased_steps: Some(steps),
+                own_entry_exit_count: Some(steps),
             });
         }
         count_entry_or_exit(steps, Relaxed);
@@ -201,7 +201,7 @@ impl<T> BiasedLock<T> {
         self.update_bias(me);
         BiasedGuard {
             lock: self,
-            biased_steps: None,
+            own_entry_exit_count: None,
         }
     }
 
@@ -215,7 +215,7 @@ impl<T> BiasedLock<T> {
         let favoured = self.biased_thread.load(Relaxed);
         if favoured != NOBODY {
             let steps = self.entries_and_exits[favoured % MAX_BIAS_PERIODS].load(Relaxed);
-            if self.last_seen_steps.swap(steps, Relaxed) != steps {
+            if self.entry_exits_at_try_lock.swap(steps, Relaxed) != steps {
                 // The biased thread has been here since the last try, and will come again.
                 return None;
             }
@@ -226,7 +226,7 @@ impl<T> BiasedLock<T> {
         self.update_bias(me);
         Some(BiasedGuard {
             lock: self,
-            biased_steps: None,
+            own_entry_exit_count: None,
         })
     }
 
@@ -238,7 +238,7 @@ impl<T> BiasedLock<T> {
         if habit.is_temporarily_revoked {
             habit.is_temporarily_revoked = false;
             // SYNC POINT G
-            self.biased_thread.store(habit.last_bias(), Release);
+            self.biased_thread.store(habit.current_bias_word(), Release);
         }
         self.locked_without_bias.store(false, Release);
     }
@@ -270,7 +270,7 @@ impl<T> BiasedLock<T> {
             }
             fence(Acquire);
             if visits {
-                debug_assert_eq!(favoured, habit.last_bias());
+                debug_assert_eq!(favoured, habit.current_bias_word());
                 habit.is_temporarily_revoked = true;
                 return;
             }
@@ -293,7 +293,7 @@ impl<T> BiasedLock<T> {
             // The biased thread finds the bias when it takes the lock next; other threads take `locked_without_bias` first and see
             // the bias then.
             habit.bias_periods += 1;
-            self.biased_thread.store(habit.last_bias(), Relaxed);
+            self.biased_thread.store(habit.current_bias_word(), Relaxed);
         }
     }
 }
@@ -319,7 +319,7 @@ fn spin_or_yield(spins: &mut u32) {
 pub(crate) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
     /// The steps of the biased thread; `None` for any other thread.
-    biased_steps: Option<&'a AtomicU32>,
+    own_entry_exit_count: Option<&'a AtomicU32>,
 }
 
 impl<T> Deref for BiasedGuard<'_, T> {
@@ -343,7 +343,7 @@ impl<T> Drop for BiasedGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         use std::sync::atomic::Ordering::Release;
-        match self.biased_steps {
+        match self.own_entry_exit_count {
             Some(steps) => count_entry_or_exit(steps, Release),
             None => self.lock.unlock_without_bias(),
         }
@@ -374,19 +374,22 @@ mod tests {
             visit(lock.lock());
         }
         let leans = cfg!(target_arch = "x86_64") && barrier::is_private_barrier_available();
-        assert_eq!(lock.lock().biased_steps.is_some(), leans);
+        assert_eq!(lock.lock().own_entry_exit_count.is_some(), leans);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert!(lock.lock().biased_steps.is_none());
+                assert!(lock.lock().own_entry_exit_count.is_none());
                 visit(lock.lock());
             });
         });
-        assert!(lock.lock().biased_steps.is_none(), "the favour has ended");
+        assert!(
+            lock.lock().own_entry_exit_count.is_none(),
+            "the favour has ended"
+        );
         for _ in 0..4 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
         assert_eq!(
-            lock.lock().biased_steps.is_some(),
+            lock.lock().own_entry_exit_count.is_some(),
             leans,
             "and begins again"
         );
@@ -398,7 +401,7 @@ mod tests {
         for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = lock.lock().biased_steps.is_some();
+        let leans = lock.lock().own_entry_exit_count.is_some();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 assert_eq!(lock.try_lock().is_none(), leans, "it has just been used");
@@ -418,14 +421,14 @@ mod tests {
         for _ in 0..2 * INITIAL_BIAS_STREAK {
             visit(lock.lock());
         }
-        let leans = lock.lock().biased_steps.is_some();
+        let leans = lock.lock().own_entry_exit_count.is_some();
         let visited = || {
             let _visit = TemporaryRevocation::begin();
             visit(lock.lock());
         };
         for _ in 0..2 * MAX_BIAS_PERIODS {
             std::thread::scope(|scope| scope.spawn(visited).join().expect("no panic"));
-            assert_eq!(lock.lock().biased_steps.is_some(), leans);
+            assert_eq!(lock.lock().own_entry_exit_count.is_some(), leans);
         }
         // Visits while the biased thread is on its way in and out.
         let over = &AtomicBool::new(false);
@@ -443,7 +446,7 @@ mod tests {
         });
         // A thread that does not visit revokes the bias as usual.
         std::thread::scope(|scope| scope.spawn(|| visit(lock.lock())).join().expect("no panic"));
-        assert!(lock.lock().biased_steps.is_none());
+        assert!(lock.lock().own_entry_exit_count.is_none());
     }
 
     #[test]
@@ -465,7 +468,7 @@ mod tests {
                     visit(lock.lock());
                 }
                 let guard = lock.lock();
-                assert!(guard.biased_steps.is_some());
+                assert!(guard.own_entry_exit_count.is_some());
                 inside.store(true, SeqCst);
                 while !leave.load(SeqCst) {
                     std::thread::yield_now();
@@ -499,7 +502,7 @@ mod tests {
                         visit(lock.lock());
                     }
                     sender
-                        .send(lock.lock().biased_steps.is_some())
+                        .send(lock.lock().own_entry_exit_count.is_some())
                         .expect("it listens");
                     // The number of a thread that has ended may be reused.
                     while !over.load(SeqCst) {

@@ -75,13 +75,13 @@ impl<const N: usize> NamedBits<N> {
             .try_fold(0, |set, at| Some(set | 1 << at?))
     }
 
-    fn write(&self, set: u32) -> String {
+    fn format_list(&self, set: u32) -> String {
         let members = (0..N).filter(|bit| set >> bit & 1 != 0);
         members.map(|bit| self.0[bit]).collect::<Vec<_>>().join(",")
     }
 }
 
-const QUEUE_PAIRS: NamedBits<5> = NamedBits(["rc", "uc", "ud", "xrc", "raw"]);
+const QUEUE_PAIR_TYPES: NamedBits<5> = NamedBits(["rc", "uc", "ud", "xrc", "raw"]);
 
 /// An optional part of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +176,7 @@ limits! {
 /// the largest value of a limit:
 ///
 /// - `transport=`: `infiniband`, `iwarp` or `unspecified`;
-/// - `queue_pairs=`: of `rc`, `uc`, `ud`, `xrc`, `raw`, separated by commas;
+/// - `queue_pair_types=`: of `rc`, `uc`, `ud`, `xrc`, `raw`, separated by commas;
 /// - `features=`: of `srq`, `mw`, `atomics`, `odp`, `tags`, `dm`, `multicast`, `imm`, `flush`;
 /// - a limit by its name in `ibv_query_device(3)`, and `max_inline_data`.
 ///
@@ -188,8 +188,8 @@ limits! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCapabilities {
     pub(crate) transport: Transport,
-    /// Bits of [`QUEUE_PAIRS`].
-    queue_pairs: u32,
+    /// Bits of [`QUEUE_PAIR_TYPES`].
+    queue_pair_types: u32,
     /// Bits of [`FEATURES`].
     features: u32,
     pub(crate) limits: Limits,
@@ -199,7 +199,7 @@ impl Default for DeviceCapabilities {
     fn default() -> Self {
         Self {
             transport: Transport::InfiniBand,
-            queue_pairs: NamedBits::<5>::ALL,
+            queue_pair_types: NamedBits::<5>::ALL,
             features: NamedBits::<9>::ALL,
             limits: Limits::OWN,
         }
@@ -247,8 +247,8 @@ impl FromStr for DeviceCapabilities {
                     all.transport = found.ok_or_else(one_of)?.1;
                 }
                 "queue_pairs" => {
-                    let set = QUEUE_PAIRS.parse(value);
-                    all.queue_pairs = set.ok_or_else(|| some_of(&QUEUE_PAIRS.0))?;
+                    let set = QUEUE_PAIR_TYPES.parse(value);
+                    all.queue_pair_types = set.ok_or_else(|| some_of(&QUEUE_PAIR_TYPES.0))?;
                 }
                 "features" => {
                     let set = FEATURES.parse(value);
@@ -275,8 +275,8 @@ impl fmt::Display for DeviceCapabilities {
             .iter()
             .find(of)
             .map_or("", |(name, _)| name);
-        let queue_pairs = QUEUE_PAIRS.write(self.queue_pairs);
-        let features = FEATURES.write(self.features);
+        let queue_pairs = QUEUE_PAIR_TYPES.format_list(self.queue_pair_types);
+        let features = FEATURES.format_list(self.features);
         write!(
             f,
             "transport={transport};queue_pairs={queue_pairs};features={features}"
@@ -310,7 +310,7 @@ impl DeviceCapabilities {
         self.has(feature).then_some(()).ok_or(libc::EOPNOTSUPP)
     }
 
-    pub(crate) fn has_queue_pairs(&self, qp_type: QpType) -> bool {
+    pub(crate) fn supports_qp_type(&self, qp_type: QpType) -> bool {
         let bit = match qp_type {
             QpType::Rc => 0,
             QpType::Uc => 1,
@@ -318,11 +318,11 @@ impl DeviceCapabilities {
             QpType::XrcSend | QpType::XrcRecv => 3,
             QpType::RawPacket => 4,
         };
-        self.queue_pairs >> bit & 1 != 0
+        self.queue_pair_types >> bit & 1 != 0
     }
 
     /// Returns the opcodes (`ibv_wr_opcode`) that queue pairs of this service accept, as bits.
-    pub(crate) fn opcodes(&self, service: QpType) -> u32 {
+    pub(crate) fn accepted_wr_opcodes(&self, service: QpType) -> u32 {
         let lacking = |opcode| match opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 !self.has(OptionalFeature::Atomics)
@@ -408,7 +408,7 @@ mod tests {
         let all = DeviceCapabilities::default();
         for service in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::RawPacket] {
             for opcode in 0..32 {
-                let has = all.opcodes(service) >> opcode & 1 != 0;
+                let has = all.accepted_wr_opcodes(service) >> opcode & 1 != 0;
                 assert_eq!(
                     has,
                     is_opcode_allowed(service, opcode),
@@ -425,6 +425,6 @@ mod tests {
             IBV_WR_SEND_WITH_INV,
         ];
         let expected = expected.iter().fold(0, |set, opcode| set | 1 << opcode);
-        assert_eq!(siw.opcodes(QpType::Rc), expected);
+        assert_eq!(siw.accepted_wr_opcodes(QpType::Rc), expected);
     }
 }

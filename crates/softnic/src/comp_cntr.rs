@@ -28,9 +28,9 @@ static COUNTERS: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct CompCntr {
     abi: AbiCell<ibv_comp_cntr>,
     /// Number of work requests that succeeded.
-    pub(crate) completions: AtomicU64,
+    pub(crate) succeeded_wrs: AtomicU64,
     /// Number of work requests that failed.
-    pub(crate) errors: AtomicU64,
+    pub(crate) failed_wrs: AtomicU64,
     /// Number of calls that attached the counter to a queue pair.
     pub(crate) attach_count: AtomicUsize,
 }
@@ -50,8 +50,8 @@ impl CompCntr {
                 comp_count_max_value: u64::MAX,
                 err_count_max_value: u64::MAX,
             }),
-            completions: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
+            succeeded_wrs: AtomicU64::new(0),
+            failed_wrs: AtomicU64::new(0),
             attach_count: AtomicUsize::new(0),
         })
     }
@@ -128,7 +128,7 @@ pub(crate) fn detach(qpn: u32) {
 }
 
 /// Returns the operation of a completion; 0 for one that no counter counts.
-fn operation(opcode: ibv_wc_opcode) -> u32 {
+fn attach_op_of_opcode(opcode: ibv_wc_opcode) -> u32 {
     match opcode {
         IBV_WC_SEND => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
         IBV_WC_RDMA_WRITE => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
@@ -147,12 +147,12 @@ pub(crate) fn count_new_completions(completions: &[ibv_wc]) {
         let Some(of_qp) = all.get(&wc.qp_num) else {
             continue;
         };
-        let op = operation(wc.opcode);
+        let op = attach_op_of_opcode(wc.opcode);
         for (_, counter) in of_qp.counters.iter().filter(|(ops, _)| ops & op != 0) {
             let count = if wc.status == IBV_WC_SUCCESS {
-                &counter.completions
+                &counter.succeeded_wrs
             } else {
-                &counter.errors
+                &counter.failed_wrs
             };
             count.fetch_add(1, Ordering::Release);
         }

@@ -103,7 +103,7 @@ impl Context {
     }
 
     /// Returns the process whose objects this context imports: by default, this process.
-    pub(crate) fn home(&self) -> &Arc<Peer> {
+    pub(crate) fn home_process(&self) -> &Arc<Peer> {
         self.imported_from
             .as_ref()
             .unwrap_or(self.nic.this_process())
@@ -111,11 +111,11 @@ impl Context {
 
     /// Raises the event for a device that is gone.
     pub(crate) fn raise_fatal(&self) {
-        self.raise_port(IBV_EVENT_DEVICE_FATAL);
+        self.raise_for_each_port(IBV_EVENT_DEVICE_FATAL);
     }
 
     /// Raises the event once for each port; `IBV_EVENT_DEVICE_FATAL` is raised once for the whole device.
-    pub(crate) fn raise_port(&self, event: ibv_event_type) {
+    pub(crate) fn raise_for_each_port(&self, event: ibv_event_type) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
         if event == IBV_EVENT_DEVICE_FATAL {

@@ -42,11 +42,11 @@ pub(crate) use polling::{CurrentCompletion, ExtendedCq};
 /// Number of queue pairs that each poll checks from the front, and as many from the cursor.
 const QPS_PER_SCAN: usize = 16;
 /// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
-const STARVING_POLLS: u32 = 4096;
+const EMPTY_POLLS_UNTIL_WAKE: u32 = 4096;
 
 /// The same as a time in nanoseconds, for a program that rarely runs between its polls. It reads the clock once in
 /// [`POLLS_PER_CLOCK_READ`] polls.
-const STARVING_NS: u64 = 1_000_000;
+const EMPTY_TIME_UNTIL_WAKE_NS: u64 = 1_000_000;
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
 /// Unsignaled sends are checked once in this many empty polls.
@@ -64,7 +64,7 @@ const SENDS_FIRST_POLLS: u8 = 4;
 
 /// The reason why the engine checks a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EngineCheck {
+pub(crate) enum EngineCheckReason {
     /// A completion may have occurred; the last check may have been just now.
     Called,
     /// A completion may have occurred, a tick or more after the last check.
@@ -78,7 +78,7 @@ pub(crate) struct WcSink<'a> {
     out: &'a mut [MaybeUninit<ibv_wc>],
     len: usize,
     /// True if a completion was solicited or in error.
-    pub(crate) solicited: bool,
+    pub(crate) has_solicited_or_error: bool,
 }
 
 impl<'a> WcSink<'a> {
@@ -86,7 +86,7 @@ impl<'a> WcSink<'a> {
         Self {
             out,
             len: 0,
-            solicited: false,
+            has_solicited_or_error: false,
         }
     }
 
@@ -118,7 +118,7 @@ impl<'a> WcSink<'a> {
     pub(crate) fn push(&mut self, wc: ibv_wc) {
         debug_assert!(!self.is_full());
         if wc.status != IBV_WC_SUCCESS {
-            self.solicited = true;
+            self.has_solicited_or_error = true;
         }
         if let Some(place) = self.out.get_mut(self.len) {
             place.write(wc);
@@ -201,19 +201,19 @@ pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
     /// Completions that a fault plan delays.
     delayed_completions: late::LateCompletions,
-    recv: Vec<RecvSide>,
-    send: Vec<Arc<Qp>>,
+    recv_sides: Vec<RecvSide>,
+    sending_qps: Vec<Arc<Qp>>,
     /// Index of the queue pair near the front that is polled first.
     recv_start: usize,
     send_start: usize,
     recv_cursor: usize,
     send_cursor: usize,
-    idle_polls: u32,
+    empty_polls_in_row: u32,
     /// Counts the passes that looked for completions.
     pass_count: u32,
     /// Number of the next passes that begin with sends.
     sends_first_passes: u8,
-    wake_at_idle_polls: u32,
+    empty_polls_until_wake: u32,
     /// Time of the first reading of the clock in the current row of empty polls.
     idle_since_ns: Option<u64>,
     /// The completions that make the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see this in
@@ -222,7 +222,7 @@ pub(crate) struct CqState {
     /// Value of `pass_count` when the queue was armed last.
     armed_at_pass: u32,
     /// Completions added since the last arming that no event has reported.
-    unreported: usize,
+    unreported_completions: usize,
     /// True if one of them was solicited or in error.
     unreported_solicited: bool,
     /// Time since which moderation has held an event back.
@@ -250,9 +250,9 @@ pub(crate) struct Cq {
     throttle_at_idle_polls: AtomicU32,
     /// Number of queue pairs that use the queue; a queue pair counts twice if both its queues complete here.
     pub(crate) user_count: AtomicUsize,
-    pub(crate) unacknowledged: UnacknowledgedEvents,
+    pub(crate) unacknowledged_comp_events: UnacknowledgedEvents,
     /// The same count for asynchronous events.
-    pub(crate) unacknowledged_errors: UnacknowledgedEvents,
+    pub(crate) unacknowledged_async_events: UnacknowledgedEvents,
     pub(crate) context: &'static Context,
     overrun: OverrunState,
 }
@@ -277,11 +277,11 @@ impl Cq {
         let nic = context.nic;
         let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
         if let Some(shared) = nic.this_process().segment.cq(index) {
-            shared.armed.store(ARMED_NO, Ordering::Relaxed);
+            shared.armed_word.store(ARMED_NO, Ordering::Relaxed);
             let channel = channel.as_ref().map_or(0, |channel| channel.fifo_number());
-            shared.channel.store(channel, Ordering::Relaxed);
+            shared.channel_number.store(channel, Ordering::Relaxed);
             shared.lost_tokens.store(0, Ordering::Relaxed);
-            shared.users.store(0, Ordering::Relaxed);
+            shared.use_count.store(0, Ordering::Relaxed);
             let device = context.device.number.into();
             shared.device.store(device, Ordering::Relaxed);
             let cqe = u32::try_from(abi.cqe).unwrap_or(0);
@@ -298,28 +298,28 @@ impl Cq {
             state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
                 delayed_completions: late::LateCompletions::default(),
-                recv: Vec::new(),
-                send: Vec::new(),
+                recv_sides: Vec::new(),
+                sending_qps: Vec::new(),
                 recv_start: 0,
                 send_start: 0,
                 recv_cursor: 0,
                 send_cursor: 0,
-                idle_polls: 0,
+                empty_polls_in_row: 0,
                 pass_count: 0,
                 sends_first_passes: 0,
-                wake_at_idle_polls: STARVING_POLLS,
+                empty_polls_until_wake: EMPTY_POLLS_UNTIL_WAKE,
                 idle_since_ns: None,
                 armed_for: ARMED_NO,
                 armed_at_pass: 0,
-                unreported: 0,
+                unreported_completions: 0,
                 unreported_solicited: false,
                 event_held_since_ns: None,
                 overfull_engine_ticks: 0,
             }),
             throttle_at_idle_polls: AtomicU32::new(rest::THROTTLE_IDLE_POLLS),
             user_count: AtomicUsize::new(0),
-            unacknowledged: UnacknowledgedEvents::default(),
-            unacknowledged_errors: UnacknowledgedEvents::default(),
+            unacknowledged_comp_events: UnacknowledgedEvents::default(),
+            unacknowledged_async_events: UnacknowledgedEvents::default(),
             context,
             overrun: OverrunState::new(ignored),
         }
@@ -339,13 +339,13 @@ impl Cq {
     /// Counts `users` objects that use the queue until they [leave](Self::remove_user) it.
     pub(crate) fn add_users(&self, users: u32) {
         self.user_count.fetch_add(users as usize, Ordering::Relaxed);
-        self.shared().users.fetch_add(users, Ordering::Relaxed);
+        self.shared().use_count.fetch_add(users, Ordering::Relaxed);
     }
 
     /// Ends the count of an object that [entered](Self::add_users).
     pub(crate) fn remove_user(&self) {
         self.user_count.fetch_sub(1, Ordering::Relaxed);
-        self.shared().users.fetch_sub(1, Ordering::Relaxed);
+        self.shared().use_count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Hides the queue, which the program destroys, from those who list the fabric's objects.
@@ -363,8 +363,8 @@ impl Cq {
 
     /// Returns the word in which peers find, after publishing, whether the queue is armed.
     #[inline]
-    fn armed(&self) -> ArmedWord<'static> {
-        ArmedWord(&self.shared().armed)
+    fn armed_word(&self) -> ArmedWord<'static> {
+        ArmedWord(&self.shared().armed_word)
     }
 
     /// Executes `ibv_poll_cq`: fills `out` from its start and returns the number of completions.
@@ -385,7 +385,7 @@ impl Cq {
                     None => break,
                 }
             }
-            sink.solicited = false;
+            sink.has_solicited_or_error = false;
         }
         let buffered = sink.len();
         if !sink.is_full() {
@@ -397,25 +397,29 @@ impl Cq {
         if state.armed_for != ARMED_NO && sink.len() > buffered {
             // The completions count as added to the queue, although the caller takes them at once. Another thread may
             // wait for their event.
-            state.note_added(sink.len() - buffered, sink.solicited);
-            self.report_outside_engine(&mut state);
+            state.note_added(sink.len() - buffered, sink.has_solicited_or_error);
+            self.report_event_outside_engine(&mut state);
         }
         if state.pass_count.is_multiple_of(PASSES_PER_END_CHECK) {
             self.end_fences_if_unarmed(&state);
         }
         if sink.len() == 0 {
-            state.idle_polls = state.idle_polls.saturating_add(1);
-            if state.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ) && state.is_peer_wakeup_due() {
-                state.wake_debtors();
+            state.empty_polls_in_row = state.empty_polls_in_row.saturating_add(1);
+            if state
+                .empty_polls_in_row
+                .is_multiple_of(POLLS_PER_CLOCK_READ)
+                && state.is_peer_wakeup_due()
+            {
+                state.wake_awaited_peers();
             }
-            if state.idle_polls >= self.throttle_at_idle_polls.load(Ordering::Relaxed) {
+            if state.empty_polls_in_row >= self.throttle_at_idle_polls.load(Ordering::Relaxed) {
                 drop(state);
                 self.throttle_idle_poller();
             }
         } else {
             rest::reset_fruitless_polls();
-            state.idle_polls = 0;
-            state.wake_at_idle_polls = STARVING_POLLS;
+            state.empty_polls_in_row = 0;
+            state.empty_polls_until_wake = EMPTY_POLLS_UNTIL_WAKE;
             state.idle_since_ns = None;
         }
         sink.len()
@@ -427,7 +431,7 @@ impl Cq {
         if state.armed_for == ARMED_NO
             && state.pass_count.wrapping_sub(state.armed_at_pass) >= UNARMED_PASSES_UNTIL_NO_FENCE
         {
-            self.armed().end_fences();
+            self.armed_word().end_peer_fences();
         }
     }
 
@@ -440,7 +444,7 @@ impl Cq {
 
     /// [`poll`](Self::poll) under a fault plan.
     pub(crate) fn poll_under_faults(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
-        if !faults::delay_completions() {
+        if !faults::may_delay_completions() {
             return self.poll(out);
         }
         self.nic.check_arrivals();
@@ -449,13 +453,13 @@ impl Cq {
         }
         let mut state = self.state.lock();
         // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
-        let (added, waiting) = state.fill_with_delayed(usize::MAX, QPS_PER_SCAN);
+        let (added, waiting) = state.fill_with_due_completions(usize::MAX, QPS_PER_SCAN);
         if added > 0 {
-            self.report_outside_engine(&mut state);
+            self.report_event_outside_engine(&mut state);
         }
         if waiting {
             // The program may now wait for an event instead of polling.
-            self.nic.call_engine();
+            self.nic.wake_engine_unless_ticking();
         }
         let mut sink = WcSink::new(out);
         while !sink.is_full() {
@@ -465,13 +469,17 @@ impl Cq {
             }
         }
         if sink.len() > 0 {
-            state.idle_polls = 0;
-            state.wake_at_idle_polls = STARVING_POLLS;
+            state.empty_polls_in_row = 0;
+            state.empty_polls_until_wake = EMPTY_POLLS_UNTIL_WAKE;
             state.idle_since_ns = None;
         } else {
-            state.idle_polls = state.idle_polls.saturating_add(1);
-            if state.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ) && state.is_peer_wakeup_due() {
-                state.wake_debtors();
+            state.empty_polls_in_row = state.empty_polls_in_row.saturating_add(1);
+            if state
+                .empty_polls_in_row
+                .is_multiple_of(POLLS_PER_CLOCK_READ)
+                && state.is_peer_wakeup_due()
+            {
+                state.wake_awaited_peers();
             }
         }
         sink.len()
@@ -479,14 +487,14 @@ impl Cq {
 
     /// Makes progress for the engine: completions go to the buffer, as many as the queue was made for. Returns true if
     /// the engine is to check again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
-    pub(crate) fn engine_progress(&self, look: EngineCheck) -> bool {
+    pub(crate) fn engine_progress(&self, look: EngineCheckReason) -> bool {
         if self.is_overrun() {
             return false;
         }
         let mut waiting = false;
         // A thread that holds the lock is polling, and makes the progress. If the queue is armed, that thread may be
         // about to sleep, so wait for the lock.
-        let state = if self.armed().is_armed() {
+        let state = if self.armed_word().is_armed() {
             Some(self.state.lock())
         } else {
             self.state.try_lock()
@@ -494,20 +502,20 @@ impl Cq {
         // This case does not tell whether a deadline runs, so check again at the next tick. A queue that is polled is
         // not overrun.
         let Some(mut state) = state else {
-            return look != EngineCheck::Watch;
+            return look != EngineCheckReason::Watch;
         };
-        self.replace_lost_tokens();
+        self.write_lost_tokens();
         let mut held_back;
         loop {
             let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());
             waiting |= deadline;
             held_back = self.report_event_if_due(&mut state);
-            if n == 0 && !(state.armed_for != ARMED_NO && self.let_peers_call_engine()) {
+            if n == 0 && !(state.armed_for != ARMED_NO && self.reenable_engine_calls()) {
                 break;
             }
         }
         if waiting {
-            state.wake_debtors();
+            state.wake_awaited_peers();
         }
         waiting | held_back | self.check_overrun(state, look)
     }
@@ -518,7 +526,7 @@ impl Cq {
         if xrc::is_xrc_in_use() {
             xrc::deliver_in_all_domains(self.nic);
         }
-        self.engine_progress(EngineCheck::Called);
+        self.engine_progress(EngineCheckReason::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
@@ -541,27 +549,27 @@ impl Cq {
     /// token, or is about to.
     fn disarm(&self, state: &mut CqState) -> Option<usize> {
         state.armed_for = ARMED_NO;
-        state.unreported = 0;
+        state.unreported_completions = 0;
         state.unreported_solicited = false;
-        self.armed().disarm()
+        self.armed_word().disarm_and_take_waker()
     }
 
     /// Writes the tokens that peers could not write.
-    fn replace_lost_tokens(&self) {
+    fn write_lost_tokens(&self) {
         let lost = &self.shared().lost_tokens;
         if lost.load(Ordering::Relaxed) != 0
             && let Some(channel) = &self.channel
         {
             // More tokens than a FIFO holds are garbage.
             let lost = lost.swap(0, Ordering::Relaxed).min(1 << 15);
-            channel.add_tokens(lost as usize, self.index);
+            channel.write_own_tokens(lost as usize, self.index);
         }
     }
 
     /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check again if the event is held
     /// back.
     #[cold]
-    fn report_outside_engine(&self, state: &mut CqState) {
+    fn report_event_outside_engine(&self, state: &mut CqState) {
         if self.report_event_if_due(state) {
             self.nic.this_process().wake_engine();
         }
@@ -572,7 +580,7 @@ impl Cq {
     fn moderation_holds_event(&self, state: &mut CqState) -> bool {
         let moderation = self.moderation_count_period.load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
-        if count > 1 && state.unreported < count as usize {
+        if count > 1 && state.unreported_completions < count as usize {
             let now = shm::clock::now_ns();
             let since = *state.event_held_since_ns.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
@@ -584,7 +592,7 @@ impl Cq {
     }
 
     /// Executes `ibv_modify_cq`: one event for `count` completions, or after `period_us` microseconds since the first.
-    pub(crate) fn moderate(&self, count: u16, period_us: u16) {
+    pub(crate) fn set_moderation(&self, count: u16, period_us: u16) {
         let value = u32::from(count) | u32::from(period_us) << 16;
         self.moderation_count_period.store(value, Ordering::Relaxed);
         // An event that is held back may be due now.
@@ -593,8 +601,8 @@ impl Cq {
 
     /// Lets peers that publish call the engine again. Returns true if a peer has called it. Another peer may have
     /// published just before and found the engine called already, so the caller looks for completions once more.
-    fn let_peers_call_engine(&self) -> bool {
-        let armed = self.armed();
+    fn reenable_engine_calls(&self) -> bool {
+        let armed = self.armed_word();
         let called = armed.clear_engine_wake();
         if called {
             armed.fence_after_change();
@@ -611,13 +619,13 @@ impl Cq {
         let mut state = self.state.lock();
         // Completions are made on demand, so make as many as decide the question.
         while state.fill_completion_buffer(cqe as usize + 1).0 > 0 {}
-        self.report_outside_engine(&mut state);
+        self.report_event_outside_engine(&mut state);
         if state.buffer.len() > cqe as usize {
             return Err(libc::EINVAL);
         }
         self.depth.store(cqe as usize, Ordering::Relaxed);
         state.overfull_engine_ticks = 0;
-        self.depth_changed();
+        self.recheck_engine_watch();
         self.shared().cqe.store(cqe, Ordering::Relaxed);
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
@@ -628,17 +636,17 @@ impl Cq {
     /// Executes `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         self.nic.send_owed_answers();
-        self.nic.network.prepare_for_sleep();
+        self.nic.packet_path.flush_before_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         state
-            .send
+            .sending_qps
             .iter()
             .for_each(|qp| send::publish_idle_traffic(qp));
         // Completions up to now belong to the previous arming, or are no reason for an event.
         while state.fill_completion_buffer(depth).0 > 0 {}
-        self.report_outside_engine(&mut state);
-        let armed = self.armed();
+        self.report_event_outside_engine(&mut state);
+        let armed = self.armed_word();
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
         if state.armed_for != ARMED_ANY {
             state.armed_for = if solicited_only {
@@ -661,17 +669,17 @@ impl Cq {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
-        if filled > 0 && armed.end_direct() {
-            self.report_outside_engine(&mut state);
+        if filled > 0 && armed.end_program_wakes() {
+            self.report_event_outside_engine(&mut state);
         }
         if state.event_held_since_ns.is_none() {
-            state.unreported = 0;
+            state.unreported_completions = 0;
             state.unreported_solicited = false;
         }
-        state.wake_debtors();
+        state.wake_awaited_peers();
         drop(state);
         if xrc::is_xrc_in_use() {
-            xrc::arm(self.nic);
+            xrc::arm_domain_cqs(self.nic);
         }
     }
 
@@ -680,12 +688,12 @@ impl Cq {
     fn may_peers_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
             || self.moderation_count_period.load(Ordering::Relaxed) != 0
-            || faults::delay_completions()
+            || faults::may_delay_completions()
             || self.is_overrun()
         {
             return false;
         }
-        for side in &state.recv {
+        for side in &state.recv_sides {
             side.publish_completes_next();
         }
         true
@@ -694,7 +702,7 @@ impl Cq {
     /// Calls the engine if the queue is armed: something has just completed here.
     #[inline]
     pub(crate) fn call_engine_if_armed(&self) {
-        if self.armed().is_armed() {
+        if self.armed_word().is_armed() {
             self.nic.this_process().wake_engine();
         }
     }
@@ -716,13 +724,13 @@ impl Cq {
         if sink.len() == 0 || self.is_overrun() {
             return;
         }
-        state.note_added(1, sink.solicited);
+        state.note_added(1, sink.has_solicited_or_error);
         if comp_cntr::is_counting() {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
         // SAFETY: the sink has initialised its place.
         state.buffer.push_back(unsafe { out[0].assume_init_read() });
-        self.report_outside_engine(&mut state);
+        self.report_event_outside_engine(&mut state);
     }
 
     /// Adds the completions that `make` puts into the buffer, under the lock. `make` tells whether one was solicited.
@@ -744,13 +752,13 @@ impl Cq {
             comp_cntr::count_new_completions(&new);
         }
         state.note_added(made, false);
-        self.report_outside_engine(&mut state);
+        self.report_event_outside_engine(&mut state);
     }
 
     /// Returns true if the queue is armed. Called by threads of this process that have published something.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
-        let armed = self.armed();
+        let armed = self.armed_word();
         !armed.is_unarmed_unfenced() && {
             // SYNC POINT A
             armed.fence_after_change();
@@ -760,45 +768,46 @@ impl Cq {
 
     /// Returns true if the queue is armed, but only for solicited or failed completions.
     pub(crate) fn is_armed_for_solicited(&self) -> bool {
-        self.armed().is_armed_for_solicited()
+        self.armed_word().is_armed_for_solicited()
     }
 
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
-    pub(crate) fn arm_for_others(&self) {
-        if self.armed().arm(ARMED_ANY, false) {
+    pub(crate) fn arm_for_xrc_cqs(&self) {
+        if self.armed_word().arm(ARMED_ANY, false) {
             barrier::membarrier_all_processes();
         }
     }
 
-    /// Undoes [`arm_for_others`](Self::arm_for_others).
-    pub(crate) fn disarm_for_others(&self) {
-        self.armed().disarm();
+    /// Undoes [`arm_for_xrc_cqs`](Self::arm_for_xrc_cqs).
+    pub(crate) fn disarm_for_xrc_cqs(&self) {
+        self.armed_word().disarm_and_take_waker();
     }
 
     /// Discards the events of a queue that is being destroyed.
     pub(crate) fn discard_events(&self) {
         let program_woken_by = self.disarm(&mut self.state.lock());
         if let Some(channel) = &self.channel {
-            channel.discard(self.index, self.handle(), program_woken_by);
+            channel.remove_cq(self.index, self.handle(), program_woken_by);
         }
     }
 
     /// Writes the tokens that the peer in `slot` owed when it died.
-    pub(crate) fn replace_tokens_of(&self, slot: usize) {
-        if self.armed().program_woken_by() == Some(slot) {
+    pub(crate) fn write_tokens_owed_by(&self, slot: usize) {
+        if self.armed_word().program_woken_by() == Some(slot) {
             // The engine has just processed the messages of that peer.
-            self.armed().clear_program_wake();
+            self.armed_word().clear_program_wake();
         }
         if let Some(channel) = &self.channel {
-            channel.replace_tokens_of(slot);
+            channel.write_tokens_owed_by(slot);
         }
     }
 
     pub(crate) fn add_sender(&self, qp: &Arc<Qp>) {
         let mut state = self.state.lock();
         if !self.is_overrun() {
-            qp.send_cq_place.store(state.send.len(), Ordering::Relaxed);
-            state.send.push(Arc::clone(qp));
+            qp.index_in_send_cq
+                .store(state.sending_qps.len(), Ordering::Relaxed);
+            state.sending_qps.push(Arc::clone(qp));
         }
         drop(state);
         self.add_expected_wrs(qp.max_send_and_recv_wrs().0);
@@ -806,11 +815,15 @@ impl Cq {
 
     pub(crate) fn remove_sender(&self, qp: &Qp) {
         let mut state = self.state.lock();
-        let place = qp.send_cq_place.load(Ordering::Relaxed);
-        if state.send.get(place).is_some_and(|q| q.index == qp.index) {
-            state.send.swap_remove(place);
-            if let Some(moved) = state.send.get(place) {
-                moved.send_cq_place.store(place, Ordering::Relaxed);
+        let place = qp.index_in_send_cq.load(Ordering::Relaxed);
+        if state
+            .sending_qps
+            .get(place)
+            .is_some_and(|q| q.index == qp.index)
+        {
+            state.sending_qps.swap_remove(place);
+            if let Some(moved) = state.sending_qps.get(place) {
+                moved.index_in_send_cq.store(place, Ordering::Relaxed);
             }
         }
         state.forget_qp(qp.qpn);
@@ -820,12 +833,13 @@ impl Cq {
 
     pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
         if let Some(srq) = &qp.srq {
-            srq.note_cq(self.index);
+            srq.note_recv_cq(self.index);
         }
         let mut state = self.state.lock();
         if !self.is_overrun() {
-            qp.recv_cq_place.store(state.recv.len(), Ordering::Relaxed);
-            state.recv.push(RecvSide::new(Arc::clone(qp)));
+            qp.index_in_recv_cq
+                .store(state.recv_sides.len(), Ordering::Relaxed);
+            state.recv_sides.push(RecvSide::new(Arc::clone(qp)));
         }
         drop(state);
         self.add_expected_receives(qp);
@@ -833,20 +847,20 @@ impl Cq {
 
     pub(crate) fn remove_receiver(&self, qp: &Qp) {
         let mut state = self.state.lock();
-        let place = qp.recv_cq_place.load(Ordering::Relaxed);
+        let place = qp.index_in_recv_cq.load(Ordering::Relaxed);
         if state
-            .recv
+            .recv_sides
             .get(place)
             .is_some_and(|r| r.qp().index == qp.index)
         {
-            state.recv.swap_remove(place).detach_all();
-            if let Some(moved) = state.recv.get(place) {
-                moved.qp().recv_cq_place.store(place, Ordering::Relaxed);
+            state.recv_sides.swap_remove(place).detach_all();
+            if let Some(moved) = state.recv_sides.get(place) {
+                moved.qp().index_in_recv_cq.store(place, Ordering::Relaxed);
             }
         }
         state.forget_qp(qp.qpn);
         drop(state);
-        self.expect_no_receives(qp);
+        self.remove_expected_receives(qp);
     }
 
     /// Drops the completions of a queue pair that is being reset.
@@ -857,17 +871,17 @@ impl Cq {
     /// Runs `f` on the receive side of `qp`, or on `None` if the queue is overrun.
     pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut state = self.state.lock();
-        let place = qp.recv_cq_place.load(Ordering::Relaxed);
-        let side = state.recv.get_mut(place);
+        let place = qp.index_in_recv_cq.load(Ordering::Relaxed);
+        let side = state.recv_sides.get_mut(place);
         f(side.filter(|r| r.qp().index == qp.index));
     }
 
     /// Moves completions of the messages that have arrived for `qp` to the buffer, before a flush or reset.
     pub(crate) fn drain_receiver(&self, qp: &Qp) {
-        let place = qp.recv_cq_place.load(Ordering::Relaxed);
+        let place = qp.index_in_recv_cq.load(Ordering::Relaxed);
         self.drain_into_buffer(|state, sink| {
             if let Some(side) = state
-                .recv
+                .recv_sides
                 .get_mut(place)
                 .filter(|r| r.qp().index == qp.index)
             {
@@ -899,7 +913,7 @@ impl Cq {
             if n == 0 {
                 break;
             }
-            state.note_added(n, sink.solicited);
+            state.note_added(n, sink.has_solicited_or_error);
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(sink.added_since(0));
             }
@@ -908,7 +922,7 @@ impl Cq {
                 .buffer
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         }
-        self.report_outside_engine(&mut state);
+        self.report_event_outside_engine(&mut state);
     }
 }
 
@@ -917,18 +931,18 @@ impl ChannelCq for Cq {
         self.handle()
     }
 
-    fn is_signaled(&self) -> bool {
-        self.armed().program_woken_by().is_some()
+    fn is_peer_signaled(&self) -> bool {
+        self.armed_word().program_woken_by().is_some()
     }
 
-    fn take_signaled(&self) -> Option<bool> {
+    fn take_peer_signaled_event(&self) -> Option<bool> {
         self.nic.check_arrivals();
         let mut state = self.state.lock();
-        let armed = self.armed();
+        let armed = self.armed_word();
         armed.program_woken_by()?;
         let (_, waiting) = state.fill_completion_buffer(self.engine_buffer_target());
         if waiting {
-            self.nic.call_engine();
+            self.nic.wake_engine_unless_ticking();
         }
         if state.has_reason_for_event() && !self.moderation_holds_event(&mut state) {
             self.disarm(&mut state);
@@ -938,7 +952,7 @@ impl ChannelCq for Cq {
         // SYNC POINT A: a peer that has published just before may have found the queue signaled.
         armed.fence_after_change();
         state.fill_completion_buffer(self.engine_buffer_target());
-        self.report_outside_engine(&mut state);
+        self.report_event_outside_engine(&mut state);
         Some(false)
     }
 }
@@ -953,7 +967,7 @@ impl CqState {
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
     fn has_reason_for_event(&self) -> bool {
         match self.armed_for {
-            ARMED_ANY => self.unreported > 0,
+            ARMED_ANY => self.unreported_completions > 0,
             ARMED_SOLICITED => self.unreported_solicited,
             _ => false,
         }
@@ -962,7 +976,7 @@ impl CqState {
     /// Counts completions that have been added.
     #[inline]
     fn note_added(&mut self, completions: usize, solicited: bool) {
-        self.unreported += completions;
+        self.unreported_completions += completions;
         self.unreported_solicited |= solicited;
     }
 
@@ -977,10 +991,11 @@ impl CqState {
     #[inline(always)]
     fn gather_completions(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let all = scan == usize::MAX
-            || self.idle_polls % POLLS_PER_UNSIGNALED_CHECK == POLLS_PER_UNSIGNALED_CHECK - 1;
+            || self.empty_polls_in_row % POLLS_PER_UNSIGNALED_CHECK
+                == POLLS_PER_UNSIGNALED_CHECK - 1;
         self.pass_count = self.pass_count.wrapping_add(1);
         let ended = scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_END_CHECK);
-        if self.recv.len() <= 1 && self.send.len() <= 1 {
+        if self.recv_sides.len() <= 1 && self.sending_qps.len() <= 1 {
             self.gather_from_one_qp(sink, scan, all, ended)
         } else {
             self.gather_from_many(sink, scan, all, ended)
@@ -1043,23 +1058,23 @@ impl CqState {
     ) -> bool {
         let mut waiting = false;
         if self.sends_first_passes > 0 || self.pass_count.is_multiple_of(8) {
-            if let [qp] = &self.send[..] {
+            if let [qp] = &self.sending_qps[..] {
                 waiting = qp.poll_sends(sink, all);
             }
             let filled = sink.is_full();
             self.sends_first_passes = self.sends_first_passes.saturating_sub(1) * u8::from(filled);
-            if !filled && let [side] = &mut self.recv[..] {
+            if !filled && let [side] = &mut self.recv_sides[..] {
                 waiting |= side.receive(sink, scan, ended);
             }
         } else {
-            if let [side] = &mut self.recv[..] {
+            if let [side] = &mut self.recv_sides[..] {
                 waiting = side.receive(sink, scan, ended);
                 if sink.is_full() {
                     self.sends_first_passes = SENDS_FIRST_POLLS;
                     return waiting;
                 }
             }
-            if let [qp] = &self.send[..] {
+            if let [qp] = &self.sending_qps[..] {
                 waiting |= qp.poll_sends(sink, all);
             }
         }
@@ -1076,14 +1091,14 @@ impl CqState {
         if room == 0 {
             return (0, false);
         }
-        if faults::delay_completions() {
-            return self.fill_with_delayed(room, usize::MAX);
+        if faults::may_delay_completions() {
+            return self.fill_with_due_completions(room, usize::MAX);
         }
         let mut out = [const { MaybeUninit::uninit() }; COMPLETIONS_PER_BATCH];
         let mut sink = WcSink::new(&mut out[..room]);
         let waiting = self.gather_completions(&mut sink, usize::MAX);
         let n = sink.len();
-        self.note_added(n, sink.solicited);
+        self.note_added(n, sink.has_solicited_or_error);
         if comp_cntr::is_counting() {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
@@ -1096,19 +1111,19 @@ impl CqState {
     /// [`fill_completion_buffer`](Self::fill_completion_buffer) under a fault plan that delays completions: those that are due go to the buffer. Returns
     /// their number, and whether the engine is to check again at the next tick.
     #[cold]
-    fn fill_with_delayed(&mut self, room: usize, scan: usize) -> (usize, bool) {
+    fn fill_with_due_completions(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
         let mut sink = WcSink::new(&mut out[..room]);
         let waiting = self.gather_completions(&mut sink, scan);
-        let (n, solicited) = (sink.len(), sink.solicited);
+        let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
         let now = shm::clock::now_ns();
         for place in &out[..n] {
             // SAFETY: the sink has initialised the first `n` places.
             let wc = unsafe { place.assume_init_read() };
             let facts = CompletionFacts {
-                operation: late::operation(wc.opcode),
-                queue_pair: faults::queue_pair(wc.qp_num),
+                operation: late::opcode_name(wc.opcode),
+                queue_pair: faults::latest_queue_pair(wc.qp_num),
             };
             let delay_ns = faults::completion_delay_ns(&facts, wc.wr_id);
             self.delayed_completions
@@ -1137,10 +1152,10 @@ impl CqState {
         if sink.is_full() {
             return false;
         }
-        let near = self.recv.len().min(scan);
+        let near = self.recv_sides.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.recv_start, near) {
-            waiting |= self.recv[i].receive(sink, scan, ended);
+            waiting |= self.recv_sides[i].receive(sink, scan, ended);
             if sink.is_full() {
                 // The next poll starts behind the queue pair where this poll had to stop.
                 self.recv_start = i + 1;
@@ -1153,7 +1168,7 @@ impl CqState {
 
     #[inline]
     fn gather_cursor_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
-        let n = self.recv.len();
+        let n = self.recv_sides.len();
         let mut waiting = false;
         if n > scan {
             for _ in 0..scan {
@@ -1162,7 +1177,7 @@ impl CqState {
                 }
                 self.recv_cursor = next_cursor(self.recv_cursor, scan, n);
                 let before = sink.len();
-                waiting |= self.recv[self.recv_cursor].receive(sink, scan, ended);
+                waiting |= self.recv_sides[self.recv_cursor].receive(sink, scan, ended);
                 if sink.len() > before {
                     self.swap_receivers(self.recv_cursor, self.recv_cursor % scan);
                 }
@@ -1176,10 +1191,10 @@ impl CqState {
         if sink.is_full() {
             return false;
         }
-        let near = self.send.len().min(scan);
+        let near = self.sending_qps.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.send_start, near) {
-            waiting |= self.send[i].poll_sends(sink, all);
+            waiting |= self.sending_qps[i].poll_sends(sink, all);
             if sink.is_full() {
                 self.send_start = i + 1;
                 return waiting;
@@ -1191,7 +1206,7 @@ impl CqState {
 
     #[inline]
     fn gather_cursor_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
-        let n = self.send.len();
+        let n = self.sending_qps.len();
         let mut waiting = false;
         if n > scan {
             for _ in 0..scan {
@@ -1200,7 +1215,7 @@ impl CqState {
                 }
                 self.send_cursor = next_cursor(self.send_cursor, scan, n);
                 let before = sink.len();
-                waiting |= self.send[self.send_cursor].poll_sends(sink, all);
+                waiting |= self.sending_qps[self.send_cursor].poll_sends(sink, all);
                 if sink.len() > before {
                     self.swap_senders(self.send_cursor, self.send_cursor % scan);
                 }
@@ -1210,20 +1225,20 @@ impl CqState {
     }
 
     fn swap_senders(&mut self, a: usize, b: usize) {
-        self.send.swap(a, b);
+        self.sending_qps.swap(a, b);
         for place in [a, b] {
-            self.send[place]
-                .send_cq_place
+            self.sending_qps[place]
+                .index_in_send_cq
                 .store(place, Ordering::Relaxed);
         }
     }
 
     fn swap_receivers(&mut self, a: usize, b: usize) {
-        self.recv.swap(a, b);
+        self.recv_sides.swap(a, b);
         for place in [a, b] {
-            self.recv[place]
+            self.recv_sides[place]
                 .qp()
-                .recv_cq_place
+                .index_in_recv_cq
                 .store(place, Ordering::Relaxed);
         }
     }
@@ -1234,22 +1249,23 @@ impl CqState {
     fn is_peer_wakeup_due(&mut self) -> bool {
         let now = shm::clock::now_ns();
         let since = *self.idle_since_ns.get_or_insert(now);
-        let (polls, time) = (self.idle_polls, now - since);
+        let (polls, time) = (self.empty_polls_in_row, now - since);
         // The limit counts polls and time: 4,096 polls take from 50 us to minutes, on a machine with more work than
         // cores.
-        let wait = u64::from(self.wake_at_idle_polls / STARVING_POLLS) * STARVING_NS;
-        let starving = polls >= self.wake_at_idle_polls || time >= wait;
+        let wait = u64::from(self.empty_polls_until_wake / EMPTY_POLLS_UNTIL_WAKE)
+            * EMPTY_TIME_UNTIL_WAKE_NS;
+        let starving = polls >= self.empty_polls_until_wake || time >= wait;
         if starving {
-            self.wake_at_idle_polls = self.wake_at_idle_polls.saturating_mul(2);
+            self.empty_polls_until_wake = self.empty_polls_until_wake.saturating_mul(2);
         }
         starving
     }
 
     /// Wakes the engines of the peers whose progress the queue pairs of this queue wait for.
     #[cold]
-    fn wake_debtors(&self) {
-        for qp in &self.send {
-            qp.wake_debtor();
+    fn wake_awaited_peers(&self) {
+        for qp in &self.sending_qps {
+            qp.wake_awaited_peer();
         }
     }
 }

@@ -18,14 +18,16 @@ mod route;
 
 pub(crate) use attr::{device_attr, device_attr_ex};
 pub(crate) use counts::PortPlace;
-pub use counts::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
+pub use counts::{
+    BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
+};
 pub(crate) use grh::{set_grh_length, ud_packet_bytes};
-pub(crate) use interfaces::{address_list, network_interface};
+pub(crate) use interfaces::{configured_address_list, first_port_interface};
 pub(crate) use limits::*;
 pub(crate) use link_layer::LINK_LAYER_VAR;
 pub(crate) use link_layer::{LinkLayer, PortError};
 pub(crate) use port::{Port, init_ah_from_wc};
-pub(crate) use ports::{Device, devices};
+pub(crate) use ports::{Device, devices_from_env};
 pub(crate) use route::gids_of;
 
 #[cfg(test)]

@@ -41,13 +41,13 @@ impl Dm {
 
     /// Counts a memory region that is made of the device memory, and [leaves](Self::remove_region) it at its end.
     pub(crate) fn add_region(&self) {
-        if let Some(uses) = self.shared_object.uses() {
+        if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
     pub(crate) fn remove_region(&self) {
-        if let Some(uses) = self.shared_object.uses() {
+        if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_sub(1, Ordering::Release);
         }
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::biased_lock::TemporaryRevocation;
-use crate::cq::EngineCheck;
+use crate::cq::EngineCheckReason;
 use crate::nic::Nic;
 use crate::registry;
 use crate::xrc;
@@ -24,11 +24,11 @@ use shm::barrier;
 use shm::fabric::Peer;
 
 /// Interval of the engine's checks while a deadline runs.
-const TICK: Duration = Duration::from_millis(1);
+const DEADLINE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Interval at which the engine checks for packets of a program that polls, if it has found packets that no poll took.
 /// Such a program waits for a WRITE by reading its memory.
-const SHORTEST_TICK: Duration = Duration::from_micros(50);
+const MISSED_PACKET_CHECK_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Time for which the engine waits for more packets after the last: a few times as long as an acknowledgement and the
 /// next packets take on one host.
@@ -78,13 +78,13 @@ fn run(nic: &'static Nic) {
     let mut polls_seen = 0;
     let mut last_tick = Instant::now();
     let mut watch = PEER_CHECK_INTERVAL;
-    let mut tick = TICK;
+    let mut tick = DEADLINE_CHECK_INTERVAL;
     loop {
         let peers = nic.fabric.opened_peers();
         // Threads of the program take the packets themselves while they poll for them.
-        let polls = nic.network.program_checks();
+        let polls = nic.packet_path.program_check_count();
         let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
-        let packets = nic.network.fd().filter(|_| !program_polls);
+        let packets = nic.packet_path.fd().filter(|_| !program_polls);
         let mut fds = vec![PollFd::new(nic.this_process().wake_fd(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
@@ -94,7 +94,7 @@ fn run(nic: &'static Nic) {
         let timeout = if program_polls {
             Some(tick)
         } else if ticks {
-            Some(TICK)
+            Some(DEADLINE_CHECK_INTERVAL)
         } else {
             let watches_cqs = nic.watched_cqs.load(Ordering::Relaxed) != 0;
             let of_peers = watches_peers.then_some(PEER_CHECK_INTERVAL);
@@ -102,7 +102,7 @@ fn run(nic: &'static Nic) {
         };
         let timeout = timeout
             .into_iter()
-            .chain(nic.network.publish_when_due())
+            .chain(nic.packet_path.publish_when_due())
             .min();
         match poll(&mut fds, timeout.map(timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -114,14 +114,14 @@ fn run(nic: &'static Nic) {
         let called = fds.first().is_some_and(|f| !f.revents().is_empty());
         let packets_wait = packets.is_some() && fds.last().is_some_and(|f| !f.revents().is_empty());
         tick = if packets_wait {
-            SHORTEST_TICK
+            MISSED_PACKET_CHECK_INTERVAL
         } else {
-            TICK.min(tick * 2)
+            DEADLINE_CHECK_INTERVAL.min(tick * 2)
         };
         let mut signs = fds.iter().skip(1).map(|f| !f.revents().is_empty());
         let has_ended = |peer: &&Arc<Peer>| match peer.pidfd {
             Some(_) => signs.next() == Some(true),
-            None => peer.has_ended(),
+            None => peer.kernel_says_ended(),
         };
         let ended: Vec<_> = peers.iter().filter(has_ended).collect();
         drop(fds);
@@ -129,26 +129,26 @@ fn run(nic: &'static Nic) {
             nic.this_process().drain_wake_fifo();
         }
         let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
-            EngineCheck::Watch
-        } else if last_tick.elapsed() >= TICK {
+            EngineCheckReason::Watch
+        } else if last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
             last_tick = Instant::now();
-            EngineCheck::Tick
+            EngineCheckReason::Tick
         } else {
-            EngineCheck::Called
+            EngineCheckReason::Called
         };
         watch = match look {
-            EngineCheck::Watch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
-            EngineCheck::Tick | EngineCheck::Called => PEER_CHECK_INTERVAL,
+            EngineCheckReason::Watch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
+            EngineCheckReason::Tick | EngineCheckReason::Called => PEER_CHECK_INTERVAL,
         };
         if !ended.is_empty() {
-            nic.network.forget_ended_processes();
+            nic.packet_path.forget_ended_processes();
         }
         let died: Vec<usize> = ended.iter().map(|peer| peer.slot).collect();
         for peer in ended {
             tracing::debug!("process {} of the fabric has ended", peer.pid);
             peer.mark_dead();
-            nic.fabric.forget(peer);
-            nic.maps
+            nic.fabric.forget_ended_peer(peer);
+            nic.peer_mappings
                 .drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         registry::of(nic).raise_fatal_for_imported();
@@ -156,12 +156,12 @@ fn run(nic: &'static Nic) {
             // An engine that is held up while it delivers packets would hold up the polls.
             nic.take_notices();
         } else {
-            take_arrivals(nic);
+            process_arrivals_until_idle(nic);
         }
         let waiting = check_cqs(nic, look);
         for slot in died {
             for cq in registry::of(nic).all_cqs() {
-                cq.replace_tokens_of(slot);
+                cq.write_tokens_owed_by(slot);
             }
         }
         if waiting {
@@ -175,7 +175,7 @@ fn run(nic: &'static Nic) {
                 // this point, so the WR is found now. A thread that does so later calls the engine.
                 barrier::membarrier_all_processes();
                 nic.engine_ticks_on
-                    .store(check_cqs(nic, EngineCheck::Called), Ordering::Relaxed);
+                    .store(check_cqs(nic, EngineCheckReason::Called), Ordering::Relaxed);
                 idle_ticks = 0;
             }
         }
@@ -185,16 +185,16 @@ fn run(nic: &'static Nic) {
 
 /// Processes arrivals, and continues while packets keep coming that no thread of the program polls for. Sleeping and
 /// being called again takes longer than a packet's journey.
-fn take_arrivals(nic: &'static Nic) {
-    let polls = nic.network.program_checks();
+fn process_arrivals_until_idle(nic: &'static Nic) {
+    let polls = nic.packet_path.program_check_count();
     if !nic.process_arrivals_for_engine() {
         return;
     }
     let begin = Instant::now();
     let mut last = begin;
     while last.elapsed() < PACKET_LINGER
-        && begin.elapsed() < TICK
-        && nic.network.program_checks() == polls
+        && begin.elapsed() < DEADLINE_CHECK_INTERVAL
+        && nic.packet_path.program_check_count() == polls
     {
         if nic.process_arrivals_for_engine() {
             last = Instant::now();
@@ -210,12 +210,12 @@ fn timespec(time: Duration) -> Timespec {
 }
 
 /// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
-fn check_cqs(nic: &'static Nic, look: EngineCheck) -> bool {
+fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
-    let _visit = (look == EngineCheck::Watch).then(TemporaryRevocation::begin);
+    let _visit = (look == EngineCheckReason::Watch).then(TemporaryRevocation::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
-        if look != EngineCheck::Watch || cq.is_watched() {
+        if look != EngineCheckReason::Watch || cq.is_watched() {
             waiting |= cq.engine_progress(look);
         }
     }
@@ -223,8 +223,8 @@ fn check_cqs(nic: &'static Nic, look: EngineCheck) -> bool {
         waiting |= xrc::deliver_for_engine(nic);
     }
     waiting |= registry::of(nic).read_postponed_notices(nic);
-    waiting |= nic.network.flush_held_back();
-    waiting |= nic.network.has_late_packets();
+    waiting |= nic.packet_path.flush_held_back();
+    waiting |= nic.packet_path.has_late_packets();
     waiting
 }
 

@@ -63,7 +63,7 @@ impl<T> EventQueue<T> {
                 let mut state = lock(&self.0);
                 let fd = state.fd.clone().ok_or(rustix::io::Errno::BADF)?;
                 if let Some(value) = state.queue.pop_front() {
-                    take_counts(&fd, 1);
+                    take_eventfd_counts(&fd, 1);
                     return Ok(value);
                 }
                 fd
@@ -82,7 +82,7 @@ impl<T> EventQueue<T> {
         let before = state.queue.len();
         state.queue.retain(|v| !gone(v));
         if let Some(fd) = &state.fd {
-            take_counts(fd, before - state.queue.len());
+            take_eventfd_counts(fd, before - state.queue.len());
         }
     }
 }
@@ -93,7 +93,7 @@ fn add_to_eventfd(fd: &OwnedFd) {
 }
 
 /// Takes the counts that announced the given number of values, without waiting: a forked child may have taken some.
-fn take_counts(fd: &OwnedFd, values: usize) {
+fn take_eventfd_counts(fd: &OwnedFd, values: usize) {
     for _ in 0..values {
         let readable = poll(
             &mut [PollFd::new(fd, PollFlags::IN)],

@@ -91,10 +91,10 @@ impl Identity {
 
     /// Reads the identity from the environment.
     pub(crate) fn from_env() -> Result<Self, BadDevice> {
-        Self::of_value(std::env::var_os(DEVICE_VAR).as_deref())
+        Self::parse_env_value(std::env::var_os(DEVICE_VAR).as_deref())
     }
 
-    fn of_value(value: Option<&OsStr>) -> Result<Self, BadDevice> {
+    fn parse_env_value(value: Option<&OsStr>) -> Result<Self, BadDevice> {
         let Some(value) = value else {
             return Ok(Self::default());
         };
@@ -247,11 +247,11 @@ mod tests {
             &format!("a:713:4113:{long}:1.0"),
             &format!("a:713:4113::{long}"),
         ] {
-            let err = Identity::of_value(Some(OsStr::new(wrong))).expect_err(wrong);
+            let err = Identity::parse_env_value(Some(OsStr::new(wrong))).expect_err(wrong);
             assert!(err.to_string().contains(DEVICE_VAR), "{err}");
         }
         assert_eq!(
-            Identity::of_value(None).expect("unset"),
+            Identity::parse_env_value(None).expect("unset"),
             Identity::default()
         );
     }

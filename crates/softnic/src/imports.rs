@@ -89,7 +89,7 @@ pub(crate) trait MaybeShared: Send + Sync {
 /// Takes a program's handle back without destroying the shared object: "the second one way cleanup what ever is
 /// needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until a process
 /// destroys it, or this process ends.
-pub(crate) fn release_handle<T: MaybeShared + 'static>(object: Arc<T>) {
+pub(crate) fn release_without_destroying<T: MaybeShared + 'static>(object: Arc<T>) {
     if let Some(SharedObject::Own(own)) = object.shared()
         && find(own.nic.this_process(), own.kind, own.handle).is_some()
     {
@@ -147,7 +147,7 @@ impl ExportedObject {
                 Ordering::Relaxed,
             );
             if taken.is_ok() {
-                place.uses.store(0, Ordering::Relaxed);
+                place.home_use_count.store(0, Ordering::Relaxed);
                 describe(handle as usize % kind.table_slots());
                 place.handle.store(handle, Ordering::Release);
                 return Ok(Self { nic, kind, handle });
@@ -197,10 +197,11 @@ impl ImportedObject {
         let me = &nic.this_process().segment;
         let free = |&index: &usize| {
             me.import(index)
-                .is_some_and(|place| place.home.load(Ordering::Relaxed) == 0)
+                .is_some_and(|place| place.home_incarnation.load(Ordering::Relaxed) == 0)
         };
         // Only the places below `imports_used` are reserved, so only they are read.
-        let used = usize::try_from(me.header().imports_used.load(Ordering::Relaxed)).unwrap_or(0);
+        let used =
+            usize::try_from(me.header().import_slots_end.load(Ordering::Relaxed)).unwrap_or(0);
         let index = (0..used).find(free).unwrap_or(used);
         let at = IMPORTS_AT + index * size_of::<ImportShared>();
         if index >= MAX_IMPORTS {
@@ -218,15 +219,20 @@ impl ImportedObject {
         let slot = u32::try_from(home.slot).map_err(|_| libc::ENOMEM)?;
         place.slot.store(slot, Ordering::Relaxed);
         place.kind.store(kind.code(), Ordering::Relaxed);
-        place.handle.store(handle, Ordering::Relaxed);
-        place.number.store(number, Ordering::Relaxed);
-        place.device.store(device.into(), Ordering::Relaxed);
-        place.uses.store(0, Ordering::Relaxed);
-        place.home.store(home.incarnation, Ordering::Release);
+        place.home_handle.store(handle, Ordering::Relaxed);
+        place.local_pd_number.store(number, Ordering::Relaxed);
+        place.local_device.store(device.into(), Ordering::Relaxed);
+        place.local_use_count.store(0, Ordering::Relaxed);
+        place
+            .home_incarnation
+            .store(home.incarnation, Ordering::Release);
         me.header()
-            .imports_used
+            .import_slots_end
             .fetch_max(index as u64 + 1, Ordering::Release);
-        home.segment.header().exported.store(1, Ordering::Release);
+        home.segment
+            .header()
+            .imported_by_others
+            .store(1, Ordering::Release);
         let import = Arc::new(Self {
             nic,
             index,
@@ -244,15 +250,15 @@ impl ImportedObject {
     }
 
     /// Returns the counter of objects that this process has made of the import.
-    fn uses(&self) -> Option<&AtomicU32> {
-        Some(&self.import_entry()?.uses)
+    fn derived_object_count(&self) -> Option<&AtomicU32> {
+        Some(&self.import_entry()?.local_use_count)
     }
 }
 
 impl Drop for ImportedObject {
     fn drop(&mut self) {
         if let Some(place) = self.import_entry() {
-            place.home.store(0, Ordering::Release);
+            place.home_incarnation.store(0, Ordering::Release);
         }
     }
 }
@@ -319,12 +325,12 @@ impl SharedObject {
     }
 
     /// Returns the counter of objects that this process has made of the shared object, which all processes see.
-    pub(crate) fn uses(&self) -> Option<&AtomicU32> {
+    pub(crate) fn derived_object_count(&self) -> Option<&AtomicU32> {
         match self {
-            Self::Imported(import) => import.uses(),
+            Self::Imported(import) => import.derived_object_count(),
             _ => {
                 let (_, home, kind, handle) = self.home_kind_and_handle();
-                Some(&kind.table_entry(home, handle)?.uses)
+                Some(&kind.table_entry(home, handle)?.home_use_count)
             }
         }
     }
@@ -341,7 +347,7 @@ impl SharedObject {
 
 /// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
 fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
-    if handle == 0 || handle >= IMPORTED_PD_BIT || home.has_ended() {
+    if handle == 0 || handle >= IMPORTED_PD_BIT || home.kernel_says_ended() {
         return None;
     }
     let place = kind.table_entry(home, handle)?;
@@ -352,14 +358,14 @@ fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
 fn destroy(nic: &Nic, home: &Peer, kind: ImportedKind, handle: u32) -> Result<(), i32> {
     let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
     let importers_use_it = || {
-        is_exported(home)
-            && nic.fabric.all_peers().iter().any(|peer| {
+        has_exported_objects(home)
+            && nic.fabric.live_processes().iter().any(|peer| {
                 imports_of(peer, home, kind, handle)
-                    .any(|import| import.uses.load(Ordering::Acquire) != 0)
-                    && !peer.has_ended()
+                    .any(|import| import.local_use_count.load(Ordering::Acquire) != 0)
+                    && !peer.kernel_says_ended()
             })
     };
-    if object.uses.load(Ordering::Acquire) != 0 || importers_use_it() {
+    if object.home_use_count.load(Ordering::Acquire) != 0 || importers_use_it() {
         return Err(libc::EBUSY);
     }
     let destroyed = object.handle.compare_exchange(
@@ -372,8 +378,12 @@ fn destroy(nic: &Nic, home: &Peer, kind: ImportedKind, handle: u32) -> Result<()
 }
 
 /// Returns true if another process has imported an object of `peer`.
-fn is_exported(peer: &Peer) -> bool {
-    peer.segment.header().exported.load(Ordering::Acquire) != 0
+fn has_exported_objects(peer: &Peer) -> bool {
+    peer.segment
+        .header()
+        .imported_by_others
+        .load(Ordering::Acquire)
+        != 0
 }
 
 /// Returns the imports of `peer` that stand for an object of `home`.
@@ -383,14 +393,18 @@ fn imports_of<'p>(
     kind: ImportedKind,
     handle: u32,
 ) -> impl Iterator<Item = &'p ImportShared> {
-    let used = peer.segment.header().imports_used.load(Ordering::Acquire);
+    let used = peer
+        .segment
+        .header()
+        .import_slots_end
+        .load(Ordering::Acquire);
     let used = usize::try_from(used).unwrap_or(0).min(MAX_IMPORTS);
     (0..used)
         .filter_map(|index| peer.segment.import(index))
         .filter(move |import| {
-            import.home.load(Ordering::Acquire) == home.incarnation
+            import.home_incarnation.load(Ordering::Acquire) == home.incarnation
                 && import.kind.load(Ordering::Relaxed) == kind.code()
-                && import.handle.load(Ordering::Relaxed) == handle
+                && import.home_handle.load(Ordering::Relaxed) == handle
         })
 }
 
@@ -400,27 +414,27 @@ fn home_of_pd(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u3
         return Some((Arc::clone(peer), number));
     }
     let import = import_of_pd(peer, number)?;
-    let incarnation = import.home.load(Ordering::Acquire);
+    let incarnation = import.home_incarnation.load(Ordering::Acquire);
     let home = nic
         .fabric
         .peer(import.slot.load(Ordering::Relaxed) as usize)?;
-    (home.incarnation == incarnation).then(|| (home, import.handle.load(Ordering::Relaxed)))
+    (home.incarnation == incarnation).then(|| (home, import.home_handle.load(Ordering::Relaxed)))
 }
 
 /// Returns the import that gave a protection domain of `peer` its number.
 fn import_of_pd(peer: &Peer, number: u32) -> Option<&ImportShared> {
     // `IMPORTED_PD_BIT` is a multiple of the table's length.
     let import = peer.segment.find_import(number as usize % MAX_IMPORTS)?;
-    let used = import.home.load(Ordering::Acquire) != 0;
-    (used && import.number.load(Ordering::Relaxed) == number).then_some(import)
+    let used = import.home_incarnation.load(Ordering::Acquire) != 0;
+    (used && import.local_pd_number.load(Ordering::Relaxed) == number).then_some(import)
 }
 
 /// Returns the counter of objects that `peer` has made of its protection domain `number`.
-pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
+pub(crate) fn pd_derived_object_count(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     if number & IMPORTED_PD_BIT == 0 {
-        find(peer, ImportedKind::Pd, number).map(|object| &object.uses)
+        find(peer, ImportedKind::Pd, number).map(|object| &object.home_use_count)
     } else {
-        import_of_pd(peer, number).map(|import| &import.uses)
+        import_of_pd(peer, number).map(|import| &import.local_use_count)
     }
 }
 
@@ -440,7 +454,8 @@ pub(crate) fn find_key_in_shared_pd(
     key: u32,
 ) -> Option<FoundKey> {
     // Larger numbers are those of no domain, which queue pairs without a domain have.
-    let shared = pd < Owner::PD_NUMBER_LIMIT && (pd & IMPORTED_PD_BIT != 0 || is_exported(peer));
+    let shared =
+        pd < Owner::PD_NUMBER_LIMIT && (pd & IMPORTED_PD_BIT != 0 || has_exported_objects(peer));
     if !shared {
         return None;
     }
@@ -448,19 +463,19 @@ pub(crate) fn find_key_in_shared_pd(
     let in_domain = |owner: Arc<Peer>, pd: u32| {
         let (index, mr) = keys::find(&owner, key)?;
         let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd);
-        (belongs && !owner.has_ended()).then_some(FoundKey { owner, index })
+        (belongs && !owner.kernel_says_ended()).then_some(FoundKey { owner, index })
     };
     if home.slot != peer.slot
         && let Some(found) = in_domain(Arc::clone(&home), handle)
     {
         return Some(found);
     }
-    let others = nic.fabric.all_peers().into_iter();
+    let others = nic.fabric.live_processes().into_iter();
     others
         .filter(|other| other.slot != peer.slot && other.slot != home.slot)
         .find_map(|other| {
             let number = imports_of(&other, &home, ImportedKind::Pd, handle)
-                .map(|import| import.number.load(Ordering::Relaxed))
+                .map(|import| import.local_pd_number.load(Ordering::Relaxed))
                 .next()?;
             in_domain(other, number)
         })

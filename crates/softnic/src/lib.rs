@@ -103,7 +103,9 @@ pub use abi::{later_symbols, symbols};
 pub use capabilities::{
     BadCapabilities, CAPABILITIES_VAR, DeviceCapabilities, InvalidCapabilities, Transport,
 };
-pub use device::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
+pub use device::{
+    BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
+};
 pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
     read_counts,
@@ -113,7 +115,7 @@ pub use path::PCAP_VAR;
 pub use shm::environment;
 pub use shm::fabric::FabricError;
 /// Number of bits by which a QP number is shifted right to get the slot of the process that has the queue pair.
-pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_BITS;
+pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_INDEX_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
 pub use report::{
     AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,

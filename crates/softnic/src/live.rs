@@ -55,11 +55,11 @@ struct LiveHandle {
 impl LiveHandle {
     /// Returns the object, if it is of this type and this process has made it.
     fn object_of_this_process<T: VerbsObject>(&self) -> Option<Arc<T>> {
-        self.object_of::<T>()
+        self.object_as::<T>()
             .filter(|_| self.pid == std::process::id())
     }
 
-    fn object_of<T: VerbsObject>(&self) -> Option<Arc<T>> {
+    fn object_as<T: VerbsObject>(&self) -> Option<Arc<T>> {
         Arc::clone(&self.object).downcast().ok()
     }
 }
@@ -67,13 +67,13 @@ impl LiveHandle {
 type Handles = HashMap<usize, LiveHandle>;
 
 /// Number of parts of the table.
-const PARTS: usize = 16;
-static LIVE: [Mutex<Option<Handles>>; PARTS] = [const { Mutex::new(None) }; PARTS];
+const TABLE_SHARDS: usize = 16;
+static LIVE: [Mutex<Option<Handles>>; TABLE_SHARDS] = [const { Mutex::new(None) }; TABLE_SHARDS];
 
 /// Locks the part of the table for an address. Threads that create objects seldom need the same part.
-fn lock_part(address: usize) -> MutexGuard<'static, Option<Handles>> {
+fn lock_shard(address: usize) -> MutexGuard<'static, Option<Handles>> {
     // Allocations of objects are 64 bytes apart or more.
-    LIVE[address / 64 % PARTS]
+    LIVE[address / 64 % TABLE_SHARDS]
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
 }
@@ -95,13 +95,13 @@ pub(crate) fn count_undestroyed() -> BTreeMap<&'static str, usize> {
 /// Makes a handle of an object: the address of its first field. An object can be given out several times.
 pub(crate) fn hand_out<T: VerbsObject>(object: Arc<T>) -> *mut T::C {
     let handle = Arc::as_ptr(&object).cast_mut().cast();
-    hand_out_as(handle, object)
+    hand_out_at_address(handle, object)
 }
 
 /// Makes a handle whose address is not that of the object behind it.
-pub(crate) fn hand_out_as<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
+pub(crate) fn hand_out_at_address<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
     let pid = std::process::id();
-    let mut part = lock_part(handle.addr());
+    let mut part = lock_shard(handle.addr());
     let live = part.get_or_insert_default();
     if let Some(known) = live.get_mut(&handle.addr())
         && known.pid == pid
@@ -123,7 +123,7 @@ pub(crate) fn hand_out_as<T: VerbsObject>(handle: *mut T::C, object: Arc<T>) -> 
 
 /// Returns the object behind a live handle.
 pub(crate) fn find<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    lock_part(handle.addr())
+    lock_shard(handle.addr())
         .as_ref()?
         .get(&handle.addr())?
         .object_of_this_process()
@@ -131,15 +131,15 @@ pub(crate) fn find<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
 
 /// Returns the object behind a live handle, made by this process or by one from which it was forked.
 pub(crate) fn find_inherited<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    lock_part(handle.addr())
+    lock_shard(handle.addr())
         .as_ref()?
         .get(&handle.addr())?
-        .object_of()
+        .object_as()
 }
 
 /// Marks the object as about to be destroyed. Returns false if it is not live or already marked.
 pub(crate) fn mark_being_destroyed<T: VerbsObject>(handle: *mut T::C) -> bool {
-    let mut part = lock_part(handle.addr());
+    let mut part = lock_shard(handle.addr());
     let known = part.as_mut().and_then(|live| live.get_mut(&handle.addr()));
     known
         .filter(|known| known.object_of_this_process::<T>().is_some())
@@ -149,7 +149,7 @@ pub(crate) fn mark_being_destroyed<T: VerbsObject>(handle: *mut T::C) -> bool {
 /// Takes a handle back once, and removes it from the table if it is given out no more. `None` if the handle is not
 /// live.
 pub(crate) fn take_back<T: VerbsObject>(handle: *mut T::C) -> Option<Arc<T>> {
-    let mut part = lock_part(handle.addr());
+    let mut part = lock_shard(handle.addr());
     let live = part.as_mut()?;
     let known = live.get_mut(&handle.addr())?;
     let object = known.object_of_this_process()?;

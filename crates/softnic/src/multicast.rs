@@ -53,7 +53,7 @@ impl AttachmentLock {
     ) -> Result<bool, i32> {
         let _one = lock(&self.0);
         let segment = &fabric.this_process.segment;
-        let used = attachments_in_use(&fabric.this_process);
+        let used = used_table_entries(&fabric.this_process);
         let free = |place: usize| {
             segment
                 .mcast(place)
@@ -78,7 +78,7 @@ impl AttachmentLock {
         entry.qp_index_plus_1.store(qp, Ordering::Release);
         segment
             .header()
-            .mcasts_used
+            .mcast_slots_end
             .fetch_max(place as u64 + 1, Ordering::Release);
         Ok(true)
     }
@@ -86,7 +86,7 @@ impl AttachmentLock {
     /// Detaches queue pair `index`. Returns false if it is not attached.
     pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: MulticastGroup) -> bool {
         let _one = lock(&self.0);
-        let place = (0..attachments_in_use(&fabric.this_process))
+        let place = (0..used_table_entries(&fabric.this_process))
             .find(|&p| member_qp_at(&fabric.this_process, p, group) == Some(index));
         match place.and_then(|p| fabric.this_process.segment.mcast(p)) {
             Some(entry) => {
@@ -98,8 +98,12 @@ impl AttachmentLock {
     }
 }
 
-fn attachments_in_use(peer: &Peer) -> usize {
-    let used = peer.segment.header().mcasts_used.load(Ordering::Acquire);
+fn used_table_entries(peer: &Peer) -> usize {
+    let used = peer
+        .segment
+        .header()
+        .mcast_slots_end
+        .load(Ordering::Acquire);
     usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS)
 }
 
@@ -115,8 +119,8 @@ fn member_qp_at(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usiz
 }
 
 /// Returns the queue pairs of `peer` that are attached to `group`, by their indices in the process.
-pub(crate) fn members(peer: &Peer, group: MulticastGroup) -> impl Iterator<Item = usize> {
-    (0..attachments_in_use(peer)).filter_map(move |place| member_qp_at(peer, place, group))
+pub(crate) fn member_qp_indices(peer: &Peer, group: MulticastGroup) -> impl Iterator<Item = usize> {
+    (0..used_table_entries(peer)).filter_map(move |place| member_qp_at(peer, place, group))
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub(crate) unsafe fn bind_request(wr: &ibv_send_wr) -> Option<BindRequest> {
     let mr = unsafe { bind.bind_info.mr.as_ref() };
     Some(BindRequest {
         window: window.id,
-        key: bind.rkey,
+        new_window_key: bind.rkey,
         mr_key: mr.map_or(0, |mr| mr.lkey),
         addr: bind.bind_info.addr,
         len: bind.bind_info.length,

@@ -18,7 +18,7 @@ use crate::lock::lock;
 use crate::multicast::AttachmentLock;
 use crate::path::hw_counters::PortFiles;
 use crate::path::traffic::{self, PortName, PortTraffic};
-use crate::path::{self, BadNetwork, CountedPort, CounterFiles, PacketPath, PathMode};
+use crate::path::{self, BadNetwork, CountedPort, CounterPublication, PacketPath, PathMode};
 use crate::steering::OwnFlows;
 use crate::steering::spread::SpreadPlaces;
 use shm::errno::errno_of;
@@ -125,7 +125,7 @@ pub(crate) struct NicParts {
     pub(crate) port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: DeviceCapabilities,
-    pub(crate) network: PacketPath,
+    pub(crate) packet_path: PacketPath,
     pub(crate) objects: &'static dyn NicObjects,
 }
 
@@ -139,9 +139,9 @@ pub(crate) struct Nic {
     pub(crate) identity: Identity,
     pub(crate) capabilities: DeviceCapabilities,
     pub(crate) keys: KeyTable,
-    pub(crate) maps: PeerMappings,
+    pub(crate) peer_mappings: PeerMappings,
     /// The network that carries packets between queue pairs.
-    pub(crate) network: PacketPath,
+    pub(crate) packet_path: PacketPath,
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn NicObjects,
     pub(crate) imports: SharedObjects,
@@ -149,7 +149,7 @@ pub(crate) struct Nic {
     cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
     next_notice: AtomicUsize,
-    retired: Mutex<Vec<RetiredRing>>,
+    retired_rings: Mutex<Vec<RetiredRing>>,
     /// True while the engine checks every millisecond, called or not.
     pub(crate) engine_ticks_on: AtomicBool,
     /// Number of completion queues that can be overrun.
@@ -162,7 +162,7 @@ pub(crate) struct Nic {
 }
 
 /// The message of the last failed attempt to use the software NIC.
-pub(crate) static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
+pub(crate) static LAST_OPEN_ERROR: Mutex<Option<String>> = Mutex::new(None);
 /// The reason why the last `ibv_modify_qp` of this process was refused.
 pub(crate) static LAST_MODIFY_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
@@ -170,7 +170,7 @@ pub(crate) static LAST_MODIFY_ERROR: Mutex<Option<String>> = Mutex::new(None);
 /// user; the C ABI has room for an errno only.
 #[must_use]
 pub fn last_error() -> Option<String> {
-    lock(&LAST_ERROR).clone()
+    lock(&LAST_OPEN_ERROR).clone()
 }
 
 /// Returns the folder of shared memory through which the processes of this user reach each other.
@@ -186,7 +186,7 @@ impl Nic {
     pub(crate) fn new(parts: NicParts) -> Self {
         let header = parts.fabric.this_process.segment.header();
         header
-            .ports_key
+            .port_counters_key
             .store(traffic::own_ports_key(), Ordering::Relaxed);
         Self {
             fabric: parts.fabric,
@@ -195,13 +195,13 @@ impl Nic {
             identity: parts.identity,
             capabilities: parts.capabilities,
             keys: KeyTable::new(),
-            maps: PeerMappings::default(),
-            network: parts.network,
+            peer_mappings: PeerMappings::default(),
+            packet_path: parts.packet_path,
             objects: parts.objects,
             imports: SharedObjects::default(),
             cmd_fds: Mutex::new(HashMap::new()),
             next_notice: AtomicUsize::new(0),
-            retired: Mutex::new(Vec::new()),
+            retired_rings: Mutex::new(Vec::new()),
             engine_ticks_on: AtomicBool::new(false),
             watched_cqs: AtomicUsize::new(0),
             attachments: AttachmentLock::default(),
@@ -214,7 +214,7 @@ impl Nic {
     /// Returns the number of this process's ports ([`traffic::own_ports_key`]).
     pub(crate) fn ports_key(&self) -> u64 {
         let header = self.this_process().segment.header();
-        header.ports_key.load(Ordering::Relaxed)
+        header.port_counters_key.load(Ordering::Relaxed)
     }
 
     /// Returns this process as its own peer.
@@ -234,7 +234,7 @@ impl Nic {
             Entry::Occupied(file) => file.into_mut(),
             Entry::Vacant(none) => {
                 let name = self.this_process().name().with_device(device.number);
-                none.insert(name.as_file().map_err(|e| errno_of(&e))?)
+                none.insert(name.to_sealed_memfd().map_err(|e| errno_of(&e))?)
             }
         };
         Ok(file.as_raw_fd())
@@ -243,12 +243,12 @@ impl Nic {
     /// Returns the QP number of queue pair `index` of this process.
     pub(crate) fn qpn(&self, index: usize) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 10 and 14 bits
-        let qpn = (self.fabric.this_process.slot << QP_BITS | index) as u32;
+        let qpn = (self.fabric.this_process.slot << QP_INDEX_BITS | index) as u32;
         qpn
     }
 
     /// Makes the engine check soon, because work was held back and the program may not poll.
-    pub(crate) fn call_engine(&self) {
+    pub(crate) fn wake_engine_unless_ticking(&self) {
         // SYNC POINT T: see `engine::run`.
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
         if !self.engine_ticks_on.load(Ordering::Relaxed) {
@@ -260,8 +260,8 @@ impl Nic {
     #[inline]
     pub(crate) fn check_arrivals(&self) {
         if path::are_packets_in_use() {
-            self.network.note_program_check();
-            self.network.flush_held_back();
+            self.packet_path.note_program_check();
+            self.packet_path.flush_held_back();
             self.objects
                 .deliver_arrived_packets(self, PacketCheckCaller::Poll);
         }
@@ -270,7 +270,7 @@ impl Nic {
 
     /// Processes arrivals like [`check_arrivals`](Self::check_arrivals). All that has arrived by now is processed when
     /// it returns.
-    pub(crate) fn process_arrivals_with_answers(&self) {
+    pub(crate) fn process_all_arrivals(&self) {
         if path::are_packets_in_use() {
             self.objects
                 .deliver_arrived_packets(self, PacketCheckCaller::Change);
@@ -280,12 +280,12 @@ impl Nic {
 
     /// Processes arrivals for the engine. Returns true if packets had arrived.
     pub(crate) fn process_arrivals_for_engine(&self) -> bool {
-        let came = self.network.is_open() && {
-            self.network.note_engine_checks(true);
+        let came = self.packet_path.is_open() && {
+            self.packet_path.set_engine_checking(true);
             let came = self
                 .objects
                 .deliver_arrived_packets(self, PacketCheckCaller::Engine);
-            self.network.note_engine_checks(false);
+            self.packet_path.set_engine_checking(false);
             came
         };
         self.take_notices();
@@ -321,11 +321,11 @@ impl Nic {
     /// Returns true if queue pairs reach a peer by packets. `local`: the peer is a port of this host. `carried`:
     /// packets carry what these queue pairs do.
     pub(crate) fn uses_packets(&self, local: bool, carried: bool) -> bool {
-        match self.network.mode() {
+        match self.packet_path.mode() {
             PathMode::Auto => !local,
             PathMode::Local => false,
             PathMode::Packets => true,
-            PathMode::Captured => !local || (carried && self.first_port.has_routes()),
+            PathMode::Captured => !local || (carried && self.first_port.has_ip_address()),
         }
     }
 
@@ -334,22 +334,22 @@ impl Nic {
     /// # Errors
     /// The errno of the failure.
     pub(crate) fn open_network(&self) -> Result<(), i32> {
-        if self.network.is_open() {
+        if self.packet_path.is_open() {
             return Ok(());
         }
         let folder = self.fabric.sockets_dir().map_err(|e| errno_of(&e))?;
         #[allow(clippy::cast_possible_truncation)] // 10 bits
         let slot = self.fabric.this_process.slot as u16;
         let fabric = link::Fabric { folder, slot };
-        let audience = self.counted_ports().map(|ports| CounterFiles {
-            me: Arc::clone(self.this_process()),
+        let audience = self.counted_ports().map(|ports| CounterPublication {
+            this_process: Arc::clone(self.this_process()),
             ports,
             traffic: self.traffic_by_address(),
             published_traffic: Mutex::default(),
         });
-        let opened = self
-            .network
-            .open(self.first_port.sendable_addresses(), fabric, audience.ok());
+        let opened =
+            self.packet_path
+                .open(self.first_port.process_addresses(), fabric, audience.ok());
         opened.map_err(|e| {
             *lock(&LAST_MODIFY_ERROR) = Some(e.to_string());
             e.errno()
@@ -364,7 +364,7 @@ impl Nic {
         let ports = self.devices.iter().flat_map(Device::ports);
         let counted = |port: &Port| {
             Ok(CountedPort {
-                place: port.place.host_wide_number().into(),
+                host_wide_number: port.place.host_wide_number().into(),
                 addresses: port.own_addresses().iter().map(|own| own.ip).collect(),
                 files: PortFiles::of_port(self.fabric.dir(), port.place)?,
             })
@@ -379,8 +379,8 @@ impl Nic {
         for port in self.devices.iter().flat_map(Device::ports) {
             let place = port.place.host_wide_number().into();
             let name = PortName {
-                key,
-                port_number: place,
+                process_ports_key: key,
+                host_wide_number: place,
             };
             if let Some(traffic) = self.traffic.port(self.fabric.dir(), name) {
                 let addresses = port.own_addresses().into_iter();
@@ -398,7 +398,7 @@ impl Nic {
 
     /// Frees a closed ring as soon as its receiver has detached.
     pub(crate) fn retire_ring(&self, offset: usize, bytes: usize, to: Option<Arc<Peer>>) {
-        lock(&self.retired).push(RetiredRing {
+        lock(&self.retired_rings).push(RetiredRing {
             offset,
             bytes,
             receiver: to,
@@ -407,7 +407,7 @@ impl Nic {
 
     /// Frees the retired rings that have no reader any more.
     pub(crate) fn free_retired(&self) {
-        lock(&self.retired).retain(|ring| {
+        lock(&self.retired_rings).retain(|ring| {
             let Some(header) = self.this_process().segment.ring_header(ring.offset) else {
                 return false;
             };

@@ -19,50 +19,50 @@ pub(crate) struct Pd {
     abi: AbiCell<ibv_pd>,
     pub(crate) context: &'static Context,
     /// The number that queue pairs and regions of this process use for the domain.
-    pub(crate) number: u32,
+    pub(crate) local_number: u32,
     /// The handle that the domain has in its home.
-    handle: u32,
+    home_handle: u32,
     /// Number of objects that were made with this handle.
     pub(crate) user_count: AtomicUsize,
     /// True if the program has given the handle back while objects made with it are left.
     unimported: AtomicBool,
-    domain: DomainOf,
+    origin: PdOrigin,
 }
 
 live::object!(Pd, ibv_pd);
 
 /// The domain that a handle stands for.
-enum DomainOf {
+enum PdOrigin {
     Itself(SharedObject),
     Parent(ParentDomain),
 }
 
 impl MaybeShared for Pd {
     fn shared(&self) -> Option<&SharedObject> {
-        self.itself()
+        self.own_shared_domain()
     }
 }
 
 impl Pd {
-    fn new(context: &'static Context, (number, handle): (u32, u32), of: DomainOf) -> Arc<Self> {
+    fn new(context: &'static Context, (number, handle): (u32, u32), of: PdOrigin) -> Arc<Self> {
         let mut abi = ibv_pd::zeroed();
         abi.context = context.handle();
         abi.handle = handle;
         Arc::new(Self {
             abi: AbiCell::new(abi),
             context,
-            number,
-            handle,
+            local_number: number,
+            home_handle: handle,
             user_count: AtomicUsize::new(0),
             unimported: AtomicBool::new(false),
-            domain: of,
+            origin: of,
         })
     }
 
     /// Makes the handle of a domain of this process, or of one that it imports.
     pub(crate) fn of_shared(context: &'static Context, shared: SharedObject) -> Arc<Self> {
         let names = (shared.pd_number(), shared.handle());
-        Self::new(context, names, DomainOf::Itself(shared))
+        Self::new(context, names, PdOrigin::Itself(shared))
     }
 
     /// Makes a parent domain, which uses `of` and `td` from now on.
@@ -75,11 +75,11 @@ impl Pd {
         if let Some(td) = &td {
             td.uses.fetch_add(1, Ordering::Relaxed);
         }
-        let names = (of.number, of.handle);
+        let names = (of.local_number, of.home_handle);
         Self::new(
             context,
             names,
-            DomainOf::Parent(ParentDomain {
+            PdOrigin::Parent(ParentDomain {
                 protection_domain: of,
                 td,
             }),
@@ -92,20 +92,20 @@ impl Pd {
     }
 
     /// Returns the shared domain, unless this is a parent domain.
-    pub(crate) fn itself(&self) -> Option<&SharedObject> {
-        match &self.domain {
-            DomainOf::Itself(shared) => Some(shared),
-            DomainOf::Parent(_) => None,
+    pub(crate) fn own_shared_domain(&self) -> Option<&SharedObject> {
+        match &self.origin {
+            PdOrigin::Itself(shared) => Some(shared),
+            PdOrigin::Parent(_) => None,
         }
     }
 
     /// Returns the shared domain: for a parent domain, the one at the end of its chain.
-    fn root(&self) -> &SharedObject {
+    fn root_shared_domain(&self) -> &SharedObject {
         let mut pd = self;
         loop {
-            match &pd.domain {
-                DomainOf::Itself(shared) => return shared,
-                DomainOf::Parent(parent) => pd = &parent.protection_domain,
+            match &pd.origin {
+                PdOrigin::Itself(shared) => return shared,
+                PdOrigin::Parent(parent) => pd = &parent.protection_domain,
             }
         }
     }
@@ -113,7 +113,8 @@ impl Pd {
     /// Returns the domain behind a handle, to make objects of it. `None` if the handle has been given back, or a
     /// process that shares the domain has destroyed it.
     pub(crate) fn usable(handle: *mut ibv_pd) -> Option<Arc<Self>> {
-        live::find::<Self>(handle).filter(|pd| !pd.is_unimported() && pd.root().exists())
+        live::find::<Self>(handle)
+            .filter(|pd| !pd.is_unimported() && pd.root_shared_domain().exists())
     }
 
     /// Returns true if the program has given the handle back.
@@ -125,7 +126,7 @@ impl Pd {
     pub(crate) fn unimport(&self) {
         self.unimported.store(true, Ordering::Release);
         if self.user_count.load(Ordering::Acquire) == 0 {
-            self.let_go();
+            self.give_handle_back();
         }
     }
 
@@ -134,14 +135,14 @@ impl Pd {
         self.user_count.fetch_add(1, Ordering::Relaxed);
         // Objects of a parent domain count here, too: a process that destroys one by an import knows its domain only by
         // number.
-        if let Some(uses) = self.root().uses() {
+        if let Some(uses) = self.root_shared_domain().derived_object_count() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
     /// Ends the count of an object that [entered](Self::add_user) the domain and is destroyed.
     pub(crate) fn remove_user(&self) {
-        if let Some(uses) = self.root().uses() {
+        if let Some(uses) = self.root_shared_domain().derived_object_count() {
             uses.fetch_sub(1, Ordering::Release);
         }
         self.remove_uncounted_user();
@@ -151,13 +152,13 @@ impl Pd {
     pub(crate) fn remove_uncounted_user(&self) {
         let last = self.user_count.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
-            self.let_go();
+            self.give_handle_back();
         }
     }
 
-    fn let_go(&self) {
+    fn give_handle_back(&self) {
         if let Some(pd) = live::take_back::<Self>(self.handle()) {
-            imports::release_handle(pd);
+            imports::release_without_destroying(pd);
         }
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::at_exit::at_exit;
 use crate::capabilities::DeviceCapabilities;
-use crate::device::{self, LINK_LAYER_VAR, PortCounts};
+use crate::device::{self, DeviceAndPortCounts, LINK_LAYER_VAR};
 use crate::engine;
 use crate::identity::Identity;
 use crate::lock::lock;
-use crate::nic::{LAST_ERROR, Nic, NicError, NicParts};
+use crate::nic::{LAST_OPEN_ERROR, Nic, NicError, NicParts};
 use crate::path::PacketPath;
 use crate::registry::{self, ObjectRegistry};
 use shm::fabric::Fabric;
@@ -39,7 +39,7 @@ pub(crate) fn process_nic() -> Result<&'static Nic, NicError> {
         }
         Err(e) => {
             tracing::error!("no software NIC: {e}");
-            *lock(&LAST_ERROR) = Some(e.to_string());
+            *lock(&LAST_OPEN_ERROR) = Some(e.to_string());
             Err(e)
         }
     }
@@ -50,9 +50,9 @@ extern "C" fn leave_fabric() {
         && let Some((pid, nic)) = *nic
         && pid == std::process::id()
     {
-        let_notices_be_read(nic);
+        await_notices_read(nic);
         registry::of(nic).send_last_answers();
-        nic.network.close_sockets();
+        nic.packet_path.close_sockets();
         nic.fabric.leave();
     }
 }
@@ -63,9 +63,9 @@ const NOTICE_READ_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn new_nic() -> Result<&'static Nic, NicError> {
     let identity = Identity::from_env()?;
-    let counts = PortCounts::from_env()?;
+    let counts = DeviceAndPortCounts::from_env()?;
     let link_layer = std::env::var_os(LINK_LAYER_VAR);
-    let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
+    let (devices, port) = device::devices_from_env(link_layer.as_deref(), &identity, counts)?;
     let capabilities = DeviceCapabilities::from_env()?;
     crate::faults::is_plan_active()?;
     let network = PacketPath::from_env()?;
@@ -81,7 +81,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
         port,
         identity,
         capabilities,
-        network,
+        packet_path: network,
         objects: Box::leak(Box::new(ObjectRegistry::new())),
     })));
     // The thread lives until it has received the NIC.
@@ -93,13 +93,13 @@ fn new_nic() -> Result<&'static Nic, NicError> {
 ///
 /// A receiver can read a known ring after its sender has ended. A ring that is not known is lost, and with it datagrams
 /// whose sends have completed. On a wire those would be in transit.
-fn let_notices_be_read(nic: &Nic) {
+fn await_notices_read(nic: &Nic) {
     let unread: Vec<_> = nic
         .fabric
         .opened_peers()
         .into_iter()
         .filter_map(|peer| {
-            let count = peer.segment.mailbox().notice_count();
+            let count = peer.segment.mailbox().notices_put();
             (!peer.segment.mailbox().is_acknowledged(count)).then_some((peer, count))
         })
         .collect();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize,
 use std::sync::{Arc, Mutex};
 
 use ::faults::QueuePair;
-use nic_core::retry::rnr_timeout_ns;
+use nic_core::retry::total_rnr_wait_ns;
 use verbs_abi::*;
 
 use crate::biased_lock::BiasedLock;
@@ -47,7 +47,7 @@ pub(crate) struct Qp {
     /// The transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
     /// The opcodes (`ibv_wr_opcode`) of the work requests that the queue pair accepts, as bits.
-    pub(crate) opcodes: u32,
+    pub(crate) accepted_wr_opcodes: u32,
     /// The type with which the queue pair was created.
     created_type: QpType,
     pub(crate) xrc: Xrc,
@@ -56,12 +56,12 @@ pub(crate) struct Qp {
     /// Number of multicast groups, or of flows, that the queue pair is attached to.
     pub(crate) attachment_count: AtomicUsize,
     /// The table of work queues over which the queue pair spreads raw packets.
-    pub(crate) spread: Option<SpreadUse>,
+    pub(crate) spread: Option<RssTableUse>,
     /// The work queue that the program sees instead of the queue pair; NULL for a queue pair.
     visible_wq: AtomicPtr<ibv_wq>,
     /// True if the queue pair does not receive what it sends to its own groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
     pub(crate) blocks_multicast_loopback: AtomicBool,
-    pub(crate) pd: u32,
+    pub(crate) pd_number: u32,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
@@ -70,7 +70,7 @@ pub(crate) struct Qp {
     pub(crate) qkey: AtomicU32,
     pub(crate) max_rd_atomic: AtomicU32,
     /// `timeout` in bits 0 to 7, `retry_cnt` from bit 8 on, `rnr_retry` from bit 16 on.
-    coded_timeouts: AtomicU32,
+    coded_timeout_and_retries: AtomicU32,
     /// The work that the next poll of the send CQ finds in the send queue: a `SendWork`.
     pub(crate) send_poll_work: AtomicU8,
     pub(crate) sq: BiasedLock<SendQueue>,
@@ -78,12 +78,12 @@ pub(crate) struct Qp {
     /// The state for requests that arrive by packets.
     pub(crate) packet_side: Mutex<PacketSide>,
     /// Indices of the queue pair in the lists of its two CQs; written under their locks.
-    pub(crate) send_cq_place: AtomicUsize,
-    pub(crate) recv_cq_place: AtomicUsize,
-    control: Mutex<ModifiableState>,
+    pub(crate) index_in_send_cq: AtomicUsize,
+    pub(crate) index_in_recv_cq: AtomicUsize,
+    modifiable_state: Mutex<ModifiableState>,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     /// The protection domain, which the queue pair uses until it is destroyed.
-    pub(crate) domain: Option<Arc<Pd>>,
+    pub(crate) held_pd: Option<Arc<Pd>>,
     /// Number of the queue pair in the order of creation in this process, from 1 on.
     pub(crate) creation_number: u32,
     /// The GID of the peer, which a fault plan may name.
@@ -96,9 +96,9 @@ live::object!(Qp, ibv_qp);
 struct ModifiableState {
     attr: ibv_qp_attr,
     /// The process that the queue pair is connected to.
-    peer: Option<Arc<Peer>>,
+    peer_process: Option<Arc<Peer>>,
     /// The flow of packets to the peer, if packets reach it.
-    flow: Option<PacketFlow>,
+    peer_flow: Option<PacketFlow>,
     /// Rings that arrived before the queue pair was ready to receive.
     waiting_rings: Vec<InboundRing>,
 }
@@ -114,23 +114,23 @@ pub(crate) struct NewQp {
     pub(crate) context: &'static Context,
     pub(crate) abi: ibv_qp,
     pub(crate) qp_type: QpType,
-    pub(crate) pd: u32,
-    pub(crate) domain: Option<Arc<Pd>>,
+    pub(crate) pd_number: u32,
+    pub(crate) held_pd: Option<Arc<Pd>>,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<WrBuilder>,
     pub(crate) xrc: Xrc,
-    pub(crate) spread: Option<SpreadUse>,
+    pub(crate) spread: Option<RssTableUse>,
 }
 
 /// A table of work queues over which a queue pair spreads raw packets.
-pub(crate) struct SpreadUse {
+pub(crate) struct RssTableUse {
     /// The place in the segment that describes the table to peers.
     pub(crate) segment_slot: usize,
     /// Number of queue pairs that use the table.
-    pub(crate) table_users: Arc<AtomicUsize>,
+    pub(crate) table_qp_count: Arc<AtomicUsize>,
 }
 
 /// The number of the next queue pair.
@@ -147,7 +147,7 @@ impl Qp {
             (cap.max_recv_wr, cap.max_recv_sge)
         };
         let sq = SendQueue::new(&cap, new.init_attr.sq_sig_all != 0)?;
-        let rq = RecvQueue::new(recv_wr, recv_sge, new.pd)?;
+        let rq = RecvQueue::new(recv_wr, recv_sge, new.pd_number)?;
         let qpn = nic.qpn(index);
         let mut abi = ibv_qp_ex_with_flush {
             ex: ibv_qp_ex::zeroed(),
@@ -166,14 +166,14 @@ impl Qp {
             qpn,
             creation_number: NEXT_CREATION_NUMBER.fetch_add(1, Ordering::Relaxed),
             qp_type: new.qp_type.service(),
-            opcodes: nic.capabilities.opcodes(new.qp_type.service()),
+            accepted_wr_opcodes: nic.capabilities.accepted_wr_opcodes(new.qp_type.service()),
             created_type: new.qp_type,
             open_count: AtomicUsize::new(1),
             attachment_count: AtomicUsize::new(0),
             spread: new.spread,
             visible_wq: AtomicPtr::default(),
             blocks_multicast_loopback: AtomicBool::new(false),
-            pd: new.pd,
+            pd_number: new.pd_number,
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             srq: new.srq,
@@ -181,31 +181,31 @@ impl Qp {
             state: AtomicU32::new(QpState::Reset.code()),
             qkey: AtomicU32::new(0),
             max_rd_atomic: AtomicU32::new(0),
-            coded_timeouts: AtomicU32::new(0),
+            coded_timeout_and_retries: AtomicU32::new(0),
             send_poll_work: AtomicU8::new(SendWork::None as u8),
             sq: BiasedLock::new(sq),
             rq: BiasedLock::new(rq),
             packet_side: Mutex::default(),
-            send_cq_place: AtomicUsize::new(usize::MAX),
-            recv_cq_place: AtomicUsize::new(usize::MAX),
-            control: Mutex::new(ModifiableState {
+            index_in_send_cq: AtomicUsize::new(usize::MAX),
+            index_in_recv_cq: AtomicUsize::new(usize::MAX),
+            modifiable_state: Mutex::new(ModifiableState {
                 attr: ibv_qp_attr::zeroed(),
-                peer: None,
-                flow: None,
+                peer_process: None,
+                peer_flow: None,
                 waiting_rings: Vec::new(),
             }),
             peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
             unacknowledged: UnacknowledgedEvents::default(),
-            domain: new.domain,
+            held_pd: new.held_pd,
         };
         faults::note_created_queue_pair(qp.fault_facts());
         let shared = qp.shared();
-        shared.remote_error_event.store(0, Ordering::Relaxed);
+        shared.requester_caused_event.store(0, Ordering::Relaxed);
         shared.next_message_completes.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
-        shared.pd.store(qp.pd, Ordering::Relaxed);
+        shared.pd.store(qp.pd_number, Ordering::Relaxed);
         let domain = match &qp.xrc {
             Xrc::Recv(domain, _) => domain.number,
             Xrc::No | Xrc::Send => 0,
@@ -217,7 +217,7 @@ impl Qp {
             .store(new.init_attr.qp_type, Ordering::Relaxed);
         #[allow(clippy::cast_possible_truncation)] // 14 bits
         shared
-            .recv_cq
+            .recv_cq_index
             .store(qp.recv_cq.index as u32, Ordering::Relaxed);
         let device = qp.context.device.number.into();
         shared.device.store(device, Ordering::Relaxed);
@@ -290,14 +290,14 @@ impl Qp {
 
     /// Returns `timeout` and `retry_cnt`, as coded.
     pub(crate) fn timeout_and_retry_cnt(&self) -> (u8, u8) {
-        let v = self.coded_timeouts.load(Ordering::Relaxed);
+        let v = self.coded_timeout_and_retries.load(Ordering::Relaxed);
         ((v & 0xff) as u8, (v >> 8 & 0xff) as u8)
     }
 
     /// Returns the facts by which a fault plan selects the queue pair.
     pub(crate) fn fault_facts(&self) -> QueuePair {
         QueuePair {
-            number: self.creation_number,
+            creation_number: self.creation_number,
             qpn: self.qpn,
         }
     }
@@ -322,10 +322,10 @@ impl Qp {
 
     /// Returns the time for which a fault plan can keep the receiver not ready before the requester gives up. `None`
     /// means no limit. The RNR timer is the queue pair's own, as if both ends had been given the same.
-    pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
-        let rnr_retry = self.coded_timeouts.load(Ordering::Relaxed) >> 16;
+    pub(crate) fn rnr_fault_timeout_ns(&self) -> Option<u64> {
+        let rnr_retry = self.coded_timeout_and_retries.load(Ordering::Relaxed) >> 16;
         let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
-        rnr_timeout_ns(rnr_retry, timer.try_into().unwrap_or(0))
+        total_rnr_wait_ns(rnr_retry, timer.try_into().unwrap_or(0))
     }
 
     /// Returns the receive queue from which the queue pair takes work requests.
@@ -376,7 +376,7 @@ impl Qp {
     }
 
     /// Enters the error state and flushes the send queue. The caller does not hold the lock of the send queue.
-    pub(crate) fn fail(&self) {
+    pub(crate) fn flush_and_enter_error(&self) {
         self.sq.lock().flush(self.nic, None);
         self.enter_error();
     }
@@ -401,12 +401,12 @@ impl Qp {
 
     fn fail_if_in_use(&self) -> bool {
         // Under the lock, the queue pair is neither reset nor destroyed meanwhile.
-        let control = lock(&self.control);
+        let control = lock(&self.modifiable_state);
         if matches!(self.state(), QpState::Reset | QpState::Err) {
             return false;
         }
-        self.fail();
-        if let Some(peer) = &control.peer {
+        self.flush_and_enter_error();
+        if let Some(peer) = &control.peer_process {
             peer.wake_engine();
         }
         true
@@ -414,8 +414,8 @@ impl Qp {
 
     /// Wakes the peer, which may wait for something that this queue pair will never send.
     fn wake_peer(&self) {
-        if let Ok(control) = self.control.try_lock()
-            && let Some(peer) = &control.peer
+        if let Ok(control) = self.modifiable_state.try_lock()
+            && let Some(peer) = &control.peer_process
         {
             peer.wake_engine();
         }
@@ -434,8 +434,8 @@ impl Qp {
     }
 
     #[inline]
-    pub(crate) fn wake_debtor(&self) {
-        send::wake_debtor(self);
+    pub(crate) fn wake_awaited_peer(&self) {
+        send::wake_awaited_peer(self);
     }
 
     /// Opens a ring that a peer has made for this queue pair.
@@ -443,8 +443,8 @@ impl Qp {
         let Some(ring) = InboundRing::open(peer, offset) else {
             return;
         };
-        let mut control = lock(&self.control);
-        if self.receives_from(&control, &ring) {
+        let mut control = lock(&self.modifiable_state);
+        if self.accepts_ring(&control, &ring) {
             self.attach_ring(ring);
         } else if self.state() == QpState::Err {
             ring.detach();
@@ -462,7 +462,7 @@ impl Qp {
     }
 
     /// Returns true if this queue pair receives from `ring` in its present state.
-    fn receives_from(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
+    fn accepts_ring(&self, control: &ModifiableState, ring: &InboundRing) -> bool {
         if !matches!(
             self.state(),
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
@@ -472,7 +472,7 @@ impl Qp {
         !self.qp_type.is_connected()
             || (control.attr.dest_qp_num == ring.src_qpn()
                 && control
-                    .peer
+                    .peer_process
                     .as_ref()
                     .is_some_and(|p| p.incarnation == ring.peer().incarnation))
     }
@@ -497,15 +497,15 @@ impl Qp {
         }
         let mask = self.created_type.relevant_attributes(mask);
         // Rings and packets that are still in transit belong to the present state.
-        self.nic.process_arrivals_with_answers();
-        let mut control = lock(&self.control);
+        self.nic.process_all_arrivals();
+        let mut control = lock(&self.modifiable_state);
         let from = self.state();
         let own = &self.nic.capabilities.limits;
         let limits = DeviceLimits {
             phys_port_cnt: self.context.device.port_count(),
             pkey_tbl_len: 1,
             gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
-            max_mtu: IBV_MTU_4096,
+            max_mtu_code: IBV_MTU_4096,
             max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
         };
@@ -535,7 +535,7 @@ impl Qp {
                 // Completions of finished work come before those of flushed work.
                 self.drain_receiver();
                 self.send_cq.drain_sender(self);
-                self.fail();
+                self.flush_and_enter_error();
             }
             return Ok(());
         }
@@ -562,14 +562,14 @@ impl Qp {
             && from != QpState::Sqd
             && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
             && new.en_sqd_async_notify != 0
-            && self.sq.lock().is_drained()
+            && self.sq.lock().has_no_pending_wrs()
         {
             self.raise(IBV_EVENT_SQ_DRAINED);
         }
         if to == QpState::Rtr {
             let waiting = std::mem::take(&mut control.waiting_rings);
             for ring in waiting {
-                if self.receives_from(&control, &ring) {
+                if self.accepts_ring(&control, &ring) {
                     self.attach_ring(ring);
                 } else {
                     ring.detach();
@@ -615,7 +615,7 @@ impl Qp {
         self.qkey.store(attr.qkey, Ordering::Relaxed);
         self.max_rd_atomic
             .store(u32::from(attr.max_rd_atomic), Ordering::Relaxed);
-        self.coded_timeouts.store(
+        self.coded_timeout_and_retries.store(
             u32::from(attr.timeout)
                 | u32::from(attr.retry_cnt) << 8
                 | u32::from(attr.rnr_retry) << 16,
@@ -660,7 +660,7 @@ impl Qp {
             .max_dest_rd_atomic
             .store(u32::from(attr.max_dest_rd_atomic), Ordering::Relaxed);
         shared.dest_incarnation.store(
-            control.peer.as_ref().map_or(0, |p| p.incarnation),
+            control.peer_process.as_ref().map_or(0, |p| p.incarnation),
             Ordering::Relaxed,
         );
     }
@@ -692,21 +692,23 @@ impl Qp {
             Xrc::Recv(domain, _) => domain.forget_qp(self.qpn),
             Xrc::No | Xrc::Send => self.recv_cq.forget_qp(self.qpn),
         }
-        self.shared().remote_error_event.store(0, Ordering::Relaxed);
+        self.shared()
+            .requester_caused_event
+            .store(0, Ordering::Relaxed);
         for ring in control.waiting_rings.drain(..) {
             ring.detach();
         }
-        if let Some(peer) = control.peer.take() {
+        if let Some(peer) = control.peer_process.take() {
             peer.wake_engine();
         }
-        control.flow = None;
+        control.peer_flow = None;
         control.attr = ibv_qp_attr::zeroed();
         self.publish_attributes(control);
     }
 
     /// Executes `ibv_query_qp`.
     pub(crate) fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
-        let mut attr = lock(&self.control).attr;
+        let mut attr = lock(&self.modifiable_state).attr;
         attr.qp_state = self.state().code();
         attr.cur_qp_state = attr.qp_state;
         attr.cap = self.init_attr.cap;
@@ -734,7 +736,7 @@ impl Qp {
     /// Executes `ibv_destroy_qp`: removes the queue pair from everything that refers to it.
     pub(crate) fn destroy(&self) {
         send::send_waiting_datagrams(self);
-        self.reset(&mut lock(&self.control));
+        self.reset(&mut lock(&self.modifiable_state));
         self.send_cq.remove_sender(self);
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.remove_receiver(self),
@@ -762,7 +764,7 @@ impl Qp {
             self.nic
                 .spreads
                 .remove(&self.nic.fabric, spread.segment_slot);
-            spread.table_users.fetch_sub(1, Ordering::Relaxed);
+            spread.table_qp_count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -10,7 +10,7 @@ pub(crate) fn header(kind: RecordKind, flags: u8, imm: u32, len: u32, extra: u32
         flags,
         imm,
         len,
-        extra,
+        extra_value: extra,
     }
 }
 
@@ -21,7 +21,7 @@ pub(crate) const FLAG_SOLICITED: u8 = 1;
 pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
 
 /// `flags` of a record: the record answers a message of the receiver, whose completion comes first.
-pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
+pub(crate) const FLAG_AFTER_RECEIVER_SENDS: u8 = 4;
 
 /// `kind` of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::imports::find_key_in_shared_pd;
 use crate::nic::Nic;
-use crate::why::{FailureCause, MemorySide, NamedBytes};
+use crate::why::{FailureCause, MemorySide, NamedMemoryRange};
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, RegionPin};
@@ -32,7 +32,7 @@ pub(crate) enum KeyError {
 impl KeyError {
     /// Returns the cause of a work request that fails with this error.
     #[cold]
-    pub(crate) fn cause(self, side: MemorySide, bytes: NamedBytes) -> FailureCause {
+    pub(crate) fn cause(self, side: MemorySide, bytes: NamedMemoryRange) -> FailureCause {
         match self {
             Self::Unknown => FailureCause::UnknownKey { side, bytes },
             Self::Fault => FailureCause::Memory { side },
@@ -59,7 +59,7 @@ impl RegionCache {
     ///
     /// Every call on one cache names the same peer.
     #[inline(always)]
-    pub(crate) fn get(
+    pub(crate) fn get_pinned(
         &mut self,
         nic: &'static Nic,
         peer: &Arc<Peer>,
@@ -68,8 +68,13 @@ impl RegionCache {
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
         let at = key as usize % CACHED_REGIONS;
         if let Some(region) = &self.entries[at]
-            && keys::key_of(region.entry) == key
-            && let Some(pin) = nic.keys.pin(&nic.fabric, peer, region.index, region.entry)
+            && keys::key_of(region.generation_and_key) == key
+            && let Some(pin) = nic.keys.pin(
+                &nic.fabric,
+                peer,
+                region.table_index,
+                region.generation_and_key,
+            )
         {
             // Borrowed again, because the compiler cannot see that the branch below is not taken.
             match &self.entries[at] {
@@ -82,9 +87,9 @@ impl RegionCache {
 
     /// Returns the cached region with `key`. Its facts are true if its entry can be pinned.
     #[inline(always)]
-    pub(crate) fn known(&self, key: u32) -> Option<&AccessibleRegion> {
+    pub(crate) fn cached_region(&self, key: u32) -> Option<&AccessibleRegion> {
         let region = self.entries[key as usize % CACHED_REGIONS].as_ref();
-        region.filter(|region| keys::key_of(region.entry) == key)
+        region.filter(|region| keys::key_of(region.generation_and_key) == key)
     }
 
     #[cold]
@@ -95,13 +100,20 @@ impl RegionCache {
         key: u32,
         pd: u32,
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
-        let known =
-            |(of, region): &(u32, AccessibleRegion)| *of == pd && keys::key_of(region.entry) == key;
+        let known = |(of, region): &(u32, AccessibleRegion)| {
+            *of == pd && keys::key_of(region.generation_and_key) == key
+        };
         if let Some(at) = self.shared_pd_regions.iter().position(known) {
             let region = &self.shared_pd_regions[at].1;
             let owner = region.owner.as_ref().filter(|owner| !owner.is_dead());
-            let pin = owner
-                .and_then(|owner| nic.keys.pin(&nic.fabric, owner, region.index, region.entry));
+            let pin = owner.and_then(|owner| {
+                nic.keys.pin(
+                    &nic.fabric,
+                    owner,
+                    region.table_index,
+                    region.generation_and_key,
+                )
+            });
             if let Some(pin) = pin {
                 return Ok((&self.shared_pd_regions[at].1, pin));
             }
@@ -140,12 +152,12 @@ fn open_region(
     key: u32,
 ) -> Result<(AccessibleRegion, RegionPin), KeyError> {
     let mr = owner.segment.mr(index).ok_or(KeyError::Unknown)?;
-    let seen = mr.entry.load(Ordering::Acquire);
+    let seen = mr.generation_and_key.load(Ordering::Acquire);
     let pin = (keys::key_of(seen) == key)
         .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
         .flatten()
         .ok_or(KeyError::Unknown)?;
-    let region = AccessibleRegion::open(&nic.maps, owner, (index, seen), mr);
+    let region = AccessibleRegion::open(&nic.peer_mappings, owner, (index, seen), mr);
     region
         .map(|region| (region, pin))
         .map_err(|MemoryFault| KeyError::Fault)

@@ -16,9 +16,7 @@ use crate::nic::{Nic, NicObjects, PacketCheckCaller};
 use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::recv::{
-    has_answers, note_host_drops, requests_missing_later, send_answers, take_request,
-};
+use crate::recv::{awaits_gap_nak, has_answers, note_host_drops, send_answers, take_request};
 use crate::send::{take_answer, transmit_after_answers};
 use shm::clock::now_ns;
 use shm::fabric::layout::*;
@@ -29,7 +27,7 @@ use shm::sync::SpinLock;
 #[derive(Default)]
 struct NoticeReader {
     /// Position of the next notice.
-    next: u64,
+    next_position: u64,
     /// Notices of processes that could not be reached for want of descriptors or memory.
     postponed_notices: Vec<u64>,
 }
@@ -41,7 +39,7 @@ pub(crate) struct ObjectRegistry {
     cqs: Mutex<Vec<Option<Arc<Cq>>>>,
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
-    notices: SpinLock<NoticeReader>,
+    notice_reader: SpinLock<NoticeReader>,
     /// Numbers of queue pairs whose answers the next check for packets sends.
     qps_owing_answers: SpinLock<Vec<u32>>,
     /// True if there are such queue pairs.
@@ -65,16 +63,16 @@ impl NicObjects for ObjectRegistry {
     fn read_notices(&self, nic: &Nic) {
         let mailbox = nic.this_process().segment.mailbox();
         // Held until all notices are processed, in the order of their arrival.
-        let mut notices = self.notices.lock();
-        while let Some(notice) = mailbox.take_notice(&mut notices.next) {
-            nic.note_notices_read(notices.next);
+        let mut notices = self.notice_reader.lock();
+        while let Some(notice) = mailbox.take_notice(&mut notices.next_position) {
+            nic.note_notices_read(notices.next_position);
             if self.open_ring(nic, notice).is_err()
                 && notices.postponed_notices.len() < MAILBOX_SLOTS
             {
                 notices.postponed_notices.push(notice);
-                nic.call_engine();
+                nic.wake_engine_unless_ticking();
             }
-            mailbox.acknowledge(notices.next);
+            mailbox.acknowledge(notices.next_position);
         }
     }
 
@@ -85,7 +83,10 @@ impl NicObjects for ObjectRegistry {
     /// then. The program sees its completions before the kernel has carried the acknowledgement, and its answer takes
     /// the acknowledgement along.
     fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
-        let Some(mut delivery) = nic.network.begin_delivery(by == PacketCheckCaller::Change) else {
+        let Some(mut delivery) = nic
+            .packet_path
+            .begin_delivery(by == PacketCheckCaller::Change)
+        else {
             return false;
         };
         let mut came = false;
@@ -93,25 +94,30 @@ impl NicObjects for ObjectRegistry {
         let leaves_answers = by == PacketCheckCaller::Poll && touched.answering.is_empty();
         for _ in 0..MAX_DELIVERY_ROUNDS {
             let now = now_ns();
-            let received = nic.network.receive(&mut delivery, now, |arrival, packet| {
-                if packet.bth.dest_qpn == GSI_QPN {
-                    return take_mad(nic, arrival, packet);
-                }
-                self.take_packet(arrival, packet, now, &mut touched)
-            });
+            let received = nic
+                .packet_path
+                .receive(&mut delivery, now, |arrival, packet| {
+                    if packet.bth.dest_qpn == GSI_QPN {
+                        return take_mad(nic, arrival, packet);
+                    }
+                    self.take_packet(arrival, packet, now, &mut touched)
+                });
             if received == 0 {
                 break;
             }
             came = true;
-            if nic.network.has_new_socket_drops(&mut delivery, received) {
-                touched.request_missing();
+            if nic
+                .packet_path
+                .has_new_socket_drops(&mut delivery, received)
+            {
+                touched.request_after_host_drops();
             }
             if !leaves_answers || touched.has_intra_process {
-                let heard = nic.network.delivered_until_ns_by(&delivery, now);
-                self.answer(&mut touched, now, heard);
+                let heard = nic.packet_path.delivered_until_ns_by(&delivery, now);
+                self.send_answers_or_postpone(&mut touched, now, heard);
             }
             touched.transmit_next(now);
-            nic.network.flush();
+            nic.packet_path.flush();
             if by != PacketCheckCaller::Change
                 && delivery.is_drained()
                 && !touched.has_intra_process
@@ -122,8 +128,12 @@ impl NicObjects for ObjectRegistry {
         if leaves_answers {
             self.postpone_answers(touched.answering);
         } else if !touched.answering.is_empty() {
-            self.answer(&mut touched, now_ns(), nic.network.delivered_until_ns());
-            nic.network.flush();
+            self.send_answers_or_postpone(
+                &mut touched,
+                now_ns(),
+                nic.packet_path.delivered_until_ns(),
+            );
+            nic.packet_path.flush();
         }
         came
     }
@@ -131,8 +141,12 @@ impl NicObjects for ObjectRegistry {
     fn send_owed_answers(&self, nic: &Nic) {
         let mut owed = self.take_postponed_answers();
         if !owed.answering.is_empty() {
-            self.answer(&mut owed, now_ns(), nic.network.delivered_until_ns());
-            nic.network.flush();
+            self.send_answers_or_postpone(
+                &mut owed,
+                now_ns(),
+                nic.packet_path.delivered_until_ns(),
+            );
+            nic.packet_path.flush();
         }
     }
 
@@ -157,7 +171,7 @@ impl NicObjects for ObjectRegistry {
 }
 
 /// The bit of a P_Key that marks a full member (IBTA vol. 1, 10.9.1.1).
-const FULL_MEMBER: u16 = 0x8000;
+const PKEY_FULL_MEMBER_BIT: u16 = 0x8000;
 
 /// Queue pairs for which packets have arrived.
 #[derive(Default)]
@@ -170,7 +184,7 @@ struct QpsWithPackets {
 
 impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
-    fn request_missing(&self) {
+    fn request_after_host_drops(&self) {
         for qp in &self.answering {
             note_host_drops(qp);
         }
@@ -204,12 +218,12 @@ fn take_mad(nic: &Nic, arrival: &PacketArrival, packet: &Packet<'_>) -> Result<(
     if packet.bth.transport != Transport::Ud || packet.bth.operation != PacketOperation::Send {
         return Err(DropReason::Malformed);
     }
-    if packet.bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
+    if packet.bth.pkey | PKEY_FULL_MEMBER_BIT != DEFAULT_PKEY {
         return Err(DropReason::WrongPkey);
     }
     let fabric = crate::nic::fabric_dir().map_err(|_| DropReason::NotReady)?;
     let (source, destination) = gids_of(&arrival.flow.addresses);
-    let gsi = &nic.network.gsi;
+    let gsi = &nic.packet_path.gsi;
     gsi.deliver(&fabric, source, destination, packet)
 }
 
@@ -226,7 +240,7 @@ impl ObjectRegistry {
         touched: &mut QpsWithPackets,
     ) -> Result<(), DropReason> {
         let bth = &packet.bth;
-        if bth.pkey | FULL_MEMBER != DEFAULT_PKEY {
+        if bth.pkey | PKEY_FULL_MEMBER_BIT != DEFAULT_PKEY {
             return Err(DropReason::WrongPkey);
         }
         let qp = self
@@ -266,10 +280,10 @@ impl ObjectRegistry {
     }
 
     /// Answers requests. NAKs that wait until all packets have been processed are left to the next check.
-    fn answer(&self, touched: &mut QpsWithPackets, now: u64, heard: u64) {
+    fn send_answers_or_postpone(&self, touched: &mut QpsWithPackets, now: u64, heard: u64) {
         let waits = |qp: &Arc<Qp>| {
             send_answers(qp, now, heard);
-            requests_missing_later(qp)
+            awaits_gap_nak(qp)
         };
         touched.answering.retain(waits);
         self.postpone_answers(std::mem::take(&mut touched.answering));
@@ -306,7 +320,7 @@ impl ObjectRegistry {
             next_qp: AtomicUsize::new(0),
             cqs: Mutex::new(Vec::new()),
             imported_contexts: Mutex::new(Vec::new()),
-            notices: SpinLock::new(NoticeReader::default()),
+            notice_reader: SpinLock::new(NoticeReader::default()),
             qps_owing_answers: SpinLock::new(Vec::new()),
             has_owed_answers: AtomicBool::new(false),
         }
@@ -422,7 +436,7 @@ impl ObjectRegistry {
 
     /// Processes the notices that were put off. Returns true if some still are.
     pub(crate) fn read_postponed_notices(&self, nic: &Nic) -> bool {
-        let mut notices = self.notices.lock();
+        let mut notices = self.notice_reader.lock();
         notices
             .postponed_notices
             .retain(|&notice| self.open_ring(nic, notice).is_err());
@@ -447,7 +461,7 @@ impl ObjectRegistry {
         let qpn = header.dest_qpn.load(Ordering::Relaxed) as usize;
         let ours = header.magic.load(Ordering::Acquire) == RING_MAGIC
             && header.dest_incarnation.load(Ordering::Relaxed) == nic.this_process().incarnation
-            && qpn >> QP_BITS == nic.this_process().slot;
+            && qpn >> QP_INDEX_BITS == nic.this_process().slot;
         match self.qp(qpn % MAX_QPS) {
             Some(qp) if ours => qp.open_inbound_ring(peer, offset),
             _ => header.detached.store(1, Ordering::Release),

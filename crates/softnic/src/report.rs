@@ -4,7 +4,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use link::probe::{SocketFeatures, probe};
+use link::probe::{SocketFeatures, probe_addresses};
 use link::{Config, Fabric, PortState};
 
 use crate::nic::NicError;
@@ -87,7 +87,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     let name_of = |number: u32| interface_name(interfaces, number);
     #[allow(clippy::cast_possible_truncation)] // 10 bits
     let slot = nic.this_process().slot as u16;
-    let probes = probe(&Config {
+    let probes = probe_addresses(&Config {
         fabric: Some(Fabric { folder, slot }),
         ..Config::new(port.own_addresses())
     });
@@ -119,8 +119,8 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     });
     Ok(PacketReport {
         port_num,
-        path_mode: nic.network.mode().name(),
-        gid_interfaces: port.gid_interfaces.iter().map(|n| name_of(*n)).collect(),
+        path_mode: nic.packet_path.mode().name(),
+        gid_interfaces: port.gid_if_indices.iter().map(|n| name_of(*n)).collect(),
         addresses: addresses.collect(),
         counters: files.values(path::NAMES),
     })

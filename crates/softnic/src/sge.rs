@@ -7,9 +7,9 @@ use verbs_abi::*;
 use crate::device::MAX_SGE;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
-use crate::why::{self, FailureCause, MemorySide, NamedBytes};
+use crate::why::{self, FailureCause, MemorySide, NamedMemoryRange};
 use nic_core::rights::{
-    Access, PermittedRange, QueuePair, RegionGrant, authorize, authorize_region,
+    Access, AccessingQp, PermittedRange, RegionGrant, authorize, authorize_region,
 };
 use shm::keys::RegionPin;
 use shm::mem::AccessibleRegion;
@@ -86,7 +86,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
 
     /// Returns the address of a buffer in this process, valid until the window moves.
     #[inline(always)]
-    pub(crate) fn buffer(
+    pub(crate) fn buffer_address(
         &mut self,
         nic: &'static Nic,
         pd: u32,
@@ -115,7 +115,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         // In a region of the whole address space, the mapping is looked up each time.
         if !at.is_on_demand()
             && let Ok(grant) =
-                authorize_region(&region.rights, local_access(WRITE), &QueuePair::local(pd))
+                authorize_region(&region.rights, local_access(WRITE), &AccessingQp::local(pd))
         {
             *self = Self {
                 lkey: sge.lkey,
@@ -155,7 +155,7 @@ pub(crate) struct LastRegionValues {
 impl LastRegionValues {
     /// Returns the address in this process of the first `len` bytes of a buffer, if they lie in the region.
     #[inline(always)]
-    pub(crate) fn buffer(&self, sge: &ibv_sge, len: usize) -> Option<*mut u8> {
+    pub(crate) fn buffer_address(&self, sge: &ibv_sge, len: usize) -> Option<*mut u8> {
         if sge.lkey != self.lkey {
             return None;
         }
@@ -185,7 +185,7 @@ pub(crate) fn checked_sge<'c>(
     write: bool,
 ) -> Result<(&'c AccessibleRegion, PermittedRange, RegionPin), SgeError> {
     let (region, pin) = cache
-        .get(nic, nic.this_process(), sge.lkey, || pd)
+        .get_pinned(nic, nic.this_process(), sge.lkey, || pd)
         .map_err(|error| {
             why::note_cause(error.cause(MemorySide::Local, bytes_of(sge)));
             SgeError::Protection
@@ -195,11 +195,11 @@ pub(crate) fn checked_sge<'c>(
         &region.rights,
         range,
         local_access(write),
-        &QueuePair::local(pd),
+        &AccessingQp::local(pd),
     )
     .map_err(|denied| {
         let (access, rights) = (local_access(write), &region.rights);
-        why::note_cause(FailureCause::denied(
+        why::note_cause(FailureCause::of_denied_access(
             denied,
             MemorySide::Local,
             bytes_of(sge),
@@ -217,8 +217,8 @@ pub(crate) fn checked_sge<'c>(
     Ok((region, at, pin))
 }
 
-fn bytes_of(sge: &ibv_sge) -> NamedBytes {
-    NamedBytes {
+fn bytes_of(sge: &ibv_sge) -> NamedMemoryRange {
+    NamedMemoryRange {
         addr: sge.addr,
         len: sge.length.into(),
         key: sge.lkey,
@@ -229,7 +229,7 @@ fn bytes_of(sge: &ibv_sge) -> NamedBytes {
 #[cold]
 fn is_mapped(region: &AccessibleRegion, sge: &ibv_sge, write: bool) -> bool {
     // The memory of another process is not known here; the system call checks it.
-    !region.own || shm::mem::populate(sge.addr, sge.length.into(), write)
+    !region.of_this_process || shm::mem::prefault(sge.addr, sge.length.into(), write)
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ pub(crate) struct Srq {
     pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) user_count: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
-    only_cq: AtomicUsize,
+    only_recv_cq: AtomicUsize,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     pub(crate) xrc: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
-    pub(crate) tags_cq: Option<Arc<Cq>>,
+    pub(crate) tag_ops_cq: Option<Arc<Cq>>,
     /// The protection domain, which the queue uses until it is destroyed.
     pub(crate) pd: Arc<Pd>,
 }
@@ -51,26 +51,26 @@ impl Srq {
             pd,
             queue: BiasedLock::new(queue),
             user_count: AtomicUsize::new(0),
-            only_cq: AtomicUsize::new(0),
+            only_recv_cq: AtomicUsize::new(0),
             unacknowledged: UnacknowledgedEvents::default(),
             xrc,
-            tags_cq,
+            tag_ops_cq: tags_cq,
         }
     }
 
     /// Notes that receives of this queue complete in the CQ with this index, too.
-    pub(crate) fn note_cq(&self, index: usize) {
+    pub(crate) fn note_recv_cq(&self, index: usize) {
         let noted = self
-            .only_cq
+            .only_recv_cq
             .compare_exchange(0, index + 1, Relaxed, Relaxed);
         if noted.is_err_and(|other| other != index + 1) {
-            self.only_cq.store(MANY_CQS, Relaxed);
+            self.only_recv_cq.store(MANY_CQS, Relaxed);
         }
     }
 
     /// Returns true if all queue pairs of this queue have had the same receive CQ since its creation.
-    pub(crate) fn has_one_cq(&self) -> bool {
-        self.xrc.is_none() && self.only_cq.load(Relaxed) != MANY_CQS
+    pub(crate) fn has_one_recv_cq(&self) -> bool {
+        self.xrc.is_none() && self.only_recv_cq.load(Relaxed) != MANY_CQS
     }
 
     /// Returns the program's handle.
@@ -85,9 +85,9 @@ impl Srq {
 
     /// Returns the CQ of completions that no queue pair's send or receive queue accounts for, and the largest number of
     /// them at a time.
-    pub(crate) fn own_completions(&self) -> Option<(&Arc<Cq>, u64)> {
+    pub(crate) fn own_cq_and_max_completions(&self) -> Option<(&Arc<Cq>, u64)> {
         let mut queue = self.queue.lock();
-        match (&self.xrc, &self.tags_cq) {
+        match (&self.xrc, &self.tag_ops_cq) {
             // Queue pairs of an XRC domain have no receive CQ.
             (Some(xrc), _) => Some((&xrc.cq, queue.max_wr())),
             (None, Some(cq)) => {
@@ -101,7 +101,7 @@ impl Srq {
 
     /// Raises the limit event once if fewer WRs are left than the limit says (`ibv_modify_srq(3)`).
     #[inline]
-    pub(crate) fn check_limit(&self, queue: &mut BiasedGuard<'_, RecvQueue>) {
+    pub(crate) fn raise_limit_event_if_due(&self, queue: &mut BiasedGuard<'_, RecvQueue>) {
         if queue.srq_limit != 0 && queue.len() < u64::from(queue.srq_limit) {
             queue.srq_limit = 0;
             self.context

@@ -10,7 +10,7 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 
 use crate::capabilities::{DeviceCapabilities, Transport};
-use crate::device::{self, Device, LINK_LAYER_VAR, LinkLayer, Port, PortCounts};
+use crate::device::{self, Device, DeviceAndPortCounts, LINK_LAYER_VAR, LinkLayer, Port};
 use crate::identity::Identity;
 use crate::nic::NicError;
 use crate::path;
@@ -47,7 +47,7 @@ pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,
     capabilities: Option<&DeviceCapabilities>,
-    counts: Option<PortCounts>,
+    counts: Option<DeviceAndPortCounts>,
 ) -> Result<Vec<SysfsFile>, NicError> {
     let link_layer = link_layer.map(OsStr::to_owned);
     let link_layer = link_layer.or_else(|| std::env::var_os(LINK_LAYER_VAR));
@@ -55,29 +55,29 @@ pub fn sysfs_files(
     let capabilities = capabilities
         .copied()
         .map_or_else(DeviceCapabilities::from_env, Ok)?;
-    let counts = counts.map_or_else(PortCounts::from_env, Ok)?;
-    let (devices, _) = device::devices(link_layer.as_deref(), &identity, counts)?;
-    let beside = device::network_interface();
+    let counts = counts.map_or_else(DeviceAndPortCounts::from_env, Ok)?;
+    let (devices, _) = device::devices_from_env(link_layer.as_deref(), &identity, counts)?;
+    let beside = device::first_port_interface();
     let says = (&identity, capabilities.transport);
     let mut files = device_files(says, &devices, Path::new(INTERFACES), beside);
     for device in &devices {
         for port in device.ports() {
-            files.extend(traffic_of(&device.name, port));
-            files.extend(counters_of(&device.name, port));
+            files.extend(traffic_folder_link(&device.name, port));
+            files.extend(counter_folder_link(&device.name, port));
         }
     }
     Ok(files)
 }
 
 /// Returns the link to the folder with the traffic counters of a port; `None` if that cannot be made.
-fn traffic_of(device: &str, port: &Port) -> Option<SysfsFile> {
+fn traffic_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     let fabric = Fabric::default_dir().ok()?;
     Fabric::make_dir(&fabric).ok()?;
     let name = PortName {
-        key: traffic::own_ports_key(),
-        port_number: port.place.host_wide_number().into(),
+        process_ports_key: traffic::own_ports_key(),
+        host_wide_number: port.place.host_wide_number().into(),
     };
-    let folder = traffic::make(&fabric, name).ok()?;
+    let folder = traffic::create_folder(&fabric, name).ok()?;
     Some(SysfsFile {
         path: format!(
             "class/infiniband/{device}/ports/{}/counters",
@@ -89,14 +89,16 @@ fn traffic_of(device: &str, port: &Port) -> Option<SysfsFile> {
 
 /// Returns the link to the folder with the packet counters of a port; `None` if the port is not an Ethernet port, or the
 /// folder cannot be made.
-fn counters_of(device: &str, port: &Port) -> Option<SysfsFile> {
+fn counter_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     if port.link_layer != LinkLayer::Ethernet {
         return None;
     }
     let fabric = Fabric::default_dir().ok()?;
     Fabric::make_dir(&fabric).ok()?;
     let files = PortFiles::of_port(&fabric, port.place).ok()?;
-    files.make(path::NAMES, path::PUBLICATION_INTERVAL).ok()?;
+    files
+        .create_missing(path::NAMES, path::PUBLICATION_INTERVAL)
+        .ok()?;
     Some(SysfsFile {
         path: format!(
             "class/infiniband/{device}/ports/{}/hw_counters",
@@ -171,7 +173,7 @@ fn interfaces_of(
 ) -> Vec<(String, u32)> {
     let mut found = Vec::new();
     let of_port = |port: &Port| {
-        let number = *port.gid_interfaces.get(1)?;
+        let number = *port.gid_if_indices.get(1)?;
         Some((interface_name(interfaces, number)?, number))
     };
     let skipped = usize::from(first.is_some());
@@ -217,7 +219,7 @@ fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, in
         let words = words.map(|word| format!("{word:04x}")).join(":");
         file(format!("{at}/gids/{index}"), &words);
         file(format!("{at}/gid_attrs/types/{index}"), gid_type);
-        let number = port.gid_interfaces.get(index).copied().unwrap_or(0);
+        let number = port.gid_if_indices.get(index).copied().unwrap_or(0);
         if let Some(name) = interface_name(interfaces, number) {
             file(format!("{at}/gid_attrs/ndevs/{index}"), &name);
         }
@@ -294,11 +296,12 @@ mod tests {
         }
         let mut v4 = [0; 16];
         v4[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
-        let (mut devices, _) = device::devices(None, &Identity::default(), PortCounts::default())
-            .expect("a host has addresses");
+        let (mut devices, _) =
+            device::devices_from_env(None, &Identity::default(), DeviceAndPortCounts::default())
+                .expect("a host has addresses");
         let mut port = devices[0].ports()[0].clone();
         port.gids = vec![[0xfe; 16], v4];
-        port.gid_interfaces = vec![0, 8];
+        port.gid_if_indices = vec![0, 8];
         devices[0].replace_first_port(port);
         let files = device_files(
             (&Identity::default(), Transport::default()),
@@ -342,7 +345,7 @@ mod tests {
 
     #[test]
     fn every_port_of_every_device_has_its_files() {
-        let counts = Some(PortCounts::new(2, 2));
+        let counts = Some(DeviceAndPortCounts::new(2, 2));
         let files = sysfs_files(Some(OsStr::new("ib")), None, None, counts).expect("made");
         let mut lids = Vec::new();
         for device in ["softnic0", "softnic1"] {

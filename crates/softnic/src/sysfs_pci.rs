@@ -196,12 +196,12 @@ mod tests {
     use std::ffi::OsStr;
 
     use super::*;
-    use crate::device::PortCounts;
+    use crate::device::DeviceAndPortCounts;
     use crate::sysfs::sysfs_files;
 
     fn of(link_layer: &str, identity: &str) -> Vec<SysfsFile> {
         let identity: Identity = identity.parse().expect("an identity");
-        let counts = Some(PortCounts::new(2, 1));
+        let counts = Some(DeviceAndPortCounts::new(2, 1));
         sysfs_files(Some(OsStr::new(link_layer)), Some(&identity), None, counts).expect("made")
     }
 

@@ -113,10 +113,10 @@ pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
 
 /// Makes peers that send to the domains' queue pairs call the engine, because a CQ has been armed.
 #[cold]
-pub(crate) fn arm(nic: &Nic) {
+pub(crate) fn arm_domain_cqs(nic: &Nic) {
     for domain in domains(nic) {
-        // SYNC POINT A, as in `Cq::arm`.
-        domain.gathering_cq.arm_for_others();
+        // SYNC POINT A, as in `Cq::arm_domain_cqs`.
+        domain.gathering_cq.arm_for_xrc_cqs();
     }
 }
 
@@ -155,11 +155,11 @@ impl Xrcd {
             let Some(shared) = fabric.this_process.segment.srq(index) else {
                 continue;
             };
-            if shared.domain.load(Ordering::Relaxed) != 0 {
+            if shared.xrc_domain.load(Ordering::Relaxed) != 0 {
                 continue;
             }
             shared.pd.store(pd, Ordering::Relaxed);
-            shared.domain.store(self.number, Ordering::Release);
+            shared.xrc_domain.store(self.number, Ordering::Release);
             return Ok(self.nic.qpn(index));
         }
         Err(libc::ENOMEM)
@@ -180,7 +180,7 @@ impl Xrcd {
             .segment
             .find_srq(number as usize % MAX_SRQS)
         {
-            shared.domain.store(0, Ordering::Release);
+            shared.xrc_domain.store(0, Ordering::Release);
         }
     }
 
@@ -239,14 +239,14 @@ impl Xrcd {
             return;
         }
         let armed = self.anyone_armed();
-        self.gathering_cq.disarm_for_others();
+        self.gathering_cq.disarm_for_xrc_cqs();
         if armed {
-            self.gathering_cq.arm_for_others();
+            self.gathering_cq.arm_for_xrc_cqs();
         }
         barrier::membarrier_all_processes();
         // A CQ that was armed meanwhile may have found the gatherer armed, before this function disarmed it.
         if !armed && self.anyone_armed() {
-            arm(self.nic);
+            arm_domain_cqs(self.nic);
         }
         // A peer may have published, and found the engine called already.
         self.deliver_arrived();

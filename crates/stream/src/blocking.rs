@@ -16,7 +16,7 @@ use crate::nic::{Config, Nic, Policy, Setup};
 use crate::pool::Pool;
 
 /// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
-const LINGER: Duration = Duration::from_secs(1);
+const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connects blocking streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
@@ -194,7 +194,7 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
 pub struct Stream {
     tcp: TcpStream,
     /// Bytes that were read during the handshake although they belong to the stream over plain TCP.
-    first: Bytes,
+    handshake_leftover: Bytes,
     rdma: Option<Box<Connection>>,
     spin: Duration,
     timeout: Option<Duration>,
@@ -204,7 +204,7 @@ impl Stream {
     fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
         Self {
             tcp,
-            first: first.into(),
+            handshake_leftover: first.into(),
             rdma: None,
             spin: Duration::ZERO,
             timeout: None,
@@ -412,11 +412,11 @@ fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.rdma.is_none() {
-            if self.first.is_empty() {
+            if self.handshake_leftover.is_empty() {
                 return self.tcp.read(into);
             }
-            let now = self.first.len().min(into.len());
-            into[..now].copy_from_slice(&self.first.split_to(now));
+            let now = self.handshake_leftover.len().min(into.len());
+            into[..now].copy_from_slice(&self.handshake_leftover.split_to(now));
             return Ok(now);
         }
         if into.is_empty() || !self.wait_unread()? {
@@ -457,7 +457,7 @@ impl Write for Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // Ignore the error, because a drop cannot report an error.
-        let _ = self.flush_out(Some(LINGER));
+        let _ = self.flush_out(Some(DROP_FLUSH_TIMEOUT));
         if self.is_rdma() {
             // Shut down before the queue pair is destroyed: the peer checks this connection when
             // its work requests fail.

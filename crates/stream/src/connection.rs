@@ -16,18 +16,18 @@ use crate::gather::Gather;
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
-use crate::window::{MessageFlags, Window};
+use crate::window::{MessagePostParams, Window};
 
 /// Maximum number of completions taken by one poll.
-const POLL: usize = 16;
+const MAX_POLL_COMPLETIONS: usize = 16;
 /// Maximum number of messages posted with one doorbell.
-const POSTLIST: usize = 16;
+const MAX_POSTLIST_MESSAGES: usize = 16;
 /// Payload size in bytes below which received bytes are copied out of their block, so that the
 /// block is posted again at once (`rdma_zerocopy_min_size` of brpc).
-const ZERO_COPY_MIN: usize = 512;
+const ZERO_COPY_MIN_BYTES: usize = 512;
 
 /// Memory of the payload of a message in flight; it must live until the message has been sent.
-enum Sent {
+enum InFlightPayload {
     /// The payload lies in the WR itself.
     Inline,
     One(Block),
@@ -37,7 +37,7 @@ enum Sent {
 }
 
 /// Received bytes that the program has not read, as a range of a block.
-struct Unread {
+struct UnreadBytes {
     block: Block,
     range: Range<usize>,
 }
@@ -51,20 +51,20 @@ pub(crate) struct Connection {
     pool: Pool,
     window: Window,
     /// Maximum number of bytes in a message to the peer.
-    message_bytes: usize,
-    inline_bytes: usize,
+    max_message_bytes: usize,
+    max_inline_bytes: usize,
     list: Postlist<Rc>,
     recvs: RecvList,
     /// Blocks of the posted receives, in the order in which they are used.
-    posted: VecDeque<Block>,
+    posted_recv_blocks: VecDeque<Block>,
     /// Blocks that must be posted again, and the number of these blocks that replace a block of a
     /// message with payload.
-    returned: Vec<Block>,
-    returned_credits: u16,
-    unread: VecDeque<Unread>,
+    blocks_to_repost: Vec<Block>,
+    credits_to_return: u16,
+    unread: VecDeque<UnreadBytes>,
     /// Payloads of the messages in flight that have a payload.
-    sent: VecDeque<Sent>,
-    completions: WcBuffer<POLL>,
+    in_flight_payloads: VecDeque<InFlightPayload>,
+    completions: WcBuffer<MAX_POLL_COMPLETIONS>,
     /// Reason why the connection has ended; `None` while it works.
     failure: Option<StreamError>,
 }
@@ -100,19 +100,19 @@ impl Connection {
         let gathered = prepared.max_sge.saturating_mul(prepared.pool.block_bytes());
         let inline = usize::try_from(INLINE_BYTES).unwrap_or(0);
         Ok(Self {
-            list: qp.postlist(POSTLIST),
+            list: qp.postlist(MAX_POSTLIST_MESSAGES),
             recvs: qp.recv_list(posted.len()),
-            inline_bytes: qp.max_inline_data().min(inline),
+            max_inline_bytes: qp.max_inline_data().min(inline),
             qp,
             cq: prepared.cq,
             pool: prepared.pool,
             window,
-            message_bytes: peer_block.min(gathered),
-            posted,
-            returned: Vec::new(),
-            returned_credits: 0,
+            max_message_bytes: peer_block.min(gathered),
+            posted_recv_blocks: posted,
+            blocks_to_repost: Vec::new(),
+            credits_to_return: 0,
             unread: VecDeque::new(),
-            sent: VecDeque::new(),
+            in_flight_payloads: VecDeque::new(),
             completions: WcBuffer::new(),
             failure: None,
         })
@@ -132,7 +132,7 @@ impl Connection {
         match self.try_progress() {
             Ok(any) => any,
             Err(e) => {
-                self.fail(e);
+                self.record_failure(e);
                 true
             }
         }
@@ -140,7 +140,7 @@ impl Connection {
 
     fn try_progress(&mut self) -> Result<bool, StreamError> {
         let any = self.poll()?;
-        self.post_returned()?;
+        self.repost_blocks_and_ack()?;
         Ok(any)
     }
 
@@ -154,23 +154,24 @@ impl Connection {
             for wc in completions {
                 match wc {
                     Ok(wc) if wc.is_recv() => {
-                        let Some(block) = self.posted.pop_front() else {
+                        let Some(block) = self.posted_recv_blocks.pop_front() else {
                             let why = "a receive that was not posted";
                             return Err(StreamError::Verb(why.to_owned()));
                         };
                         self.window
-                            .received(wc.imm().ok_or(StreamError::NoImmediate)?)?;
+                            .receive_credits(wc.imm().ok_or(StreamError::NoImmediate)?)?;
                         match usize::try_from(wc.byte_len()).unwrap_or(usize::MAX) {
-                            0 => self.returned.push(block),
-                            len => self.unread.push_back(Unread {
+                            0 => self.blocks_to_repost.push(block),
+                            len => self.unread.push_back(UnreadBytes {
                                 range: 0..len.min(self.pool.block_bytes()),
                                 block,
                             }),
                         }
                     }
                     Ok(wc) => {
-                        let freed = self.window.completed(wc.wr_id());
-                        self.sent.drain(..usize::from(freed).min(self.sent.len()));
+                        let freed = self.window.process_completion(wc.wr_id());
+                        self.in_flight_payloads
+                            .drain(..usize::from(freed).min(self.in_flight_payloads.len()));
                     }
                     // The cause of a failure is the status of the WR that was not flushed by it.
                     Err(wc) => match failed {
@@ -179,37 +180,38 @@ impl Connection {
                     },
                 }
             }
-            if count < POLL {
+            if count < MAX_POLL_COMPLETIONS {
                 return failed.map_or(Ok(any), |status| Err(StreamError::Failed(status)));
             }
         }
     }
 
     /// Posts the blocks that the program has read, and sends an acknowledgement if one is due.
-    fn post_returned(&mut self) -> Result<(), StreamError> {
-        if !self.returned.is_empty() {
+    fn repost_blocks_and_ack(&mut self) -> Result<(), StreamError> {
+        if !self.blocks_to_repost.is_empty() {
             self.recvs.clear();
-            for block in &self.returned {
+            for block in &self.blocks_to_repost {
                 self.recvs.recv(block.slice(), 0);
             }
-            self.posted.extend(self.returned.drain(..));
+            self.posted_recv_blocks
+                .extend(self.blocks_to_repost.drain(..));
             self.qp.post_recv(&mut self.recvs)?;
-            let credits = std::mem::take(&mut self.returned_credits);
-            self.window.reposted(credits);
+            let credits = std::mem::take(&mut self.credits_to_return);
+            self.window.count_reposted_receives(credits);
         }
-        if let Some(flags) = self.window.ack() {
+        if let Some(flags) = self.window.count_ack_if_due() {
             self.post_ack(flags)?;
         }
         Ok(())
     }
 
-    fn post_ack(&mut self, flags: MessageFlags) -> Result<(), StreamError> {
+    fn post_ack(&mut self, flags: MessagePostParams) -> Result<(), StreamError> {
         self.list.clear();
-        add_message(&mut self.list, HeaderOnly, flags);
+        add_message_wr(&mut self.list, HeaderOnly, flags);
         Ok(self.qp.post_send(&mut self.list)?)
     }
 
-    fn fail(&mut self, why: StreamError) {
+    fn record_failure(&mut self, why: StreamError) {
         if self.failure.is_none() {
             tracing::debug!(%why, qp = %self.qp.qpn(), "the stream ends");
             self.failure = Some(why);
@@ -224,7 +226,7 @@ impl Connection {
             // socket, so poll first.
             self.progress();
         }
-        self.fail(why);
+        self.record_failure(why);
     }
 
     /// Returns the reason why the connection has ended, if it has.
@@ -250,17 +252,17 @@ impl Connection {
                 break;
             }
             let block = self.unread.pop_front().expect("it has a front").block;
-            self.give_back(block);
+            self.queue_block_for_repost(block);
         }
-        self.after_read();
+        self.repost_blocks_if_due();
         total
     }
 
-    /// Returns received bytes, or `None` if no bytes are available. Pieces of [`ZERO_COPY_MIN`]
+    /// Returns received bytes, or `None` if no bytes are available. Pieces of [`ZERO_COPY_MIN_BYTES`]
     /// bytes or more are not copied.
     pub(crate) fn read_bytes(&mut self) -> Option<Bytes> {
-        let Unread { block, range } = self.unread.pop_front()?;
-        let fresh = if range.len() < ZERO_COPY_MIN {
+        let UnreadBytes { block, range } = self.unread.pop_front()?;
+        let fresh = if range.len() < ZERO_COPY_MIN_BYTES {
             None
         } else {
             // If memory for another block is lacking, copy the bytes and post this block again.
@@ -268,35 +270,35 @@ impl Connection {
         };
         let bytes = match fresh {
             Some(fresh) => {
-                self.give_back(fresh);
+                self.queue_block_for_repost(fresh);
                 block.freeze_range(range)
             }
             None => {
                 let bytes = Bytes::copy_from_slice(&block.as_ref()[range]);
-                self.give_back(block);
+                self.queue_block_for_repost(block);
                 bytes
             }
         };
-        self.after_read();
+        self.repost_blocks_if_due();
         Some(bytes)
     }
 
     /// Queues a block that takes the place of the block of a message with payload in the receive
     /// queue.
-    fn give_back(&mut self, block: Block) {
-        self.returned.push(block);
-        self.returned_credits += 1;
+    fn queue_block_for_repost(&mut self, block: Block) {
+        self.blocks_to_repost.push(block);
+        self.credits_to_return += 1;
     }
 
-    fn after_read(&mut self) {
+    fn repost_blocks_if_due(&mut self) {
         // Post blocks in lists, with one doorbell for an eighth of the queue. The other blocks are
         // posted before this side waits.
-        let due = self.returned.len() * 8 >= self.posted.len();
+        let due = self.blocks_to_repost.len() * 8 >= self.posted_recv_blocks.len();
         if due
             && self.failure.is_none()
-            && let Err(e) = self.post_returned()
+            && let Err(e) = self.repost_blocks_and_ack()
         {
-            self.fail(e);
+            self.record_failure(e);
         }
     }
 
@@ -306,49 +308,53 @@ impl Connection {
     /// # Errors
     /// Returns an error if the connection has ended.
     pub(crate) fn write(&mut self, parts: &[IoSlice<'_>]) -> Result<usize, StreamError> {
-        self.check()?;
+        self.check_not_failed()?;
         let mut gather = Gather::new(parts);
         let result = self.try_write(&mut gather);
-        self.posted_or_failed(result)?;
+        self.fail_on_error(result)?;
         Ok(gather.taken())
     }
 
-    fn check(&self) -> Result<(), StreamError> {
+    fn check_not_failed(&self) -> Result<(), StreamError> {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    fn posted_or_failed(&mut self, result: Result<(), StreamError>) -> Result<(), StreamError> {
-        result.inspect_err(|e| self.fail(e.clone()))
+    fn fail_on_error(&mut self, result: Result<(), StreamError>) -> Result<(), StreamError> {
+        result.inspect_err(|e| self.record_failure(e.clone()))
     }
 
     fn try_write(&mut self, gather: &mut Gather<'_, '_>) -> Result<(), StreamError> {
         self.list.clear();
-        while !gather.is_empty() && !self.list.is_full() && self.window.room() > 0 {
-            let len = gather.remaining().min(self.message_bytes);
+        while !gather.is_empty() && !self.list.is_full() && self.window.sendable_messages() > 0 {
+            let len = gather.remaining().min(self.max_message_bytes);
             let last = len == gather.remaining();
-            if len <= self.inline_bytes {
+            if len <= self.max_inline_bytes {
                 let mut small = [0; INLINE_BYTES as usize];
                 gather.copy_to(&mut small[..len]);
-                let flags = self.window.send(len, last).expect("there is room");
-                add_message(&mut self.list, Inline(&small[..len]), flags);
-                self.sent.push_back(Sent::Inline);
+                let flags = self.window.count_message(len, last).expect("there is room");
+                add_message_wr(&mut self.list, Inline(&small[..len]), flags);
+                self.in_flight_payloads.push_back(InFlightPayload::Inline);
             } else {
-                let sent = self.fill(gather, len)?;
-                let flags = self.window.send(len, last).expect("there is room");
+                let sent = self.copy_to_blocks(gather, len)?;
+                let flags = self.window.count_message(len, last).expect("there is room");
                 self.push_blocks(&sent, len, flags);
-                self.sent.push_back(sent);
+                self.in_flight_payloads.push_back(sent);
             }
         }
         self.post_list()
     }
 
     /// Copies the next `len` bytes of `gather` into blocks.
-    fn fill(&self, gather: &mut Gather<'_, '_>, len: usize) -> Result<Sent, StreamError> {
+    fn copy_to_blocks(
+        &self,
+        gather: &mut Gather<'_, '_>,
+        len: usize,
+    ) -> Result<InFlightPayload, StreamError> {
         let size = self.pool.block_bytes();
         let mut block = self.pool.block()?;
         if len <= size {
             gather.copy_to(&mut block.as_mut_slice()[..len]);
-            return Ok(Sent::One(block));
+            return Ok(InFlightPayload::One(block));
         }
         let mut blocks = Vec::with_capacity(len.div_ceil(size));
         let mut left = len;
@@ -358,29 +364,32 @@ impl Connection {
             blocks.push(block);
             left -= now;
             if left == 0 {
-                return Ok(Sent::Many(blocks));
+                return Ok(InFlightPayload::Many(blocks));
             }
             block = self.pool.block()?;
         }
     }
 
-    fn push_blocks(&mut self, sent: &Sent, len: usize, flags: MessageFlags) {
+    fn push_blocks(&mut self, sent: &InFlightPayload, len: usize, flags: MessagePostParams) {
         let part = |block: &Block, len: usize| {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
-            block.slice().part(0..len).expect("the block was filled")
+            block
+                .slice()
+                .subrange(0..len)
+                .expect("the block was filled")
         };
         match sent {
-            Sent::One(block) => add_message(&mut self.list, part(block, len), flags),
-            Sent::Many(blocks) => {
+            InFlightPayload::One(block) => add_message_wr(&mut self.list, part(block, len), flags),
+            InFlightPayload::Many(blocks) => {
                 let size = self.pool.block_bytes();
                 let slices: Vec<MrSlice> = blocks
                     .iter()
                     .enumerate()
                     .map(|(i, block)| part(block, size.min(len - i * size)))
                     .collect();
-                add_message(&mut self.list, &slices[..], flags);
+                add_message_wr(&mut self.list, &slices[..], flags);
             }
-            Sent::Inline | Sent::CallerBytes(_) => {}
+            InFlightPayload::Inline | InFlightPayload::CallerBytes(_) => {}
         }
     }
 
@@ -398,31 +407,32 @@ impl Connection {
     /// # Errors
     /// Returns an error if the connection has ended.
     pub(crate) fn write_bytes(&mut self, bytes: &mut Bytes) -> Result<usize, StreamError> {
-        self.check()?;
+        self.check_not_failed()?;
         let slice = self.pool.find(bytes);
-        let Some(slice) = slice.filter(|slice| slice.len() as usize > self.inline_bytes) else {
+        let Some(slice) = slice.filter(|slice| slice.len() as usize > self.max_inline_bytes) else {
             let taken = self.write(&[IoSlice::new(bytes)])?;
             bytes.advance(taken);
             return Ok(taken);
         };
         let result = self.try_write_bytes(bytes, slice);
-        self.posted_or_failed(result)
+        self.fail_on_error(result)
             .map(|()| slice.len() as usize - bytes.len())
     }
 
     fn try_write_bytes(&mut self, bytes: &mut Bytes, whole: MrSlice) -> Result<(), StreamError> {
         self.list.clear();
         let mut offset = 0;
-        while !bytes.is_empty() && !self.list.is_full() && self.window.room() > 0 {
-            let len = bytes.len().min(self.message_bytes);
+        while !bytes.is_empty() && !self.list.is_full() && self.window.sendable_messages() > 0 {
+            let len = bytes.len().min(self.max_message_bytes);
             let piece = u32::try_from(len).unwrap_or(u32::MAX);
             let part = whole
-                .part(offset..offset + piece)
+                .subrange(offset..offset + piece)
                 .expect("a part of the bytes");
             offset += piece;
-            let flags = self.window.send(len, len == bytes.len());
-            add_message(&mut self.list, part, flags.expect("there is room"));
-            self.sent.push_back(Sent::CallerBytes(bytes.split_to(len)));
+            let flags = self.window.count_message(len, len == bytes.len());
+            add_message_wr(&mut self.list, part, flags.expect("there is room"));
+            self.in_flight_payloads
+                .push_back(InFlightPayload::CallerBytes(bytes.split_to(len)));
         }
         self.post_list()
     }
@@ -435,14 +445,14 @@ impl Connection {
     /// Posts a marker message. Its completion means that the peer's NIC has received all earlier
     /// messages. Returns false if the marker cannot be posted now.
     pub(crate) fn post_flush_marker(&mut self) -> bool {
-        if self.failure.is_some() || self.window.in_flight() == 0 {
+        if self.failure.is_some() || self.window.in_flight_messages() == 0 {
             return true;
         }
-        let Some(flags) = self.window.force_ack() else {
+        let Some(flags) = self.window.count_ack() else {
             return false;
         };
         if let Err(e) = self.post_ack(flags) {
-            self.fail(e);
+            self.record_failure(e);
         }
         true
     }
@@ -460,7 +470,7 @@ impl Connection {
         let solicited_only = !(sends || self.window.lacks_slots());
         let armed = self.cq.req_notify(solicited_only);
         if let Err(e) = armed {
-            self.fail(e.into());
+            self.record_failure(e.into());
         }
     }
 
@@ -471,12 +481,12 @@ impl Connection {
 }
 
 /// Adds a message with the flags and the immediate of `flags` to the postlist.
-fn add_message(list: &mut Postlist<Rc>, payload: impl verbs::Payload, flags: MessageFlags) {
-    let mut wr = list.send_with_imm(payload, flags.imm);
+fn add_message_wr(list: &mut Postlist<Rc>, payload: impl verbs::Payload, flags: MessagePostParams) {
+    let mut wr = list.send_with_imm(payload, flags.credits_imm);
     if flags.solicited {
         wr = wr.solicited();
     }
-    if let Some(id) = flags.signaled {
+    if let Some(id) = flags.signaled_wr_id {
         wr.signaled().wr_id(id);
     }
 }

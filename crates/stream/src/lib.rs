@@ -65,5 +65,5 @@ pub use connector::Connector;
 pub use error::{SetupError, StreamError};
 pub use listener::Listener;
 pub use nic::{Config, Policy};
-pub use pool::{BLOCK_BYTES, Block, Pool};
+pub use pool::{ALLOWED_BLOCK_BYTES, Block, Pool};
 pub use stream::Stream;

@@ -17,7 +17,7 @@ use crate::rdma::Rdma;
 use crate::stream::Stream;
 
 /// Maximum number of simultaneous handshakes.
-const HANDSHAKES: usize = 1024;
+const MAX_PENDING_HANDSHAKES: usize = 1024;
 
 /// Accepts connections on a TCP port, by RDMA and by plain TCP.
 ///
@@ -88,7 +88,7 @@ impl Listener {
                 }
                 continue;
             }
-            if self.handshakes.len() >= HANDSHAKES {
+            if self.handshakes.len() >= MAX_PENDING_HANDSHAKES {
                 return Poll::Pending;
             }
             let (tcp, client) = ready!(self.tcp.poll_accept(cx))?;

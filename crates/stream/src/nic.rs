@@ -9,7 +9,7 @@ use verbs::{Access, CompletionChannel, Context, Mtu, ProtectionDomain, Psn, Rc};
 use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::handshake::{Hello, Version};
-use crate::pool::{BLOCK_BYTES, Pool};
+use crate::pool::{ALLOWED_BLOCK_BYTES, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
 use crate::reactor::{Reactor, Reactors, nonblocking_channel};
 
@@ -32,7 +32,7 @@ pub enum Policy {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Number of bytes of a block, which limits the size of a message to this side: one of
-    /// [`BLOCK_BYTES`], 8,192 by default. A connection has [`queue_size`](Self::queue_size) blocks
+    /// [`ALLOWED_BLOCK_BYTES`], 8,192 by default. A connection has [`queue_size`](Self::queue_size) blocks
     /// posted.
     pub block_bytes: u32,
     /// Number of WRs of the send queue and of the receive queue, 16 to 4,096; 128 by default.
@@ -59,7 +59,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            block_bytes: BLOCK_BYTES[0],
+            block_bytes: ALLOWED_BLOCK_BYTES[0],
             queue_size: 128,
             version: Version::V2,
             policy: Policy::FallBack,
@@ -75,7 +75,7 @@ impl Default for Config {
 
 impl Config {
     fn check(&self) -> Result<(), SetupError> {
-        if !BLOCK_BYTES.contains(&self.block_bytes) {
+        if !ALLOWED_BLOCK_BYTES.contains(&self.block_bytes) {
             return Err(SetupError::BlockBytes(self.block_bytes));
         }
         if !(16..=4096).contains(&self.queue_size) {

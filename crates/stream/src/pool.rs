@@ -9,10 +9,10 @@ use bytes::Bytes;
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain, VerbError};
 
 /// Minimum number of bytes that are registered by one call.
-const SLAB_BYTES: usize = 2 << 20;
+const MIN_SLAB_BYTES: usize = 2 << 20;
 
 /// Allowed block sizes in bytes: the three block sizes of brpc.
-pub const BLOCK_BYTES: [u32; 3] = [8 << 10, 64 << 10, 2 << 20];
+pub const ALLOWED_BLOCK_BYTES: [u32; 3] = [8 << 10, 64 << 10, 2 << 20];
 
 /// A pool of registered blocks of one size. Clones share the same pool.
 ///
@@ -25,35 +25,35 @@ pub struct Pool {
 struct Inner {
     pd: ProtectionDomain,
     block_bytes: u32,
-    free: Mutex<Vec<Free>>,
+    free: Mutex<Vec<UnusedBlock>>,
     /// Registered regions in the order of their addresses. Regions are never removed, so blocks
     /// stay valid as long as the pool.
     slabs: RwLock<Vec<MemoryRegion>>,
 }
 
 /// A block in the pool that is not in use.
-struct Free {
+struct UnusedBlock {
     ptr: *mut u8,
     slice: MrSlice,
 }
 
-// SAFETY: the pointer is into a region of the pool, which the holder of a `Free` keeps alive. Each
+// SAFETY: the pointer is into a region of the pool, which the holder of a `UnusedBlock` keeps alive. Each
 // block has a single holder.
-unsafe impl Send for Free {}
-// SAFETY: `&Free` gives no access to the bytes.
-unsafe impl Sync for Free {}
+unsafe impl Send for UnusedBlock {}
+// SAFETY: `&UnusedBlock` gives no access to the bytes.
+unsafe impl Sync for UnusedBlock {}
 
 /// An exclusively owned block of registered memory. Dropping a block returns it to its pool.
 ///
 /// Fill a block and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends the frozen bytes
 /// without copying them.
 pub struct Block {
-    free: Option<Free>,
+    memory: Option<UnusedBlock>,
     pool: Arc<Inner>,
 }
 
 impl Pool {
-    /// Creates a pool of blocks of `block_bytes`, one of [`BLOCK_BYTES`].
+    /// Creates a pool of blocks of `block_bytes`, one of [`ALLOWED_BLOCK_BYTES`].
     pub(crate) fn new(pd: &ProtectionDomain, block_bytes: u32) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -87,24 +87,24 @@ impl Pool {
             self.grow(&mut free)?;
         }
         Ok(Block {
-            free: free.pop(),
+            memory: free.pop(),
             pool: Arc::clone(&self.inner),
         })
     }
 
-    fn grow(&self, free: &mut Vec<Free>) -> Result<(), VerbError> {
+    fn grow(&self, free: &mut Vec<UnusedBlock>) -> Result<(), VerbError> {
         let block = self.block_bytes();
         let region = self
             .inner
             .pd
-            .alloc(SLAB_BYTES.max(block), Access::LOCAL_WRITE)?;
+            .alloc(MIN_SLAB_BYTES.max(block), Access::LOCAL_WRITE)?;
         for offset in (0..region.len()).step_by(block) {
             let slice = region
                 .slice(offset..offset + block)
                 .expect("a block of the region");
             // SAFETY: the offset is inside of the region.
             let ptr = unsafe { region.as_mut_ptr().add(offset) };
-            free.push(Free { ptr, slice });
+            free.push(UnusedBlock { ptr, slice });
         }
         let slabs = self.inner.slabs.write();
         let mut slabs = slabs.unwrap_or_else(PoisonError::into_inner);
@@ -134,24 +134,24 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
-    fn free(&self) -> MutexGuard<'_, Vec<Free>> {
+    fn free(&self) -> MutexGuard<'_, Vec<UnusedBlock>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Block {
-    fn of(&self) -> &Free {
-        self.free.as_ref().expect("a block until it is dropped")
+    fn memory(&self) -> &UnusedBlock {
+        self.memory.as_ref().expect("a block until it is dropped")
     }
 
     /// Returns the whole block, as a WR's scatter/gather element.
     pub(crate) fn slice(&self) -> MrSlice {
-        self.of().slice
+        self.memory().slice
     }
 
     /// Returns the bytes of the block. No receive may be posted for this block.
     fn bytes(&self) -> &[u8] {
-        let free = self.of();
+        let free = self.memory();
         // SAFETY: the memory is live, and initialised because it was zeroed at first. Nothing
         // writes to it: the block's only holder is borrowed, no peer may write (the region has
         // `LOCAL_WRITE` alone), and the NIC writes only while a receive is posted. `Connection`
@@ -163,7 +163,7 @@ impl Block {
 
     /// Returns all bytes of the block.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let free = self.of();
+        let free = self.memory();
         // SAFETY: as in `bytes`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(free.ptr, free.slice.len() as usize) }
     }
@@ -191,7 +191,7 @@ impl AsRef<[u8]> for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Some(free) = self.free.take() {
+        if let Some(free) = self.memory.take() {
             self.pool.free().push(free);
         }
     }
@@ -231,12 +231,12 @@ mod tests {
     fn memory_of_the_pool_is_recognised() {
         let pool = pool(64 << 10);
         let held: Vec<_> = (0..40).map(|_| pool.block().expect("memory")).collect();
-        assert_eq!(pool.registered_bytes(), 2 * SLAB_BYTES);
+        assert_eq!(pool.registered_bytes(), 2 * MIN_SLAB_BYTES);
         for block in held {
             let whole = block.slice();
             let bytes = block.freeze(1000).slice(10..);
             let found = pool.find(&bytes).expect("registered");
-            assert_eq!(Some(found), whole.part(10..1000));
+            assert_eq!(Some(found), whole.subrange(10..1000));
         }
         assert_eq!(pool.find(b"not registered"), None);
     }

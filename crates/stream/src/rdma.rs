@@ -17,7 +17,7 @@ use crate::read_limit::ReadLimit;
 use crate::spin::Spin;
 
 /// Maximum time for which a dropped stream continues to deliver sent data.
-const LINGER: Duration = Duration::from_secs(5);
+const DROP_DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The half of a stream, reader or writer, whose task waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +29,9 @@ enum Half {
 /// The tasks that wait for a stream. tokio's reactor keeps one waker per descriptor, but reader and
 /// writer may both wait for both descriptors.
 #[derive(Default)]
-struct Waiting([Mutex<Option<Waker>>; 2]);
+struct HalfWakers([Mutex<Option<Waker>>; 2]);
 
-impl Waiting {
+impl HalfWakers {
     fn set(&self, half: Half, waker: &Waker) {
         let mut slot = self.0[half as usize]
             .lock()
@@ -50,7 +50,7 @@ impl Waiting {
     }
 }
 
-impl Wake for Waiting {
+impl Wake for HalfWakers {
     fn wake(self: Arc<Self>) {
         self.wake_half(Half::Reader);
         self.wake_half(Half::Writer);
@@ -66,11 +66,11 @@ pub(crate) struct Rdma {
     _registration: Registration,
     spin: Spin,
     read_limit: ReadLimit,
-    waiting: Arc<Waiting>,
+    waiting: Arc<HalfWakers>,
     /// Waker that wakes the tasks of both halves.
     waker: Waker,
     /// True once the marker that ends this side's data is posted.
-    marker_posted: bool,
+    flush_marker_posted: bool,
 }
 
 impl Rdma {
@@ -81,7 +81,7 @@ impl Rdma {
         reactor: Arc<Reactor>,
         spin: Duration,
     ) -> Self {
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(HalfWakers::default());
         let waker = Waker::from(Arc::clone(&waiting));
         Self {
             tcp,
@@ -91,7 +91,7 @@ impl Rdma {
             read_limit: ReadLimit::new(),
             waker,
             waiting,
-            marker_posted: false,
+            flush_marker_posted: false,
         }
     }
 
@@ -268,8 +268,9 @@ impl Rdma {
     /// write side.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            self.marker_posted = self.marker_posted || self.connection.post_flush_marker();
-            if self.marker_posted && self.connection.is_flushed() {
+            self.flush_marker_posted =
+                self.flush_marker_posted || self.connection.post_flush_marker();
+            if self.flush_marker_posted && self.connection.is_flushed() {
                 break;
             }
             if !self.progress(Half::Writer) {
@@ -296,7 +297,7 @@ impl Rdma {
             runtime.spawn(async move {
                 let shutdown = std::future::poll_fn(|cx| self.poll_shutdown(cx));
                 // Ignore the result, because a dropped stream cannot report it.
-                let _ = tokio::time::timeout(LINGER, shutdown).await;
+                let _ = tokio::time::timeout(DROP_DELIVERY_TIMEOUT, shutdown).await;
             });
         }
     }

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 /// Longest poll, in multiples of the configured time. Polling each of 100 streams of a runtime once takes longer than
 /// the default time of 50 µs.
-const LONGEST: u32 = 16;
+const MAX_SPIN_FACTOR: u32 = 16;
 
 /// Number of sleeps for which the poll does not grow after a poll of the longest time has found no completion. Each
 /// further such poll doubles the number.
-const FIRST_PAUSE: u32 = 16;
-const LONGEST_PAUSE: u32 = 4096;
+const FIRST_GROWTH_PAUSE_SLEEPS: u32 = 16;
+const MAX_GROWTH_PAUSE_SLEEPS: u32 = 4096;
 
 /// Decides how long a stream polls before it sleeps.
 ///
@@ -18,41 +18,44 @@ const LONGEST_PAUSE: u32 = 4096;
 /// next poll has the configured length. The same holds after a poll of the longest time that found no completion: the
 /// peer may need this core to answer.
 pub(crate) struct Spin {
-    configured: Duration,
-    current: Duration,
+    configured_spin: Duration,
+    current_spin: Duration,
     /// Start of the current period without progress.
     idle_since: Option<Instant>,
     /// Time at which the stream began to sleep in this period.
-    slept_since: Option<Instant>,
-    /// Number of further sleeps for which `current` must not grow.
-    pause: u32,
-    next_pause: u32,
+    sleep_started_at: Option<Instant>,
+    /// Number of further sleeps for which `current_spin` must not grow.
+    sleeps_without_growth: u32,
+    next_growth_pause_sleeps: u32,
 }
 
 impl Spin {
     pub(crate) fn new(configured: Duration) -> Self {
         Self {
-            configured,
-            current: configured,
+            configured_spin: configured,
+            current_spin: configured,
             idle_since: None,
-            slept_since: None,
-            pause: 0,
-            next_pause: FIRST_PAUSE,
+            sleep_started_at: None,
+            sleeps_without_growth: 0,
+            next_growth_pause_sleeps: FIRST_GROWTH_PAUSE_SLEEPS,
         }
     }
 
     /// Returns true if the stream, which has found no completion at `now`, polls again. Otherwise the stream sleeps.
     pub(crate) fn polls_again(&mut self, now: Instant) -> bool {
         let since = *self.idle_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < self.current {
+        if now.saturating_duration_since(since) < self.current_spin {
             return true;
         }
-        if self.slept_since.is_none() {
-            self.slept_since = Some(now);
-            if self.current > self.configured && self.current == LONGEST * self.configured {
-                self.current = self.configured;
-                self.pause = self.next_pause;
-                self.next_pause = LONGEST_PAUSE.min(2 * self.next_pause);
+        if self.sleep_started_at.is_none() {
+            self.sleep_started_at = Some(now);
+            if self.current_spin > self.configured_spin
+                && self.current_spin == MAX_SPIN_FACTOR * self.configured_spin
+            {
+                self.current_spin = self.configured_spin;
+                self.sleeps_without_growth = self.next_growth_pause_sleeps;
+                self.next_growth_pause_sleeps =
+                    MAX_GROWTH_PAUSE_SLEEPS.min(2 * self.next_growth_pause_sleeps);
             }
         }
         false
@@ -61,15 +64,17 @@ impl Spin {
     /// Records that the stream has made progress. `now` is called only if the stream has slept.
     pub(crate) fn progressed(&mut self, now: impl FnOnce() -> Instant) {
         self.idle_since = None;
-        let longest = LONGEST * self.configured;
-        match self.slept_since.take() {
-            None if self.current > self.configured => self.next_pause = FIRST_PAUSE,
-            None => {}
-            Some(_) if self.pause > 0 => self.pause -= 1,
-            Some(since) if now().saturating_duration_since(since) < longest => {
-                self.current = longest.min(2 * self.current);
+        let longest = MAX_SPIN_FACTOR * self.configured_spin;
+        match self.sleep_started_at.take() {
+            None if self.current_spin > self.configured_spin => {
+                self.next_growth_pause_sleeps = FIRST_GROWTH_PAUSE_SLEEPS
             }
-            Some(_) => self.current = self.configured,
+            None => {}
+            Some(_) if self.sleeps_without_growth > 0 => self.sleeps_without_growth -= 1,
+            Some(since) if now().saturating_duration_since(since) < longest => {
+                self.current_spin = longest.min(2 * self.current_spin);
+            }
+            Some(_) => self.current_spin = self.configured_spin,
         }
     }
 }
@@ -128,7 +133,7 @@ mod tests {
         let mut total = Duration::ZERO;
         let waits = 10_000;
         for _ in 0..waits {
-            let current = stream.spin.current;
+            let current = stream.spin.current_spin;
             total += stream.wait(current + Duration::from_micros(10));
         }
         assert!(total < waits * CONFIGURED * 6 / 5, "{total:?}");

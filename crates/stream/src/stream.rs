@@ -36,7 +36,7 @@ enum Kind {
 /// A plain TCP connection, with the bytes that were read from it during the handshake.
 struct Tcp {
     tcp: TcpStream,
-    first: Bytes,
+    handshake_leftover: Bytes,
 }
 
 impl std::fmt::Debug for Kind {
@@ -59,7 +59,10 @@ impl Stream {
     pub(crate) fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
         let first = first.into();
         Self {
-            kind: Kind::Tcp(Tcp { tcp, first }),
+            kind: Kind::Tcp(Tcp {
+                tcp,
+                handshake_leftover: first,
+            }),
         }
     }
 
@@ -175,11 +178,11 @@ impl Stream {
 
 impl Tcp {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.first.is_empty() {
+        if self.handshake_leftover.is_empty() {
             return Pin::new(&mut self.tcp).poll_read(cx, buf);
         }
-        let now = self.first.len().min(buf.remaining());
-        buf.put_slice(&self.first.split_to(now));
+        let now = self.handshake_leftover.len().min(buf.remaining());
+        buf.put_slice(&self.handshake_leftover.split_to(now));
         Poll::Ready(Ok(()))
     }
 }

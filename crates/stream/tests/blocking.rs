@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use stream::blocking::{Connector, Listener, Stream};
-use stream::{BLOCK_BYTES, Config, Policy};
+use stream::{ALLOWED_BLOCK_BYTES, Config, Policy};
 
 fn any() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
@@ -46,10 +46,10 @@ fn pair(config: &Config) -> (Stream, Stream) {
 fn every_block_and_queue_size_carries_a_stream_both_ways_at_once() {
     watched(|| {
         for (block_bytes, queue_size) in [
-            (BLOCK_BYTES[0], 16),
-            (BLOCK_BYTES[0], 128),
-            (BLOCK_BYTES[1], 32),
-            (BLOCK_BYTES[2], 16),
+            (ALLOWED_BLOCK_BYTES[0], 16),
+            (ALLOWED_BLOCK_BYTES[0], 128),
+            (ALLOWED_BLOCK_BYTES[1], 32),
+            (ALLOWED_BLOCK_BYTES[2], 16),
         ] {
             let config = Config {
                 block_bytes,

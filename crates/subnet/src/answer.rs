@@ -21,7 +21,7 @@ impl Subnet {
     pub fn answer(&self, request: &[u8], own_lid: u16, destination: u16) -> SubnetAnswer {
         let mad = MadFields(request);
         let node = match mad.class() {
-            class::SMP_DIRECTED => self.follow(request, own_lid),
+            class::SMP_DIRECTED => self.follow_directed_route(request, own_lid),
             _ => self.node_of(destination),
         };
         let Some(node) = node else {

@@ -1,6 +1,6 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
-use crate::mad::{MadFields, SA_DATA, method};
+use crate::mad::{MadFields, SA_DATA_OFFSET, method};
 use crate::topology::{ChannelAdapter, Port};
 use crate::{Subnet, SubnetAnswer};
 
@@ -34,7 +34,7 @@ pub fn request(bytes: &[u8]) {
         return;
     };
     if let SubnetAnswer::Response(response) = example().answer(mad, 1, destination.into()) {
-        assert!(response.len() >= SA_DATA);
+        assert!(response.len() >= SA_DATA_OFFSET);
         assert!(MadFields(&response).method() & method::RESPONSE != 0);
         if mad.len() >= 16 {
             assert_eq!(MadFields(&response).tid(), MadFields(mad).tid());

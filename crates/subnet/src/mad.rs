@@ -44,15 +44,15 @@ pub mod status {
     /// Subnet administration: no record matches.
     pub const NO_RECORDS: u16 = 0x0300;
     /// Directed route: the MAD returns to its sender.
-    pub const RETURNS: u16 = 0x8000;
+    pub const DIRECTION_RETURN: u16 = 0x8000;
 }
 
 /// Offset of the data of an SMP and of a performance MAD.
-pub const DATA: usize = 64;
+pub const DATA_OFFSET: usize = 64;
 /// Bytes of the data of an SMP.
 pub const SMP_DATA_BYTES: usize = 64;
 /// Offset of the data of a MAD of the subnet administration.
-pub const SA_DATA: usize = 56;
+pub const SA_DATA_OFFSET: usize = 56;
 
 /// The fields of a MAD.
 pub struct MadFields<'a>(pub &'a [u8]);
@@ -70,7 +70,7 @@ impl MadFields<'_> {
 
     /// Transaction identifier, which a response repeats.
     pub fn tid(&self) -> u64 {
-        number(self.0, 8, 8)
+        read_number(self.0, 8, 8)
     }
 
     /// Attribute identifier.
@@ -85,7 +85,7 @@ impl MadFields<'_> {
 
     /// Subnet administration: one bit for each field of the record that must match.
     pub fn component_mask(&self) -> u64 {
-        number(self.0, 48, 8)
+        read_number(self.0, 48, 8)
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn byte(bytes: &[u8], at: usize) -> u8 {
 }
 
 /// Returns the number of `len` bytes at `at`; bytes beyond the end are 0.
-pub(crate) fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+pub(crate) fn read_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     (at..at + len).fold(0, |number, at| number << 8 | u64::from(byte(bytes, at)))
 }
 

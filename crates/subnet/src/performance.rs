@@ -1,6 +1,6 @@
 //! Performance management: the counters of a port (IBTA 16.1.3).
 
-use crate::mad::{DATA, MadFields, method, put, response, status};
+use crate::mad::{DATA_OFFSET, MadFields, method, put, response, status};
 use crate::topology::Port;
 
 const CLASS_PORT_INFO: u16 = 0x01;
@@ -17,9 +17,9 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
         return response(request, status::UNSUPPORTED_METHOD);
     }
     let mut answer = response(request, 0);
-    let data = answer.get_mut(DATA..).unwrap_or_default();
+    let data = answer.get_mut(DATA_OFFSET..).unwrap_or_default();
     data.fill(0);
-    let asked = request.get(DATA + 1).copied().unwrap_or(0);
+    let asked = request.get(DATA_OFFSET + 1).copied().unwrap_or(0);
     let traffic = &port.traffic;
     match mad.attribute() {
         CLASS_PORT_INFO => {

@@ -1,7 +1,7 @@
 //! Subnet management: the attributes of nodes and ports (IBTA 14.2.5).
 
 use crate::mad::{
-    DATA, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes, response, status,
+    DATA_OFFSET, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes, response, status,
 };
 use crate::topology::{CHANNEL_ADAPTER, MadArrivalNode, Port, SWITCH, Subnet};
 
@@ -25,7 +25,7 @@ type Data = [u8; SMP_DATA_BYTES];
 pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) -> Vec<u8> {
     let mad = MadFields(request);
     let directed = if mad.class() == class::SMP_DIRECTED {
-        status::RETURNS
+        status::DIRECTION_RETURN
     } else {
         0
     };
@@ -37,7 +37,7 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) 
     match data {
         Ok(data) => {
             let mut answer = response(request, directed);
-            put_bytes(&mut answer, DATA, &data);
+            put_bytes(&mut answer, DATA_OFFSET, &data);
             answer
         }
         Err(status) => response(request, directed | status),
@@ -115,11 +115,11 @@ pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
     match node {
         MadArrivalNode::Adapter(adapter, port) => {
             data[2] = CHANNEL_ADAPTER;
-            data[3] = count(adapter.ports.len());
+            data[3] = saturating_u8(adapter.ports.len());
             put(&mut data, 4, 8, adapter.system_guid);
             put(&mut data, 12, 8, adapter.guid);
             put(&mut data, 20, 8, port.guid);
-            put(&mut data, 28, 2, count(port.pkeys.len()).into());
+            put(&mut data, 28, 2, saturating_u8(port.pkeys.len()).into());
             put(&mut data, 30, 2, adapter.device_id.into());
             data[36] = port.number;
             put(&mut data, 37, 3, adapter.vendor_id.into());
@@ -127,7 +127,7 @@ pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
         MadArrivalNode::Switch(arrived) => {
             let guid = subnet.switch_guid();
             data[2] = SWITCH;
-            data[3] = count(subnet.ports().count());
+            data[3] = saturating_u8(subnet.ports().count());
             for at in [4, 12, 20] {
                 put(&mut data, at, 8, guid);
             }
@@ -138,12 +138,12 @@ pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
     data
 }
 
-fn count(n: usize) -> u8 {
+fn saturating_u8(n: usize) -> u8 {
     u8::try_from(n).unwrap_or(u8::MAX)
 }
 
 /// The fields that all ports have in common. The link is that of the software NIC: 4X EDR, active.
-fn link_info(lid: u16, manager: u16, own_number: u8) -> Data {
+fn common_port_info(lid: u16, manager: u16, own_number: u8) -> Data {
     let mut data = [0; SMP_DATA_BYTES];
     put(&mut data, 16, 2, lid.into());
     put(&mut data, 18, 2, manager.into());
@@ -170,8 +170,8 @@ fn link_info(lid: u16, manager: u16, own_number: u8) -> Data {
 }
 
 pub(crate) fn port_info(subnet: &Subnet, port: &Port, own_number: u8) -> Data {
-    let mut data = link_info(port.lid, subnet.manager_lid(), own_number);
-    put(&mut data, 8, 8, port.prefix);
+    let mut data = common_port_info(port.lid, subnet.manager_lid(), own_number);
+    put(&mut data, 8, 8, port.gid_prefix);
     put(&mut data, 20, 4, capabilities(subnet, port).into());
     data[50] = 1;
     data
@@ -188,7 +188,7 @@ fn capabilities(subnet: &Subnet, port: &Port) -> u32 {
 }
 
 pub(crate) fn switch_port_info(subnet: &Subnet, port: u8, arrived: u8) -> Data {
-    let mut data = link_info(0, 0, arrived);
+    let mut data = common_port_info(0, 0, arrived);
     if port == 0 {
         put(&mut data, 16, 2, subnet.switch_lid().into());
         put(&mut data, 18, 2, subnet.manager_lid().into());

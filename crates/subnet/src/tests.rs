@@ -1,4 +1,6 @@
-use super::mad::{DATA, MAD_BYTES, MadFields, SA_DATA, class, method, put, set_tid, status};
+use super::mad::{
+    DATA_OFFSET, MAD_BYTES, MadFields, SA_DATA_OFFSET, class, method, put, set_tid, status,
+};
 use super::topology::{CHANNEL_ADAPTER, SWITCH};
 use super::*;
 
@@ -9,7 +11,7 @@ fn subnet() -> Subnet {
     let port = |number, lid| Port {
         number,
         lid,
-        prefix: PREFIX,
+        gid_prefix: PREFIX,
         guid: 0x100 + u64::from(lid),
         pkeys: vec![0xffff],
         ..Port::default()
@@ -55,8 +57,8 @@ fn the_manager_answers_at_its_port_alone() {
     let asked = request(class::SMP_LID, method::GET, smp::attribute::SM_INFO, 0);
     let (status, response) = ask(&asked, 1);
     assert_eq!(status, 0);
-    assert_eq!(mad::number(&response, DATA, 8), 0x101);
-    assert_eq!(response[DATA + 20], 3, "master");
+    assert_eq!(mad::read_number(&response, DATA_OFFSET, 8), 0x101);
+    assert_eq!(response[DATA_OFFSET + 20], 3, "master");
     assert_eq!(ask(&asked, 2).0, status::UNSUPPORTED_ATTRIBUTE);
     assert_eq!(subnet().answer(&asked, 1, 99), SubnetAnswer::Nobody);
     let asked = request(class::SA, method::GET, 1, 0);
@@ -77,9 +79,12 @@ fn a_directed_route_leads_over_the_switch_to_each_port() {
         asked[129..129 + path.len()].copy_from_slice(path);
         match subnet().answer(&asked, 1, 0xffff) {
             SubnetAnswer::Response(response) => {
-                assert_eq!(mad::number(&response, 4, 2), u64::from(status::RETURNS));
-                let (kind, port) = (response[DATA + 2], response[DATA + 36]);
-                Some((kind, mad::number(&response, DATA + 12, 8), port))
+                assert_eq!(
+                    mad::read_number(&response, 4, 2),
+                    u64::from(status::DIRECTION_RETURN)
+                );
+                let (kind, port) = (response[DATA_OFFSET + 2], response[DATA_OFFSET + 36]);
+                Some((kind, mad::read_number(&response, DATA_OFFSET + 12, 8), port))
             }
             SubnetAnswer::Nobody => None,
             SubnetAnswer::Program => panic!("not for a program"),
@@ -100,23 +105,27 @@ fn paths_match_the_fields_that_the_request_names() {
     let mut asked = request(class::SA, method::GET_TABLE, 0x35, 0);
     let count = |asked: &[u8]| {
         let (status, response) = ask(asked, 1);
-        assert_eq!((status, mad::number(&response, 44, 2)), (0, 8));
-        (response.len() - SA_DATA) / 64
+        assert_eq!((status, mad::read_number(&response, 44, 2)), (0, 8));
+        (response.len() - SA_DATA_OFFSET) / 64
     };
     assert_eq!(count(&asked), 9);
     // The destination LID, bit 4.
     put(&mut asked, 48, 8, 1 << 4);
-    put(&mut asked, SA_DATA + 40, 2, 3);
+    put(&mut asked, SA_DATA_OFFSET + 40, 2, 3);
     assert_eq!(count(&asked), 3);
     // And the source GID, bit 3.
     put(&mut asked, 48, 8, 1 << 4 | 1 << 3);
-    put(&mut asked, SA_DATA + 24, 8, PREFIX);
-    put(&mut asked, SA_DATA + 32, 8, 0x102);
+    put(&mut asked, SA_DATA_OFFSET + 24, 8, PREFIX);
+    put(&mut asked, SA_DATA_OFFSET + 32, 8, 0x102);
     assert_eq!(count(&asked), 1);
     asked[3] = method::GET;
     let (_, response) = ask(&asked, 1);
-    assert_eq!(mad::number(&response, SA_DATA + 42, 2), 2, "source LID");
-    put(&mut asked, SA_DATA + 32, 8, 0x999);
+    assert_eq!(
+        mad::read_number(&response, SA_DATA_OFFSET + 42, 2),
+        2,
+        "source LID"
+    );
+    put(&mut asked, SA_DATA_OFFSET + 32, 8, 0x999);
     assert_eq!(ask(&asked, 1).0, status::NO_RECORDS);
 }
 
@@ -124,12 +133,12 @@ fn paths_match_the_fields_that_the_request_names() {
 fn a_join_has_a_lid_for_the_group() {
     let mut asked = request(class::SA, method::SET, 0x38, 0);
     assert_eq!(ask(&asked, 1).0, status::INVALID_FIELD, "no multicast GID");
-    asked[SA_DATA] = 0xff;
-    asked[SA_DATA + 48] = 1;
+    asked[SA_DATA_OFFSET] = 0xff;
+    asked[SA_DATA_OFFSET + 48] = 1;
     let (status, response) = ask(&asked, 1);
     assert_eq!(status, 0);
     assert_eq!(
-        mad::number(&response, SA_DATA + 36, 2),
+        mad::read_number(&response, SA_DATA_OFFSET + 36, 2),
         MULTICAST_LID.into()
     );
 }
@@ -144,19 +153,22 @@ fn counters_are_those_of_the_port() {
     };
     let ask = |attribute, port| {
         let mut asked = request(class::PERFORMANCE, method::GET, attribute, 0);
-        asked[DATA + 1] = port;
+        asked[DATA_OFFSET + 1] = port;
         match subnet.answer(&asked, 1, 2) {
             SubnetAnswer::Response(response) => response,
             other => panic!("{other:?}"),
         }
     };
     let short = ask(0x12, 2);
-    assert_eq!(mad::number(&short, DATA + 24, 4), u32::MAX.into());
-    assert_eq!(mad::number(&short, DATA + 36, 4), 7);
-    let long = ask(0x1d, 255);
-    assert_eq!(mad::number(&long, DATA + 8, 8), 1 << 40);
     assert_eq!(
-        mad::number(&ask(0x12, 1), 4, 2),
+        mad::read_number(&short, DATA_OFFSET + 24, 4),
+        u32::MAX.into()
+    );
+    assert_eq!(mad::read_number(&short, DATA_OFFSET + 36, 4), 7);
+    let long = ask(0x1d, 255);
+    assert_eq!(mad::read_number(&long, DATA_OFFSET + 8, 8), 1 << 40);
+    assert_eq!(
+        mad::read_number(&ask(0x12, 1), 4, 2),
         status::INVALID_FIELD.into()
     );
 }

@@ -18,7 +18,7 @@ pub struct Port {
     /// Local identifier.
     pub lid: u16,
     /// Subnet prefix, the upper half of the GID.
-    pub prefix: u64,
+    pub gid_prefix: u64,
     /// GUID of the port, the lower half of the GID.
     pub guid: u64,
     /// `CapabilityMask` of `PortInfo`.
@@ -112,19 +112,23 @@ impl Subnet {
     pub(crate) fn node_of(&self, lid: u16) -> Option<MadArrivalNode<'_>> {
         match self.switch_port_of(lid)? {
             0 => Some(MadArrivalNode::Switch(0)),
-            port => self.behind(port),
+            port => self.node_behind_port(port),
         }
     }
 
     /// Returns the port that the switch connects to its port of this number.
-    fn behind(&self, switch_port: u8) -> Option<MadArrivalNode<'_>> {
+    fn node_behind_port(&self, switch_port: u8) -> Option<MadArrivalNode<'_>> {
         let at = usize::from(switch_port).checked_sub(1)?;
         let (adapter, port) = self.ports().nth(at)?;
         Some(MadArrivalNode::Adapter(adapter, port))
     }
 
     /// Follows the initial path of a directed route from the port with `own_lid`.
-    pub(crate) fn follow(&self, request: &[u8], own_lid: u16) -> Option<MadArrivalNode<'_>> {
+    pub(crate) fn follow_directed_route(
+        &self,
+        request: &[u8],
+        own_lid: u16,
+    ) -> Option<MadArrivalNode<'_>> {
         let hops = usize::from(mad::byte(request, 7));
         let mut node = self.node_of(own_lid)?;
         // Entry 0 of the path is reserved.
@@ -135,7 +139,7 @@ impl Subnet {
                     MadArrivalNode::Switch(self.switch_port_of(port.lid)?)
                 }
                 MadArrivalNode::Adapter(..) => return None,
-                MadArrivalNode::Switch(_) => self.behind(out)?,
+                MadArrivalNode::Switch(_) => self.node_behind_port(out)?,
             };
         }
         Some(node)

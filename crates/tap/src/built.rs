@@ -11,10 +11,10 @@ pub(crate) struct BuiltWr {
     pub(crate) opcode: ibv_wr_opcode,
     pub(crate) flags: u32,
     pub(crate) num_sge: u32,
-    pub(crate) bytes: u32,
+    pub(crate) payload_bytes: u32,
     pub(crate) remote_address: Option<RemoteAddress>,
     pub(crate) ah: *mut ibv_ah,
-    pub(crate) qpn: u32,
+    pub(crate) dest_qpn: u32,
     pub(crate) flush: Option<FlushParameters>,
 }
 
@@ -35,25 +35,25 @@ pub(crate) struct FlushParameters {
 
 impl BuiltWr {
     /// Returns a work request without a remote memory address.
-    pub(crate) const fn local(opcode: ibv_wr_opcode) -> Self {
+    pub(crate) const fn without_remote_address(opcode: ibv_wr_opcode) -> Self {
         Self {
             wr_id: 0,
             opcode,
             flags: 0,
             num_sge: 0,
-            bytes: 0,
+            payload_bytes: 0,
             remote_address: None,
             ah: std::ptr::null_mut(),
-            qpn: 0,
+            dest_qpn: 0,
             flush: None,
         }
     }
 
     /// Returns a work request with a remote memory address.
-    pub(crate) const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
+    pub(crate) const fn with_remote_address(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
         Self {
             remote_address: Some(RemoteAddress { addr, rkey }),
-            ..Self::local(opcode)
+            ..Self::without_remote_address(opcode)
         }
     }
 }
@@ -68,7 +68,7 @@ impl Request for BuiltWr {
     }
 
     fn num_sge_and_bytes(&self) -> (u32, u32) {
-        (self.num_sge, self.bytes)
+        (self.num_sge, self.payload_bytes)
     }
 
     fn remote_addr(&self) -> u64 {
@@ -76,6 +76,6 @@ impl Request for BuiltWr {
     }
 
     fn ud_destination(&self) -> (*mut ibv_ah, u32) {
-        (self.ah, self.qpn)
+        (self.ah, self.dest_qpn)
     }
 }

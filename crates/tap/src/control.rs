@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::machines::{address_hash, machine_id, record_ah_machine};
 use crate::objects::{
-    CONTEXTS, CQS, Context, Cq, QP_HANDLES, QPS, Qp, SRQS, Srq, key_of, lock_registry, qp_key,
+    CONTEXTS, CQS, Context, Cq, QPS, QPS_BY_HANDLE, Qp, SRQS, Srq, key_of, lock_registry, qp_key,
 };
 use crate::provider::Provider;
 use crate::{data_path, extended, memory, session, trace};
@@ -20,7 +20,7 @@ unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
     if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
         return;
     }
-    let Some(session) = session::current(P::NAME) else {
+    let Some(session) = session::current_or_begin(P::NAME) else {
         return;
     };
     // SAFETY: contract of this function; the extended operations lie where the context says.
@@ -39,14 +39,18 @@ unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
         if !CONTEXTS.insert(key_of(handle), context) {
             return;
         }
-        data_path::install(&mut (*handle).ops);
+        data_path::install_counting_ops(&mut (*handle).ops);
         if let Some(all) = extended.as_mut() {
             all.create_qp_ex = context.create_qp_ex.and(Some(create_qp_ex));
             all.create_cq_ex = context.create_cq_ex.and(Some(create_cq_ex));
             all.create_srq_ex = context.create_srq_ex.and(Some(create_srq_ex));
         }
         if trace::is_on() {
-            trace::install(key_of(handle), &mut (*handle).ops, extended.as_mut());
+            trace::install_tracing_operations(
+                key_of(handle),
+                &mut (*handle).ops,
+                extended.as_mut(),
+            );
         }
     }
 }
@@ -65,8 +69,8 @@ unsafe fn record_created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bo
         let _one = lock_registry();
         QPS.remove(qp_key(qp.context, qp.qp_num));
         QPS.insert(qp_key(qp.context, qp.qp_num), new);
-        QP_HANDLES.remove(key_of(handle));
-        QP_HANDLES.insert(key_of(handle), new);
+        QPS_BY_HANDLE.remove(key_of(handle));
+        QPS_BY_HANDLE.insert(key_of(handle), new);
     }
     handle
 }
@@ -408,7 +412,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
                 known.thread_entry().add_peer(machine);
             }
             if mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET {
-                data_path::reset_outstanding(known);
+                data_path::forget_outstanding_wrs(known);
             }
         }
         result
@@ -426,13 +430,13 @@ unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
         {
             let _one = lock_registry();
             QPS.remove(key);
-            QP_HANDLES.remove(key_of(handle));
+            QPS_BY_HANDLE.remove(key_of(handle));
         }
         let result = (P::symbols().ibv_destroy_qp)(handle);
         if let Some(known) = known.filter(|_| result != 0) {
             let _one = lock_registry();
             QPS.insert(key, known);
-            QP_HANDLES.insert(key_of(handle), known);
+            QPS_BY_HANDLE.insert(key_of(handle), known);
         }
         result
     }

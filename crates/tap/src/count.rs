@@ -8,7 +8,7 @@ use crate::layout::*;
 use crate::machines::machine_of_datagram;
 use crate::objects::{Context, Cq, QPS, Qp, QpThread, kind_index, qp_key};
 use crate::request::{NO_REPEATABLE_PATTERN, Request, RequestPattern};
-use crate::session::{add, raise_to, store_if_changed};
+use crate::session::{add_single_writer, raise_to, store_if_changed};
 
 /// Number of work requests or completions (a power of two) per reading of the clock. The clock is also read
 /// for the first `FIRST_TIMED_REQUESTS` of them.
@@ -19,7 +19,7 @@ const FIRST_TIMED_REQUESTS: u64 = 64;
 const MAX_DESTINATION_LOOKUPS: u64 = 1 << 16;
 
 /// Maximum number of posts that are counted as repetitions before they are added to all counters.
-const MAX_REPEATED: u64 = 255;
+const MAX_REPEATED_POSTS: u64 = 255;
 
 /// Counts an accepted postlist.
 #[inline(always)]
@@ -31,9 +31,9 @@ pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request>
     };
     let alone = first.next().is_none();
     if alone && entry.is_repetition(qp, request.pattern(), || request.ud_destination()) {
-        return add(&entry.cell.repeated, 1);
+        return add_single_writer(&entry.cell.repeated_posts, 1);
     }
-    entry.count_repeated(qp);
+    entry.flush_repeated_posts(qp);
     count_each_posted(qp, entry, requests, alone);
 }
 
@@ -45,7 +45,7 @@ fn count_each_posted(
     alone: bool,
 ) {
     let before = qp.posted_wrs.load(Relaxed);
-    let signaled_before = qp.signaled_wrs.load(Relaxed);
+    let signaled_before = qp.posted_signaled_wrs.load(Relaxed);
     let (mut count, mut signaled) = (0u64, 0u64);
     let (mut key, mut in_row, mut signaled_in_row) = (OperationKey(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
@@ -74,7 +74,7 @@ fn count_each_posted(
         }
         let kind = kind_of(qp, &request);
         if kind != key {
-            entry.add_sent(key, in_row, signaled_in_row);
+            entry.count_sent_kind(key, in_row, signaled_in_row);
             (key, in_row, signaled_in_row) = (kind, 0, 0);
         }
         in_row += equal;
@@ -98,20 +98,20 @@ fn count_each_posted(
             );
         }
     }
-    entry.add_sent(key, in_row, signaled_in_row);
-    qp.advance(&qp.posted_wrs, count);
+    entry.count_sent_kind(key, in_row, signaled_in_row);
+    qp.add_atomically_if_shared(&qp.posted_wrs, count);
     if signaled > 0 {
-        qp.advance(&qp.signaled_wrs, signaled);
+        qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
     }
     let cell = entry.cell;
-    add(
+    add_single_writer(
         &cell.postlists_by_length[power_of_two_class(count, POSTLIST_LENGTH_CLASSES)],
         1,
     );
     let outstanding = before
         .saturating_sub(qp.completed_wrs())
-        .min(qp.max_outstanding().saturating_sub(count));
-    add(
+        .min(qp.max_send_wr().saturating_sub(count));
+    add_single_writer(
         &cell.outstanding_sum,
         count * outstanding + count * (count + 1) / 2,
     );
@@ -119,10 +119,10 @@ fn count_each_posted(
     let found = entry.thread.successful_polls.load(Relaxed);
     if entry.successful_polls_at_post.load(Relaxed) != found {
         entry.successful_polls_at_post.store(found, Relaxed);
-        add(&cell.runs, 1);
+        add_single_writer(&cell.postlist_runs, 1);
     }
     if alone && let Some(pattern) = first {
-        entry.record_pattern(pattern, key, signaled > 0, outstanding + 1);
+        entry.record_repeatable_pattern(pattern, key, signaled > 0, outstanding + 1);
     }
     if must_read_clock(before, count) {
         entry.record_post_time(qp);
@@ -161,17 +161,17 @@ impl QpThread {
         pattern: RequestPattern,
         destination: impl FnOnce() -> (*mut ibv_ah, u32),
     ) -> bool {
-        self.repeated_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
-            && self.repeated_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
+        self.last_post_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
+            && self.last_post_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
             && self.successful_polls_at_post.load(Relaxed)
                 == self.thread.successful_polls.load(Relaxed)
-            && RepeatedPosts(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
+            && RepeatedPosts(self.cell.repeated_posts.load(Relaxed)).count() < MAX_REPEATED_POSTS
             && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))
     }
 
     /// Records the pattern of a post of one work request, so that equal posts can be counted as repetitions.
     #[inline(always)]
-    fn record_pattern(
+    fn record_repeatable_pattern(
         &self,
         pattern: RequestPattern,
         key: OperationKey,
@@ -179,23 +179,27 @@ impl QpThread {
         outstanding: u64,
     ) {
         let place = self.last_sent_kind_index.load(Relaxed) as usize;
-        let single = place < SINGLE_SIZE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
+        let single =
+            place < SINGLE_SIZE_SENT_KINDS && self.last_sent_kind_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
         if !single || fetches {
-            return store_if_changed(&self.repeated_opcode_and_sges, NO_REPEATABLE_PATTERN);
+            return store_if_changed(&self.last_post_opcode_and_sges, NO_REPEATABLE_PATTERN);
         }
-        store_if_changed(&self.repeated_opcode_and_sges, pattern.opcode_and_sges);
-        store_if_changed(&self.repeated_flags_and_bytes, pattern.flags_and_bytes);
-        store_if_changed(&self.cell.repeated, RepeatedPosts::none(place, signaled).0);
-        store_if_changed(&self.cell.repeated_outstanding, outstanding);
+        store_if_changed(&self.last_post_opcode_and_sges, pattern.opcode_and_sges);
+        store_if_changed(&self.last_post_flags_and_bytes, pattern.flags_and_bytes);
+        store_if_changed(
+            &self.cell.repeated_posts,
+            RepeatedPosts::none(place, signaled).0,
+        );
+        store_if_changed(&self.cell.outstanding_before_repeats, outstanding);
     }
 
     /// Adds the posts that were only counted as repetitions to all counters.
     #[inline(always)]
-    pub(crate) fn count_repeated(&self, qp: &Qp) {
-        let repeated = RepeatedPosts(self.cell.repeated.load(Relaxed));
+    pub(crate) fn flush_repeated_posts(&self, qp: &Qp) {
+        let repeated = RepeatedPosts(self.cell.repeated_posts.load(Relaxed));
         if repeated.count() > 0 {
-            self.count_repeated_out_of_line(qp, repeated);
+            self.flush_repeated_out_of_line(qp, repeated);
         }
     }
 
@@ -210,31 +214,31 @@ impl QpThread {
     }
 
     #[inline(never)]
-    fn count_repeated_out_of_line(&self, qp: &Qp, repeated: RepeatedPosts) {
+    fn flush_repeated_out_of_line(&self, qp: &Qp, repeated: RepeatedPosts) {
         let cell = self.cell;
         let count = repeated.count();
-        cell.repeated.store(repeated.0 - count, Relaxed);
+        cell.repeated_posts.store(repeated.0 - count, Relaxed);
         let kind = &cell.sent[repeated.kind_index()];
-        add(&kind.count, count);
-        add(&cell.postlists_by_length[0], count);
-        let before = cell.repeated_outstanding.load(Relaxed);
-        let sum = repeated.outstanding_sum(before, qp.max_outstanding());
-        add(&cell.outstanding_sum, sum);
+        add_single_writer(&kind.count, count);
+        add_single_writer(&cell.postlists_by_length[0], count);
+        let before = cell.outstanding_before_repeats.load(Relaxed);
+        let sum = repeated.outstanding_sum(before, qp.max_send_wr());
+        add_single_writer(&cell.outstanding_sum, sum);
         raise_to(
             &cell.outstanding_max,
-            (before + count).min(qp.max_outstanding()),
+            (before + count).min(qp.max_send_wr()),
         );
         let posted = qp.posted_wrs.load(Relaxed);
         let signaled = repeated.signaled_count();
         if signaled > 0 {
-            let signaled_before = qp.signaled_wrs.load(Relaxed);
+            let signaled_before = qp.posted_signaled_wrs.load(Relaxed);
             for index in 0..signaled {
                 qp.record_signaled(signaled_before + index, posted + index + 1);
             }
-            add(&kind.signaled, signaled);
-            qp.advance(&qp.signaled_wrs, signaled);
+            add_single_writer(&kind.signaled, signaled);
+            qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
         }
-        qp.advance(&qp.posted_wrs, count);
+        qp.add_atomically_if_shared(&qp.posted_wrs, count);
         if must_read_clock(posted, count) {
             self.record_post_time(qp);
         }
@@ -245,64 +249,70 @@ impl QpThread {
     /// The arguments are numbers and not a structure: a structure that is written in words and read as a
     /// whole must wait for all earlier stores into the receiver's ring.
     #[inline(never)]
-    fn add_sent(&self, key: OperationKey, count: u64, signaled: u64) {
+    fn count_sent_kind(&self, key: OperationKey, count: u64, signaled: u64) {
         if count == 0 {
             return;
         }
-        let place = if self.sent_key.load(Relaxed) == key.0 {
+        let place = if self.last_sent_kind_key.load(Relaxed) == key.0 {
             self.last_sent_kind_index.load(Relaxed) as usize
         } else {
-            self.find_sent(key)
+            self.find_sent_kind(key)
         };
         let Some(kind) = self.cell.sent.get(place) else {
-            return add(&self.cell.unitemised_sent, count);
+            return add_single_writer(&self.cell.unitemised_sent, count);
         };
-        add(&kind.count, count);
+        add_single_writer(&kind.count, count);
         if place >= SINGLE_SIZE_SENT_KINDS {
-            add(&kind.bytes, count * u64::from(key.bytes()));
+            add_single_writer(
+                &kind.size_class_bytes,
+                count * u64::from(key.payload_bytes()),
+            );
         }
         if signaled > 0 {
-            add(&kind.signaled, signaled);
+            add_single_writer(&kind.signaled, signaled);
         }
     }
 
     /// Returns the index of a kind in the cell; `usize::MAX` if the cell has no room for the kind.
     #[inline(never)]
-    fn find_sent(&self, key: OperationKey) -> usize {
+    fn find_sent_kind(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.sent;
         let place = kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
-        self.sent_key.store(key.0, Relaxed);
+        self.last_sent_kind_key.store(key.0, Relaxed);
         self.last_sent_kind_index.store(place as u64, Relaxed);
         place
     }
 
     #[inline(always)]
-    fn add_received(&self, key: OperationKey, count: u64) {
-        let place = if self.received_key.load(Relaxed) == key.0 {
+    fn count_received_kind(&self, key: OperationKey, count: u64) {
+        let place = if self.last_received_kind_key.load(Relaxed) == key.0 {
             self.last_received_kind_index.load(Relaxed) as usize
         } else {
-            self.find_received(key)
+            self.find_received_kind(key)
         };
         let Some(kind) = self.cell.received.get(place) else {
-            return add(&self.cell.unitemised_received, count);
+            return add_single_writer(&self.cell.unitemised_received, count);
         };
-        add(&kind.count, count);
-        if place >= EXACT_SIZE_RECEIVED_KINDS {
-            add(&kind.bytes, count * u64::from(key.bytes()));
+        add_single_writer(&kind.count, count);
+        if place >= SINGLE_SIZE_RECEIVED_KINDS {
+            add_single_writer(
+                &kind.size_class_bytes,
+                count * u64::from(key.payload_bytes()),
+            );
         }
     }
 
     #[inline(never)]
-    fn find_received(&self, key: OperationKey) -> usize {
+    fn find_received_kind(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
-        let place = kind_index(key, kinds.len(), EXACT_SIZE_RECEIVED_KINDS, |place| {
+        let place = kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
-        self.received_key.store(key.0, Relaxed);
+        self.last_received_kind_key.store(key.0, Relaxed);
         self.last_received_kind_index.store(place as u64, Relaxed);
         place
     }
@@ -313,14 +323,14 @@ impl QpThread {
         match opcode {
             IBV_WR_RDMA_READ => {
                 if self.last_read_end_addr.load(Relaxed) == remote {
-                    add(&self.cell.adjacent_reads, 1);
+                    add_single_writer(&self.cell.adjacent_reads, 1);
                 }
                 let end = remote.wrapping_add(bytes.into());
                 self.last_read_end_addr.store(end, Relaxed);
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let slot = (remote as usize / 8) % ATOMIC_SLOTS;
-                add(&self.cell.atomic_slots[slot], 1);
+                add_single_writer(&self.cell.atomic_slots[slot], 1);
             }
             _ => {}
         }
@@ -330,8 +340,8 @@ impl QpThread {
     #[inline(always)]
     fn destination_slot(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
         let known = (ah.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff);
-        let place = (qpn as usize ^ ah.addr() >> 6) & (self.destinations.len() - 1);
-        (&self.destinations[place], known)
+        let place = (qpn as usize ^ ah.addr() >> 6) & (self.known_destinations.len() - 1);
+        (&self.known_destinations[place], known)
     }
 
     /// Returns true if this destination was looked up before.
@@ -354,23 +364,23 @@ impl QpThread {
     #[cold]
     fn look_up_destination(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
         if self.destination_lookups.load(Relaxed) >= MAX_DESTINATION_LOOKUPS {
-            return add(&self.cell.unlisted_peers, 1);
+            return add_single_writer(&self.cell.unlisted_peers, 1);
         }
-        add(&self.destination_lookups, 1);
+        add_single_writer(&self.destination_lookups, 1);
         self.add_peer(machine_of_datagram(context.qpn_process_shift, ah, qpn));
     }
 
     /// Records a machine to which the queue pair sends.
     pub(crate) fn add_peer(&self, machine: u64) {
         let machine = machine.max(1);
-        for peer in &self.cell.peers {
+        for peer in &self.cell.peer_machine_ids {
             match peer.load(Relaxed) {
                 0 => return peer.store(machine, Relaxed),
                 known if known == machine => return,
                 _ => {}
             }
         }
-        add(&self.cell.unlisted_peers, 1);
+        add_single_writer(&self.cell.unlisted_peers, 1);
     }
 }
 
@@ -398,7 +408,7 @@ impl CountedCompletion {
 
     /// Returns the key of completions that are counted together.
     #[inline(always)]
-    fn key(self) -> OperationKey {
+    fn receive_key_or_marker(self) -> OperationKey {
         if !self.is_success {
             OperationKey(u64::MAX)
         } else if self.opcode & IBV_WC_RECV == 0 {
@@ -412,18 +422,18 @@ impl CountedCompletion {
 /// Counts a poll that found no completion.
 #[inline(always)]
 pub(crate) fn count_empty_poll(cq: &Cq) {
-    add(&cq.thread_entry().thread_counters.empty_polls, 1);
+    add_single_writer(&cq.thread_entry().thread_counters.empty_polls, 1);
 }
 
 /// Counts a poll that found completions.
 #[inline(always)]
-pub(crate) fn count_poll(cq: &Cq, count: u64) {
+pub(crate) fn count_successful_poll(cq: &Cq, count: u64) {
     let entry = cq.thread_entry();
     let cell = entry.thread_counters;
     let before = cell.completions_found.load(Relaxed);
-    add(&entry.thread.successful_polls, 1);
-    add(&cell.completions_found, count);
-    add(
+    add_single_writer(&entry.thread.successful_polls, 1);
+    add_single_writer(&cell.completions_found, count);
+    add_single_writer(
         &cell.polls_by_completions[power_of_two_class(count, POLL_CLASSES)],
         1,
     );
@@ -445,7 +455,7 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
         .iter()
         .fold(0, |differ, other| differ | differing_bits(first, other));
     if differ == 0 {
-        return add_completed(cq, CountedCompletion::of(first), completions.len() as u64);
+        return count_equal_completions(cq, CountedCompletion::of(first), completions.len() as u64);
     }
     count_completion_runs(cq, completions);
 }
@@ -455,7 +465,7 @@ pub(crate) fn count_completions(cq: &Cq, completions: &[ibv_wc]) {
 fn count_completion_runs(cq: &Cq, completions: &[ibv_wc]) {
     for run in completions.chunk_by(|a, b| differing_bits(a, b) == 0) {
         if let Some(first) = run.first() {
-            add_completed(cq, CountedCompletion::of(first), run.len() as u64);
+            count_equal_completions(cq, CountedCompletion::of(first), run.len() as u64);
         }
     }
 }
@@ -469,28 +479,28 @@ fn differing_bits(a: &ibv_wc, b: &ibv_wc) -> u32 {
 
 /// Counts completions that are equal in all counted fields.
 #[inline(never)]
-pub(crate) fn add_completed(cq: &Cq, completion: CountedCompletion, count: u64) {
+pub(crate) fn count_equal_completions(cq: &Cq, completion: CountedCompletion, count: u64) {
     let Some(qp) = QPS.find(qp_key(cq.device, completion.qpn)) else {
         return;
     };
-    let key = completion.key();
+    let key = completion.receive_key_or_marker();
     match key.0 {
         0 => {
             // The completed work requests were posted before.
             if let Some(entry) = qp.existing_entry() {
-                entry.count_repeated(qp);
+                entry.flush_repeated_posts(qp);
             }
-            qp.advance(&qp.send_completions, count);
+            qp.add_atomically_if_shared(&qp.completed_signaled_wrs, count);
         }
         u64::MAX => {
             let entry = qp.thread_entry();
-            entry.count_repeated(qp);
-            add(&entry.cell.failed_completions, count);
+            entry.flush_repeated_posts(qp);
+            add_single_writer(&entry.cell.failed_completions, count);
             // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
             // receive. After a failure the queue pair is in error, and at most as many operations are
             // outstanding as are flushed.
-            qp.complete_signaled(count);
+            qp.count_signaled_completions(count);
         }
-        _ => qp.thread_entry().add_received(key, count),
+        _ => qp.thread_entry().count_received_kind(key, count),
     }
 }

@@ -11,16 +11,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use verbs_abi::*;
 
 use crate::count;
-use crate::objects::{CQS, QP_HANDLES, QPS, Qp, Srq, context_of, key_of, qp_key};
-use crate::postlist::{PostedList, bad_wr_slot, length_at};
+use crate::objects::{CQS, QPS, QPS_BY_HANDLE, Qp, Srq, context_of, key_of, qp_key};
+use crate::postlist::{PostedList, bad_wr_slot, sge_length};
 use crate::recvs;
 use crate::request::{Request, RequestPattern};
-use crate::session::add;
+use crate::session::add_single_writer;
 use crate::trace;
 
 /// Replaces the operations of a context by counting operations. The provider's own operations are in the
 /// [`Context`](crate::objects::Context).
-pub(crate) fn install(ops: &mut ibv_context_ops) {
+pub(crate) fn install_counting_ops(ops: &mut ibv_context_ops) {
     if trace::is_on() {
         ops.post_send = Some(post_send_slow);
         ops.post_recv = Some(recvs::post_traced::<Qp>);
@@ -62,8 +62,8 @@ unsafe extern "C" fn post_send(
             && !bad_wr.is_null()
         {
             let pattern =
-                RequestPattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
-            if let Some(qp) = QP_HANDLES.find_in_first_slot(key_of(handle))
+                RequestPattern::new(one.opcode, one.send_flags, 1, sge_length(one.sg_list));
+            if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
                 && let Some(post_send) = qp.post_send
                 && let Some(entry) = qp.existing_entry()
                 && entry.is_repetition(qp, pattern, || one.ud_destination())
@@ -71,11 +71,11 @@ unsafe extern "C" fn post_send(
                 let cell = entry.cell;
                 let result = post_send(handle, wr, bad_wr);
                 let word = if result == 0 {
-                    &cell.repeated
+                    &cell.repeated_posts
                 } else {
                     &cell.refused_wrs
                 };
-                add(word, 1);
+                add_single_writer(word, 1);
                 return result;
             }
         }
@@ -98,11 +98,11 @@ unsafe extern "C" fn post_send_counted(
     let bad_wr = bad_wr_slot(bad_wr, &mut own);
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
-        if let Some(qp) = QP_HANDLES.find_in_first_slot(key_of(handle))
+        if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
             && let Some(post_send) = qp.post_send
         {
             let result = post_send(handle, wr, bad_wr);
-            return count_sent(qp, wr, bad_wr, result);
+            return count_post_result(qp, wr, bad_wr, result);
         }
         post_send_slow(handle, wr, bad_wr)
     }
@@ -115,7 +115,7 @@ unsafe extern "C" fn post_send_counted(
 /// The list is as `ibv_post_send(3)` describes it. If `result` is an error, `bad_wr` points to the refused
 /// work request.
 #[inline(never)]
-unsafe fn count_sent(
+unsafe fn count_post_result(
     qp: &Qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
@@ -155,7 +155,7 @@ unsafe extern "C" fn post_send_slow(
             *bad_wr = wr;
             return libc::EINVAL;
         };
-        let traced = trace::start_time();
+        let traced = trace::start_time_if_tracing();
         let result = post_send(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
             let all = PostedList::new(wr, ptr::null_mut());
@@ -167,7 +167,7 @@ unsafe extern "C" fn post_send_slow(
             trace::write_posted(at_ns, handle, (*handle).qp_type, all, bad, result);
         }
         match qp {
-            Some(qp) => count_sent(qp, wr, bad_wr, result),
+            Some(qp) => count_post_result(qp, wr, bad_wr, result),
             None => result,
         }
     }
@@ -177,7 +177,7 @@ unsafe extern "C" fn post_send_slow(
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let rest = PostedList::new(bad_wr, ptr::null_mut());
-    add(&qp.thread_entry().cell.refused_wrs, rest.count() as u64);
+    add_single_writer(&qp.thread_entry().cell.refused_wrs, rest.count() as u64);
     bad_wr
 }
 
@@ -196,7 +196,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
         if let Some(cq) = cq {
             match usize::try_from(result) {
                 Ok(found) if found > 0 => {
-                    count::count_poll(cq, found as u64);
+                    count::count_successful_poll(cq, found as u64);
                     let completions = std::slice::from_raw_parts(wc, found);
                     if trace::is_on() {
                         trace::write_found_completions(handle, cq, completions);
@@ -216,9 +216,9 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
 }
 
 /// Removes the outstanding operations of a queue pair from its counts, after a reset of the queue pair.
-pub(crate) fn reset_outstanding(qp: &Qp) {
-    qp.thread_entry().count_repeated(qp);
-    qp.complete_all();
+pub(crate) fn forget_outstanding_wrs(qp: &Qp) {
+    qp.thread_entry().flush_repeated_posts(qp);
+    qp.count_all_as_completed();
     qp.thread_entry()
         .last_read_end_addr
         .store(u64::MAX, Relaxed);

@@ -106,46 +106,46 @@ macro_rules! post_operations {
 
 post_operations! {
     begin {
-        wr_send() = BuiltWr::local(IBV_WR_SEND);
-        wr_send_imm(imm: u32) = BuiltWr::local(IBV_WR_SEND_WITH_IMM);
-        wr_send_inv(rkey: u32) = BuiltWr::local(IBV_WR_SEND_WITH_INV);
-        wr_rdma_write(rkey: u32, addr: u64) = BuiltWr::remote(IBV_WR_RDMA_WRITE, addr, rkey);
-        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = BuiltWr::remote(IBV_WR_RDMA_WRITE_WITH_IMM, addr, rkey);
-        wr_rdma_read(rkey: u32, addr: u64) = BuiltWr::remote(IBV_WR_RDMA_READ, addr, rkey);
+        wr_send() = BuiltWr::without_remote_address(IBV_WR_SEND);
+        wr_send_imm(imm: u32) = BuiltWr::without_remote_address(IBV_WR_SEND_WITH_IMM);
+        wr_send_inv(rkey: u32) = BuiltWr::without_remote_address(IBV_WR_SEND_WITH_INV);
+        wr_rdma_write(rkey: u32, addr: u64) = BuiltWr::with_remote_address(IBV_WR_RDMA_WRITE, addr, rkey);
+        wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = BuiltWr::with_remote_address(IBV_WR_RDMA_WRITE_WITH_IMM, addr, rkey);
+        wr_rdma_read(rkey: u32, addr: u64) = BuiltWr::with_remote_address(IBV_WR_RDMA_READ, addr, rkey);
         wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =
-            BuiltWr::remote(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
-        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = BuiltWr::remote(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
+            BuiltWr::with_remote_address(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
+        wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = BuiltWr::with_remote_address(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
         // The value has 8 bytes, which the call copies (`ibv_wr_post(3)`, "atomic_wr").
         wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = BuiltWr {
             flags: IBV_SEND_INLINE,
-            bytes: 8,
-            ..BuiltWr::remote(IBV_WR_ATOMIC_WRITE, addr, rkey)
+            payload_bytes: 8,
+            ..BuiltWr::with_remote_address(IBV_WR_ATOMIC_WRITE, addr, rkey)
         };
-        wr_local_inv(rkey: u32) = BuiltWr::local(IBV_WR_LOCAL_INV);
-        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = BuiltWr::local(IBV_WR_BIND_MW);
-        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = BuiltWr::local(IBV_WR_TSO);
+        wr_local_inv(rkey: u32) = BuiltWr::without_remote_address(IBV_WR_LOCAL_INV);
+        wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = BuiltWr::without_remote_address(IBV_WR_BIND_MW);
+        wr_send_tso(header: *mut c_void, header_len: u16, mss: u16) = BuiltWr::without_remote_address(IBV_WR_TSO);
     }
     set {
         wr_set_ud_addr(ah: *mut ibv_ah, qpn: u32, qkey: u32), |last| {
             last.ah = ah;
-            last.qpn = qpn;
+            last.dest_qpn = qpn;
         };
         wr_set_sge(lkey: u32, addr: u64, length: u32), |last| {
             last.num_sge = 1;
-            last.bytes = length;
+            last.payload_bytes = length;
         };
         wr_set_sge_list(count: usize, sges: *const ibv_sge), |last| {
             last.num_sge = u32::try_from(count).unwrap_or(u32::MAX);
-            last.bytes = (0..count).fold(0, |sum, at| sum.saturating_add((*sges.add(at)).length));
+            last.payload_bytes = (0..count).fold(0, |sum, at| sum.saturating_add((*sges.add(at)).length));
         };
         wr_set_inline_data(addr: *mut c_void, length: usize), |last| {
             last.flags |= IBV_SEND_INLINE;
-            last.bytes = u32::try_from(length).unwrap_or(u32::MAX);
+            last.payload_bytes = u32::try_from(length).unwrap_or(u32::MAX);
         };
         wr_set_inline_data_list(count: usize, buffers: *const ibv_data_buf), |last| {
             last.flags |= IBV_SEND_INLINE;
             let sum = (0..count).fold(0usize, |sum, at| sum.saturating_add((*buffers.add(at)).length));
-            last.bytes = u32::try_from(sum).unwrap_or(u32::MAX);
+            last.payload_bytes = u32::try_from(sum).unwrap_or(u32::MAX);
         };
     }
 }
@@ -171,7 +171,7 @@ unsafe extern "C" fn wr_flush(
         };
         let built = BuiltWr {
             flush: Some(flush),
-            ..BuiltWr::remote(IBV_WR_FLUSH, addr, rkey)
+            ..BuiltWr::with_remote_address(IBV_WR_FLUSH, addr, rkey)
         };
         add_built_wr(qp, handle, built);
     }
@@ -196,7 +196,7 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         else {
             return libc::EINVAL;
         };
-        let traced = trace::start_time();
+        let traced = trace::start_time_if_tracing();
         let result = own(handle);
         if let Some(at_ns) = traced {
             trace::write_built_list(at_ns, handle, list(qp), result);
@@ -206,7 +206,10 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         if result == 0 {
             count::count_posted(qp, built.iter().copied());
         } else {
-            crate::session::add(&qp.thread_entry().cell.refused_wrs, built.len() as u64);
+            crate::session::add_single_writer(
+                &qp.thread_entry().cell.refused_wrs,
+                built.len() as u64,
+            );
         }
         built.clear();
         result
@@ -285,7 +288,7 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
         .next_poll
         .map_or(libc::EINVAL, |next| unsafe { next(handle) });
     if result == 0 {
-        crate::session::add(&cq.thread_entry().completions_in_poll, 1);
+        crate::session::add_single_writer(&cq.thread_entry().completions_in_poll, 1);
         // SAFETY: as above.
         unsafe { count_current_completion(cq, own, handle, "next_poll") };
     }
@@ -296,7 +299,7 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     let Some((cq, own)) = cq_of(handle) else {
         return;
     };
-    count::count_poll(cq, cq.thread_entry().completions_in_poll.swap(0, Relaxed));
+    count::count_successful_poll(cq, cq.thread_entry().completions_in_poll.swap(0, Relaxed));
     if let Some(end) = own.end_poll {
         // SAFETY: the caller promises that this thread polls the queue.
         unsafe { end(handle) };
@@ -322,7 +325,7 @@ unsafe fn count_current_completion(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_e
             bytes: read(own.read_byte_len),
             has_imm: read(own.read_wc_flags) & IBV_WC_WITH_IMM != 0,
         };
-        count::add_completed(cq, completion, 1);
+        count::count_equal_completions(cq, completion, 1);
         if trace::is_on() {
             let ok = (*handle).status == IBV_WC_SUCCESS;
             let completion = trace::PolledCompletion {

@@ -8,7 +8,7 @@ use nicmodel::profile::builtins;
 use zerocopy::IntoBytes;
 
 use crate::layout::*;
-use crate::read::{ReadError, RecordedProfile, read_at};
+use crate::read::{ReadError, RecordedProfile, read_with};
 use crate::{Ledger, PcieLines};
 
 /// Number of cells of each kind in the fuzzed file. A header that claims more cells makes the file too
@@ -42,7 +42,7 @@ fn of_patches(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
         words[at] = value.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
     }
     let memory = words.as_bytes();
-    read_at(|offset, out| {
+    read_with(|offset, out| {
         let mut of_kind = 0;
         for (start, end, size) in kinds {
             if (start..end).contains(&offset) && (offset - start) / size < CELLS {
@@ -107,7 +107,7 @@ fn explain(observed: &OperationProfile) {
         return;
     }
     for profile in builtins() {
-        let (fitted, _) = observed.fitted_to(profile);
+        let (fitted, _) = observed.restricted_to_executable(profile);
         assert_eq!(fitted.check(), Ok(()), "what fits the NIC still agrees");
         let _ = fitted.link_transactions(profile);
         let _ = guidelines::advise(&fitted, profile);

@@ -25,7 +25,7 @@ pub(crate) const RECEIVED_KINDS: usize = 32;
 /// Number of kinds of send operations and of received messages in a cell that have a single payload size. The other
 /// kinds stand for classes of payload sizes.
 pub(crate) const SINGLE_SIZE_SENT_KINDS: usize = 40;
-pub(crate) const EXACT_SIZE_RECEIVED_KINDS: usize = 20;
+pub(crate) const SINGLE_SIZE_RECEIVED_KINDS: usize = 20;
 /// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const POSTLIST_LENGTH_CLASSES: usize = 17;
 /// Number of peers that a queue pair's cell distinguishes.
@@ -50,13 +50,13 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) first_use_ns: W,
     pub(crate) last_use_ns: W,
     /// Numbers of used cells of queue pairs, completion queues and shared receive queues.
-    pub(crate) qp_cells: W,
-    pub(crate) cq_cells: W,
-    pub(crate) srq_cells: W,
+    pub(crate) used_qp_cells: W,
+    pub(crate) used_cq_cells: W,
+    pub(crate) used_srq_cells: W,
     /// Number of objects that were not counted because no cell was free.
     pub(crate) uncounted_objects: W,
     /// Number of created queue pairs.
-    pub(crate) queue_pairs: W,
+    pub(crate) created_queue_pairs: W,
     pub(crate) threads: W,
     /// Bytes of memory that is registered now, and the part of them in pages larger than the smallest. Then the
     /// maximum of each.
@@ -65,9 +65,9 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) max_registered_bytes: W,
     pub(crate) max_huge_page_bytes: W,
     /// Number of registered regions.
-    pub(crate) regions: W,
+    pub(crate) registrations: W,
     pub(crate) command_line_bytes: W,
-    pub(crate) provider: [W; 2],
+    pub(crate) provider_name: [W; 2],
     pub(crate) reserved: [W; 4],
     /// Bytes of the command line, eight bytes per word.
     pub(crate) command_line: [W; MAX_COMMAND_LINE_BYTES / 8],
@@ -82,7 +82,7 @@ pub(crate) struct SentCounters<W> {
     pub(crate) count: W,
     /// Sum of the payload bytes of all operations, if the key is that of a class; otherwise the key contains the
     /// payload.
-    pub(crate) bytes: W,
+    pub(crate) size_class_bytes: W,
     pub(crate) signaled: W,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct ReceivedCounters<W> {
     pub(crate) key: W,
     pub(crate) count: W,
     /// Sum of the payload bytes, as in [`SentCounters`].
-    pub(crate) bytes: W,
+    pub(crate) size_class_bytes: W,
 }
 
 /// Counters of posted receives.
@@ -127,7 +127,7 @@ pub(crate) struct QpThreadCell<W> {
     pub(crate) max_inline_data: W,
     pub(crate) sq_sig_all: W,
     /// Number of runs. A run is a sequence of postlists between which the thread found no completion.
-    pub(crate) runs: W,
+    pub(crate) postlist_runs: W,
     /// Number of work requests that the provider refused.
     pub(crate) refused_wrs: W,
     /// Sum over all operations of the number of outstanding operations after the post of each.
@@ -143,11 +143,11 @@ pub(crate) struct QpThreadCell<W> {
     /// Number of destinations that were not looked up.
     pub(crate) unlisted_peers: W,
     /// [`RepeatedPosts`] posts, not yet included in the other counters.
-    pub(crate) repeated: W,
+    pub(crate) repeated_posts: W,
     /// Number of operations that were outstanding after the last post that was counted in full.
-    pub(crate) repeated_outstanding: W,
+    pub(crate) outstanding_before_repeats: W,
     pub(crate) postlists_by_length: [W; POSTLIST_LENGTH_CLASSES],
-    pub(crate) peers: [W; MAX_PEERS],
+    pub(crate) peer_machine_ids: [W; MAX_PEERS],
     /// Times of the first and last post for which the clock was read, in nanoseconds of `CLOCK_MONOTONIC`.
     pub(crate) first_post_ns: W,
     pub(crate) last_timed_post_ns: W,
@@ -162,7 +162,7 @@ pub(crate) struct QpThreadCell<W> {
 pub(crate) struct CqThreadCell<W> {
     pub(crate) cq_id: W,
     pub(crate) thread_id: W,
-    pub(crate) cqe: W,
+    pub(crate) capacity: W,
     pub(crate) empty_polls: W,
     pub(crate) completions_found: W,
     /// Number of polls in each class of the number of completions found.
@@ -208,36 +208,36 @@ pub(crate) struct OperationKey(pub(crate) u64);
 
 impl OperationKey {
     /// Bit that is set in every key, so that no key is 0.
-    const USED: u64 = 1 << 15;
+    const USED_BIT: u64 = 1 << 15;
     /// Bit of a key whose payload stands for a class of payload sizes; the payload is then the class's largest size.
-    const SIZE_CLASS: u64 = 1 << 14;
-    const INLINE: u64 = 1 << 8;
-    const IMM: u64 = 1 << 9;
+    const SIZE_CLASS_BIT: u64 = 1 << 14;
+    const INLINE_BIT: u64 = 1 << 8;
+    const IMM_BIT: u64 = 1 << 9;
 
     #[inline]
     pub(crate) const fn new(opcode: u32, num_sge: u32, bytes: u32) -> Self {
         let sges = if num_sge > 255 { 255 } else { num_sge };
-        Self((bytes as u64) << 32 | (sges as u64) << 16 | Self::USED | (opcode & 0xff) as u64)
+        Self((bytes as u64) << 32 | (sges as u64) << 16 | Self::USED_BIT | (opcode & 0xff) as u64)
     }
 
     #[inline]
     pub(crate) const fn with_inline(self, yes: bool) -> Self {
-        Self(self.0 | if yes { Self::INLINE } else { 0 })
+        Self(self.0 | if yes { Self::INLINE_BIT } else { 0 })
     }
 
     #[inline]
     pub(crate) const fn with_imm(self, yes: bool) -> Self {
-        Self(self.0 | if yes { Self::IMM } else { 0 })
+        Self(self.0 | if yes { Self::IMM_BIT } else { 0 })
     }
 
     /// Returns the key of the class that contains this key's payload.
-    pub(crate) fn size_class(self) -> Self {
-        let upper = u64::from(self.bytes()).next_power_of_two();
-        Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::SIZE_CLASS)
+    pub(crate) fn with_size_class(self) -> Self {
+        let upper = u64::from(self.payload_bytes()).next_power_of_two();
+        Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::SIZE_CLASS_BIT)
     }
 
     pub(crate) const fn is_size_class(self) -> bool {
-        self.0 & Self::SIZE_CLASS != 0
+        self.0 & Self::SIZE_CLASS_BIT != 0
     }
 
     pub(crate) const fn opcode(self) -> u32 {
@@ -248,20 +248,20 @@ impl OperationKey {
         ((self.0 >> 16) & 0xff) as u32
     }
 
-    pub(crate) const fn bytes(self) -> u32 {
+    pub(crate) const fn payload_bytes(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
     pub(crate) const fn is_inline(self) -> bool {
-        self.0 & Self::INLINE != 0
+        self.0 & Self::INLINE_BIT != 0
     }
 
     pub(crate) const fn has_imm(self) -> bool {
-        self.0 & Self::IMM != 0
+        self.0 & Self::IMM_BIT != 0
     }
 
     pub(crate) const fn is_used(self) -> bool {
-        self.0 & Self::USED != 0
+        self.0 & Self::USED_BIT != 0
     }
 }
 
@@ -350,23 +350,30 @@ mod tests {
         let key = OperationKey::new(3, 2, 4096)
             .with_inline(true)
             .with_imm(true);
-        assert_eq!((key.opcode(), key.num_sge(), key.bytes()), (3, 2, 4096));
+        assert_eq!(
+            (key.opcode(), key.num_sge(), key.payload_bytes()),
+            (3, 2, 4096)
+        );
         assert!(key.is_inline() && key.has_imm() && key.is_used());
         assert!(!OperationKey(0).is_used());
         assert_eq!(OperationKey::new(0, 1000, 0).num_sge(), 255);
         assert_eq!(
-            OperationKey::new(2, 1, 100).size_class(),
-            OperationKey::new(2, 1, 127).size_class()
+            OperationKey::new(2, 1, 100).with_size_class(),
+            OperationKey::new(2, 1, 127).with_size_class()
         );
         assert_ne!(
-            OperationKey::new(2, 1, 100).size_class(),
-            OperationKey::new(2, 1, 129).size_class()
+            OperationKey::new(2, 1, 100).with_size_class(),
+            OperationKey::new(2, 1, 129).with_size_class()
         );
         assert_ne!(
-            OperationKey::new(2, 1, 128).size_class(),
+            OperationKey::new(2, 1, 128).with_size_class(),
             OperationKey::new(2, 1, 128)
         );
-        assert!(OperationKey::new(2, 1, 128).size_class().is_size_class());
+        assert!(
+            OperationKey::new(2, 1, 128)
+                .with_size_class()
+                .is_size_class()
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use nicmodel::op_profile::{OpProfileError, OperationProfile};
 use serde::{Deserialize, Serialize};
 
 use crate::read::{self, ReadError};
-use crate::session::EXTENSION;
+use crate::session::COUNTER_FILE_EXTENSION;
 
 /// The version of the ledger document that this crate reads and writes.
 pub const LEDGER_VERSION: u32 = 2;
@@ -96,7 +96,10 @@ impl Ledger {
         let mut files = Vec::new();
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|e| e == EXTENSION) {
+            if path
+                .extension()
+                .is_some_and(|e| e == COUNTER_FILE_EXTENSION)
+            {
                 files.push(path);
             }
         }

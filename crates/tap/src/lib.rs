@@ -76,12 +76,12 @@ pub fn is_counting() -> bool {
 
 /// Returns true if the verbs of this process are counted or traced.
 #[must_use]
-pub fn is_on() -> bool {
+pub fn is_counting_or_tracing() -> bool {
     is_counting() || trace::is_on()
 }
 
 /// Returns a provider's table of entry points with the tap's functions. Call this function only if
-/// [`is_on`], and once for each provider.
+/// [`is_counting_or_tracing`], and once for each provider.
 #[must_use]
 pub fn symbols<P: Provider>() -> Symbols {
     if trace::is_on() {

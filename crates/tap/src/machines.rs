@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use verbs_abi::*;
 
 /// The machine of each address handle.
-static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+static MACHINE_BY_AH: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 
 /// Returns a number that identifies a machine. The number is made from the address, or from the
 /// process if each process counts as a machine.
@@ -35,13 +35,13 @@ pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, q
     if let Some(shift) = process_shift {
         return u64::from(qpn >> shift) + 1;
     }
-    let machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let machines = MACHINE_BY_AH.lock().unwrap_or_else(PoisonError::into_inner);
     let known = machines.as_ref().and_then(|known| known.get(&ah.addr()));
     known.copied().unwrap_or(1)
 }
 
 /// Records the machine of an address handle.
 pub(crate) fn record_ah_machine(ah: *mut ibv_ah, machine: u64) {
-    let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut machines = MACHINE_BY_AH.lock().unwrap_or_else(PoisonError::into_inner);
     machines.get_or_insert_default().insert(ah.addr(), machine);
 }

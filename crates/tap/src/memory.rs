@@ -15,7 +15,7 @@ const SMALL_PAGE_BYTES: u64 = 4096;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Bytes of each region, and its bytes in large pages, by the region's handle.
-static REGIONS: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
+static REGION_AND_HUGE_BYTES: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
 
 /// Records that a region was registered.
 pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, len: usize) {
@@ -25,13 +25,15 @@ pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, l
     } else {
         huge_bytes(addr, len).unwrap_or(0)
     };
-    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut regions = REGION_AND_HUGE_BYTES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let known = regions.get_or_insert_default();
     if let Some((len, huge)) = known.insert(handle, (len, huge)) {
         subtract_region(session, len, huge);
     }
     let header = session.header();
-    header.regions.fetch_add(1, Relaxed);
+    header.registrations.fetch_add(1, Relaxed);
     let all = header.registered_bytes.fetch_add(len, Relaxed) + len;
     if header.max_registered_bytes.fetch_max(all, Relaxed) < all {
         let huge = header.huge_page_bytes.load(Relaxed) + huge;
@@ -42,7 +44,9 @@ pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, l
 
 /// Records that a region was deregistered.
 pub(crate) fn record_deregistered(session: &Session, handle: usize) {
-    let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut regions = REGION_AND_HUGE_BYTES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     if let Some((len, huge)) = regions.as_mut().and_then(|known| known.remove(&handle)) {
         subtract_region(session, len, huge);
     }
@@ -63,7 +67,7 @@ fn subtract_region(session: &Session, len: u64, huge: u64) {
 fn huge_bytes(addr: u64, len: u64) -> Option<u64> {
     let end = addr.checked_add(len)?;
     let smaps = BufReader::new(File::open("/proc/self/smaps").ok()?);
-    Some(huge_bytes_in(
+    Some(huge_bytes_from_smaps(
         smaps.lines().map_while(Result::ok),
         addr,
         end,
@@ -71,7 +75,7 @@ fn huge_bytes(addr: u64, len: u64) -> Option<u64> {
 }
 
 /// Returns the number of bytes of `addr..end` in large pages, from the lines of `smaps` (proc_pid_smaps(5)).
-fn huge_bytes_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
+fn huge_bytes_from_smaps(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
     let mut huge = 0;
     // Number of bytes of the range in the mapping that the current lines describe.
     let mut here = 0;
@@ -126,7 +130,7 @@ AnonHugePages:         0 kB
 ";
 
     fn huge(addr: u64, end: u64) -> u64 {
-        huge_bytes_in(SMAPS.lines().map(str::to_owned), addr, end)
+        huge_bytes_from_smaps(SMAPS.lines().map(str::to_owned), addr, end)
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::table::OpenAddressingTable;
 pub(crate) static QPS: OpenAddressingTable<Qp> = OpenAddressingTable::new();
 /// Queue pairs by the address of their handle, so that a post finds its queue pair without reading
 /// memory.
-pub(crate) static QP_HANDLES: OpenAddressingTable<Qp> = OpenAddressingTable::new();
+pub(crate) static QPS_BY_HANDLE: OpenAddressingTable<Qp> = OpenAddressingTable::new();
 /// Completion queues by their address.
 pub(crate) static CQS: OpenAddressingTable<Cq> = OpenAddressingTable::new();
 /// Shared receive queues by their address.
@@ -90,7 +90,7 @@ impl<U: ThreadEntry> PerThread<U> {
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
-    fn get(&self, token: usize) -> Option<&'static U> {
+    fn entry_of_token(&self, token: usize) -> Option<&'static U> {
         // Acquire: pairs with the Release of `insert`.
         let mut at = self.first.load(Ordering::Acquire);
         // SAFETY: entries live for ever.
@@ -107,7 +107,7 @@ impl<U: ThreadEntry> PerThread<U> {
     #[inline(always)]
     fn thread_entry(&self, make: impl FnOnce(usize) -> U) -> &'static U {
         let token = thread_token();
-        match self.get(token) {
+        match self.entry_of_token(token) {
             Some(known) => known,
             None => self.insert(make(token)),
         }
@@ -149,9 +149,9 @@ pub(crate) struct Qp {
     used_by_several_threads: AtomicBool,
     /// Number of posted work requests, and number of posted signaled work requests.
     pub(crate) posted_wrs: AtomicU64,
-    pub(crate) signaled_wrs: AtomicU64,
+    pub(crate) posted_signaled_wrs: AtomicU64,
     /// Number of completions of the send queue.
-    pub(crate) send_completions: AtomicU64,
+    pub(crate) completed_signaled_wrs: AtomicU64,
     /// Number of work requests posted up to each of the latest signaled work requests.
     pub(crate) posted_up_to_signaled: Box<[AtomicU64]>,
     pub(crate) post_ops: OnceLock<PostOps>,
@@ -166,18 +166,18 @@ pub(crate) struct QpThread {
     /// Value of `thread.successful_polls_at_post` at the thread's last post.
     pub(crate) successful_polls_at_post: AtomicU64,
     /// Key and index of the kind of work requests that was counted last.
-    pub(crate) sent_key: AtomicU64,
+    pub(crate) last_sent_kind_key: AtomicU64,
     pub(crate) last_sent_kind_index: AtomicU64,
     /// The [`RequestPattern`](crate::request::RequestPattern) of the last post; a post with an equal pattern is a
     /// repetition.
-    pub(crate) repeated_opcode_and_sges: AtomicU64,
-    pub(crate) repeated_flags_and_bytes: AtomicU64,
-    pub(crate) received_key: AtomicU64,
+    pub(crate) last_post_opcode_and_sges: AtomicU64,
+    pub(crate) last_post_flags_and_bytes: AtomicU64,
+    pub(crate) last_received_kind_key: AtomicU64,
     pub(crate) last_received_kind_index: AtomicU64,
     /// Remote address behind the last byte of the previous READ.
     pub(crate) last_read_end_addr: AtomicU64,
     /// Datagram destinations that were looked up, by hash; empty for connected queue pairs.
-    pub(crate) destinations: Box<[AtomicU64]>,
+    pub(crate) known_destinations: Box<[AtomicU64]>,
     pub(crate) destination_lookups: AtomicU64,
     /// The postlist that this thread builds with `ibv_wr_*`.
     pub(crate) built_wrs: UnsafeCell<Vec<BuiltWr>>,
@@ -220,7 +220,11 @@ impl Qp {
             context,
             post_send: context.ops.post_send,
             post_recv: context.ops.post_recv,
-            id: context.session.header().queue_pairs.fetch_add(1, Relaxed),
+            id: context
+                .session
+                .header()
+                .created_queue_pairs
+                .fetch_add(1, Relaxed),
             qpn: qp.qp_num,
             qp_type: qp.qp_type,
             cap,
@@ -228,8 +232,8 @@ impl Qp {
             threads: PerThread::new(),
             used_by_several_threads: AtomicBool::new(false),
             posted_wrs: AtomicU64::new(0),
-            signaled_wrs: AtomicU64::new(0),
-            send_completions: AtomicU64::new(0),
+            posted_signaled_wrs: AtomicU64::new(0),
+            completed_signaled_wrs: AtomicU64::new(0),
             posted_up_to_signaled: (0..marks).map(|_| AtomicU64::new(0)).collect(),
             post_ops: OnceLock::new(),
         }
@@ -244,7 +248,7 @@ impl Qp {
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static QpThread> {
-        self.threads.get(thread_token())
+        self.threads.entry_of_token(thread_token())
     }
 
     #[cold]
@@ -279,14 +283,14 @@ impl Qp {
             cell,
             thread,
             successful_polls_at_post: AtomicU64::new(u64::MAX),
-            sent_key: AtomicU64::new(0),
+            last_sent_kind_key: AtomicU64::new(0),
             last_sent_kind_index: AtomicU64::new(0),
-            repeated_opcode_and_sges: AtomicU64::new(NO_REPEATABLE_PATTERN),
-            repeated_flags_and_bytes: AtomicU64::new(0),
-            received_key: AtomicU64::new(0),
+            last_post_opcode_and_sges: AtomicU64::new(NO_REPEATABLE_PATTERN),
+            last_post_flags_and_bytes: AtomicU64::new(0),
+            last_received_kind_key: AtomicU64::new(0),
             last_received_kind_index: AtomicU64::new(0),
             last_read_end_addr: AtomicU64::new(u64::MAX),
-            destinations: (0..destinations).map(|_| AtomicU64::new(0)).collect(),
+            known_destinations: (0..destinations).map(|_| AtomicU64::new(0)).collect(),
             destination_lookups: AtomicU64::new(0),
             built_wrs: UnsafeCell::new(Vec::new()),
         }
@@ -295,11 +299,11 @@ impl Qp {
     /// Adds `by` to a word of the queue pair. The sum is exact with one thread, and nearly exact when a
     /// second thread starts to add.
     #[inline(always)]
-    pub(crate) fn advance(&self, word: &AtomicU64, by: u64) {
+    pub(crate) fn add_atomically_if_shared(&self, word: &AtomicU64, by: u64) {
         if self.used_by_several_threads.load(Relaxed) {
             word.fetch_add(by, Relaxed);
         } else {
-            crate::session::add(word, by);
+            crate::session::add_single_writer(word, by);
         }
     }
 
@@ -316,9 +320,9 @@ impl Qp {
     #[inline(always)]
     pub(crate) fn completed_wrs(&self) -> u64 {
         let completed = self
-            .send_completions
+            .completed_signaled_wrs
             .load(Relaxed)
-            .min(self.signaled_wrs.load(Relaxed));
+            .min(self.posted_signaled_wrs.load(Relaxed));
         match completed.checked_sub(1) {
             Some(last) => self.posted_up_to_signaled
                 [last as usize & (self.posted_up_to_signaled.len() - 1)]
@@ -328,26 +332,26 @@ impl Qp {
     }
 
     /// Counts `count` signaled work requests as completed, but no more than are outstanding.
-    pub(crate) fn complete_signaled(&self, count: u64) {
+    pub(crate) fn count_signaled_completions(&self, count: u64) {
         let outstanding = self
-            .signaled_wrs
+            .posted_signaled_wrs
             .load(Relaxed)
-            .saturating_sub(self.send_completions.load(Relaxed));
-        self.advance(&self.send_completions, count.min(outstanding));
+            .saturating_sub(self.completed_signaled_wrs.load(Relaxed));
+        self.add_atomically_if_shared(&self.completed_signaled_wrs, count.min(outstanding));
     }
 
     /// Counts all outstanding work requests as completed, after a reset of the queue pair.
-    pub(crate) fn complete_all(&self) {
-        let signaled = self.signaled_wrs.load(Relaxed);
+    pub(crate) fn count_all_as_completed(&self) {
+        let signaled = self.posted_signaled_wrs.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
             self.record_signaled(last, self.posted_wrs.load(Relaxed));
         }
-        self.send_completions.store(signaled, Relaxed);
+        self.completed_signaled_wrs.store(signaled, Relaxed);
     }
 
     /// Returns the maximum number of outstanding work requests.
     #[inline(always)]
-    pub(crate) fn max_outstanding(&self) -> u64 {
+    pub(crate) fn max_send_wr(&self) -> u64 {
         self.cap.max_send_wr.into()
     }
 }
@@ -357,7 +361,7 @@ pub(crate) struct Cq {
     pub(crate) context: &'static Context,
     /// Handle of the queue's device.
     pub(crate) device: *mut ibv_context,
-    cqe: u64,
+    capacity: u64,
     id: u64,
     threads: PerThread<CqThread>,
     pub(crate) poll_ops: OnceLock<PollOps>,
@@ -400,7 +404,7 @@ impl Cq {
         Self {
             context,
             device,
-            cqe: u64::try_from(cqe).unwrap_or(0),
+            capacity: u64::try_from(cqe).unwrap_or(0),
             id: NEXT_ID.fetch_add(1, Relaxed),
             threads: PerThread::new(),
             poll_ops: OnceLock::new(),
@@ -423,7 +427,7 @@ impl Cq {
             thread_counters: session.take_cq_cell(|cell| {
                 cell.cq_id.store(self.id, Relaxed);
                 cell.thread_id.store(thread.id, Relaxed);
-                cell.cqe.store(self.cqe, Relaxed);
+                cell.capacity.store(self.capacity, Relaxed);
             }),
             thread,
             completions_in_poll: AtomicU64::new(0),
@@ -472,7 +476,7 @@ impl Srq {
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn existing_entry(&self) -> Option<&'static SrqThread> {
-        self.threads.get(thread_token())
+        self.threads.entry_of_token(thread_token())
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
@@ -514,5 +518,5 @@ pub(crate) fn kind_index<'a>(
         }
         None
     };
-    search(key, 0..single).or_else(|| search(key.size_class(), single..len))
+    search(key, 0..single).or_else(|| search(key.with_size_class(), single..len))
 }

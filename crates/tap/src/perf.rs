@@ -10,13 +10,13 @@ impl PcieLines {
     pub fn from_perf(text: &str, events: [&str; 2]) -> Option<Self> {
         let [read, write] = events;
         Some(Self {
-            rd_cur: sum(text, read)?,
-            itom: sum(text, write)?,
+            rd_cur: sum_event_lines(text, read)?,
+            itom: sum_event_lines(text, write)?,
         })
     }
 }
 
-fn sum(text: &str, event: &str) -> Option<u64> {
+fn sum_event_lines(text: &str, event: &str) -> Option<u64> {
     let mut all: Option<u64> = None;
     for line in text.lines() {
         let mut fields = line.split(',');

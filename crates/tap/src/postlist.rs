@@ -72,7 +72,7 @@ impl Request for &ibv_send_wr {
 pub(crate) unsafe fn sge_count_and_bytes(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     if num_sge == 1 && !sges.is_null() {
         // SAFETY: contract of this function.
-        return (1, unsafe { length_at(sges) });
+        return (1, unsafe { sge_length(sges) });
     }
     // SAFETY: as above.
     unsafe { sum_sges(sges, num_sge) }
@@ -83,7 +83,7 @@ pub(crate) unsafe fn sge_count_and_bytes(sges: *const ibv_sge, num_sge: c_int) -
 /// # Safety
 /// `sge` points to a readable element.
 #[inline(always)]
-pub(crate) unsafe fn length_at(sge: *const ibv_sge) -> u32 {
+pub(crate) unsafe fn sge_length(sge: *const ibv_sge) -> u32 {
     // SAFETY: contract of this function.
     unsafe { (&raw const (*sge).length).read_unaligned() }
 }
@@ -98,7 +98,7 @@ unsafe fn sum_sges(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
         Ok(many @ 1..) if !sges.is_null() => {
             let lengths = (0..many).map(|i| {
                 // SAFETY: contract of this function.
-                unsafe { length_at(sges.add(i)) }
+                unsafe { sge_length(sges.add(i)) }
             });
             (many as u32, lengths.fold(0, u32::saturating_add))
         }

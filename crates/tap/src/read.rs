@@ -17,7 +17,7 @@ use verbs_abi::*;
 use zerocopy::FromBytes;
 
 use crate::layout::*;
-use kinds::{add_counted, received_operations, saturate_to_u32, sent_operations};
+use kinds::{merge_counted_operations, received_operations, saturate_to_u32, sent_operations};
 
 /// The reason why a file is not a file of counters.
 #[derive(Debug, thiserror::Error)]
@@ -53,11 +53,11 @@ pub(crate) struct RecordedProfile {
 /// Reads a process's file, which the process may still be writing.
 pub(crate) fn read(path: &Path) -> Result<RecordedProfile, ReadError> {
     let file = File::open(path)?;
-    read_at(|offset, bytes| file.read_exact_at(bytes, offset as u64))
+    read_with(|offset, bytes| file.read_exact_at(bytes, offset as u64))
 }
 
 /// Reads a file through `fetch`, which is called with an offset and a buffer.
-pub(crate) fn read_at(
+pub(crate) fn read_with(
     fetch: impl Fn(usize, &mut [u8]) -> io::Result<()>,
 ) -> Result<RecordedProfile, ReadError> {
     fn read_struct<T: FromBytes>(
@@ -79,36 +79,36 @@ pub(crate) fn read_at(
         });
     }
     let limits = [
-        (header.qp_cells, MAX_QP_CELLS),
-        (header.cq_cells, MAX_CQ_CELLS),
-        (header.srq_cells, MAX_SRQ_CELLS),
+        (header.used_qp_cells, MAX_QP_CELLS),
+        (header.used_cq_cells, MAX_CQ_CELLS),
+        (header.used_srq_cells, MAX_SRQ_CELLS),
     ];
     if limits.iter().any(|(used, max)| *used > *max as u64) {
         return Err(ReadError::Inconsistent("more cells than there can be"));
     }
     let mut builder = ProfileBuilder::default();
-    for index in 0..header.cq_cells as usize {
+    for index in 0..header.used_cq_cells as usize {
         builder.add_cq(&read_struct(
             &fetch,
             CQ_CELLS_AT + index * size_of::<CqThreadCell<u64>>(),
         )?);
     }
-    for index in 0..header.srq_cells as usize {
+    for index in 0..header.used_srq_cells as usize {
         let offset = SRQ_CELLS_AT + index * size_of::<SrqThreadCell<u64>>();
         builder.add_srq(&read_struct(&fetch, offset)?);
     }
-    for index in 0..header.qp_cells as usize {
+    for index in 0..header.used_qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpThreadCell<u64>>();
         builder.add_qp(&read_struct(&fetch, offset)?, header.first_use_ns);
     }
     Ok(builder.finish(&header))
 }
 
-fn sum(numbers: &[u64]) -> u64 {
+fn saturating_sum(numbers: &[u64]) -> u64 {
     numbers.iter().fold(0, |sum, n| sum.saturating_add(*n))
 }
 
-fn text(words: &[u64], len: u64) -> String {
+fn text_from_words(words: &[u64], len: u64) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(bytes.len());
     let end = bytes[..len].iter().position(|b| *b == 0).unwrap_or(len);
@@ -125,7 +125,7 @@ struct ProfileBuilder {
     peers: BTreeSet<u64>,
     unlisted_peers: u64,
     unmodelled_operations: u64,
-    unitemised: u64,
+    unitemised_operations: u64,
     qps_of_other_transports: BTreeSet<u64>,
 }
 
@@ -138,7 +138,7 @@ impl ProfileBuilder {
     }
 
     fn add_cq(&mut self, cell: &CqThreadCell<u64>) {
-        let polls = sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
+        let polls = saturating_sum(&cell.polls_by_completions).saturating_add(cell.empty_polls);
         let thread = self.thread(cell.thread_id);
         for (all, more) in [
             (&mut thread.polls, polls),
@@ -167,8 +167,8 @@ impl ProfileBuilder {
                 return;
             }
         };
-        let repeated = RepeatedPosts(cell.repeated);
-        let posts = sum(&cell.postlists_by_length).saturating_add(repeated.count());
+        let repeated = RepeatedPosts(cell.repeated_posts);
+        let posts = saturating_sum(&cell.postlists_by_length).saturating_add(repeated.count());
         let thread = self.thread(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
         thread.posted = union_of_spans(thread.posted, posting_span(cell, began));
@@ -176,10 +176,10 @@ impl ProfileBuilder {
             .recv_posts
             .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
         self.peers
-            .extend(cell.peers.iter().filter(|peer| **peer != 0));
+            .extend(cell.peer_machine_ids.iter().filter(|peer| **peer != 0));
         self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
         for more in [cell.unitemised_sent, cell.unitemised_received] {
-            self.unitemised = self.unitemised.saturating_add(more);
+            self.unitemised_operations = self.unitemised_operations.saturating_add(more);
         }
         let (qp, outstanding_sum) = self
             .queue_pairs
@@ -187,12 +187,12 @@ impl ProfileBuilder {
             .or_insert_with(|| (QueuePair::new(saturate_to_u32(cell.qpn), transport), 0));
         for more in [
             cell.outstanding_sum,
-            repeated.outstanding_sum(cell.repeated_outstanding, cell.max_send_wr),
+            repeated.outstanding_sum(cell.outstanding_before_repeats, cell.max_send_wr),
         ] {
             *outstanding_sum = outstanding_sum.saturating_add(more);
         }
         qp.posted = union_of_spans(qp.posted, posting_span(cell, began));
-        add_counts(qp, cell, repeated, posts);
+        add_qp_counters(qp, cell, repeated, posts);
         let unmodelled = add_kinds(qp, cell, repeated, transport);
         self.unmodelled_operations = self.unmodelled_operations.saturating_add(unmodelled);
     }
@@ -218,7 +218,7 @@ impl ProfileBuilder {
             "work requests or messages are of kinds that the model does not have",
         );
         note(
-            self.unitemised,
+            self.unitemised_operations,
             "work requests or messages are of more kinds than the tap tells apart",
         );
         note(
@@ -235,7 +235,7 @@ impl ProfileBuilder {
             queue_pairs.map(|(qp, outstanding_sum)| make_consistent(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
-            program: text(&header.command_line, header.command_line_bytes),
+            program: text_from_words(&header.command_line, header.command_line_bytes),
             pid: saturate_to_u32(header.pid),
             duration_ns: header.last_use_ns.saturating_sub(header.first_use_ns),
             complete: header.exited_normally == 1,
@@ -251,16 +251,21 @@ impl ProfileBuilder {
         };
         RecordedProfile {
             first_use_ns: header.first_use_ns,
-            provider: text(&header.provider, u64::MAX),
+            provider: text_from_words(&header.provider_name, u64::MAX),
             profile,
         }
     }
 }
 
 /// Adds the counters of a thread for a queue pair; `posts` is the number of its calls.
-fn add_counts(qp: &mut QueuePair, cell: &QpThreadCell<u64>, repeated: RepeatedPosts, posts: u64) {
+fn add_qp_counters(
+    qp: &mut QueuePair,
+    cell: &QpThreadCell<u64>,
+    repeated: RepeatedPosts,
+    posts: u64,
+) {
     let outstanding = cell
-        .repeated_outstanding
+        .outstanding_before_repeats
         .saturating_add(repeated.count())
         .min(cell.max_send_wr)
         .max(cell.outstanding_max);
@@ -270,7 +275,7 @@ fn add_counts(qp: &mut QueuePair, cell: &QpThreadCell<u64>, repeated: RepeatedPo
     let (recv_posts, recvs, room) = cell.recvs.calls_recvs_and_bytes();
     for (all, more) in [
         (&mut qp.postlists, posts),
-        (&mut qp.runs, cell.runs),
+        (&mut qp.runs, cell.postlist_runs),
         (&mut qp.adjacent_reads, cell.adjacent_reads),
         (&mut qp.refused, cell.refused_wrs),
         (&mut qp.failed, cell.failed_completions),
@@ -282,7 +287,7 @@ fn add_counts(qp: &mut QueuePair, cell: &QpThreadCell<u64>, repeated: RepeatedPo
     }
     let mut lists = cell.postlists_by_length;
     lists[0] = lists[0].saturating_add(repeated.count());
-    add_lengths(&mut qp.postlist_lengths, &lists);
+    add_postlist_length_classes(&mut qp.postlist_lengths, &lists);
     for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
         if *count > 0 {
             add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
@@ -306,13 +311,13 @@ fn add_kinds(
             kind.signaled = kind.signaled.saturating_add(repeated.signaled_count());
         }
         match sent_operations(transport, &kind) {
-            Some(counted) => add_counted(&mut qp.sent, counted),
+            Some(counted) => merge_counted_operations(&mut qp.sent, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
     }
     for kind in &cell.received {
         match received_operations(transport, kind) {
-            Some(counted) => add_counted(&mut qp.received, counted),
+            Some(counted) => merge_counted_operations(&mut qp.received, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
     }
@@ -326,8 +331,8 @@ fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     qp.postlists = qp.postlists.min(operations);
     qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
     qp.postlists = qp.postlists.max(qp.runs);
-    qp.adjacent_reads = qp.adjacent_reads.min(qp.of_verb(Verb::RdmaRead));
-    if qp.atomics() > operations {
+    qp.adjacent_reads = qp.adjacent_reads.min(qp.operations_of_verb(Verb::RdmaRead));
+    if qp.atomics_of_known_address() > operations {
         qp.atomic_slots.clear();
     }
     #[expect(clippy::cast_precision_loss, reason = "a mean")]
@@ -352,12 +357,12 @@ fn posting_span(cell: &QpThreadCell<u64>, began: u64) -> Option<TimeSpan> {
 /// Returns the shortest period that contains both periods, or the one period that is known.
 fn union_of_spans(one: Option<TimeSpan>, other: Option<TimeSpan>) -> Option<TimeSpan> {
     match (one, other) {
-        (Some(one), Some(other)) => Some(one.and(other)),
+        (Some(one), Some(other)) => Some(one.union_with(other)),
         (known, unknown) => known.or(unknown),
     }
 }
 
-fn add_lengths(lengths: &mut Vec<PostlistsByLength>, classes: &[u64]) {
+fn add_postlist_length_classes(lengths: &mut Vec<PostlistsByLength>, classes: &[u64]) {
     for (class, count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
         let at_most = largest_of_class(class);
         match lengths.iter_mut().find(|known| known.at_most == at_most) {
@@ -388,7 +393,7 @@ mod tests {
     use super::*;
 
     fn from(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
-        read_at(|offset, out| {
+        read_with(|offset, out| {
             let end = offset.checked_add(out.len()).expect("small numbers");
             let found = bytes.get(offset..end);
             out.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -405,13 +410,13 @@ mod tests {
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
         let at = std::mem::offset_of!(QpThreadCell<u64>, postlists_by_length) / 8;
         (cell[at], cell[at + 2]) = (0, 22);
-        let at = std::mem::offset_of!(QpThreadCell<u64>, runs) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, postlist_runs) / 8;
         cell[at] = 10;
         let at = std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
         let key = OperationKey::new(IBV_WR_SEND, 1, 60).with_inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
-        let at = std::mem::offset_of!(QpThreadCell<u64>, repeated) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, repeated_posts) / 8;
         cell[at] = RepeatedPosts::none(0, false).0 + 3;
         words
     }
@@ -433,7 +438,7 @@ mod tests {
         assert_eq!((qp.qpn, qp.postlists, qp.runs), (0x12, 25, 10));
         let operation = Operation::new(Verb::Send, Transport::Ud, 60)
             .inlined()
-            .signaled(0.04);
+            .with_signaled_fraction(0.04);
         let count = 100;
         assert_eq!(qp.sent, [CountedOperations { operation, count }]);
         assert_eq!(profile.check(), Ok(()));
@@ -471,11 +476,11 @@ mod tests {
             cell.thread_id = thread;
             cell.qp_type = IBV_QPT_RC.into();
             cell.postlists_by_length[0] = 3;
-            cell.runs = 3;
+            cell.postlist_runs = 3;
             cell.sent[0] = SentCounters {
                 key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,
                 count: 3,
-                bytes: 24,
+                size_class_bytes: 24,
                 signaled: 3 * thread,
             };
             builder.add_qp(&cell, 0);
@@ -494,7 +499,7 @@ mod tests {
     fn more_bytes_than_there_can_be_are_a_mean_all_the_same() {
         let mut words = words();
         let sent = QP_CELLS_AT / 8 + std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
-        words[sent] = OperationKey::new(IBV_WR_SEND, 1, 60).size_class().0;
+        words[sent] = OperationKey::new(IBV_WR_SEND, 1, 60).with_size_class().0;
         words[sent + 2] = u64::MAX;
         let read = from(&bytes(&words)).expect("a file");
         assert_eq!(read.profile.check(), Ok(()));

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verbs_abi::*;
 
 use crate::layout::RecvCounters;
-use crate::objects::{Context, QP_HANDLES, Qp, SRQS, Srq, context_of, key_of};
-use crate::postlist::{bad_wr_slot, length_at, sge_count_and_bytes};
-use crate::session::add;
+use crate::objects::{Context, QPS_BY_HANDLE, Qp, SRQS, Srq, context_of, key_of};
+use crate::postlist::{bad_wr_slot, sge_count_and_bytes, sge_length};
+use crate::session::add_single_writer;
 use crate::table::OpenAddressingTable;
 use crate::trace;
 
@@ -77,7 +77,7 @@ macro_rules! queue {
     };
 }
 
-queue!(Qp, ibv_qp, QP_HANDLES, post_recv, "qp");
+queue!(Qp, ibv_qp, QPS_BY_HANDLE, post_recv, "qp");
 queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq");
 
 /// Posts and counts receives. Before the provider's call, the function detects whether a receive has the same
@@ -100,11 +100,11 @@ pub(crate) unsafe extern "C" fn post<Q: ReceivingQueue>(
             && let Some(queue) = Q::ALL.find_in_first_slot(key_of(handle))
             && let Some(post) = queue.post()
             && let Some(known) = queue.known()
-            && known.repeated_buffer_bytes.load(Relaxed) == u64::from(length_at(one.sg_list))
+            && known.repeated_buffer_bytes.load(Relaxed) == u64::from(sge_length(one.sg_list))
         {
             let result = post(handle, wr, bad_wr);
             if result == 0 {
-                add(&known.repeated_posts, 1);
+                add_single_writer(&known.repeated_posts, 1);
             }
             return result;
         }
@@ -161,7 +161,7 @@ pub(crate) unsafe extern "C" fn post_traced<Q: ReceivingQueue>(
             *bad_wr = wr;
             return libc::EINVAL;
         };
-        let traced = trace::start_time();
+        let traced = trace::start_time_if_tracing();
         let result = post(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
             let (call, kind) = Q::CALL;
@@ -225,9 +225,9 @@ impl RecvCounters<AtomicU64> {
             self.repeated_buffer_bytes.load(Relaxed),
         );
         self.repeated_posts.store(0, Relaxed);
-        add(&self.post_calls, repeated + 1);
-        add(&self.posted_recvs, repeated + count);
-        add(&self.buffer_bytes, repeated * room + bytes);
+        add_single_writer(&self.post_calls, repeated + 1);
+        add_single_writer(&self.posted_recvs, repeated + count);
+        add_single_writer(&self.buffer_bytes, repeated * room + bytes);
         if count == 1 {
             self.repeated_buffer_bytes.store(bytes, Relaxed);
         }

@@ -20,7 +20,7 @@ use crate::layout::*;
 /// variable nothing is counted.
 pub const TAP_DIR_VARIABLE: &str = "VERBATIM_TAP_DIR";
 /// Extension of the name of a file of counters.
-pub(crate) const EXTENSION: &str = "tap";
+pub(crate) const COUNTER_FILE_EXTENSION: &str = "tap";
 
 pub(crate) type QpCounters = QpThreadCell<AtomicU64>;
 pub(crate) type CqCounters = CqThreadCell<AtomicU64>;
@@ -28,7 +28,7 @@ pub(crate) type SrqCounters = SrqThreadCell<AtomicU64>;
 
 /// Adds `number` to a word that only this thread writes.
 #[inline(always)]
-pub(crate) fn add(word: &AtomicU64, number: u64) {
+pub(crate) fn add_single_writer(word: &AtomicU64, number: u64) {
     word.store(word.load(Relaxed).wrapping_add(number), Relaxed);
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn store_if_changed(word: &AtomicU64, number: u64) {
 /// process ends.
 pub(crate) struct Session {
     pid: u32,
-    base: NonNull<u8>,
+    mapping_base: NonNull<u8>,
     file: File,
     /// Lock that a thread holds while it takes a cell.
     assignment_lock: Mutex<()>,
@@ -86,7 +86,7 @@ pub(crate) fn is_counting_enabled() -> bool {
 }
 
 /// Returns this process's session, and begins it at the first call; `None` if that fails.
-pub(crate) fn current(provider: &str) -> Option<&'static Session> {
+pub(crate) fn current_or_begin(provider: &str) -> Option<&'static Session> {
     static CURRENT: Mutex<Option<&'static Session>> = Mutex::new(None);
     let folder = counter_folder().map(PathBuf::as_path);
     let pid = std::process::id();
@@ -99,7 +99,7 @@ pub(crate) fn current(provider: &str) -> Option<&'static Session> {
         Ok(session) => {
             let session: &'static Session = Box::leak(Box::new(session));
             *current = Some(session);
-            LATEST.store(
+            LATEST_SESSION_ADDR.store(
                 std::ptr::from_ref(session).expose_provenance() as u64,
                 Relaxed,
             );
@@ -118,10 +118,10 @@ pub(crate) fn current(provider: &str) -> Option<&'static Session> {
 }
 
 /// Address of this process's session, for the functions that the C library calls.
-static LATEST: AtomicU64 = AtomicU64::new(0);
+static LATEST_SESSION_ADDR: AtomicU64 = AtomicU64::new(0);
 
 fn latest() -> Option<&'static Session> {
-    let at = LATEST.load(Relaxed) as usize;
+    let at = LATEST_SESSION_ADDR.load(Relaxed) as usize;
     // SAFETY: the address is 0 or that of a session, which lives for ever.
     unsafe { std::ptr::with_exposed_provenance::<Session>(at).as_ref() }
 }
@@ -160,7 +160,7 @@ impl Session {
         let begun = now_ns();
         let file = match folder {
             Some(folder) => {
-                let path = folder.join(format!("{begun:020}-{pid}.{EXTENSION}"));
+                let path = folder.join(format!("{begun:020}-{pid}.{COUNTER_FILE_EXTENSION}"));
                 OpenOptions::new()
                     .read(true)
                     .write(true)
@@ -172,7 +172,7 @@ impl Session {
             None => memfd_create(c"verbatim counters", MemfdFlags::CLOEXEC)?.into(),
         };
         file.set_len(FILE_BYTES as u64)?;
-        reserve(&file, 0, CQ_CELLS_AT)?;
+        allocate_file_range(&file, 0, CQ_CELLS_AT)?;
         // SAFETY: a new mapping of a file of that size; only this user could shrink the file, and no process
         // does.
         let base = unsafe {
@@ -188,7 +188,7 @@ impl Session {
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let session = Self {
             pid,
-            base,
+            mapping_base: base,
             file,
             assignment_lock: Mutex::new(()),
         };
@@ -199,7 +199,7 @@ impl Session {
             .join(" ");
         let len = store_text(&header.command_line, &program);
         header.command_line_bytes.store(len, Relaxed);
-        store_text(&header.provider, provider);
+        store_text(&header.provider_name, provider);
         header.pid.store(u64::from(pid), Relaxed);
         header.version.store(VERSION, Relaxed);
         header.magic.store(MAGIC, Relaxed);
@@ -208,7 +208,7 @@ impl Session {
 
     pub(crate) fn header(&self) -> &'static CounterFileHeader<AtomicU64> {
         // SAFETY: the mapping begins with a header, whose words are zero or were written as words.
-        unsafe { self.base.cast().as_ref() }
+        unsafe { self.mapping_base.cast().as_ref() }
     }
 
     /// Detaches a forked child from its parent's file of counters. Further counts of the child go into private
@@ -217,7 +217,7 @@ impl Session {
         // SAFETY: replaces this session's mapping by one of the same size, in a process with a single thread.
         let _ = unsafe {
             mmap_anonymous(
-                self.base.as_ptr().cast(),
+                self.mapping_base.as_ptr().cast(),
                 FILE_BYTES,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
@@ -253,30 +253,30 @@ impl Session {
             .unwrap_or_else(PoisonError::into_inner);
         let index = used.load(Relaxed) as usize;
         let offset = at + index * size_of::<C>();
-        if index >= max || reserve(&self.file, offset, size_of::<C>()).is_err() {
-            add(&self.header().uncounted_objects, 1);
+        if index >= max || allocate_file_range(&self.file, offset, size_of::<C>()).is_err() {
+            add_single_writer(&self.header().uncounted_objects, 1);
             return discarded_cell();
         }
         // SAFETY: the cell is within the array of such cells, which consist of zeroed words; it was reserved,
         // so the file system has memory for it.
-        let cell: &'static C = unsafe { self.base.byte_add(offset).cast().as_ref() };
+        let cell: &'static C = unsafe { self.mapping_base.byte_add(offset).cast().as_ref() };
         fill(cell);
         used.store(index as u64 + 1, Relaxed);
         cell
     }
 
     pub(crate) fn take_qp_cell(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
-        let used = &self.header().qp_cells;
+        let used = &self.header().used_qp_cells;
         self.take_free_cell(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_cq_cell(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
-        let used = &self.header().cq_cells;
+        let used = &self.header().used_cq_cells;
         self.take_free_cell(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_srq_cell(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
-        let used = &self.header().srq_cells;
+        let used = &self.header().used_srq_cells;
         self.take_free_cell(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
     }
 
@@ -303,7 +303,7 @@ impl Session {
 
 /// Makes the file system allocate memory now. Otherwise a later access would raise SIGBUS if the file system is
 /// full.
-fn reserve(file: &File, offset: usize, len: usize) -> io::Result<()> {
+fn allocate_file_range(file: &File, offset: usize, len: usize) -> io::Result<()> {
     loop {
         match fallocate(file, FallocateFlags::empty(), offset as u64, len as u64) {
             Err(rustix::io::Errno::INTR) => {}

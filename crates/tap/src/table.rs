@@ -4,12 +4,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Number of slots of a table; at most half of them are used.
-const SLOTS: usize = 1 << 15;
+const SLOT_COUNT: usize = 1 << 15;
 /// Maximum number of slots that a search examines.
 const MAX_PROBES: usize = 64;
-/// Keys of empty slots: `FREE` for a slot that was never used, `GONE` for a slot whose object was removed.
-const FREE: u64 = 0;
-const TOMBSTONE: u64 = 1;
+/// Keys of empty slots: `FREE_KEY` for a slot that was never used, `GONE` for a slot whose object was removed.
+const FREE_KEY: u64 = 0;
+const TOMBSTONE_KEY: u64 = 1;
 
 /// A hash table with open addressing. Values are never freed. The caller holds a lock while it adds or
 /// removes keys.
@@ -17,7 +17,7 @@ const TOMBSTONE: u64 = 1;
 /// A reader that searches while its object is being removed may find another object. The only harm is that a
 /// call is counted for the wrong object.
 pub(crate) struct OpenAddressingTable<T: 'static> {
-    slots: [Slot<T>; SLOTS],
+    slots: [Slot<T>; SLOT_COUNT],
 }
 
 struct Slot<T> {
@@ -44,10 +44,10 @@ impl<T> OpenAddressingTable<T> {
         Self {
             slots: [const {
                 Slot {
-                    key: AtomicU64::new(FREE),
+                    key: AtomicU64::new(FREE_KEY),
                     value: AtomicPtr::new(ptr::null_mut()),
                 }
-            }; SLOTS],
+            }; SLOT_COUNT],
         }
     }
 
@@ -67,9 +67,9 @@ impl<T> OpenAddressingTable<T> {
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
         let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
-            match self.slots[(start + step) % SLOTS].get(key) {
+            match self.slots[(start + step) % SLOT_COUNT].get(key) {
                 Ok(found) => return found,
-                Err(FREE) => return None,
+                Err(FREE_KEY) => return None,
                 Err(_) => {}
             }
         }
@@ -81,8 +81,8 @@ impl<T> OpenAddressingTable<T> {
     pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
         let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
-            let slot = &self.slots[(start + step) % SLOTS];
-            if matches!(slot.key.load(Ordering::Relaxed), FREE | TOMBSTONE) {
+            let slot = &self.slots[(start + step) % SLOT_COUNT];
+            if matches!(slot.key.load(Ordering::Relaxed), FREE_KEY | TOMBSTONE_KEY) {
                 slot.value
                     .store(ptr::from_ref(value).cast_mut(), Ordering::Release);
                 slot.key.store(key, Ordering::Release);
@@ -96,10 +96,10 @@ impl<T> OpenAddressingTable<T> {
     pub(crate) fn remove(&self, key: u64) {
         let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
-            let slot = &self.slots[(start + step) % SLOTS];
+            let slot = &self.slots[(start + step) % SLOT_COUNT];
             match slot.key.load(Ordering::Relaxed) {
-                found if found == key => return slot.key.store(TOMBSTONE, Ordering::Relaxed),
-                FREE => return,
+                found if found == key => return slot.key.store(TOMBSTONE_KEY, Ordering::Relaxed),
+                FREE_KEY => return,
                 _ => {}
             }
         }

@@ -76,7 +76,7 @@ fn rc() -> Anything {
         1 << 16,
         Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
     )?;
-    let at = |offset| region.remote().at(offset).expect("in the region");
+    let at = |offset| region.remote().starting_at(offset).expect("in the region");
     let mut list = a.postlist(16);
     for _ in 0..10 {
         list.clear();
@@ -448,7 +448,7 @@ fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
     let qp = sender(&profile);
     assert_eq!((qp.operations(), qp.failed), (20, 10));
     assert_eq!(qp.max_outstanding, 1);
-    assert!(profile.waits_for_each());
+    assert!(profile.waits_after_each_operation());
 }
 
 #[test]
@@ -468,9 +468,9 @@ fn threads_one_after_the_other_are_not_there_together() {
         let profile = profile(name);
         assert_eq!(profile.posting_queue_pairs().count(), 3, "{name}");
         let counts = [
-            profile.concurrent_queue_pairs(),
-            profile.even_queue_pairs(),
-            profile.posting_threads(),
+            profile.max_concurrent_queue_pairs(),
+            profile.effective_queue_pairs(),
+            profile.max_concurrent_posters(),
         ];
         assert_eq!(counts, [at_a_time; 3], "{name}: {profile:?}");
     }
@@ -522,5 +522,5 @@ fn a_program_that_dies_leaves_what_it_did() {
 
 #[test]
 fn without_a_folder_the_tap_is_off() {
-    assert!(std::env::var_os(tap::TAP_DIR_VARIABLE).is_some() || !tap::is_on());
+    assert!(std::env::var_os(tap::TAP_DIR_VARIABLE).is_some() || !tap::is_counting_or_tracing());
 }

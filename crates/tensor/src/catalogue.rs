@@ -53,7 +53,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     }
 
     /// Whether a tensor of so many bytes can be stored.
-    pub fn can_store(&self, bytes: u64) -> bool {
+    pub fn fits_capacity(&self, bytes: u64) -> bool {
         bytes <= self.capacity_bytes
     }
 
@@ -132,7 +132,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     }
 
     /// Takes out waiters, by what `is_gone` says of them; how many.
-    pub fn remove_waiters(&mut self, mut is_gone: impl FnMut(&W) -> bool) -> usize {
+    pub fn remove_waiters_if(&mut self, mut is_gone: impl FnMut(&W) -> bool) -> usize {
         let mut count = 0;
         self.waiters_by_name.retain(|_, waiters| {
             let before = waiters.len();
@@ -180,7 +180,7 @@ mod tests {
             (c.statistics().evicted_tensors, c.statistics().stored_bytes),
             (1, 90)
         );
-        assert!(c.can_store(100) && !c.can_store(101));
+        assert!(c.fits_capacity(100) && !c.fits_capacity(101));
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(c.find_or_wait(&name(0), "a"), None);
         assert_eq!(c.find_or_wait(&name(0), "b"), None);
         assert_eq!(c.find_or_wait(&name(1), "c"), None);
-        assert_eq!(c.remove_waiters(|&w| w == "a"), 1);
+        assert_eq!(c.remove_waiters_if(|&w| w == "a"), 1);
         assert_eq!(c.publish(name(0), 7), ["b"]);
         assert_eq!(c.publish(name(0), 8), [""; 0]);
         assert_eq!(c.find_or_wait(&name(0), "d"), Some(8));

@@ -24,20 +24,20 @@ pub(crate) struct ConnectionPoller {
     links: Mutex<Arc<Vec<Arc<PeerLink>>>>,
     channel: CompletionChannel,
     /// Peers may ask at any time.
-    has_server: AtomicBool,
+    may_get_peer_requests: AtomicBool,
     /// Callers that poll.
     polling_callers: AtomicUsize,
     /// Callers that sleep, and operations that nobody waits for in a thread.
-    sleepers: AtomicUsize,
+    waiters_on_thread: AtomicUsize,
     stop: AtomicBool,
-    is_parked: Mutex<bool>,
+    is_thread_parked: Mutex<bool>,
     wake: Condvar,
 }
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct EngineThread {
-    engine: Arc<ConnectionPoller>,
+    poller: Arc<ConnectionPoller>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -46,19 +46,19 @@ impl ConnectionPoller {
         Arc::new(Self {
             links: Mutex::default(),
             channel,
-            has_server: AtomicBool::new(false),
+            may_get_peer_requests: AtomicBool::new(false),
             polling_callers: AtomicUsize::new(0),
-            sleepers: AtomicUsize::new(0),
+            waiters_on_thread: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            is_parked: Mutex::new(false),
+            is_thread_parked: Mutex::new(false),
             wake: Condvar::new(),
         })
     }
 
     /// Peers may ask from now on.
     pub(crate) fn set_has_server(&self) {
-        self.has_server.store(true, Ordering::SeqCst);
-        self.wake();
+        self.may_get_peer_requests.store(true, Ordering::SeqCst);
+        self.wake_thread();
     }
 
     pub(crate) fn add(&self, link: Arc<PeerLink>) {
@@ -109,34 +109,35 @@ impl ConnectionPoller {
         }
         let others = self.polling_callers.fetch_sub(1, Ordering::SeqCst) - 1;
         if others == 0 && self.has_waiters_or_server() {
-            self.wake();
+            self.wake_thread();
         }
         is_done
     }
 
     /// Somebody waits whom the thread has to wake, until this is dropped.
     pub(crate) fn register_sleeper(self: &Arc<Self>) -> SleeperGuard {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        self.wake();
+        self.waiters_on_thread.fetch_add(1, Ordering::SeqCst);
+        self.wake_thread();
         SleeperGuard(Arc::clone(self))
     }
 
     /// Whether anybody counts on the thread.
     fn has_waiters_or_server(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) > 0 || self.has_server.load(Ordering::SeqCst)
+        self.waiters_on_thread.load(Ordering::SeqCst) > 0
+            || self.may_get_peer_requests.load(Ordering::SeqCst)
     }
 
     /// Whether the thread has to poll now.
     fn must_poll_now(&self) -> bool {
-        self.sleepers.load(Ordering::SeqCst) > 0
-            || self.has_server.load(Ordering::SeqCst)
+        self.waiters_on_thread.load(Ordering::SeqCst) > 0
+            || self.may_get_peer_requests.load(Ordering::SeqCst)
                 && self.polling_callers.load(Ordering::SeqCst) == 0
     }
 
     /// Wakes the thread if it is parked.
-    fn wake(&self) {
+    fn wake_thread(&self) {
         let parked = self
-            .is_parked
+            .is_thread_parked
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if *parked {
@@ -146,7 +147,7 @@ impl ConnectionPoller {
 
     fn park(&self) {
         let mut parked = self
-            .is_parked
+            .is_thread_parked
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         *parked = true;
@@ -175,7 +176,7 @@ impl ConnectionPoller {
             }
             if probed.elapsed() >= PEER_PROBE_INTERVAL {
                 probed = Instant::now();
-                links.iter().for_each(|link| link.probe());
+                links.iter().for_each(|link| link.probe_expected_peer());
                 self.update_links(|links| links.retain(|link| !link.has_ended()));
             }
             if last.elapsed() < SPIN_TIME {
@@ -198,7 +199,7 @@ impl ConnectionPoller {
         let engine = Arc::clone(self);
         let thread = std::thread::Builder::new().name("tensor engine".to_owned());
         Ok(EngineThread {
-            engine: Arc::clone(self),
+            poller: Arc::clone(self),
             thread: Some(thread.spawn(move || engine.run())?),
         })
     }
@@ -210,23 +211,23 @@ pub(crate) struct SleeperGuard(Arc<ConnectionPoller>);
 
 impl Drop for SleeperGuard {
     fn drop(&mut self) {
-        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.0.waiters_on_thread.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Drop for EngineThread {
     fn drop(&mut self) {
-        self.engine.stop.store(true, Ordering::SeqCst);
-        self.engine.wake();
+        self.poller.stop.store(true, Ordering::SeqCst);
+        self.poller.wake_thread();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
             // A thread that panicked has nothing left to stop.
             let _ = thread.join();
         }
-        for link in self.engine.links().iter() {
+        for link in self.poller.links().iter() {
             link.end_connection("it was closed on this side");
         }
-        self.engine.update_links(Vec::clear);
+        self.poller.update_links(Vec::clear);
     }
 }

@@ -44,4 +44,4 @@ pub use meta::{DIMENSIONS_MAX, DType, MetaError, TENSOR_BYTES_MAX, TensorMeta};
 pub use operation::Outcome;
 pub use peer::{Config, ConnectedPeer, Operation, Peer, QUEUE_PAIRS_MAX, StartError};
 pub use requests::{OutstandingRequests, REQUESTS_MAX};
-pub use window::{ConnectionWindows, WINDOW};
+pub use window::{ConnectionWindows, MAX_UNCONSUMED_MESSAGES};

@@ -10,13 +10,13 @@ use crate::error::Error;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
-use crate::protocol::{CallerRequest, DeferredAction, Protocol, Responder, Store};
+use crate::protocol::{CallerRequest, DeferredAction, Protocol, Store, WaitingConnection};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
 
 /// A connection to a peer.
 pub(crate) struct PeerLink {
-    pub(crate) peer: String,
+    pub(crate) peer_name: String,
     store: Arc<Store>,
     state: Mutex<LinkState>,
     has_ended: AtomicBool,
@@ -33,7 +33,7 @@ struct LinkState {
 impl PeerLink {
     pub(crate) fn new(peer: String, queues: ConnectedQps, store: &Arc<Store>) -> Arc<Self> {
         Arc::new_cyclic(|me: &Weak<Self>| Self {
-            peer,
+            peer_name: peer,
             store: Arc::clone(store),
             state: Mutex::new(LinkState {
                 queues: Some(queues),
@@ -60,7 +60,7 @@ impl PeerLink {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        self.run_locked(state, |talk, queues| {
+        self.run_or_end_connection(state, |talk, queues| {
             let count =
                 queues.poll(|queues, arrival| talk.handle_event(&self.store, queues, arrival))?;
             if count > 0 {
@@ -76,14 +76,14 @@ impl PeerLink {
         &self,
         work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<(), DisconnectReason>,
     ) {
-        self.run_locked(self.state(), |talk, queues| {
+        self.run_or_end_connection(self.state(), |talk, queues| {
             work(talk, queues)?;
             talk.flush(queues)
         });
     }
 
     /// Does something, ends the connection if that fails, and then does without the lock what has come of it.
-    fn run_locked<R>(
+    fn run_or_end_connection<R>(
         &self,
         mut state: MutexGuard<'_, LinkState>,
         work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<R, DisconnectReason>,
@@ -94,7 +94,7 @@ impl PeerLink {
             ..
         } = &mut *state;
         let result = work(talk, queues.as_mut()?);
-        let effects = talk.take_effects();
+        let effects = talk.take_deferred_actions();
         let result = match result {
             Ok(result) => {
                 drop(state);
@@ -121,9 +121,9 @@ impl PeerLink {
     }
 
     /// Finds out whether the peer is there, if something is expected of it.
-    pub(crate) fn probe(&self) {
+    pub(crate) fn probe_expected_peer(&self) {
         self.with_queues(|talk, queues| {
-            if talk.is_idle() {
+            if talk.expects_nothing_of_peer() {
                 return Ok(());
             }
             queues.probe()
@@ -149,7 +149,7 @@ impl PeerLink {
 
     fn disconnected_error(&self, reason: &str) -> Error {
         Error::Disconnected {
-            peer: self.peer.clone(),
+            peer: self.peer_name.clone(),
             reason: reason.to_owned(),
         }
     }
@@ -165,7 +165,7 @@ impl PeerLink {
         if state.queues.is_none() {
             return Err(self.disconnected_error(&state.end_reason));
         }
-        self.run_locked(state, |talk, queues| {
+        self.run_or_end_connection(state, |talk, queues| {
             index = talk.start_request(&self.store, ask, pending.clone());
             talk.flush(queues)
         });
@@ -174,10 +174,10 @@ impl PeerLink {
 
     /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
     /// says whether something may still come into it, and [`revoke_destination`](Self::revoke_destination) ends that.
-    pub(crate) fn cancel_request(&self, index: u32) -> bool {
+    pub(crate) fn detach_caller(&self, index: u32) -> bool {
         let mut is_caller_memory = false;
         self.with_queues(|talk, _| {
-            is_caller_memory = talk.cancel(index);
+            is_caller_memory = talk.detach_caller(index);
             Ok(())
         });
         is_caller_memory
@@ -196,16 +196,18 @@ impl PeerLink {
     }
 }
 
-impl Responder for PeerLink {
+impl WaitingConnection for PeerLink {
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
-        self.with_queues(|talk, queues| talk.answer(queues, index, tensor, destination));
+        self.with_queues(|talk, queues| {
+            talk.send_tensor_or_metadata(queues, index, tensor, destination)
+        });
     }
 }
 
 impl fmt::Debug for PeerLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
-            .field("peer", &self.peer)
+            .field("peer", &self.peer_name)
             .field("has_ended", &self.has_ended())
             .finish_non_exhaustive()
     }

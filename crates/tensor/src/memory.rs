@@ -17,11 +17,11 @@ pub struct Tensor {
     pub(crate) meta: TensorMeta,
     // Before the owner: the last use of a region deregisters it.
     pub(crate) memory: TensorMemory,
-    owner: Option<Owner>,
+    owner: Option<MemoryKeeper>,
 }
 
 /// Something that keeps memory.
-type Owner = Arc<dyn Send + Sync>;
+type MemoryKeeper = Arc<dyn Send + Sync>;
 
 /// The bytes of a tensor.
 #[derive(Clone)]
@@ -144,7 +144,7 @@ impl RegisteredPool {
         if len == 0 {
             return Ok(TensorMemory::Empty);
         }
-        let size = size_class(len);
+        let size = round_up_to_size_class(len);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = match self.take_free(size) {
             Some(region) => region,
@@ -165,7 +165,7 @@ impl RegisteredPool {
 }
 
 /// Sizes of memory: an eighth is lost at most above 32 KiB.
-fn size_class(len: usize) -> usize {
+fn round_up_to_size_class(len: usize) -> usize {
     let step = (len.next_power_of_two() / 8).max(4096);
     len.next_multiple_of(step)
 }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn classes_hold_what_they_are_for() {
         for len in [1, 4096, 4097, 70_000, 1 << 26, (1 << 26) + 1] {
-            let size = size_class(len);
+            let size = round_up_to_size_class(len);
             assert!(size >= len && size <= len + len / 4 + 4096, "{len}: {size}");
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct PendingOperation(Arc<OperationInner>);
 struct OperationInner {
     is_done: AtomicBool,
     state: Mutex<OperationState>,
-    done: Condvar,
+    done_signal: Condvar,
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl PendingOperation {
         self.0.is_done.store(true, Ordering::Release);
         let callback = state.callback.take();
         drop(state);
-        self.0.done.notify_all();
+        self.0.done_signal.notify_all();
         if let Some(callback) = callback {
             callback();
         }
@@ -74,7 +74,7 @@ impl PendingOperation {
         let mut state = self.state();
         while !self.is_done() {
             let Some(deadline) = deadline else {
-                let woken = self.0.done.wait(state);
+                let woken = self.0.done_signal.wait(state);
                 state = woken.unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
@@ -82,7 +82,7 @@ impl PendingOperation {
             if left.is_zero() {
                 return;
             }
-            let woken = self.0.done.wait_timeout(state, left);
+            let woken = self.0.done_signal.wait_timeout(state, left);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use service::config::in_range;
 use service::{
-    Capabilities, ClientCounts, ConnectError, Connection, NicConfig, OpenError, RefusedClient,
+    Capabilities, ClientCounts, ClientSession, ConnectError, NicConfig, OpenError, RefusedClient,
     Server, ServerError, ServerLocation, Service, UnsupportedDesign,
 };
 use verbs::{Access, Context, ProtectionDomain};
@@ -29,7 +29,7 @@ pub const QUEUE_PAIRS_MAX: usize = 8;
 /// How long each step of connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a cancelled request may use the caller's memory before it is taken away.
-const FENCE_DELAY: Duration = Duration::from_millis(250);
+const CANCELLED_MEMORY_GRACE: Duration = Duration::from_millis(250);
 
 /// How a peer works.
 #[derive(Debug, Clone)]
@@ -212,7 +212,7 @@ impl Peer {
             target.open(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
                 let count = base.queue_pairs.min(welcome.max_queue_pairs).max(1);
                 let prepared = PreparedQueues::new(&base.resources, count)?;
-                let hello = Hello::new(name_of_this_process(), prepared.endpoints());
+                let hello = Hello::new(process_name(), prepared.endpoints());
                 Ok::<_, ConnectError>((prepared, hello))
             })?;
         let queues = prepared.connect(&accepted.endpoints)?;
@@ -226,7 +226,7 @@ impl Peer {
     }
 }
 
-fn name_of_this_process() -> String {
+fn process_name() -> String {
     format!("process {}", std::process::id())
 }
 
@@ -235,7 +235,7 @@ fn name_of_this_process() -> String {
 pub struct ConnectedPeer {
     link: Arc<PeerLink>,
     engine: Arc<ConnectionPoller>,
-    _connection: Connection,
+    _connection: ClientSession,
 }
 
 impl ConnectedPeer {
@@ -283,7 +283,7 @@ impl ConnectedPeer {
         let (index, pending) = self.link.start_request(ask)?;
         Ok(Operation {
             name,
-            index,
+            request_index: index,
             pending,
             link: Arc::clone(&self.link),
             engine: Arc::clone(&self.engine),
@@ -303,7 +303,7 @@ impl Drop for ConnectedPeer {
 #[derive(Debug)]
 pub struct Operation {
     name: TensorName,
-    index: u32,
+    request_index: u32,
     pending: PendingOperation,
     link: Arc<PeerLink>,
     engine: Arc<ConnectionPoller>,
@@ -344,11 +344,11 @@ impl Operation {
             self.pending.wait_until_done(deadline);
         }
         let outcome = self.pending.take_outcome();
-        outcome.unwrap_or_else(|| Err(self.timed_out(timeout.unwrap_or_default())))
+        outcome.unwrap_or_else(|| Err(self.timeout_error(timeout.unwrap_or_default())))
     }
 
     /// The error of one for which a caller waits no longer than this.
-    pub fn timed_out(&self, timeout: Duration) -> Error {
+    pub fn timeout_error(&self, timeout: Duration) -> Error {
         Error::Timeout {
             name: self.name.clone(),
             timeout,
@@ -369,7 +369,7 @@ impl Operation {
     }
 
     /// The outcome, if it is there; once.
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn take_outcome(&self) -> Option<Outcome> {
         *self.sleeper_guard() = None;
         self.pending.take_outcome()
     }
@@ -380,19 +380,19 @@ impl Operation {
         if self.pending.is_done() {
             return;
         }
-        let is_caller_memory = self.link.cancel_request(self.index);
+        let is_caller_memory = self.link.detach_caller(self.request_index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
         if !is_caller_memory {
             return;
         }
         let begun = Instant::now();
-        while self.link.is_outstanding(self.index) {
-            if begun.elapsed() > FENCE_DELAY {
-                self.link.revoke_destination(self.index);
+        while self.link.is_outstanding(self.request_index) {
+            if begun.elapsed() > CANCELLED_MEMORY_GRACE {
+                self.link.revoke_destination(self.request_index);
                 break;
             }
-            let gone = || !self.link.is_outstanding(self.index);
+            let gone = || !self.link.is_outstanding(self.request_index);
             self.engine.poll_until_done(&self.link, None, gone);
         }
     }

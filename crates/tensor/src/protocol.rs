@@ -39,7 +39,7 @@ impl Store {
 }
 
 /// A connection, for requests that wait.
-pub(crate) trait Responder: Debug + Send + Sync {
+pub(crate) trait WaitingConnection: Debug + Send + Sync {
     /// The tensor that the peer has asked for is there.
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>);
 }
@@ -47,39 +47,39 @@ pub(crate) trait Responder: Debug + Send + Sync {
 /// A peer's request for a tensor that is not there yet.
 #[derive(Debug)]
 pub(crate) struct WaitingRequest {
-    link: Weak<dyn Responder>,
-    index: u32,
+    connection: Weak<dyn WaitingConnection>,
+    peer_request_index: u32,
     destination: Option<(TensorMeta, RemoteMemory)>,
 }
 
 impl WaitingRequest {
     /// The tensor is there.
     pub(crate) fn serve(self, tensor: Tensor) {
-        if let Some(link) = self.link.upgrade() {
-            link.answer(self.index, tensor, self.destination.as_ref());
+        if let Some(link) = self.connection.upgrade() {
+            link.answer(self.peer_request_index, tensor, self.destination.as_ref());
         }
     }
 
     /// Whether it came over this connection.
-    pub(crate) fn is_from(&self, link: &Weak<dyn Responder>) -> bool {
-        self.link.ptr_eq(link)
+    pub(crate) fn is_from(&self, link: &Weak<dyn WaitingConnection>) -> bool {
+        self.connection.ptr_eq(link)
     }
 }
 
 /// What is under way.
 #[derive(Debug)]
 pub(crate) struct Protocol {
-    responder: Weak<dyn Responder>,
+    own_connection: Weak<dyn WaitingConnection>,
     window: ConnectionWindows,
     unsent: VecDeque<PeerMessage>,
-    outstanding: OutstandingRequests<OutstandingRequest>,
-    known_metadata: HashMap<String, TensorMeta>,
+    requests_to_peer: OutstandingRequests<OutstandingRequest>,
+    peer_tensor_metadata: HashMap<String, TensorMeta>,
     /// Tensors of which stripes are being sent, by the peer's index.
-    transfers: HashMap<u32, (Tensor, usize)>,
+    outgoing_transfers: HashMap<u32, (Tensor, usize)>,
     /// Transfers for which the send queues have no room.
-    backlog: VecDeque<(u32, Tensor, RemoteMemory)>,
+    transfers_without_room: VecDeque<(u32, Tensor, RemoteMemory)>,
     /// For others, once the lock is free.
-    effects: Vec<DeferredAction>,
+    actions_after_unlock: Vec<DeferredAction>,
 }
 
 /// An action to take without the lock.
@@ -103,11 +103,11 @@ enum OutstandingRequest {
 #[derive(Debug)]
 struct OutstandingGet {
     name: TensorName,
-    wait: bool,
+    waits_for_publication: bool,
     destination: Option<Tensor>,
     /// The destination is the caller's: it can be no other.
-    is_caller_memory: bool,
-    stripes: u64,
+    is_destination_of_caller: bool,
+    received_stripes: u64,
     /// None once the caller has gone.
     pending: Option<PendingOperation>,
 }
@@ -135,62 +135,62 @@ impl OutstandingRequest {
 
 impl Protocol {
     /// Nothing is under way on this connection.
-    pub(crate) fn new(responder: Weak<dyn Responder>) -> Self {
+    pub(crate) fn new(responder: Weak<dyn WaitingConnection>) -> Self {
         Self {
-            responder,
+            own_connection: responder,
             window: ConnectionWindows::default(),
             unsent: VecDeque::new(),
-            outstanding: OutstandingRequests::new(),
-            known_metadata: HashMap::new(),
-            transfers: HashMap::new(),
-            backlog: VecDeque::new(),
-            effects: Vec::new(),
+            requests_to_peer: OutstandingRequests::new(),
+            peer_tensor_metadata: HashMap::new(),
+            outgoing_transfers: HashMap::new(),
+            transfers_without_room: VecDeque::new(),
+            actions_after_unlock: Vec::new(),
         }
     }
 
     /// Whether nothing is expected of the peer.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.outstanding.is_empty() && self.transfers.is_empty()
+    pub(crate) fn expects_nothing_of_peer(&self) -> bool {
+        self.requests_to_peer.is_empty() && self.outgoing_transfers.is_empty()
     }
 
     /// The actions to take without the lock.
-    pub(crate) fn take_effects(&mut self) -> Vec<DeferredAction> {
-        std::mem::take(&mut self.effects)
+    pub(crate) fn take_deferred_actions(&mut self) -> Vec<DeferredAction> {
+        std::mem::take(&mut self.actions_after_unlock)
     }
 
     /// The connection has ended: who waits for an answer.
     pub(crate) fn end_connection(&mut self, store: &Store) -> Vec<PendingOperation> {
-        let me = self.responder.clone();
+        let me = self.own_connection.clone();
         store
             .catalogue()
-            .remove_waiters(|waiting| waiting.is_from(&me));
-        self.transfers.clear();
-        self.backlog.clear();
-        let outstanding = self.outstanding.drain();
+            .remove_waiters_if(|waiting| waiting.is_from(&me));
+        self.outgoing_transfers.clear();
+        self.transfers_without_room.clear();
+        let outstanding = self.requests_to_peer.drain();
         outstanding
             .filter_map(OutstandingRequest::into_pending)
             .collect()
     }
 
     /// The caller of a request has gone; whether its destination is the caller's.
-    pub(crate) fn cancel(&mut self, index: u32) -> bool {
-        let Some(OutstandingRequest::Get(get)) = self.outstanding.get(index) else {
+    pub(crate) fn detach_caller(&mut self, index: u32) -> bool {
+        let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
             return false;
         };
         get.pending = None;
-        let is_caller_memory = get.is_caller_memory;
+        let is_caller_memory = get.is_destination_of_caller;
         self.unsent.push_back(PeerMessage::Cancel { index });
         is_caller_memory
     }
 
     /// Whether an answer may still come.
     pub(crate) fn is_outstanding(&mut self, index: u32) -> bool {
-        self.outstanding.get(index).is_some()
+        self.requests_to_peer.get(index).is_some()
     }
 
     /// Takes the destination of a request out.
     pub(crate) fn take_destination(&mut self, index: u32) -> Option<Tensor> {
-        match self.outstanding.get(index) {
+        match self.requests_to_peer.get(index) {
             Some(OutstandingRequest::Get(get)) => get.destination.take(),
             _ => None,
         }
@@ -198,11 +198,12 @@ impl Protocol {
 
     /// Sends what the window and the send queues have room for.
     pub(crate) fn flush(&mut self, queues: &mut ConnectedQps) -> Result<(), DisconnectReason> {
-        while let Some((index, tensor, remote)) = self.backlog.pop_front() {
+        while let Some((index, tensor, remote)) = self.transfers_without_room.pop_front() {
             match queues.write(index, &tensor, remote)? {
-                Some(stripes) => drop(self.transfers.insert(index, (tensor, stripes))),
+                Some(stripes) => drop(self.outgoing_transfers.insert(index, (tensor, stripes))),
                 None => {
-                    self.backlog.push_front((index, tensor, remote));
+                    self.transfers_without_room
+                        .push_front((index, tensor, remote));
                     break;
                 }
             }
@@ -211,11 +212,11 @@ impl Protocol {
             let Some(message) = self.unsent.pop_front() else {
                 break;
             };
-            let (buffer, consumed) = self.window.send();
-            queues.send(buffer, &message.encode(consumed))?;
+            let (buffer, consumed) = self.window.count_sent_message();
+            queues.send_message(buffer, &message.encode(consumed))?;
         }
-        if let Some(consumed) = self.window.acknowledgement() {
-            queues.acknowledge(consumed)?;
+        if let Some(consumed) = self.window.take_due_acknowledgement() {
+            queues.send_acknowledgement(consumed)?;
         }
         Ok(())
     }
@@ -231,23 +232,23 @@ impl Protocol {
         match ask {
             CallerRequest::Get(name, wait, given) => {
                 let is_caller_memory = given.is_some();
-                let destination = match (given, self.known_metadata.get(&name.key)) {
+                let destination = match (given, self.peer_tensor_metadata.get(&name.key)) {
                     (None, Some(meta)) => Some(allocate(store, meta)?),
                     (given, _) => given,
                 };
                 let get = OutstandingGet {
                     name: name.clone(),
-                    wait,
+                    waits_for_publication: wait,
                     destination: destination.clone(),
-                    is_caller_memory,
-                    stripes: 0,
+                    is_destination_of_caller: is_caller_memory,
+                    received_stripes: 0,
                     pending: Some(pending),
                 };
                 let index = self
-                    .outstanding
+                    .requests_to_peer
                     .insert(OutstandingRequest::Get(get))
                     .map_err(busy)?;
-                self.request(
+                self.queue_request(
                     index,
                     RequestedTensor::ByName { name, wait },
                     destination.as_ref(),
@@ -257,21 +258,21 @@ impl Protocol {
             CallerRequest::Put(name, tensor) => {
                 let meta = tensor.meta().clone();
                 let offer = OutstandingRequest::Offer(name.clone(), tensor, pending);
-                let index = self.outstanding.insert(offer).map_err(busy)?;
+                let index = self.requests_to_peer.insert(offer).map_err(busy)?;
                 self.unsent
                     .push_back(PeerMessage::Offer { index, name, meta });
                 Ok(index)
             }
             CallerRequest::Remove(name) => {
                 let remove = OutstandingRequest::Remove(name.clone(), pending);
-                let index = self.outstanding.insert(remove).map_err(busy)?;
+                let index = self.requests_to_peer.insert(remove).map_err(busy)?;
                 self.unsent.push_back(PeerMessage::Remove { index, name });
                 Ok(index)
             }
         }
     }
 
-    fn request(&mut self, index: u32, wanted: RequestedTensor, destination: Option<&Tensor>) {
+    fn queue_request(&mut self, index: u32, wanted: RequestedTensor, destination: Option<&Tensor>) {
         let destination = destination.map(|t| (t.meta().clone(), remote_memory(t)));
         self.unsent.push_back(PeerMessage::Request {
             index,
@@ -280,13 +281,13 @@ impl Protocol {
         });
     }
 
-    fn refuse(&mut self, index: u32, why: PeerRefusal) {
+    fn queue_refusal(&mut self, index: u32, why: PeerRefusal) {
         self.unsent
             .push_back(PeerMessage::Refused { index, reason: why });
     }
 
-    fn complete(&mut self, pending: Option<PendingOperation>, outcome: Outcome) {
-        self.effects
+    fn defer_completion(&mut self, pending: Option<PendingOperation>, outcome: Outcome) {
+        self.actions_after_unlock
             .extend(pending.map(|pending| DeferredAction::Complete(pending, outcome)));
     }
 
@@ -298,21 +299,21 @@ impl Protocol {
         arrival: QueueEvent<'_>,
     ) -> Result<(), DisconnectReason> {
         match arrival {
-            QueueEvent::Acknowledgement(consumed) => self.acknowledge(consumed),
+            QueueEvent::Acknowledgement(consumed) => self.handle_acknowledgement(consumed),
             QueueEvent::Message(bytes) => {
                 let (message, consumed) = PeerMessage::decode(bytes).map_err(|e| e.to_string())?;
-                self.window.receive();
-                self.acknowledge(consumed)?;
+                self.window.count_received_message();
+                self.handle_acknowledgement(consumed)?;
                 self.handle_message(store, queues, message)
             }
             QueueEvent::StripeReceived(index) => {
-                self.handle_stripe(store, queues.data_count(), index)
+                self.handle_received_stripe(store, queues.data_queue_pair_count(), index)
             }
             QueueEvent::StripeSent(index) => {
-                if let Some((_, left)) = self.transfers.get_mut(&index) {
+                if let Some((_, left)) = self.outgoing_transfers.get_mut(&index) {
                     *left -= 1;
                     if *left == 0 {
-                        self.transfers.remove(&index);
+                        self.outgoing_transfers.remove(&index);
                     }
                 }
                 Ok(())
@@ -320,8 +321,8 @@ impl Protocol {
         }
     }
 
-    fn acknowledge(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
-        if self.window.acknowledge(consumed) {
+    fn handle_acknowledgement(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
+        if self.window.apply_acknowledgement(consumed) {
             return Ok(());
         }
         Err("the peer acknowledges messages that were not sent".to_owned())
@@ -342,12 +343,12 @@ impl Protocol {
             PeerMessage::Metadata { index, meta } => self.handle_metadata(store, index, meta),
             PeerMessage::Refused { index, reason: why } => self.handle_refusal(index, why),
             PeerMessage::Cancel { index } => {
-                let me = self.responder.clone();
+                let me = self.own_connection.clone();
                 let waited = store
                     .catalogue()
-                    .remove_waiters(|w| w.index == index && w.is_from(&me));
+                    .remove_waiters_if(|w| w.peer_request_index == index && w.is_from(&me));
                 if waited > 0 {
-                    self.refuse(index, PeerRefusal::Cancelled);
+                    self.queue_refusal(index, PeerRefusal::Cancelled);
                 }
                 Ok(())
             }
@@ -358,16 +359,16 @@ impl Protocol {
                 let removed = store.catalogue().remove(&name);
                 match removed {
                     Some(_) => self.unsent.push_back(PeerMessage::Done { index }),
-                    None => self.refuse(index, PeerRefusal::Missing),
+                    None => self.queue_refusal(index, PeerRefusal::Missing),
                 }
                 Ok(())
             }
-            PeerMessage::Done { index } => match self.outstanding.remove(index) {
+            PeerMessage::Done { index } => match self.requests_to_peer.remove(index) {
                 Some(
                     OutstandingRequest::Offer(_, _, pending)
                     | OutstandingRequest::Remove(_, pending),
                 ) => {
-                    self.complete(Some(pending), Ok(None));
+                    self.defer_completion(Some(pending), Ok(None));
                     Ok(())
                 }
                 _ => Err(unexpected_answer("the end of an offer", index)),
@@ -389,8 +390,8 @@ impl Protocol {
             }
             RequestedTensor::ByName { name, wait: true } => {
                 let waiting = WaitingRequest {
-                    link: self.responder.clone(),
-                    index,
+                    connection: self.own_connection.clone(),
+                    peer_request_index: index,
                     destination: destination.clone(),
                 };
                 let found = store.catalogue().find_or_wait(&name, waiting);
@@ -399,22 +400,24 @@ impl Protocol {
                 }
                 found
             }
-            RequestedTensor::ByOffer(offer) => match self.outstanding.get(offer) {
+            RequestedTensor::ByOffer(offer) => match self.requests_to_peer.get(offer) {
                 Some(OutstandingRequest::Offer(_, tensor, _)) => Some(tensor.clone()),
                 _ => None,
             },
         };
         match found {
-            Some(tensor) => self.answer(queues, index, tensor, destination.as_ref()),
+            Some(tensor) => {
+                self.send_tensor_or_metadata(queues, index, tensor, destination.as_ref())
+            }
             None => {
-                self.refuse(index, PeerRefusal::Missing);
+                self.queue_refusal(index, PeerRefusal::Missing);
                 Ok(())
             }
         }
     }
 
     /// Sends a tensor, or what it is if the receiver takes it to be something else.
-    pub(crate) fn answer(
+    pub(crate) fn send_tensor_or_metadata(
         &mut self,
         queues: &mut ConnectedQps,
         index: u32,
@@ -424,10 +427,11 @@ impl Protocol {
         match destination {
             Some((meta, memory)) if meta == tensor.meta() => {
                 if memory.len < meta.total_bytes() {
-                    self.refuse(index, PeerRefusal::Memory);
+                    self.queue_refusal(index, PeerRefusal::Memory);
                     return Ok(());
                 }
-                self.backlog.push_back((index, tensor, *memory));
+                self.transfers_without_room
+                    .push_back((index, tensor, *memory));
                 self.flush(queues)
             }
             _ => {
@@ -445,11 +449,14 @@ impl Protocol {
         index: u32,
         meta: TensorMeta,
     ) -> Result<(), DisconnectReason> {
-        let Some(OutstandingRequest::Get(get)) = self.outstanding.get(index) else {
+        let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
             return Err(unexpected_answer("metadata", index));
         };
         let name = get.name.clone();
-        let given = get.destination.as_ref().filter(|_| get.is_caller_memory);
+        let given = get
+            .destination
+            .as_ref()
+            .filter(|_| get.is_destination_of_caller);
         let outcome = if let Some(given) = given {
             let given = given.meta().clone();
             Err(Error::MetadataMismatch {
@@ -467,13 +474,13 @@ impl Protocol {
                 get.destination = Some(tensor.clone());
                 let wanted = RequestedTensor::ByName {
                     name: get.name.clone(),
-                    wait: get.wait,
+                    wait: get.waits_for_publication,
                 };
-                self.request(index, wanted, Some(&tensor));
+                self.queue_request(index, wanted, Some(&tensor));
             }
             Err(e) => {
-                let removed = self.outstanding.remove(index);
-                self.complete(removed.and_then(OutstandingRequest::into_pending), Err(e));
+                let removed = self.requests_to_peer.remove(index);
+                self.defer_completion(removed.and_then(OutstandingRequest::into_pending), Err(e));
             }
         }
         Ok(())
@@ -481,17 +488,17 @@ impl Protocol {
 
     /// Remembers what a tensor is, for the next request for this key.
     fn remember_metadata(&mut self, key: String, meta: &TensorMeta) {
-        if self.known_metadata.get(&key) == Some(meta) {
+        if self.peer_tensor_metadata.get(&key) == Some(meta) {
             return;
         }
-        if self.known_metadata.len() >= METADATA_MAX {
-            self.known_metadata.clear();
+        if self.peer_tensor_metadata.len() >= METADATA_MAX {
+            self.peer_tensor_metadata.clear();
         }
-        self.known_metadata.insert(key, meta.clone());
+        self.peer_tensor_metadata.insert(key, meta.clone());
     }
 
     fn handle_refusal(&mut self, index: u32, why: PeerRefusal) -> Result<(), DisconnectReason> {
-        let removed = self.outstanding.remove(index);
+        let removed = self.requests_to_peer.remove(index);
         let (name, bytes) = match &removed {
             Some(OutstandingRequest::Get(get)) => (get.name.clone(), 0),
             Some(OutstandingRequest::Offer(name, tensor, _)) => {
@@ -508,7 +515,7 @@ impl Protocol {
             PeerRefusal::TooLarge => Error::TooLarge { name, bytes },
             PeerRefusal::Memory => Error::PeerRegistration(name),
         };
-        self.complete(
+        self.defer_completion(
             removed.and_then(OutstandingRequest::into_pending),
             Err(error),
         );
@@ -522,32 +529,32 @@ impl Protocol {
         name: TensorName,
         meta: &TensorMeta,
     ) -> Result<(), DisconnectReason> {
-        if !store.catalogue().can_store(meta.total_bytes()) {
-            self.refuse(index, PeerRefusal::TooLarge);
+        if !store.catalogue().fits_capacity(meta.total_bytes()) {
+            self.queue_refusal(index, PeerRefusal::TooLarge);
             return Ok(());
         }
         let Ok(tensor) = allocate(store, meta) else {
-            self.refuse(index, PeerRefusal::Memory);
+            self.queue_refusal(index, PeerRefusal::Memory);
             return Ok(());
         };
         let fetch = OutstandingRequest::IncomingOffer(index, name, tensor.clone(), 0);
-        match self.outstanding.insert(fetch) {
-            Ok(own) => self.request(own, RequestedTensor::ByOffer(index), Some(&tensor)),
-            Err(_) => self.refuse(index, PeerRefusal::Memory),
+        match self.requests_to_peer.insert(fetch) {
+            Ok(own) => self.queue_request(own, RequestedTensor::ByOffer(index), Some(&tensor)),
+            Err(_) => self.queue_refusal(index, PeerRefusal::Memory),
         }
         Ok(())
     }
 
     /// A stripe has come.
-    fn handle_stripe(
+    fn handle_received_stripe(
         &mut self,
         store: &Store,
         queue_pairs: u64,
         index: u32,
     ) -> Result<(), DisconnectReason> {
         let none = || unexpected_answer("data", index);
-        let (tensor, stripes) = match self.outstanding.get(index).ok_or_else(none)? {
-            OutstandingRequest::Get(get) => (get.destination.as_ref(), &mut get.stripes),
+        let (tensor, stripes) = match self.requests_to_peer.get(index).ok_or_else(none)? {
+            OutstandingRequest::Get(get) => (get.destination.as_ref(), &mut get.received_stripes),
             OutstandingRequest::IncomingOffer(_, _, tensor, stripes) => (Some(&*tensor), stripes),
             OutstandingRequest::Offer(..) | OutstandingRequest::Remove(..) => return Err(none()),
         };
@@ -556,18 +563,19 @@ impl Protocol {
         if expected.is_some_and(|expected| *stripes < expected) {
             return Ok(());
         }
-        match self.outstanding.remove(index) {
+        match self.requests_to_peer.remove(index) {
             Some(OutstandingRequest::Get(get)) => {
                 if let Some(tensor) = &get.destination {
                     self.remember_metadata(get.name.key, tensor.meta());
                 }
-                self.complete(get.pending, Ok(get.destination));
+                self.defer_completion(get.pending, Ok(get.destination));
             }
             Some(OutstandingRequest::IncomingOffer(offer, name, tensor, _)) => {
                 let bytes = tensor.meta().total_bytes();
                 let waiting = store.catalogue().store(name, tensor.clone(), bytes);
                 let serve = |w| DeferredAction::Serve(w, tensor.clone());
-                self.effects.extend(waiting.into_iter().map(serve));
+                self.actions_after_unlock
+                    .extend(waiting.into_iter().map(serve));
                 self.unsent.push_back(PeerMessage::Done { index: offer });
             }
             _ => {}

@@ -6,25 +6,25 @@
 use std::collections::VecDeque;
 
 use verbs::{
-    Access, CompletionChannel, CompletionQueue, Context, HeaderOnly, Inline, MemoryRegion, PortGid,
-    Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair, RKey, Rc, RecvList,
-    RemoteMemory, VerbError, WcBuffer,
+    Access, CompletionChannel, CompletionQueue, Context, HeaderOnly, Inline, MemoryRegion,
+    PortAndGidIndex, Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair, RKey, Rc,
+    RecvList, RemoteMemory, VerbError, WcBuffer,
 };
 
 use crate::memory::Tensor;
 use crate::message::MESSAGE_BYTES;
 use crate::requests::REQUESTS_MAX;
 use crate::stripes;
-use crate::window::WINDOW;
+use crate::window::MAX_UNCONSUMED_MESSAGES;
 
 /// Receive buffers for messages. Acknowledgements use them, too.
-const MESSAGE_RECVS: usize = 2 * WINDOW as usize;
+const MESSAGE_RECV_DEPTH: usize = 2 * MAX_UNCONSUMED_MESSAGES as usize;
 /// Send WRs of the queue pair for messages: messages, acknowledgements, probes.
-const MESSAGE_SENDS: usize = 4 * WINDOW as usize;
+const MESSAGE_SEND_DEPTH: usize = 4 * MAX_UNCONSUMED_MESSAGES as usize;
 /// Every so many messages are signaled.
-const SIGNALED_EVERY: usize = 16;
+const MESSAGE_SIGNAL_INTERVAL: usize = 16;
 /// Send WRs of a queue pair for data.
-const DATA_SENDS: usize = 128;
+const DATA_SEND_DEPTH: usize = 128;
 
 /// The operation of a completion: the upper 32 bits of a `wr_id`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,23 +61,23 @@ pub(crate) struct PreparedQueues {
     qps: Vec<PreparedQp<Rc>>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
-    recvs: MemoryRegion,
-    sends: MemoryRegion,
+    recv_buffers: MemoryRegion,
+    send_buffers: MemoryRegion,
 }
 
 /// Connected queue pairs. When they are dropped, no peer writes into this process by them any more.
 #[derive(Debug)]
 pub(crate) struct ConnectedQps {
-    message: QueuePair<Rc>,
+    message_qp: QueuePair<Rc>,
     message_list: Postlist<Rc>,
-    message_recv: RecvList,
-    unsignaled: usize,
-    sends_posted: usize,
+    message_recv_list: RecvList,
+    sends_since_signaled: usize,
+    outstanding_message_sends: usize,
     data: Vec<DataQueue>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
-    recvs: MemoryRegion,
-    sends: MemoryRegion,
+    recv_buffers: MemoryRegion,
+    send_buffers: MemoryRegion,
     peer_probe_outstanding: bool,
     wcs: WcBuffer<32>,
 }
@@ -87,10 +87,10 @@ pub(crate) struct ConnectedQps {
 struct DataQueue {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
-    recv: RecvList,
-    posted: usize,
+    recv_list: RecvList,
+    outstanding_writes: usize,
     /// WRITEs of each posted stripe.
-    stripe_writes: VecDeque<usize>,
+    write_counts_of_stripes: VecDeque<usize>,
 }
 
 /// Where queue pairs are made.
@@ -99,17 +99,17 @@ pub(crate) struct NicResources {
     pub(crate) context: Context,
     pub(crate) pd: ProtectionDomain,
     pub(crate) channel: CompletionChannel,
-    pub(crate) port: PortGid,
+    pub(crate) port: PortAndGidIndex,
 }
 
 /// A verb that cannot be called so.
-fn invalid_call(verb: &'static str, what: impl Into<String>) -> VerbError {
+fn invalid_call_error(verb: &'static str, what: impl Into<String>) -> VerbError {
     let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, what.into());
     VerbError::Other { verb, source }
 }
 
 /// No memory: for WRITEs without bytes.
-const NO_MEMORY: RemoteMemory = RemoteMemory {
+const EMPTY_REMOTE_MEMORY: RemoteMemory = RemoteMemory {
     addr: 0,
     len: 0,
     rkey: RKey(0),
@@ -121,20 +121,21 @@ impl PreparedQueues {
         let entries =
             |message: usize, each: usize| u32::try_from(message + data * each).unwrap_or(u32::MAX);
         let cq = |n| place.context.create_cq_with_channel(n, &place.channel);
-        let recv_cq = cq(entries(MESSAGE_RECVS, REQUESTS_MAX))?;
-        let send_cq = cq(entries(MESSAGE_SENDS, DATA_SENDS))?;
+        let recv_cq = cq(entries(MESSAGE_RECV_DEPTH, REQUESTS_MAX))?;
+        let send_cq = cq(entries(MESSAGE_SEND_DEPTH, DATA_SEND_DEPTH))?;
         let recvs = place
             .pd
-            .alloc(MESSAGE_RECVS * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
-        let sends = place
-            .pd
-            .alloc(WINDOW as usize * MESSAGE_BYTES, Access::LOCAL_READ)?;
+            .alloc(MESSAGE_RECV_DEPTH * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
+        let sends = place.pd.alloc(
+            MAX_UNCONSUMED_MESSAGES as usize * MESSAGE_BYTES,
+            Access::LOCAL_READ,
+        )?;
         let mut qps = Vec::with_capacity(1 + data);
         for i in 0..=data {
             let (send, recv) = if i == 0 {
-                (MESSAGE_SENDS, MESSAGE_RECVS)
+                (MESSAGE_SEND_DEPTH, MESSAGE_RECV_DEPTH)
             } else {
-                (DATA_SENDS, REQUESTS_MAX)
+                (DATA_SEND_DEPTH, REQUESTS_MAX)
             };
             let qp = place
                 .pd
@@ -155,7 +156,7 @@ impl PreparedQueues {
                 }
             }
             qp.post_recv(&mut list)
-                .map_err(|e| invalid_call("ibv_post_recv", e.to_string()))?;
+                .map_err(|e| invalid_call_error("ibv_post_recv", e.to_string()))?;
             qps.push(qp);
         }
         // The first message wakes who waits.
@@ -164,8 +165,8 @@ impl PreparedQueues {
             qps,
             recv_cq,
             send_cq,
-            recvs,
-            sends,
+            recv_buffers: recvs,
+            send_buffers: sends,
         })
     }
 
@@ -181,38 +182,38 @@ impl PreparedQueues {
                 peer.len(),
                 self.qps.len()
             );
-            return Err(invalid_call("ibv_modify_qp", what));
+            return Err(invalid_call_error("ibv_modify_qp", what));
         }
         let mut qps = self
             .qps
             .into_iter()
             .zip(peer)
             .map(|(qp, to)| qp.connect(to));
-        let none = || invalid_call("ibv_modify_qp", "no queue pair for messages");
+        let none = || invalid_call_error("ibv_modify_qp", "no queue pair for messages");
         let message = qps.next().ok_or_else(none)??;
         let data = qps
             .map(|qp| {
                 let qp = qp?;
                 Ok(DataQueue {
                     list: qp.postlist(max_stripe_writes()),
-                    recv: qp.recv_list(1),
-                    posted: 0,
-                    stripe_writes: VecDeque::new(),
+                    recv_list: qp.recv_list(1),
+                    outstanding_writes: 0,
+                    write_counts_of_stripes: VecDeque::new(),
                     qp,
                 })
             })
             .collect::<Result<_, VerbError>>()?;
         Ok(ConnectedQps {
             message_list: message.postlist(1),
-            message_recv: message.recv_list(1),
-            message,
-            unsignaled: 0,
-            sends_posted: 0,
+            message_recv_list: message.recv_list(1),
+            message_qp: message,
+            sends_since_signaled: 0,
+            outstanding_message_sends: 0,
             data,
             recv_cq: self.recv_cq,
             send_cq: self.send_cq,
-            recvs: self.recvs,
-            sends: self.sends,
+            recv_buffers: self.recv_buffers,
+            send_buffers: self.send_buffers,
             peer_probe_outstanding: false,
             wcs: WcBuffer::new(),
         })
@@ -238,57 +239,64 @@ pub(crate) type DisconnectReason = String;
 
 impl ConnectedQps {
     /// How many queue pairs data are striped over.
-    pub(crate) fn data_count(&self) -> u64 {
+    pub(crate) fn data_queue_pair_count(&self) -> u64 {
         self.data.len() as u64
     }
 
     /// Whether the send queue for messages has room for another, and for acknowledgements.
     pub(crate) fn has_message_room(&self) -> bool {
-        self.sends_posted + SIGNALED_EVERY < MESSAGE_SENDS
+        self.outstanding_message_sends + MESSAGE_SIGNAL_INTERVAL < MESSAGE_SEND_DEPTH
     }
 
     /// Sends a message of at most [`MESSAGE_BYTES`] from the buffer of this number.
-    pub(crate) fn send(&mut self, buffer: u32, bytes: &[u8]) -> Result<(), DisconnectReason> {
+    pub(crate) fn send_message(
+        &mut self,
+        buffer: u32,
+        bytes: &[u8],
+    ) -> Result<(), DisconnectReason> {
         let at = buffer as usize * MESSAGE_BYTES;
         self.message_list.clear();
-        let wr = if bytes.len() <= self.message.max_inline_data() {
+        let wr = if bytes.len() <= self.message_qp.max_inline_data() {
             self.message_list.send(Inline(bytes))
         } else {
             let inside = |e: verbs::RangeError| e.to_string();
-            self.sends.write_at(at, bytes).map_err(inside)?;
-            let part = self.sends.slice(at..at + bytes.len()).map_err(inside)?;
+            self.send_buffers.write_at(at, bytes).map_err(inside)?;
+            let part = self
+                .send_buffers
+                .slice(at..at + bytes.len())
+                .map_err(inside)?;
             self.message_list.send(part)
         };
         let wr = wr.wr_id(wr_id(
             CompletionKind::MessageSend as u32,
-            self.unsignaled + 1,
+            self.sends_since_signaled + 1,
         ));
-        if self.unsignaled + 1 >= SIGNALED_EVERY {
+        if self.sends_since_signaled + 1 >= MESSAGE_SIGNAL_INTERVAL {
             wr.signaled();
         }
         self.post_message()
     }
 
     /// Tells the peer how many of its messages were consumed.
-    pub(crate) fn acknowledge(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
+    pub(crate) fn send_acknowledgement(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
         self.message_list.clear();
         let wr = self
             .message_list
-            .rdma_write_with_imm(HeaderOnly, NO_MEMORY, consumed)
+            .rdma_write_with_imm(HeaderOnly, EMPTY_REMOTE_MEMORY, consumed)
             .wr_id(wr_id(
                 CompletionKind::MessageSend as u32,
-                self.unsignaled + 1,
+                self.sends_since_signaled + 1,
             ));
-        if self.unsignaled + 1 >= SIGNALED_EVERY {
+        if self.sends_since_signaled + 1 >= MESSAGE_SIGNAL_INTERVAL {
             wr.signaled();
         }
         self.post_message()
     }
 
     fn post_message(&mut self) -> Result<(), DisconnectReason> {
-        self.unsignaled = (self.unsignaled + 1) % SIGNALED_EVERY;
-        self.sends_posted += 1;
-        self.message
+        self.sends_since_signaled = (self.sends_since_signaled + 1) % MESSAGE_SIGNAL_INTERVAL;
+        self.outstanding_message_sends += 1;
+        self.message_qp
             .post_send(&mut self.message_list)
             .map_err(|e| e.to_string())
     }
@@ -301,13 +309,16 @@ impl ConnectedQps {
         self.peer_probe_outstanding = true;
         self.message_list.clear();
         self.message_list
-            .rdma_write(HeaderOnly, NO_MEMORY)
+            .rdma_write(HeaderOnly, EMPTY_REMOTE_MEMORY)
             .signaled()
-            .wr_id(wr_id(CompletionKind::Probe as u32, self.unsignaled));
-        self.sends_posted += 1;
+            .wr_id(wr_id(
+                CompletionKind::Probe as u32,
+                self.sends_since_signaled,
+            ));
+        self.outstanding_message_sends += 1;
         // The WRs before it are complete when it is.
-        self.unsignaled = 0;
-        self.message
+        self.sends_since_signaled = 0;
+        self.message_qp
             .post_send(&mut self.message_list)
             .map_err(|e| e.to_string())
     }
@@ -324,8 +335,8 @@ impl ConnectedQps {
         let stripes: Vec<_> = stripes::ranges(tensor.meta().total_bytes(), count as u64).collect();
         let queue_pair = |i: usize| (index as usize + i) % count;
         for (i, stripe) in stripes.iter().enumerate() {
-            let writes = stripes::writes(stripe.clone()).count();
-            if self.data[queue_pair(i)].posted + writes > DATA_SENDS {
+            let writes = stripes::write_ranges(stripe.clone()).count();
+            if self.data[queue_pair(i)].outstanding_writes + writes > DATA_SEND_DEPTH {
                 return Ok(None);
             }
         }
@@ -377,11 +388,13 @@ impl ConnectedQps {
             let len = (wc.byte_len() as usize).min(MESSAGE_BYTES);
             let inside = |e: verbs::RangeError| e.to_string();
             let at = number * MESSAGE_BYTES;
-            self.recvs.read_at(at, &mut bytes[..len]).map_err(inside)?;
-            self.message_recv.clear();
-            add_message_recv(&mut self.message_recv, &self.recvs, number);
-            self.message
-                .post_recv(&mut self.message_recv)
+            self.recv_buffers
+                .read_at(at, &mut bytes[..len])
+                .map_err(inside)?;
+            self.message_recv_list.clear();
+            add_message_recv(&mut self.message_recv_list, &self.recv_buffers, number);
+            self.message_qp
+                .post_recv(&mut self.message_recv_list)
                 .map_err(|e| e.to_string())?;
             match wc.imm() {
                 Some(imm) => arrived(self, QueueEvent::Acknowledgement(imm)),
@@ -389,10 +402,10 @@ impl ConnectedQps {
             }
         } else if kind == CompletionKind::DataRecv as u32 {
             if let Some(data) = self.data.get_mut(number) {
-                data.recv.clear();
-                data.recv.recv(HeaderOnly, id);
+                data.recv_list.clear();
+                data.recv_list.recv(HeaderOnly, id);
                 data.qp
-                    .post_recv(&mut data.recv)
+                    .post_recv(&mut data.recv_list)
                     .map_err(|e| e.to_string())?;
             }
             let imm = wc.imm().ok_or("a SEND came where only data may come")?;
@@ -401,7 +414,8 @@ impl ConnectedQps {
         {
             let is_probe = kind == CompletionKind::Probe as u32;
             self.peer_probe_outstanding &= !is_probe;
-            self.sends_posted -= (number + usize::from(is_probe)).min(self.sends_posted);
+            self.outstanding_message_sends -=
+                (number + usize::from(is_probe)).min(self.outstanding_message_sends);
             Ok(())
         } else {
             let q = usize::try_from(kind - CompletionKind::DataWrite as u32).unwrap_or(0);
@@ -417,7 +431,7 @@ impl ConnectedQps {
     /// Has the completion channel tell of what comes from now on; also of WRITEs that complete, if some are under way.
     pub(crate) fn arm(&self) -> Result<(), DisconnectReason> {
         self.recv_cq.req_notify(false).map_err(|e| e.to_string())?;
-        if self.data.iter().any(|d| d.posted > 0) {
+        if self.data.iter().any(|d| d.outstanding_writes > 0) {
             self.send_cq.req_notify(false).map_err(|e| e.to_string())?;
         }
         Ok(())
@@ -436,10 +450,12 @@ impl DataQueue {
     ) -> Result<(), DisconnectReason> {
         let kind = CompletionKind::DataWrite as u32 + u32::try_from(q).unwrap_or(0);
         self.list.clear();
-        let writes: Vec<_> = stripes::writes(stripe).collect();
+        let writes: Vec<_> = stripes::write_ranges(stripe).collect();
         for (i, part) in writes.iter().enumerate() {
             let last = i + 1 == writes.len();
-            let to = remote.at(part.start).ok_or("a destination is too short")?;
+            let to = remote
+                .starting_at(part.start)
+                .ok_or("a destination is too short")?;
             let from = |range: std::ops::Range<u64>| {
                 let start = usize::try_from(range.start).ok()?;
                 let end = usize::try_from(range.end).ok()?;
@@ -452,21 +468,23 @@ impl DataQueue {
                 }
                 Some(from) => drop(self.list.rdma_write(from, to)),
                 None if part.is_empty() => {
-                    let wr = self.list.rdma_write_with_imm(HeaderOnly, NO_MEMORY, index);
+                    let wr = self
+                        .list
+                        .rdma_write_with_imm(HeaderOnly, EMPTY_REMOTE_MEMORY, index);
                     wr.signaled().wr_id(wr_id(kind, index as usize));
                 }
                 None => return Err("a tensor is longer than its memory".to_owned()),
             }
         }
-        self.posted += writes.len();
-        self.stripe_writes.push_back(writes.len());
+        self.outstanding_writes += writes.len();
+        self.write_counts_of_stripes.push_back(writes.len());
         self.qp.post_send(&mut self.list).map_err(|e| e.to_string())
     }
 
     /// The oldest stripe was sent: the index of its request, and its WRITEs.
     fn take_sent_stripe(&mut self, number: usize) -> (u32, usize) {
-        let writes = self.stripe_writes.pop_front().unwrap_or(0);
-        self.posted -= writes.min(self.posted);
+        let writes = self.write_counts_of_stripes.pop_front().unwrap_or(0);
+        self.outstanding_writes -= writes.min(self.outstanding_writes);
         (u32::try_from(number).unwrap_or(0), writes)
     }
 }

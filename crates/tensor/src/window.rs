@@ -1,11 +1,11 @@
 //! How many messages may be under way in each direction; pure.
 //!
-//! A message is sent from one of [`WINDOW`] fixed buffers, which is free again once the peer says that it has consumed the
+//! A message is sent from one of [`MAX_UNCONSUMED_MESSAGES`] fixed buffers, which is free again once the peer says that it has consumed the
 //! message. Each message says how many its sender has consumed so far. Where a side has no message to send it says so by an
 //! acknowledgement, a WRITE of no bytes with that count as its immediate.
 
 /// Messages that a side may have sent and the peer not yet consumed.
-pub const WINDOW: u32 = 64;
+pub const MAX_UNCONSUMED_MESSAGES: u32 = 64;
 
 /// The windows of a connection, as one side sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,30 +15,30 @@ pub struct ConnectionWindows {
     consumed_by_peer: u32,
     received: u32,
     /// Of those, the peer has been told of so many.
-    reported: u32,
+    acknowledged_to_peer: u32,
 }
 
 impl ConnectionWindows {
     /// Whether a message may be sent.
     pub fn has_room(&self) -> bool {
-        self.sent.wrapping_sub(self.consumed_by_peer) < WINDOW
+        self.sent.wrapping_sub(self.consumed_by_peer) < MAX_UNCONSUMED_MESSAGES
     }
 
     /// A message is sent: the buffer to send it from, and the count to put into it.
-    pub fn send(&mut self) -> (u32, u32) {
-        let buffer = self.sent % WINDOW;
+    pub fn count_sent_message(&mut self) -> (u32, u32) {
+        let buffer = self.sent % MAX_UNCONSUMED_MESSAGES;
         self.sent = self.sent.wrapping_add(1);
-        self.reported = self.received;
+        self.acknowledged_to_peer = self.received;
         (buffer, self.received)
     }
 
     /// A message has come, and was consumed.
-    pub fn receive(&mut self) {
+    pub fn count_received_message(&mut self) {
         self.received = self.received.wrapping_add(1);
     }
 
     /// The peer says how many messages it has consumed. False if it cannot have: the peer breaks the protocol.
-    pub fn acknowledge(&mut self, consumed: u32) -> bool {
+    pub fn apply_acknowledgement(&mut self, consumed: u32) -> bool {
         let more = consumed.wrapping_sub(self.consumed_by_peer);
         let possible = more <= self.sent.wrapping_sub(self.consumed_by_peer);
         if possible {
@@ -48,10 +48,11 @@ impl ConnectionWindows {
     }
 
     /// The immediate of an acknowledgement, if one is due: half of the peer's window is used up.
-    pub fn acknowledgement(&mut self) -> Option<u32> {
-        let due = self.received.wrapping_sub(self.reported) >= WINDOW / 2;
+    pub fn take_due_acknowledgement(&mut self) -> Option<u32> {
+        let due =
+            self.received.wrapping_sub(self.acknowledged_to_peer) >= MAX_UNCONSUMED_MESSAGES / 2;
         if due {
-            self.reported = self.received;
+            self.acknowledged_to_peer = self.received;
         }
         due.then_some(self.received)
     }
@@ -75,16 +76,16 @@ mod tests {
             let mut wires: [VecDeque<(Option<u32>, u32)>; 2] = Default::default();
             let deliver = |to: usize, sides: &mut [ConnectionWindows; 2], wires: &mut [VecDeque<(Option<u32>, u32)>; 2]| {
                 let Some((buffer, count)) = wires[1 - to].pop_front() else { return };
-                assert!(sides[to].acknowledge(count));
+                assert!(sides[to].apply_acknowledgement(count));
                 if buffer.is_some() {
-                    sides[to].receive();
-                    wires[to].extend(sides[to].acknowledgement().map(|count| (None, count)));
+                    sides[to].count_received_message();
+                    wires[to].extend(sides[to].take_due_acknowledgement().map(|count| (None, count)));
                 }
             };
             for (side, sends) in turns {
                 let side = usize::from(side);
                 if sends && sides[side].has_room() {
-                    let (buffer, count) = sides[side].send();
+                    let (buffer, count) = sides[side].count_sent_message();
                     prop_assert!(wires[side].iter().all(|&(used, _)| used != Some(buffer)));
                     wires[side].push_back((Some(buffer), count));
                 } else {
@@ -102,9 +103,9 @@ mod tests {
     #[test]
     fn a_peer_cannot_consume_what_was_not_sent() {
         let mut window = ConnectionWindows::default();
-        window.send();
-        assert!(!window.acknowledge(2));
-        assert!(window.acknowledge(1));
-        assert!(!window.acknowledge(0), "counts only grow");
+        window.count_sent_message();
+        assert!(!window.apply_acknowledgement(2));
+        assert!(window.apply_acknowledgement(1));
+        assert!(!window.apply_acknowledgement(0), "counts only grow");
     }
 }

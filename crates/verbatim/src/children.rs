@@ -16,12 +16,12 @@ use crate::args::{NicArgs, PortArgs};
 
 /// The cores of a server and its clients, chosen so that a server and its clients never share one.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ChildCores {
+pub(crate) struct ServerAndClientCores {
     pub(crate) server: Vec<usize>,
     pub(crate) clients: Vec<Vec<usize>>,
 }
 
-impl ChildCores {
+impl ServerAndClientCores {
     /// Gives the server's workers the last cores and the clients' threads the first cores. If
     /// threads outnumber the cores, every process may use all cores.
     pub(crate) fn new(
@@ -29,15 +29,15 @@ impl ChildCores {
         workers: usize,
         clients: usize,
         threads: usize,
-    ) -> ChildCores {
+    ) -> ServerAndClientCores {
         if workers + clients * threads > cores.len() {
-            return ChildCores {
+            return ServerAndClientCores {
                 server: cores.to_vec(),
                 clients: vec![cores.to_vec(); clients],
             };
         }
         let (front, back) = cores.split_at(cores.len() - workers);
-        ChildCores {
+        ServerAndClientCores {
             server: back.to_vec(),
             clients: front
                 .chunks(threads)
@@ -49,7 +49,7 @@ impl ChildCores {
 
     /// Measures the time that a cache line takes from a client's core to the server's core. Returns
     /// `None` if both use the same core.
-    pub(crate) fn bounce_ns(&self) -> Result<Option<f64>> {
+    pub(crate) fn measure_cache_line_transfer(&self) -> Result<Option<f64>> {
         let server = *self.server.last().context("no core to run on")?;
         let client = self.clients.first().and_then(|cores| cores.first());
         let requester = *client.context("no core to run on")?;
@@ -63,7 +63,7 @@ impl ChildCores {
         bounce_ns(cores, 50_000).map(Some)
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
+    pub(crate) fn shares_cores(&self) -> bool {
         self.clients.contains(&self.server)
     }
 }
@@ -158,17 +158,17 @@ mod tests {
 
     #[test]
     fn servers_and_clients_have_cores_of_their_own_where_there_are_enough() {
-        let placement = ChildCores::new(&[0, 1], 1, 1, 1);
+        let placement = ServerAndClientCores::new(&[0, 1], 1, 1, 1);
         assert_eq!(
             (placement.server.as_slice(), placement.clients.as_slice()),
             (&[1][..], &[vec![0]][..])
         );
-        assert!(!placement.is_shared());
-        let placement = ChildCores::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
+        assert!(!placement.shares_cores());
+        let placement = ServerAndClientCores::new(&[0, 1, 2, 4, 6, 7], 2, 2, 2);
         assert_eq!(placement.server, [6, 7]);
         assert_eq!(placement.clients, [[0, 1], [2, 4]]);
-        let placement = ChildCores::new(&[0, 1], 1, 2, 1);
+        let placement = ServerAndClientCores::new(&[0, 1], 1, 2, 1);
         assert_eq!(placement.clients, [[0, 1], [0, 1]]);
-        assert!(placement.is_shared());
+        assert!(placement.shares_cores());
     }
 }

@@ -10,7 +10,7 @@ use faults::Plan;
 use softnic::{FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts};
 use tempfile::TempDir;
 
-use crate::program::shared_folder;
+use crate::program::temporary_memory_folder;
 
 /// Arguments of commands whose verbs and packets can be made to fail.
 #[derive(clap::Args, Clone, Debug)]
@@ -51,7 +51,7 @@ impl FaultArgs {
         let faulty = FaultPlanInForce {
             plan,
             seed: self.fault_seed.map_or_else(new_seed, Ok)?,
-            counts_folder: shared_folder("verbatim-faults-")
+            counts_folder: temporary_memory_folder("verbatim-faults-")
                 .context("cannot make a folder for what strikes")?,
         };
         command
@@ -99,7 +99,11 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
     let mut text = format!("faults (repeat with --fault-seed {seed}):\n");
     let mut warnings = String::new();
     for (index, rule) in plan.rules().iter().enumerate() {
-        let of = counts.rules.get(index).copied().unwrap_or_default();
+        let of = counts
+            .counts_by_rule
+            .get(index)
+            .copied()
+            .unwrap_or_default();
         let number = index + 1;
         text += &format!(
             "  {number}: {rule}: struck {} of {}\n",
@@ -108,7 +112,7 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
         if of.struck > 0 {
             continue;
         }
-        let why = if counts.processes == 0 {
+        let why = if counts.process_count == 0 {
             "no process opened the device"
         } else if of.matched > 0 {
             "its p, after, every or count left nothing of what it is for"
@@ -119,7 +123,7 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
         };
         warnings += &format!("warning: rule {number} never struck: {why}\n");
     }
-    for (pid, kinds) in &counts.left_objects {
+    for (pid, kinds) in &counts.undestroyed_by_process {
         let kinds: Vec<_> = kinds
             .iter()
             .map(|(kind, n)| format!("{n} {kind}"))
@@ -143,18 +147,18 @@ pub(crate) fn refuse_faults_for_system(args: &FaultArgs) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use faults::Counts;
+    use faults::RuleCounts;
 
     #[test]
     fn a_summary_counts_and_warns() {
         let plan: Plan = "drop,p=0.5; verb=ibv_reg_mr,errno=EIO; verb=ibv_reg_mr,errno=EIO,after=9"
             .parse()
             .unwrap();
-        let of = |matched, struck| Counts { matched, struck };
+        let of = |matched, struck| RuleCounts { matched, struck };
         let counts = FaultCounts {
-            processes: 2,
-            rules: vec![of(0, 0), of(5, 5), of(5, 0)],
-            left_objects: vec![(17, [("ibv_cq".to_owned(), 2)].into())],
+            process_count: 2,
+            counts_by_rule: vec![of(0, 0), of(5, 5), of(5, 0)],
+            undestroyed_by_process: vec![(17, [("ibv_cq".to_owned(), 2)].into())],
         };
         let text = format_rule_counts(&plan, 7, &counts);
         assert!(text.contains("--fault-seed 7"), "{text}");

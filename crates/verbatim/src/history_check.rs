@@ -230,7 +230,7 @@ struct CheckClients<'a, S> {
     server_address: String,
     history_folder: &'a Path,
     running_processes: Vec<KillOnDrop>,
-    next_number: u64,
+    next_client_number: u64,
 }
 
 impl<S: CheckedSystem> CheckClients<'_, S> {
@@ -258,15 +258,15 @@ impl<S: CheckedSystem> CheckClients<'_, S> {
         let seed = self
             .seed
             .wrapping_mul(10_000)
-            .wrapping_add(self.next_number);
+            .wrapping_add(self.next_client_number);
         let mut command = self.subject.client_command()?;
         command
             .arg(&self.server_address)
             .arg(self.history_folder)
-            .arg(self.next_number.to_string())
+            .arg(self.next_client_number.to_string())
             .args(["--seed", &seed.to_string()])
             .stdin(Stdio::piped());
-        self.next_number += 1;
+        self.next_client_number += 1;
         let child = command.spawn().context("cannot start a client")?;
         Ok(KillOnDrop(child))
     }
@@ -280,7 +280,7 @@ fn send_signal(process: &KillOnDrop, signal: Signal) {
 }
 
 /// Returns a random time from 0 to twice the average.
-fn random_time_around(random: &mut Random, average: Duration) -> Duration {
+fn random_time_with_mean(random: &mut Random, average: Duration) -> Duration {
     average.mul_f64(2.0 * random.next_unit_f64())
 }
 
@@ -304,14 +304,14 @@ fn run_and_check_system<S: CheckedSystem>(
         server_address: said.read_until_some(|line| S::server_address(&line).map(str::to_owned))?,
         history_folder: folder,
         running_processes: Vec::new(),
-        next_number: 1,
+        next_client_number: 1,
     };
     for _ in 0..args.clients {
         let client = clients.start_client()?;
         clients.running_processes.push(client);
     }
     let name = subject.name();
-    let bar = output::activity(args.json);
+    let bar = output::activity_display(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
     bar.set_message(format!("{name}: asking"));
     let (kills, stops) = inject_kills_and_stops(args, &mut clients, &server)?;
@@ -349,7 +349,7 @@ fn inject_kills_and_stops<S: CheckedSystem>(
     let end = Instant::now() + args.duration;
     let next = |random: &mut Random, average: Duration| match average {
         Duration::ZERO => end,
-        average => end.min(Instant::now() + random_time_around(random, average)),
+        average => end.min(Instant::now() + random_time_with_mean(random, average)),
     };
     let mut kill_at = next(&mut random, args.kill_every);
     let mut stop_at = next(&mut random, args.stop_every);

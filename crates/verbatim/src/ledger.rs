@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::CommandOutcome;
 use crate::pcie_counters::PcieCounters;
-use crate::program::{run_to_end, shared_folder};
+use crate::program::{run_to_end, temporary_memory_folder};
 
 /// Argument of commands whose verbs can be counted.
 #[derive(clap::Args, Clone, Debug)]
@@ -132,7 +132,8 @@ fn run_and_read_ledger(
         Some(counters) => counters.perf_stat_command(&command),
         None => command,
     };
-    let folder = shared_folder("verbatim-tap-").context("cannot make a folder for the counters")?;
+    let folder = temporary_memory_folder("verbatim-tap-")
+        .context("cannot make a folder for the counters")?;
     let outcome = run_to_end(command.env(tap::TAP_DIR_VARIABLE, folder.path()), words)?;
     let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
     ledger.pcie = counters.map(PcieCounters::read).transpose()?;

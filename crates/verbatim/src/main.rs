@@ -158,11 +158,11 @@ fn main() -> ExitCode {
         Command::Paper(args) => paper::run(&args),
         Command::Completions(args) => shell::completions(Cli::command(), &args),
         Command::Man(args) => shell::man(Cli::command(), &args),
-        Command::Reference => shell::reference(Cli::command()),
+        Command::Reference => shell::print_command_reference(Cli::command()),
     };
     match outcome {
-        Ok(outcome) if let Some((done, of)) = steps::interrupted_at() => {
-            report_interruption(&outcome, is_json, done, of)
+        Ok(outcome) if let Some((done, of)) = steps::steps_at_interrupt() => {
+            print_partial_result_note(&outcome, is_json, done, of)
         }
         Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
         Ok(CommandOutcome::No) => ExitCode::from(1),
@@ -184,7 +184,12 @@ fn asks_for_json(matches: &ArgMatches) -> bool {
 }
 
 /// Prints that the results cover a part of the measurement. A negative answer keeps its exit status.
-fn report_interruption(outcome: &CommandOutcome, is_json: bool, done: u64, of: u64) -> ExitCode {
+fn print_partial_result_note(
+    outcome: &CommandOutcome,
+    is_json: bool,
+    done: u64,
+    of: u64,
+) -> ExitCode {
     eprintln!("interrupted: results are of {done} of {of} steps");
     let told = if is_json {
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});

@@ -80,7 +80,7 @@ pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
 
 /// Returns a line on standard error that shows the current activity. The line is hidden if standard
 /// error is not a terminal, or if `json` is set.
-pub(crate) fn activity(json: bool) -> ProgressBar {
+pub(crate) fn activity_display(json: bool) -> ProgressBar {
     if json {
         return ProgressBar::hidden();
     }

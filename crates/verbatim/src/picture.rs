@@ -10,7 +10,7 @@ use chart::{Chart, Point};
 
 use crate::args::writable_file;
 use crate::output::write_file;
-use crate::steps::interrupted_at;
+use crate::steps::steps_at_interrupt;
 
 /// Files that a command leaves beside what it prints.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl PictureArgs {
 
 /// Draws a chart. The caption of an interrupted measurement says so.
 pub(crate) fn svg(chart: &Chart) -> String {
-    let Some((done, of)) = interrupted_at() else {
+    let Some((done, of)) = steps_at_interrupt() else {
         return chart.svg();
     };
     let caption = format!("{}; interrupted: {done} of {of} steps", chart.caption);

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::CommandOutcome;
 
 /// The preferred parent of the folder for the processes' counters; its files are in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
+const PREFERRED_FOLDER_PARENT: &str = "/dev/shm";
 
 /// Runs a command until it ends and returns its outcome. Signals do not end this process before the
 /// command, since this process still has to write results.
@@ -23,7 +23,7 @@ pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOu
     let handle = signals.handle();
     let mut child = command
         .spawn()
-        .with_context(|| format!("cannot run {}{}", words, hint(command)))?;
+        .with_context(|| format!("cannot run {}{}", words, program_not_found_hint(command)))?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let forward = std::thread::spawn(move || {
         for signal in &mut signals {
@@ -38,10 +38,10 @@ pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOu
     let status = child.wait().context("cannot wait for the command")?;
     handle.close();
     let _ = forward.join();
-    Ok(outcome(status))
+    Ok(outcome_of_exit_status(status))
 }
 
-fn hint(command: &Command) -> &'static str {
+fn program_not_found_hint(command: &Command) -> &'static str {
     let program = Path::new(command.get_program());
     if program.components().count() > 1 && !program.exists() {
         "; there is no such program"
@@ -51,16 +51,16 @@ fn hint(command: &Command) -> &'static str {
 }
 
 /// Creates a temporary folder, in memory if possible, which is removed when dropped.
-pub(crate) fn shared_folder(prefix: &str) -> io::Result<TempDir> {
+pub(crate) fn temporary_memory_folder(prefix: &str) -> io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(prefix);
     builder
-        .tempdir_in(SHARED_MEMORY)
+        .tempdir_in(PREFERRED_FOLDER_PARENT)
         .or_else(|_| builder.tempdir())
 }
 
 /// Returns a command's outcome: its exit status, or 128 plus the signal number, as shells do.
-fn outcome(status: ExitStatus) -> CommandOutcome {
+fn outcome_of_exit_status(status: ExitStatus) -> CommandOutcome {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     match code {
         Some(0) => CommandOutcome::Done,

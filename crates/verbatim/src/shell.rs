@@ -61,14 +61,14 @@ pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<CommandOutcome> {
 ///
 /// # Errors
 /// Returns an error if standard output cannot be written.
-pub(crate) fn reference(cli: Command) -> Result<CommandOutcome> {
+pub(crate) fn print_command_reference(cli: Command) -> Result<CommandOutcome> {
     print_text(markdown(cli).as_bytes())?;
     Ok(CommandOutcome::Done)
 }
 
 /// Returns the command and all its visible subcommands with their full names. Each command comes
 /// before its own subcommands.
-fn visible(cli: Command) -> Vec<(String, Command)> {
+fn visible_commands(cli: Command) -> Vec<(String, Command)> {
     let mut cli = cli;
     cli.build();
     let mut found = Vec::new();
@@ -92,13 +92,13 @@ fn markdown(cli: Command) -> String {
          Every command prints this by `--help`. Exit status: 0 done, 1 ran and the answer is no, 2 could not run; \
          of `verbatim run` and `verbatim sockets` that of the program.\n",
     );
-    for (name, command) in visible(cli) {
-        section(&mut text, &name, &command);
+    for (name, command) in visible_commands(cli) {
+        append_command_section(&mut text, &name, &command);
     }
     text
 }
 
-fn section(text: &mut String, name: &str, command: &Command) {
+fn append_command_section(text: &mut String, name: &str, command: &Command) {
     let about = command.get_long_about().or(command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
     let _ = writeln!(text, "\n## {name}\n\n{}.\n", escaped(&about));
@@ -114,7 +114,7 @@ fn section(text: &mut String, name: &str, command: &Command) {
     let mut options: Vec<&Arg> = options.collect();
     options.sort_by_key(|arg| arg.get_long().map(str::to_owned));
     for (title, args) in [("argument", positionals), ("option", options)] {
-        table(text, title, &args);
+        append_option_table(text, title, &args);
     }
     let inner = command.get_subcommands();
     let inner = inner.filter(|inner| !inner.is_hide_set() && inner.get_name() != "help");
@@ -131,13 +131,13 @@ fn section(text: &mut String, name: &str, command: &Command) {
         let _ = writeln!(text, "| [`{full}`](#{anchor}) | {} |", escaped(&about));
     }
     if let Some(help) = command.get_after_long_help().or(command.get_after_help()) {
-        epilogue(text, &help.to_string());
+        append_help_epilogue(text, &help.to_string());
     }
 }
 
 /// Adds the text below the options of `--help`: indented lines as blocks of code, other lines as
 /// paragraphs, which a page wraps.
-fn epilogue(text: &mut String, help: &str) {
+fn append_help_epilogue(text: &mut String, help: &str) {
     let is_code = |line: &str| line.starts_with(' ');
     for paragraph in help.trim_end().split("\n\n") {
         let lines: Vec<&str> = paragraph.lines().collect();
@@ -162,7 +162,7 @@ fn is_flag(arg: &Arg) -> bool {
     is_option && !is_builtin && !arg.get_action().takes_values()
 }
 
-fn table(text: &mut String, title: &str, args: &[&Arg]) {
+fn append_option_table(text: &mut String, title: &str, args: &[&Arg]) {
     let mut args = args.iter().filter(|arg| !arg.is_hide_set()).peekable();
     if args.peek().is_some() {
         let _ = writeln!(text, "\n| {title} | |\n|---|---|");
@@ -238,7 +238,7 @@ mod tests {
             "{text}"
         );
         let pages = fs::read_dir(&dir).expect("pages").count();
-        assert_eq!(pages, visible(Cli::command()).len());
+        assert_eq!(pages, visible_commands(Cli::command()).len());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde::Serialize;
 use service::{ConnectError, Server, ServerError, Service};
 
 use crate::CommandOutcome;
-use crate::children::ChildCores;
+use crate::children::ServerAndClientCores;
 use crate::output::{self, format_three_digits, print_typed};
 use crate::steps::CommandSteps;
 
@@ -22,13 +22,13 @@ pub(crate) fn assign_cores(
     clients: usize,
     threads: usize,
     who: &str,
-) -> Result<ChildCores> {
+) -> Result<ServerAndClientCores> {
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
     let cores = allowed()?;
-    let placement = ChildCores::new(&cores, workers, clients, threads);
-    if placement.is_shared() {
+    let placement = ServerAndClientCores::new(&cores, workers, clients, threads);
+    if placement.shares_cores() {
         eprintln!(
             "note: {} workers and {who} share {} cores: figures depend on who runs when",
             workers + clients * threads,
@@ -39,7 +39,7 @@ pub(crate) fn assign_cores(
 }
 
 /// Refuses more than 64 client processes.
-pub(crate) fn check_clients(clients: usize) -> Result<()> {
+pub(crate) fn refuse_many_clients(clients: usize) -> Result<()> {
     if clients > 64 {
         bail!("--clients {clients} are too many processes; at most 64");
     }
@@ -113,16 +113,16 @@ pub(crate) fn run_simulations<S, R>(
         let (_, error) = not_possible.remove(0);
         let why = error.root_cause().to_string();
         not_possible.retain(|(_, other)| other.root_cause().to_string() != why);
-        tell_not_run(&not_possible);
+        print_setups_not_run(&not_possible);
         return Err(error);
     }
-    tell_not_run(&not_possible);
+    print_setups_not_run(&not_possible);
     Ok(rows)
 }
 
 /// Prints the setups that did not run to standard error. Consecutive setups with the same reason
 /// share one line.
-fn tell_not_run(setups: &[(String, anyhow::Error)]) {
+fn print_setups_not_run(setups: &[(String, anyhow::Error)]) {
     let words: Vec<_> = setups
         .iter()
         .map(|(name, error)| (name.as_str(), error.root_cause().to_string()))
@@ -152,7 +152,7 @@ pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Result<MedianAnd
 }
 
 /// Returns the outcome of a comparison.
-pub(crate) fn outcome(verified: bool) -> CommandOutcome {
+pub(crate) fn outcome_of_comparison(verified: bool) -> CommandOutcome {
     if verified {
         CommandOutcome::Done
     } else {
@@ -161,7 +161,7 @@ pub(crate) fn outcome(verified: bool) -> CommandOutcome {
 }
 
 /// Formats a rate for a table: median, minimum and maximum, in 10^6 a second.
-pub(crate) fn rate(rate: MedianAndSpread) -> String {
+pub(crate) fn format_rate_mops(rate: MedianAndSpread) -> String {
     let [median, min, max] =
         [rate.median, rate.min, rate.max].map(|r| format_three_digits(r / 1e6));
     format!("{median} M ({min}..{max})")
@@ -173,13 +173,13 @@ pub(crate) fn yes_or_no(verified: bool) -> &'static str {
 }
 
 /// Formats a value for a table; an absent value is an empty cell.
-pub(crate) fn or_nothing<T, D: Display>(value: Option<T>, shown: impl Fn(T) -> D) -> String {
+pub(crate) fn format_or_empty<T, D: Display>(value: Option<T>, shown: impl Fn(T) -> D) -> String {
     value.map_or_else(String::new, |value| shown(value).to_string())
 }
 
 /// Formats a relative error for a table.
 pub(crate) fn relative_error(error: Option<f64>) -> String {
-    or_nothing(error, |e| format!("{:+.1} %", 100.0 * e))
+    format_or_empty(error, |e| format!("{:+.1} %", 100.0 * e))
 }
 
 /// Waits until the server must stop, or has failed. Every second, the function calls `check`, whose
@@ -192,7 +192,7 @@ pub(crate) fn wait_for_stop<S: Service>(
     done: impl Fn(&S::Stats) -> u64,
     message: impl Fn(&S::Stats, &str) -> String,
 ) -> Result<()> {
-    let bar = output::activity(json);
+    let bar = output::activity_display(json);
     let (mut before, mut since) = (done(&server.stats()), Instant::now());
     while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
         if let Some(failure) = server.failure() {

@@ -19,7 +19,7 @@ pub(crate) const INTERRUPTED_EXIT_STATUS: u8 = 130;
 /// The steps of a command, with their display.
 pub(crate) struct CommandSteps {
     display: Progress,
-    count: &'static StepCount,
+    step_count: &'static StepCount,
 }
 
 /// The steps of the process, of which a command may have several series.
@@ -51,7 +51,7 @@ impl CommandSteps {
         }
         Ok(CommandSteps {
             display: progress(steps),
-            count,
+            step_count: count,
         })
     }
 
@@ -86,14 +86,14 @@ impl CommandSteps {
     /// Shows a step that a library runs and reports.
     pub(crate) fn show_step(&self, name: impl Into<String>) {
         let name = name.into();
-        let [done, of] = self.count.completed_and_total();
+        let [done, of] = self.step_count.completed_and_total();
         tracing::info!("step {} of {of}: {name}", done + 1);
         self.display.set_message(name);
     }
 
     /// Counts a completed step.
     pub(crate) fn complete_step(&self) {
-        self.count.completed.fetch_add(1, Ordering::Relaxed);
+        self.step_count.completed.fetch_add(1, Ordering::Relaxed);
         self.display.inc(1);
     }
 }
@@ -118,7 +118,7 @@ pub(crate) fn is_interrupted() -> bool {
 }
 
 /// Returns the completed steps and all steps, if SIGINT was received and not all are complete.
-pub(crate) fn interrupted_at() -> Option<(u64, u64)> {
+pub(crate) fn steps_at_interrupt() -> Option<(u64, u64)> {
     let [done, of] = COUNT
         .get()
         .filter(|_| is_interrupted())?

@@ -54,13 +54,14 @@ pub(crate) async fn connect(
 }
 
 /// Parses a socket address on the command line.
-pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn parse_socket_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("{text:?} is no address: write IP:PORT, such as 127.0.0.1:50051 or [::1]:50051")
     })
 }
 
 /// Returns a parser of payload sizes.
-pub(crate) fn payload() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+pub(crate) fn payload_size_parser()
+-> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     args::integer_in_range("a payload in bytes", 0..=1_048_576usize)
 }

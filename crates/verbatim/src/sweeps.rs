@@ -14,7 +14,7 @@ use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output;
 use crate::picture::{axis_coordinate, spread_point};
-use crate::side_by_side::{or_nothing, rate, yes_or_no};
+use crate::side_by_side::{format_or_empty, format_rate_mops, yes_or_no};
 
 /// A setting that a sweep varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,7 +80,7 @@ impl SweepArgs {
     /// # Errors
     /// Returns an error if `set` returns false, since the command has no such knob, or refuses the
     /// value.
-    pub(crate) fn settings<A: Clone>(
+    pub(crate) fn settings_to_run<A: Clone>(
         &self,
         args: &A,
         set: impl Fn(&mut A, SweepSetting, usize) -> Result<bool>,
@@ -137,7 +137,7 @@ pub(crate) fn profiles(
 }
 
 /// Returns a value of `--values`; returns an error if the value exceeds the limit of its knob.
-pub(crate) fn check_knob_limit(value: usize, most: usize) -> Result<usize> {
+pub(crate) fn value_within_knob_limit(value: usize, most: usize) -> Result<usize> {
     if value > most {
         bail!("--values: {value} is more than {most}");
     }
@@ -180,7 +180,7 @@ pub(crate) fn series<R>(
         }
         let point = point(row);
         if let Some(value) = published(row) {
-            all[at].published.push((point.x, value));
+            all[at].published_points.push((point.x, value));
         }
         all[at].points.push(point);
     }
@@ -202,7 +202,7 @@ pub(crate) struct SweptResult<R> {
 }
 
 impl<R> SweptResult<R> {
-    /// Makes the result of the setting at `index` among [`SweepArgs::settings`].
+    /// Makes the result of the setting at `index` among [`SweepArgs::settings_to_run`].
     pub(crate) fn new(index: usize, setting: Option<usize>, of: R) -> Self {
         SweptResult { index, setting, of }
     }
@@ -237,9 +237,9 @@ pub(crate) fn print_rows(sweep: &SweepArgs, rows: &[DesignResult]) -> Result<()>
         table.add_row([
             row.swept_value.to_string(),
             row.name.clone(),
-            rate(row.rate_per_s),
-            or_nothing(row.latency_ns_p50, output::format_time_ns),
-            or_nothing(row.latency_ns_p99, output::format_time_ns),
+            format_rate_mops(row.rate_per_s),
+            format_or_empty(row.latency_ns_p50, output::format_time_ns),
+            format_or_empty(row.latency_ns_p99, output::format_time_ns),
             yes_or_no(row.verified).to_owned(),
         ]);
     }
@@ -265,7 +265,7 @@ pub(crate) fn chart(
         x: sweep.axis(),
         y: Axis::auto("10⁶ requests a second"),
         series,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -283,19 +283,19 @@ mod tests {
             *args = value;
             Ok(knob == SweepSetting::Window)
         };
-        let all = sweep.settings(&0, set).expect("a window");
+        let all = sweep.settings_to_run(&0, set).expect("a window");
         assert_eq!(all, [(Some(1), 1), (Some(8), 8)]);
         let other = SweepArgs {
             over: Some(SweepSetting::ValueSize),
             ..sweep.clone()
         };
-        let error = other.settings(&0, set).expect_err("no such knob");
+        let error = other.settings_to_run(&0, set).expect_err("no such knob");
         assert!(error.to_string().contains("--over value-size"), "{error}");
         let zero = SweepArgs {
             values: vec![0],
             ..sweep
         };
-        assert!(zero.settings(&0, set).is_err());
+        assert!(zero.settings_to_run(&0, set).is_err());
     }
 
     #[test]

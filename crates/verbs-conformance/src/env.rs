@@ -80,7 +80,7 @@ impl TestEnv {
     /// Returns the statuses that are accepted where `status` is specified. A second status is accepted if
     /// the NIC lacks [`NicCapability::ErrorStatuses`].
     #[must_use]
-    pub fn failure(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
+    pub fn accepted_failure_statuses(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
         let mut statuses = vec![status];
         if !self.has(NicCapability::ErrorStatuses) {
             match status {

@@ -24,39 +24,39 @@ use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
 use crate::role::{ARG, ROLE, SETTINGS};
 use crate::{peer, worker};
 
-pub use crate::notes::{case, record_awaited_event, wait_limit};
+pub use crate::notes::{record_awaited_event, record_case, wait_limit};
 pub use crate::role::role_command;
 
 /// Exit status of a skipped test.
-const SKIPPED: u8 = 77;
+const SKIPPED_EXIT_STATUS: u8 = 77;
 /// Exit status of a test that hung.
-const HUNG: u8 = 124;
+const HUNG_EXIT_STATUS: u8 = 124;
 
 /// The suite with one set of settings.
 #[derive(Clone, Debug)]
 pub struct SuiteVariant {
     /// Prefix of the names of the variant's tests; empty for a variant without a prefix.
-    pub name: String,
+    pub test_name_prefix: String,
     /// Settings of the variant's tests.
     pub settings: Settings,
     /// Environment variables for the processes of the variant's tests.
     pub env: Vec<(String, String)>,
     /// True if each test runs as a host with its own address.
-    pub own_address: bool,
+    pub gives_test_own_address: bool,
     /// Fabric folder of the software NIC. The folder must be empty or absent after the tests, and is then
     /// removed.
     pub fabric: Option<PathBuf>,
     /// Time after which a test counts as hung.
-    pub limit: Duration,
-    /// Known deviations of the NIC, set by [`SuiteVariant::known`].
+    pub hang_timeout: Duration,
+    /// Known deviations of the NIC, set by [`SuiteVariant::with_deviations`].
     pub deviations: Option<&'static Deviations>,
 }
 
 /// Time after which a test that is known to fail counts as hung.
-const KNOWN_LIMIT: Duration = Duration::from_secs(20);
+const KNOWN_FAILURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Seconds that a test which is known to fail waits for an event; the event will not occur. See
 /// [`wait_limit`].
-const KNOWN_WAIT_LIMIT_S: &str = "3";
+const KNOWN_FAILURE_WAIT_S: &str = "3";
 
 impl SuiteVariant {
     /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
@@ -72,15 +72,15 @@ impl SuiteVariant {
         }
         let fabric = fresh_fabric(link_layer);
         Self {
-            name: link_layer.to_owned(),
+            test_name_prefix: link_layer.to_owned(),
             settings,
             env: vec![
                 ("VERBATIM_LINK_LAYER".into(), link_layer.into()),
                 ("VERBATIM_FABRIC_DIR".into(), fabric.display().to_string()),
             ],
             fabric: Some(fabric),
-            own_address: false,
-            limit: Duration::from_secs(60),
+            gives_test_own_address: false,
+            hang_timeout: Duration::from_secs(60),
             deviations: None,
         }
     }
@@ -88,17 +88,17 @@ impl SuiteVariant {
     /// Returns the variant for the machine's libibverbs, with the known deviations of the device.
     #[must_use]
     pub fn system(settings: Settings) -> Self {
-        let deviations = Deviations::of(&settings);
+        let deviations = Deviations::for_settings(&settings);
         Self {
-            name: String::new(),
+            test_name_prefix: String::new(),
             settings,
             env: Vec::new(),
             fabric: None,
-            own_address: false,
-            limit: Duration::from_secs(60),
+            gives_test_own_address: false,
+            hang_timeout: Duration::from_secs(60),
             deviations: None,
         }
-        .known(deviations)
+        .with_deviations(deviations)
     }
 
     /// Adds the known deviations of a device to the variant.
@@ -106,7 +106,7 @@ impl SuiteVariant {
     /// A listed test that fails as listed is skipped, and the reason describes the behaviour of the device. A
     /// listed test that passes is a failure, because the list is wrong.
     #[must_use]
-    pub fn known(mut self, deviations: Option<&'static Deviations>) -> Self {
+    pub fn with_deviations(mut self, deviations: Option<&'static Deviations>) -> Self {
         self.settings.lacks = deviations
             .iter()
             .flat_map(|deviations| deviations.lacks)
@@ -180,7 +180,7 @@ fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<E
     let settings = std::env::var(SETTINGS).context("no settings")?;
     let settings: Settings = serde_json::from_str(&settings)?;
     if role == "open" {
-        return peer::open_and_tell(&settings);
+        return peer::play_open_role(&settings);
     }
     let env = TestEnv::new(settings)?;
     match role {
@@ -192,9 +192,9 @@ fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<E
                 .context("no such test")?;
             Ok(run_test(test, &env, Duration::from_millis(limit.parse()?)))
         }
-        "peer" => peer::serve(&env),
+        "peer" => peer::execute_commands_from_stdin(&env),
         "worker" => worker::work(&env, arg),
-        "idle" => peer::idle(&env, arg),
+        "idle" => peer::play_idle_role(&env, arg),
         _ => anyhow::bail!("no such role"),
     }
 }
@@ -210,13 +210,13 @@ fn run_test(test: &SuiteTest, env: &TestEnv, limit: Duration) -> ExitCode {
         std::thread::sleep(limit);
         eprintln!("it hangs");
         print_notes();
-        std::process::exit(HUNG.into());
+        std::process::exit(HUNG_EXIT_STATUS.into());
     });
     match std::panic::catch_unwind(|| (test.run)(env)) {
         Ok(TestOutcome::Passed) => ExitCode::SUCCESS,
         Ok(TestOutcome::Skipped(why)) => {
             println!("{why}");
-            ExitCode::from(SKIPPED)
+            ExitCode::from(SKIPPED_EXIT_STATUS)
         }
         Err(_) => ExitCode::from(101),
     }
@@ -237,7 +237,7 @@ struct LibtestFlags {
     exact: bool,
     list: bool,
     only_ignored: bool,
-    show: bool,
+    show_output: bool,
     threads: Option<usize>,
 }
 
@@ -260,7 +260,7 @@ impl LibtestFlags {
                 "--exact" => flags.exact = true,
                 "--list" => flags.list = true,
                 "--ignored" => flags.only_ignored = true,
-                "--nocapture" | "--no-capture" => flags.show = true,
+                "--nocapture" | "--no-capture" => flags.show_output = true,
                 "--skip" => flags.skips.push(value(name)?),
                 "--test-threads" => flags.threads = Some(value(name)?.parse()?),
                 "--format" | "--color" | "-Z" | "--logfile" | "--shuffle-seed" => {
@@ -321,14 +321,14 @@ pub fn run_filtered(
 }
 
 /// Name of the check that no file remains in a variant's fabric.
-const LEFT_OVER: &str = "harness::nothing_is_left_in_the_fabric";
+const FABRIC_CHECK_NAME: &str = "harness::nothing_is_left_in_the_fabric";
 
 fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestFlags) -> ExitCode {
     let name = |variant: &SuiteVariant, name: &str| {
-        if variant.name.is_empty() {
+        if variant.test_name_prefix.is_empty() {
             name.to_owned()
         } else {
-            format!("{}::{name}", variant.name)
+            format!("{}::{name}", variant.test_name_prefix)
         }
     };
     let mut jobs: Vec<(String, &SuiteVariant, &SuiteTest)> = Vec::new();
@@ -344,7 +344,7 @@ fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestF
             }
         }
         if variant.fabric.is_some() {
-            let name = name(variant, LEFT_OVER);
+            let name = name(variant, FABRIC_CHECK_NAME);
             if flags.selects(&name) || jobs.iter().any(|(_, v, _)| std::ptr::eq(*v, variant)) {
                 checks.push((name, variant));
             } else {
@@ -380,7 +380,7 @@ fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestF
                 while let Some((name, variant, test)) =
                     jobs.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    let verdict = run_in_child(variant, test, flags.show);
+                    let verdict = run_in_child(variant, test, flags.show_output);
                     tally
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -391,9 +391,9 @@ fn run(tests: &[&'static SuiteTest], variants: &[SuiteVariant], flags: &LibtestF
     });
     let mut tally = tally.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (name, variant) in &checks {
-        tally.add(name, check_fabric(variant));
+        tally.add(name, check_fabric_left_empty(variant));
     }
-    tally.finish(filtered, begin.elapsed())
+    tally.print_summary(filtered, begin.elapsed())
 }
 
 #[derive(Default)]
@@ -422,7 +422,7 @@ impl VerdictCounts {
         let _ = std::io::stdout().flush();
     }
 
-    fn finish(mut self, filtered: usize, elapsed: Duration) -> ExitCode {
+    fn print_summary(mut self, filtered: usize, elapsed: Duration) -> ExitCode {
         self.failures.sort();
         if !self.failures.is_empty() {
             println!("\nfailures:\n");
@@ -467,31 +467,35 @@ fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVer
     if let Some((deviations, deviation)) = known
         && deviation.kind == DeviationKind::Crash
     {
-        return TestVerdict::Ignored(format!("not run: {}", deviations.reason(deviation)));
+        return TestVerdict::Ignored(format!("not run: {}", deviations.report_line(deviation)));
     }
     let verdict = try_run_in_child(variant, test, known.is_some(), show)
         .unwrap_or_else(|err| TestVerdict::Failed(format!("the harness failed: {err:#}")));
     match known {
-        Some((deviations, deviation)) => judge(deviations, deviation, verdict),
+        Some((deviations, deviation)) => verdict_given_deviation(deviations, deviation, verdict),
         None => verdict,
     }
 }
 
 /// Converts the verdict on a test that is on the device's list of deviations.
-fn judge(deviations: &Deviations, deviation: &Deviation, verdict: TestVerdict) -> TestVerdict {
+fn verdict_given_deviation(
+    deviations: &Deviations,
+    deviation: &Deviation,
+    verdict: TestVerdict,
+) -> TestVerdict {
     match verdict {
-        TestVerdict::Failed(text) if text.contains(deviation.observed) => {
-            TestVerdict::Ignored(deviations.reason(deviation))
+        TestVerdict::Failed(text) if text.contains(deviation.failure_message_part) => {
+            TestVerdict::Ignored(deviations.report_line(deviation))
         }
         TestVerdict::Failed(text) => TestVerdict::Failed(format!(
             "{text}\nis a known deviation ({}), but fails otherwise than with {:?}",
-            deviations.reason(deviation),
-            deviation.observed
+            deviations.report_line(deviation),
+            deviation.failure_message_part
         )),
         TestVerdict::Passed if !deviation.flaky => TestVerdict::Failed(format!(
             "passes, and is listed as a deviation ({}) that was observed on {}: take it off the list",
-            deviations.reason(deviation),
-            deviations.observed_on
+            deviations.report_line(deviation),
+            deviations.kernel_and_library
         )),
         other => other,
     }
@@ -499,7 +503,7 @@ fn judge(deviations: &Deviations, deviation: &Deviation, verdict: TestVerdict) -
 
 /// Returns an address of this host that no other test has. Tests must have different addresses, because
 /// programs on one host reach each other by the addresses of sockets.
-fn next_address() -> String {
+fn unique_host_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -513,18 +517,18 @@ fn try_run_in_child(
     show: bool,
 ) -> anyhow::Result<TestVerdict> {
     let limit = if known {
-        variant.limit.min(KNOWN_LIMIT)
+        variant.hang_timeout.min(KNOWN_FAILURE_TIMEOUT)
     } else {
-        variant.limit
+        variant.hang_timeout
     };
     let arg = format!("{} {}", test.name, limit.as_millis());
     let mut command = role_command("test", &arg, &variant.settings)?;
     command.envs(variant.env.iter().cloned());
-    if variant.own_address {
-        command.env("VERBATIM_ADDRESS", next_address());
+    if variant.gives_test_own_address {
+        command.env("VERBATIM_ADDRESS", unique_host_address());
     }
     if known {
-        command.env(WAIT_LIMIT_VARIABLE, KNOWN_WAIT_LIMIT_S);
+        command.env(WAIT_LIMIT_VARIABLE, KNOWN_FAILURE_WAIT_S);
     }
     // The output goes to a file, because a pipe would stay open as long as any grandchild lives.
     let mut output = anonymous_file().context("a file for the test's output")?;
@@ -549,7 +553,7 @@ fn try_run_in_child(
     };
     Ok(match (status.code(), status.signal()) {
         (Some(0), _) => TestVerdict::Passed,
-        (Some(code), _) if code == i32::from(SKIPPED) => {
+        (Some(code), _) if code == i32::from(SKIPPED_EXIT_STATUS) => {
             TestVerdict::Ignored(text.trim().to_owned())
         }
         (Some(101 | 124), _) => TestVerdict::Failed(text),
@@ -574,7 +578,7 @@ fn anonymous_file() -> std::io::Result<File> {
 }
 
 /// Lets another process join and leave the fabric, and checks that no file remains in its folder.
-fn check_fabric(variant: &SuiteVariant) -> TestVerdict {
+fn check_fabric_left_empty(variant: &SuiteVariant) -> TestVerdict {
     let Some(fabric) = &variant.fabric else {
         return TestVerdict::Passed;
     };
@@ -621,11 +625,16 @@ mod tests {
     fn a_known_deviation_is_skipped_only_when_it_fails_as_listed() {
         let deviations = Deviations::named("rxe").expect("known");
         let listed = deviations.list().next().expect("not empty");
-        let judge = |deviation: &Deviation, verdict| judge(deviations, deviation, verdict);
-        let as_listed = TestVerdict::Failed(format!("panicked: {}, and more", listed.observed));
+        let judge = |deviation: &Deviation, verdict| {
+            verdict_given_deviation(deviations, deviation, verdict)
+        };
+        let as_listed = TestVerdict::Failed(format!(
+            "panicked: {}, and more",
+            listed.failure_message_part
+        ));
         assert!(matches!(
             judge(listed, as_listed),
-            TestVerdict::Ignored(why) if why == deviations.reason(listed)
+            TestVerdict::Ignored(why) if why == deviations.report_line(listed)
         ));
         let otherwise = TestVerdict::Failed("died of signal 7".into());
         assert!(

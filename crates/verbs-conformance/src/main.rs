@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     let mut variant = match (cli.provider, &cli.link_layer) {
         (ProviderKind::Softnic, layer) => {
             let mut variant = SuiteVariant::softnic(layer.as_deref().unwrap_or("roce"));
-            variant.name = String::new();
+            variant.test_name_prefix = String::new();
             variant
         }
         (ProviderKind::System, _) => {
@@ -116,13 +116,13 @@ fn main() -> ExitCode {
     };
     match cli.deviations.as_deref() {
         None | Some("auto") => {}
-        Some("none") => variant = variant.known(None),
-        Some(name) => variant = variant.known(Deviations::named(name)),
+        Some("none") => variant = variant.with_deviations(None),
+        Some(name) => variant = variant.with_deviations(Deviations::named(name)),
     }
     variant.settings.device = cli.device;
     variant.settings.port = cli.port;
     variant.settings.gid_index = cli.gid_index;
     variant.settings.without = cli.without.into_iter().collect();
-    variant.limit = Duration::from_secs(cli.limit);
+    variant.hang_timeout = Duration::from_secs(cli.limit);
     harness::run_filtered(&tests, &[variant], cli.filter, cli.jobs)
 }

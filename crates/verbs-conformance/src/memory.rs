@@ -42,7 +42,7 @@ enum KeptMapping {
 pub struct ZeroedMemory {
     ptr: NonNull<u8>,
     len: usize,
-    keep: KeptMapping,
+    backing_mapping: KeptMapping,
 }
 
 // SAFETY: the range belongs to this value, and is accessed by volatile and atomic operations only.
@@ -63,7 +63,7 @@ impl ZeroedMemory {
             return Self {
                 ptr,
                 len,
-                keep: KeptMapping::Shared { _memory: memory },
+                backing_mapping: KeptMapping::Shared { _memory: memory },
             };
         }
         Self::heap(len)
@@ -79,7 +79,7 @@ impl ZeroedMemory {
         Self {
             ptr,
             len,
-            keep: KeptMapping::Heap(layout),
+            backing_mapping: KeptMapping::Heap(layout),
         }
     }
 
@@ -100,13 +100,15 @@ impl ZeroedMemory {
         Self {
             ptr,
             len,
-            keep: KeptMapping::Pages(len),
+            backing_mapping: KeptMapping::Pages(len),
         }
     }
 
     /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
     pub fn protect(&self, page: usize, readable: bool) {
-        assert!(matches!(self.keep, KeptMapping::Pages(_)) && (page + 1) * PAGE <= self.len);
+        assert!(
+            matches!(self.backing_mapping, KeptMapping::Pages(_)) && (page + 1) * PAGE <= self.len
+        );
         let flags = if readable {
             MprotectFlags::READ
         } else {
@@ -178,30 +180,30 @@ impl ZeroedMemory {
 
     /// Panics unless `len` bytes at `offset` hold the pattern of `seed`.
     #[track_caller]
-    pub fn check_at(&self, offset: usize, len: usize, seed: u64) {
+    pub fn assert_pattern_at(&self, offset: usize, len: usize, seed: u64) {
         assert_same_bytes(&self.read(offset, len), &pattern(seed, len), offset);
     }
 
     /// Waits until `len` bytes at `offset` hold the pattern of `seed`. On a wire, an unreliable WRITE
     /// completes at its requester before its data arrives.
     #[track_caller]
-    pub fn expect_at(&self, offset: usize, len: usize, seed: u64) {
+    pub fn await_pattern_at(&self, offset: usize, len: usize, seed: u64) {
         let end = Instant::now() + crate::harness::wait_limit();
         while self.read(offset, len) != pattern(seed, len) && Instant::now() < end {
             std::thread::yield_now();
         }
-        self.check_at(offset, len, seed);
+        self.assert_pattern_at(offset, len, seed);
     }
 
     /// Panics unless the whole range holds the pattern of `seed`.
     #[track_caller]
-    pub fn check(&self, seed: u64) {
-        self.check_at(0, self.len, seed);
+    pub fn assert_whole_pattern(&self, seed: u64) {
+        self.assert_pattern_at(0, self.len, seed);
     }
 
     /// Panics unless `len` bytes at `offset` are all `byte`.
     #[track_caller]
-    pub fn check_byte(&self, offset: usize, len: usize, byte: u8) {
+    pub fn assert_filled_with(&self, offset: usize, len: usize, byte: u8) {
         assert_same_bytes(&self.read(offset, len), &vec![byte; len], offset);
     }
 
@@ -247,7 +249,7 @@ pub fn assert_same_bytes(found: &[u8], expected: &[u8], offset: usize) {
 
 impl Drop for ZeroedMemory {
     fn drop(&mut self) {
-        match self.keep {
+        match self.backing_mapping {
             // SAFETY: the range came from `alloc_zeroed` with this layout.
             KeptMapping::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
             KeptMapping::Shared { .. } => {}

@@ -7,10 +7,12 @@ use std::time::Duration;
 pub(crate) const WAIT_LIMIT_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
 
 /// The current case and the current wait of the running test, printed at a hang or a failure.
-static NOTE: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
+static CASE_AND_AWAITED_EVENT: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
 
 fn notes() -> MutexGuard<'static, (String, String)> {
-    NOTE.lock().unwrap_or_else(PoisonError::into_inner)
+    CASE_AND_AWAITED_EVENT
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Records the event for which the test waits; an empty text means that the test continues.
@@ -19,7 +21,7 @@ pub fn record_awaited_event(text: &str) {
 }
 
 /// Records the current case of the test.
-pub fn case(text: impl std::fmt::Display) {
+pub fn record_case(text: impl std::fmt::Display) {
     notes().0 = text.to_string();
 }
 

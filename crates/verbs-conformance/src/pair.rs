@@ -124,7 +124,7 @@ impl QpSpec {
 
     /// Applies `change` to the attributes.
     #[must_use]
-    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+    pub fn with_change(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
@@ -213,11 +213,11 @@ pub struct QpSide {
     /// The queue pair.
     pub qp: Qp,
     /// Sizes of the queue pair.
-    pub cap: ibv_qp_cap,
+    pub granted_cap: ibv_qp_cap,
     /// Shared receive queue of the queue pair, if it has one.
     pub srq: Option<Srq>,
     /// The shared receive queue, if it is for tag matching.
-    pub tags: Option<Arc<TagSrq>>,
+    pub tag_srq: Option<Arc<TagSrq>>,
     /// CQ of the sends.
     pub scq: Cq,
     /// CQ of the receives.
@@ -231,7 +231,7 @@ pub struct QpSide {
     /// Context of the device.
     pub ctx: Context,
     /// Destination of SENDs (UD): address handle, QP number, Q_Key.
-    pub route: Option<(Ah, u32, u32)>,
+    pub ud_destination: Option<(Ah, u32, u32)>,
 }
 
 impl QpSide {
@@ -255,10 +255,10 @@ impl QpSide {
         };
         let mut side = Self {
             qp: {
-                let mut init = Self::init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
+                let mut init = Self::qp_init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
                 pd.qp(&mut init)
             },
-            cap: ibv_qp_cap {
+            granted_cap: ibv_qp_cap {
                 max_send_wr: 0,
                 max_recv_wr: 0,
                 max_send_sge: 0,
@@ -267,20 +267,20 @@ impl QpSide {
             },
             spec: spec.clone(),
             srq,
-            tags,
+            tag_srq: tags,
             scq,
             rcq,
             schannel,
             rchannel,
             pd,
             ctx: ctx.clone(),
-            route: None,
+            ud_destination: None,
         };
-        side.cap = side.qp.query().1.cap;
+        side.granted_cap = side.qp.query().1.cap;
         side
     }
 
-    fn init(spec: &QpSpec, env: &TestEnv, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
+    fn qp_init(spec: &QpSpec, env: &TestEnv, scq: &Cq, rcq: &Cq, srq: Option<&Srq>) -> QpInit {
         let mut init = QpInit::new(spec.qp_type, scq, rcq);
         init.cap = ibv_qp_cap {
             max_send_wr: spec.max_send_wr,
@@ -302,7 +302,7 @@ impl QpSide {
     #[must_use]
     #[track_caller]
     pub fn sibling(&self) -> Self {
-        let mut init = Self::init(
+        let mut init = Self::qp_init(
             &self.spec,
             self.ctx.env(),
             &self.scq,
@@ -313,16 +313,16 @@ impl QpSide {
         Self {
             spec: self.spec.clone(),
             qp,
-            cap: init.cap,
+            granted_cap: init.cap,
             srq: self.srq.clone(),
-            tags: self.tags.clone(),
+            tag_srq: self.tag_srq.clone(),
             scq: self.scq.clone(),
             rcq: self.rcq.clone(),
             schannel: self.schannel.clone(),
             rchannel: self.rchannel.clone(),
             pd: self.pd.clone(),
             ctx: self.ctx.clone(),
-            route: None,
+            ud_destination: None,
         }
     }
 
@@ -438,7 +438,7 @@ impl QpSide {
         self.qp.modify(&attr, mask).expect("INIT to RTR");
         if self.spec.qp_type == IBV_QPT_UD {
             let ah = self.pd.ah(&self.ah_attr(peer));
-            self.route = Some((ah, peer.qpn, self.spec.qkey));
+            self.ud_destination = Some((ah, peer.qpn, self.spec.qkey));
         }
     }
 
@@ -473,8 +473,8 @@ impl QpSide {
 
     /// Sets the WR's destination if the transport needs one and the WR has none.
     #[must_use]
-    pub fn routed(&self, wr: SendWr) -> SendWr {
-        match &self.route {
+    pub fn with_ud_destination(&self, wr: SendWr) -> SendWr {
+        match &self.ud_destination {
             Some((ah, qpn, qkey)) if !wr.addressed => wr.to(ah, *qpn, *qkey),
             _ => wr,
         }
@@ -489,16 +489,19 @@ impl QpSide {
     /// Posts a postlist of send WRs.
     #[track_caller]
     pub fn post_list(&self, wrs: Vec<SendWr>) {
-        self.qp
-            .post_list(wrs.into_iter().map(|wr| self.routed(wr)).collect());
+        self.qp.post_list(
+            wrs.into_iter()
+                .map(|wr| self.with_ud_destination(wr))
+                .collect(),
+        );
     }
 
     /// Posts a receive WR; to the SRQ if the queue pair has one.
     #[track_caller]
-    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+    pub fn post_recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
         match &self.srq {
-            Some(srq) => srq.recv(wr_id, sges),
-            None => self.qp.recv(wr_id, sges),
+            Some(srq) => srq.post_recv(wr_id, sges),
+            None => self.qp.post_recv(wr_id, sges),
         }
     }
 
@@ -516,19 +519,19 @@ impl QpSide {
     #[must_use]
     #[track_caller]
     pub fn send_completion(&self) -> Wc {
-        self.scq.next()
+        self.scq.await_completion()
     }
 
     /// Waits for the next completion of a receive.
     #[must_use]
     #[track_caller]
     pub fn recv_completion(&self) -> Wc {
-        self.rcq.next()
+        self.rcq.await_completion()
     }
 
     /// Panics if the send CQ or the receive CQ has a completion, or gets one within a moment.
     #[track_caller]
-    pub fn expect_silence(&self) {
+    pub fn expect_no_completions(&self) {
         self.scq.expect_empty();
         self.rcq.expect_empty();
     }
@@ -554,18 +557,18 @@ impl QpPair {
     /// Checks that the pair works: sends 100 bytes from `a` to `b` and 100 bytes back, and compares the
     /// received bytes.
     #[track_caller]
-    pub fn check_works(&self) {
+    pub fn check_transfers_both_ways(&self) {
         for (from, to, seed) in [(&self.a, &self.b, 0xf00), (&self.b, &self.a, 0xba4)] {
             let source = from.buf(100);
             let target = to.buf(100 + 40);
             source.memory.fill_with_pattern(seed);
-            to.recv(seed, [target.all()]);
-            from.post(crate::wr::send([source.all()]).id(seed));
+            to.post_recv(seed, [target.whole_sge()]);
+            from.post(crate::wr::send([source.whole_sge()]).id(seed));
             from.send_completion()
                 .expect_sent(seed, crate::wr::Verb::Send);
             to.recv_completion()
                 .expect_received(seed, 100 + to.grh_len());
-            target.memory.check_at(to.grh_len(), 100, seed);
+            target.memory.assert_pattern_at(to.grh_len(), 100, seed);
         }
     }
 }

@@ -96,7 +96,7 @@ pub enum PeerAnswer {
 /// Another process with the queue pair at the other end of a connection; killed when dropped.
 pub struct PeerProcess {
     child: Child,
-    orders: ChildStdin,
+    command_input: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
@@ -129,7 +129,7 @@ impl PeerProcess {
         let answers = BufReader::new(child.stdout.take().expect("piped"));
         Self {
             child,
-            orders,
+            command_input: orders,
             answers,
         }
     }
@@ -138,13 +138,13 @@ impl PeerProcess {
     /// peer's buffer.
     #[must_use]
     #[track_caller]
-    pub fn connected(
+    pub fn start_with_new_side(
         env: &TestEnv,
         spec: &QpSpec,
         buf_len: usize,
     ) -> (Self, QpSide, RemoteAddress) {
         let mut side = spec.create_qp_side(env);
-        let (peer, remote) = Self::connected_to(env, &mut side, buf_len);
+        let (peer, remote) = Self::start_connected_to(env, &mut side, buf_len);
         (peer, side, remote)
     }
 
@@ -152,7 +152,11 @@ impl PeerProcess {
     /// the peer's buffer.
     #[must_use]
     #[track_caller]
-    pub fn connected_to(env: &TestEnv, side: &mut QpSide, buf_len: usize) -> (Self, RemoteAddress) {
+    pub fn start_connected_to(
+        env: &TestEnv,
+        side: &mut QpSide,
+        buf_len: usize,
+    ) -> (Self, RemoteAddress) {
         let mut peer = Self::start(env);
         let make = PeerCommand::Make(Box::new(side.spec.clone()), buf_len);
         let PeerAnswer::Made(address, remote) = peer.command(&make) else {
@@ -167,7 +171,7 @@ impl PeerProcess {
     #[track_caller]
     pub fn command(&mut self, order: &PeerCommand) -> PeerAnswer {
         crate::notes::record_awaited_event(&format!("the peer does {order:?}"));
-        send_json(&mut self.orders, order).expect("the peer is there");
+        send_json(&mut self.command_input, order).expect("the peer is there");
         let answer = receive_json(&mut self.answers).expect("the peer answers in words");
         crate::notes::record_awaited_event("");
         answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
@@ -175,11 +179,11 @@ impl PeerProcess {
 
     /// Gives an order without waiting for the answer.
     #[track_caller]
-    pub fn order(&mut self, order: &PeerCommand) {
-        send_json(&mut self.orders, order).expect("the peer is there");
+    pub fn send_command(&mut self, order: &PeerCommand) {
+        send_json(&mut self.command_input, order).expect("the peer is there");
     }
 
-    /// Waits for the answer to an [`order`](Self::order).
+    /// Waits for the answer to an [`send_command`](Self::send_command).
     #[must_use]
     #[track_caller]
     pub fn answer(&mut self) -> PeerAnswer {
@@ -222,7 +226,7 @@ impl Drop for PeerProcess {
 ///
 /// # Errors
 /// Returns an error if an order is invalid. Failures of verbs panic.
-pub fn serve(env: &TestEnv) -> anyhow::Result<ExitCode> {
+pub fn execute_commands_from_stdin(env: &TestEnv) -> anyhow::Result<ExitCode> {
     let mut made: Option<(QpSide, Buf)> = None;
     let mut orders = std::io::stdin().lock();
     while let Some(order) = receive_json::<PeerCommand>(&mut orders)? {
@@ -255,14 +259,14 @@ fn execute(
     let (side, buf) = made.as_mut().context("nothing made yet")?;
     match order {
         PeerCommand::Connect(address) => side.connect(&address),
-        PeerCommand::Recv { id, offset, len } => side.recv(id, [buf.sge(offset, len)]),
+        PeerCommand::Recv { id, offset, len } => side.post_recv(id, [buf.sge(offset, len)]),
         PeerCommand::AddTag {
             id,
             tag,
             offset,
             len,
         } => {
-            let tags = side.tags.as_ref().context("no queue for tags")?;
+            let tags = side.tag_srq.as_ref().context("no queue for tags")?;
             let to = [buf.sge(offset, len)];
             tags.add(id, (tag, u64::MAX), &to)
                 .expect("ibv_post_srq_ops");
@@ -279,14 +283,14 @@ fn execute(
                 side.rcq.arm(false);
                 let already = side.rcq.poll(1);
                 if let Some(wc) = already.first() {
-                    return Ok(completion(wc));
+                    return Ok(completion_answer(wc));
                 }
-                channel.expect_event(&side.rcq);
+                channel.await_and_ack_event(&side.rcq);
             }
-            return Ok(completion(&side.recv_completion()));
+            return Ok(completion_answer(&side.recv_completion()));
         }
         PeerCommand::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
-        PeerCommand::Check(offset, len, seed) => buf.memory.check_at(offset, len, seed),
+        PeerCommand::Check(offset, len, seed) => buf.memory.assert_pattern_at(offset, len, seed),
         PeerCommand::Load(offset) => return Ok(PeerAnswer::Word(buf.memory.load(offset))),
         PeerCommand::Send(offset, len) => {
             side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
@@ -296,7 +300,7 @@ fn execute(
             let result = side.buf(8);
             let mut last = None;
             for i in 0..times {
-                side.post(crate::wr::fetch_add(result.all(), word, 1).id(i));
+                side.post(crate::wr::fetch_add(result.whole_sge(), word, 1).id(i));
                 side.send_completion()
                     .expect_sent(i, Verb::AtomicFetchAndAdd);
                 let old = result.memory.load(0);
@@ -310,7 +314,7 @@ fn execute(
     Ok(PeerAnswer::Done)
 }
 
-fn completion(wc: &crate::wr::Wc) -> PeerAnswer {
+fn completion_answer(wc: &crate::wr::Wc) -> PeerAnswer {
     let success = wc.status() == verbs_abi::IBV_WC_SUCCESS;
     PeerAnswer::Completion {
         id: wc.id(),
@@ -354,7 +358,7 @@ impl OpenResult {
 
 /// Plays the role `open`: opens the first device and reports the result. After the end of input, it closes
 /// the device.
-pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
+pub(crate) fn play_open_role(settings: &Settings) -> anyhow::Result<ExitCode> {
     let env = TestEnv::new(settings.clone())?;
     let mut opening = OpenResult {
         list: Ok(0),
@@ -399,7 +403,7 @@ pub struct IdleReport {
 }
 
 /// Plays the role `idle`: connects `arg` pairs within the process, and then sleeps for a second.
-pub(crate) fn idle(env: &TestEnv, arg: &str) -> anyhow::Result<ExitCode> {
+pub(crate) fn play_idle_role(env: &TestEnv, arg: &str) -> anyhow::Result<ExitCode> {
     let pairs: usize = arg.parse()?;
     let before_kib = resident_kib();
     let spec = QpSpec::rc();

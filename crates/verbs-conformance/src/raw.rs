@@ -30,13 +30,13 @@ impl RawPacketQp {
     #[must_use]
     #[track_caller]
     pub fn new(env: &TestEnv) -> Self {
-        Self::of(&Context::open(env))
+        Self::on_context(&Context::open(env))
     }
 
     /// Creates a raw packet queue pair in RTS on `ctx`.
     #[must_use]
     #[track_caller]
-    pub fn of(ctx: &Context) -> Self {
+    pub fn on_context(ctx: &Context) -> Self {
         let (pd, cq) = (ctx.pd(), ctx.cq(64));
         let qp = pd.qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
         let raw = Self {
@@ -73,7 +73,7 @@ impl RawPacketQp {
 
 /// Returns the flow specification that matches the destination address `to`.
 #[must_use]
-pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
+pub fn eth_destination_spec(to: [u8; 6]) -> ibv_flow_spec_eth {
     let mut spec = ibv_flow_spec_eth::zeroed();
     spec.r#type = IBV_FLOW_SPEC_ETH;
     spec.size = u16::try_from(size_of::<ibv_flow_spec_eth>()).expect("short");
@@ -85,11 +85,11 @@ pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
 /// The argument of `ibv_create_flow`.
 #[derive(Clone)]
 pub struct FlowAttr {
-    /// The attributes of the flow; `bytes` fills in `size` and `num_of_specs`.
+    /// The attributes of the flow; `unaligned_attr_and_specs` fills in `size` and `num_of_specs`.
     pub attr: ibv_flow_attr,
     /// The specifications as bytes; some bytes are padding.
-    specs: Vec<MaybeUninit<u8>>,
-    count: u8,
+    spec_bytes: Vec<MaybeUninit<u8>>,
+    spec_count: u8,
 }
 
 impl FlowAttr {
@@ -101,15 +101,15 @@ impl FlowAttr {
         attr.port = env.settings.port;
         Self {
             attr,
-            specs: Vec::new(),
-            count: 0,
+            spec_bytes: Vec::new(),
+            spec_count: 0,
         }
     }
 
     /// Returns a rule that matches frames to an Ethernet address.
     #[must_use]
     pub fn to(env: &TestEnv, mac: [u8; 6]) -> Self {
-        Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(mac))
+        Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth_destination_spec(mac))
     }
 
     /// Sets the priority.
@@ -122,19 +122,20 @@ impl FlowAttr {
     /// Adds a specification.
     #[must_use]
     pub fn spec<T: Copy>(mut self, spec: T) -> Self {
-        self.specs.extend(bytes_of(&spec));
-        self.count += 1;
+        self.spec_bytes.extend(bytes_of(&spec));
+        self.spec_count += 1;
         self
     }
 
     /// Returns attributes and specifications at an odd address, because programs pack these structures.
-    fn bytes(&self) -> Vec<MaybeUninit<u8>> {
+    fn unaligned_attr_and_specs(&self) -> Vec<MaybeUninit<u8>> {
         let mut attr = self.attr;
-        attr.num_of_specs = self.count;
-        attr.size = u16::try_from(size_of::<ibv_flow_attr>() + self.specs.len()).expect("short");
+        attr.num_of_specs = self.spec_count;
+        attr.size =
+            u16::try_from(size_of::<ibv_flow_attr>() + self.spec_bytes.len()).expect("short");
         let mut bytes = vec![MaybeUninit::new(0)];
         bytes.extend(bytes_of(&attr));
-        bytes.extend(&self.specs);
+        bytes.extend(&self.spec_bytes);
         bytes
     }
 }
@@ -158,7 +159,7 @@ impl InstalledFlow {
     /// # Errors
     /// Returns the errno of the call.
     pub fn new(ctx: &Context, qp: &Qp, rule: &FlowAttr) -> Result<Self, i32> {
-        let mut bytes = rule.bytes();
+        let mut bytes = rule.unaligned_attr_and_specs();
         let create = ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
         // SAFETY: a live queue pair; the attributes and their specifications begin at the second byte.
         let raw = unsafe { create(qp.raw(), bytes.as_mut_ptr().add(1).cast()) };
@@ -185,7 +186,7 @@ impl Drop for InstalledFlow {
 /// A work queue of 16 WRs, destroyed when dropped.
 pub struct Wq {
     raw: NonNull<ibv_wq>,
-    gone: bool,
+    is_destroyed: bool,
     pd: Pd,
     /// Completion queue of the receives.
     pub cq: Cq,
@@ -208,7 +209,7 @@ impl Wq {
         let raw = unsafe { create(pd.ctx().raw(), &raw mut attr) };
         Ok(Self {
             raw: NonNull::new(raw).ok_or_else(errno)?,
-            gone: false,
+            is_destroyed: false,
             pd: pd.clone(),
             cq: cq.clone(),
         })
@@ -244,7 +245,7 @@ impl Wq {
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
     pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), RefusedPostlist> {
-        let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.all()])];
+        let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.whole_sge()])];
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live work queue; the list lives until the call returns.
@@ -265,14 +266,14 @@ impl Wq {
         let destroy = ops(self.pd.ctx()).destroy_wq.expect("it was created");
         // SAFETY: a live work queue.
         let errno = unsafe { destroy(self.raw.as_ptr()) };
-        self.gone = errno == 0;
+        self.is_destroyed = errno == 0;
         errno
     }
 }
 
 impl Drop for Wq {
     fn drop(&mut self) {
-        if !self.gone {
+        if !self.is_destroyed {
             let errno = self.try_destroy();
             assert!(
                 errno == 0 || std::thread::panicking(),
@@ -285,7 +286,7 @@ impl Drop for Wq {
 /// An indirection table of work queues, destroyed when dropped.
 pub struct IndTable {
     raw: NonNull<ibv_rwq_ind_table>,
-    gone: bool,
+    is_destroyed: bool,
     pd: Pd,
 }
 
@@ -313,7 +314,7 @@ impl IndTable {
         let raw = unsafe { create.ok_or(libc::EOPNOTSUPP)?(pd.ctx().raw(), &raw mut attr) };
         Ok(Self {
             raw: NonNull::new(raw).ok_or_else(errno)?,
-            gone: false,
+            is_destroyed: false,
             pd: pd.clone(),
         })
     }
@@ -323,7 +324,7 @@ impl IndTable {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
+    pub fn try_rss_qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_type = IBV_QPT_RAW_PACKET;
         attr.comp_mask =
@@ -348,14 +349,14 @@ impl IndTable {
         let destroy = ops(self.pd.ctx()).destroy_rwq_ind_table;
         // SAFETY: a live table.
         let errno = unsafe { destroy.expect("it was created")(self.raw.as_ptr()) };
-        self.gone = errno == 0;
+        self.is_destroyed = errno == 0;
         errno
     }
 }
 
 impl Drop for IndTable {
     fn drop(&mut self) {
-        if !self.gone {
+        if !self.is_destroyed {
             let errno = self.try_destroy();
             assert!(
                 errno == 0 || std::thread::panicking(),
@@ -369,14 +370,14 @@ impl Drop for IndTable {
 ///
 /// # Errors
 /// Returns the errno of the call.
-pub fn tagged_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
+pub fn try_flow_tag_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = cqe;
     attr.wc_flags = IBV_WC_EX_WITH_FLOW_TAG;
-    Cq::try_extended(ctx, &mut attr)
+    Cq::try_create_extended(ctx, &mut attr)
 }
 
-/// Polls a [`tagged_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
+/// Polls a [`try_flow_tag_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
 #[must_use]
 pub fn next_flow_tag(cq: &Cq) -> Option<u32> {
     let raw: *mut ibv_cq_ex = cq.raw().cast();

@@ -16,7 +16,7 @@ pub const EAGER: u8 = 3;
 
 /// Returns a tag matching header: `struct ibv_tmh`.
 #[must_use]
-pub fn header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
+pub fn tmh_header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
     let mut bytes = vec![operation, 0, 0, 0];
     bytes.extend(app.to_be_bytes());
     bytes.extend(tag.to_be_bytes());
@@ -67,7 +67,7 @@ impl TagSrq {
     ///
     /// # Errors
     /// Returns the errno of the call, after checking that `bad_wr` points at the work request.
-    pub fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, i32> {
+    pub fn post_tag_operation(&self, mut wr: ibv_ops_wr) -> Result<u32, i32> {
         post_ops(&self.ctx, &self.srq, &mut wr).map(|()| wr.tm.handle)
     }
 
@@ -75,9 +75,9 @@ impl TagSrq {
     /// receive both have `wr_id`.
     ///
     /// # Errors
-    /// Returns the errors of [`post`](Self::post).
+    /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
     pub fn add(&self, wr_id: u64, (tag, mask): (u64, u64), sges: &[ibv_sge]) -> Result<u32, i32> {
-        let mut wr = operation(IBV_WR_TAG_ADD, wr_id);
+        let mut wr = tag_operation(IBV_WR_TAG_ADD, wr_id);
         wr.tm.add = ibv_ops_wr_tm_add {
             recv_wr_id: wr_id,
             sg_list: sges.as_ptr().cast_mut(),
@@ -85,28 +85,28 @@ impl TagSrq {
             tag,
             mask,
         };
-        self.post(wr)
+        self.post_tag_operation(wr)
     }
 
     /// Removes a receive that [`add`](Self::add) has added.
     ///
     /// # Errors
-    /// Returns the errors of [`post`](Self::post).
+    /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
     pub fn delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
-        let mut wr = operation(IBV_WR_TAG_DEL, wr_id);
+        let mut wr = tag_operation(IBV_WR_TAG_DEL, wr_id);
         wr.tm.handle = handle;
-        self.post(wr).map(|_| ())
+        self.post_tag_operation(wr).map(|_| ())
     }
 
     /// Reports that the program has handled `handled` unexpected messages.
     ///
     /// # Errors
-    /// Returns the errors of [`post`](Self::post).
-    pub fn sync(&self, wr_id: u64, handled: u32) -> Result<(), i32> {
-        let mut wr = operation(IBV_WR_TAG_SYNC, wr_id);
+    /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
+    pub fn post_tag_sync(&self, wr_id: u64, handled: u32) -> Result<(), i32> {
+        let mut wr = tag_operation(IBV_WR_TAG_SYNC, wr_id);
         wr.flags |= IBV_OPS_TM_SYNC.cast_signed();
         wr.tm.unexpected_cnt = handled;
-        self.post(wr).map(|_| ())
+        self.post_tag_operation(wr).map(|_| ())
     }
 }
 
@@ -128,7 +128,7 @@ pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32
 
 /// Returns a signaled tag matching operation without operands.
 #[must_use]
-pub fn operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
+pub fn tag_operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
     let mut wr = ibv_ops_wr::zeroed();
     wr.wr_id = wr_id;
     wr.opcode = opcode;

@@ -147,7 +147,7 @@ pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
 
 /// Returns the remote address of byte `offset` of a part, for a peer that has the window's key.
 #[must_use]
-pub fn through(rkey: u32, part: &BufferPart<'_>, offset: u64) -> RemoteAddress {
+pub fn remote_address_in_window(rkey: u32, part: &BufferPart<'_>, offset: u64) -> RemoteAddress {
     RemoteAddress {
         addr: part.info().addr + offset,
         rkey,

@@ -28,7 +28,7 @@ use crate::wr::{
 };
 
 use frames::{FrameExchange, Mac};
-use message::{check_message, message};
+use message::{numbered_message, verified_message_number};
 
 /// Parameters with which a worker starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,13 +75,13 @@ pub struct WorkerReport {
     pub memory: Option<MemKind>,
 }
 
-const WINDOW: usize = 16;
+const MAX_OUTSTANDING_REQUESTS: usize = 16;
 /// Number of bytes of the slot of one request.
-const SLOT: usize = 8 << 10;
+const SLOT_BYTES: usize = 8 << 10;
 const RC_RECEIVES: u64 = 16;
 const UD_RECEIVES: u64 = 16;
 /// Number of bytes of the slot of one datagram with its GRH.
-const UD_SLOT: usize = 512;
+const UD_SLOT_BYTES: usize = 512;
 
 /// An outstanding request.
 enum OutstandingRequest {
@@ -100,7 +100,7 @@ enum OutstandingRequest {
 struct Worker {
     rng: Rng,
     plan: WorkerPlan,
-    channel: Option<Channel>,
+    event_channel: Option<Channel>,
     rc: QpSide,
     ud: Option<QpSide>,
     peer: Hello,
@@ -108,17 +108,17 @@ struct Worker {
     rc_recv_buf: Buf,
     ud_recv_buf: Option<Buf>,
     frames: Option<FrameExchange>,
-    flights: VecDeque<(u64, usize, Instant, Verb, OutstandingRequest)>,
+    outstanding_requests: VecDeque<(u64, usize, Instant, Verb, OutstandingRequest)>,
     free_slots: Vec<usize>,
     /// Expected contents of the peer's area, slot by slot.
-    area_model: Vec<Vec<u8>>,
-    next_id: u64,
-    next_send: u64,
-    next_receive: u64,
-    next_datagram: u64,
-    last_datagram: Option<u64>,
-    datagrams_out: usize,
-    adds: u64,
+    expected_peer_area: Vec<Vec<u8>>,
+    next_wr_id: u64,
+    next_sent_message_number: u64,
+    next_expected_message_number: u64,
+    next_sent_datagram_number: u64,
+    last_received_datagram: Option<u64>,
+    outstanding_datagrams: usize,
+    expected_peer_counter: u64,
     report: WorkerReport,
 }
 
@@ -129,30 +129,34 @@ struct Worker {
 pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
     let plan: WorkerPlan = serde_json::from_str(plan)?;
     let ctx = Context::open(env);
-    let mut spec = QpSpec::rc().depth(64).memory(plan.memory).with(|s| {
+    let mut spec = QpSpec::rc().depth(64).memory(plan.memory).with_change(|s| {
         // The timeout is 67 ms and passes four times.
         s.timeout = 14;
         s.retry_cnt = 3;
     });
     let channel = plan.event_driven.then(|| ctx.channel());
     spec.cqe = 512;
-    let mut rc = side(&ctx, &spec, channel.as_ref());
+    let mut rc = side_on_channel(&ctx, &spec, channel.as_ref());
     let mut ud = env.has(NicCapability::Ud).then(|| {
         let spec = QpSpec {
             qp_type: IBV_QPT_UD,
             qkey: plan.qkey,
             ..spec.clone()
         };
-        side(&ctx, &spec, channel.as_ref())
+        side_on_channel(&ctx, &spec, channel.as_ref())
     });
     let constant_seed = plan.seed ^ 0xc0;
-    let (area, constant, counter) = (rc.buf(WINDOW * SLOT), rc.buf(1 << 16), rc.buf(8));
+    let (area, constant, counter) = (
+        rc.buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES),
+        rc.buf(1 << 16),
+        rc.buf(8),
+    );
     constant.memory.fill_with_pattern(constant_seed);
-    let outgoing = rc.buf(WINDOW * SLOT);
-    let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT);
+    let outgoing = rc.buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES);
+    let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT_BYTES);
     let ud_incoming = ud
         .as_ref()
-        .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT));
+        .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT_BYTES));
     let frames = FrameExchange::new(env, &ctx);
     let hello = Hello {
         rc: rc.address(),
@@ -172,14 +176,14 @@ pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
     let peer: Hello = serde_json::from_str(&line).context("the peer's hello")?;
     rc.to_init();
     for i in 0..RC_RECEIVES {
-        rc.recv(i, [incoming.sge(i * SLOT as u64, SLOT)]);
+        rc.post_recv(i, [incoming.sge(i * SLOT_BYTES as u64, SLOT_BYTES)]);
     }
     rc.to_rtr(&peer.rc);
     rc.to_rts();
     if let (Some(ud), Some(address), Some(buf)) = (&mut ud, &peer.ud, &ud_incoming) {
         ud.to_init();
         for i in 0..UD_RECEIVES {
-            ud.recv(i, [buf.sge(i * UD_SLOT as u64, UD_SLOT)]);
+            ud.post_recv(i, [buf.sge(i * UD_SLOT_BYTES as u64, UD_SLOT_BYTES)]);
         }
         ud.to_rtr(address);
         ud.to_rts();
@@ -187,7 +191,7 @@ pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
     let mut worker = Worker {
         rng: Rng::new(plan.seed),
         plan,
-        channel,
+        event_channel: channel,
         rc,
         ud,
         peer,
@@ -195,16 +199,16 @@ pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
         rc_recv_buf: incoming,
         ud_recv_buf: ud_incoming,
         frames,
-        flights: VecDeque::new(),
-        free_slots: (0..WINDOW).collect(),
-        area_model: vec![Vec::new(); WINDOW],
-        next_id: 0,
-        next_send: 0,
-        next_receive: 0,
-        next_datagram: 0,
-        last_datagram: None,
-        datagrams_out: 0,
-        adds: 0,
+        outstanding_requests: VecDeque::new(),
+        free_slots: (0..MAX_OUTSTANDING_REQUESTS).collect(),
+        expected_peer_area: vec![Vec::new(); MAX_OUTSTANDING_REQUESTS],
+        next_wr_id: 0,
+        next_sent_message_number: 0,
+        next_expected_message_number: 0,
+        next_sent_datagram_number: 0,
+        last_received_datagram: None,
+        outstanding_datagrams: 0,
+        expected_peer_counter: 0,
         report: WorkerReport::default(),
     };
     worker.run();
@@ -222,7 +226,7 @@ fn send_json(what: &impl Serialize) -> anyhow::Result<()> {
 }
 
 /// Creates a side; its CQs are on `channel` if a channel is given.
-fn side(ctx: &Context, spec: &QpSpec, channel: Option<&Channel>) -> QpSide {
+fn side_on_channel(ctx: &Context, spec: &QpSpec, channel: Option<&Channel>) -> QpSide {
     let mut side = QpSide::new(ctx, spec);
     if let Some(channel) = channel {
         let (scq, rcq) = (ctx.cq_on(spec.cqe, channel), ctx.cq_on(spec.cqe, channel));
@@ -237,7 +241,7 @@ impl Worker {
     fn run(&mut self) {
         let mut quiet_since = Instant::now();
         while self.report.status.is_none() {
-            let mut busy = self.post_some();
+            let mut busy = self.post_random_requests();
             busy |= self.take_completions();
             if busy {
                 quiet_since = Instant::now();
@@ -248,13 +252,13 @@ impl Worker {
                 "nothing happens any more"
             );
             if self.plan.event_driven {
-                self.sleep();
+                self.arm_and_sleep();
             } else {
                 std::thread::yield_now();
             }
         }
         // The remaining requests must be flushed in order, and no other completion may follow.
-        while let Some((id, ..)) = self.flights.pop_front() {
+        while let Some((id, ..)) = self.outstanding_requests.pop_front() {
             self.rc.send_completion().expect_flushed(id);
         }
         // Messages that arrived in time complete first, and then the flushed receives.
@@ -263,7 +267,7 @@ impl Worker {
             let wc = self.rc.recv_completion();
             if wc.status() == IBV_WC_SUCCESS {
                 assert!(!flushed, "a message behind flushed receives");
-                self.receive(&wc);
+                self.check_received_message(&wc);
             } else {
                 wc.expect_flushed(wc.id());
                 flushed = true;
@@ -272,7 +276,7 @@ impl Worker {
         assert_eq!(self.rc.qp.state(), IBV_QPS_ERR);
     }
 
-    fn post_some(&mut self) -> bool {
+    fn post_random_requests(&mut self) -> bool {
         let mut posted = false;
         let mut batch = 1 + self.rng.below(4);
         let mut wrs = Vec::new();
@@ -280,14 +284,14 @@ impl Worker {
             && let Some(slot) = self.free_slots.pop()
         {
             batch -= 1;
-            let wr = self.request(slot);
+            let wr = self.random_request(slot);
             wrs.push(wr);
         }
         if !wrs.is_empty() {
             posted = true;
             self.rc.post_list(wrs);
         }
-        if self.datagrams_out < 8 && self.rng.one_in(4) && self.ud.is_some() {
+        if self.outstanding_datagrams < 8 && self.rng.one_in(4) && self.ud.is_some() {
             self.post_datagram();
             posted = true;
         }
@@ -296,7 +300,7 @@ impl Worker {
         {
             // A frame does not count as posted work of the pair: frames continue even if the pair makes
             // no progress.
-            frames.post(mac, &mut self.rng);
+            frames.post_next_frame(mac, &mut self.rng);
         }
         if self.rng.one_in(200) {
             // Simulates a slow worker: the peer's messages wait.
@@ -306,19 +310,21 @@ impl Worker {
     }
 
     /// Returns a random request from this slot of the outgoing buffer.
-    fn request(&mut self, slot: usize) -> SendWr {
-        let id = self.next_id;
-        self.next_id += 1;
-        let offset = (slot * SLOT) as u64;
-        let lens = [8, 16, 60, 200, 1000, SLOT];
+    fn random_request(&mut self, slot: usize) -> SendWr {
+        let id = self.next_wr_id;
+        self.next_wr_id += 1;
+        let offset = (slot * SLOT_BYTES) as u64;
+        let lens = [8, 16, 60, 200, 1000, SLOT_BYTES];
         let len = lens[usize::try_from(self.rng.below(lens.len() as u64)).expect("small")];
-        let at = slot * SLOT;
+        let at = slot * SLOT_BYTES;
         let area = self.peer.area.plus(offset);
         let (verb, wr, flight) = match self.rng.below(8) {
             0 | 1 => {
-                let number = self.next_send;
-                self.next_send += 1;
-                self.outgoing.memory.write(at, &message(number, len));
+                let number = self.next_sent_message_number;
+                self.next_sent_message_number += 1;
+                self.outgoing
+                    .memory
+                    .write(at, &numbered_message(number, len));
                 (
                     Verb::Send,
                     send([self.outgoing.sge(offset, len)]),
@@ -326,11 +332,11 @@ impl Worker {
                 )
             }
             2 => {
-                let number = self.next_send;
-                self.next_send += 1;
-                let bytes = message(number, len);
+                let number = self.next_sent_message_number;
+                self.next_sent_message_number += 1;
+                let bytes = numbered_message(number, len);
                 self.outgoing.memory.write(at, &bytes);
-                self.remember(slot, bytes);
+                self.record_write_to_peer(slot, bytes);
                 let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
                 let wr = write_imm([self.outgoing.sge(offset, len)], area, imm);
                 (Verb::RdmaWriteWithImm, wr, OutstandingRequest::Plain)
@@ -338,7 +344,7 @@ impl Worker {
             3 => {
                 let bytes = pattern(id, len);
                 self.outgoing.memory.write(at, &bytes);
-                self.remember(slot, bytes);
+                self.record_write_to_peer(slot, bytes);
                 (
                     Verb::RdmaWrite,
                     write([self.outgoing.sge(offset, len)], area),
@@ -347,7 +353,7 @@ impl Worker {
             }
             4 => {
                 // Expect the bytes that this side has written to this slot before.
-                let expected = self.area_model[slot].clone();
+                let expected = self.expected_peer_area[slot].clone();
                 let len = expected.len();
                 let wr = read([self.outgoing.sge(offset, len)], area);
                 (
@@ -357,7 +363,8 @@ impl Worker {
                 )
             }
             5 => {
-                let from = usize::try_from(self.rng.below((1 << 16) - SLOT as u64)).expect("small");
+                let from =
+                    usize::try_from(self.rng.below((1 << 16) - SLOT_BYTES as u64)).expect("small");
                 let all = pattern(self.peer.constant_seed, from + len);
                 let wr = read(
                     [self.outgoing.sge(offset, len)],
@@ -373,8 +380,8 @@ impl Worker {
                 )
             }
             6 => {
-                let expected = self.adds;
-                self.adds += 1;
+                let expected = self.expected_peer_counter;
+                self.expected_peer_counter += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = fetch_add(sge, self.peer.counter, 1);
                 (
@@ -384,8 +391,8 @@ impl Worker {
                 )
             }
             _ => {
-                let expected = self.adds;
-                self.adds += 1;
+                let expected = self.expected_peer_counter;
+                self.expected_peer_counter += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = cmp_swp(sge, self.peer.counter, expected, expected + 1);
                 (
@@ -395,13 +402,13 @@ impl Worker {
                 )
             }
         };
-        self.flights
+        self.outstanding_requests
             .push_back((id, slot, Instant::now(), verb, flight));
         wr.id(id)
     }
 
-    fn remember(&mut self, slot: usize, bytes: Vec<u8>) {
-        let model = &mut self.area_model[slot];
+    fn record_write_to_peer(&mut self, slot: usize, bytes: Vec<u8>) {
+        let model = &mut self.expected_peer_area[slot];
         if model.len() < bytes.len() {
             *model = bytes;
         } else {
@@ -411,12 +418,12 @@ impl Worker {
 
     fn post_datagram(&mut self) {
         let ud = self.ud.as_ref().expect("asked for");
-        let number = self.next_datagram;
-        self.next_datagram += 1;
+        let number = self.next_sent_datagram_number;
+        self.next_sent_datagram_number += 1;
         let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
         let wr = SendWr::new(Verb::SendWithImm, []).imm(imm).id(number);
         ud.post(wr);
-        self.datagrams_out += 1;
+        self.outstanding_datagrams += 1;
     }
 
     fn take_completions(&mut self) -> bool {
@@ -424,23 +431,29 @@ impl Worker {
         for wc in self.rc.rcq.poll(8) {
             busy = true;
             if wc.status() == IBV_WC_SUCCESS {
-                self.receive(&wc);
+                self.check_received_message(&wc);
                 let id = wc.id();
-                self.rc
-                    .recv(id, [self.rc_recv_buf.sge(id * SLOT as u64, SLOT)]);
+                self.rc.post_recv(
+                    id,
+                    [self.rc_recv_buf.sge(id * SLOT_BYTES as u64, SLOT_BYTES)],
+                );
             } else {
                 // The completion of the failed request reports the failure; this completion only follows
                 // it.
                 wc.expect_flushed(wc.id());
                 let id = wc.id();
-                self.rc
-                    .recv(id, [self.rc_recv_buf.sge(id * SLOT as u64, SLOT)]);
+                self.rc.post_recv(
+                    id,
+                    [self.rc_recv_buf.sge(id * SLOT_BYTES as u64, SLOT_BYTES)],
+                );
             }
         }
         for wc in self.rc.scq.poll(8) {
             busy = true;
-            let (id, slot, posted, verb, flight) =
-                self.flights.pop_front().expect("a completion of nothing");
+            let (id, slot, posted, verb, flight) = self
+                .outstanding_requests
+                .pop_front()
+                .expect("a completion of nothing");
             assert_eq!(wc.id(), id, "completions out of order: {wc:?}");
             if wc.status() != IBV_WC_SUCCESS {
                 if self.report.status.is_none() {
@@ -458,11 +471,15 @@ impl Worker {
             match flight {
                 OutstandingRequest::Plain => {}
                 OutstandingRequest::Read { len, expected } => {
-                    assert_same_bytes(&self.outgoing.memory.read(slot * SLOT, len), &expected, 0);
+                    assert_same_bytes(
+                        &self.outgoing.memory.read(slot * SLOT_BYTES, len),
+                        &expected,
+                        0,
+                    );
                 }
                 OutstandingRequest::Add { expected } => {
                     assert_eq!(
-                        self.outgoing.memory.load(slot * SLOT),
+                        self.outgoing.memory.load(slot * SLOT_BYTES),
                         expected,
                         "old value"
                     );
@@ -479,20 +496,23 @@ impl Worker {
                     (IBV_WC_SUCCESS, IBV_WC_SEND),
                     "{wc:?}"
                 );
-                self.datagrams_out -= 1;
+                self.outstanding_datagrams -= 1;
             }
             for wc in ud.rcq.poll(8) {
                 busy = true;
                 wc.expect_received(wc.id(), 40);
                 let number = wc.imm().expect("an immediate").into();
                 assert!(
-                    self.last_datagram < Some(number),
+                    self.last_received_datagram < Some(number),
                     "{number} after {:?}",
-                    self.last_datagram
+                    self.last_received_datagram
                 );
-                self.last_datagram = Some(number);
+                self.last_received_datagram = Some(number);
                 let buf = self.ud_recv_buf.as_ref().expect("there is a UD side");
-                ud.recv(wc.id(), [buf.sge(wc.id() * UD_SLOT as u64, UD_SLOT)]);
+                ud.post_recv(
+                    wc.id(),
+                    [buf.sge(wc.id() * UD_SLOT_BYTES as u64, UD_SLOT_BYTES)],
+                );
                 self.report.received += 1;
             }
         }
@@ -503,9 +523,9 @@ impl Worker {
     }
 
     /// Checks that a message on the RC queue pair is the next message, and that its bytes are complete.
-    fn receive(&mut self, wc: &Wc) {
-        let expected = self.next_receive;
-        self.next_receive += 1;
+    fn check_received_message(&mut self, wc: &Wc) {
+        let expected = self.next_expected_message_number;
+        self.next_expected_message_number += 1;
         self.report.received += 1;
         if wc.raw().opcode == IBV_WC_RECV_RDMA_WITH_IMM {
             assert_eq!(
@@ -515,15 +535,19 @@ impl Worker {
             );
             return;
         }
-        let at = usize::try_from(wc.id()).expect("small") * SLOT;
+        let at = usize::try_from(wc.id()).expect("small") * SLOT_BYTES;
         let bytes = self.rc_recv_buf.memory.read(at, wc.raw().byte_len as usize);
-        assert_eq!(check_message(&bytes), expected, "number of a message");
+        assert_eq!(
+            verified_message_number(&bytes),
+            expected,
+            "number of a message"
+        );
     }
 
     /// Arms all CQs, polls once more, and sleeps until an event occurs.
-    fn sleep(&mut self) {
+    fn arm_and_sleep(&mut self) {
         let channel = self
-            .channel
+            .event_channel
             .clone()
             .expect("an event-driven worker has a channel");
         let mut cqs = vec![self.rc.scq.clone(), self.rc.rcq.clone()];
@@ -538,7 +562,7 @@ impl Worker {
         }
         assert!(channel.readable(wait_limit()), "asleep for ever");
         channel.set_nonblocking(true);
-        while let Ok((raw, _)) = channel.event() {
+        while let Ok((raw, _)) = channel.take_unacked_event() {
             let cq = cqs
                 .iter()
                 .find(|cq| cq.raw() == raw)

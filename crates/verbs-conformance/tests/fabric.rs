@@ -52,12 +52,12 @@ tests! {
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
     let variant = SuiteVariant {
-        name: String::new(),
+        test_name_prefix: String::new(),
         settings: Settings::new(ProviderKind::Softnic),
-        own_address: false,
+        gives_test_own_address: false,
         env: Vec::new(),
         fabric: None,
-        limit: Duration::from_secs(60),
+        hang_timeout: Duration::from_secs(60),
         deviations: None,
     };
     harness::main(&tests, &[variant])
@@ -313,7 +313,7 @@ fn a_parent_that_cannot_be_written_is_refused(env: &TestEnv) {
 /// refuses to join.
 fn rubbish_in_the_directory_file(env: &TestEnv) {
     for len in [0usize, 1, 7, 8, 15, 16, 4095, 4096, 40_000, 1 << 20] {
-        harness::case(format!("{len} bytes"));
+        harness::record_case(format!("{len} bytes"));
         let folder = Folder::made("rubbish", 0o700);
         fs::write(folder.directory(), pattern(len as u64, len)).expect("write");
         let process = Process::start(env, &folder.0);
@@ -348,7 +348,7 @@ fn a_directory_file_of_another_version(env: &TestEnv) {
 
 fn a_directory_file_of_another_version_in_use(env: &TestEnv) {
     for (at, what) in [(8, "version"), (0, "magic number")] {
-        harness::case(what);
+        harness::record_case(what);
         let (folder, living) = Folder::with_process(env, "version");
         poke(&folder.directory(), at, &99u64.to_le_bytes());
         expect_refused(Process::start(env, &folder.0), &folder.0);
@@ -376,7 +376,7 @@ fn a_directory_file_that_changes_under_a_process(env: &TestEnv) {
 
 fn a_directory_file_of_any_length(env: &TestEnv) {
     for cut in [0u64, 8, 16, 17, 100, 4096] {
-        harness::case(format!("cut to {cut} bytes"));
+        harness::record_case(format!("cut to {cut} bytes"));
         let (folder, process) = Folder::with_process(env, "cut");
         drop(process);
         OpenOptions::new()
@@ -488,7 +488,7 @@ fn shared_memory_that_is_full(env: &TestEnv) -> TestOutcome {
     }
     let mount_point = Folder::made("full", 0o700);
     for size in ["size=16k", "size=64k", "size=256k", "size=1m", "size=2m"] {
-        harness::case(size);
+        harness::record_case(size);
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", size, "none"])
             .arg(&mount_point.0)

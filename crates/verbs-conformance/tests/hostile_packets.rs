@@ -51,9 +51,9 @@ tests! {
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = TESTS.iter().collect();
     let mut variant = SuiteVariant::softnic("roce");
-    "hostile".clone_into(&mut variant.name);
-    variant.own_address = true;
-    variant.limit = Duration::from_secs(60);
+    "hostile".clone_into(&mut variant.test_name_prefix);
+    variant.gives_test_own_address = true;
+    variant.hang_timeout = Duration::from_secs(60);
     variant.settings.gid_index = 1;
     harness::main(&tests, &[variant])
 }
@@ -195,7 +195,7 @@ impl Scene {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        self.target.memory.check(SEED);
+        self.target.memory.assert_whole_pattern(SEED);
         assert_eq!(
             self.stranger.received_packets(),
             0,
@@ -379,7 +379,7 @@ fn another_partition_is_dropped(env: &TestEnv) {
 fn a_wrong_qkey_is_dropped(env: &TestEnv) {
     let scene = Scene::connected(env, &QpSpec::ud());
     let received = scene.side.buf(40 + 64);
-    scene.side.recv(1, [received.all()]);
+    scene.side.post_recv(1, [received.whole_sge()]);
     let datagram = |qkey: u32| {
         let mut bth = scene.bth(PacketOperation::Send, PSN);
         bth.transport = Transport::Ud;
@@ -539,7 +539,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &TestEnv) {
     );
     // The connection is still usable.
     let source = scene.side.buf(64);
-    scene.side.recv(1, [source.all()]);
+    scene.side.post_recv(1, [source.whole_sge()]);
     let message = emit(
         scene.bth(PacketOperation::Send, PSN),
         ExtendedHeaders::default(),

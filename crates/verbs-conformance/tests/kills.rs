@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let variants: Vec<SuiteVariant> = ["roce", "ib"]
         .into_iter()
         .map(|layer| SuiteVariant {
-            limit: Duration::from_secs(300),
+            hang_timeout: Duration::from_secs(300),
             ..SuiteVariant::softnic(layer)
         })
         .collect();

@@ -19,11 +19,11 @@ const NOT_BY_PACKETS: [NicCapability; 6] = [
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = tests().collect();
     let mut variant = SuiteVariant::softnic("roce");
-    "packets".clone_into(&mut variant.name);
+    "packets".clone_into(&mut variant.test_name_prefix);
     variant.env.push(("VERBATIM_PATH".into(), "packets".into()));
-    variant.own_address = true;
+    variant.gives_test_own_address = true;
     // Each receiver-not-ready NAK costs a round trip and a timer.
-    variant.limit = Duration::from_secs(240);
+    variant.hang_timeout = Duration::from_secs(240);
     // GID 0 of this variant's port is not the address of an interface.
     variant.settings.gid_index = 1;
     variant.settings.without.extend(NOT_BY_PACKETS);

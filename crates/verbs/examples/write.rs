@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     let text = b"one-sided";
     region.write_at(0, text)?;
     let length = memory
-        .at(LENGTH)
+        .starting_at(LENGTH)
         .ok_or("the server's region is too short")?;
     // One postlist, one doorbell. WRITEs of one queue pair are executed in order, so the length arrives last.
     let mut list = qp.postlist(2);

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::attr::PortGid;
+use crate::attr::PortAndGidIndex;
 use crate::endpoint::QpEndpoint;
 use crate::error::{AddressError, invalid_input, last_error};
 use crate::pd::{PdInner, ProtectionDomain};
-use crate::route::Route;
+use crate::route::AddressVector;
 use crate::types::{QKey, Qpn};
 
 /// An address handle: the address vector of a peer's port, for datagrams. Clones are the same
@@ -63,7 +63,7 @@ impl ProtectionDomain {
         peer: &QpEndpoint,
     ) -> Result<UdDestination, AddressError> {
         let gid_index = self.context().default_gid_index(port_num)?;
-        let port = PortGid {
+        let port = PortAndGidIndex {
             port_num,
             gid_index,
         };
@@ -77,10 +77,10 @@ impl ProtectionDomain {
     /// As [`ud_destination`](Self::ud_destination).
     pub fn ud_destination_from(
         &self,
-        port: PortGid,
+        port: PortAndGidIndex,
         peer: &QpEndpoint,
     ) -> Result<UdDestination, AddressError> {
-        let PortGid {
+        let PortAndGidIndex {
             port_num,
             gid_index,
         } = port;
@@ -90,7 +90,7 @@ impl ProtectionDomain {
                 source: invalid_input("the peer's endpoint has no Q_Key: it is no UD queue pair"),
             });
         };
-        let route = Route {
+        let route = AddressVector {
             port_num,
             sgid_index: gid_index,
             link_layer: self.context().query_port(port_num)?.link_layer,
@@ -105,7 +105,7 @@ impl ProtectionDomain {
         })
     }
 
-    fn create_ah(&self, route: Route) -> Result<AddressHandle, AddressError> {
+    fn create_ah(&self, route: AddressVector) -> Result<AddressHandle, AddressError> {
         let mut attr = route.to_raw();
         // SAFETY: live PD, valid attributes.
         let raw = unsafe { (self.inner.context.symbols.ibv_create_ah)(self.inner.raw, &mut attr) };

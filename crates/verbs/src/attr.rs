@@ -133,7 +133,7 @@ impl PortAttr {
 /// A port and an entry of its GID table, through which a queue pair or address handle reaches its
 /// peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct PortGid {
+pub struct PortAndGidIndex {
     /// The port, from 1.
     pub port_num: u8,
     /// The entry of the port's GID table.

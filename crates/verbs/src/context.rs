@@ -10,7 +10,7 @@ use verbs_abi as abi;
 
 use crate::attr::{DeviceAttr, PortAttr, TransportType};
 use crate::capabilities::Capabilities;
-use crate::error::{QueryError, check};
+use crate::error::{QueryError, check_returned_errno};
 use crate::provider::Provider;
 use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState};
 
@@ -73,7 +73,7 @@ impl Context {
         let mut a = abi::ibv_device_attr::zeroed();
         // SAFETY: live context, writable attributes.
         let ret = unsafe { (self.inner.symbols.ibv_query_device)(self.inner.raw, &mut a) };
-        check(ret).map_err(|e| QueryError::of("ibv_query_device", e))?;
+        check_returned_errno(ret).map_err(|e| QueryError::of("ibv_query_device", e))?;
         // SAFETY: any bytes are valid for c_char as u8; the array is in bounds.
         let fw =
             unsafe { std::slice::from_raw_parts(a.fw_ver.as_ptr().cast::<u8>(), a.fw_ver.len()) };
@@ -138,7 +138,7 @@ impl Context {
                 None => (self.inner.symbols.ibv_query_port)(self.inner.raw, port_num, &mut a),
             }
         };
-        check(ret).map_err(|e| self.port_error("ibv_query_port", e, port_num))?;
+        check_returned_errno(ret).map_err(|e| self.port_error("ibv_query_port", e, port_num))?;
         Ok(PortAttr {
             state: PortState::from_raw(a.state),
             max_mtu: Mtu::from_raw(a.max_mtu),
@@ -169,7 +169,7 @@ impl Context {
             (self.inner.symbols.ibv_query_gid)(self.inner.raw, port_num, number, &mut gid)
         };
         // The function returns -1 with or without errno.
-        check(ret).map_err(|e| {
+        check_returned_errno(ret).map_err(|e| {
             self.entry_error("ibv_query_gid", e, (port_num, index), |p| p.gid_tbl_len)
         })?;
         // SAFETY: all bytes of the union are initialised, and every value is a valid array.
@@ -189,7 +189,7 @@ impl Context {
         let ret = unsafe {
             (self.inner.symbols.ibv_query_pkey)(self.inner.raw, port_num, number, &mut pkey)
         };
-        check(ret).map_err(|e| {
+        check_returned_errno(ret).map_err(|e| {
             self.entry_error("ibv_query_pkey", e, (port_num, index), |p| {
                 p.pkey_tbl_len.into()
             })

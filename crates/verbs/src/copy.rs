@@ -15,7 +15,7 @@ const MIN_VECTOR_COPY_BYTES: usize = 256;
 /// # Safety
 /// `from` is valid for reads and `to` for writes of `len` bytes, and the two do not overlap.
 #[cfg(all(feature = "softnic", target_arch = "x86_64"))]
-unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) -> bool {
+unsafe fn try_vector_copy(to: *mut u8, from: *const u8, len: usize) -> bool {
     // Memory that is not there is left to the loops of the callers, which fault on it.
     // SAFETY: contract of this function.
     unsafe { softnic::copy_shared(to, from, len) }.is_ok()
@@ -26,7 +26,7 @@ unsafe fn copy_long(to: *mut u8, from: *const u8, len: usize) -> bool {
 /// # Safety
 /// None is needed; the other version of this function has requirements.
 #[cfg(not(all(feature = "softnic", target_arch = "x86_64")))]
-unsafe fn copy_long(_to: *mut u8, _from: *const u8, _len: usize) -> bool {
+unsafe fn try_vector_copy(_to: *mut u8, _from: *const u8, _len: usize) -> bool {
     false
 }
 
@@ -37,7 +37,7 @@ unsafe fn copy_long(_to: *mut u8, _from: *const u8, _len: usize) -> bool {
 pub(crate) unsafe fn copy_from_shared(from: *mut u8, into: &mut [u8]) {
     let (to, len) = (into.as_mut_ptr(), into.len());
     // SAFETY: within the caller's range; `into` is nobody else's.
-    if len >= MIN_VECTOR_COPY_BYTES && unsafe { copy_long(to, from, len) } {
+    if len >= MIN_VECTOR_COPY_BYTES && unsafe { try_vector_copy(to, from, len) } {
         return;
     }
     let head = from.align_offset(8).min(into.len());
@@ -70,8 +70,9 @@ pub(crate) unsafe fn copy_from_shared(from: *mut u8, into: &mut [u8]) {
 /// # Safety
 /// `to` is valid for writes of `from.len()` bytes.
 pub(crate) unsafe fn copy_to_shared(to: *mut u8, from: &[u8]) {
+    let len = from.len();
     // SAFETY: within the caller's range.
-    if from.len() >= MIN_VECTOR_COPY_BYTES && unsafe { copy_long(to, from.as_ptr(), from.len()) } {
+    if len >= MIN_VECTOR_COPY_BYTES && unsafe { try_vector_copy(to, from.as_ptr(), len) } {
         return;
     }
     let head = to.align_offset(8).min(from.len());

@@ -14,9 +14,9 @@ use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
 use crate::error::{
-    CreateError, EventError, PollError, check, errno_of, invalid_input, last_error,
+    CreateError, EventError, PollError, check_returned_errno, errno_of, invalid_input, last_error,
 };
-use crate::id::{id_context, id_from_context, next_id};
+use crate::id::{context_from_id, id_from_context, next_id};
 use crate::types::{Lid, Qpn};
 use crate::wait::wait_readable;
 use crate::wc_codes::{WcOpcode, WcStatus};
@@ -108,7 +108,7 @@ impl Context {
     /// - [`CreateError::NoResources`] (`ENOMEM`): the device has no more queues.
     /// - [`CreateError::Refused`] (any other errno).
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, CreateError> {
-        self.cq(cqe, None)
+        self.create_cq_inner(cqe, None)
     }
 
     /// Creates a CQ for at least `cqe` completions, whose events are reported on `channel`.
@@ -127,17 +127,17 @@ impl Context {
                 source: invalid_input("the completion channel belongs to another context"),
             });
         }
-        self.cq(cqe, Some(channel.clone()))
+        self.create_cq_inner(cqe, Some(channel.clone()))
     }
 
-    fn cq(
+    fn create_cq_inner(
         &self,
         cqe: u32,
         channel: Option<CompletionChannel>,
     ) -> Result<CompletionQueue, CreateError> {
         let id = next_id();
         let entries = i32::try_from(cqe)
-            .map_err(|_| self.cq_error(cqe, io::Error::from_raw_os_error(libc::EINVAL)))?;
+            .map_err(|_| self.cq_creation_error(cqe, io::Error::from_raw_os_error(libc::EINVAL)))?;
         let raw_channel = channel
             .as_ref()
             .map_or(std::ptr::null_mut(), |c| c.inner.raw);
@@ -146,13 +146,13 @@ impl Context {
             (self.inner.symbols.ibv_create_cq)(
                 self.inner.raw,
                 entries,
-                id_context(id),
+                context_from_id(id),
                 raw_channel,
                 0,
             )
         };
         if raw.is_null() {
-            return Err(self.cq_error(cqe, last_error()));
+            return Err(self.cq_creation_error(cqe, last_error()));
         }
         let context = Arc::clone(&self.inner);
         Ok(CompletionQueue {
@@ -169,7 +169,7 @@ impl Context {
 
 impl Context {
     #[cold]
-    fn cq_error(&self, cqe: u32, source: io::Error) -> CreateError {
+    fn cq_creation_error(&self, cqe: u32, source: io::Error) -> CreateError {
         let most = self
             .query_device()
             .map_or(u32::MAX, |device| device.max_cqe);
@@ -251,7 +251,7 @@ impl CompletionQueue {
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), EventError> {
         // SAFETY: live CQ.
         let ret = unsafe { abi::ibv_req_notify_cq(self.inner.raw, solicited_only.into()) };
-        check(ret).map_err(|e| EventError::of("ibv_req_notify_cq", e))
+        check_returned_errno(ret).map_err(|e| EventError::of("ibv_req_notify_cq", e))
     }
 
     /// Returns the channel on which the CQ's events are reported.

@@ -164,7 +164,7 @@ pub(crate) fn invalid_input(what: impl Into<String>) -> io::Error {
 }
 
 /// Converts the return value of a verb that returns an errno. Some providers return it negated, or -1 with `errno` set.
-pub(crate) fn check(ret: i32) -> Result<(), io::Error> {
+pub(crate) fn check_returned_errno(ret: i32) -> Result<(), io::Error> {
     match ret {
         0 => Ok(()),
         r => Err(io::Error::from_raw_os_error(errno_of(r))),

@@ -25,7 +25,7 @@ impl Context {
     /// - [`EventError::Interrupted`] (`EINTR`): a signal came before an event.
     /// - [`EventError::WouldBlock`] (`EAGAIN`): the descriptor does not block, and no event is there.
     /// - [`EventError::Refused`] (any other errno).
-    pub fn next_async_event(&self) -> Result<AsyncEvent, EventError> {
+    pub fn wait_async_event(&self) -> Result<AsyncEvent, EventError> {
         let mut event = abi::ibv_async_event {
             element: abi::ibv_async_event_element { port_num: 0 },
             event_type: 0,
@@ -47,13 +47,13 @@ impl Context {
     /// Waits for an async event for at most `timeout`; returns `None` after that time.
     ///
     /// # Errors
-    /// As [`next_async_event`](Self::next_async_event).
-    pub fn async_event_timeout(
+    /// As [`wait_async_event`](Self::wait_async_event).
+    pub fn wait_async_event_timeout(
         &self,
         timeout: std::time::Duration,
     ) -> Result<Option<AsyncEvent>, EventError> {
         if wait_readable(self.async_fd(), timeout) {
-            self.next_async_event().map(Some)
+            self.wait_async_event().map(Some)
         } else {
             Ok(None)
         }

@@ -10,7 +10,7 @@ pub(crate) fn next_id() -> u64 {
 }
 
 /// Returns the context pointer that carries an id through the provider.
-pub(crate) fn id_context(id: u64) -> *mut c_void {
+pub(crate) fn context_from_id(id: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(id).unwrap_or(usize::MAX))
 }
 

@@ -120,7 +120,7 @@ mod wc_codes;
 mod wr_array;
 
 pub use ah::{AddressHandle, UdDestination};
-pub use attr::{DeviceAttr, NodeType, PortAttr, PortGid, TransportType};
+pub use attr::{DeviceAttr, NodeType, PortAndGidIndex, PortAttr, TransportType};
 pub use capabilities::{Capabilities, Capability, InlineBytes, MissingCapability};
 pub use context::Context;
 pub use cq::{
@@ -135,7 +135,7 @@ pub use error::{
 pub use event::{AsyncEvent, PortEvent, QpEvent};
 pub use mr::{MemoryRegion, RangeError};
 pub use mr_slice::{MrSlice, RemoteMemory};
-pub use payload::{Gather, HeaderOnly, Inline, Payload};
+pub use payload::{HeaderOnly, Inline, Payload, ScatterDestination};
 pub use pd::ProtectionDomain;
 pub use postlist::{Postlist, Wr};
 pub use prefetch::prefetch;

@@ -36,7 +36,7 @@ impl MrSlice {
 
     /// Returns a part of the range, or `None` if the part is not inside.
     #[must_use]
-    pub fn part(&self, range: std::ops::Range<u32>) -> Option<Self> {
+    pub fn subrange(&self, range: std::ops::Range<u32>) -> Option<Self> {
         let len = range.end.checked_sub(range.start)?;
         (range.end <= self.len).then_some(Self {
             addr: self.addr + u64::from(range.start),
@@ -61,7 +61,7 @@ pub struct RemoteMemory {
 impl RemoteMemory {
     /// Returns the part that starts at `offset`, or `None` if the offset is past the end.
     #[must_use]
-    pub fn at(&self, offset: u64) -> Option<Self> {
+    pub fn starting_at(&self, offset: u64) -> Option<Self> {
         Some(Self {
             addr: self.addr.checked_add(offset)?,
             len: self.len.checked_sub(offset)?,
@@ -82,14 +82,14 @@ mod tests {
             rkey: RKey(1),
         };
         assert_eq!(
-            m.at(64),
+            m.starting_at(64),
             Some(RemoteMemory {
                 addr: 4160,
                 len: 0,
                 rkey: RKey(1)
             })
         );
-        assert_eq!(m.at(65), None);
+        assert_eq!(m.starting_at(65), None);
     }
 
     #[test]
@@ -99,10 +99,10 @@ mod tests {
             len: 64,
             lkey: 1,
         };
-        let part = whole.part(16..64).expect("it is inside");
+        let part = whole.subrange(16..64).expect("it is inside");
         assert_eq!((part.addr(), part.len(), part.lkey), (4112, 48, 1));
-        assert_eq!(part.part(48..48).map(|p| p.len()), Some(0));
-        assert_eq!(part.part(0..49), None);
-        assert_eq!(part.part(std::ops::Range { start: 2, end: 1 }), None);
+        assert_eq!(part.subrange(48..48).map(|p| p.len()), Some(0));
+        assert_eq!(part.subrange(0..49), None);
+        assert_eq!(part.subrange(std::ops::Range { start: 2, end: 1 }), None);
     }
 }

@@ -17,7 +17,7 @@ pub struct Inline<'a>(pub &'a [u8]);
 pub trait Payload: sealed::Payload {}
 
 /// Ranges of memory regions, into which a READ or RECV writes.
-pub trait Gather: Payload {}
+pub trait ScatterDestination: Payload {}
 
 pub(crate) mod sealed {
     use verbs_abi as abi;
@@ -36,7 +36,7 @@ pub(crate) mod sealed {
 use sealed::WrSpace;
 
 impl Payload for HeaderOnly {}
-impl Gather for HeaderOnly {}
+impl ScatterDestination for HeaderOnly {}
 impl sealed::Payload for HeaderOnly {
     #[inline]
     fn fill_wr_space(self, _: WrSpace<'_>) -> (i32, u32) {
@@ -45,7 +45,7 @@ impl sealed::Payload for HeaderOnly {
 }
 
 impl Payload for MrSlice {}
-impl Gather for MrSlice {}
+impl ScatterDestination for MrSlice {}
 impl sealed::Payload for MrSlice {
     #[inline]
     fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
@@ -59,7 +59,7 @@ impl sealed::Payload for MrSlice {
 }
 
 impl Payload for &[MrSlice] {}
-impl Gather for &[MrSlice] {}
+impl ScatterDestination for &[MrSlice] {}
 impl sealed::Payload for &[MrSlice] {
     #[inline]
     fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {
@@ -81,7 +81,7 @@ impl sealed::Payload for &[MrSlice] {
 }
 
 impl<const N: usize> Payload for [MrSlice; N] {}
-impl<const N: usize> Gather for [MrSlice; N] {}
+impl<const N: usize> ScatterDestination for [MrSlice; N] {}
 impl<const N: usize> sealed::Payload for [MrSlice; N] {
     #[inline]
     fn fill_wr_space(self, room: WrSpace<'_>) -> (i32, u32) {

@@ -20,9 +20,9 @@ use crate::context::ContextRef;
 use crate::error::{PostError, PostErrorKind};
 use crate::mr_slice::{MrSlice, RemoteMemory};
 use crate::payload::sealed::WrSpace;
-use crate::payload::{Gather, Payload};
+use crate::payload::{Payload, ScatterDestination};
 use crate::transport::{Connected, Rc, Transport, Ud};
-use crate::wr_array::{Array, bounds, post_error};
+use crate::wr_array::{StableArray, checked_bounds, post_error};
 
 /// A send WR, aligned to a cache line: the fields of a SEND or WRITE are in the first 64 bytes.
 #[repr(C, align(64))]
@@ -75,9 +75,9 @@ struct SendSlot(abi::ibv_send_wr);
 /// Building panics if the list is full, or if a WR exceeds the SGEs or inline bytes for which the
 /// list was made.
 pub struct Postlist<T: Transport> {
-    wrs: Array<SendSlot>,
-    sges: Array<abi::ibv_sge>,
-    inline: Array<u8>,
+    wrs: StableArray<SendSlot>,
+    sges: StableArray<abi::ibv_sge>,
+    inline: StableArray<u8>,
     /// The address handle of each WR, kept alive while the WR can be posted.
     address_handles: Vec<Option<Arc<AhInner>>>,
     context: ContextRef,
@@ -106,13 +106,13 @@ impl<T: Transport> Postlist<T> {
     ) -> Self {
         assert!(capacity > 0, "a postlist has room for one WR at least");
         let max_sge = max_sge.max(1);
-        let wrs = Array::new(capacity, |_| SendSlot(abi::ibv_send_wr::zeroed()));
-        let sges = Array::new(capacity * max_sge, |_| abi::ibv_sge {
+        let wrs = StableArray::new(capacity, |_| SendSlot(abi::ibv_send_wr::zeroed()));
+        let sges = StableArray::new(capacity * max_sge, |_| abi::ibv_sge {
             addr: 0,
             length: 0,
             lkey: 0,
         });
-        let inline = Array::new(capacity * max_inline, |_| 0u8);
+        let inline = StableArray::new(capacity * max_inline, |_| 0u8);
         for i in 0..capacity {
             // SAFETY: in bounds; `next` of the last stays NULL.
             unsafe {
@@ -186,19 +186,19 @@ impl<T: Transport> Postlist<T> {
     /// Changes the immediate of a WR, which must have one; `imm` is in host order.
     #[inline]
     pub fn set_imm(&mut self, index: usize, imm: u32) {
-        self.wr(index).imm.imm_data = imm.to_be();
+        self.filled_wr(index).imm.imm_data = imm.to_be();
     }
 
     /// Changes the id of a WR.
     #[inline]
     pub fn set_wr_id(&mut self, index: usize, wr_id: u64) {
-        self.wr(index).wr_id = wr_id;
+        self.filled_wr(index).wr_id = wr_id;
     }
 
     /// Makes a WR signaled or not.
     #[inline]
     pub fn set_signaled(&mut self, index: usize, signaled: bool) {
-        let wr = self.wr(index);
+        let wr = self.filled_wr(index);
         if signaled {
             wr.send_flags |= abi::IBV_SEND_SIGNALED;
         } else {
@@ -207,7 +207,7 @@ impl<T: Transport> Postlist<T> {
     }
 
     #[inline]
-    fn wr(&mut self, index: usize) -> &mut abi::ibv_send_wr {
+    fn filled_wr(&mut self, index: usize) -> &mut abi::ibv_send_wr {
         assert!(index < self.max_filled, "WR {index} of {}", self.max_filled);
         // SAFETY: in bounds (`max_filled` is at most the capacity); `&mut self` is exclusive.
         unsafe { &mut self.wrs.at(index).0 }
@@ -256,7 +256,7 @@ impl<T: Transport> Postlist<T> {
         post: impl FnOnce(*mut abi::ibv_send_wr, *mut *mut abi::ibv_send_wr) -> i32,
     ) -> Result<(), PostError> {
         let verb = "ibv_post_send";
-        let (start, stop) = bounds(&range, self.len);
+        let (start, stop) = checked_bounds(&range, self.len);
         // Objects of one table must not be passed to another, and a list may hold address handles.
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostError {
@@ -389,7 +389,7 @@ impl<T: Connected> Postlist<T> {
 impl Postlist<Rc> {
     /// Adds an RDMA READ from the start of `remote` into local memory.
     #[inline]
-    pub fn rdma_read(&mut self, into: impl Gather, remote: RemoteMemory) -> Wr<'_> {
+    pub fn rdma_read(&mut self, into: impl ScatterDestination, remote: RemoteMemory) -> Wr<'_> {
         let wr = self.push(abi::IBV_WR_RDMA_READ, into, 0);
         wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::attr::PortGid;
+use crate::attr::PortAndGidIndex;
 use crate::context::{Context, ContextRef};
 use crate::cq::CompletionQueue;
 use crate::endpoint::QpEndpoint;
-use crate::error::{ModifyError, PostError, QueryError, check};
+use crate::error::{ModifyError, PostError, QueryError, check_returned_errno};
 use crate::pd::PdInner;
 use crate::postlist::Postlist;
 use crate::qp_ranges;
@@ -32,10 +32,10 @@ pub(crate) struct QpInner {
 }
 
 pub(crate) struct QpColdFields {
-    pub(crate) caps: abi::ibv_qp_cap,
+    pub(crate) granted_caps: abi::ibv_qp_cap,
     pub(crate) endpoint: QpEndpoint,
     pub(crate) link_layer: LinkLayer,
-    pub(crate) port: PortGid,
+    pub(crate) port: PortAndGidIndex,
     pub(crate) _pd: Arc<PdInner>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
@@ -67,7 +67,7 @@ impl QpInner {
     pub(crate) fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: i32) -> Result<(), ModifyError> {
         // SAFETY: live QP, valid attributes.
         let ret = unsafe { (self.context.symbols.ibv_modify_qp)(self.raw, attr, mask) };
-        check(ret).map_err(|e| self.modify_error(e, attr, mask))
+        check_returned_errno(ret).map_err(|e| self.modify_error(e, attr, mask))
     }
 
     /// Returns the error of a refused change, which names the states, and an attribute that is out of range.
@@ -90,7 +90,7 @@ impl QpInner {
         // SAFETY: live QP, writable attributes.
         let ret =
             unsafe { (self.context.symbols.ibv_query_qp)(self.raw, &mut attr, mask, &mut init) };
-        check(ret).map_err(|e| QueryError::of("ibv_query_qp", e))?;
+        check_returned_errno(ret).map_err(|e| QueryError::of("ibv_query_qp", e))?;
         Ok(QpAttr {
             state: QpState::from_raw(attr.qp_state),
             path_mtu: Mtu::from_raw(attr.path_mtu),
@@ -118,7 +118,11 @@ impl QpInner {
     }
 
     pub(crate) fn recv_list(&self, capacity: usize) -> RecvList {
-        RecvList::new(&self.context, capacity, self.caps.max_recv_sge as usize)
+        RecvList::new(
+            &self.context,
+            capacity,
+            self.granted_caps.max_recv_sge as usize,
+        )
     }
 }
 
@@ -165,29 +169,29 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Returns the port and the GID index of the queue pair.
-    pub fn port(&self) -> PortGid {
+    pub fn port(&self) -> PortAndGidIndex {
         self.qp.port
     }
 
     /// Returns the capacity of the send queue in WRs, as the device granted it.
     pub fn max_send_wr(&self) -> usize {
-        self.qp.caps.max_send_wr as usize
+        self.qp.granted_caps.max_send_wr as usize
     }
 
     /// Returns the capacity of the receive queue in WRs, as the device granted it.
     pub fn max_recv_wr(&self) -> usize {
-        self.qp.caps.max_recv_wr as usize
+        self.qp.granted_caps.max_recv_wr as usize
     }
 
     /// Returns the largest inline payload in bytes, as the device granted it.
     pub fn max_inline_data(&self) -> usize {
-        self.qp.caps.max_inline_data as usize
+        self.qp.granted_caps.max_inline_data as usize
     }
 
     /// Makes a postlist of up to `capacity` WRs for queue pairs of this transport on this device,
     /// with the SGEs and inline payload of this queue pair.
     pub fn postlist(&self, capacity: usize) -> Postlist<T> {
-        let caps = &self.qp.caps;
+        let caps = &self.qp.granted_caps;
         Postlist::new(
             &self.qp.context,
             capacity,

@@ -8,15 +8,17 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::attr::PortGid;
+use crate::attr::PortAndGidIndex;
 use crate::context::ContextRef;
 use crate::cq::CompletionQueue;
 use crate::endpoint::QpEndpoint;
-use crate::error::{CreateQpError, ModifyError, PostError, check, invalid_input, last_error};
+use crate::error::{
+    CreateQpError, ModifyError, PostError, check_returned_errno, invalid_input, last_error,
+};
 use crate::pd::ProtectionDomain;
 use crate::qp::{QpColdFields, QpInner, QueuePair};
 use crate::recv_list::RecvList;
-use crate::route::Route;
+use crate::route::AddressVector;
 use crate::srq::SharedReceiveQueue;
 use crate::transport::{Connected, Transport, Ud};
 use crate::types::{Access, Mtu, Psn, QKey, QpState, Qpn};
@@ -178,7 +180,7 @@ impl<T: Transport> QpBuilder<T> {
         let (raw, caps) = self.create_raw()?;
         let is_ud = T::QP_TYPE == abi::IBV_QPT_UD;
         let rest = QpColdFields {
-            caps,
+            granted_caps: caps,
             endpoint: QpEndpoint {
                 // SAFETY: live QP; the number never changes.
                 qpn: Qpn(unsafe { (*raw).qp_num }),
@@ -189,7 +191,7 @@ impl<T: Transport> QpBuilder<T> {
                 qkey: is_ud.then(|| self.qkey.unwrap_or_else(QKey::random)),
             },
             link_layer: port.link_layer,
-            port: PortGid {
+            port: PortAndGidIndex {
                 port_num: self.port_num,
                 gid_index,
             },
@@ -203,7 +205,7 @@ impl<T: Transport> QpBuilder<T> {
             context: Arc::clone(&self.pd.inner.context),
             cold_fields: Box::new(rest),
         };
-        self.check_inline(qp.caps.max_inline_data)?;
+        self.check_inline(qp.granted_caps.max_inline_data)?;
         self.move_to_init(&qp)?;
         Ok((qp, self))
     }
@@ -257,13 +259,13 @@ impl<T: Transport> QpBuilder<T> {
             }
             (created, _) => created,
         };
-        let raw = created.map_err(|e| self.create_error(e, &cap))?;
+        let raw = created.map_err(|e| self.creation_error(e, &cap))?;
         Ok((raw, init.cap))
     }
 
     /// Returns the error of `ibv_create_qp`, which names a capability that is beyond the limit of the device.
     #[cold]
-    fn create_error(&self, source: io::Error, cap: &abi::ibv_qp_cap) -> CreateQpError {
+    fn creation_error(&self, source: io::Error, cap: &abi::ibv_qp_cap) -> CreateQpError {
         let limits = self.pd.context().query_device();
         let (most_wr, most_sge) = limits.map_or((u32::MAX, u32::MAX), |device| {
             (device.max_qp_wr, device.max_sge)
@@ -364,7 +366,7 @@ pub(crate) fn probe_max_inline<T: Transport>(
     let raw = create_raw(pd, &mut init).map_err(|e| CreateQpError::of("ibv_create_qp", e, &[]))?;
     // SAFETY: the queue pair was just created, is in RESET and unused.
     let ret = unsafe { (pd.inner.context.symbols.ibv_destroy_qp)(raw) };
-    check(ret).map_err(|e| CreateQpError::of("ibv_destroy_qp", e, &[]))?;
+    check_returned_errno(ret).map_err(|e| CreateQpError::of("ibv_destroy_qp", e, &[]))?;
     Ok(init.cap.max_inline_data)
 }
 
@@ -456,7 +458,7 @@ impl<T: Connected> PreparedQp<T> {
         attr.path_mtu = config.path_mtu.unwrap_or(qp.endpoint.mtu.min(peer.mtu)) as u32;
         attr.dest_qp_num = peer.qpn.0;
         attr.rq_psn = peer.psn.0;
-        attr.ah_attr = Route {
+        attr.ah_attr = AddressVector {
             port_num: qp.port.port_num,
             sgid_index: qp.port.gid_index,
             link_layer: qp.link_layer,

@@ -5,10 +5,10 @@ use verbs_abi::*;
 use crate::context::Context;
 
 /// PSNs and queue pair numbers have 24 bits.
-const LIMIT_24_BITS: u32 = (1 << 24) - 1;
+const MAX_24_BIT_VALUE: u32 = (1 << 24) - 1;
 
 /// The largest values that the device and the port allow; `u32::MAX` if unknown.
-struct Limits {
+struct AttributeLimits {
     max_port_num: u32,
     pkey_table_len: u32,
     max_mtu: u32,
@@ -16,7 +16,7 @@ struct Limits {
     max_dest_rd_atomic: u32,
 }
 
-impl Limits {
+impl AttributeLimits {
     fn of(context: &Context, port_num: u8) -> Self {
         let device = context.query_device().ok();
         let port = context.query_port(port_num).ok();
@@ -39,7 +39,7 @@ pub(crate) fn attribute_ranges(
     a: &ibv_qp_attr,
     mask: i32,
 ) -> Vec<(&'static str, u32, u32)> {
-    let most = Limits::of(context, port_num);
+    let most = AttributeLimits::of(context, port_num);
     let pkey_index = most.pkey_table_len.saturating_sub(1);
     let (rd, dest_rd) = (most.max_rd_atomic, most.max_dest_rd_atomic);
     let (max_rd, max_dest_rd) = (a.max_rd_atomic.into(), a.max_dest_rd_atomic.into());
@@ -58,9 +58,14 @@ pub(crate) fn attribute_ranges(
             pkey_index,
         ),
         (IBV_QP_PATH_MTU, "path_mtu", a.path_mtu, most.max_mtu),
-        (IBV_QP_DEST_QPN, "dest_qp_num", a.dest_qp_num, LIMIT_24_BITS),
-        (IBV_QP_RQ_PSN, "rq_psn", a.rq_psn, LIMIT_24_BITS),
-        (IBV_QP_SQ_PSN, "sq_psn", a.sq_psn, LIMIT_24_BITS),
+        (
+            IBV_QP_DEST_QPN,
+            "dest_qp_num",
+            a.dest_qp_num,
+            MAX_24_BIT_VALUE,
+        ),
+        (IBV_QP_RQ_PSN, "rq_psn", a.rq_psn, MAX_24_BIT_VALUE),
+        (IBV_QP_SQ_PSN, "sq_psn", a.sq_psn, MAX_24_BIT_VALUE),
         (IBV_QP_AV, "sl", a.ah_attr.sl.into(), 15),
         (IBV_QP_TIMEOUT, "timeout", a.timeout.into(), 31),
         (IBV_QP_RETRY_CNT, "retry_cnt", a.retry_cnt.into(), 7),

@@ -10,9 +10,9 @@ use verbs_abi as abi;
 
 use crate::context::ContextRef;
 use crate::error::{PostError, PostErrorKind};
-use crate::payload::Gather;
+use crate::payload::ScatterDestination;
 use crate::payload::sealed::WrSpace;
-use crate::wr_array::{Array, bounds, post_error};
+use crate::wr_array::{StableArray, checked_bounds, post_error};
 
 /// A list of receive WRs, posted with one call.
 ///
@@ -29,9 +29,9 @@ use crate::wr_array::{Array, bounds, post_error};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RecvList {
-    wrs: Array<RecvSlot>,
+    wrs: StableArray<RecvSlot>,
     /// The SGEs, for lists whose WRs have more than one.
-    sges: Array<abi::ibv_sge>,
+    sges: StableArray<abi::ibv_sge>,
     context: ContextRef,
     len: usize,
     max_filled: usize,
@@ -58,12 +58,12 @@ impl RecvList {
             length: 0,
             lkey: 0,
         };
-        let wrs = Array::new(capacity, |_| RecvSlot {
+        let wrs = StableArray::new(capacity, |_| RecvSlot {
             wr: abi::ibv_recv_wr::zeroed(),
             sge,
         });
         let own = if max_sge > 1 { capacity * max_sge } else { 0 };
-        let sges = Array::new(own, |_| sge);
+        let sges = StableArray::new(own, |_| sge);
         for i in 0..capacity {
             // SAFETY: in bounds; `next` of the last stays NULL.
             unsafe {
@@ -94,7 +94,7 @@ impl RecvList {
     /// # Panics
     /// The list is full, or was made for fewer SGEs.
     #[inline]
-    pub fn recv(&mut self, buffer: impl Gather, wr_id: u64) {
+    pub fn recv(&mut self, buffer: impl ScatterDestination, wr_id: u64) {
         let i = self.len;
         assert!(
             i < self.wrs.len,
@@ -166,7 +166,7 @@ impl RecvList {
         verb: &'static str,
         post: impl FnOnce(*mut abi::ibv_recv_wr, *mut *mut abi::ibv_recv_wr) -> i32,
     ) -> Result<(), PostError> {
-        let (start, stop) = bounds(&range, self.len);
+        let (start, stop) = checked_bounds(&range, self.len);
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostError {
                 verb,

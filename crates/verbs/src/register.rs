@@ -34,7 +34,7 @@ impl ProtectionDomain {
     /// # Errors
     /// - [`RegisterError::NoHugePages`] (`ENOMEM`): too few huge pages are free.
     /// - As [`alloc`](Self::alloc).
-    pub fn alloc_in(
+    pub fn alloc_in_pages(
         &self,
         len: usize,
         access: Access,

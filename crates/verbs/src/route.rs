@@ -6,7 +6,7 @@ use crate::types::{Gid, Lid, LinkLayer};
 
 /// The values of an address vector.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Route {
+pub(crate) struct AddressVector {
     pub(crate) port_num: u8,
     pub(crate) sgid_index: u8,
     pub(crate) link_layer: LinkLayer,
@@ -15,7 +15,7 @@ pub(crate) struct Route {
     pub(crate) sl: u8,
 }
 
-impl Route {
+impl AddressVector {
     /// Returns the C structure. RoCE addresses by GID and needs a GRH; InfiniBand addresses by LID.
     pub(crate) fn to_raw(self) -> abi::ibv_ah_attr {
         let mut a = abi::ibv_ah_attr::zeroed();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use verbs_abi as abi;
 
-use crate::error::{CreateError, ModifySrqError, PostError, check, last_error};
-use crate::id::{id_context, next_id};
+use crate::error::{CreateError, ModifySrqError, PostError, check_returned_errno, last_error};
+use crate::id::{context_from_id, next_id};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::recv_list::RecvList;
 
@@ -49,7 +49,7 @@ impl ProtectionDomain {
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, CreateError> {
         let id = next_id();
         let mut init = abi::ibv_srq_init_attr {
-            srq_context: id_context(id),
+            srq_context: context_from_id(id),
             attr: abi::ibv_srq_attr {
                 max_wr,
                 max_sge,
@@ -135,7 +135,8 @@ impl SharedReceiveQueue {
                 abi::IBV_SRQ_LIMIT,
             )
         };
-        check(ret).map_err(|e| ModifySrqError::of("ibv_modify_srq", e, limit, self.inner.max_wr))
+        check_returned_errno(ret)
+            .map_err(|e| ModifySrqError::of("ibv_modify_srq", e, limit, self.inner.max_wr))
     }
 }
 

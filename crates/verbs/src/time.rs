@@ -13,13 +13,13 @@ use crate::simulated;
 #[must_use]
 pub fn now() -> Instant {
     match simulated::now() {
-        Some(since) => origin() + since,
+        Some(since) => clock_origin() + since,
         None => Instant::now(),
     }
 }
 
 /// Returns the origin of virtual time.
-fn origin() -> Instant {
+fn clock_origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     *ORIGIN.get_or_init(Instant::now)
 }
@@ -31,16 +31,16 @@ fn origin() -> Instant {
 pub fn now_ns() -> u64 {
     /// Returns real time since the origin.
     #[inline(never)]
-    fn real() -> u64 {
-        let since = Instant::now().saturating_duration_since(origin());
+    fn real_ns() -> u64 {
+        let since = Instant::now().saturating_duration_since(clock_origin());
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
-    simulated::now_ns().unwrap_or_else(real)
+    simulated::now_ns().unwrap_or_else(real_ns)
 }
 
 /// Reports that the calling core handles `requests` small requests, as a server does.
 #[inline]
-pub fn charge_requests(requests: usize) {
+pub fn charge_server_requests(requests: usize) {
     if simulated::is_simulated() {
         simulated::spend_requests(requests as u64);
     }

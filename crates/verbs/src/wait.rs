@@ -16,7 +16,7 @@ use crate::time::{now, now_ns};
 
 thread_local! {
     /// The calling thread's experience with earlier yields.
-    static YIELDING: Cell<SpinTime> = const { Cell::new(SpinTime::new()) };
+    static YIELD_HISTORY: Cell<SpinTime> = const { Cell::new(SpinTime::new()) };
 }
 
 /// Spins before the first yield if other threads were often found to need the core.
@@ -49,9 +49,9 @@ pub struct Waiter {
     /// Yields while other threads need the core.
     crowded_yields: u32,
     /// Spins before a yield: `spins`, or fewer while other threads need the core.
-    limit: u32,
-    spins: u32,
-    yields: u32,
+    spins_before_yield: u32,
+    max_spins: u32,
+    max_yields: u32,
     sleep_max: Duration,
 }
 
@@ -63,9 +63,9 @@ impl Waiter {
             misses: 0,
             waits_since_ns: 0,
             crowded_yields: 0,
-            limit: 256,
-            spins: 256,
-            yields: 2_000,
+            spins_before_yield: 256,
+            max_spins: 256,
+            max_yields: 2_000,
             sleep_max: Duration::from_millis(10),
         }
     }
@@ -76,18 +76,18 @@ impl Waiter {
             misses: 0,
             waits_since_ns: 0,
             crowded_yields: 0,
-            limit: 256,
-            spins: 256,
-            yields: u32::MAX - 256,
+            spins_before_yield: 256,
+            max_spins: 256,
+            max_yields: u32::MAX - 256,
             sleep_max: Duration::ZERO,
         }
     }
 
     /// Sets the number of spins before the first yield, and of yields before the first sleep.
     pub const fn with_spins_and_yields(mut self, spins: u32, yields: u32) -> Self {
-        self.limit = spins;
-        self.spins = spins;
-        self.yields = yields;
+        self.spins_before_yield = spins;
+        self.max_spins = spins;
+        self.max_yields = yields;
         self
     }
 
@@ -116,7 +116,7 @@ impl Waiter {
     /// each later wait.
     #[inline]
     pub fn is_spinning(&self) -> bool {
-        simulated::is_simulated() || self.misses <= self.limit
+        simulated::is_simulated() || self.misses <= self.spins_before_yield
     }
 
     /// Reports that a poll found nothing, and lets some time pass, more each time.
@@ -125,7 +125,7 @@ impl Waiter {
         self.misses = self.misses.saturating_add(1);
         if simulated::is_simulated() {
             self.idle_simulated(None);
-        } else if self.misses <= self.limit {
+        } else if self.misses <= self.spins_before_yield {
             std::hint::spin_loop();
         } else {
             self.idle_slow();
@@ -168,7 +168,7 @@ impl Waiter {
         if simulated::is_simulated() {
             return Duration::ZERO;
         }
-        let patience = self.spins.saturating_add(self.yields);
+        let patience = self.max_spins.saturating_add(self.max_yields);
         if self.misses < patience {
             return Duration::ZERO;
         }
@@ -177,7 +177,7 @@ impl Waiter {
     }
 
     /// Counts a wait in which the caller blocked elsewhere.
-    pub fn record_sleep(&mut self) {
+    pub fn record_external_wait(&mut self) {
         self.misses = self.misses.saturating_add(1);
     }
 
@@ -190,7 +190,7 @@ impl Waiter {
     /// core shared sleeps sometimes.
     fn spin_then_yield(&mut self) {
         let now = now_ns();
-        let mut yielding = YIELDING.get();
+        let mut yielding = YIELD_HISTORY.get();
         if self.waits_since_ns == 0 {
             self.waits_since_ns = now;
         }
@@ -201,12 +201,12 @@ impl Waiter {
         std::thread::yield_now();
         self.waits_since_ns = now_ns();
         yielding.yielded(self.waits_since_ns.saturating_sub(now));
-        YIELDING.set(yielding);
+        YIELD_HISTORY.set(yielding);
         if !yielding.is_crowded() {
-            self.limit = self.spins;
+            self.spins_before_yield = self.max_spins;
             return;
         }
-        self.limit = self.spins.min(CROWDED_SPINS);
+        self.spins_before_yield = self.max_spins.min(CROWDED_SPINS);
         self.crowded_yields = self.crowded_yields.wrapping_add(1);
         if self.crowded_yields.is_multiple_of(YIELDS_PER_SLEEP) {
             std::thread::sleep(Duration::from_micros(1));
@@ -247,7 +247,7 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
             return Some(value);
         }
         // Read the clock only after spinning without success.
-        if waiter.misses() >= waiter.spins {
+        if waiter.misses() >= waiter.max_spins {
             let now = now();
             let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
             if end.is_some_and(|end| now >= end) {
@@ -279,7 +279,7 @@ mod tests {
         let mut sleeps = Vec::new();
         for _ in 0..9 {
             sleeps.push(w.next_sleep().as_micros());
-            w.record_sleep();
+            w.record_external_wait();
         }
         assert_eq!(sleeps, [0, 0, 0, 0, 50, 100, 200, 300, 300]);
         w.reset();
@@ -303,12 +303,15 @@ mod tests {
     fn in_a_crowd_it_spins_less_and_the_thread_keeps_that_in_mind() {
         let mut crowded = SpinTime::new();
         (0..20).for_each(|_| crowded.yielded(5_000));
-        YIELDING.set(crowded);
+        YIELD_HISTORY.set(crowded);
         let mut w = Waiter::never_sleeping();
-        while w.limit == 256 && YIELDING.get() == crowded {
+        while w.spins_before_yield == 256 && YIELD_HISTORY.get() == crowded {
             w.idle();
         }
         // The experience of the one yield decides whether spinning is short or as long as before.
-        assert_eq!(w.limit == CROWDED_SPINS, YIELDING.get().is_crowded());
+        assert_eq!(
+            w.spins_before_yield == CROWDED_SPINS,
+            YIELD_HISTORY.get().is_crowded()
+        );
     }
 }

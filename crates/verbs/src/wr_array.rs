@@ -8,12 +8,12 @@ use crate::error::PostError;
 
 /// A heap array that is accessed only through pointers, so that the NIC's pointers into it stay
 /// valid when the owner moves.
-pub(crate) struct Array<T> {
+pub(crate) struct StableArray<T> {
     pub(crate) ptr: *mut T,
     pub(crate) len: usize,
 }
 
-impl<T> Array<T> {
+impl<T> StableArray<T> {
     pub(crate) fn new(len: usize, make: impl FnMut(usize) -> T) -> Self {
         let boxed: Box<[T]> = (0..len).map(make).collect();
         Self {
@@ -47,7 +47,7 @@ impl<T> Array<T> {
     }
 }
 
-impl<T> Drop for Array<T> {
+impl<T> Drop for StableArray<T> {
     fn drop(&mut self) {
         // SAFETY: from Box::into_raw of a boxed slice of this length. After ibv_post_send has
         // returned, the NIC has no pointer into it (the WRs are copied into its queue:
@@ -58,7 +58,7 @@ impl<T> Drop for Array<T> {
 
 /// Returns the bounds of a range, clipped to a list of length `len`.
 #[inline]
-pub(crate) fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+pub(crate) fn checked_bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(&s) => s,
         Bound::Excluded(&s) => s + 1,

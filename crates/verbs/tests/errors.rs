@@ -172,7 +172,7 @@ fn memory_that_cannot_be_registered_says_why() {
         assert!(matches!(error, RegisterError::Length { .. }), "{error}");
     }
     // No machine has a terabyte of reserved huge pages.
-    let error = pd.alloc_in(1 << 40, Access::ALL, PageSize::Huge);
+    let error = pd.alloc_in_pages(1 << 40, Access::ALL, PageSize::Huge);
     let error = error.expect_err("too few pages");
     assert!(
         matches!(error, RegisterError::NoHugePages { .. }),

@@ -23,10 +23,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The environment variable that names the folder with the device's files.
-const VARIABLE: &CStr = c"VERBATIM_VIEW";
+const FOLDER_ENV_VAR: &CStr = c"VERBATIM_VIEW";
 
 /// The folders whose paths are redirected.
-const FOLDERS: [&[u8]; 3] = [
+const REDIRECTED_FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
@@ -34,7 +34,7 @@ const FOLDERS: [&[u8]; 3] = [
 
 /// The first bytes of redirected paths of PCI functions and buses: the NIC's devices are in this PCI
 /// domain (`sysfs_pci` of `softnic`).
-const PCI: [&[u8]; 3] = [
+const REDIRECTED_PCI_PREFIXES: [&[u8]; 3] = [
     b"/sys/devices/pcifffe:",
     b"/sys/bus/pci/devices/fffe:",
     b"/sys/class/pci_bus/fffe:",
@@ -45,10 +45,13 @@ type PathBuffer = [u8; libc::PATH_MAX as usize];
 
 /// Returns true if `path` is redirected.
 fn is_redirected(path: &[u8]) -> bool {
-    if PCI.iter().any(|start| path.starts_with(start)) {
+    if REDIRECTED_PCI_PREFIXES
+        .iter()
+        .any(|start| path.starts_with(start))
+    {
         return true;
     }
-    FOLDERS.iter().any(|folder| {
+    REDIRECTED_FOLDERS.iter().any(|folder| {
         path.strip_prefix(*folder)
             .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')))
     })
@@ -68,7 +71,7 @@ unsafe fn redirect(path: *const c_char, room: &mut PathBuffer) -> *const c_char 
         return path;
     }
     // SAFETY: the argument is a string.
-    let folder = unsafe { libc::getenv(VARIABLE.as_ptr()) };
+    let folder = unsafe { libc::getenv(FOLDER_ENV_VAR.as_ptr()) };
     if folder.is_null() {
         return path;
     }

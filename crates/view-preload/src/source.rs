@@ -59,21 +59,21 @@ fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
             .map(|queue| CompletionQueue {
                 cqn: queue.cqn,
                 cqe: queue.cqe,
-                users: queue.users,
+                use_count: queue.use_count,
             })
             .collect(),
         domains: domains
             .filter(|domain| domain.device == device)
             .map(|domain| Domain {
                 number: domain.number,
-                users: domain.users,
+                use_count: domain.use_count,
             })
             .collect(),
         regions: regions
             .filter(|region| region.device == device)
             .map(|region| Region {
                 key: region.key,
-                iova: region.addr,
+                iova: region.iova,
                 len_bytes: region.len,
                 domain: region.pd_number,
             })

@@ -6,7 +6,8 @@ use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
 use super::probes::{
-    COUNTER_DISTANCE_BITS, LINK_PAYLOADS_BYTES, ProbeResults, ProbedStream, UNIT_POSTLIST_LENGTHS,
+    COUNTER_DISTANCE_EXPONENTS, LINK_PAYLOADS_BYTES, ProbeResults, ProbedStream,
+    UNIT_POSTLIST_LENGTHS,
 };
 
 /// Result for one number of the profile.
@@ -36,12 +37,12 @@ pub(super) type Findings = Vec<(&'static str, FittedNumber)>;
 type FitResult = Result<f64, String>;
 
 /// Collects fitted numbers; a later number may build on an earlier one.
-struct FittedProfile<'r> {
+struct FindingsCollector<'r> {
     results: &'r ProbeResults,
     findings: Findings,
 }
 
-impl FittedProfile<'_> {
+impl FindingsCollector<'_> {
     /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
     fn record_number(
         &mut self,
@@ -78,13 +79,13 @@ impl FittedProfile<'_> {
 /// Fits every number that the results show. Sizes of WQEs and headers are taken from the profile
 /// `like`.
 pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
-    let mut fit = FittedProfile {
+    let mut fit = FindingsCollector {
         results,
         findings: Vec::new(),
     };
     fit_cpu_times(&mut fit);
     let units = fit_processing_units(&mut fit);
-    fit_arrival_times(&mut fit);
+    fit_arrival_processing(&mut fit);
     fit_atomic_locks(&mut fit);
     fit_link(&mut fit, like);
     fit_pcie(&mut fit, like);
@@ -94,7 +95,7 @@ pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
 }
 
 /// Fits the CPU time of each verb.
-fn fit_cpu_times(fit: &mut FittedProfile<'_>) {
+fn fit_cpu_times(fit: &mut FindingsCollector<'_>) {
     use ProbedStream::{OneLine, Postlists, Receive, SignaledPostlists, ThreeLines};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let numbers = || -> Result<[f64; 4], String> {
@@ -147,7 +148,7 @@ struct ProcessingTime {
     read_ns: FitResult,
 }
 
-fn fit_processing_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
+fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
     use ProbedStream::{OneLine, Read, Send, UnitPostlists, UnitSingleWrites};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let [short, _] = UNIT_POSTLIST_LENGTHS.map(UnitPostlists);
@@ -218,7 +219,7 @@ fn fit_processing_units(fit: &mut FittedProfile<'_>) -> ProcessingTime {
 }
 
 /// Fits the NIC time of arriving messages.
-fn fit_arrival_times(fit: &mut FittedProfile<'_>) {
+fn fit_arrival_processing(fit: &mut FindingsCollector<'_>) {
     use ProbedStream::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let write = ns(InboundWrite);
@@ -243,15 +244,15 @@ fn fit_arrival_times(fit: &mut FittedProfile<'_>) {
 }
 
 /// Fits the address bits and the hold time of the NIC's locks for atomics.
-fn fit_atomic_locks(fit: &mut FittedProfile<'_>) {
+fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
     use ProbedStream::{OneLock, TwoLocks};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let one = ns(OneLock);
     let bits = one.clone().and_then(|one| {
-        for bits in COUNTER_DISTANCE_BITS {
+        for bits in COUNTER_DISTANCE_EXPONENTS {
             // Two locks give about twice the rate of one; 0.75 leaves room for noise.
             if ns(TwoLocks(bits))? > 0.75 * one {
-                return Ok(if bits == *COUNTER_DISTANCE_BITS.start() {
+                return Ok(if bits == *COUNTER_DISTANCE_EXPONENTS.start() {
                     0
                 } else {
                     bits
@@ -260,15 +261,17 @@ fn fit_atomic_locks(fit: &mut FittedProfile<'_>) {
         }
         Err(format!(
             "counters 2^{} bytes apart have two locks still",
-            COUNTER_DISTANCE_BITS.end()
+            COUNTER_DISTANCE_EXPONENTS.end()
         ))
     });
     let last = bits
         .as_ref()
         .copied()
-        .unwrap_or(*COUNTER_DISTANCE_BITS.end())
-        .max(*COUNTER_DISTANCE_BITS.start());
-    let before = last.saturating_sub(1).max(*COUNTER_DISTANCE_BITS.start());
+        .unwrap_or(*COUNTER_DISTANCE_EXPONENTS.end())
+        .max(*COUNTER_DISTANCE_EXPONENTS.start());
+    let before = last
+        .saturating_sub(1)
+        .max(*COUNTER_DISTANCE_EXPONENTS.start());
     let from = [OneLock, TwoLocks(before), TwoLocks(last)];
     let how = "the first two counters, 2^bits apart, that are no faster than one";
     let _ = fit.record_number("atomics.lock_bits", &from, bits.map(f64::from), how);
@@ -281,7 +284,7 @@ fn fit_atomic_locks(fit: &mut FittedProfile<'_>) {
 }
 
 /// Fits the network link to long inbound READs, whose responses leave by the measured port.
-fn fit_link(fit: &mut FittedProfile<'_>, like: &Profile) {
+fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
     let [short, long] = LINK_PAYLOADS_BYTES;
     let probes = LINK_PAYLOADS_BYTES.map(ProbedStream::Link);
     let ns = |bytes| fit.results.ns_per_operation(ProbedStream::Link(bytes));
@@ -314,7 +317,7 @@ fn fit_link(fit: &mut FittedProfile<'_>, like: &Profile) {
 }
 
 /// Fits the PCIe link from streams that are limited by it.
-fn fit_pcie(fit: &mut FittedProfile<'_>, like: &Profile) {
+fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
     use ProbedStream::{PcieLists, PcieMmio, Send};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let lanes = f64::from(like.pcie.lanes.value);
@@ -356,7 +359,7 @@ fn fit_pcie(fit: &mut FittedProfile<'_>, like: &Profile) {
 }
 
 /// Fits the latencies of PCIe and of the port.
-fn fit_latencies(fit: &mut FittedProfile<'_>, units: &ProcessingTime) {
+fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &ProcessingTime) {
     use ProbedStream::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
     let ns = |probe| fit.results.ns_per_operation(probe);
     let pcie = ns(CompleteFetched).and_then(|fetched| Ok((fetched - ns(CompleteInline)?) / 2.0));
@@ -381,14 +384,14 @@ fn fit_latencies(fit: &mut FittedProfile<'_>, units: &ProcessingTime) {
 }
 
 /// Fits the NIC's cache of WQEs.
-fn fit_wqe_cache(fit: &mut FittedProfile<'_>) {
+fn fit_wqe_cache(fit: &mut FindingsCollector<'_>) {
     let results = fit.results;
     // Responses are written and WQEs arrive by MMIO, so the NIC reads memory only for WQEs that its
     // cache has lost. If the windows just fit, the NIC loses a few, because some cores run ahead of
     // others. If they do not fit, it loses nearly all.
     let misses = |window: &usize| {
         results
-            .lines_read(ProbedStream::ReadWindow(*window))
+            .cache_lines_read_per_wr(ProbedStream::ReadWindow(*window))
             .is_some_and(|lines| lines > 0.1)
     };
     let windows: Vec<usize> = results.measured_read_windows().collect();

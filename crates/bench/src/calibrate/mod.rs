@@ -33,7 +33,7 @@ pub trait ProbeMachine {
     fn facts(&self) -> Result<MachineFacts>;
 
     /// Returns true if samples include the cache lines that the NIC read.
-    fn counts_lines_read(&self) -> bool;
+    fn counts_cache_line_reads(&self) -> bool;
 
     /// Returns the duration of one measurement, in ms.
     fn duration_ms(&self) -> u64;
@@ -57,7 +57,7 @@ pub struct Calibration {
 /// Returns the number of measurements of a calibration.
 #[must_use]
 pub fn measurement_count(machine: &dyn ProbeMachine) -> usize {
-    ProbedStream::all(machine.counts_lines_read()).len()
+    ProbedStream::all(machine.counts_cache_line_reads()).len()
 }
 
 /// Measures all numbers that a profile needs and returns the profile. Numbers that cannot be
@@ -72,7 +72,7 @@ pub fn calibrate(
     should_end: impl Fn() -> bool,
 ) -> Result<Calibration> {
     let facts = machine.facts()?;
-    let probes = ProbedStream::all(machine.counts_lines_read());
+    let probes = ProbedStream::all(machine.counts_cache_line_reads());
     let mut results = ProbeResults::default();
     for probe in &probes {
         if should_end() {
@@ -148,7 +148,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
         })
     }
 
-    fn counts_lines_read(&self) -> bool {
+    fn counts_cache_line_reads(&self) -> bool {
         true
     }
 
@@ -159,12 +159,15 @@ impl ProbeMachine for SimulatedMachine<'_> {
     fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let task = MeasurementTask::Stream(*stream);
         let (outcome, counters) = crate::simulated::micro::run_counted(self.0, &task)?;
-        let rate = rate(outcome)?;
+        let rate = expect_stream_rate(outcome)?;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines = counters.dma_read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines_read = Some(lines / rate.verified_ops.max(1) as f64);
-        Ok(MeasuredRate { rate, lines_read })
+        Ok(MeasuredRate {
+            rate,
+            cache_lines_read_per_wr: lines_read,
+        })
     }
 }
 
@@ -262,7 +265,7 @@ impl ProbeMachine for RealMachine {
         })
     }
 
-    fn counts_lines_read(&self) -> bool {
+    fn counts_cache_line_reads(&self) -> bool {
         false
     }
 
@@ -273,7 +276,7 @@ impl ProbeMachine for RealMachine {
     fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let mut rates = Vec::new();
         for _ in 0..self.rounds.max(1) {
-            rates.push(rate(
+            rates.push(expect_stream_rate(
                 self.worker_pool
                     .measure(&self.nic, &MeasurementTask::Stream(*stream))?,
             )?);
@@ -281,7 +284,7 @@ impl ProbeMachine for RealMachine {
         rates.sort_by(|one, other| one.rate_mops.total_cmp(&other.rate_mops));
         Ok(MeasuredRate {
             rate: rates[rates.len() / 2],
-            lines_read: None,
+            cache_lines_read_per_wr: None,
         })
     }
 }
@@ -302,7 +305,7 @@ fn profile_name(device: &str) -> String {
     }
 }
 
-fn rate(outcome: TaskResult) -> Result<crate::micro::StreamRate> {
+fn expect_stream_rate(outcome: TaskResult) -> Result<crate::micro::StreamRate> {
     match outcome {
         TaskResult::Rate(rate) => Ok(rate),
         TaskResult::Latency(_) => anyhow::bail!("a stream gives a rate"),

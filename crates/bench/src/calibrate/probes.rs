@@ -54,13 +54,13 @@ pub(super) enum ProbedStream {
 }
 
 /// Counters of [`ProbedStream::Atomics`]: more than a NIC has locks.
-const COUNTERS: usize = 1 << 16;
+const ATOMIC_COUNTERS: usize = 1 << 16;
 
 /// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
 const THREE_LINE_PAYLOAD_BYTES: usize = 100;
 
 /// Exponents of the distances between two counters that are tried, in bits.
-pub(super) const COUNTER_DISTANCE_BITS: std::ops::RangeInclusive<u32> = 3..=16;
+pub(super) const COUNTER_DISTANCE_EXPONENTS: std::ops::RangeInclusive<u32> = 3..=16;
 
 /// Payload sizes from which the link's numbers follow. Both make the link the bottleneck and fit
 /// one packet.
@@ -98,7 +98,7 @@ impl ProbedStream {
         ];
         all.extend(UNIT_POSTLIST_LENGTHS.map(UnitPostlists));
         all.extend(LINK_PAYLOADS_BYTES.map(Link));
-        all.extend(COUNTER_DISTANCE_BITS.map(TwoLocks));
+        all.extend(COUNTER_DISTANCE_EXPONENTS.map(TwoLocks));
         if counted {
             all.extend(READ_WINDOWS.map(ReadWindow));
         }
@@ -110,14 +110,14 @@ impl ProbedStream {
         let some = Some::<usize>;
         // One core with so many queue pairs that no processing unit of the NIC limits it.
         let one = MicroParameters {
-            batch: some(1),
+            wrs_per_doorbell: some(1),
             window: some(256),
             signal_every: some(64),
             queue_pairs: some(16),
             ..MicroParameters::default()
         };
         let all = MicroParameters {
-            batch: some(16),
+            wrs_per_doorbell: some(16),
             window: some(64),
             signal_every: some(16),
             queue_pairs: some(4),
@@ -125,7 +125,7 @@ impl ProbedStream {
             ..MicroParameters::default()
         };
         let inbound = MicroParameters {
-            direction: MeasuredRole::Inbound,
+            measured_role: MeasuredRole::Inbound,
             ..all
         };
         let sends = MicroParameters {
@@ -134,7 +134,7 @@ impl ProbedStream {
         };
         // Few operations outstanding: one lock completes about two per microsecond.
         let locks = MicroParameters {
-            batch: some(4),
+            wrs_per_doorbell: some(4),
             window: some(16),
             signal_every: some(4),
             ..inbound
@@ -165,21 +165,21 @@ impl ProbedStream {
             ProbedStream::Postlists => (
                 Verb::RcWrite,
                 MicroParameters {
-                    batch: some(32),
+                    wrs_per_doorbell: some(32),
                     ..one
                 },
             ),
             ProbedStream::SignaledPostlists => (
                 Verb::RcWrite,
                 MicroParameters {
-                    batch: some(32),
+                    wrs_per_doorbell: some(32),
                     signal_every: some(1),
                     ..one
                 },
             ),
             ProbedStream::Receive => {
                 let parameters = MicroParameters {
-                    batch: some(16),
+                    wrs_per_doorbell: some(16),
                     queue_pairs: some(8),
                     ..one
                 };
@@ -188,7 +188,7 @@ impl ProbedStream {
                     payload(
                         0,
                         MicroParameters {
-                            direction: MeasuredRole::Inbound,
+                            measured_role: MeasuredRole::Inbound,
                             ..parameters
                         },
                     ),
@@ -198,7 +198,7 @@ impl ProbedStream {
             ProbedStream::UnitPostlists(len) => (
                 Verb::RcWrite,
                 MicroParameters {
-                    batch: some(len),
+                    wrs_per_doorbell: some(len),
                     window: some(512),
                     ..unit
                 },
@@ -213,7 +213,7 @@ impl ProbedStream {
             ProbedStream::Read => (
                 Verb::RcRead,
                 MicroParameters {
-                    batch: some(1),
+                    wrs_per_doorbell: some(1),
                     ..all
                 },
             ),
@@ -223,15 +223,15 @@ impl ProbedStream {
             ProbedStream::Atomics => (
                 Verb::Atomics,
                 MicroParameters {
-                    addresses: some(COUNTERS),
+                    atomic_counters: some(ATOMIC_COUNTERS),
                     ..inbound
                 },
             ),
             ProbedStream::OneLock => (Verb::Atomics, locks),
             ProbedStream::TwoLocks(bits) => {
                 let counters = MicroParameters {
-                    addresses: some(2),
-                    spacing_bytes: some(1 << bits),
+                    atomic_counters: some(2),
+                    counter_spacing_bytes: some(1 << bits),
                     ..locks
                 };
                 (Verb::Atomics, counters)
@@ -253,7 +253,7 @@ impl ProbedStream {
             ProbedStream::CompleteRead => (Verb::RcRead, complete),
             ProbedStream::Link(bytes) => {
                 let few = MicroParameters {
-                    batch: some(8),
+                    wrs_per_doorbell: some(8),
                     window: some(16),
                     signal_every: some(8),
                     ..inbound
@@ -262,7 +262,7 @@ impl ProbedStream {
             }
             ProbedStream::PcieLists => {
                 let lists = MicroParameters {
-                    batch: some(64),
+                    wrs_per_doorbell: some(64),
                     window: some(256),
                     signal_every: some(64),
                     ..all
@@ -277,7 +277,7 @@ impl ProbedStream {
             }
             ProbedStream::PcieMmio => {
                 let singly = MicroParameters {
-                    batch: some(1),
+                    wrs_per_doorbell: some(1),
                     inline: Some(true),
                     ..all
                 };
@@ -285,7 +285,7 @@ impl ProbedStream {
             }
             ProbedStream::ReadWindow(window) => {
                 let sliding = MicroParameters {
-                    batch: some(1),
+                    wrs_per_doorbell: some(1),
                     window: some(window),
                     queue_pairs: some(1),
                     ..all
@@ -322,7 +322,9 @@ impl fmt::Display for ProbedStream {
             ProbedStream::InboundWrite => f.write_str("inbound WRITEs of 8 bytes"),
             ProbedStream::InboundHeaderOnly => f.write_str("inbound header-only SENDs"),
             ProbedStream::InboundPayload => f.write_str("inbound SENDs of 8 bytes"),
-            ProbedStream::Atomics => write!(f, "inbound fetch-and-adds on {COUNTERS} counters"),
+            ProbedStream::Atomics => {
+                write!(f, "inbound fetch-and-adds on {ATOMIC_COUNTERS} counters")
+            }
             ProbedStream::OneLock => f.write_str("inbound fetch-and-adds on one counter"),
             ProbedStream::TwoLocks(bits) => {
                 write!(f, "the same on two counters 2^{bits} bytes apart")
@@ -347,7 +349,7 @@ pub struct MeasuredRate {
     pub rate: StreamRate,
     /// Cache lines that the NIC read from memory for each WR; `None` if the machine does not count
     /// them.
-    pub lines_read: Option<f64>,
+    pub cache_lines_read_per_wr: Option<f64>,
 }
 
 /// Results of all measurements.
@@ -399,8 +401,8 @@ impl ProbeResults {
         self.samples.get(&probe).map(|(stream, _)| stream)
     }
 
-    pub(super) fn lines_read(&self, probe: ProbedStream) -> Option<f64> {
-        self.samples.get(&probe)?.1.lines_read
+    pub(super) fn cache_lines_read_per_wr(&self, probe: ProbedStream) -> Option<f64> {
+        self.samples.get(&probe)?.1.cache_lines_read_per_wr
     }
 
     /// Returns the result as the evidence in a profile names it.

@@ -82,7 +82,7 @@ impl CrowdConfig {
 
     /// Returns the number of messages of the whole crowd, without the answers.
     #[must_use]
-    pub fn messages(&self) -> u64 {
+    pub fn total_messages(&self) -> u64 {
         let pairs = self.process_pairs().len() as u64;
         let ways = if self.kind == CrowdPattern::AllToAll {
             2
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn pairs_and_messages() {
         let all = CrowdConfig::new(CrowdPattern::AllToAll, 8, 10).unwrap();
-        assert_eq!((all.process_pairs().len(), all.messages()), (28, 560));
+        assert_eq!((all.process_pairs().len(), all.total_messages()), (28, 560));
         let pairs = CrowdConfig::new(CrowdPattern::Stream, 4, 10).unwrap();
         assert_eq!(
-            (pairs.process_pairs(), pairs.messages()),
+            (pairs.process_pairs(), pairs.total_messages()),
             (vec![(0, 1), (2, 3)], 20)
         );
         assert!(CrowdConfig::new(CrowdPattern::PingPong, 3, 1).is_err());

@@ -140,7 +140,7 @@ impl Crowd {
             };
             self.links[member].send(&Job::Crowd(order))?;
         }
-        self.exchange_endpoints(&members, &peers)?;
+        self.forward_endpoints(&members, &peers)?;
         let done = self.collect_results(&members)?;
         let begin = done.iter().map(|done| done.begin_ns).min();
         let end = done.iter().map(|done| done.end_ns).max();
@@ -152,7 +152,7 @@ impl Crowd {
     }
 
     /// Passes the endpoints of the members' queue pairs on to their peers.
-    fn exchange_endpoints(
+    fn forward_endpoints(
         &mut self,
         members: &[usize],
         peers: &[Vec<(usize, usize, RoleTowardPeer)>],

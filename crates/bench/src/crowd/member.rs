@@ -14,7 +14,7 @@ use crate::clock::now_ns;
 use crate::connect::exchange_endpoints;
 use crate::link::WorkerLink;
 use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
-use crate::pin::pinned_to;
+use crate::pin::run_pinned_to;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Order that the driver sends to a member of a crowd.
@@ -56,7 +56,7 @@ const MAX_COMPLETIONS_PER_POLL: usize = 16;
 /// # Errors
 /// When a verb fails, messages are out of order, or the driver is gone.
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MemberJob) -> Result<()> {
-    pinned_to(&order.cores, || {
+    run_pinned_to(&order.cores, || {
         let nic = OpenNic::open(&order.nic)?;
         let mut member = Member::new(link, &nic, order)?;
         link.barrier()?;
@@ -82,7 +82,7 @@ struct Peer {
     /// Messages to send in all, sent so far, and answered so far.
     messages_to_send: u64,
     messages_sent: u64,
-    messages_answered: u64,
+    messages_answered_by_peer: u64,
     /// Messages to receive in all, and received so far.
     messages_to_receive: u64,
     messages_received: u64,
@@ -92,7 +92,7 @@ struct Peer {
 
 impl Peer {
     fn is_done(&self) -> bool {
-        self.messages_answered == self.messages_to_send
+        self.messages_answered_by_peer == self.messages_to_send
             && self.messages_received == self.messages_to_receive
             && self.pending_answer_number.is_none()
             && self.outstanding_wrs == 0
@@ -109,7 +109,7 @@ impl Peer {
             self.pending_answer_number = None;
         }
         while self.messages_sent < self.messages_to_send
-            && self.messages_sent - self.messages_answered < flow_control.window
+            && self.messages_sent - self.messages_answered_by_peer < flow_control.window
             && room(self)
         {
             self.messages_sent += 1;
@@ -141,13 +141,13 @@ impl Peer {
         flow_control: FlowControl,
     ) -> Result<bool> {
         if is_answer {
-            if number <= self.messages_answered || number > self.messages_sent {
+            if number <= self.messages_answered_by_peer || number > self.messages_sent {
                 bail!(
                     "an answer to message {number} of {} came",
                     self.messages_sent
                 );
             }
-            self.messages_answered = number;
+            self.messages_answered_by_peer = number;
             return Ok(false);
         }
         self.messages_received += 1;
@@ -181,7 +181,7 @@ impl Member {
         let mut qps = Vec::new();
         for number in 0..order.roles.len() {
             let qp = nic
-                .qp::<Rc>(&cq, &cq)
+                .qp_builder::<Rc>(&cq, &cq)
                 .max_send_wr(saturating_u32(sends))
                 .max_recv_wr(saturating_u32(recvs))
                 .build()?;
@@ -205,7 +205,7 @@ impl Member {
                 outstanding_wrs: 0,
                 messages_to_send: messages(role.asks),
                 messages_sent: 0,
-                messages_answered: 0,
+                messages_answered_by_peer: 0,
                 messages_to_receive: messages(role.answers),
                 messages_received: 0,
                 pending_answer_number: None,

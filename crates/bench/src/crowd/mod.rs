@@ -29,7 +29,7 @@ mod tests {
                 Crowd::of_threads(CorePair::first_two().unwrap(), &nic, &config).unwrap();
             for result in [crowd.run_all().unwrap(), crowd.run_one_by_one().unwrap()] {
                 assert!(result.elapsed_ns > 0);
-                assert_eq!(result.verified, config.messages(), "{kind:?}");
+                assert_eq!(result.verified, config.total_messages(), "{kind:?}");
             }
         }
     }

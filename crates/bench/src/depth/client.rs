@@ -17,7 +17,7 @@ use crate::connect::connect_all;
 use crate::job::Job;
 use crate::link::WorkerLink;
 use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Result of an exchange.
@@ -39,7 +39,7 @@ pub fn run(
     nic: &NicChoice,
     config: &ExchangeConfig,
 ) -> Result<ExchangeRate> {
-    pinned(core, || {
+    run_pinned(core, || {
         run_driver_side(link, nic, &OpenNic::open(nic)?, config)
     })
 }
@@ -86,7 +86,7 @@ struct Client<'s> {
     data_memory: MemoryRegion,
     response_memory: MemoryRegion,
     /// For each slot, the number of its outstanding request, or 0.
-    outstanding_requests: Vec<u64>,
+    request_number_by_slot: Vec<u64>,
     requests_sent: u64,
     requests_answered: u64,
 }
@@ -103,7 +103,9 @@ impl<'s> Client<'s> {
         let cq = nic.cq(config.queue_pairs * (sends + 2 * depth))?;
         let mut qps = Vec::new();
         for _ in 0..config.queue_pairs {
-            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(saturating_u32(sends));
+            let qp = nic
+                .qp_builder::<Rc>(&cq, &cq)
+                .max_send_wr(saturating_u32(sends));
             qps.push(qp.max_recv_wr(saturating_u32(2 * depth)).build()?);
         }
         let data = config
@@ -143,7 +145,7 @@ impl<'s> Client<'s> {
             request_memory: requests,
             data_memory: data,
             response_memory: responses,
-            outstanding_requests: vec![0; slots],
+            request_number_by_slot: vec![0; slots],
             requests_sent: 0,
             requests_answered: 0,
         })
@@ -157,7 +159,7 @@ impl<'s> Client<'s> {
         let mut measured = None;
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        let mut free: Vec<_> = (0..self.outstanding_requests.len()).collect();
+        let mut free: Vec<_> = (0..self.request_number_by_slot.len()).collect();
         let (mut looked, mut first) = (0, None);
         loop {
             if measured.is_none() {
@@ -206,7 +208,7 @@ impl<'s> Client<'s> {
     /// Adds a request for a slot to the postlist of its queue pair.
     fn add_request(&mut self, slot: usize) -> Result<()> {
         self.requests_sent += 1;
-        self.outstanding_requests[slot] = self.requests_sent;
+        self.request_number_by_slot[slot] = self.requests_sent;
         if self.config.verb == TransferVerb::Read {
             let at = slot * self.config.slot_stride_bytes();
             write_marks(
@@ -253,7 +255,7 @@ impl<'s> Client<'s> {
             qp_index_by_qpn: numbers,
             data_memory: data,
             response_memory: responses,
-            outstanding_requests: waits_for,
+            request_number_by_slot: waits_for,
             requests_answered: answered,
             ..
         } = self;

@@ -77,7 +77,7 @@ impl<'s> Server<'s> {
         let mut qps = Vec::new();
         for _ in 0..config.queue_pairs {
             let qp = nic
-                .qp::<Rc>(&cq, &cq)
+                .qp_builder::<Rc>(&cq, &cq)
                 .max_send_wr(saturating_u32(sends))
                 .srq(&srq);
             qps.push(qp.build()?);
@@ -147,7 +147,7 @@ impl<'s> Server<'s> {
                     .get(&qpn)
                     .context("not of a queue pair here")?;
                 if is_recv {
-                    self.take_request(queue_pair, wr_id)?;
+                    self.receive_request(queue_pair, wr_id)?;
                 } else {
                     self.handle_completion(queue_pair, wr_id)?;
                 }
@@ -167,7 +167,7 @@ impl<'s> Server<'s> {
         Ok(self.verified_requests)
     }
 
-    fn take_request(&mut self, queue_pair: usize, recv: u64) -> Result<()> {
+    fn receive_request(&mut self, queue_pair: usize, recv: u64) -> Result<()> {
         let at = usize::try_from(recv)? * REQUEST_BYTES;
         let number = self.request_memory.read_u64(at)?;
         let slot = usize::try_from(self.request_memory.read_u64(at + 8)?)?;
@@ -207,7 +207,7 @@ impl<'s> Server<'s> {
             let local = self.data_memory.slice(at..at + payload_bytes)?;
             let remote = self
                 .client_memory
-                .at(at as u64)
+                .starting_at(at as u64)
                 .context("the client has too little memory")?;
             match verb {
                 TransferVerb::Write => {

@@ -41,7 +41,7 @@ impl EventDrivenQp {
             .context
             .create_cq_with_channel(saturating_u32(RECVS), &channel)?;
         let qp = nic
-            .qp::<Rc>(&send_cq, &recv_cq)
+            .qp_builder::<Rc>(&send_cq, &recv_cq)
             .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
             .max_recv_wr(saturating_u32(RECVS))
             .max_inline_data(saturating_u32(MESSAGE_BYTES))

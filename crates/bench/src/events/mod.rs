@@ -18,7 +18,7 @@ use self::end::{SleepingEndpoint, answer_all, measure_round_trips};
 use crate::job::{EventsJob, Job};
 use crate::link::{WorkerCommand, WorkerLink};
 use crate::nic::NicChoice;
-use crate::pin::{CorePair, pinned};
+use crate::pin::{CorePair, run_pinned};
 
 pub use self::end::{MESSAGE_BYTES, RoundTrips};
 pub use self::kinds::{CorePlacement, Transport};
@@ -39,7 +39,7 @@ pub fn run(
         CorePlacement::TwoCores => cores.responder,
         CorePlacement::OneCore => cores.requester,
     };
-    pinned(cores.requester, || {
+    run_pinned(cores.requester, || {
         let mut link = WorkerLink::spawn(worker, responder)?;
         let order = EventsJob {
             nic: nic.clone(),

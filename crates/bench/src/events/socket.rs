@@ -14,13 +14,15 @@ use crate::link::WorkerLink;
 /// A connected nonblocking socket.
 pub(super) struct NonblockingSocket<S> {
     stream: S,
-    wait: EpollWait,
+    epoll_wait: EpollWait,
 }
 
 /// Connects to the worker's TCP socket, whose address arrives over the link.
 pub(super) fn connect_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpStream>> {
     let address: SocketAddr = link.recv()?;
-    tcp(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?)
+    nonblocking_tcp(
+        TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?,
+    )
 }
 
 /// Listens on a free loopback port, sends its address over the link, and accepts one connection.
@@ -28,10 +30,10 @@ pub(super) fn accept_tcp(link: &mut WorkerLink) -> Result<NonblockingSocket<TcpS
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
     link.send(&listener.local_addr()?)?;
-    tcp(listener.accept().context("nobody connects")?.0)
+    nonblocking_tcp(listener.accept().context("nobody connects")?.0)
 }
 
-fn tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
+fn nonblocking_tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     NonblockingSocket::new(stream)
@@ -40,7 +42,9 @@ fn tcp(stream: TcpStream) -> Result<NonblockingSocket<TcpStream>> {
 /// Connects to the worker's Unix socket, whose path arrives over the link.
 pub(super) fn connect_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<UnixStream>> {
     let path: PathBuf = link.recv()?;
-    unix(UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?)
+    nonblocking_unix(
+        UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?,
+    )
 }
 
 /// Listens in a temporary folder, sends the path over the link, and accepts one connection. The
@@ -50,10 +54,10 @@ pub(super) fn accept_unix(link: &mut WorkerLink) -> Result<NonblockingSocket<Uni
     let path = folder.path().join("socket");
     let listener = UnixListener::bind(&path).with_context(|| format!("cannot bind {path:?}"))?;
     link.send(&path)?;
-    unix(listener.accept().context("nobody connects")?.0)
+    nonblocking_unix(listener.accept().context("nobody connects")?.0)
 }
 
-fn unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
+fn nonblocking_unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
     stream.set_nonblocking(true)?;
     NonblockingSocket::new(stream)
 }
@@ -61,7 +65,7 @@ fn unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>> {
 impl<S: Read + Write + AsFd> NonblockingSocket<S> {
     fn new(stream: S) -> Result<Self> {
         Ok(Self {
-            wait: EpollWait::new(&stream)?,
+            epoll_wait: EpollWait::new(&stream)?,
             stream,
         })
     }
@@ -77,7 +81,7 @@ impl<S: Read + Write + AsFd> SleepingEndpoint for NonblockingSocket<S> {
         let mut message = [0; MESSAGE_BYTES];
         let mut filled = 0;
         while filled < MESSAGE_BYTES {
-            self.wait.until_readable()?;
+            self.epoll_wait.until_readable()?;
             match self.stream.read(&mut message[filled..]) {
                 Ok(0) => bail!("the other end has closed its socket"),
                 Ok(read) => filled += read,

@@ -36,7 +36,7 @@ impl SendStream {
 
     /// Returns the limit: a bare ring with the same records and list lengths.
     #[must_use]
-    pub fn limit(self) -> BareRingLimit {
+    pub fn bare_ring_limit(self) -> BareRingLimit {
         BareRingLimit {
             exchange: BareMessageExchange::Stream,
             has_payload: self.payload_bytes > 0,

@@ -54,7 +54,7 @@ pub struct Comparison {
     /// Software NIC.
     pub softnic: NicChoice,
     /// NIC that the software NIC is compared with.
-    pub system: NicChoice,
+    pub system_nic: NicChoice,
     /// Device name of `system`.
     pub system_device_name: String,
     /// Index of the entry in the device's GID table that is used as source GID.
@@ -75,14 +75,14 @@ impl Comparison {
         softnic: NicChoice,
         system: NicChoice,
     ) -> Result<Comparison> {
-        let (device, gid_index, mtu) = device_and_port(&system)?;
-        let (_, _, own_mtu) = device_and_port(&softnic)?;
+        let (device, gid_index, mtu) = device_gid_and_mtu(&system)?;
+        let (_, _, own_mtu) = device_gid_and_mtu(&softnic)?;
         Ok(Comparison {
             settings,
             cores,
             worker,
             softnic,
-            system,
+            system_nic: system,
             system_device_name: device,
             gid_index,
             mtu_bytes: mtu.min(own_mtu),
@@ -120,7 +120,7 @@ impl Comparison {
 }
 
 /// Returns the name of a device, and the GID index and the active MTU of its port.
-fn device_and_port(choice: &NicChoice) -> Result<(String, u8, u32)> {
+fn device_gid_and_mtu(choice: &NicChoice) -> Result<(String, u8, u32)> {
     let device = Provider::by_name(&choice.provider)?.device(choice.device.as_deref())?;
     let context = device.open()?;
     let mtu = context.query_port(choice.port_num)?.active_mtu.bytes();
@@ -256,7 +256,7 @@ pub fn run(
                 on_event(&ComparisonEvent::Begin { task: *task, side });
                 let nic = match side {
                     NicSide::Softnic => &comparison.softnic,
-                    _ => &comparison.system,
+                    _ => &comparison.system_nic,
                 };
                 match runner.measure(nic, task) {
                     Ok(outcome) => {
@@ -301,7 +301,7 @@ fn measure_with_perftest(
     let per_s = match task {
         MeasurementTask::Stream(_) => on_device * 1e6,
         MeasurementTask::PingPong(ping) => {
-            1e9 / on_device / if ping.is_one_way() { 2.0 } else { 1.0 }
+            1e9 / on_device / if ping.has_one_way_latency() { 2.0 } else { 1.0 }
         }
     };
     // Count of operations that takes the same duration.
@@ -315,7 +315,7 @@ fn measure_with_perftest(
         task,
         wanted,
         &comparison.system_device_name,
-        (comparison.system.port_num, comparison.gid_index),
+        (comparison.system_nic.port_num, comparison.gid_index),
         comparison.cores,
     )
     .context("perftest")?;

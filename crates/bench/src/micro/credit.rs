@@ -38,22 +38,22 @@ fn writes_per_credit(stream: &VerbStream) -> usize {
 }
 
 /// The requester's side: the numbers that the responder has written, one for each queue pair.
-pub(super) struct ResponderCredits {
+pub(super) struct ReceivedCredits {
     memory: MemoryRegion,
     writes_per_credit: u64,
 }
 
-impl ResponderCredits {
+impl ReceivedCredits {
     pub(super) fn offer_memory(
         link: &mut WorkerLink,
         nic: &OpenNic,
         stream: &VerbStream,
-    ) -> Result<ResponderCredits> {
+    ) -> Result<ReceivedCredits> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = nic.alloc(CREDIT_BYTES * stream.queue_pairs, access, stream.pages)?;
         link.send(&memory.remote())?;
         let part = writes_per_credit(stream) as u64;
-        Ok(ResponderCredits {
+        Ok(ReceivedCredits {
             memory,
             writes_per_credit: part,
         })
@@ -66,7 +66,7 @@ impl ResponderCredits {
     }
 
     /// Waits until `until` WRITEs have arrived on a queue pair.
-    pub(super) fn wait(&self, queue_pair: usize, until: u64) -> Result<()> {
+    pub(super) fn wait_for_arrivals(&self, queue_pair: usize, until: u64) -> Result<()> {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while u64::from_le(self.memory.read_u64(CREDIT_BYTES * queue_pair)?) < until {
             timeout.fail_if_over(
@@ -86,7 +86,7 @@ pub(super) fn announce_end(
 ) -> Result<()> {
     let word = nic.pd.alloc(CREDIT_BYTES, Access::LOCAL_READ)?;
     word.write_u64(0, 1u64.to_le())?;
-    let to = remote.at(stream.window_bytes() as u64);
+    let to = remote.starting_at(stream.thread_payload_bytes() as u64);
     let mut list = qp.postlist(1);
     list.rdma_write(
         word.slice(..)?,
@@ -106,8 +106,8 @@ struct CreditSender<'q> {
     qp: &'q QueuePair<Uc>,
     list: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
-    next_credit_at: u64,
-    outstanding_writes: usize,
+    next_credit_write_count: u64,
+    outstanding_credit_writes: usize,
 }
 
 /// Reports the arrived WRITEs until the requester has ended.
@@ -127,7 +127,7 @@ pub(super) fn send_credits(
         .alloc(CREDIT_BYTES * parts * qps.len(), Access::LOCAL_READ)?;
     let sender = |(place, qp): (usize, _)| {
         let mut list = QueuePair::postlist(qp, parts);
-        let to = to.at((CREDIT_BYTES * place) as u64);
+        let to = to.starting_at((CREDIT_BYTES * place) as u64);
         let to = to.context("the requester offers too little memory")?;
         for turn in 0..parts {
             let at = CREDIT_BYTES * (place * parts + turn);
@@ -137,38 +137,40 @@ pub(super) fn send_credits(
         Ok(CreditSender {
             qp,
             list,
-            next_credit_at: part as u64,
-            outstanding_writes: 0,
+            next_credit_write_count: part as u64,
+            outstanding_credit_writes: 0,
         })
     };
     let mut senders: Vec<_> = qps.iter().enumerate().map(sender).collect::<Result<_>>()?;
     let mut wcs = WcBuffer::<RESPONDER_SEND_WRS>::new();
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
-    while word(stream.window_bytes())? == 0 {
+    while word(stream.thread_payload_bytes())? == 0 {
         let mut came = false;
         for (place, sender) in senders.iter_mut().enumerate() {
-            let slot = usize::try_from((sender.next_credit_at - 1) % stream.window as u64)?;
+            let slot =
+                usize::try_from((sender.next_credit_write_count - 1) % stream.window as u64)?;
             let at = (place * stream.window + slot) * stream.slot_stride_bytes()
                 + last_word_offset(stream.payload_bytes);
-            if word(at)? < sender.next_credit_at {
+            if word(at)? < sender.next_credit_write_count {
                 continue;
             }
             came = true;
-            while sender.outstanding_writes >= parts.min(RESPONDER_SEND_WRS) {
-                sender.outstanding_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            while sender.outstanding_credit_writes >= parts.min(RESPONDER_SEND_WRS) {
+                sender.outstanding_credit_writes -=
+                    reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
                 timeout.fail_if_over("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
             numbers.write_u64(
                 CREDIT_BYTES * (place * parts + turn),
-                sender.next_credit_at.to_le(),
+                sender.next_credit_write_count.to_le(),
             )?;
             sender
                 .qp
                 .post_send_range(&mut sender.list, turn..turn + 1)?;
-            sender.outstanding_writes += 1;
-            sender.next_credit_at += part as u64;
+            sender.outstanding_credit_writes += 1;
+            sender.next_credit_write_count += part as u64;
         }
         if came {
             timeout.reset();
@@ -177,8 +179,8 @@ pub(super) fn send_credits(
         }
     }
     for sender in &mut senders {
-        while sender.outstanding_writes > 0 {
-            sender.outstanding_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+        while sender.outstanding_credit_writes > 0 {
+            sender.outstanding_credit_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
             timeout.fail_if_over("completion of a WRITE to the requester")?;
         }
     }
@@ -203,7 +205,7 @@ mod tests {
         ] {
             let parameters = MicroParameters {
                 window: Some(window),
-                batch: Some(batch),
+                wrs_per_doorbell: Some(batch),
                 signal_every: Some(1),
                 ..MicroParameters::default()
             };

@@ -6,7 +6,7 @@ use std::ops::Range;
 use anyhow::Result;
 use verbs::{Connected, Postlist, QueuePair, WcBuffer};
 
-use super::credit::ResponderCredits;
+use super::credit::ReceivedCredits;
 use super::parameters::VerbStream;
 use super::signals::SelectiveSignaling;
 use super::timer::{OperationMeter, RunTimer, TimedOperations};
@@ -38,7 +38,7 @@ pub(super) trait WindowRequests<T: Connected> {
     ///
     /// # Errors
     /// When the data are wrong.
-    fn check(&mut self, _: &SlotRun) -> Result<()> {
+    fn check_results(&mut self, _: &SlotRun) -> Result<()> {
         Ok(())
     }
 }
@@ -155,7 +155,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
         while count > 0 {
             let slot = self.next_slot_to_complete;
             let part = count.min(self.stream.window - slot);
-            requests.check(&self.slot_run(self.completed_wrs, slot, part))?;
+            requests.check_results(&self.slot_run(self.completed_wrs, slot, part))?;
             self.completed_wrs += part as u64;
             let end = slot + part;
             self.next_slot_to_complete = if end == self.stream.window { 0 } else { end };
@@ -170,7 +170,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
 pub(super) fn run<T: Connected, R: WindowRequests<T>>(
     qps: &[QueuePair<T>],
     stream: &VerbStream,
-    credits: Option<&ResponderCredits>,
+    credits: Option<&ReceivedCredits>,
     mut requests: R,
 ) -> Result<(TimedOperations, u64)> {
     let flows = qps.iter().enumerate();
@@ -183,12 +183,12 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
     let mut last = false;
     while !last {
         last = timer.is_over()
-            && stream.can_end_after(posted)
+            && stream.can_next_turn_be_last(posted)
             && credits.is_none_or(|credits| credits.can_end_at(posted + turn));
         let room = stream.completions_before_turn(posted);
         for flow in &mut flows {
             if let Some(credits) = credits {
-                credits.wait(flow.qp_index, room)?;
+                credits.wait_for_arrivals(flow.qp_index, room)?;
             }
             flow.wait_until_completed(room, &mut requests)?;
             if stream.burst && room == posted {
@@ -209,7 +209,7 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
     for flow in &mut flows {
         flow.wait_until_completed(posted, &mut requests)?;
         if let Some(credits) = credits {
-            credits.wait(flow.qp_index, posted)?;
+            credits.wait_for_arrivals(flow.qp_index, posted)?;
         }
     }
     let ended_ns = if stream.burst { now_ns() } else { ended_ns };

@@ -269,7 +269,7 @@ macro_rules! with_form {
                 type $form = $crate::micro::form::ImmOnly;
                 $body
             }
-            $crate::micro::verb::SHORT_BYTES => {
+            $crate::micro::verb::SHORT_PAYLOAD_BYTES => {
                 type $form = $crate::micro::form::InlineShort;
                 $body
             }

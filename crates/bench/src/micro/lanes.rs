@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::{StreamRate, TaskResult};
 use super::sides::{run_measured_side, run_other_side};
-use super::target::{ResponderMemory, fail_if_wrong};
+use super::target::{SharedAtomicCounters, fail_if_wrong};
 use super::task::MeasurementTask;
 use crate::job::{Job, MicroJob};
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
 use crate::nic::{NicChoice, OpenNic};
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 
 /// Message from a worker when its lanes have ended.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub(crate) fn measure(
 ) -> Result<TaskResult> {
     let (threads, processes) = task.threads_and_processes();
     let nic = OpenNic::open(choice)?;
-    let target = ResponderMemory::new(&nic, task)?;
+    let target = SharedAtomicCounters::new(&nic, task)?;
     let gate = Arc::new(CancellableBarrier::new(threads));
     for (process, link) in links.iter_mut().enumerate() {
         link.send(&Job::Micro(MicroJob {
@@ -109,7 +109,7 @@ pub(crate) fn measure(
 /// When a verb fails, or the driver is gone.
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
-    let target = ResponderMemory::new(&nic, &order.task)?;
+    let target = SharedAtomicCounters::new(&nic, &order.task)?;
     let results = link.split_into_lanes(order.lanes, |lane, link| {
         on_core(&order.cores, lane, || {
             run_other_side(link, &nic, &order.task, &target)
@@ -128,7 +128,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result
 fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     match cores {
         [] => work(),
-        cores => pinned(cores[lane % cores.len()], work),
+        cores => run_pinned(cores[lane % cores.len()], work),
     }
 }
 

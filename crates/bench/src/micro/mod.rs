@@ -36,12 +36,12 @@ pub(crate) mod verb;
 pub(crate) use self::lanes::combine;
 pub use self::outcome::{PingPongLatency, StreamRate, TaskResult};
 pub use self::parameters::{
-    AUTO_INLINE_BYTES, MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES,
+    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_DEFAULT_INLINE_BYTES, MAX_PAYLOAD_BYTES,
     MAX_QUEUE_PAIRS, MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, VerbStream,
 };
 pub use self::runner::WorkerPool;
 pub(crate) use self::sides::{run_measured_side, run_other_side};
-pub(crate) use self::target::{ResponderMemory, fail_if_wrong};
+pub(crate) use self::target::{SharedAtomicCounters, fail_if_wrong};
 pub use self::task::{MeasurementTask, PingPong};
 pub use self::verb::Verb;
 pub use crate::nic::MemoryPages;

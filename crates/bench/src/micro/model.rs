@@ -27,7 +27,7 @@ impl VerbStream {
         Operation {
             inline: self.inline,
             imm: self.verb.is_send() && payload == 0,
-            ..Operation::new(verb, transport, payload).signaled(signaled)
+            ..Operation::new(verb, transport, payload).with_signaled_fraction(signaled)
         }
     }
 
@@ -65,7 +65,7 @@ impl VerbStream {
         let queue_pairs = u32::try_from(self.threads * self.queue_pairs).unwrap_or(u32::MAX);
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let load = MixOperation {
-            lock_slots: locks::locks_of_counters(profile, addresses, spacing),
+            lock_slots: locks::lock_count_of_counters(profile, addresses, spacing),
             ..MixOperation::new(self.operation(), role)
                 .in_postlists(self.batch as f64)
                 .on_queue_pairs(queue_pairs)

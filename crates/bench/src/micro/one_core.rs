@@ -9,7 +9,7 @@ use verbs::{QueuePair, Rc, Uc, Ud, WcBuffer};
 use super::form::{PayloadForm, with_form};
 use super::parameters::VerbStream;
 use super::receiver::{Receiver, RecvBuffers};
-use super::send::qp;
+use super::send::qp_builder;
 use super::sender::Sender;
 use super::transport::{SendQp, SendTransport};
 use super::verb::Verb;
@@ -39,11 +39,11 @@ where
     T::Destination: Send,
     QueuePair<T>: Send,
 {
-    let to = qp::<T>(nic, stream.window, 1)?;
+    let to = qp_builder::<T>(nic, stream.window, 1)?;
     let to = T::build(to.max_inline_data(saturating_u32(stream.inline_bytes())))?;
     // The receiver sends no reports here, so these RECVs are never posted.
     let reports = T::recv_list(&to, 1);
-    let from = T::build(qp::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
+    let from = T::build(qp_builder::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
     let places = RecvBuffers::post::<T>(nic, stream, &from)?;
     let (mut left, mut right) = WorkerLink::pair()?;
     let join = |link: &mut WorkerLink, qp| -> Result<SendQp<T>> {
@@ -85,7 +85,7 @@ impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, 
     }
 
     fn poll_messages(&mut self) -> Result<u64> {
-        let (from, receiver) = (self.receiver.source_qp, &mut self.receiver);
+        let (from, receiver) = (self.receiver.qp_and_destination, &mut self.receiver);
         let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| {
             receiver.check_message(&wc)
         })?;
@@ -93,7 +93,7 @@ impl<T: SendTransport, F: PayloadForm> OneCoreConnection for OneCoreEnds<'_, T, 
     }
 
     fn repost_window_recvs(&mut self) -> Result<()> {
-        self.receiver.post_window_again()
+        self.receiver.repost_all_recvs()
     }
 
     fn poll_send_completions(&mut self) -> Result<u64> {
@@ -116,7 +116,7 @@ mod tests {
             for (payload_bytes, batch) in [(0, 16), (0, 1), (8, 16), (8, 1)] {
                 let parameters = MicroParameters {
                     payload_bytes: Some(payload_bytes),
-                    batch: Some(batch),
+                    wrs_per_doorbell: Some(batch),
                     ..MicroParameters::default()
                 };
                 let stream = VerbStream::new(verb, &parameters, 2).unwrap();

@@ -15,13 +15,13 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 
-use super::credit::{self, ResponderCredits};
+use super::credit::{self, ReceivedCredits};
 use super::flow::run;
 use super::form::{read_end_stamps, with_write_form};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
 use super::requests::{NumberedReads, RandomCounterAdds, SingleCounterAdds, StampedWrites};
-use super::target::{ResponderMemory, fail_if_wrong};
+use super::target::{SharedAtomicCounters, fail_if_wrong};
 use super::timer::TimedOperations;
 use super::verb::{Verb, last_word_offset};
 use crate::connect::connect_all;
@@ -36,7 +36,7 @@ const ARRIVAL_TIMEOUT_NS: u64 = TIMEOUT_NS / 5;
 
 /// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct WriteCount(u64);
+struct OperationsPerQp(u64);
 
 pub(super) fn run_driver_side(
     link: &mut WorkerLink,
@@ -47,9 +47,9 @@ pub(super) fn run_driver_side(
     let (timed, count) = match stream.verb {
         Verb::UcWrite => {
             let credits = credit::needs_credits(stream)
-                .then(|| ResponderCredits::offer_memory(link, nic, stream));
+                .then(|| ReceivedCredits::offer_memory(link, nic, stream));
             let credits = credits.transpose()?;
-            let qps = connected::<Uc>(link, nic, stream)?;
+            let qps = create_connected_qps::<Uc>(link, nic, stream)?;
             let written = run_writes(nic, &qps, stream, remote, credits.as_ref())?;
             if credits.is_some() {
                 credit::announce_end(nic, &qps[0], stream, remote)?;
@@ -57,11 +57,11 @@ pub(super) fn run_driver_side(
             written
         }
         Verb::RcRead => {
-            let qps = connected::<Rc>(link, nic, stream)?;
+            let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             run(&qps, stream, None, NumberedReads::new(nic, stream, remote)?)?
         }
         Verb::Atomics if stream.addresses == 1 => {
-            let qps = connected::<Rc>(link, nic, stream)?;
+            let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             run(
                 &qps,
                 stream,
@@ -70,16 +70,16 @@ pub(super) fn run_driver_side(
             )?
         }
         Verb::Atomics => {
-            let qps = connected::<Rc>(link, nic, stream)?;
+            let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             let adds = RandomCounterAdds::new(nic, &qps, stream, remote)?;
             run(&qps, stream, None, adds)?
         }
         _ => {
-            let qps = connected::<Rc>(link, nic, stream)?;
+            let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             run_writes(nic, &qps, stream, remote, None)?
         }
     };
-    link.send(&WriteCount(count))?;
+    link.send(&OperationsPerQp(count))?;
     let wrong: Option<String> = link.recv()?;
     fail_if_wrong(wrong)?;
     Ok(StreamRate::new(
@@ -95,14 +95,14 @@ fn run_writes<T: Connected>(
     qps: &[QueuePair<T>],
     stream: &VerbStream,
     remote: RemoteMemory,
-    credits: Option<&ResponderCredits>,
+    credits: Option<&ReceivedCredits>,
 ) -> Result<(TimedOperations, u64)> {
     with_write_form!(stream.payload_bytes, stream.inline, F => {
         run(qps, stream, credits, StampedWrites::<F>::new(nic, stream, remote)?)
     })
 }
 
-fn connected<T: Connected>(
+fn create_connected_qps<T: Connected>(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -110,7 +110,9 @@ fn connected<T: Connected>(
     let prepared = (0..stream.queue_pairs).map(|_| {
         let cq = nic.cq(stream.window.max(credit::RESPONDER_SEND_WRS) + 1)?;
         let send_wrs = stream.window.max(credit::RESPONDER_SEND_WRS);
-        let qp = nic.qp::<T>(&cq, &cq).max_send_wr(saturating_u32(send_wrs));
+        let qp = nic
+            .qp_builder::<T>(&cq, &cq)
+            .max_send_wr(saturating_u32(send_wrs));
         let qp = qp
             .max_recv_wr(1u32)
             .max_inline_data(saturating_u32(stream.inline_bytes()));
@@ -127,12 +129,12 @@ pub(super) fn run_worker_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
-    target: &ResponderMemory,
+    target: &SharedAtomicCounters,
 ) -> Result<()> {
     if stream.verb == Verb::Atomics {
-        link.send(&target.counters()?)?;
-        let _qps = connected::<Rc>(link, nic, stream)?;
-        let WriteCount(count) = link.recv()?;
+        link.send(&target.remote_counters()?)?;
+        let _qps = create_connected_qps::<Rc>(link, nic, stream)?;
+        let OperationsPerQp(count) = link.recv()?;
         target.record_adds(count * stream.queue_pairs as u64);
         return link.send(&None::<String>);
     }
@@ -143,7 +145,7 @@ pub(super) fn run_worker_side(
         };
     let credits = credit::needs_credits(stream);
     let end_bytes = if credits { credit::END_WORD_BYTES } else { 0 };
-    let bytes = stream.window_bytes() + end_bytes;
+    let bytes = stream.thread_payload_bytes() + end_bytes;
     let memory = if stream.private {
         nic.pd.register_vec(vec![0; bytes], access)?
     } else {
@@ -162,27 +164,31 @@ pub(super) fn run_worker_side(
     link.send(&memory.remote())?;
     if stream.verb == Verb::UcWrite {
         let to = if credits { Some(link.recv()?) } else { None };
-        let qps = connected::<Uc>(link, nic, stream)?;
+        let qps = create_connected_qps::<Uc>(link, nic, stream)?;
         if let Some(to) = to {
             credit::send_credits(nic, &qps, stream, &memory, to)?;
         }
-        verify(link, stream, &memory)
+        report_wrong_slot(link, stream, &memory)
     } else {
-        let _qps = connected::<Rc>(link, nic, stream)?;
-        verify(link, stream, &memory)
+        let _qps = create_connected_qps::<Rc>(link, nic, stream)?;
+        report_wrong_slot(link, stream, &memory)
     }
 }
 
 /// Receives the number of operations and sends a description of the first wrong slot, or `None`.
-fn verify(link: &mut WorkerLink, stream: &VerbStream, memory: &MemoryRegion) -> Result<()> {
-    let WriteCount(count) = link.recv()?;
+fn report_wrong_slot(
+    link: &mut WorkerLink,
+    stream: &VerbStream,
+    memory: &MemoryRegion,
+) -> Result<()> {
+    let OperationsPerQp(count) = link.recv()?;
     let mut timeout = PollTimeout::new(ARRIVAL_TIMEOUT_NS);
     let wrong = loop {
         let wrong = match stream.verb {
             Verb::RcRead => None,
             _ => find_wrong_slot(stream, memory, count)?,
         };
-        if wrong.is_none() || timeout.is_over() {
+        if wrong.is_none() || timeout.is_over_after_poll() {
             break wrong;
         }
     };

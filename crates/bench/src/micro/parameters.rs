@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::verb::{SHORT_BYTES, Verb};
+use super::verb::{SHORT_PAYLOAD_BYTES, Verb};
 use crate::nic::MemoryPages;
 
 /// Largest payload, in bytes.
@@ -25,10 +25,10 @@ pub const MAX_ATOMIC_COUNTERS: usize = 1 << 24;
 pub const MAX_COUNTER_SPACING_BYTES: usize = 1 << 21;
 
 /// Largest payload that is inline by default, in bytes: one cache line.
-pub const AUTO_INLINE_BYTES: usize = 64;
+pub const MAX_DEFAULT_INLINE_BYTES: usize = 64;
 
 /// Maximum payload bytes of a window whose length was not set.
-const AUTO_WINDOW_BYTES: usize = 8 << 20;
+const MAX_DEFAULT_WINDOW_BYTES: usize = 8 << 20;
 
 /// Maximum memory for the windows of a thread, in bytes.
 const MAX_WINDOW_BYTES: usize = 1 << 30;
@@ -62,7 +62,7 @@ pub struct MicroParameters {
     /// Payload bytes of each message; 8 by default.
     pub payload_bytes: Option<usize>,
     /// WRs per doorbell; 16 by default, or fewer if the window is too small.
-    pub batch: Option<usize>,
+    pub wrs_per_doorbell: Option<usize>,
     /// Maximum outstanding WRs on each queue pair; 256 by default. The default is smaller for long
     /// payloads, or where `max_reads_in_wqe_cache` allows fewer READs.
     pub window: Option<usize>,
@@ -71,7 +71,7 @@ pub struct MicroParameters {
     pub max_reads_in_wqe_cache: Option<usize>,
     /// One WR in this many is signaled; 16 by default, or fewer if the window is too small.
     pub signal_every: Option<usize>,
-    /// True if the payload is inline; by default it is up to [`AUTO_INLINE_BYTES`].
+    /// True if the payload is inline; by default it is up to [`MAX_DEFAULT_INLINE_BYTES`].
     pub inline: Option<bool>,
     /// True if a window is posted only when the previous window is done. False if WRs are posted as
     /// room becomes free.
@@ -84,31 +84,31 @@ pub struct MicroParameters {
     /// Processes of the other side, which share its threads; one per thread by default.
     pub processes: Option<usize>,
     /// Role of the measured NIC.
-    pub direction: MeasuredRole,
+    pub measured_role: MeasuredRole,
     /// Counters among which atomics choose at random; 1 by default.
-    pub addresses: Option<usize>,
+    pub atomic_counters: Option<usize>,
     /// Distance of two counters, in bytes; 8 by default.
-    pub spacing_bytes: Option<usize>,
+    pub counter_spacing_bytes: Option<usize>,
     /// Page size of all registered memory; huge pages where possible by default.
     pub pages: Option<MemoryPages>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
-    pub private: bool,
+    pub private_target_memory: bool,
 }
 
 impl MicroParameters {
     pub(super) fn inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
-        let possible = verb.carries_payload() && payload_bytes > 0;
+        let possible = verb.request_carries_payload() && payload_bytes > 0;
         match self.inline {
             Some(true) if !possible => bail!(
                 "{} has no payload of its own that could be inline",
                 verb.label()
             ),
-            Some(false) if payload_bytes == SHORT_BYTES => bail!(
+            Some(false) if payload_bytes == SHORT_PAYLOAD_BYTES => bail!(
                 "4 bytes have no place of their own in memory; leave out that they are not inline"
             ),
             Some(inline) => Ok(inline),
-            None => Ok(possible && payload_bytes <= AUTO_INLINE_BYTES),
+            None => Ok(possible && payload_bytes <= MAX_DEFAULT_INLINE_BYTES),
         }
     }
 }
@@ -161,7 +161,7 @@ impl VerbStream {
         let payload_bytes = parameters.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
         if verb != Verb::Atomics
-            && (parameters.addresses.is_some() || parameters.spacing_bytes.is_some())
+            && (parameters.atomic_counters.is_some() || parameters.counter_spacing_bytes.is_some())
         {
             bail!(
                 "{} uses no counters, so that their number and spacing mean nothing; leave them out",
@@ -169,16 +169,16 @@ impl VerbStream {
             );
         }
         let given = lcm(
-            parameters.batch.unwrap_or(1),
+            parameters.wrs_per_doorbell.unwrap_or(1),
             parameters.signal_every.unwrap_or(1),
         );
         let threads = parameters.threads.or(parameters.processes).unwrap_or(1);
         let processes = parameters.processes.unwrap_or(threads);
         let queue_pairs = parameters.queue_pairs.unwrap_or(1);
         let window = parameters.window.unwrap_or_else(|| {
-            let mut fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
+            let mut fit = (MAX_DEFAULT_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
             if let (Verb::RcRead, Some(kept)) = (verb, parameters.max_reads_in_wqe_cache) {
-                let threads_of_requester = match parameters.direction {
+                let threads_of_requester = match parameters.measured_role {
                     MeasuredRole::Outbound => threads,
                     MeasuredRole::Inbound => threads.div_ceil(processes.max(1)),
                 };
@@ -192,9 +192,9 @@ impl VerbStream {
         let auto = || largest_divisor(window, 16.min(window / 2));
         let stream = VerbStream {
             verb,
-            direction: parameters.direction,
+            direction: parameters.measured_role,
             payload_bytes,
-            batch: parameters.batch.unwrap_or_else(auto),
+            batch: parameters.wrs_per_doorbell.unwrap_or_else(auto),
             window,
             signal_every: parameters.signal_every.unwrap_or_else(auto),
             inline: parameters.inline(verb, payload_bytes)?,
@@ -202,10 +202,10 @@ impl VerbStream {
             queue_pairs,
             threads,
             processes,
-            addresses: parameters.addresses.unwrap_or(1),
-            spacing_bytes: parameters.spacing_bytes.unwrap_or(8),
+            addresses: parameters.atomic_counters.unwrap_or(1),
+            spacing_bytes: parameters.counter_spacing_bytes.unwrap_or(8),
             pages: parameters.pages,
-            private: parameters.private,
+            private: parameters.private_target_memory,
             duration_ms,
         };
         stream.check()?;
@@ -266,7 +266,7 @@ impl VerbStream {
             );
         }
         let counters = self.spacing_bytes.saturating_mul(self.addresses);
-        if self.window_bytes().max(counters) > MAX_WINDOW_BYTES {
+        if self.thread_payload_bytes().max(counters) > MAX_WINDOW_BYTES {
             bail!(
                 "{} need more than {} MiB; lower one",
                 if counters > MAX_WINDOW_BYTES {
@@ -302,7 +302,7 @@ impl VerbStream {
     }
 
     /// Returns the bytes of all payload slots of a thread.
-    pub(super) fn window_bytes(&self) -> usize {
+    pub(super) fn thread_payload_bytes(&self) -> usize {
         self.slot_stride_bytes()
             .saturating_mul(self.slots_per_thread())
     }
@@ -331,7 +331,7 @@ impl VerbStream {
     }
 
     /// Returns the minimum number of messages on each queue pair.
-    pub(super) fn min_messages(&self) -> u64 {
+    pub(super) fn min_messages_per_qp(&self) -> u64 {
         2 * self.window as u64
     }
 
@@ -348,7 +348,7 @@ impl VerbStream {
 
     /// Returns true if the next turn of each queue pair, after `posted` WRs, can be its last.
     #[inline]
-    pub(super) fn can_end_after(&self, posted: u64) -> bool {
+    pub(super) fn can_next_turn_be_last(&self, posted: u64) -> bool {
         let posted = posted + self.wrs_per_turn();
         // The last WR must be signaled, so that every WR completes. The last burst must be whole.
         let whole = if self.burst {
@@ -356,7 +356,7 @@ impl VerbStream {
         } else {
             self.signal_every
         };
-        posted >= self.min_messages() && posted.is_multiple_of(whole as u64)
+        posted >= self.min_messages_per_qp() && posted.is_multiple_of(whole as u64)
     }
 }
 
@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn a_window_grows_around_what_was_asked_for() {
         let parameters = MicroParameters {
-            batch: Some(300),
+            wrs_per_doorbell: Some(300),
             signal_every: Some(200),
             ..MicroParameters::default()
         };
@@ -422,7 +422,7 @@ mod tests {
         assert!(refused(Verb::RcSend, of(7)).contains("header-only"));
         assert!(refused(Verb::Atomics, of(16)).contains("8 bytes"));
         let window = |batch, window, signal_every| MicroParameters {
-            batch: Some(batch),
+            wrs_per_doorbell: Some(batch),
             window: Some(window),
             signal_every: Some(signal_every),
             ..MicroParameters::default()
@@ -470,8 +470,8 @@ mod tests {
         assert!(refused(Verb::RcRead, processes(Some(1), Some(2))).contains("raise the threads"));
         assert!(refused(Verb::RcRead, processes(Some(0), None)).contains("1 to 256 threads"));
         let counters = |addresses, spacing| MicroParameters {
-            addresses: Some(addresses),
-            spacing_bytes: Some(spacing),
+            atomic_counters: Some(addresses),
+            counter_spacing_bytes: Some(spacing),
             ..MicroParameters::default()
         };
         assert!(refused(Verb::RcRead, counters(2, 8)).contains("no counters"));
@@ -484,7 +484,7 @@ mod tests {
     fn a_burst_waits_for_its_whole_window() {
         let parameters = MicroParameters {
             window: Some(8),
-            batch: Some(2),
+            wrs_per_doorbell: Some(2),
             signal_every: Some(8),
             queue_pairs: Some(2),
             burst: true,

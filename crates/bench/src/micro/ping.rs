@@ -15,9 +15,9 @@ use anyhow::Result;
 use verbs::{Access, Connected, Rc, Uc, Ud};
 
 use self::fetches::FetchRequester;
-use self::sends::SendEnd;
+use self::sends::SendPingPongEnd;
 use self::timed::run_timed_exchanges;
-use self::writes::WriteEnd;
+use self::writes::WritePingPongEnd;
 use super::form::{with_form, with_write_form};
 use super::outcome::PingPongLatency;
 use super::task::PingPong;
@@ -55,7 +55,7 @@ fn drive_sends<T: SendTransport>(
     ping: &PingPong,
 ) -> Result<PingPongLatency> {
     with_form!(ping.payload_bytes, ping.inline, F => {
-        let mut end = SendEnd::<T, F>::new(link, nic, ping)?;
+        let mut end = SendPingPongEnd::<T, F>::new(link, nic, ping)?;
         run_timed_exchanges(ping, |number| end.exchange(number))
     })
 }
@@ -66,7 +66,7 @@ fn drive_writes<T: Connected>(
     ping: &PingPong,
 ) -> Result<PingPongLatency> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
-        let mut end = WriteEnd::<T, F>::new(link, nic, ping)?;
+        let mut end = WritePingPongEnd::<T, F>::new(link, nic, ping)?;
         run_timed_exchanges(ping, |number| end.exchange(number))
     })
 }
@@ -83,7 +83,10 @@ pub(super) fn run_worker_side(link: &mut WorkerLink, nic: &OpenNic, ping: &PingP
             let memory = nic.pd.alloc(ping.payload_bytes, access)?;
             link.send(&memory.remote())?;
             let cq = nic.cq(1)?;
-            let _qp = connect(link, nic.qp::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?)?;
+            let _qp = connect(
+                link,
+                nic.qp_builder::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?,
+            )?;
             let _: String = link.recv()?;
             Ok(())
         }
@@ -96,12 +99,12 @@ fn echo_sends<T: SendTransport>(
     ping: &PingPong,
 ) -> Result<()> {
     with_form!(ping.payload_bytes, ping.inline, F => {
-        SendEnd::<T, F>::new(link, nic, ping)?.echo()
+        SendPingPongEnd::<T, F>::new(link, nic, ping)?.echo()
     })
 }
 
 fn echo_writes<T: Connected>(link: &mut WorkerLink, nic: &OpenNic, ping: &PingPong) -> Result<()> {
     with_write_form!(ping.payload_bytes, ping.inline, F => {
-        WriteEnd::<T, F>::new(link, nic, ping)?.echo()
+        WritePingPongEnd::<T, F>::new(link, nic, ping)?.echo()
     })
 }

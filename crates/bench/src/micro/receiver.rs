@@ -40,7 +40,7 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
     while !quiet && receivers.iter().any(|receiver| !receiver.has_ended) {
         let mut taken = 0;
         for receiver in receivers.iter_mut().filter(|receiver| !receiver.has_ended) {
-            let from = receiver.source_qp;
+            let from = receiver.qp_and_destination;
             let came = reap(from.qp.recv_cq(), &mut wcs, |wc| {
                 receiver.check_message(&wc)
             })?;
@@ -55,7 +55,7 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
         if taken > 0 {
             timeout.reset();
         } else {
-            quiet = timeout.is_over();
+            quiet = timeout.is_over_after_poll();
         }
     }
     let timed = meter.finish(received, timeout.quiet_since_ns());
@@ -105,17 +105,17 @@ impl RecvBuffers {
 }
 
 pub(super) struct Receiver<'q, T: SendTransport, F: PayloadForm> {
-    pub(super) source_qp: &'q SendQp<T>,
+    pub(super) qp_and_destination: &'q SendQp<T>,
     payload_bytes: usize,
     /// Length that a completion reports for a message.
-    byte_len: u32,
+    expected_byte_len: u32,
     messages_per_report: usize,
     recv_buffers: RecvBuffers,
     /// Messages whose RECVs are not posted again yet, and the index of the next RECV list to post
     /// again.
     unposted_recvs: usize,
     next_recv_list: usize,
-    report: Postlist<T>,
+    report_list: Postlist<T>,
     reports_sent: usize,
     outstanding_signaled_reports: usize,
     /// Number of the next expected message.
@@ -133,14 +133,14 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     ) -> Receiver<'q, T, F> {
         let byte_len = u32::try_from(T::HEADER_BYTES + stream.payload_bytes);
         Receiver {
-            source_qp: from,
+            qp_and_destination: from,
             payload_bytes: stream.payload_bytes,
-            byte_len: byte_len.unwrap_or(u32::MAX),
+            expected_byte_len: byte_len.unwrap_or(u32::MAX),
             messages_per_report: messages_per_report(stream),
             recv_buffers,
             unposted_recvs: 0,
             next_recv_list: 0,
-            report: from.qp.postlist(1),
+            report_list: from.qp.postlist(1),
             reports_sent: 0,
             outstanding_signaled_reports: 0,
             next_expected: 0,
@@ -155,7 +155,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     pub(super) fn check_message(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
         let stamps = F::received_stamps(&self.recv_buffers.memory, wc, self.payload_bytes)?;
         let is_due = stamps == [F::stamp(self.next_expected, false); 2];
-        if is_due & (wc.byte_len() == self.byte_len) {
+        if is_due & (wc.byte_len() == self.expected_byte_len) {
             self.next_expected += 1;
         } else {
             self.handle_unexpected(stamps, wc.byte_len());
@@ -176,7 +176,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
         if number < due || (number > due && !T::IS_LOSSY) {
             wrong(format!("number {number} where {due} was due"));
         }
-        if byte_len != self.byte_len {
+        if byte_len != self.expected_byte_len {
             wrong(format!("a message of {byte_len} bytes"));
         }
         self.next_expected = number + 1;
@@ -191,7 +191,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
         let whole = self.unposted_recvs >= self.messages_per_report;
         while self.unposted_recvs >= self.messages_per_report {
             self.unposted_recvs -= self.messages_per_report;
-            self.source_qp
+            self.qp_and_destination
                 .qp
                 .post_recv(&mut self.recv_buffers.lists[self.next_recv_list])?;
             self.next_recv_list = (self.next_recv_list + 1) % self.recv_buffers.lists.len();
@@ -202,9 +202,9 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     }
 
     /// Posts all RECVs of the window again, without a report.
-    pub(super) fn post_window_again(&mut self) -> Result<()> {
+    pub(super) fn repost_all_recvs(&mut self) -> Result<()> {
         for list in &mut self.recv_buffers.lists {
-            self.source_qp.qp.post_recv(list)?;
+            self.qp_and_destination.qp.post_recv(list)?;
         }
         Ok(())
     }
@@ -214,17 +214,24 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     fn report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
         self.reports_sent += 1;
         let signaled = self.reports_sent.is_multiple_of(REPORT_SIGNAL_EVERY);
-        self.report.clear();
+        self.report_list.clear();
         let imm = low_half(ImmOnly::stamp(credit, false));
-        let wr = T::add(&mut self.report, HeaderOnly, Some(imm), &self.source_qp.to);
+        let wr = T::add(
+            &mut self.report_list,
+            HeaderOnly,
+            Some(imm),
+            &self.qp_and_destination.to,
+        );
         if signaled {
             wr.signaled();
             self.outstanding_signaled_reports += 1;
         }
-        self.source_qp.qp.post_send(&mut self.report)?;
+        self.qp_and_destination
+            .qp
+            .post_send(&mut self.report_list)?;
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while self.outstanding_signaled_reports >= REPORT_WRS / REPORT_SIGNAL_EVERY / 2 {
-            let done = reap(self.source_qp.qp.send_cq(), wcs, |_| Ok(()))?;
+            let done = reap(self.qp_and_destination.qp.send_cq(), wcs, |_| Ok(()))?;
             self.outstanding_signaled_reports -= done;
             if done == 0 {
                 timeout.fail_if_over("completions of reports")?;

@@ -37,7 +37,7 @@ mod tests {
     fn reports_come_in_whole_chunks() {
         for window in 1..=300 {
             let parameters = MicroParameters {
-                batch: Some(1),
+                wrs_per_doorbell: Some(1),
                 signal_every: Some(1),
                 window: Some(window),
                 ..MicroParameters::default()

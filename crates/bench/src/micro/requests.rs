@@ -10,17 +10,19 @@ use super::verb::last_word_offset;
 use crate::nic::OpenNic;
 
 /// Returns the slots of all queue pairs in `remote`.
-fn remote_places(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
+fn remote_slots(stream: &VerbStream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
     (0..stream.slots_per_thread())
         .map(|place| {
             let at = (place * stream.slot_stride_bytes()) as u64;
-            remote.at(at).context("the worker offers too little memory")
+            remote
+                .starting_at(at)
+                .context("the worker offers too little memory")
         })
         .collect()
 }
 
 /// Returns the slots of all queue pairs in `local`.
-fn local_places(stream: &VerbStream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
+fn local_slots(stream: &VerbStream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
     let places = (0..stream.slots_per_thread()).map(|place| {
         let at = place * stream.slot_stride_bytes();
         local.slice(at..at + stream.payload_bytes)
@@ -47,7 +49,7 @@ impl<F: PayloadForm> StampedWrites<F> {
         };
         Ok(StampedWrites {
             form: F::new(nic, &layout)?,
-            remote_slots: remote_places(stream, remote)?,
+            remote_slots: remote_slots(stream, remote)?,
         })
     }
 }
@@ -78,10 +80,14 @@ impl NumberedReads {
         stream: &VerbStream,
         remote: RemoteMemory,
     ) -> Result<NumberedReads> {
-        let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
+        let results = nic.alloc(
+            stream.thread_payload_bytes(),
+            Access::LOCAL_WRITE,
+            stream.pages,
+        )?;
         Ok(NumberedReads {
-            local_slots: local_places(stream, &results)?,
-            remote_slots: remote_places(stream, remote)?,
+            local_slots: local_slots(stream, &results)?,
+            remote_slots: remote_slots(stream, remote)?,
             result_memory: results,
             slot_stride_bytes: stream.slot_stride_bytes(),
             payload_bytes: stream.payload_bytes,
@@ -103,7 +109,7 @@ impl WindowRequests<Rc> for NumberedReads {
         Ok(())
     }
 
-    fn check(&mut self, run: &SlotRun) -> Result<()> {
+    fn check_results(&mut self, run: &SlotRun) -> Result<()> {
         for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
             let got = read_end_stamps(
                 &self.result_memory,
@@ -126,7 +132,7 @@ pub(super) struct SingleCounterAdds {
     counter: RemoteMemory,
     /// For each queue pair, the value that the next add must return. With other adders it is a
     /// lower bound.
-    next_values: Vec<u64>,
+    next_value_by_qp: Vec<u64>,
     expects_exact_value: bool,
 }
 
@@ -136,12 +142,16 @@ impl SingleCounterAdds {
         stream: &VerbStream,
         counter: RemoteMemory,
     ) -> Result<SingleCounterAdds> {
-        let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
+        let results = nic.alloc(
+            stream.thread_payload_bytes(),
+            Access::LOCAL_WRITE,
+            stream.pages,
+        )?;
         Ok(SingleCounterAdds {
-            result_slots: local_places(stream, &results)?,
+            result_slots: local_slots(stream, &results)?,
             result_memory: results,
             counter,
-            next_values: vec![0; stream.queue_pairs],
+            next_value_by_qp: vec![0; stream.queue_pairs],
             expects_exact_value: stream.has_own_counters(),
         })
     }
@@ -157,16 +167,22 @@ impl WindowRequests<Rc> for SingleCounterAdds {
         Ok(())
     }
 
-    fn check(&mut self, run: &SlotRun) -> Result<()> {
-        let mut next = self.next_values[run.qp_index];
+    fn check_results(&mut self, run: &SlotRun) -> Result<()> {
+        let mut next = self.next_value_by_qp[run.qp_index];
         for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
             let got = self.result_memory.read_u64(8 * place)?;
             if got != next && (self.expects_exact_value || got < next) {
-                return Err(wrong_sum(number, 0, got, next, self.expects_exact_value));
+                return Err(wrong_fetched_value(
+                    number,
+                    0,
+                    got,
+                    next,
+                    self.expects_exact_value,
+                ));
             }
             next = got + 1;
         }
-        self.next_values[run.qp_index] = next;
+        self.next_value_by_qp[run.qp_index] = next;
         Ok(())
     }
 }
@@ -178,10 +194,10 @@ pub(super) struct RandomCounterAdds {
     counters: Vec<RemoteMemory>,
     random: UniformRandom,
     /// Counters of the outstanding adds, by slot.
-    outstanding_counters: Vec<usize>,
+    counter_index_by_slot: Vec<usize>,
     /// For each queue pair and counter, the value that the next add must return. With other adders
     /// it is a lower bound.
-    next_values: Vec<u64>,
+    next_value_by_qp_counter: Vec<u64>,
     expects_exact_value: bool,
 }
 
@@ -192,16 +208,20 @@ impl RandomCounterAdds {
         stream: &VerbStream,
         remote: RemoteMemory,
     ) -> Result<RandomCounterAdds> {
-        let results = nic.alloc(stream.window_bytes(), Access::LOCAL_WRITE, stream.pages)?;
-        let counter = |number: usize| remote.at((number * stream.spacing_bytes) as u64);
+        let results = nic.alloc(
+            stream.thread_payload_bytes(),
+            Access::LOCAL_WRITE,
+            stream.pages,
+        )?;
+        let counter = |number: usize| remote.starting_at((number * stream.spacing_bytes) as u64);
         let counters: Option<Vec<_>> = (0..stream.addresses).map(counter).collect();
         Ok(RandomCounterAdds {
-            result_slots: local_places(stream, &results)?,
+            result_slots: local_slots(stream, &results)?,
             result_memory: results,
             counters: counters.context("the worker offers too few counters")?,
             random: UniformRandom::new(u64::from(qps[0].qpn().0), stream.addresses),
-            outstanding_counters: vec![0; stream.slots_per_thread()],
-            next_values: vec![0; stream.addresses * qps.len()],
+            counter_index_by_slot: vec![0; stream.slots_per_thread()],
+            next_value_by_qp_counter: vec![0; stream.addresses * qps.len()],
             expects_exact_value: stream.has_own_counters(),
         })
     }
@@ -212,19 +232,20 @@ impl WindowRequests<Rc> for RandomCounterAdds {
     fn add(&mut self, list: &mut Postlist<Rc>, run: &SlotRun) -> Result<()> {
         for place in run.window_slots.clone() {
             let counter = self.random.next();
-            self.outstanding_counters[place] = counter;
+            self.counter_index_by_slot[place] = counter;
             list.atomic_fetch_and_add(self.result_slots[place], self.counters[counter], 1);
         }
         Ok(())
     }
 
-    fn check(&mut self, run: &SlotRun) -> Result<()> {
+    fn check_results(&mut self, run: &SlotRun) -> Result<()> {
         for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
             let got = self.result_memory.read_u64(8 * place)?;
-            let counter = self.outstanding_counters[place];
-            let next = &mut self.next_values[run.qp_index * self.counters.len() + counter];
+            let counter = self.counter_index_by_slot[place];
+            let next =
+                &mut self.next_value_by_qp_counter[run.qp_index * self.counters.len() + counter];
             if got != *next && (self.expects_exact_value || got < *next) {
-                return Err(wrong_sum(
+                return Err(wrong_fetched_value(
                     number,
                     counter,
                     got,
@@ -239,7 +260,13 @@ impl WindowRequests<Rc> for RandomCounterAdds {
 }
 
 #[cold]
-fn wrong_sum(number: u64, counter: usize, got: u64, next: u64, exact: bool) -> anyhow::Error {
+fn wrong_fetched_value(
+    number: u64,
+    counter: usize,
+    got: u64,
+    next: u64,
+    exact: bool,
+) -> anyhow::Error {
     anyhow::anyhow!(
         "fetch-and-add {number} on counter {counter} returned {got} and not {}{next}",
         if exact { "" } else { "at least " }

@@ -39,10 +39,10 @@ impl WorkerPool {
         }
     }
 
-    /// Creates a runner whose workers are started by [`remote::listen`] on another host, or on this
+    /// Creates a runner whose workers are started by [`remote::serve_one_peer`] on another host, or on this
     /// one.
     #[must_use]
-    pub fn connecting(cores: CorePair, peer: remote::ListeningPeer) -> WorkerPool {
+    pub fn with_remote_peer(cores: CorePair, peer: remote::ListeningPeer) -> WorkerPool {
         WorkerPool {
             cores,
             worker_host: WorkerHost::Remote(peer),
@@ -51,7 +51,7 @@ impl WorkerPool {
     }
 
     /// Returns links to at least `count` workers on this host, or to all workers of the peer.
-    fn links(&mut self, count: usize) -> Result<Vec<WorkerLink>> {
+    fn take_or_start_links(&mut self, count: usize) -> Result<Vec<WorkerLink>> {
         let mut links = std::mem::take(&mut self.links);
         match &self.worker_host {
             WorkerHost::Local(exe) => {
@@ -71,10 +71,10 @@ impl WorkerPool {
     /// When a verb fails, wrong data arrive, or nothing arrives for 10 s.
     pub fn measure(&mut self, nic: &NicChoice, task: &MeasurementTask) -> Result<TaskResult> {
         let (threads, processes) = task.threads_and_processes();
-        let mut links = self.links(processes)?;
+        let mut links = self.take_or_start_links(processes)?;
         let (here, there) = match &self.worker_host {
             WorkerHost::Local(_) => self.cores.thread_cores(threads)?,
-            WorkerHost::Remote(_) => (self.cores.one_side_cores(threads)?, Vec::new()),
+            WorkerHost::Remote(_) => (self.cores.own_side_cores(threads)?, Vec::new()),
         };
         let used = links.get_mut(..processes);
         let used = used.context("the other host has too few processes for this")?;

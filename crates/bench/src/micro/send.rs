@@ -46,14 +46,14 @@ pub(super) fn run_worker_side(
 }
 
 /// Returns a builder of a queue pair with its own CQs.
-pub(super) fn qp<T: SendTransport>(
+pub(super) fn qp_builder<T: SendTransport>(
     nic: &OpenNic,
     send_wrs: usize,
     recv_wrs: usize,
 ) -> Result<QpBuilder<T>> {
     let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
     Ok(nic
-        .qp::<T>(&send_cq, &recv_cq)
+        .qp_builder::<T>(&send_cq, &recv_cq)
         .max_send_wr(saturating_u32(send_wrs))
         .max_recv_wr(saturating_u32(recv_wrs)))
 }
@@ -67,7 +67,7 @@ fn drive_with_form<T: SendTransport, F: PayloadForm>(
     let recv_wrs = 2 * max_outstanding_reports(stream);
     let (mut qps, mut recvs_of_all) = (Vec::new(), Vec::new());
     for _ in 0..stream.queue_pairs {
-        let qp = qp::<T>(nic, stream.window, recv_wrs)?;
+        let qp = qp_builder::<T>(nic, stream.window, recv_wrs)?;
         let qp = T::build(qp.max_inline_data(saturating_u32(stream.inline_bytes())))?;
         let mut recvs = T::recv_list(&qp, recv_wrs);
         for _ in 0..recv_wrs {
@@ -88,7 +88,7 @@ fn work_with_form<T: SendTransport, F: PayloadForm>(
 ) -> Result<()> {
     let (mut qps, mut places) = (Vec::new(), Vec::new());
     for _ in 0..stream.queue_pairs {
-        let qp = qp::<T>(nic, REPORT_WRS, stream.window)?;
+        let qp = qp_builder::<T>(nic, REPORT_WRS, stream.window)?;
         let qp = T::build(qp.max_inline_data(0u32))?;
         places.push(RecvBuffers::post::<T>(nic, stream, &qp)?);
         qps.push(qp);

@@ -31,9 +31,9 @@ pub(super) fn send<T: SendTransport, F: PayloadForm>(
     let mut sent = 0;
     let mut last = false;
     while !last {
-        last = timer.is_over() && stream.can_end_after(sent);
+        last = timer.is_over() && stream.can_next_turn_be_last(sent);
         for sender in &mut senders {
-            sender.make_room(sent)?;
+            sender.wait_for_turn(sent)?;
             for list in 1..=lists {
                 sender.post(last && list == lists)?;
             }
@@ -65,7 +65,7 @@ pub(super) fn send<T: SendTransport, F: PayloadForm>(
 }
 
 pub(super) struct Sender<'q, T: SendTransport, F: PayloadForm> {
-    destination_qp: &'q SendQp<T>,
+    qp_and_destination: &'q SendQp<T>,
     stream: &'q VerbStream,
     list: Postlist<T>,
     form: F,
@@ -77,8 +77,8 @@ pub(super) struct Sender<'q, T: SendTransport, F: PayloadForm> {
     next_slot: usize,
     wcs: WcBuffer<32>,
     /// RECVs for reports; once half of them are used, the used ones are posted again together.
-    recvs: RecvList,
-    used_recvs: usize,
+    report_recvs: RecvList,
+    used_report_recvs: usize,
     /// Messages whose WRs have completed.
     completed_messages: u64,
     /// Number of messages that the receiver has reported as taken.
@@ -98,7 +98,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             pages: stream.pages,
         };
         Ok(Sender {
-            destination_qp: to,
+            qp_and_destination: to,
             stream,
             list: to.qp.postlist(stream.batch),
             form: F::new(nic, &layout)?,
@@ -107,8 +107,8 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             next_message: 0,
             next_slot: 0,
             wcs: WcBuffer::new(),
-            recvs,
-            used_recvs: 0,
+            report_recvs: recvs,
+            used_report_recvs: 0,
             completed_messages: 0,
             credited_messages: 0,
         })
@@ -132,7 +132,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
         if self.next_slot == self.stream.window {
             self.next_slot = 0;
         }
-        Ok(self.destination_qp.qp.post_send(&mut self.list)?)
+        Ok(self.qp_and_destination.qp.post_send(&mut self.list)?)
     }
 
     #[inline]
@@ -146,7 +146,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
                 None
             };
             let payload = self.form.payload(slot, stamp)?;
-            T::add(&mut self.list, payload, imm, &self.destination_qp.to);
+            T::add(&mut self.list, payload, imm, &self.qp_and_destination.to);
             slot += 1;
             Ok(())
         };
@@ -161,7 +161,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
 
     /// Waits until the next turn may be posted after the first `sent` messages.
     #[inline]
-    fn make_room(&mut self, sent: u64) -> Result<()> {
+    fn wait_for_turn(&mut self, sent: u64) -> Result<()> {
         let least = self.stream.completions_before_turn(sent);
         if self.completed_messages.min(self.credited_messages) >= least {
             return Ok(());
@@ -183,7 +183,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             }
             // Any message of a transport that loses messages may be lost, including a report. After
             // the timeout, outstanding messages count as taken or lost.
-            if T::IS_LOSSY && self.completed_messages >= least && lost.is_over() {
+            if T::IS_LOSSY && self.completed_messages >= least && lost.is_over_after_poll() {
                 self.credited_messages = least;
             }
             timeout.fail_if_over("completions of SENDs, or reports of the receiver")?;
@@ -194,24 +194,28 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
     /// Takes reports of the receiver. `near` is a number near the progress to expect.
     fn reap_reports(&mut self, near: u64) -> Result<usize> {
         let mut credit = self.credited_messages;
-        let taken = reap(self.destination_qp.qp.recv_cq(), &mut self.wcs, |wc| {
+        let taken = reap(self.qp_and_destination.qp.recv_cq(), &mut self.wcs, |wc| {
             let imm = wc.imm().context("a report without its number")?;
             credit = credit.max(ImmOnly::nearest_number(imm.into(), near));
             Ok(())
         })?;
         self.credited_messages = credit;
-        self.used_recvs += taken;
-        if self.used_recvs >= self.recvs.capacity() / 2 {
-            self.recvs.set_len(self.used_recvs);
-            self.destination_qp.qp.post_recv(&mut self.recvs)?;
-            self.used_recvs = 0;
+        self.used_report_recvs += taken;
+        if self.used_report_recvs >= self.report_recvs.capacity() / 2 {
+            self.report_recvs.set_len(self.used_report_recvs);
+            self.qp_and_destination
+                .qp
+                .post_recv(&mut self.report_recvs)?;
+            self.used_report_recvs = 0;
         }
         Ok(taken)
     }
 
     #[inline]
     pub(super) fn reap_sends(&mut self) -> Result<usize> {
-        let done = reap(self.destination_qp.qp.send_cq(), &mut self.wcs, |_| Ok(()))?;
+        let done = reap(self.qp_and_destination.qp.send_cq(), &mut self.wcs, |_| {
+            Ok(())
+        })?;
         self.completed_messages += done as u64 * self.stream.signal_every as u64;
         Ok(done)
     }

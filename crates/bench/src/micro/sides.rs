@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::outcome::TaskResult;
 use super::parameters::MeasuredRole;
-use super::target::ResponderMemory;
+use super::target::SharedAtomicCounters;
 use super::task::MeasurementTask;
 use super::{one_sided, ping, send};
 use crate::link::WorkerLink;
@@ -15,9 +15,9 @@ pub(crate) fn run_measured_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     task: &MeasurementTask,
-    target: &ResponderMemory,
+    target: &SharedAtomicCounters,
 ) -> Result<TaskResult> {
-    match task.direction() {
+    match task.measured_role() {
         MeasuredRole::Outbound => run_requester(link, nic, task),
         MeasuredRole::Inbound => {
             run_responder(link, nic, task, target)?;
@@ -31,9 +31,9 @@ pub(crate) fn run_other_side(
     link: &mut WorkerLink,
     nic: &OpenNic,
     task: &MeasurementTask,
-    target: &ResponderMemory,
+    target: &SharedAtomicCounters,
 ) -> Result<()> {
-    match task.direction() {
+    match task.measured_role() {
         MeasuredRole::Outbound => run_responder(link, nic, task, target),
         MeasuredRole::Inbound => {
             let outcome = run_requester(link, nic, task)?;
@@ -66,7 +66,7 @@ fn run_responder(
     link: &mut WorkerLink,
     nic: &OpenNic,
     task: &MeasurementTask,
-    target: &ResponderMemory,
+    target: &SharedAtomicCounters,
 ) -> Result<()> {
     match task {
         MeasurementTask::Stream(stream) if stream.verb.is_send() => {

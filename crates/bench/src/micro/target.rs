@@ -11,15 +11,15 @@ use crate::nic::OpenNic;
 
 /// State shared by the responders of a process: the counters for atomics, which all requesters use.
 #[derive(Debug)]
-pub(crate) struct ResponderMemory {
+pub(crate) struct SharedAtomicCounters {
     counters: Option<MemoryRegion>,
     spacing_bytes: usize,
     added_total: AtomicU64,
 }
 
-impl ResponderMemory {
+impl SharedAtomicCounters {
     /// Creates the shared state of a process that responds to `task`.
-    pub(crate) fn new(nic: &OpenNic, task: &MeasurementTask) -> Result<ResponderMemory> {
+    pub(crate) fn new(nic: &OpenNic, task: &MeasurementTask) -> Result<SharedAtomicCounters> {
         let (counters, spacing_bytes) = match task {
             MeasurementTask::Stream(stream) if stream.verb == Verb::Atomics => {
                 let bytes = stream.addresses * stream.spacing_bytes;
@@ -29,14 +29,14 @@ impl ResponderMemory {
             }
             _ => (None, 8),
         };
-        Ok(ResponderMemory {
+        Ok(SharedAtomicCounters {
             counters,
             spacing_bytes,
             added_total: AtomicU64::new(0),
         })
     }
 
-    pub(super) fn counters(&self) -> Result<RemoteMemory> {
+    pub(super) fn remote_counters(&self) -> Result<RemoteMemory> {
         let counters = self.counters.as_ref().context("no counters for atomics")?;
         Ok(counters.remote())
     }

@@ -58,8 +58,8 @@ impl PingPong {
     /// Returns true if the latency is half of a round trip, false if it is the time from post to
     /// completion.
     #[must_use]
-    pub fn is_one_way(&self) -> bool {
-        self.verb.carries_payload()
+    pub fn has_one_way_latency(&self) -> bool {
+        self.verb.request_carries_payload()
     }
 }
 
@@ -101,11 +101,11 @@ impl MeasurementTask {
 
     /// Returns the number of processes of the other side.
     #[must_use]
-    pub fn processes(&self) -> usize {
+    pub fn other_side_processes(&self) -> usize {
         self.threads_and_processes().1
     }
 
-    pub(super) fn direction(&self) -> MeasuredRole {
+    pub(super) fn measured_role(&self) -> MeasuredRole {
         match self {
             MeasurementTask::Stream(stream) => stream.direction,
             MeasurementTask::PingPong(_) => MeasuredRole::Outbound,

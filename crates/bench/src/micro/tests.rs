@@ -10,7 +10,7 @@ use crate::nic::NicChoice;
 /// results of the workers.
 fn run(task: &MeasurementTask) -> (Result<TaskResult>, Vec<Result<()>>) {
     let nic = NicChoice::first_of("softnic");
-    let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.processes())
+    let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.other_side_processes())
         .map(|_| {
             let (left, mut right) = WorkerLink::pair().unwrap();
             let worker = std::thread::spawn(move || crate::worker::run_jobs(&mut right, None));
@@ -36,7 +36,7 @@ fn stream(verb: Verb, parameters: MicroParameters) -> StreamRate {
         panic!("a stream has a rate");
     };
     assert!(
-        rate.verified_ops + rate.lost_ops >= stream.min_messages(),
+        rate.verified_ops + rate.lost_ops >= stream.min_messages_per_qp(),
         "{rate:?}"
     );
     assert!(rate.rate_mops > 0.0, "{rate:?}");
@@ -72,7 +72,7 @@ fn parameters_that_do_not_fit_each_other_well() {
             stream(
                 verb,
                 MicroParameters {
-                    batch: Some(batch),
+                    wrs_per_doorbell: Some(batch),
                     window: Some(window),
                     signal_every: Some(signal_every),
                     inline: Some(false),
@@ -113,7 +113,7 @@ fn every_verb_plays_ping_pong() {
 fn a_datagram_longer_than_the_mtu_is_refused() {
     for direction in [MeasuredRole::Outbound, MeasuredRole::Inbound] {
         let parameters = MicroParameters {
-            direction,
+            measured_role: direction,
             ..of(4097)
         };
         let long = VerbStream::new(Verb::UdSend, &parameters, 5).unwrap();
@@ -132,7 +132,7 @@ fn either_end_can_be_measured_with_many_threads() {
                 let rate = stream(
                     verb,
                     MicroParameters {
-                        direction,
+                        measured_role: direction,
                         window: Some(16),
                         threads: Some(threads),
                         processes: Some(processes),
@@ -157,10 +157,10 @@ fn atomics_on_many_counters_are_checked() {
         stream(
             Verb::Atomics,
             MicroParameters {
-                direction: MeasuredRole::Inbound,
+                measured_role: MeasuredRole::Inbound,
                 threads: Some(threads),
-                addresses: Some(addresses),
-                spacing_bytes: Some(spacing_bytes),
+                atomic_counters: Some(addresses),
+                counter_spacing_bytes: Some(spacing_bytes),
                 ..MicroParameters::default()
             },
         );
@@ -175,7 +175,7 @@ fn bursts_end_and_are_checked() {
                 verb,
                 MicroParameters {
                     window: Some(window),
-                    batch: Some(batch),
+                    wrs_per_doorbell: Some(batch),
                     signal_every: Some(signal_every),
                     burst: true,
                     ..MicroParameters::default()

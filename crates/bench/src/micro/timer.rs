@@ -12,7 +12,7 @@ pub(crate) struct RunTimer {
     last_reading_ns: u64,
     /// Calls of `is_over` between two readings of the clock.
     calls_per_reading: u32,
-    calls_left: u32,
+    calls_until_reading: u32,
     is_over: bool,
 }
 
@@ -25,7 +25,7 @@ impl RunTimer {
             duration_ns: duration_ms.saturating_mul(1_000_000),
             last_reading_ns: now,
             calls_per_reading: 1,
-            calls_left: 1,
+            calls_until_reading: 1,
             is_over: false,
         }
     }
@@ -33,8 +33,8 @@ impl RunTimer {
     /// Returns true if the time is over. Once it is over, it stays over.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
-        self.calls_left -= 1;
-        if self.calls_left == 0 {
+        self.calls_until_reading -= 1;
+        if self.calls_until_reading == 0 {
             self.read_clock();
         }
         self.is_over
@@ -50,7 +50,7 @@ impl RunTimer {
             self.calls_per_reading = (self.calls_per_reading / 2).max(1);
         }
         self.last_reading_ns = now;
-        self.calls_left = self.calls_per_reading;
+        self.calls_until_reading = self.calls_per_reading;
         self.is_over |= now.saturating_sub(self.begin_ns) >= self.duration_ns;
     }
 }
@@ -68,7 +68,7 @@ pub(crate) struct OperationMeter {
     /// Number of operations done, and the time in ns, at the first tick.
     at_first_tick: Option<(u64, u64)>,
     /// Number of operations done, and the time in ns, at the end of the warm-up.
-    after_warm_up: Option<(u64, u64)>,
+    at_warm_up_end: Option<(u64, u64)>,
 }
 
 impl OperationMeter {
@@ -77,14 +77,14 @@ impl OperationMeter {
         OperationMeter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP_DIVISOR,
             at_first_tick: None,
-            after_warm_up: None,
+            at_warm_up_end: None,
         }
     }
 
     /// Notes that `done` operations are done.
     #[inline]
     pub(crate) fn tick(&mut self, done: u64) {
-        if self.after_warm_up.is_none() {
+        if self.at_warm_up_end.is_none() {
             self.update(done, now_ns());
         }
     }
@@ -93,7 +93,7 @@ impl OperationMeter {
         match self.at_first_tick {
             None => self.at_first_tick = Some((done, now)),
             Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
-                self.after_warm_up = Some((done, now));
+                self.at_warm_up_end = Some((done, now));
             }
             Some(_) => {}
         }
@@ -106,7 +106,7 @@ impl OperationMeter {
             elapsed_ns: end_ns.saturating_sub(ns),
         };
         let worth = |timed: &TimedOperations| timed.ops > 0 && timed.elapsed_ns > 0;
-        let marked = self.after_warm_up.map(since).filter(worth);
+        let marked = self.at_warm_up_end.map(since).filter(worth);
         marked
             .or_else(|| self.at_first_tick.map(since))
             .unwrap_or(TimedOperations {
@@ -135,7 +135,7 @@ mod tests {
         let mut meter = OperationMeter::new(100);
         let ms = |n: u64| n * 1_000_000;
         for (done, now) in [(10, 0), (20, 5), (30, 9), (40, 12)] {
-            if meter.after_warm_up.is_none() {
+            if meter.at_warm_up_end.is_none() {
                 meter.update(done, ms(now));
             }
         }

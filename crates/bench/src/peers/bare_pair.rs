@@ -164,7 +164,10 @@ fn exchange_as_worker<const WORDS: usize>(
 
 /// Waits until the next `count` messages fit the window.
 #[inline]
-fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usize) -> Result<()> {
+fn wait_for_room<const WORDS: usize>(
+    producer: &mut Producer<'_, WORDS>,
+    count: usize,
+) -> Result<()> {
     if producer.has_room(count) {
         return Ok(());
     }
@@ -189,7 +192,7 @@ fn stream<const WORDS: usize>(
     let mut last = false;
     while !last {
         last = timer.is_over() && sent >= 2 * WINDOW as u64;
-        make_room(producer, bare.list)?;
+        wait_for_room(producer, bare.list)?;
         wrs.fill_wrs(sent, bare.list, last);
         producer.post(&wrs, bare.list);
         sent += bare.list as u64;
@@ -233,7 +236,7 @@ fn ping_pong<const WORDS: usize>(
     while !receiver.has_ended {
         let last =
             sent % EXCHANGES_PER_CLOCK_READ == EXCHANGES_PER_CLOCK_READ - 1 && timer.is_over();
-        make_room(producer, 1)?;
+        wait_for_room(producer, 1)?;
         wrs.fill_wrs(sent, 1, last);
         producer.post(&wrs, 1);
         sent += 1;
@@ -307,7 +310,7 @@ fn answer<const WORDS: usize>(
         timeout.reset();
         while sent < receiver.next_expected {
             let count = usize::try_from(receiver.next_expected - sent)?.min(MAX_LIST);
-            make_room(producer, count)?;
+            wait_for_room(producer, count)?;
             let end = sent + count as u64;
             wrs.fill_wrs(
                 sent,

@@ -39,11 +39,11 @@ const MAX_SIGNALED_IN_WINDOW: usize = 2 * WINDOW / 16;
 pub(crate) const MAX_LIST: usize = 16;
 
 /// Records in a ring: a power of two, at least the window.
-const SLOTS: usize = 512;
+const RECORDS_PER_LAP: usize = 512;
 
 /// Words before the records. They hold the consumer's position on its own pair of cache lines,
 /// because processors prefetch pairs.
-const HEAD_WORDS: usize = 16;
+const POSITION_WORDS: usize = 16;
 
 /// RECVs that are posted again at once, as in the rows that the ring limits.
 const RECVS_PER_REPOST: usize = WINDOW / 4;
@@ -69,7 +69,7 @@ pub(crate) const EIGHT_BYTE_RECORD_WORDS: usize = 4;
 
 /// Returns the words of shared memory that a ring needs.
 pub(crate) const fn words_of(record_words: usize) -> usize {
-    HEAD_WORDS + SLOTS * record_words
+    POSITION_WORDS + RECORDS_PER_LAP * record_words
 }
 
 /// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY_WORDS`] or
@@ -80,8 +80,8 @@ pub(crate) const fn words_of(record_words: usize) -> usize {
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'m, const WORDS: usize> {
     /// Number of records that the consumer has taken, as published to the producer.
-    consumed: &'m AtomicU64,
-    records: &'m [[AtomicU64; WORDS]; SLOTS],
+    consumer_position: &'m AtomicU64,
+    records: &'m [[AtomicU64; WORDS]; RECORDS_PER_LAP],
 }
 
 impl<'m, const WORDS: usize> Ring<'m, WORDS> {
@@ -91,11 +91,11 @@ impl<'m, const WORDS: usize> Ring<'m, WORDS> {
     /// When `words` has too few words.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Result<Self> {
         let (head, rest) = words
-            .split_at_checked(HEAD_WORDS)
+            .split_at_checked(POSITION_WORDS)
             .context("no room for a ring")?;
         let records = rest.as_chunks().0.first_chunk();
         Ok(Ring {
-            consumed: &head[0],
+            consumer_position: &head[0],
             records: records.context("no room for the records of a ring")?,
         })
     }
@@ -113,7 +113,7 @@ fn index_modulo<const N: usize>(number: u64) -> usize {
 /// Returns the lap number of a position, counted from 1. A slot that was never written holds 0.
 #[inline]
 fn lap(position: u64) -> u64 {
-    (position / SLOTS as u64 + 1) & 0xffff_ffff
+    (position / RECORDS_PER_LAP as u64 + 1) & 0xffff_ffff
 }
 
 #[inline]
@@ -231,7 +231,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
         let mut first_header = 0;
         let wrs = list.wrs[..count].iter().zip(&list.sges);
         for (position, (wr, sge)) in (first..).zip(wrs) {
-            let record = &self.ring.records[index_modulo::<SLOTS>(position)];
+            let record = &self.ring.records[index_modulo::<RECORDS_PER_LAP>(position)];
             let byte_len = if wr.num_sge > 0 { sge.length } else { 0 };
             let header =
                 lap(position) | (u64::from(byte_len) & 0xffff) << 32 | u64::from(wr.opcode) << 48;
@@ -256,7 +256,8 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
         }
         // Publishes the list: the consumer reads the other records only after it has loaded this
         // header with Acquire.
-        self.ring.records[index_modulo::<SLOTS>(first)][0].store(first_header, Ordering::Release);
+        self.ring.records[index_modulo::<RECORDS_PER_LAP>(first)][0]
+            .store(first_header, Ordering::Release);
         self.next_record = first + count as u64;
     }
 
@@ -282,7 +283,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
 
     #[inline(never)]
     fn fill_completions(&mut self) -> usize {
-        let consumed = self.ring.consumed.load(Ordering::Acquire);
+        let consumed = self.ring.consumer_position.load(Ordering::Acquire);
         let mut done = 0;
         for wc in &mut self.wcs {
             let number = self.outstanding_signaled.start;
@@ -319,7 +320,7 @@ struct Consumer<'m, const WORDS: usize> {
     published_position: u64,
     /// Number of RECVs posted so far.
     recvs_posted: u64,
-    queue: [ReceiveEntry; WINDOW],
+    recv_queue: [ReceiveEntry; WINDOW],
     recv_buffers: Box<[u64; WINDOW]>,
 }
 
@@ -327,7 +328,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     #[inline(never)]
     fn post_recv(&mut self, wrs: &[ibv_recv_wr], sges: &[ibv_sge]) {
         for (wr, sge) in wrs.iter().zip(sges) {
-            self.queue[index_modulo::<WINDOW>(self.recvs_posted)] = ReceiveEntry {
+            self.recv_queue[index_modulo::<WINDOW>(self.recvs_posted)] = ReceiveEntry {
                 wr_id: wr.wr_id,
                 sge: *sge,
             };
@@ -341,14 +342,14 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     fn poll(&mut self, wcs: &mut [ibv_wc]) -> usize {
         let mut taken = 0;
         for wc in wcs {
-            let record = &self.ring.records[index_modulo::<SLOTS>(self.next_record)];
+            let record = &self.ring.records[index_modulo::<RECORDS_PER_LAP>(self.next_record)];
             let header = record[0].load(Ordering::Acquire);
             if header & 0xffff_ffff != lap(self.next_record)
                 || self.next_record == self.recvs_posted
             {
                 break;
             }
-            let entry = &self.queue[index_modulo::<WINDOW>(self.next_record)];
+            let entry = &self.recv_queue[index_modulo::<WINDOW>(self.next_record)];
             let about = record[1].load(Ordering::Relaxed);
             let byte_len = low_half(header >> 32) & 0xffff;
             if WORDS > HEADER_ONLY_WORDS && byte_len <= entry.sge.length {
@@ -375,7 +376,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
             // Release orders the loads above before this store: from here on, the producer may
             // overwrite these slots.
             self.ring
-                .consumed
+                .consumer_position
                 .store(self.next_record, Ordering::Release);
             self.published_position = self.next_record;
         }
@@ -426,7 +427,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             next_record: 0,
             published_position: 0,
             recvs_posted: 0,
-            queue: [ReceiveEntry { wr_id: 0, sge }; WINDOW],
+            recv_queue: [ReceiveEntry { wr_id: 0, sge }; WINDOW],
             recv_buffers: Box::new([0; WINDOW]),
         };
         consumer.post_recv(&recvs, &sges);
@@ -519,7 +520,7 @@ mod tests {
         let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
         let mut wrs = SendList::new();
         let mut sent = 0;
-        while sent < 5 * SLOTS as u64 {
+        while sent < 5 * RECORDS_PER_LAP as u64 {
             while producer.has_room(list) {
                 wrs.fill_wrs(sent, list, false);
                 producer.post(&wrs, list);
@@ -577,7 +578,7 @@ mod tests {
         let mut wrs = SendList::new();
         wrs.fill_wrs(0, 2, false);
         producer.post(&wrs, 2);
-        words[HEAD_WORDS + EIGHT_BYTE_RECORD_WORDS + 2].store(7, Ordering::Relaxed);
+        words[POSITION_WORDS + EIGHT_BYTE_RECORD_WORDS + 2].store(7, Ordering::Relaxed);
         receiver.poll(MAX_POLLED_ENTRIES);
         assert_eq!(receiver.next_expected, 1);
         assert!(receiver.has_ended && receiver.fault.is_some());

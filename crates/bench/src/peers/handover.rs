@@ -46,7 +46,7 @@ pub fn copies_per_s(
     let slots: Vec<OwnedBlock> = (0..slots).map(|_| slot()).collect();
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read_blocks(cores.responder, &slots, block_bytes, &ended));
+        let reader = scope.spawn(|| check_blocks(cores.responder, &slots, block_bytes, &ended));
         let copier = scope.spawn(|| {
             let rate = copy(cores.requester, &slots, block_bytes, duration);
             ended.store(true, Ordering::Release);
@@ -98,7 +98,7 @@ fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duratio
 }
 
 /// Checks each block until the copier has ended.
-fn read_blocks(
+fn check_blocks(
     core: usize,
     slots: &[OwnedBlock],
     block_bytes: usize,

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 pub use super::copy::CopyMethod;
 use super::copy::{CopyParameters, pattern, write_number};
-use super::mapping::{SharedMapping, create, open};
+use super::mapping::{SharedMapping, create_shared_memory, open_shared_memory};
 use crate::job::Job;
 use crate::link::WorkerLink;
 
 /// Location of the worker's buffer.
 #[derive(Debug, Serialize, Deserialize)]
-struct WorkerBuffer {
+struct WorkerBufferLocation {
     pid: i32,
     addr: usize,
     /// Descriptor of the memfd, for [`CopyMethod::Memcpy`].
@@ -41,18 +41,18 @@ pub fn run_driver_side(
         method,
         payload_bytes,
     }))?;
-    let buffer: WorkerBuffer = link.recv()?;
+    let buffer: WorkerBufferLocation = link.recv()?;
     let mut source = pattern(payload_bytes);
     let rate = match method {
         CopyMethod::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
-            let target = SharedMapping::new(&open(buffer.pid, fd)?, payload_bytes)?;
-            time_copies(copies, &mut source, |source| {
+            let target = SharedMapping::new(&open_shared_memory(buffer.pid, fd)?, payload_bytes)?;
+            copy_bytes_per_s(copies, &mut source, |source| {
                 target.write(source);
                 Ok(())
             })?
         }
-        CopyMethod::ProcessVmWritev => time_copies(copies, &mut source, |source| {
+        CopyMethod::ProcessVmWritev => copy_bytes_per_s(copies, &mut source, |source| {
             process_vm_writev(buffer.pid, buffer.addr, source)
         })?,
     };
@@ -73,9 +73,9 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
     let size = request.payload_bytes;
     let (buffer, target) = match request.method {
         CopyMethod::Memcpy => {
-            let fd = create(size)?;
+            let fd = create_shared_memory(size)?;
             let mapping = SharedMapping::new(&fd, size)?;
-            let buffer = WorkerBuffer {
+            let buffer = WorkerBufferLocation {
                 pid,
                 addr: mapping.addr(),
                 fd: Some(fd.as_raw_fd()),
@@ -90,7 +90,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
         }
         CopyMethod::ProcessVmWritev => {
             let mapping = SharedMapping::map_private(size)?;
-            let buffer = WorkerBuffer {
+            let buffer = WorkerBufferLocation {
                 pid,
                 addr: mapping.addr(),
                 fd: None,
@@ -113,7 +113,7 @@ struct Target {
 }
 
 /// Runs `copy` `copies` times, each time with another stamp. Returns bytes per second.
-fn time_copies(
+fn copy_bytes_per_s(
     copies: u64,
     source: &mut [u8],
     mut copy: impl FnMut(&[u8]) -> Result<()>,
@@ -195,7 +195,7 @@ mod tests {
             payload_bytes: 64,
         }))
         .unwrap();
-        let _: WorkerBuffer = left.recv().unwrap();
+        let _: WorkerBufferLocation = left.recv().unwrap();
         left.send(&3u64).unwrap();
         assert!(!left.recv::<bool>().unwrap());
         drop(left);

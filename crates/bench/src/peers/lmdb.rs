@@ -207,7 +207,7 @@ impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
         Some((self.0.next()?, ()))
     }
 
-    fn check(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
+    fn check_answer(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
         match bytes.first() {
             None => Ok(None),
             Some(1) => Ok(Some(1)),
@@ -232,7 +232,7 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
     }
 
     #[inline]
-    fn check(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+    fn check_answer(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
         let Some((found, length)) = wire::decode_value(bytes) else {
             return Ok(None);
         };
@@ -262,7 +262,7 @@ impl LmdbRequests for LmdbScans<'_> {
         Some((Request::Scan { from, entries }, first))
     }
 
-    fn check(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+    fn check_answer(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
         let Some((entries, length)) = wire::decode_entries(bytes) else {
             return Ok(None);
         };

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// # Errors
 /// When the system has no memory.
-pub(super) fn create(size: usize) -> Result<OwnedFd> {
+pub(super) fn create_shared_memory(size: usize) -> Result<OwnedFd> {
     let fd = memfd_create("verbatim-bench", MemfdFlags::CLOEXEC)
         .context("cannot create shared memory")?;
     ftruncate(&fd, size as u64).context("cannot size shared memory")?;
@@ -28,7 +28,7 @@ pub(super) fn create(size: usize) -> Result<OwnedFd> {
 ///
 /// # Errors
 /// When that process is gone, or the kernel refuses access.
-pub(super) fn open(pid: i32, fd: i32) -> Result<OwnedFd> {
+pub(super) fn open_shared_memory(pid: i32, fd: i32) -> Result<OwnedFd> {
     let path = format!("/proc/{pid}/fd/{fd}");
     rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .context("cannot open the worker's memory")
@@ -55,7 +55,7 @@ impl SharedWords {
     /// # Errors
     /// When the system has no memory.
     pub(super) fn create(count: usize) -> Result<SharedWords> {
-        SharedWords::map(create(count * size_of::<AtomicU64>())?, count)
+        SharedWords::map(create_shared_memory(count * size_of::<AtomicU64>())?, count)
     }
 
     /// Maps the words of another process.
@@ -63,7 +63,7 @@ impl SharedWords {
     /// # Errors
     /// When that process is gone, or the kernel refuses access.
     pub(super) fn open(at: &SharedWordsLocation) -> Result<SharedWords> {
-        SharedWords::map(open(at.pid, at.fd)?, at.count)
+        SharedWords::map(open_shared_memory(at.pid, at.fd)?, at.count)
     }
 
     fn map(fd: OwnedFd, count: usize) -> Result<SharedWords> {

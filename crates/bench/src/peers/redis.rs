@@ -121,7 +121,7 @@ impl Server {
 
 /// Parses the output of `redis-benchmark --csv` and returns the requests per second of INCR.
 fn parse(text: &str) -> Result<f64> {
-    column(text, "rps", "INCR")
+    csv_number(text, "rps", "INCR")
 }
 
 /// Parses the output of `redis-benchmark --csv` and returns a column of a test's line, a number
@@ -129,7 +129,7 @@ fn parse(text: &str) -> Result<f64> {
 ///
 /// # Errors
 /// When the output has another form.
-pub fn column(text: &str, column: &str, test: &str) -> Result<f64> {
+pub fn csv_number(text: &str, column: &str, test: &str) -> Result<f64> {
     let mut lines = text.lines().map(fields);
     let names = lines
         .by_ref()

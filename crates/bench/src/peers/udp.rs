@@ -62,7 +62,7 @@ pub fn run_driver_side(
             stream(&socket, to, datagram_bytes, segments, count)?;
             0.0
         }
-        DatagramExchange::PingPong => ping(&socket, to, datagram_bytes, count)?,
+        DatagramExchange::PingPong => mean_half_round_trip_ns(&socket, to, datagram_bytes, count)?,
     };
     let mut end = vec![0; datagram_bytes];
     end[..8].copy_from_slice(&END_NUMBER.to_le_bytes());
@@ -112,7 +112,12 @@ fn stream(
     Ok(())
 }
 
-fn ping(socket: &UdpSocket, to: SocketAddr, datagram_bytes: usize, count: u64) -> Result<f64> {
+fn mean_half_round_trip_ns(
+    socket: &UdpSocket,
+    to: SocketAddr,
+    datagram_bytes: usize,
+    count: u64,
+) -> Result<f64> {
     let mut sent = vec![0; datagram_bytes];
     let mut answer = vec![0; 65_536];
     let begin = Instant::now();

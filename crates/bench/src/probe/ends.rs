@@ -9,7 +9,7 @@ use crate::job::{Job, ProbeJob};
 use crate::link::WorkerLink;
 use crate::micro::verb::Verb;
 use crate::nic::{NicChoice, OpenNic, reap};
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Runs a probe with the worker at the other end of `link` as the target.
@@ -22,7 +22,7 @@ pub fn run(
     nic: &NicChoice,
     probe: WriteProbe,
 ) -> Result<ProbeResult> {
-    pinned(core, || {
+    run_pinned(core, || {
         let own = OpenNic::open(nic)?;
         link.send(&Job::Probe(ProbeJob {
             nic: nic.clone(),
@@ -71,7 +71,10 @@ impl<T: Connected> WriteRequester<T> {
     fn new(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<Self> {
         let remote: RemoteMemory = link.recv()?;
         let cq = nic.cq(1)?;
-        let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
+        let qp = connect(
+            link,
+            nic.qp_builder::<T>(&cq, &cq).max_recv_wr(1u32).build()?,
+        )?;
         let memory = nic.pd.alloc(probe.payload_bytes, Access::LOCAL_READ)?;
         let mut list = qp.postlist(1);
         list.rdma_write(memory.slice(..)?, remote).signaled();
@@ -122,14 +125,17 @@ impl<T: Connected> WriteTarget<T> {
         let memory = nic.pd.alloc(probe.payload_bytes, access)?;
         link.send(&memory.remote())?;
         let cq = nic.cq(1)?;
-        let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
+        let qp = connect(
+            link,
+            nic.qp_builder::<T>(&cq, &cq).max_recv_wr(1u32).build()?,
+        )?;
         link.barrier()?;
         Ok(Self { _qp: qp, memory })
     }
 
     /// Returns true if a word is of an older WRITE than `number`. Words are read from right to
     /// left: a WRITE that proceeds from left to right meanwhile can only have made words newer.
-    fn has_missing_words(&self, number: u32) -> Result<bool> {
+    fn has_older_words(&self, number: u32) -> Result<bool> {
         for at in (0..self.memory.len()).step_by(8).rev() {
             if u64::from_le(self.memory.read_u64(at)?) < u64::from(number) {
                 return Ok(true);
@@ -145,7 +151,7 @@ impl<T: Connected> WriteTarget<T> {
                 for _ in 0..probe.writes {
                     let number: u32 = link.recv()?;
                     result.inspected += 1;
-                    result.missing += u64::from(self.has_missing_words(number)?);
+                    result.missing += u64::from(self.has_older_words(number)?);
                     link.send(&number)?;
                 }
             }
@@ -162,7 +168,7 @@ impl<T: Connected> WriteTarget<T> {
                         timeout.fail_if_over("the last word of a WRITE")?;
                     };
                     result.inspected += 1;
-                    result.missing += u64::from(self.has_missing_words(number)?);
+                    result.missing += u64::from(self.has_older_words(number)?);
                     before = number;
                 }
             }
@@ -214,7 +220,7 @@ mod tests {
         let memory = nic.pd.alloc(32, Access::LOCAL_WRITE).expect("memory");
         let cq = nic.cq(1).expect("a CQ");
         let make = || {
-            nic.qp::<Rc>(&cq, &cq)
+            nic.qp_builder::<Rc>(&cq, &cq)
                 .max_recv_wr(1u32)
                 .build()
                 .expect("a QP")
@@ -228,13 +234,13 @@ mod tests {
         let target = WriteTarget { _qp: a, memory };
         for at in [0, 8, 16, 24] {
             assert!(
-                target.has_missing_words(1).expect("in range"),
+                target.has_older_words(1).expect("in range"),
                 "the word at {at} is missing"
             );
             target.memory.write_u64(at, 1u64.to_le()).expect("in range");
         }
-        assert!(!target.has_missing_words(1).expect("in range"));
-        assert!(target.has_missing_words(2).expect("in range"));
+        assert!(!target.has_older_words(1).expect("in range"));
+        assert!(target.has_older_words(2).expect("in range"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::clock::now_ns;
 use crate::job::{ConnectionsJob, Job};
 use crate::link::WorkerLink;
 use crate::nic::{NicChoice, OpenNic, reap};
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 use crate::setup::{BenchSetup, RowFigure};
 use crate::usage::ResourceUsage;
@@ -40,7 +40,7 @@ pub(super) fn connect(bench: &BenchSetup) -> Result<RowFigure> {
 
 /// Measures the CPU time of the idle process at the other end of `link`, which has `queue_pairs`
 /// queue pairs.
-pub(super) fn idle_cpu_of(
+pub(super) fn measure_idle_cpu_over(
     link: &mut WorkerLink,
     nic: &NicChoice,
     queue_pairs: usize,
@@ -65,7 +65,7 @@ fn with_worker<R: Send>(
     bench: &BenchSetup,
     drive: impl FnOnce(&mut WorkerLink) -> Result<R> + Send,
 ) -> Result<R> {
-    pinned(bench.cores.requester, || {
+    run_pinned(bench.cores.requester, || {
         drive(&mut WorkerLink::spawn(
             &bench.worker,
             bench.cores.responder,
@@ -87,7 +87,7 @@ struct IdleCost {
 fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost> {
     let nic = OpenNic::open(&order.nic)?;
     let pid = link.worker_pid().unwrap_or_else(std::process::id);
-    let (qps, _) = connect_all(link, &nic, order)?;
+    let (qps, _) = time_connect_all(link, &nic, order)?;
     send_over_all(&qps)?;
     let checked: usize = link.recv()?;
     // Wait until the work after the last message (timers, going to sleep) is done.
@@ -119,7 +119,7 @@ fn drive_idle(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<IdleCost>
 fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFigure> {
     let queue_pairs = order.queue_pairs;
     let nic = OpenNic::open(&order.nic)?;
-    let (qps, elapsed_ns) = connect_all(link, &nic, order)?;
+    let (qps, elapsed_ns) = time_connect_all(link, &nic, order)?;
     send_over_all(&qps)?;
     let checked: usize = link.recv()?;
     if checked != queue_pairs {
@@ -136,7 +136,7 @@ fn drive_connect(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<RowFig
 
 /// Creates queue pairs here and as many at the worker, and connects them. Returns them with the
 /// time from the first creation to the last connection in ns, including the exchange of addresses.
-fn connect_all(
+fn time_connect_all(
     link: &mut WorkerLink,
     nic: &OpenNic,
     order: &ConnectionsJob,
@@ -149,7 +149,7 @@ fn connect_all(
     let cq = nic.cq(2 * MAX_CHECKS_IN_FLIGHT)?;
     let prepared: Vec<PreparedQp<Rc>> = (0..count)
         .map(|_| {
-            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(16u32);
+            let qp = nic.qp_builder::<Rc>(&cq, &cq).max_send_wr(16u32);
             Ok(qp.max_recv_wr(1u32).max_inline_data(0u32).build()?)
         })
         .collect::<Result<_>>()?;
@@ -242,7 +242,7 @@ impl WorkerQps {
         let cq = nic.cq(2 * recvs_at_once)?;
         let prepared: Vec<PreparedQp<Rc>> = (0..count)
             .map(|_| {
-                let qp = nic.qp::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
+                let qp = nic.qp_builder::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
                 Ok(qp.max_inline_data(0u32).build()?)
             })
             .collect::<Result<_>>()?;

@@ -7,7 +7,7 @@ use crate::goal::BareRingLimit;
 use crate::link::WorkerLink;
 use crate::peers::bare::BareExchange;
 use crate::peers::bare_pair;
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Measures a limit once, between two processes on the cores of the rows.
@@ -18,7 +18,7 @@ pub(crate) fn measure(bench: &BenchSetup, limit: BareRingLimit) -> Result<RowFig
         list: limit.list,
         duration_ms: (DURATION_MS / bench.settings.shrink.max(1)).max(1),
     };
-    pinned(bench.cores.requester, || {
+    run_pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
         let figure = bare_pair::run_driver_side(&mut link, bare)?;
         Ok(RowFigure {

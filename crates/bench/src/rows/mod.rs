@@ -20,7 +20,7 @@ use crate::setup::{BenchSetup, RowFigure};
 /// Measures this project's side of `row` once.
 pub(crate) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     match row {
-        Row::Rpc => sequencer::rpc(bench),
+        Row::Rpc => sequencer::measure_rpc_batch(bench),
         Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
         Row::IdleCpu => connections::idle_cpu(bench),
         Row::IdleMemory => connections::idle_memory(bench),

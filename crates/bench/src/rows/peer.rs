@@ -7,7 +7,7 @@ use crate::goal::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES, PeerSystem};
 use crate::link::WorkerLink;
 use crate::peers::datagrams::DatagramExchange;
 use crate::peers::{hostcopy, iperf3, redis, ucx, udp};
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Messages in a run of the rows that measure bandwidth.
@@ -33,7 +33,7 @@ pub(crate) fn measure(
         verified_ops,
         lost_ops: 0,
     };
-    if let Some(test) = peer.ucx() {
+    if let Some(test) = peer.ucx_test() {
         let iterations = bench.shrink_count(test.iterations());
         let measured = ucx::run(test, iterations, bench.cores, &ucx::UcxTransport::Posix)?;
         let value = match test {
@@ -43,7 +43,7 @@ pub(crate) fn measure(
         return Ok(done(value, iterations));
     }
     if peer == PeerSystem::OtherDesigns {
-        return sequencer::best_other(bench);
+        return sequencer::measure_best_other(bench);
     }
     if peer == PeerSystem::NoFaults {
         return wire::measure_without_faults(bench);
@@ -52,13 +52,13 @@ pub(crate) fn measure(
         let (bytes, rate) = iperf3::run(bench.shrink_count(TCP_BYTES), bench.cores)?;
         return Ok(done(rate / 1e9, bytes));
     }
-    if let Some((exchange, datagram_bytes)) = peer.datagrams() {
+    if let Some((exchange, datagram_bytes)) = peer.datagram_exchange() {
         return datagrams(bench, exchange, datagram_bytes);
     }
-    if let Some((method, payload_bytes)) = peer.copy() {
+    if let Some((method, payload_bytes)) = peer.copy_method() {
         let copies =
             bench.shrink_count(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
-        pinned(bench.cores.requester, || {
+        run_pinned(bench.cores.requester, || {
             let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
             let rate = hostcopy::run_driver_side(&mut link, method, payload_bytes, copies)?;
             Ok(done(rate / 1e9, copies))
@@ -89,7 +89,7 @@ fn datagrams(
         DatagramExchange::Stream { .. } if is_long => LONG_DATAGRAMS,
         DatagramExchange::Stream { .. } => SHORT_DATAGRAMS,
     });
-    pinned(bench.cores.requester, || {
+    run_pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
         let rate = udp::run_driver_side(&mut link, exchange, datagram_bytes, count)?;
         #[allow(clippy::cast_precision_loss)] // 4096

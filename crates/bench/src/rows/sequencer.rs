@@ -28,12 +28,12 @@ pub(super) fn measure(bench: &BenchSetup) -> Result<RowFigure> {
 }
 
 /// Measures the design that answers requests by SENDs in batches.
-pub(super) fn rpc(bench: &BenchSetup) -> Result<RowFigure> {
+pub(super) fn measure_rpc_batch(bench: &BenchSetup) -> Result<RowFigure> {
     measure_design(bench, "rpc-batch")
 }
 
 /// Measures every other design in the same way. Returns the fastest result.
-pub(crate) fn best_other(bench: &BenchSetup) -> Result<RowFigure> {
+pub(crate) fn measure_best_other(bench: &BenchSetup) -> Result<RowFigure> {
     let mut best: Option<RowFigure> = None;
     for design in OTHER_DESIGNS {
         let measured = measure_design(bench, design)?;

@@ -29,7 +29,7 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
     let shrink = bench.settings.shrink.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
     let parameters = |batch, window, signal_every| MicroParameters {
-        batch: Some(batch),
+        wrs_per_doorbell: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
         ..MicroParameters::default()
@@ -60,7 +60,7 @@ pub(crate) fn task(bench: &BenchSetup, row: Row) -> Result<MeasurementTask> {
             Verb::RcWrite,
             MicroParameters {
                 payload_bytes: Some(BULK_PAYLOAD_BYTES),
-                private: row == Row::WritePrivate,
+                private_target_memory: row == Row::WritePrivate,
                 ..parameters(1, 1, 1)
             },
         ),

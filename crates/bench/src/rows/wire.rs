@@ -15,7 +15,7 @@ use crate::micro::parameters::{MicroParameters, VerbStream};
 use crate::micro::runner::WorkerPool;
 use crate::micro::task::{MeasurementTask, PingPong};
 use crate::micro::verb::Verb;
-use crate::pin::pinned;
+use crate::pin::run_pinned;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Duration of a row in milliseconds. It is longer than for shared memory, because a packet takes
@@ -53,7 +53,7 @@ fn measurement_of(bench: &BenchSetup, row: Row) -> Result<DrivenMeasurement> {
         |verb, parameters: MicroParameters| VerbStream::new(verb, &parameters, duration_ms);
     let of = |payload, batch, window, signal_every| MicroParameters {
         payload_bytes: Some(payload),
-        batch: Some(batch),
+        wrs_per_doorbell: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
         ..MicroParameters::default()
@@ -129,8 +129,8 @@ pub(crate) fn run_driver_side(link: &mut WorkerLink, order: &DriveJob) -> Result
 }
 
 fn idle_cpu(far: &WorkerCommand, order: &DriveJob, queue_pairs: usize) -> Result<RowFigure> {
-    pinned(order.cores.requester, || {
+    run_pinned(order.cores.requester, || {
         let mut link = WorkerLink::spawn(far, order.cores.responder)?;
-        connections::idle_cpu_of(&mut link, &order.nic, queue_pairs)
+        connections::measure_idle_cpu_over(&mut link, &order.nic, queue_pairs)
     })
 }

@@ -80,9 +80,9 @@ const REAL_TREE_KEYS: u64 = 1 << 14;
 /// Worker cores on each side; one further core moves ranges.
 const WORKERS_PER_SIDE: usize = 7;
 /// Maximum outstanding requests of a client.
-const WINDOW: usize = 16;
+const CLIENT_WINDOW: usize = 16;
 /// Number of client machines.
-const MACHINES: usize = 4;
+const CLIENT_MACHINES: usize = 4;
 /// Length of a step of the recorded course.
 const RECORDING_STEP: Duration = Duration::from_micros(500);
 
@@ -117,7 +117,7 @@ pub struct AdaptiveResult {
 impl AdaptiveResult {
     /// Returns the mean rate from `from_ms` on for `for_ms`, in 10^6 per second.
     #[must_use]
-    pub fn rate(&self, from_ms: f64, for_ms: f64) -> f64 {
+    pub fn mean_rate_mops(&self, from_ms: f64, for_ms: f64) -> f64 {
         let within = |p: &&AdaptivePoint| p.ms > from_ms && p.ms <= from_ms + for_ms + 1e-9;
         let rates: Vec<f64> = self
             .points
@@ -139,7 +139,7 @@ impl AdaptiveResult {
         let settled = |(from, to): (&f64, f64)| {
             let mut at = *from;
             while at + SETTLED_MS <= to + 1e-9 {
-                if self.rate(at, SETTLED_MS) >= share * best {
+                if self.mean_rate_mops(at, SETTLED_MS) >= share * best {
                     return Some(at - from);
                 }
                 at += RECORDING_STEP.as_secs_f64() * 1e3;
@@ -167,7 +167,7 @@ fn popularity(setup: &AdaptiveParameters, phase: u32) -> Popularity {
 
 /// Returns the key at which to split, so that a share `behind` of the phase's requests goes to this
 /// key and those after it.
-fn split_at(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
+fn split_key(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
     let mut chooser = KeyGenerator::new(REAL_TREE_KEYS, popularity(setup, phase), 99);
     let mut keys: Vec<u64> = (0..20_000).map(|_| chooser.next(0)).collect();
     keys.sort_unstable();
@@ -198,7 +198,7 @@ pub fn best_static(profile: &Profile, setup: &AdaptiveParameters) -> Result<(f64
             ..setup.clone()
         };
         let outcome = run(profile, &still)?;
-        let rate = outcome.rate(1.0, 3.0);
+        let rate = outcome.mean_rate_mops(1.0, 3.0);
         if rate > best.0 {
             best = (rate, begin);
         }
@@ -214,11 +214,11 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     for place in [CorePlace::Host, CorePlace::Dpu] {
         check_cores(profile, place, WORKERS_PER_SIDE + 1)?;
     }
-    let cluster = SimulatedCluster::new(profile, 1 + MACHINES, setup.seed)?;
-    let split = stable_key(split_at(setup, 0, setup.begin));
+    let cluster = SimulatedCluster::new(profile, 1 + CLIENT_MACHINES, setup.seed)?;
+    let split = stable_key(split_key(setup, 0, setup.begin));
     let stop = Rc::new(Cell::new(false));
     let servers =
-        [CorePlace::Host, CorePlace::Dpu].map(|place| serve(&cluster, setup, place, split));
+        [CorePlace::Host, CorePlace::Dpu].map(|place| start_server(&cluster, setup, place, split));
     let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
     let connectors: Vec<LocalConnector> = servers.iter().map(LocalServer::connector).collect();
     for (i, server) in servers.iter().enumerate() {
@@ -278,7 +278,7 @@ fn record_points(
 }
 
 /// Creates a server with its part of the keys, and starts its workers.
-fn serve(
+fn start_server(
     cluster: &SimulatedCluster,
     setup: &AdaptiveParameters,
     place: CorePlace,
@@ -331,7 +331,7 @@ fn serve(
 /// Returns the configuration of a client.
 fn client_config() -> ClientConfig {
     ClientConfig {
-        window: WINDOW,
+        window: CLIENT_WINDOW,
         batch: 1,
         ..ClientConfig::default()
     }
@@ -352,7 +352,7 @@ fn start_mover(
     cluster
         .simulation
         .spawn(machine, format!("mover on the {place}"), move || {
-            let mut mover = service.mover(move |giver| {
+            let mut mover = service.create_mover(move |giver| {
                 let connector = connectors[usize::from(giver)].clone();
                 PipelinedClient::connect_through(connector, &context, client_config())
             });
@@ -430,7 +430,7 @@ struct ClientCounters {
 /// A router that counts requests and answers.
 struct CountingRouter {
     router: Router,
-    clients: ClientCounters,
+    counters: ClientCounters,
 }
 
 impl ExecuteRequests for CountingRouter {
@@ -438,9 +438,9 @@ impl ExecuteRequests for CountingRouter {
         let server = self.router.server_of(op.key()).min(1);
         let taken = self.router.submit(tree, op, token)?;
         if taken {
-            let mut asked = self.clients.requests_per_server.get();
+            let mut asked = self.counters.requests_per_server.get();
             asked[server] += 1;
-            self.clients.requests_per_server.set(asked);
+            self.counters.requests_per_server.set(asked);
         }
         Ok(taken)
     }
@@ -450,9 +450,9 @@ impl ExecuteRequests for CountingRouter {
         each: impl FnMut(btree::Completion<'_>),
     ) -> Result<usize, btree::ClientError> {
         let done = self.router.poll(each)?;
-        self.clients
+        self.counters
             .answered_lookups
-            .set(self.clients.answered_lookups.get() + done as u64);
+            .set(self.counters.answered_lookups.get() + done as u64);
         Ok(done)
     }
 
@@ -492,7 +492,7 @@ impl ClientCounters {
         let gate = SimulatedBarrier::default();
         self.running_clients.set(setup.clients);
         for i in 0..setup.clients {
-            let machine = 1 + i % MACHINES;
+            let machine = 1 + i % CLIENT_MACHINES;
             let (context, gate, own) = (
                 cluster.contexts[machine].clone(),
                 gate.clone(),
@@ -532,7 +532,7 @@ impl ClientCounters {
             .collect::<Result<Vec<_>, _>>()?;
         let mut counted = CountingRouter {
             router: Router::new(parts),
-            clients: self.clone(),
+            counters: self.clone(),
         };
         gate.wait();
         let began = verbs::time::now();
@@ -581,7 +581,10 @@ mod tests {
             "something moved"
         );
         // The initial split is wrong in the second phase.
-        let (a, f) = (adaptive.rate(20.0, 4.0), fixed.rate(20.0, 4.0));
+        let (a, f) = (
+            adaptive.mean_rate_mops(20.0, 4.0),
+            fixed.mean_rate_mops(20.0, 4.0),
+        );
         assert!(a > 1.1 * f, "{a} {f}");
     }
 }

@@ -67,7 +67,7 @@ pub struct BtreeParameters {
 const MAX_REAL_TREE_KEYS: u64 = 1 << 14;
 
 /// Minimum warm-up, because clients begin with whole windows.
-const WARM_UP: Duration = Duration::from_micros(150);
+const MIN_WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
@@ -127,7 +127,7 @@ impl BtreeParameters {
         }
     }
 
-    fn shape(&self, keys: u64) -> TreeSize {
+    fn tree_size(&self, keys: u64) -> TreeSize {
         TreeSize {
             keys,
             node_bytes: self.node_bytes,
@@ -147,12 +147,12 @@ impl BtreeParameters {
             )]
             let at = |share: f64, keys: u64| (share * keys as f64).round() as u64;
             let (first, end) = (at(from, all), at(to, all));
-            let shape = self.shape(at(to, self.keys) - at(from, self.keys));
+            let shape = self.tree_size(at(to, self.keys) - at(from, self.keys));
             ServerKeyRange {
                 place,
                 cost_tree_size: shape,
-                first,
-                real_shape: shape.with_keys_same_levels(end - first),
+                first_key_number: first,
+                real_tree_size: shape.with_keys_same_levels(end - first),
             }
         };
         let parts = match self.dpu_share {
@@ -165,7 +165,7 @@ impl BtreeParameters {
                 ]
             }
         };
-        let has_keys = |part: &ServerKeyRange| part.real_shape.keys > 0;
+        let has_keys = |part: &ServerKeyRange| part.real_tree_size.keys > 0;
         parts.into_iter().filter(has_keys).collect()
     }
 }
@@ -177,9 +177,9 @@ struct ServerKeyRange {
     /// Shape of the tree that determines the cost of walks.
     cost_tree_size: TreeSize,
     /// Number of the first key of the real tree.
-    first: u64,
+    first_key_number: u64,
     /// Shape of the real tree.
-    real_shape: TreeSize,
+    real_tree_size: TreeSize,
 }
 
 /// Result of the experiment.
@@ -218,15 +218,15 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     }
     let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
     check_costs(&cluster, profile, setup)?;
-    let servers = parts.iter().map(|part| serve(&cluster, setup, part));
+    let servers = parts.iter().map(|part| start_server(&cluster, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
-    assign_to_others(&parts, &servers)?;
+    announce_key_ranges(&parts, &servers)?;
     let clients = ClientCounters::default();
     clients.start(&cluster, setup, &parts, &servers)?;
     cluster.advance_time(warm_up(setup));
-    let (from, before) = (cluster.simulation.now(), clients.done.get());
+    let (from, before) = (cluster.simulation.now(), clients.answered_requests.get());
     cluster.advance_time(setup.time);
-    let (to, after) = (cluster.simulation.now(), clients.done.get());
+    let (to, after) = (cluster.simulation.now(), clients.answered_requests.get());
     cluster.finish()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
@@ -234,7 +234,7 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     }
     let levels = parts
         .iter()
-        .map(|part| part.real_shape.nodes_per_level().len() as u64);
+        .map(|part| part.real_tree_size.nodes_per_level().len() as u64);
     #[expect(
         clippy::cast_precision_loss,
         reason = "counts and times far below 2^52"
@@ -260,13 +260,13 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
     let (context, machine) = cluster.context_and_machine(0, setup.place)?;
     let all = ServerKeyRange {
         place: setup.place,
-        cost_tree_size: setup.shape(setup.keys),
-        first: 0,
-        real_shape: setup
-            .shape(setup.keys)
+        cost_tree_size: setup.tree_size(setup.keys),
+        first_key_number: 0,
+        real_tree_size: setup
+            .tree_size(setup.keys)
             .with_keys_same_levels(MAX_REAL_TREE_KEYS),
     };
-    let server = load(context, setup, &all)?;
+    let server = create_loaded_server(context, setup, &all)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
     let walk_cost = Rc::new(WalkCost::of(&all.cost_tree_size, 0));
     for i in 0..setup.cores as u64 {
@@ -278,7 +278,7 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
             .spawn(machine, format!("core {i}"), move || {
                 let begun = verbs::time::now();
                 for _ in 0..LOCAL_LOOKUPS_PER_CORE {
-                    let key = stable_key(random.below(all.real_shape.keys));
+                    let key = stable_key(random.below(all.real_tree_size.keys));
                     walk_cost.charge_walks(1);
                     if store.get(0, key) != Ok(Some(value_of(key, 0))) {
                         wrong.set(true);
@@ -301,7 +301,7 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
 const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
 
 fn warm_up(setup: &BtreeParameters) -> Duration {
-    (setup.time / 5).max(WARM_UP)
+    (setup.time / 5).max(MIN_WARM_UP)
 }
 
 /// Fails for a profile that lacks the costs of a server's cores.
@@ -318,8 +318,12 @@ fn check_costs(
 }
 
 /// Creates a server and loads its tree.
-fn load(context: &Context, setup: &BtreeParameters, part: &ServerKeyRange) -> Result<LocalServer> {
-    let small = part.real_shape;
+fn create_loaded_server(
+    context: &Context,
+    setup: &BtreeParameters,
+    part: &ServerKeyRange,
+) -> Result<LocalServer> {
+    let small = part.real_tree_size;
     let config = ServerConfig {
         node_bytes: setup.node_bytes,
         // Capacity for nodes that are not full.
@@ -333,7 +337,7 @@ fn load(context: &Context, setup: &BtreeParameters, part: &ServerKeyRange) -> Re
     let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.cost_tree_size);
     let server = LocalServer::new(context, config, runtime)?;
     let entry = |i| {
-        let key = stable_key(part.first + i);
+        let key = stable_key(part.first_key_number + i);
         (key, value_of(key, 0))
     };
     let store = server.service().store();
@@ -342,13 +346,13 @@ fn load(context: &Context, setup: &BtreeParameters, part: &ServerKeyRange) -> Re
 }
 
 /// Tells each server which keys the other servers have, so that it redirects clients.
-fn assign_to_others(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result<()> {
+fn announce_key_ranges(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
             let range = (
-                stable_key(part.first),
-                next.map(|next| stable_key(next.first)),
+                stable_key(part.first_key_number),
+                next.map(|next| stable_key(next.first_key_number)),
             );
             let owner = RangeOwner {
                 server: other,
@@ -364,13 +368,13 @@ fn assign_to_others(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result
 }
 
 /// Creates a server, loads its tree, and starts its workers.
-fn serve(
+fn start_server(
     cluster: &SimulatedCluster,
     setup: &BtreeParameters,
     part: &ServerKeyRange,
 ) -> Result<LocalServer> {
     let (context, machine) = cluster.context_and_machine(0, part.place)?;
-    let mut server = load(context, setup, part)?;
+    let mut server = create_loaded_server(context, setup, part)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {}", part.place);
         cluster
@@ -384,7 +388,7 @@ fn serve(
 #[derive(Clone, Debug, Default)]
 struct ClientCounters {
     /// Number of requests that were answered.
-    done: Rc<Cell<u64>>,
+    answered_requests: Rc<Cell<u64>>,
     running: Rc<Cell<usize>>,
     reports: Rc<RefCell<Vec<LoadReport>>>,
     failure: Rc<RefCell<Option<String>>>,
@@ -400,7 +404,7 @@ impl ClientCounters {
         servers: &[LocalServer],
     ) -> Result<()> {
         let workload = Workload {
-            keys: parts.iter().map(|part| part.real_shape.keys).sum(),
+            keys: parts.iter().map(|part| part.real_tree_size.keys).sum(),
             ..Workload::default()
         };
         let gate = SimulatedBarrier::default();
@@ -437,8 +441,17 @@ impl ClientCounters {
                     gate.wait();
                     verbs::time::charge_time(Duration::from_nanos(later));
                     let until = LoadEnd::At(verbs::time::now() + time);
-                    let (router, done) = (Router::new(pipelines), Rc::clone(&own.done));
-                    load::run(&mut CountingRouter { router, done }, &workload, until, seed)
+                    let (router, done) =
+                        (Router::new(pipelines), Rc::clone(&own.answered_requests));
+                    load::run(
+                        &mut CountingRouter {
+                            router,
+                            answered_requests: done,
+                        },
+                        &workload,
+                        until,
+                        seed,
+                    )
                 });
                 match ran {
                     Ok(report) => own.reports.borrow_mut().push(report),
@@ -492,7 +505,7 @@ impl ClientCounters {
 /// A router that counts answers while it runs.
 struct CountingRouter {
     router: Router,
-    done: Rc<Cell<u64>>,
+    answered_requests: Rc<Cell<u64>>,
 }
 
 impl ExecuteRequests for CountingRouter {
@@ -502,7 +515,8 @@ impl ExecuteRequests for CountingRouter {
 
     fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         let done = self.router.poll(each)?;
-        self.done.set(self.done.get() + done as u64);
+        self.answered_requests
+            .set(self.answered_requests.get() + done as u64);
         Ok(done)
     }
 

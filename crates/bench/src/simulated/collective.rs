@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
-use collective::{Config, ring_of, slice_bytes};
+use collective::{Config, ring_of, slice_bytes_for_block};
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::{Bounds, Mix, MixOperation, Operation, Profile, Transport, Verb};
 
 use super::SimulatedCluster;
 pub use crate::collective::{CollectiveParameters, CollectiveResult};
-use crate::collective::{outcome, run_rank};
+use crate::collective::{combine_ranks, run_rank};
 
 /// Bytes of a clear-to-send entry.
 const CLEAR_TO_SEND_BYTES: u32 = 40;
@@ -42,7 +42,7 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
     }
     cluster.finish()?;
     let measured = measured.take().into_iter().collect::<Result<Vec<_>>>()?;
-    outcome(setup, &measured)
+    combine_ranks(setup, &measured)
 }
 
 /// Returns the bus bandwidth that the model allows, in 10^9 bytes per second, and its bottleneck.
@@ -60,12 +60,12 @@ pub fn bus_bandwidth_bound(
     } else {
         setup.bytes
     };
-    let slice = slice_bytes(block, setup.slice_bytes).min(block);
+    let slice = slice_bytes_for_block(block, setup.slice_bytes).min(block);
     let slice = u32::try_from(slice).context("slices below 4 GiB")?;
     let data = Operation::new(Verb::RdmaWrite, Transport::Rc, slice);
-    let data = data.with_imm().signaled(1.0);
+    let data = data.with_imm().with_signaled_fraction(1.0);
     let clear = Operation::new(Verb::RdmaWrite, Transport::Rc, CLEAR_TO_SEND_BYTES);
-    let clear = clear.inlined().signaled(1.0 / 32.0);
+    let clear = clear.inlined().with_signaled_fraction(1.0 / 32.0);
     let both = [Role::Requester, Role::Responder];
     #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
     let lanes = setup.lanes as u32;

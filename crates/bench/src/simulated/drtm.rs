@@ -91,7 +91,7 @@ struct Client {
     put_share: f64,
     /// Value that the client writes into locks that it takes.
     lock_value: u64,
-    counts: Rc<AllClientsCounters>,
+    shared_counters: Rc<AllClientsCounters>,
 }
 
 /// Counters of all clients.
@@ -151,7 +151,7 @@ impl Client {
                 return Ok(true);
             }
             NextStep::Lock(_) => {
-                count(&self.counts.refused_locks);
+                count(&self.shared_counters.refused_locks);
                 return Ok(true);
             }
             NextStep::Unlock(record) => {
@@ -161,13 +161,13 @@ impl Client {
                         self.lock_value
                     );
                 }
-                count(&self.counts.finished_puts);
+                count(&self.shared_counters.finished_puts);
             }
             NextStep::Get => {}
         }
-        count(&self.counts.finished_operations);
+        count(&self.shared_counters.finished_operations);
         self.steps[place] = self.choose_operation();
-        Ok(!self.counts.is_over.get())
+        Ok(!self.shared_counters.is_over.get())
     }
 
     fn choose_operation(&mut self) -> NextStep {
@@ -182,7 +182,7 @@ impl Client {
     fn add(&mut self, place: usize) -> Result<()> {
         let (value, word) = self.answer_slices[place];
         let lock = |record: usize| {
-            let lock = self.locks.at((record * LOCK_BYTES) as u64);
+            let lock = self.locks.starting_at((record * LOCK_BYTES) as u64);
             lock.context("a lock is outside of its memory")
         };
         let wr = match self.steps[place] {
@@ -190,7 +190,7 @@ impl Client {
                 let at = self.random.below(RECORDS as u64) * RECORD_STRIDE_BYTES as u64;
                 let from = self
                     .values
-                    .at(at)
+                    .starting_at(at)
                     .context("a value is outside of its memory")?;
                 self.list.rdma_read(value, from)
             }
@@ -254,7 +254,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
             random: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
             put_share: setup.puts,
             lock_value: i as u64 + 1,
-            counts: Rc::clone(&counts),
+            shared_counters: Rc::clone(&counts),
         };
         let failure = Rc::clone(&failure);
         cluster.spawn(machine, format!("client {i}"), move || {

@@ -60,7 +60,7 @@ pub struct KvParameters {
 /// Minimum warm-up. Clients begin simultaneously with whole windows, and the server needs some
 /// round trips to reach a steady state. At 98 M/s, a round trip of 128 clients with 32 requests
 /// each takes 42 µs.
-const WARM_UP: Duration = Duration::from_micros(150);
+const MIN_WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
@@ -171,7 +171,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     }
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
-    let cost_ns = mixes::lookup_ns(profile, setup.batch > 1);
+    let cost_ns = mixes::herd_request_work_ns(profile, setup.batch > 1);
     let loops = worker_loops_config(profile, setup);
     let config = ServerConfig {
         design: setup.design,
@@ -215,7 +215,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         false => 0,
     };
-    let warm_up = (setup.time / 5).max(WARM_UP) + Duration::from_nanos(within);
+    let warm_up = (setup.time / 5).max(MIN_WARM_UP) + Duration::from_nanos(within);
     let gate = SimulatedBarrier::default();
     let done = Rc::new(Cell::new(0u64));
     let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
@@ -244,7 +244,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
                 gate.wait();
                 let until = LoadEnd::At(verbs::time::now() + time);
                 verbs::time::charge_time(Duration::from_nanos(later));
-                load::run_counting(&mut pipeline, &workload, until, seed, |n| {
+                load::run_with_progress(&mut pipeline, &workload, until, seed, |n| {
                     done.set(done.get() + n);
                 })
             });
@@ -266,7 +266,11 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
     }
-    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
+    let counters = || {
+        cluster
+            .simulation
+            .nic_counters(cluster.simulation.machine(0))
+    };
     cluster.advance_time(warm_up);
     let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
     cluster.advance_time(setup.time);

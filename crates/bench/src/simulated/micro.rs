@@ -17,7 +17,7 @@ use simnic::NicCounters;
 
 use super::SimulatedCluster;
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
-use crate::micro::{self, MeasuredRole, MeasurementTask, ResponderMemory, TaskResult};
+use crate::micro::{self, MeasuredRole, MeasurementTask, SharedAtomicCounters, TaskResult};
 use crate::nic::OpenNic;
 
 /// Runs a task once, in virtual time.
@@ -79,7 +79,7 @@ fn run_on(
             pages.name()
         );
     }
-    check_atomics(profile, task)?;
+    check_atomic_times(profile, task)?;
     let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
     if receive == PayloadDestination::Inline {
         cluster.simulation.enable_inline_receive();
@@ -92,7 +92,7 @@ fn run_on(
         };
         let (context, cores) = cluster.context_and_machine(index, place)?;
         let nic = OpenNic::open_on(context)?;
-        let target = ResponderMemory::new(&nic, task)?;
+        let target = SharedAtomicCounters::new(&nic, task)?;
         Ok((cores, Rc::new((nic, target))))
     };
     let (cores, machines): (Vec<_>, Vec<_>) = (0..=processes)
@@ -133,8 +133,8 @@ fn run_on(
         });
     }
     let counted = match task {
-        MeasurementTask::Stream(stream) if is_rate_counted(stream) => {
-            counted_mops(&cluster, stream, || ended.get() == threads)
+        MeasurementTask::Stream(stream) if is_rate_from_nic_counters(stream) => {
+            nic_counted_mops(&cluster, stream, || ended.get() == threads)
         }
         _ => None,
     };
@@ -158,12 +158,14 @@ fn run_on(
     for machine in &machines {
         micro::fail_if_wrong(machine.1.find_wrong_sum()?)?;
     }
-    let counters = cluster.simulation.counters(cluster.simulation.machine(0));
+    let counters = cluster
+        .simulation
+        .nic_counters(cluster.simulation.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
 }
 
 /// Fails for atomics if the profile has no times for them.
-fn check_atomics(profile: &Profile, task: &MeasurementTask) -> Result<()> {
+fn check_atomic_times(profile: &Profile, task: &MeasurementTask) -> Result<()> {
     let known = profile.processing.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some();
     if task.verb() == micro::Verb::Atomics && !known {
         bail!(
@@ -178,18 +180,22 @@ fn check_atomics(profile: &Profile, task: &MeasurementTask) -> Result<()> {
 /// Returns true if the NIC's counters give the rate. Bursts are measured from one burst to the
 /// next. READs and atomics are done when their responses are back, which the requesters see
 /// themselves.
-fn is_rate_counted(stream: &micro::VerbStream) -> bool {
+fn is_rate_from_nic_counters(stream: &micro::VerbStream) -> bool {
     !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
 }
 
 /// Returns the rate of the measured NIC's sent or received messages in 10^6 per second, without the
 /// beginning and the end of a stream. `None` if all threads end before that.
-fn counted_mops(
+fn nic_counted_mops(
     cluster: &SimulatedCluster,
     stream: &micro::VerbStream,
     ended: impl Fn() -> bool,
 ) -> Option<f64> {
-    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
+    let counters = || {
+        cluster
+            .simulation
+            .nic_counters(cluster.simulation.machine(0))
+    };
     let count = || match stream.direction {
         MeasuredRole::Outbound => counters().sent_messages,
         MeasuredRole::Inbound => counters().received_messages,
@@ -245,7 +251,7 @@ mod tests {
             let TaskResult::Latency(latency) = outcome else {
                 panic!("a ping-pong has a latency");
             };
-            let whole = if ping.is_one_way() { 2.0 } else { 1.0 };
+            let whole = if ping.has_one_way_latency() { 2.0 } else { 1.0 };
             let round_trip = whole * latency.latency_ns_p50;
             assert!(
                 (1200.0..3500.0).contains(&round_trip),
@@ -271,7 +277,7 @@ mod tests {
         ];
         for (verb, of, payload_bytes, inline) in cases {
             let parameters = MicroParameters {
-                batch: Some(1),
+                wrs_per_doorbell: Some(1),
                 window: Some(1),
                 signal_every: Some(1),
                 payload_bytes: (verb != Verb::Atomics).then_some(payload_bytes),
@@ -306,7 +312,7 @@ mod tests {
         ] {
             for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (4, 2.0)] {
                 let parameters = MicroParameters {
-                    direction,
+                    measured_role: direction,
                     queue_pairs: Some(queue_pairs),
                     payload_bytes: Some(65536),
                     window: Some(16),
@@ -328,7 +334,7 @@ mod tests {
     fn no_rate_is_above_what_binds_it() {
         for payload_bytes in [8, 256] {
             let parameters = MicroParameters {
-                direction: MeasuredRole::Inbound,
+                measured_role: MeasuredRole::Inbound,
                 threads: Some(14),
                 queue_pairs: Some(4),
                 payload_bytes: Some(payload_bytes),

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
-use simnic::{Cluster, ClusterMachine};
+use simnic::{Cluster, HostOrDpu};
 use verbs::{Context, Provider, Waiter};
 
 /// Error: the profile lacks costs that a design needs.
@@ -80,7 +80,7 @@ impl SimulatedCluster {
         &self,
         machine: usize,
         place: CorePlace,
-    ) -> Result<(&Context, ClusterMachine)> {
+    ) -> Result<(&Context, HostOrDpu)> {
         let contexts = match place {
             CorePlace::Host => &self.contexts,
             CorePlace::Dpu => &self.dpus,

@@ -146,7 +146,7 @@ fn devices_are_named_by_machine_and_place() {
     assert_eq!(names(&cluster.contexts), ["sim0", "sim1"]);
     assert_eq!(names(&cluster.dpus), ["sim0_dpu", "sim1_dpu"]);
     let cores = |place| {
-        cluster.simulation.cores(
+        cluster.simulation.core_count(
             cluster
                 .simulation
                 .machine_at_place(0, place)

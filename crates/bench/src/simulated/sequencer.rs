@@ -168,13 +168,13 @@ impl LoopPolicies {
 const CLIENT_START_SPREAD_NS: u64 = 2000;
 
 /// About what a core of a server takes for a request.
-const SERVER_REQUEST_NS: u64 = 100;
+const SERVER_NS_PER_REQUEST: u64 = 100;
 
 /// Clients that are stop-and-go begin within the time in which the server answers a window of each. If they began
 /// together they would stay in step for milliseconds: the server would have nothing to do while all send their next window.
 pub(super) fn client_start_spread_ns(clients: usize, window: usize, cores: usize) -> u64 {
     let requests = (clients * window / cores.max(1)) as u64;
-    (requests * SERVER_REQUEST_NS).max(CLIENT_START_SPREAD_NS)
+    (requests * SERVER_NS_PER_REQUEST).max(CLIENT_START_SPREAD_NS)
 }
 
 /// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
@@ -400,7 +400,7 @@ fn outcome(
     for machine in 0..cluster.contexts.len() {
         let counters = cluster
             .simulation
-            .counters(cluster.simulation.machine(machine));
+            .nic_counters(cluster.simulation.machine(machine));
         messages.sent += counters.sent_messages;
         messages.received += counters.received_messages;
         messages.dropped += counters.dropped_messages;

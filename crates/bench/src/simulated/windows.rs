@@ -14,7 +14,7 @@ use verbs::{Access, Inline, MrSlice, Postlist, QueuePair, RemoteMemory, Waiter, 
 use super::SimulatedCluster;
 
 /// Bytes of each READ or WRITE.
-const BYTES: usize = 8;
+const PAYLOAD_BYTES: usize = 8;
 
 /// Maximum time per READ or WRITE with many outstanding, all cores together.
 const MAX_TIME_PER_OPERATION: Duration = Duration::from_nanos(20);
@@ -59,7 +59,8 @@ impl MeasuredCore {
                 let wr = if self.setup.verb == Verb::RdmaRead {
                     self.list.rdma_read(self.local_slice, self.remote)
                 } else {
-                    self.list.rdma_write(Inline(&[0; BYTES]), self.remote)
+                    self.list
+                        .rdma_write(Inline(&[0; PAYLOAD_BYTES]), self.remote)
                 };
                 if i == self.setup.window {
                     wr.signaled();
@@ -95,21 +96,21 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     for (i, there) in cluster.contexts.iter().enumerate().skip(1) {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let there_pd = there.alloc_pd()?;
-        let memory = there_pd.alloc(BYTES, access)?;
+        let memory = there_pd.alloc(PAYLOAD_BYTES, access)?;
         let (cq, there_cq) = (cluster.contexts[0].create_cq(depth)?, there.create_cq(1)?);
         let qp = pd.qp::<verbs::Rc>(&cq, &cq);
         let qp = qp.max_send_wr(depth).max_recv_wr(1);
-        let qp = qp.inline_up_to(u32::try_from(BYTES)?).build()?;
+        let qp = qp.inline_up_to(u32::try_from(PAYLOAD_BYTES)?).build()?;
         let peer = there_pd.qp::<verbs::Rc>(&there_cq, &there_cq);
         let peer = peer.max_recv_wr(1).access(access).build()?;
         let (to, from) = (peer.endpoint(), qp.endpoint());
-        let results = pd.alloc(BYTES, Access::LOCAL_WRITE)?;
+        let results = pd.alloc(PAYLOAD_BYTES, Access::LOCAL_WRITE)?;
         let qp = qp.connect(&to)?;
         others.push(peer.connect(&from)?);
         let core = MeasuredCore {
             list: qp.postlist(1),
             qp,
-            local_slice: results.slice(0..BYTES)?,
+            local_slice: results.slice(0..PAYLOAD_BYTES)?,
             remote: memory.remote(),
             setup: *setup,
         };
@@ -125,7 +126,11 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     // windows, and the sent messages are counted.
     let windows = u32::try_from(8 * cores * setup.window)?;
     let time = setup.time.max(MAX_TIME_PER_OPERATION * windows);
-    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
+    let counters = || {
+        cluster
+            .simulation
+            .nic_counters(cluster.simulation.machine(0))
+    };
     cluster.advance_time(time);
     let before = counters();
     cluster.advance_time(time);

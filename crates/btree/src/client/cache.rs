@@ -1,7 +1,7 @@
 //! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
 //! node.
 
-use crate::node::{META_WORD, Node, NodeWords};
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, Node, NodeWords};
 
 /// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl NodeCache {
             *word = node.0.word(i);
         }
         debug_assert!(
-            into[META_WORD] >> 32 > 0,
+            into[LEVEL_FLAGS_COUNT_INDEX] >> 32 > 0,
             "leaves change too often to be kept"
         );
     }

@@ -19,21 +19,21 @@ const NEW_LATENCY_WEIGHT: f64 = 1.0 / 16.0;
 /// The measured latencies of both ways.
 #[derive(Debug)]
 pub(super) struct AccessChooser {
-    access: AccessDesign,
+    configured_access: AccessDesign,
     random: Random,
     /// Average latencies in nanoseconds, for lookups and for SCANs: by RPC, and by READs. `None` before the first
     /// measurement.
     mean_latencies_ns: [[Option<f64>; 2]; 2],
 }
 
-fn latency_index(op: &Op) -> usize {
+fn op_kind_index(op: &Op) -> usize {
     usize::from(matches!(op, Op::Scan { .. }))
 }
 
 impl AccessChooser {
     pub(super) fn new(access: AccessDesign, seed: u64) -> Self {
         Self {
-            access,
+            configured_access: access,
             random: Random::new(seed),
             mean_latencies_ns: [[None; 2]; 2],
         }
@@ -42,19 +42,19 @@ impl AccessChooser {
     /// Returns true if a request goes by READs. Changes do so only with [`AccessDesign::Read`], and only if `changes` is
     /// true.
     #[inline]
-    pub(super) fn uses_reads(&mut self, op: &Op, changes: bool) -> bool {
+    pub(super) fn chooses_reads(&mut self, op: &Op, changes: bool) -> bool {
         match op {
             Op::Get { .. } | Op::Scan { .. } => {}
             Op::Put { .. } | Op::Delete { .. } => {
-                return changes && self.access == AccessDesign::Read;
+                return changes && self.configured_access == AccessDesign::Read;
             }
             Op::Handover { .. } | Op::Load => return false,
         }
-        match self.access {
+        match self.configured_access {
             AccessDesign::Rpc => false,
             AccessDesign::Read => true,
             AccessDesign::Auto => {
-                let [rpc, read] = self.mean_latencies_ns[latency_index(op)];
+                let [rpc, read] = self.mean_latencies_ns[op_kind_index(op)];
                 let read_is_better = match (rpc, read) {
                     (Some(rpc), Some(read)) => read < rpc,
                     // A way that was not measured yet is tried.
@@ -68,10 +68,12 @@ impl AccessChooser {
     /// Adds the latency of a request to its average.
     #[inline]
     pub(super) fn record_latency(&mut self, op: &Op, by_reads: bool, latency: Duration) {
-        if self.access != AccessDesign::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
+        if self.configured_access != AccessDesign::Auto
+            || !matches!(op, Op::Get { .. } | Op::Scan { .. })
+        {
             return;
         }
-        let average = &mut self.mean_latencies_ns[latency_index(op)][usize::from(by_reads)];
+        let average = &mut self.mean_latencies_ns[op_kind_index(op)][usize::from(by_reads)];
         #[expect(clippy::cast_precision_loss, reason = "a latency")]
         let new = latency.as_nanos() as f64;
         *average = Some(average.map_or(new, |old| old + NEW_LATENCY_WEIGHT * (new - old)));
@@ -84,7 +86,9 @@ mod tests {
 
     fn share_of_reads(choice: &mut AccessChooser) -> f64 {
         let get = Op::Get { key: 1 };
-        let reads = (0..6400).filter(|_| choice.uses_reads(&get, false)).count();
+        let reads = (0..6400)
+            .filter(|_| choice.chooses_reads(&get, false))
+            .count();
         f64::from(u32::try_from(reads).expect("small")) / 6400.0
     }
 
@@ -110,8 +114,8 @@ mod tests {
         assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Rpc, 1)) == 0.0);
         assert!(share_of_reads(&mut AccessChooser::new(AccessDesign::Read, 1)) == 1.0);
         let delete = Op::Delete { key: 1 };
-        assert!(!AccessChooser::new(AccessDesign::Read, 1).uses_reads(&delete, false));
-        assert!(AccessChooser::new(AccessDesign::Read, 1).uses_reads(&delete, true));
-        assert!(!AccessChooser::new(AccessDesign::Auto, 1).uses_reads(&delete, true));
+        assert!(!AccessChooser::new(AccessDesign::Read, 1).chooses_reads(&delete, false));
+        assert!(AccessChooser::new(AccessDesign::Read, 1).chooses_reads(&delete, true));
+        assert!(!AccessChooser::new(AccessDesign::Auto, 1).chooses_reads(&delete, true));
     }
 }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use rpc::{UdPortConfig, herd, one_sided};
-use service::sessions::change_span;
-use service::{ConnectError, Connection, Protocol, ServerLocation};
-use verbs::{Context, PortGid, ProtectionDomain};
+use service::sessions::change_number_span;
+use service::{ClientSession, ConnectError, Protocol, ServerLocation};
+use verbs::{Context, PortAndGidIndex, ProtectionDomain};
 
 use super::error::ClientError;
 use super::lane::Lane;
@@ -20,7 +20,7 @@ const MAX_ANSWER_BYTES: usize = 1664;
 #[derive(Debug)]
 pub(super) struct SessionOpener {
     pub(super) config: ClientConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
     target: ServerLocation<Rendezvous>,
@@ -32,7 +32,7 @@ pub(super) struct SessionOpener {
 pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) walker: Option<WalkingClient>,
-    pub(super) connection: Connection,
+    pub(super) connection: ClientSession,
     pub(super) server_incarnation: u64,
     pub(super) tree_count: usize,
 }
@@ -40,7 +40,7 @@ pub(super) struct OpenSession {
 /// The client's queue pairs before the server has answered.
 struct Prepared {
     lanes: Vec<herd::PreparedClient>,
-    reads: Option<one_sided::Prepared>,
+    read_qp: Option<one_sided::Prepared>,
     node_bytes: usize,
     recv_depth: u32,
     max_answer_bytes: usize,
@@ -82,14 +82,14 @@ impl SessionOpener {
     }
 
     fn open(&self) -> Result<OpenSession, ClientError> {
-        let patience = self.config.deadline().max(Duration::from_secs(1));
+        let patience = self.config.request_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
             .target
             .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (mut prepared, accepted, connection) = opened?;
         let (server, trees) = (prepared.server_incarnation, prepared.tree_count);
-        let walker = match prepared.reads.take() {
+        let walker = match prepared.read_qp.take() {
             None => None,
             Some(reads) => {
                 let memory = accepted.memory;
@@ -128,7 +128,7 @@ impl SessionOpener {
         AccessDesign::Rpc
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
-        let port = self.answer_port(welcome.max_answer);
+        let port = self.answer_port_config(welcome.max_answer);
         let payload = welcome.layout.payload;
         let lanes = (0..welcome.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
@@ -153,7 +153,7 @@ impl SessionOpener {
         };
         let prepared = Prepared {
             lanes,
-            reads,
+            read_qp: reads,
             node_bytes: welcome.node_bytes,
             recv_depth: port.recv_depth,
             max_answer_bytes: port.max_recv_payload_bytes,
@@ -164,7 +164,7 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers.
-    fn answer_port(&self, max_answer: usize) -> UdPortConfig {
+    fn answer_port_config(&self, max_answer: usize) -> UdPortConfig {
         // Long SCANs have several outstanding messages.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
@@ -186,7 +186,7 @@ impl SessionOpener {
         if accepted.lanes.len() != prepared.lanes.len() {
             return Err(ClientError::refused("its answer lacks workers"));
         }
-        let span = change_span(self.config.window);
+        let span = change_number_span(self.config.window);
         let of = (prepared.recv_depth, prepared.max_answer_bytes);
         let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {

@@ -27,13 +27,13 @@ pub(super) struct Lane {
     /// RECVs that no request has reserved. A message without a RECV would be lost.
     unreserved_recvs: u32,
     /// Bytes of the longest message.
-    max_message_bytes: usize,
+    max_answer_message_bytes: usize,
     /// The number of the last change.
     last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
     outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
-    max_change_distance: u32,
+    max_change_seq_span: u32,
     pub(super) doorbells: u64,
     pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
@@ -48,7 +48,7 @@ pub(super) struct CompleteAnswer<'a> {
 }
 
 impl Lane {
-    /// Creates a lane over a connected client with `unreserved_recvs` RECVs of `max_message_bytes` bytes.
+    /// Creates a lane over a connected client with `unreserved_recvs` RECVs of `max_answer_message_bytes` bytes.
     pub(super) fn new(
         client: herd::Client,
         batch: usize,
@@ -57,16 +57,16 @@ impl Lane {
     ) -> Self {
         let window = client.layout().window;
         Self {
-            oldest_unanswered: client.next_number(),
+            oldest_unanswered: client.next_request_number(),
             client,
             requests_per_doorbell: batch,
             slot_requests: vec![(0, NO_REQUEST, 0); window as usize].into(),
             unsent_requests: 0,
             unreserved_recvs: recvs,
-            max_message_bytes: answer_bytes,
+            max_answer_message_bytes: answer_bytes,
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
-            max_change_distance: span,
+            max_change_seq_span: span,
             doorbells: 0,
             pending_error: None,
             last_activity: time::now(),
@@ -79,7 +79,7 @@ impl Lane {
     fn max_answer_messages(&self, op: &Op, entries_before: usize) -> u32 {
         match op {
             Op::Scan { limit, .. } => {
-                let each = (self.max_message_bytes - SCAN_HEADER_BYTES) / wire::ENTRY_BYTES;
+                let each = (self.max_answer_message_bytes - SCAN_HEADER_BYTES) / wire::ENTRY_BYTES;
                 let left = (*limit as usize).saturating_sub(entries_before);
                 let messages = left.div_ceil(each.max(1)).max(1);
                 u32::try_from(messages).map_or(MAX_SCAN_MESSAGES, |m| m.min(MAX_SCAN_MESSAGES))
@@ -92,7 +92,7 @@ impl Lane {
     #[inline]
     pub(super) fn has_room(&self, op: &Op, entries_before: usize) -> bool {
         let apart = |&oldest: &u32| {
-            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_distance
+            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
         self.slot_is_free()
             && self.unreserved_recvs >= self.max_answer_messages(op, entries_before)
@@ -102,14 +102,14 @@ impl Lane {
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest_unanswered == self.client.next_number()
+        self.oldest_unanswered == self.client.next_request_number()
     }
 
     #[inline]
     fn slot_is_free(&self) -> bool {
         let under_way = self
             .client
-            .next_number()
+            .next_request_number()
             .wrapping_sub(self.oldest_unanswered);
         (under_way as usize) < self.slot_requests.len()
     }
@@ -141,11 +141,11 @@ impl Lane {
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn enqueue(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
-        let messages = self.max_answer_messages(&pending.op, pending.entries_before);
+        let messages = self.max_answer_messages(&pending.op, pending.earlier_entry_count);
         let mut op = pending.op;
         let mut number = pending.change_seq;
         if let Op::Scan { limit, .. } = &mut op {
-            *limit = limit.saturating_sub(u32::try_from(pending.entries_before).unwrap_or(0));
+            *limit = limit.saturating_sub(u32::try_from(pending.earlier_entry_count).unwrap_or(0));
             number = messages;
         }
         let (bytes, length) = op.encode(pending.tree, number);
@@ -218,7 +218,7 @@ impl Lane {
             done(pending, slot, CompleteAnswer { answer });
         })?;
         if received > 0 {
-            let next = self.client.next_number();
+            let next = self.client.next_request_number();
             let mask = self.slot_requests.len() - 1;
             while self.oldest_unanswered != next
                 && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST
@@ -232,9 +232,9 @@ impl Lane {
 
 /// Stores the entries of a SCAN's message. Returns true if the answer is complete.
 fn store_entries(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
-    let entries_before = pending.entries_before;
+    let entries_before = pending.earlier_entry_count;
     // Entries beyond the announced count are ignored.
-    if pending.received_messages == 0 {
+    if pending.received_entry_count == 0 {
         pending
             .entries
             .resize(entries_before + answer.total_entries, (0, 0));
@@ -243,8 +243,8 @@ fn store_entries(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
     if let Some(places) = pending.entries.get_mut(from..) {
         for (place, entry) in places.iter_mut().zip(answer.entries()) {
             *place = entry;
-            pending.received_messages += 1;
+            pending.received_entry_count += 1;
         }
     }
-    pending.received_messages >= answer.total_entries
+    pending.received_entry_count >= answer.total_entries
 }

@@ -16,9 +16,10 @@ use verbs::{RemoteMemory, time};
 use super::request::{Answer, ClientStats, Pending};
 use super::walker::{AwaitedCompletion, StepOutcome, WalkingClient};
 use crate::node::{
-    CHECKSUM_WORD, HEADER_WORDS, NextStep, Node, VERSION_WORD, encode_meta, entries_per_node,
+    CHECKSUM_WORD, HEADER_WORDS, NextStep, Node, VERSION_WORD, encode_level_flags_count,
+    entries_per_node,
 };
-use crate::node::{META_WORD, NodeWords};
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, NodeWords};
 use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
@@ -37,7 +38,7 @@ enum ChangePlan {
 
 /// Returns the effect of a change on this leaf, which may be locked by any client.
 fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
-    if !leaf.may_change() {
+    if !leaf.keys_may_change() {
         return ChangePlan::AskServer;
     }
     let found = leaf.find(op.key()).is_ok();
@@ -56,10 +57,10 @@ fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
 }
 
 /// Applies a change to the words of a leaf that has room for it.
-fn apply(words: &mut [u64], op: &Op) {
+fn apply_op_to_words(words: &mut [u64], op: &Op) {
     let room = entries_per_node(words.len());
     let (count, place) = (Node(&*words).entry_count(), Node(&*words).find(op.key()));
-    let header = words[META_WORD] & !0xffff;
+    let header = words[LEVEL_FLAGS_COUNT_INDEX] & !0xffff;
     let (keys, values) = (HEADER_WORDS, HEADER_WORDS + room);
     let shift = |words: &mut [u64], by: isize, from: usize| {
         for start in [keys, values] {
@@ -84,7 +85,7 @@ fn apply(words: &mut [u64], op: &Op) {
         }
         _ => count,
     };
-    words[META_WORD] = header | encode_meta(0, 0, count);
+    words[LEVEL_FLAGS_COUNT_INDEX] = header | encode_level_flags_count(0, 0, count);
     words[VERSION_WORD] = words[VERSION_WORD].wrapping_add(1);
     words[CHECKSUM_WORD] = Node(&*words).checksum_of_words();
 }
@@ -103,11 +104,11 @@ impl WalkingClient {
     fn remote_node_from_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
         let node = self.walks[slot as usize].current_node;
         let at = node.checked_mul(self.node_bytes as u64)?;
-        self.nodes.at(at + 8 * word as u64)
+        self.nodes.starting_at(at + 8 * word as u64)
     }
 
     /// Processes the intact leaf of a change.
-    pub(super) fn leaf_to_change(
+    pub(super) fn plan_and_lock_leaf(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -120,13 +121,13 @@ impl WalkingClient {
             ChangePlan::AskServer => return Ok(Some(StepOutcome::AskServer)),
             ChangePlan::ChangeLeaf { .. } => {}
         }
-        self.lock(slot)?;
+        self.prepare_lock_and_read(slot)?;
         Ok(None)
     }
 
     /// Prepares the lock of the slot's leaf, and a READ under the lock.
-    fn lock(&mut self, slot: u32) -> Result<(), RpcError> {
-        let Some(writes) = self.writes else {
+    fn prepare_lock_and_read(&mut self, slot: u32) -> Result<(), RpcError> {
+        let Some(writes) = self.write_parameters else {
             return Ok(());
         };
         self.last_acquisition = self.last_acquisition.wrapping_add(1);
@@ -146,7 +147,7 @@ impl WalkingClient {
     }
 
     /// Prepares the unlock of the leaf. Its completion also covers the work requests prepared before.
-    fn unlock(&mut self, slot: u32, then: AwaitedCompletion) -> Result<(), RpcError> {
+    fn prepare_unlock(&mut self, slot: u32, then: AwaitedCompletion) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
         walk.awaited_completion = then;
         let word = walk.held_lock_word;
@@ -194,7 +195,9 @@ impl WalkingClient {
     ) -> Result<Option<StepOutcome>, RpcError> {
         if self.queue.buffer_word(slot, self.atomic_result_offset())? != 0 {
             stats.contended += 1;
-            let lease = self.writes.map_or(0, |writes| u64::from(writes.lease_ms));
+            let lease = self
+                .write_parameters
+                .map_or(0, |writes| u64::from(writes.lease_ms));
             let waited = time::now().duration_since(pending.submitted_at);
             if waited.as_millis() > u128::from(lease / 2) {
                 return Ok(Some(StepOutcome::AskServer));
@@ -207,31 +210,31 @@ impl WalkingClient {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if !leaf.has_valid_checksum()
-            || leaf.next(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
+            || leaf.next_walk_step(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
         {
             // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;
-            self.unlock(slot, AwaitedCompletion::Unlock)?;
+            self.prepare_unlock(slot, AwaitedCompletion::Unlock)?;
             return Ok(None);
         }
         let found = match plan(leaf, &pending.op) {
             ChangePlan::NoChange { found } => {
-                self.unlock(slot, AwaitedCompletion::UnlockAndComplete { found })?;
+                self.prepare_unlock(slot, AwaitedCompletion::UnlockAndComplete { found })?;
                 return Ok(None);
             }
             ChangePlan::AskServer => {
-                self.unlock(slot, AwaitedCompletion::UnlockAndAskServer)?;
+                self.prepare_unlock(slot, AwaitedCompletion::UnlockAndAskServer)?;
                 return Ok(None);
             }
             ChangePlan::ChangeLeaf { found } => found,
         };
-        self.write(slot, &pending.op, found)?;
+        self.prepare_change_writes(slot, &pending.op, found)?;
         Ok(None)
     }
 
     /// Applies a change to the leaf in the slot's buffer. Prepares the WRITEs of redo entry and leaf, and the unlock,
     /// in one postlist.
-    fn write(&mut self, slot: u32, op: &Op, found: bool) -> Result<(), RpcError> {
+    fn prepare_change_writes(&mut self, slot: u32, op: &Op, found: bool) -> Result<(), RpcError> {
         let node_words = self.node_bytes / 8;
         let (node, word) = {
             let walk = &self.walks[slot as usize];
@@ -246,24 +249,26 @@ impl WalkingClient {
         {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
-        apply(leaf, op);
-        redo::seal(&mut entry, node, word);
+        apply_op_to_words(leaf, op);
+        redo::complete_entry(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
         self.queue.reserve_postlist_room(3);
         self.queue.write_buffer(slot, at, &bytes)?;
         let place = u64::from(slot) * bytes.len() as u64;
-        let redo_entry = self.writes.and_then(|writes| writes.redo.at(place));
+        let redo_entry = self
+            .write_parameters
+            .and_then(|writes| writes.redo.starting_at(place));
         self.queue
             .prepare_write((slot, at), bytes.len(), redo_entry)?;
         let body = (slot, at + 8 * redo::BODY_WORD_INDEX);
         let to = self.remote_node_from_word(slot, VERSION_WORD);
         self.queue.prepare_write(body, self.node_bytes - 8, to)?;
-        self.unlock(slot, AwaitedCompletion::Write { found })
+        self.prepare_unlock(slot, AwaitedCompletion::Write { found })
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
-    pub(super) fn retry_waiting(&mut self, pending: &[Pending]) {
+    pub(super) fn restart_delayed_walks(&mut self, pending: &[Pending]) {
         let now = time::now_ns();
         let mut i = 0;
         while let Some(&(slot, until)) = self.lock_retries.get(i) {
@@ -326,7 +331,7 @@ mod tests {
             {}
         };
         walker.walks[0].current_node = root;
-        walker.lock(0).expect("prepared");
+        walker.prepare_lock_and_read(0).expect("prepared");
         walker.queue.flush().expect("posted");
         wait(walker);
         assert_eq!(
@@ -341,7 +346,9 @@ mod tests {
             value: 51,
             when: PutCondition::Always,
         };
-        walker.write(0, &put, true).expect("prepared");
+        walker
+            .prepare_change_writes(0, &put, true)
+            .expect("prepared");
         walker.queue.post_first(posted).expect("posted");
         if posted == 3 {
             wait(walker);
@@ -405,7 +412,7 @@ mod tests {
             steps in proptest::collection::vec((0u64..40, any::<u64>(), any::<bool>()), 0..80),
         ) {
             let mut words = vec![0u64; 64];
-            words[META_WORD] = crate::node::FLAG_LAST_OF_LEVEL;
+            words[LEVEL_FLAGS_COUNT_INDEX] = crate::node::FLAG_LAST_OF_LEVEL;
             words[CHECKSUM_WORD] = Node(&words[..]).checksum_of_words();
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
@@ -418,7 +425,7 @@ mod tests {
                     ChangePlan::AskServer => continue,
                     ChangePlan::NoChange { found } => found,
                     ChangePlan::ChangeLeaf { found } => {
-                        apply(&mut words, &op);
+                        apply_op_to_words(&mut words, &op);
                         found
                     }
                 };

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rpc::RpcError;
 use rpc::one_sided::RequestSteps;
-use service::{ConnectError, Connection, ServerLocation};
+use service::{ClientSession, ConnectError, ServerLocation};
 use verbs::{Context, Waiter, time};
 
 use super::choice::AccessChooser;
@@ -51,7 +51,7 @@ pub struct PipelinedClient {
     /// The client's READ path, if it has one.
     walker: Option<WalkingClient>,
     access_chooser: AccessChooser,
-    connection: Option<Connection>,
+    connection: Option<ClientSession>,
     pending: Vec<Pending>,
     free_slots: Vec<u32>,
     /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
@@ -121,7 +121,7 @@ impl PipelinedClient {
             stats: ClientStats::default(),
             opener,
         };
-        pipeline.reconnect(now + pipeline.opener.config.deadline())?;
+        pipeline.reconnect(now + pipeline.opener.config.request_timeout())?;
         Ok(pipeline)
     }
 
@@ -177,7 +177,8 @@ impl PipelinedClient {
             lanes => slot as usize % lanes,
         };
         let changes = self.walker.as_ref().map(WalkingClient::changes_leaves);
-        let by_reads = changes.is_some_and(|changes| self.access_chooser.uses_reads(op, changes));
+        let by_reads =
+            changes.is_some_and(|changes| self.access_chooser.chooses_reads(op, changes));
         let lane = &mut self.lanes[number];
         if !by_reads && !lane.has_room(op, 0) {
             return Ok(false);
@@ -196,8 +197,8 @@ impl PipelinedClient {
         pending.submission_number = self.next_submission_number;
         pending.uses_reads = by_reads;
         pending.entries.clear();
-        pending.received_messages = 0;
-        pending.entries_before = 0;
+        pending.received_entry_count = 0;
+        pending.earlier_entry_count = 0;
         pending.submitted_at = self.last_clock_reading;
         self.next_submission_number += 1;
         if by_reads && let Some(walker) = &mut self.walker {
@@ -278,7 +279,7 @@ impl PipelinedClient {
             let (now, resend_queue, before) =
                 (&mut self.last_clock_reading, &mut self.resend_queue, *done);
             let choice = &mut self.access_chooser;
-            let deadline = self.opener.config.deadline();
+            let deadline = self.opener.config.request_timeout();
             let mut busy = 0;
             let polled = lane.poll(pending, stats, |pending, slot, complete| {
                 if *done == before {
@@ -336,7 +337,7 @@ impl PipelinedClient {
             return Ok(0);
         };
         if !walker.lock_retries.is_empty() {
-            walker.retry_waiting(&self.pending);
+            walker.restart_delayed_walks(&self.pending);
         }
         let (free, resend_queue, now) = (
             &mut self.free_slots,
@@ -387,7 +388,7 @@ impl PipelinedClient {
         while let Some(&slot) = self.resend_queue.front() {
             let pending = &mut self.pending[slot as usize];
             let lane = &mut self.lanes[pending.lane_index];
-            if !lane.has_room(&pending.op, pending.entries_before) {
+            if !lane.has_room(&pending.op, pending.earlier_entry_count) {
                 break;
             }
             self.resend_queue.pop_front();
@@ -418,7 +419,7 @@ impl PipelinedClient {
         each: &mut impl FnMut(Completion<'_>),
     ) -> Result<usize, ClientError> {
         tracing::info!("connecting again, {} under way: {why}", self.outstanding());
-        let deadline = self.opener.config.deadline();
+        let deadline = self.opener.config.request_timeout();
         let oldest = self
             .pending
             .iter()
@@ -449,8 +450,8 @@ impl PipelinedClient {
             let late = self.last_clock_reading.duration_since(pending.submitted_at) >= deadline;
             if !late && !uncertain[slot as usize] && connected.is_ok() {
                 // Entries of the incomplete answer are requested again.
-                pending.entries.truncate(pending.entries_before);
-                pending.received_messages = 0;
+                pending.entries.truncate(pending.earlier_entry_count);
+                pending.received_entry_count = 0;
                 pending.uses_reads = false;
                 self.stats.retries += 1;
                 self.resend_queue.push_back(slot);
@@ -531,8 +532,8 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
             let next = answer.has_more_entries.then_some(answer.value_or_next_key);
             match next {
                 Some(from) if pending.entries.len() < limit as usize => {
-                    pending.entries_before = pending.entries.len();
-                    pending.received_messages = 0;
+                    pending.earlier_entry_count = pending.entries.len();
+                    pending.received_entry_count = 0;
                     pending.op = Op::Scan { from, end, limit };
                     return AnswerEffect::Resend;
                 }

@@ -110,10 +110,10 @@ pub(super) struct Pending {
     /// True if the client READs nodes for the request.
     pub(super) uses_reads: bool,
     /// Entries of a SCAN from earlier answers.
-    pub(super) entries_before: usize,
+    pub(super) earlier_entry_count: usize,
     /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(u64, u64)>,
-    pub(super) received_messages: usize,
+    pub(super) received_entry_count: usize,
     pub(super) submitted_at: Instant,
 }
 
@@ -140,9 +140,9 @@ impl Pending {
             change_seq: 0,
             submission_number: 0,
             uses_reads: false,
-            entries_before: 0,
+            earlier_entry_count: 0,
             entries: Vec::new(),
-            received_messages: 0,
+            received_entry_count: 0,
             submitted_at: now,
         }
     }

@@ -140,7 +140,7 @@ impl Router {
     }
 
     /// Submits a request to the server that owns its key. Returns false if that pipeline has no room.
-    fn route(&mut self, slot: u32) -> Result<bool, ClientError> {
+    fn submit_to_owner(&mut self, slot: u32) -> Result<bool, ClientError> {
         let Some(routed) = &self.requests[slot as usize] else {
             return Ok(true);
         };
@@ -210,7 +210,11 @@ impl Router {
     }
 
     /// Continues the requests that got an intermediate answer.
-    fn process_intermediate(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
+    fn process_deferred_answers(
+        &mut self,
+        each: &mut impl FnMut(Completion<'_>),
+        done: &mut usize,
+    ) {
         for (slot, seen) in std::mem::take(&mut self.deferred_answers) {
             let Some(request) = &mut self.requests[slot as usize] else {
                 continue;
@@ -221,7 +225,7 @@ impl Router {
                     self.owners.record_owner(&moved);
                     let now = time::now();
                     let late = now.duration_since(request.submitted_at)
-                        >= self.servers[0].config().deadline();
+                        >= self.servers[0].config().request_timeout();
                     late.then_some((Answer::Lost, now))
                 }
                 DeferredAnswer::Entries(entries, next, seen) => {
@@ -278,7 +282,7 @@ impl ExecuteRequests for Router {
             scanned_entries: Vec::new(),
             submitted_at: time::now(),
         });
-        let taken = self.route(slot)?;
+        let taken = self.submit_to_owner(slot)?;
         if !taken {
             self.requests[slot as usize] = None;
             self.free_slots.push(slot);
@@ -288,14 +292,14 @@ impl ExecuteRequests for Router {
 
     fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         while let Some(&slot) = self.resend_queue.front() {
-            if !self.route(slot)? {
+            if !self.submit_to_owner(slot)? {
                 break;
             }
             self.resend_queue.pop_front();
         }
         let mut done = 0;
         let polled = self.poll_servers(&mut each, &mut done);
-        self.process_intermediate(&mut each, &mut done);
+        self.process_deferred_answers(&mut each, &mut done);
         polled.map(|()| done)
     }
 

@@ -18,7 +18,7 @@ use crate::walk_cost;
 use crate::wire::Op;
 
 /// Largest number of READs for a lookup, or for a leaf of a SCAN, before the server is asked.
-const MAX_READS: u8 = 40;
+const MAX_READS_PER_WALK: u8 = 40;
 
 /// Largest number of steps to the right among cached nodes, before the next node is READ.
 const MAX_RIGHT_STEPS: u32 = 16;
@@ -76,7 +76,7 @@ pub(super) struct WalkingClient {
     pub(super) nodes: RemoteMemory,
     pub(super) node_bytes: usize,
     /// The parameters for changing leaves, if the client may change them.
-    pub(super) writes: Option<LeafWriteParameters>,
+    pub(super) write_parameters: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
     pub(super) last_acquisition: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
@@ -119,7 +119,7 @@ impl WalkingClient {
             queue: prepared.connect(&memory.endpoint, room.next_multiple_of(64))?,
             nodes: memory.nodes,
             node_bytes,
-            writes: memory.writes,
+            write_parameters: memory.writes,
             last_acquisition: 0,
             lock_retries: Vec::new(),
             cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
@@ -129,12 +129,12 @@ impl WalkingClient {
 
     /// Returns the number of doorbells so far.
     pub(super) fn doorbells(&self) -> u64 {
-        self.queue.doorbells()
+        self.queue.posted_doorbells()
     }
 
     /// Returns true if this client changes leaves itself.
     pub(super) fn changes_leaves(&self) -> bool {
-        self.writes.is_some()
+        self.write_parameters.is_some()
     }
 
     /// Returns true if the slot's request may have changed a leaf by now.
@@ -164,7 +164,7 @@ impl WalkingClient {
             Some((node, level)) => self.descend(slot, tree, (node, level), 0),
             None => {
                 self.walks[slot as usize].current_node = 0;
-                self.read(slot)
+                self.prepare_node_read(slot)
             }
         }
     }
@@ -189,31 +189,31 @@ impl WalkingClient {
             else {
                 break;
             };
-            match cached.next(key, tree.into(), level) {
+            match cached.next_walk_step(key, tree.into(), level) {
                 NextStep::Child(child) => {
                     parent = node;
                     (node, level) = (child, level - 1);
                 }
                 NextStep::Sibling(right) => {
                     // The node that led here is outdated.
-                    self.drop_outdated(tree, parent);
+                    self.drop_cached_parent(tree, parent);
                     node = right;
                     right_steps += 1;
                 }
                 NextStep::Leaf | NextStep::Restart => {
                     self.cache.remove(node);
-                    self.drop_outdated(tree, parent);
+                    self.drop_cached_parent(tree, parent);
                     break;
                 }
             }
         }
         let walk = &mut self.walks[slot as usize];
         (walk.current_node, walk.level, walk.cached_parent) = (node, level, parent);
-        self.read(slot)
+        self.prepare_node_read(slot)
     }
 
     /// Drops the cached inner node, or the root if `parent` is 0, that led to a wrong node.
-    fn drop_outdated(&mut self, tree: u8, parent: u64) {
+    fn drop_cached_parent(&mut self, tree: u8, parent: u64) {
         match parent {
             0 => self.cache.set_root(tree, None),
             parent => self.cache.remove(parent),
@@ -222,7 +222,7 @@ impl WalkingClient {
 
     /// Prepares the READ of the slot's present node.
     #[inline]
-    pub(super) fn read(&mut self, slot: u32) -> Result<(), RpcError> {
+    pub(super) fn prepare_node_read(&mut self, slot: u32) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
         walk.awaited_completion = AwaitedCompletion::Read;
         walk.reads_so_far = walk.reads_so_far.saturating_add(1);
@@ -231,14 +231,18 @@ impl WalkingClient {
             _ => self.node_bytes,
         };
         let at = walk.current_node.checked_mul(self.node_bytes as u64);
-        let from = at.and_then(|at| self.nodes.at(at));
+        let from = at.and_then(|at| self.nodes.starting_at(at));
         let from = from.filter(|from| from.len >= bytes as u64);
         self.queue.prepare_read((slot, 0), bytes, from)
     }
 
     /// Restarts a walk at a root that is READ again.
-    fn restart(&mut self, slot: u32, tree: u8) -> Result<Option<StepOutcome>, RpcError> {
-        if self.walks[slot as usize].reads_so_far >= MAX_READS {
+    fn restart_at_reread_root(
+        &mut self,
+        slot: u32,
+        tree: u8,
+    ) -> Result<Option<StepOutcome>, RpcError> {
+        if self.walks[slot as usize].reads_so_far >= MAX_READS_PER_WALK {
             return Ok(Some(StepOutcome::AskServer));
         }
         self.cache.set_root(tree, None);
@@ -255,7 +259,7 @@ impl WalkingClient {
     ) -> Result<Option<StepOutcome>, RpcError> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
-        if leaf.is_moved() {
+        if leaf.is_owned_elsewhere() {
             // The server's answer tells who owns the keys.
             return Ok(Some(StepOutcome::AskServer));
         }
@@ -266,7 +270,7 @@ impl WalkingClient {
                 let value = leaf.find(key).ok().map(|place| leaf.value(place));
                 return Ok(Some(StepOutcome::Answer(Answer::Value(value))));
             }
-            Op::Put { .. } | Op::Delete { .. } => return self.leaf_to_change(pending, slot),
+            Op::Put { .. } | Op::Delete { .. } => return self.plan_and_lock_leaf(pending, slot),
             Op::Handover { .. } | Op::Load => return Ok(Some(StepOutcome::AskServer)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
@@ -298,7 +302,7 @@ impl WalkingClient {
         walk.reads_so_far = 0;
         walk.current_node = sibling;
         walk.cached_parent = 0;
-        self.read(slot)?;
+        self.prepare_node_read(slot)?;
         Ok(None)
     }
 }
@@ -349,7 +353,7 @@ impl RequestSteps for WalkingClient {
             self.descend(slot, tree, root, 0)?;
             return Ok(None);
         }
-        if reads >= MAX_READS {
+        if reads >= MAX_READS_PER_WALK {
             return Ok(Some(StepOutcome::AskServer));
         }
         walk_cost::charge_read_node(self.node_bytes);
@@ -357,10 +361,10 @@ impl RequestSteps for WalkingClient {
         let arrived = Node(words);
         if !arrived.has_valid_checksum() {
             stats.torn += 1;
-            self.read(slot)?;
+            self.prepare_node_read(slot)?;
             return Ok(None);
         }
-        match arrived.next(key, tree.into(), level) {
+        match arrived.next_walk_step(key, tree.into(), level) {
             NextStep::Leaf => self.process_leaf(pending, slot),
             NextStep::Child(child) => {
                 if self.caches_nodes {
@@ -371,14 +375,14 @@ impl RequestSteps for WalkingClient {
             }
             NextStep::Sibling(right) => {
                 stats.stale += 1;
-                self.drop_outdated(tree, parent);
+                self.drop_cached_parent(tree, parent);
                 self.descend(slot, tree, (right, level), 0)?;
                 Ok(None)
             }
             NextStep::Restart => {
                 stats.stale += 1;
-                self.drop_outdated(tree, parent);
-                self.restart(slot, tree)
+                self.drop_cached_parent(tree, parent);
+                self.restart_at_reread_root(slot, tree)
             }
         }
     }

@@ -22,7 +22,7 @@ pub use service::workload::Popularity;
 /// The distance between stable keys.
 pub const STABLE_KEY_DISTANCE: u64 = 256;
 /// Largest number of clients with own keys.
-pub const MAX_CLIENTS: u64 = STABLE_KEY_DISTANCE - 1;
+pub const MAX_OWN_KEY_CLIENTS: u64 = STABLE_KEY_DISTANCE - 1;
 
 /// Returns stable key number `i`.
 #[inline]

@@ -7,7 +7,7 @@ use service::random::Random;
 use service::workload::KeyGenerator;
 use verbs::time;
 
-use super::{LoadReport, MAX_CLIENTS, Workload, belongs_to_key, stable_key, value_of};
+use super::{LoadReport, MAX_OWN_KEY_CLIENTS, Workload, belongs_to_key, stable_key, value_of};
 use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutCondition};
 
 /// The end of a load.
@@ -46,7 +46,7 @@ enum RequestKind {
 
 impl RequestKind {
     /// Returns the token for this kind and the number of a key, below 2^40.
-    fn token(self, i: u64) -> u64 {
+    fn encode_token(self, i: u64) -> u64 {
         let (kind, more) = match self {
             Self::Lookup => (0, 0),
             Self::ReadUpdate => (1, 0),
@@ -77,7 +77,7 @@ impl RequestKind {
 
 /// Cumulative upper bounds of a random 32-bit number, by which an operation is chosen.
 #[derive(Debug)]
-struct OperationBounds {
+struct OperationChoiceBounds {
     update_bound: u64,
     insert_bound: u64,
     own_lookup_bound: u64,
@@ -85,7 +85,7 @@ struct OperationBounds {
     read_update_bound: u64,
 }
 
-impl OperationBounds {
+impl OperationChoiceBounds {
     fn of(w: &Workload) -> Self {
         let mut sum = 0.0;
         let mut next = |share: f64| {
@@ -111,17 +111,17 @@ impl OperationBounds {
 struct LoadRun<'w> {
     workload: &'w Workload,
     chooser: KeyGenerator,
-    bounds: OperationBounds,
+    bounds: OperationChoiceBounds,
     /// Offset of this client's own keys from the stable keys.
     own_key_offset: u64,
     /// The state of each own key.
     own_key_states: Vec<u8>,
     /// The number of the own key that was inserted or deleted last.
-    last_own_key: u64,
+    last_changed_own_key: u64,
     last_stamp: u32,
     length_random: Random,
     /// Numbers of the keys that were read by a read-modify-write and are not yet updated.
-    pending_updates: Vec<u64>,
+    keys_awaiting_update: Vec<u64>,
     latency_ns: Histogram<u64>,
     report: LoadReport,
 }
@@ -145,10 +145,10 @@ pub fn put_stable_keys(
         }
         run.poll_and_check_answers(requests)?;
     }
-    Ok(run.finish(requests, started))
+    Ok(run.into_report(requests, started))
 }
 
-/// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_CLIENTS`] selects the client's own keys.
+/// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_OWN_KEY_CLIENTS`] selects the client's own keys.
 ///
 /// # Errors
 /// If the server cannot be reached any more.
@@ -181,10 +181,10 @@ pub fn run(
         stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
         if (stopping || begun >= most)
             && requests.outstanding() == 0
-            && run.pending_updates.is_empty()
+            && run.keys_awaiting_update.is_empty()
         {
             run.delete_own_keys(requests)?;
-            return Ok(run.finish(requests, started));
+            return Ok(run.into_report(requests, started));
         }
     }
 }
@@ -196,13 +196,13 @@ impl<'w> LoadRun<'w> {
         Self {
             workload,
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
-            bounds: OperationBounds::of(workload),
-            own_key_offset: 1 + seed % MAX_CLIENTS,
+            bounds: OperationChoiceBounds::of(workload),
+            own_key_offset: 1 + seed % MAX_OWN_KEY_CLIENTS,
             own_key_states: vec![OWN_KEY_ABSENT; usize::try_from(own).unwrap_or(0)],
-            last_own_key: 0,
+            last_changed_own_key: 0,
             last_stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
             length_random: Random::new(seed ^ 0x5ca1ab1e),
-            pending_updates: Vec::new(),
+            keys_awaiting_update: Vec::new(),
             latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
         }
@@ -214,18 +214,18 @@ impl<'w> LoadRun<'w> {
         &mut self,
         requests: &mut impl ExecuteRequests,
     ) -> Result<bool, ClientError> {
-        if requests.outstanding() + self.pending_updates.len() >= requests.window() {
+        if requests.outstanding() + self.keys_awaiting_update.len() >= requests.window() {
             return Ok(false);
         }
-        let dice = self.chooser.random_32_bits();
-        let i = self.chooser.next(self.last_own_key);
+        let dice = self.chooser.next_u32_as_u64();
+        let i = self.chooser.next(self.last_changed_own_key);
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
         if dice < self.bounds.update_bound {
             return self.update(requests, i);
         }
         if dice < self.bounds.insert_bound {
-            return self.insert(requests);
+            return self.toggle_next_own_key(requests);
         }
         let (op, kind) = if dice < self.bounds.own_lookup_bound {
             match self
@@ -258,7 +258,7 @@ impl<'w> LoadRun<'w> {
         } else {
             (lookup, kind)
         };
-        requests.submit(tree, &op, kind.token(i))
+        requests.submit(tree, &op, kind.encode_token(i))
     }
 
     fn update(&mut self, requests: &mut impl ExecuteRequests, i: u64) -> Result<bool, ClientError> {
@@ -269,20 +269,23 @@ impl<'w> LoadRun<'w> {
             value: value_of(key, self.last_stamp),
             when: PutCondition::Always,
         };
-        requests.submit(self.workload.tree, &op, RequestKind::Update.token(i))
+        requests.submit(self.workload.tree, &op, RequestKind::Update.encode_token(i))
     }
 
     /// Inserts the next own key, or deletes it if it is there.
-    fn insert(&mut self, requests: &mut impl ExecuteRequests) -> Result<bool, ClientError> {
-        let i = (self.last_own_key + 1) % self.workload.keys;
-        let begun = self.insert_or_delete(requests, i)?;
+    fn toggle_next_own_key(
+        &mut self,
+        requests: &mut impl ExecuteRequests,
+    ) -> Result<bool, ClientError> {
+        let i = (self.last_changed_own_key + 1) % self.workload.keys;
+        let begun = self.toggle_own_key(requests, i)?;
         if begun {
-            self.last_own_key = i;
+            self.last_changed_own_key = i;
         }
         Ok(begun)
     }
 
-    fn insert_or_delete(
+    fn toggle_own_key(
         &mut self,
         requests: &mut impl ExecuteRequests,
         i: u64,
@@ -303,7 +306,7 @@ impl<'w> LoadRun<'w> {
             // The state of the key is unknown, so the key is skipped.
             _ => return Ok(true),
         };
-        let begun = requests.submit(self.workload.tree, &op, kind.token(i))?;
+        let begun = requests.submit(self.workload.tree, &op, kind.encode_token(i))?;
         if begun {
             *state = OWN_KEY_UNKNOWN;
         }
@@ -317,7 +320,7 @@ impl<'w> LoadRun<'w> {
         while i < self.own_key_states.len() || requests.outstanding() > 0 {
             while i < self.own_key_states.len()
                 && (self.own_key_states[i] != OWN_KEY_PRESENT
-                    || self.insert_or_delete(requests, i as u64)?)
+                    || self.toggle_own_key(requests, i as u64)?)
             {
                 i += 1;
             }
@@ -337,7 +340,7 @@ impl<'w> LoadRun<'w> {
         let (report, own, found) = (
             &mut self.report,
             &mut self.own_key_states,
-            &mut self.pending_updates,
+            &mut self.keys_awaiting_update,
         );
         let (latency, offset) = (&mut self.latency_ns, self.own_key_offset);
         requests.poll(|done| {
@@ -356,16 +359,16 @@ impl<'w> LoadRun<'w> {
             // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
         })?;
-        while let Some(i) = self.pending_updates.pop() {
+        while let Some(i) = self.keys_awaiting_update.pop() {
             if !self.update(requests, i)? {
-                self.pending_updates.push(i);
+                self.keys_awaiting_update.push(i);
                 break;
             }
         }
         Ok(seen)
     }
 
-    fn finish(mut self, requests: &impl ExecuteRequests, started: Instant) -> LoadReport {
+    fn into_report(mut self, requests: &impl ExecuteRequests, started: Instant) -> LoadReport {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
@@ -497,7 +500,7 @@ mod tests {
         ];
         for kind in all {
             let i = (1 << 40) - 3;
-            assert_eq!(RequestKind::decode_token(kind.token(i)), (kind, i));
+            assert_eq!(RequestKind::decode_token(kind.encode_token(i)), (kind, i));
         }
     }
 

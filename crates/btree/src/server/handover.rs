@@ -43,7 +43,7 @@ pub(crate) struct Handovers {
     frozen_count: AtomicUsize,
     /// The greatest version of the handovers in which this server gave or took a range.
     last_version: AtomicU64,
-    takes: Mutex<Vec<TakeRequest>>,
+    waiting_takes: Mutex<Vec<TakeRequest>>,
     /// Ranges that wait to be taken or are being taken.
     unfinished_takes: AtomicUsize,
     /// Number of entries taken.
@@ -52,7 +52,7 @@ pub(crate) struct Handovers {
 
 impl Handovers {
     /// Records the version of a completed handover, so that this server's next version is greater.
-    pub(crate) fn note_version(&self, version: u64) {
+    pub(crate) fn raise_last_version(&self, version: u64) {
         self.last_version.fetch_max(version, Ordering::AcqRel);
     }
 
@@ -112,7 +112,7 @@ impl Handovers {
                 let (from, end) = range;
                 let tree = u8::try_from(tree).unwrap_or(u8::MAX);
                 self.unfinished_takes.fetch_add(1, Ordering::AcqRel);
-                lock(&self.takes).push(TakeRequest {
+                lock(&self.waiting_takes).push(TakeRequest {
                     giver,
                     tree,
                     from,
@@ -147,8 +147,8 @@ impl Handovers {
     }
 
     /// Removes and returns the next range that this server should take.
-    pub(crate) fn next_take(&self) -> Option<TakeRequest> {
-        let mut takes = lock(&self.takes);
+    pub(crate) fn pop_waiting_take(&self) -> Option<TakeRequest> {
+        let mut takes = lock(&self.waiting_takes);
         (!takes.is_empty()).then(|| takes.remove(0))
     }
 

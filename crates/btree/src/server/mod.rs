@@ -15,8 +15,8 @@ use service::qp::connect_responder_qp;
 use service::worker::Mailbox;
 use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
 use verbs::{
-    Access as Rights, CompletionQueue, Context, PortGid, ProtectionDomain, QpEndpoint, QueuePair,
-    Rc,
+    Access as Rights, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QpEndpoint,
+    QueuePair, Rc,
 };
 
 use crate::client::{ClientError, PipelinedClient};
@@ -36,7 +36,7 @@ use worker::{Command, PendingConnection, Worker, WorkerShared};
 #[derive(Debug)]
 pub struct Btree {
     config: ServerConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
     unused_send_cq: CompletionQueue,
@@ -144,7 +144,7 @@ impl Service for Btree {
         let store = Arc::new(match config.remote_writes {
             true => {
                 let mut store = store;
-                let shared = store.share_locks(&pd, port);
+                let shared = store.enable_client_locks(&pd, port);
                 shared.map_err(ServerError::service)?;
                 store
             }
@@ -157,7 +157,7 @@ impl Service for Btree {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::MAX_REQUEST_BYTES).unwrap_or(24),
         };
-        let ud = answer_port(port, mtu);
+        let ud = answer_port_config(port, mtu);
         let doorbells = DoorbellPolicy {
             max_batch: config.batch,
             answer_queues: config.queues,
@@ -270,7 +270,7 @@ impl Service for Btree {
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
-        let (recovered_locks, expelled) = self.lock_recovery.recovered_and_revoked();
+        let (recovered_locks, expelled) = self.lock_recovery.recovery_counts();
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
@@ -307,7 +307,7 @@ impl Service for Btree {
         let btree = Arc::clone(self);
         let work = move || {
             let (context, config) = (btree.pd.context().clone(), btree.config.clone());
-            let mut mover = btree.mover(move |number| {
+            let mut mover = btree.create_mover(move |number| {
                 let server = config.servers.get(usize::from(number));
                 let server = server.cloned().unwrap_or_default();
                 let client = ClientConfig {
@@ -345,7 +345,7 @@ impl Btree {
     /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::take_chunk`]
     /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
     /// to a server by its number.
-    pub fn mover(
+    pub fn create_mover(
         &self,
         connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,
     ) -> RangeMover {
@@ -372,7 +372,9 @@ impl Btree {
             self.store.bulk_load(tree, count, fill, threads, entry)?;
             return Ok(count);
         }
-        let range = self.config.range_of(self.config.server_number.into());
+        let range = self
+            .config
+            .initial_range_of(self.config.server_number.into());
         let is_own = |key: u64| key >= range.0 && range.1.is_none_or(|end| key < end);
         let own: Vec<_> = (0..count)
             .map(entry)
@@ -407,7 +409,7 @@ impl Btree {
             .pd
             .alloc(bytes, rights)
             .map_err(RefusedClient::temporary)?;
-        let owner = self.lock_recovery.next_owner();
+        let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(LeafWriteParameters {
             owner,
             lease_ms: self.config.lease_ms,
@@ -415,7 +417,7 @@ impl Btree {
         });
         let access = ClientAccess {
             qp,
-            registrations: vec![own],
+            client_registrations: vec![own],
             redo_entries: Some(redo),
         };
         self.lock_recovery.add(index, owner, access);
@@ -440,9 +442,12 @@ impl Btree {
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
-            let herd::ConnectedClient { endpoint, qp, to } =
-                connected.map_err(RefusedClient::temporary)?;
-            let slots = herd::region_of(&worker.request_region, &self.layout, slot.index());
+            let herd::ConnectedClient {
+                endpoint,
+                qp,
+                client_destination: to,
+            } = connected.map_err(RefusedClient::temporary)?;
+            let slots = herd::client_region(&worker.request_region, &self.layout, slot.index());
             let slots =
                 slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
@@ -477,7 +482,8 @@ fn assign_ranges_of_others(store: &Store, config: &ServerConfig) -> Result<(), S
                 server: u16::try_from(number).unwrap_or(u16::MAX),
                 version: 0,
             };
-            let assigned = store.assign_range_to_other(tree, config.range_of(number), owner);
+            let assigned =
+                store.assign_range_to_other(tree, config.initial_range_of(number), owner);
             assigned.map_err(ServerError::service)?;
         }
     }
@@ -485,7 +491,7 @@ fn assign_ranges_of_others(store: &Store, config: &ServerConfig) -> Result<(), S
 }
 
 /// Returns the UD configuration for answers: a value is sent inline, a SCAN's entries from registered memory.
-fn answer_port(port: PortGid, mtu: usize) -> UdPortConfig {
+fn answer_port_config(port: PortAndGidIndex, mtu: usize) -> UdPortConfig {
     UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),

@@ -73,7 +73,7 @@ impl RangeMover {
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
     pub fn take_chunk(&mut self) -> bool {
         if self.remaining_take.is_none() {
-            self.remaining_take = self.handovers.next_take();
+            self.remaining_take = self.handovers.pop_waiting_take();
         }
         let Some(take) = self.remaining_take else {
             return false;
@@ -133,13 +133,13 @@ impl RangeMover {
         let to = self.server_number;
         let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
         while matches!(ceded, StepResult::Unknown) {
-            ceded = resolve_cession(giver, (tree, take.from), to, incarnation);
+            ceded = query_cession_outcome(giver, (tree, take.from), to, incarnation);
         }
         let StepResult::Done(version) = ceded else {
             self.store.release_nodes(reserved);
             return Ok(None);
         };
-        self.handovers.note_version(version);
+        self.handovers.raise_last_version(version);
         // Between cession and adoption no server has the range, so adoption is retried until it succeeds.
         let tree = usize::from(tree);
         let mut waiter = Waiter::never_sleeping();
@@ -206,7 +206,7 @@ fn request_step(
 }
 
 /// Asks for the first key of a range to find out whether the giver has ceded it.
-fn resolve_cession(
+fn query_cession_outcome(
     giver: &mut PipelinedClient,
     (tree, key): (u8, u64),
     to: u16,

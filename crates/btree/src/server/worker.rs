@@ -93,7 +93,7 @@ impl Worker {
             meter: LoadMeter::new(),
             walk_cost,
             sessions: WorkerSessions::new(0),
-            max_answer_bytes: Vec::new(),
+            max_answer_bytes_by_client: Vec::new(),
             entries: Vec::new(),
             answer_message: Vec::new(),
             counts: WorkerCounts::default(),
@@ -177,7 +177,7 @@ impl WorkerLoop for RunningWorker<'_> {
     #[cold]
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.rpc_server.has_clients().then(|| waiter.next_sleep()));
-        waiter.record_sleep();
+        waiter.record_external_wait();
         Ok(())
     }
 }
@@ -194,7 +194,7 @@ struct RequestHandler<'s> {
     walk_cost: Option<Arc<WalkCost>>,
     sessions: WorkerSessions,
     /// The length of the longest message that each client can receive, in bytes.
-    max_answer_bytes: Vec<usize>,
+    max_answer_bytes_by_client: Vec<usize>,
     /// The entries of the SCAN in progress.
     entries: Vec<(u64, u64)>,
     answer_message: Vec<u8>,
@@ -226,7 +226,7 @@ impl RpcHandler for RequestHandler<'_> {
             }
         }
         if let Some(walk_cost) = &self.walk_cost {
-            verbs::time::charge_requests(requests);
+            verbs::time::charge_server_requests(requests);
             walk_cost.charge_walks(requests);
         }
         BatchWalks([WalkPosition::default(); rpc::MAX_BATCH])
@@ -234,7 +234,7 @@ impl RpcHandler for RequestHandler<'_> {
 
     #[inline]
     fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
-        let Some((key, tree)) = wire::routing_key(request.payload) else {
+        let Some((key, tree)) = wire::key_and_tree_of(request.payload) else {
             return;
         };
         let tree = usize::from(tree);
@@ -280,7 +280,7 @@ impl RpcHandler for RequestHandler<'_> {
             Op::Put { .. } | Op::Delete { .. } | Op::Handover { .. } => {
                 self.change((op, tree), request.client_index, number, walk, reply);
             }
-            Op::Load => self.handle_load(request.client_index, reply),
+            Op::Load => self.reply_load_report(request.client_index, reply),
         }
     }
 }
@@ -290,10 +290,10 @@ impl RequestHandler<'_> {
     fn register_client(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
-        if self.max_answer_bytes.len() <= i {
-            self.max_answer_bytes.resize(i + 1, 0);
+        if self.max_answer_bytes_by_client.len() <= i {
+            self.max_answer_bytes_by_client.resize(i + 1, 0);
         }
-        self.max_answer_bytes[i] = answer;
+        self.max_answer_bytes_by_client[i] = answer;
     }
 
     #[inline]
@@ -317,11 +317,11 @@ impl RequestHandler<'_> {
         if let Refusal::Moved(moved) = &refusal {
             return reply.send_payload(&wire::encode_moved(moved));
         }
-        let word = self.refusal_word(refusal);
+        let word = self.handle_refusal(refusal);
         reply.send_payload(&word.to_le_bytes());
     }
 
-    fn refusal_word(&mut self, refusal: Refusal) -> u64 {
+    fn handle_refusal(&mut self, refusal: Refusal) -> u64 {
         match refusal {
             Refusal::Full => wire::answer_word(Status::Full, false),
             Refusal::Moved(_) => wire::answer_word(Status::Moved, false),
@@ -347,7 +347,7 @@ impl RequestHandler<'_> {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        let word = match session.state_of(seq) {
+        let word = match session.change_state(seq) {
             ChangeState::Answered(word) => {
                 self.counts.repeated_changes += 1;
                 word
@@ -396,7 +396,11 @@ impl RequestHandler<'_> {
         client: usize,
         reply: RequestReply<'_>,
     ) {
-        let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
+        let most = self
+            .max_answer_bytes_by_client
+            .get(client)
+            .copied()
+            .unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
         let messages = messages.clamp(1, MAX_SCAN_MESSAGES) as usize;
         let limit = (limit as usize).min(each * messages);
@@ -418,8 +422,12 @@ impl RequestHandler<'_> {
 
     /// Answers with this worker's load counters and sampled keys.
     #[cold]
-    fn handle_load(&mut self, client: usize, reply: RequestReply<'_>) {
-        let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
+    fn reply_load_report(&mut self, client: usize, reply: RequestReply<'_>) {
+        let most = self
+            .max_answer_bytes_by_client
+            .get(client)
+            .copied()
+            .unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
         self.entries.clear();
         self.meter

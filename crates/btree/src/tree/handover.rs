@@ -31,13 +31,13 @@ impl Store {
     /// Splits leaves so that one of them begins at `key`.
     fn ensure_boundary(&self, tree: usize, key: u64) -> Result<(), Refusal> {
         let from = self.index.find_covering_node(tree, key, 0)?;
-        let (_, leaf) = self.lock_for(tree, key, 0, from)?;
+        let (_, leaf) = self.lock_covering_node(tree, key, 0, from)?;
         let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
         if low == key {
             return Ok(());
         }
         let mut entries = leaf.entries_with_inserted(None);
-        if leaf.node().is_moved() {
+        if leaf.node().is_owned_elsewhere() {
             // Both leaves record the owner of their keys.
             let owner = leaf.node().value(0);
             entries.push((key, owner));
@@ -60,7 +60,7 @@ impl Store {
         let mut key = from;
         let mut node = self.index.find_covering_node(tree, key, 0)?;
         loop {
-            let (number, mut leaf) = self.lock_for(tree, key, 0, node)?;
+            let (number, mut leaf) = self.lock_covering_node(tree, key, 0, node)?;
             change(number, &mut leaf)?;
             let next = leaf.node().key_upper_bound();
             match next.filter(|next| end.is_none_or(|end| *next < end)) {
@@ -85,7 +85,7 @@ impl Store {
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
         let frozen = self.for_each_leaf(tree, range, |_, leaf| {
-            if leaf.node().is_moved() {
+            if leaf.node().is_owned_elsewhere() {
                 return Err(Refusal::Moved(super::MovedRange::of(leaf.node())));
             }
             leaf.set_flags(FLAG_FROZEN, 0);
@@ -119,7 +119,7 @@ impl Store {
         owner: RangeOwner,
     ) -> Result<(), Refusal> {
         self.for_each_leaf(tree, range, |_, leaf| {
-            if leaf.node().may_change() {
+            if leaf.node().keys_may_change() {
                 return Err(Refusal::Busy(0));
             }
             Ok(())
@@ -167,7 +167,7 @@ impl Store {
     /// [`Refusal::Full`].
     pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal> {
         let mut reserved = ReservedNodes::default();
-        let each = self.adopted_leaf_entries();
+        let each = self.entries_per_adopted_leaf();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
             match self.index.memory.allocate(false) {
@@ -184,12 +184,12 @@ impl Store {
     /// Frees reserved nodes that were not used.
     pub fn release_nodes(&self, reserved: ReservedNodes) {
         for number in reserved.nodes {
-            self.index.memory.release(number);
+            self.index.memory.free_node(number);
         }
     }
 
     /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
-    fn adopted_leaf_entries(&self) -> usize {
+    fn entries_per_adopted_leaf(&self) -> usize {
         let room = crate::node::entries_per_node(self.index.memory.node_words());
         (room * 9 / 10).max(1)
     }
@@ -210,7 +210,7 @@ impl Store {
         let mut made = Vec::new();
         let adopted = self.for_each_leaf(tree, range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
-            if leaf.node().is_moved() {
+            if leaf.node().is_owned_elsewhere() {
                 self.replace_moved_leaf(tree, leaf, entries, (reserved, &mut made))?;
             }
             Ok(())
@@ -241,7 +241,7 @@ impl Store {
             entries.partition_point(|entry| entry.0 < end)
         });
         let chunks: Vec<_> = entries[from..to.max(from)]
-            .chunks(self.adopted_leaf_entries())
+            .chunks(self.entries_per_adopted_leaf())
             .collect();
         let mut sibling = node.0[SIBLING_WORD].load(Ordering::Relaxed);
         let mut after = end;

@@ -101,7 +101,7 @@ impl Store {
         let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
         let word = self.index.memory.root_word(tree);
         word.store(encode_root(first - 1, top), Ordering::Release);
-        self.index.memory.release(old);
+        self.index.memory.free_node(old);
         Ok(())
     }
 

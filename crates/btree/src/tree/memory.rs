@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use rpc::{LoopbackQp, RpcError};
 use service::lock_recovery::SERVER_OWNER;
 use service::worker::lock;
-use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
+use verbs::{
+    Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError, prefetch,
+};
 
 use crate::node::{
-    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, HEADER_WORDS, HIGH_FENCE_WORD, LOCK_WORD,
-    LOW_FENCE_WORD, MAX_NODE_BYTES, META_WORD, Node, SIBLING_WORD, TREE_WORD, VERSION_WORD,
-    checksum_term, encode_meta, entries_per_node,
+    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, HEADER_WORDS, HIGH_FENCE_WORD,
+    LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD, LOW_FENCE_WORD, MAX_NODE_BYTES, Node, SIBLING_WORD,
+    TREE_WORD, VERSION_WORD, checksum_term, encode_level_flags_count, entries_per_node,
 };
 
 /// The magic number in word 0 of the memory.
@@ -23,7 +25,7 @@ pub const MAX_TREES: usize = 16;
 /// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
 const SPLIT_RESERVE_NODES: u64 = 32;
 /// The lock word that the server uses.
-const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
+const SERVER_LOCK_WORD: u64 = (SERVER_OWNER as u64) << 40;
 
 /// A node's number: its index in the memory. Number 0 is the header.
 pub(crate) type NodeNumber = u64;
@@ -87,10 +89,10 @@ impl StoreMemory {
     /// Prepares for clients that lock and WRITE nodes through [registrations of their own](Self::register_again). From
     /// now on the server takes locks through its own NIC, because a NIC's atomics need not be atomic with the
     /// processor's.
-    pub(crate) fn share_locks(
+    pub(crate) fn enable_client_locks(
         &mut self,
         pd: &ProtectionDomain,
-        port: PortGid,
+        port: PortAndGidIndex,
     ) -> Result<(), RpcError> {
         let own = self.register_again(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
         self.loopback_lock_access = Some(Mutex::new((LoopbackQp::new(pd, port)?, own)));
@@ -191,14 +193,14 @@ impl StoreMemory {
         number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, LockTimeout> {
-        match self.read_unlocked(number, &mut visit) {
+        match self.try_read_once(number, &mut visit) {
             Some(found) => Ok(found),
             None => self.read_with_retry(number, visit),
         }
     }
 
     #[inline]
-    fn read_unlocked<R>(
+    fn try_read_once<R>(
         &self,
         number: NodeNumber,
         visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
@@ -229,7 +231,7 @@ impl StoreMemory {
         let copy = &copy[..self.node_words];
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
-            if let Some(found) = self.read_unlocked(number, &mut visit) {
+            if let Some(found) = self.try_read_once(number, &mut visit) {
                 return Ok(found);
             }
             for (to, from) in copy.iter().zip(words) {
@@ -266,7 +268,7 @@ impl StoreMemory {
         attempt < MAX_LOCK_ATTEMPTS
             || matches!(
                 self.words_of_node(number)[LOCK_WORD].load(Ordering::Relaxed),
-                0 | SERVER_LOCK
+                0 | SERVER_LOCK_WORD
             )
     }
 
@@ -275,7 +277,7 @@ impl StoreMemory {
         let words = self.words_of_node(number);
         match &self.loopback_lock_access {
             None => {
-                let (free, locked) = (0, SERVER_LOCK);
+                let (free, locked) = (0, SERVER_LOCK_WORD);
                 words[LOCK_WORD]
                     .compare_exchange(free, locked, Ordering::Acquire, Ordering::Relaxed)
                     .ok()?;
@@ -284,9 +286,9 @@ impl StoreMemory {
                 let (loopback, own) = &mut *lock(atomics);
                 let at = own
                     .remote()
-                    .at(number.checked_mul(8 * self.node_words as u64)?)?;
+                    .starting_at(number.checked_mul(8 * self.node_words as u64)?)?;
                 // A failed queue pair counts as a lock that is not free.
-                let swapped = loopback.compare_and_swap(at, 0, SERVER_LOCK);
+                let swapped = loopback.compare_and_swap(at, 0, SERVER_LOCK_WORD);
                 fence(Ordering::Acquire);
                 swapped.ok().filter(|swapped| *swapped)?;
             }
@@ -295,7 +297,7 @@ impl StoreMemory {
         fence(Ordering::Release);
         Some(LockedNode {
             words,
-            changed: false,
+            checksum_outdated: false,
         })
     }
 
@@ -332,7 +334,7 @@ impl StoreMemory {
     }
 
     /// Frees a dead node. A reader that still knows its number finds it dead or with other fences.
-    pub(crate) fn release(&self, number: NodeNumber) {
+    pub(crate) fn free_node(&self, number: NodeNumber) {
         lock(&self.free_nodes).reusable_nodes.push(number);
     }
 }
@@ -353,7 +355,7 @@ fn pause_before_retry(attempt: u32) {
 /// unlock.
 pub(crate) struct LockedNode<'m> {
     words: &'m [AtomicU64],
-    changed: bool,
+    checksum_outdated: bool,
 }
 
 impl<'m> LockedNode<'m> {
@@ -363,13 +365,16 @@ impl<'m> LockedNode<'m> {
 
     fn set(&mut self, index: usize, word: u64) {
         self.words[index].store(word, Ordering::Relaxed);
-        self.changed = true;
+        self.checksum_outdated = true;
     }
 
     /// Initialises a new node with a level, a tree and its `entries`.
     pub(crate) fn init(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
         self.set(TREE_WORD, tree);
-        self.set(META_WORD, encode_meta(level, flags, 0));
+        self.set(
+            LEVEL_FLAGS_COUNT_INDEX,
+            encode_level_flags_count(level, flags, 0),
+        );
         self.replace_entries(entries);
     }
 
@@ -385,8 +390,8 @@ impl<'m> LockedNode<'m> {
 
     fn set_count(&mut self, count: usize) {
         let node = self.node();
-        let meta = encode_meta(node.level(), node.flags(), count);
-        self.set(META_WORD, meta);
+        let meta = encode_level_flags_count(node.level(), node.flags(), count);
+        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
@@ -400,8 +405,8 @@ impl<'m> LockedNode<'m> {
         let node = self.node();
         let last = if end.is_none() { FLAG_LAST_OF_LEVEL } else { 0 };
         let flags = node.flags() & !FLAG_LAST_OF_LEVEL | last;
-        let meta = encode_meta(node.level(), flags, node.entry_count());
-        self.set(META_WORD, meta);
+        let meta = encode_level_flags_count(node.level(), flags, node.entry_count());
+        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
         self.set(HIGH_FENCE_WORD, end.unwrap_or(u64::MAX));
         self.set(SIBLING_WORD, sibling);
     }
@@ -409,18 +414,18 @@ impl<'m> LockedNode<'m> {
     /// Sets and clears flags of the node.
     pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
         let node = self.node();
-        let meta = encode_meta(
+        let meta = encode_level_flags_count(
             node.level(),
             node.flags() & !clear | set,
             node.entry_count(),
         );
-        self.set(META_WORD, meta);
+        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Marks the node as dead and empties it.
     pub(crate) fn mark_dead(&mut self) {
-        let meta = encode_meta(self.node().level(), FLAG_DEAD, 0);
-        self.set(META_WORD, meta);
+        let meta = encode_level_flags_count(self.node().level(), FLAG_DEAD, 0);
+        self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
     }
 
     /// Inserts an entry at an index; the caller has checked that the node has room.
@@ -479,7 +484,7 @@ impl<'m> LockedNode<'m> {
 
 impl Drop for LockedNode<'_> {
     fn drop(&mut self) {
-        if self.changed {
+        if self.checksum_outdated {
             let version = self.words[VERSION_WORD]
                 .load(Ordering::Relaxed)
                 .wrapping_add(1);

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use service::lock_recovery::{LockTable, owner_of};
+use service::lock_recovery::{LockTable, lock_word_owner};
 
 use super::store::Store;
 use crate::node::{Node, checksum_term};
@@ -28,7 +28,7 @@ fn checksum(words: &[u64]) -> u64 {
 }
 
 /// Completes an entry that already contains the node's words.
-pub(crate) fn seal(entry: &mut [u64], number: u64, lock: u64) {
+pub(crate) fn complete_entry(entry: &mut [u64], number: u64, lock: u64) {
     let last = entry.len() - 1;
     (entry[0], entry[1]) = (number, lock);
     entry[last] = checksum(&entry[..last]);
@@ -36,7 +36,7 @@ pub(crate) fn seal(entry: &mut [u64], number: u64, lock: u64) {
 
 /// Returns the number, lock word and node words of an entry, or `None` if its checksum is wrong. The bytes are
 /// untrusted.
-fn open(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
+fn decode_entry(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     let (last, front) = words.split_last()?;
@@ -59,14 +59,14 @@ impl LockTable for Store {
     }
 
     fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
-        let Some((number, word, body)) = open(entry) else {
+        let Some((number, word, body)) = decode_entry(entry) else {
             return false;
         };
         let memory = self.index().memory();
         let Some(lock) = memory.node_lock_word(number) else {
             return false;
         };
-        if owner_of(word) != owner
+        if lock_word_owner(word) != owner
             || lock.load(Ordering::Acquire) != word
             || body.len() + 1 != memory.node_words()
         {
@@ -95,16 +95,16 @@ mod tests {
         #[test]
         fn an_entry_is_whole_or_none(at in 0usize..34 * 8, bit in 0u32..8) {
             let mut entry: Vec<u64> = (0..34).collect();
-            seal(&mut entry, 7, 9 << 40);
+            complete_entry(&mut entry, 7, 9 << 40);
             let mut bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
-            prop_assert_eq!(open(&bytes), Some((7, 9 << 40, entry[2..33].to_vec())));
+            prop_assert_eq!(decode_entry(&bytes), Some((7, 9 << 40, entry[2..33].to_vec())));
             bytes[at] ^= 1 << bit;
-            prop_assert_eq!(open(&bytes), None);
+            prop_assert_eq!(decode_entry(&bytes), None);
         }
 
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            prop_assert_eq!(open(&bytes), None);
+            prop_assert_eq!(decode_entry(&bytes), None);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpc::RpcError;
 use service::worker::lock;
-use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
+use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError};
 
 use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory};
 use super::walk::{MovedRange, Refusal, TreeIndex, WalkPosition, encode_root};
@@ -29,10 +29,10 @@ pub enum PutCondition {
 /// Returns an error if a leaf is being handed over or belongs to another server.
 #[inline]
 fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
-    if leaf.may_change() {
+    if leaf.keys_may_change() {
         return Ok(());
     }
-    Err(match leaf.is_moved() {
+    Err(match leaf.is_owned_elsewhere() {
         true => Refusal::Moved(MovedRange::of(leaf)),
         // A frozen leaf is refused for a short time only.
         false => Refusal::Busy(0),
@@ -40,7 +40,7 @@ fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
 }
 
 /// Largest number of nodes that a change locks to find the right one; more mean that the tree is broken.
-const MAX_LOCKED_NODES: u32 = 10_000;
+const MAX_NODES_LOCKED_PER_CHANGE: u32 = 10_000;
 
 /// Statistics of the trees of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -100,8 +100,12 @@ impl Store {
     ///
     /// # Errors
     /// If a verb fails.
-    pub fn share_locks(&mut self, pd: &ProtectionDomain, port: PortGid) -> Result<(), RpcError> {
-        self.index.memory.share_locks(pd, port)
+    pub fn enable_client_locks(
+        &mut self,
+        pd: &ProtectionDomain,
+        port: PortAndGidIndex,
+    ) -> Result<(), RpcError> {
+        self.index.memory.enable_client_locks(pd, port)
     }
 
     /// Registers the same memory again; this registration can be revoked separately.
@@ -181,7 +185,7 @@ impl Store {
     }
 
     /// Locks the node of a level that covers a key. The search begins at `from`, a node that covered the key earlier.
-    pub(super) fn lock_for(
+    pub(super) fn lock_covering_node(
         &self,
         tree: usize,
         key: u64,
@@ -189,9 +193,9 @@ impl Store {
         from: NodeNumber,
     ) -> Result<(NodeNumber, LockedNode<'_>), LockTimeout> {
         let mut node = from;
-        for _ in 0..MAX_LOCKED_NODES {
+        for _ in 0..MAX_NODES_LOCKED_PER_CHANGE {
             let locked = self.index.memory.lock(node)?;
-            match locked.node().next(key, tree as u64, level) {
+            match locked.node().next_walk_step(key, tree as u64, level) {
                 NextStep::Leaf | NextStep::Child(_) => return Ok((node, locked)),
                 NextStep::Sibling(right) => node = right,
                 NextStep::Restart => {
@@ -227,7 +231,7 @@ impl Store {
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
         self.index.walk_down(tree, key, walk)?;
-        let (_, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
+        let (_, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
         match node.find(key) {
@@ -307,7 +311,7 @@ impl Store {
             return Ok(());
         }
         let from = self.index.find_covering_node(tree, at, level)?;
-        let (_, mut parent) = self.lock_for(tree, at, level, from)?;
+        let (_, mut parent) = self.lock_covering_node(tree, at, level, from)?;
         let node = parent.node();
         match node.find(at) {
             // A merge and a split happened at the same key.
@@ -361,7 +365,7 @@ impl Store {
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
         self.index.walk_down(tree, key, walk)?;
-        let (number, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
+        let (number, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
         let Ok(place) = node.find(key) else {
@@ -397,9 +401,9 @@ impl Store {
         let children = (above.node().value(place - 1), above.node().value(place));
         let fits = a.entry_count() + b.entry_count() <= a.capacity() * 3 / 4;
         // Leaves of another server are merged only if they have the same owner word.
-        let alike = match (a.is_moved(), b.is_moved()) {
+        let alike = match (a.is_owned_elsewhere(), b.is_owned_elsewhere()) {
             (true, true) => a.value(0) == b.value(0),
-            _ => a.may_change() && b.may_change(),
+            _ => a.keys_may_change() && b.keys_may_change(),
         };
         let same = |n: Node<'_, [AtomicU64]>, level| {
             n.level() == level
@@ -416,7 +420,7 @@ impl Store {
         let sparse = above.node().entry_count() < above.node().capacity() / 4;
         drop(above);
         let mut all = locked.entries_with_inserted(None);
-        if !a.is_moved() {
+        if !a.is_owned_elsewhere() {
             all.extend(other.entries_with_inserted(None));
         }
         locked.replace_entries(&all);
@@ -427,7 +431,7 @@ impl Store {
         drop(locked);
         other.mark_dead();
         drop(other);
-        self.index.memory.release(right);
+        self.index.memory.free_node(right);
         self.merges.fetch_add(1, Ordering::Relaxed);
         if sparse {
             self.merge(tree, key, level + 1, parent);

@@ -169,7 +169,7 @@ impl TreeIndex {
         }
         match self
             .memory
-            .read(walk.node, |n| n.next(key, tree as u64, level))
+            .read(walk.node, |n| n.next_walk_step(key, tree as u64, level))
         {
             Ok(NextStep::Child(child)) => {
                 *walk = WalkPosition::at(child, level - 1);
@@ -194,7 +194,7 @@ impl TreeIndex {
             let level = walk.level;
             match self
                 .memory
-                .read(walk.node, |n| n.next(key, tree as u64, level))?
+                .read(walk.node, |n| n.next_walk_step(key, tree as u64, level))?
             {
                 NextStep::Child(child) => {
                     *walk = WalkPosition::at(child, level - 1);
@@ -221,8 +221,8 @@ impl TreeIndex {
                 self.walk_down(tree, key, walk)?;
             }
             let found = self.memory.read(walk.node, |n| {
-                let next = n.next(key, tree as u64, 0);
-                if n.is_moved() && next == NextStep::Leaf {
+                let next = n.next_walk_step(key, tree as u64, 0);
+                if n.is_owned_elsewhere() && next == NextStep::Leaf {
                     return Err(MovedRange::of(n));
                 }
                 let value = match next {
@@ -259,7 +259,7 @@ impl TreeIndex {
                 count_step(&mut steps, node)?;
                 let next = self
                     .memory
-                    .read(node, |n| n.next(key, tree as u64, level))?;
+                    .read(node, |n| n.next_walk_step(key, tree as u64, level))?;
                 match next {
                     NextStep::Restart => continue 'restart,
                     NextStep::Sibling(right) => node = right,
@@ -299,12 +299,12 @@ impl TreeIndex {
             let found = self.memory.read(node, |n| {
                 into.truncate(kept);
                 moved = None;
-                match n.next(from, tree as u64, 0) {
+                match n.next_walk_step(from, tree as u64, 0) {
                     NextStep::Leaf => {}
                     NextStep::Sibling(right) => return Some((Some(from), right, false)),
                     _ => return None,
                 }
-                if n.is_moved() {
+                if n.is_owned_elsewhere() {
                     moved = Some(MovedRange::of(n));
                     return Some((Some(from), 0, true));
                 }

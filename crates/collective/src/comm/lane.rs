@@ -10,7 +10,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) qp: QueuePair<Rc>,
-    pub(crate) list: Postlist<Rc>,
+    pub(crate) send_postlist: Postlist<Rc>,
     /// Send WRs that may still be posted.
     pub(crate) free_send_wrs: usize,
 }
@@ -24,7 +24,7 @@ pub(super) fn completion_error(wc: FailedCompletion<'_>) -> Error {
 }
 
 /// A part of a buffer as numbers that fit into a work request.
-pub(super) fn slice_len(range: &Range<usize>, buffer: &MemoryRegion) -> Result<u32, Error> {
+pub(super) fn checked_range_len(range: &Range<usize>, buffer: &MemoryRegion) -> Result<u32, Error> {
     let inside = range.start <= range.end && range.end <= buffer.len();
     let len = u32::try_from(range.len()).ok().filter(|_| inside);
     len.ok_or_else(|| {

@@ -9,10 +9,10 @@ use verbs::{
 };
 
 use super::lane::{self, Lane};
-use crate::config::{CTS_SIGNAL_INTERVAL, Config, RECV_BATCH};
+use crate::config::{CTS_SIGNAL_INTERVAL, Config, RECVS_PER_REPOST};
 use crate::error::Error;
 use crate::memory_layout::{
-    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, entry_offset,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, cts_entry_offset,
     slot_index,
 };
 use crate::peer_watch::PeerMonitor;
@@ -34,13 +34,13 @@ pub struct Receiver {
     state: ReceiveQueue,
     /// The QP number of each lane: completions name their lane by it.
     lane_qpns: Vec<u32>,
-    recvs: RecvList,
+    repost_list: RecvList,
     /// RECVs of each lane that are used up and not posted again.
-    consumed_recvs: Vec<usize>,
+    recvs_to_repost: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
     unsignaled_cts_writes: Vec<usize>,
     flush: Option<FlushQueue>,
-    flush_resources: (ProtectionDomain, Config),
+    flush_pd_and_config: (ProtectionDomain, Config),
     peer_monitor: PeerMonitor,
     first_error: Option<Error>,
 }
@@ -50,7 +50,7 @@ pub struct Receiver {
 struct FlushQueue {
     qp: QueuePair<Rc>,
     read_target: MemoryRegion,
-    pending: VecDeque<Request>,
+    requests_in_flight: VecDeque<Request>,
 }
 
 /// The `wr_id` of a flush; that of a clear-to-send WRITE is 0.
@@ -71,16 +71,16 @@ impl Receiver {
         Self {
             state: ReceiveQueue::new(lanes.len()),
             lane_qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
-            consumed_recvs: vec![0; lanes.len()],
+            recvs_to_repost: vec![0; lanes.len()],
             unsignaled_cts_writes: vec![0; lanes.len()],
             lanes,
             cq,
             completion_records: records,
             cts_staging: staging,
             sender_fifo: fifo,
-            recvs,
+            repost_list: recvs,
             flush: None,
-            flush_resources,
+            flush_pd_and_config: flush_resources,
             peer_monitor,
             first_error: None,
         }
@@ -95,27 +95,27 @@ impl Receiver {
         &mut self,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
     ) -> Result<Option<Request>, Error> {
-        self.check_error()?;
+        self.fail_if_error_recorded()?;
         if !(1..=MAX_PARTS_PER_GROUP).contains(&parts.len()) {
             return Err(Error::InvalidPartCount(parts.len()));
         }
         let mut room = [0; MAX_PARTS_PER_GROUP];
         for (room, (buffer, range, _)) in room.iter_mut().zip(parts) {
-            *room = lane::slice_len(range, buffer)?;
+            *room = lane::checked_range_len(range, buffer)?;
         }
         if self.lanes.iter().any(|lane| lane.free_send_wrs == 0) {
             self.poll()?;
             if self.lanes.iter().any(|lane| lane.free_send_wrs == 0) {
-                self.check_peer()?;
+                self.fail_if_peer_gone()?;
                 return Ok(None);
             }
         }
-        let Some((request, group)) = self.state.post(&room[..parts.len()])? else {
+        let Some((request, group)) = self.state.post_group(&room[..parts.len()])? else {
             self.poll()?;
             return Ok(None);
         };
         let cleared = self.write_clear_to_send(group, parts, &room);
-        self.keep_error(cleared)?;
+        self.record_first_error(cleared)?;
         Ok(Some(request))
     }
 
@@ -124,14 +124,14 @@ impl Receiver {
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
-        self.check_error()?;
-        if let Some(sizes) = self.state.test(request)? {
+        self.fail_if_error_recorded()?;
+        if let Some(sizes) = self.state.take_if_complete(request)? {
             return Ok(Some(sizes));
         }
         if self.poll()? == 0 {
-            self.check_peer()?;
+            self.fail_if_peer_gone()?;
         }
-        self.state.test(request)
+        self.state.take_if_complete(request)
     }
 
     /// READs a byte of a buffer that was received into, over a queue pair that leads back here. Once its request is done,
@@ -144,8 +144,11 @@ impl Receiver {
         buffer: &MemoryRegion,
         offset: usize,
     ) -> Result<Option<Request>, Error> {
-        self.check_error()?;
-        let remote = buffer.remote().at(offset as u64).filter(|r| r.len > 0);
+        self.fail_if_error_recorded()?;
+        let remote = buffer
+            .remote()
+            .starting_at(offset as u64)
+            .filter(|r| r.len > 0);
         let remote = remote.ok_or_else(|| {
             Error::InvalidRange(format!(
                 "offset {offset} is not in a region of {} bytes",
@@ -153,28 +156,28 @@ impl Receiver {
             ))
         })?;
         if self.flush.is_none() {
-            let (pd, config) = &self.flush_resources;
+            let (pd, config) = &self.flush_pd_and_config;
             let made = FlushQueue::new(pd, config, &self.cq);
-            self.flush = Some(self.keep_error(made)?);
+            self.flush = Some(self.record_first_error(made)?);
         }
         let Some(flush) = self.flush.as_mut() else {
             return Ok(None);
         };
-        if flush.pending.len() >= MAX_FLUSHES {
+        if flush.requests_in_flight.len() >= MAX_FLUSHES {
             self.poll()?;
             return Ok(None);
         }
         let Some(request) = self.state.start_flush() else {
             return Ok(None);
         };
-        flush.pending.push_back(request);
+        flush.requests_in_flight.push_back(request);
         let into = flush.read_target.slice(0..1)?;
         let posted = flush.qp.post_one(|list| {
             list.rdma_read(into, RemoteMemory { len: 1, ..remote })
                 .signaled()
                 .wr_id(FLUSH_WR_ID);
         });
-        self.keep_error(posted.map_err(Error::from))?;
+        self.record_first_error(posted.map_err(Error::from))?;
         Ok(Some(request))
     }
 
@@ -202,7 +205,7 @@ impl Receiver {
     ) -> Result<(), Error> {
         let count = parts.len();
         let mut bytes = [0; MAX_PARTS_PER_GROUP * CTS_ENTRY_BYTES];
-        // The first entry comes last: see `entry_offset`.
+        // The first entry comes last: see `cts_entry_offset`.
         let (entries, _) = bytes.as_chunks_mut::<CTS_ENTRY_BYTES>();
         for (part, (buffer, range, tag)) in parts.iter().enumerate() {
             let entry = ClearToSend {
@@ -215,19 +218,19 @@ impl Receiver {
             entries[count - 1 - part] = entry.encode(group);
         }
         let bytes = &bytes[..count * CTS_ENTRY_BYTES];
-        let at = entry_offset(slot_index(group), count - 1);
-        let remote = self.sender_fifo.at(at as u64);
+        let at = cts_entry_offset(slot_index(group), count - 1);
+        let remote = self.sender_fifo.starting_at(at as u64);
         let remote = remote.ok_or_else(|| Error::InvalidRange("no such slot".to_owned()))?;
         #[expect(clippy::cast_possible_truncation, reason = "below the number of lanes")]
         let index = (group % self.lanes.len() as u64) as usize;
         let lane = &mut self.lanes[index];
-        lane.list.clear();
+        lane.send_postlist.clear();
         let mut wr = if bytes.len() <= lane.qp.max_inline_data() {
-            lane.list.rdma_write(Inline(bytes), remote)
+            lane.send_postlist.rdma_write(Inline(bytes), remote)
         } else {
             self.cts_staging.write_at(at, bytes)?;
             let staged = self.cts_staging.slice(at..at + bytes.len())?;
-            lane.list.rdma_write(staged, remote)
+            lane.send_postlist.rdma_write(staged, remote)
         };
         self.unsignaled_cts_writes[index] += 1;
         if self.unsignaled_cts_writes[index] == CTS_SIGNAL_INTERVAL {
@@ -235,7 +238,7 @@ impl Receiver {
             wr = wr.signaled();
         }
         wr.wr_id(0);
-        lane.qp.post_send(&mut lane.list)?;
+        lane.qp.post_send(&mut lane.send_postlist)?;
         lane.free_send_wrs -= 1;
         Ok(())
     }
@@ -247,14 +250,16 @@ impl Receiver {
             state,
             lanes,
             lane_qpns: qpns,
-            consumed_recvs: used,
+            recvs_to_repost: used,
             completion_records: records,
             flush,
             ..
         } = self;
         let taken = lane::drain_completions(cq, |wc| {
             if wc.wr_id() == FLUSH_WR_ID {
-                let request = flush.as_mut().and_then(|f| f.pending.pop_front());
+                let request = flush
+                    .as_mut()
+                    .and_then(|f| f.requests_in_flight.pop_front());
                 return request.map_or(Ok(()), |request| state.complete_flush(request));
             }
             let Some(lane) = qpns.iter().position(|qpn| *qpn == wc.qp_num().0) else {
@@ -268,50 +273,54 @@ impl Receiver {
             if let ImmediateResult::CompleteWithSizes { group, parts } =
                 state.handle_immediate(lane, imm)?
             {
-                state.complete(group, read_record(records, group, parts)?)?;
+                state.complete_group(group, read_completion_record(records, group, parts)?)?;
             }
             Ok(())
         });
-        let taken = self.keep_error(taken)?;
+        let taken = self.record_first_error(taken)?;
         let posted = self.post_recvs();
-        self.keep_error(posted)?;
+        self.record_first_error(posted)?;
         Ok(taken)
     }
 
     /// Posts RECVs again, a batch at a time.
     fn post_recvs(&mut self) -> Result<(), Error> {
-        for (lane, used) in self.lanes.iter().zip(&mut self.consumed_recvs) {
-            while *used >= RECV_BATCH {
-                lane.qp.post_recv(&mut self.recvs)?;
-                *used -= RECV_BATCH;
+        for (lane, used) in self.lanes.iter().zip(&mut self.recvs_to_repost) {
+            while *used >= RECVS_PER_REPOST {
+                lane.qp.post_recv(&mut self.repost_list)?;
+                *used -= RECVS_PER_REPOST;
             }
         }
         Ok(())
     }
 
     /// A call found nothing: an error if that is because the peer is gone.
-    fn check_peer(&mut self) -> Result<(), Error> {
-        if self.peer_monitor.check_after_empty_call() && self.poll()? == 0 {
-            return self.keep_error(Err(Error::PeerGone("receives")));
+    fn fail_if_peer_gone(&mut self) -> Result<(), Error> {
+        if self.peer_monitor.is_gone_after_empty_call() && self.poll()? == 0 {
+            return self.record_first_error(Err(Error::PeerGone("receives")));
         }
         Ok(())
     }
 
     /// Remembers an error of the connection.
-    fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    fn record_first_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.first_error.get_or_insert_with(|| error.clone());
         }
         result
     }
 
-    fn check_error(&self) -> Result<(), Error> {
+    fn fail_if_error_recorded(&self) -> Result<(), Error> {
         self.first_error.clone().map_or(Ok(()), Err)
     }
 }
 
 /// The sizes that the sender has written for a group.
-fn read_record(records: &MemoryRegion, group: u64, parts: usize) -> Result<ReceivedSizes, Error> {
+fn read_completion_record(
+    records: &MemoryRegion,
+    group: u64,
+    parts: usize,
+) -> Result<ReceivedSizes, Error> {
     let mut bytes = [0; COMPLETION_RECORD_BYTES];
     records.read_at(slot_index(group) * COMPLETION_RECORD_BYTES, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
@@ -337,7 +346,7 @@ impl FlushQueue {
         Ok(Self {
             qp: qp.connect(&own)?,
             read_target: pd.alloc(8, Access::LOCAL_WRITE)?,
-            pending: VecDeque::new(),
+            requests_in_flight: VecDeque::new(),
         })
     }
 }

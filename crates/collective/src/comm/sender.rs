@@ -11,7 +11,7 @@ use verbs::{
 use super::lane::{self, Lane};
 use crate::error::Error;
 use crate::memory_layout::{
-    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, entry_offset,
+    COMPLETION_RECORD_BYTES, CTS_ENTRY_BYTES, ClearToSend, MAX_PARTS_PER_GROUP, cts_entry_offset,
     marker_offset, slot_index, slot_marker, stripe_range,
 };
 use crate::peer_watch::PeerMonitor;
@@ -32,7 +32,7 @@ pub struct Sender {
     completion_records: RemoteMemory,
     state: SendQueue<Option<MrSlice>>,
     /// WRs of each group under way, for each lane: one completion stands for them.
-    posted_wrs_per_group: Vec<VecDeque<u8>>,
+    wr_counts_per_lane: Vec<VecDeque<u8>>,
     peer_monitor: PeerMonitor,
     first_error: Option<Error>,
 }
@@ -47,7 +47,7 @@ impl Sender {
     ) -> Self {
         Self {
             state: SendQueue::new(lanes.len()),
-            posted_wrs_per_group: lanes.iter().map(|_| VecDeque::new()).collect(),
+            wr_counts_per_lane: lanes.iter().map(|_| VecDeque::new()).collect(),
             lanes,
             cq,
             cts_fifo: fifo,
@@ -69,29 +69,29 @@ impl Sender {
         range: Range<usize>,
         tag: u32,
     ) -> Result<Option<Request>, Error> {
-        self.check_error()?;
-        let len = lane::slice_len(&range, buffer)?;
+        self.fail_if_error_recorded()?;
+        let len = lane::checked_range_len(&range, buffer)?;
         let payload = if len == 0 {
             None
         } else {
             Some(buffer.slice(range)?)
         };
         if !self.poll_clear_to_send()? {
-            self.check_peer("sends that wait for a receive")?;
+            self.fail_if_peer_gone("sends that wait for a receive")?;
             return Ok(None);
         }
-        if !self.has_group_room()? {
+        if !self.poll_for_group_room()? {
             return Ok(None);
         }
         match self.state.match_send(tag, len, payload)? {
             SendMatch::NoMatch => {
-                self.check_peer("sends that wait for a receive")?;
+                self.fail_if_peer_gone("sends that wait for a receive")?;
                 Ok(None)
             }
             SendMatch::Incomplete(request) => Ok(Some(request)),
             SendMatch::Ready(request, group) => {
                 let posted = self.write_group(&group);
-                self.keep_error(posted)?;
+                self.record_first_error(posted)?;
                 Ok(Some(request))
             }
         }
@@ -102,14 +102,14 @@ impl Sender {
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
-        self.check_error()?;
-        if let Some(len) = self.state.test(request)? {
+        self.fail_if_error_recorded()?;
+        if let Some(len) = self.state.take_if_delivered(request)? {
             return Ok(Some(len));
         }
         if self.poll()? == 0 {
-            self.check_peer("sends")?;
+            self.fail_if_peer_gone("sends")?;
         }
-        self.state.test(request)
+        self.state.take_if_delivered(request)
     }
 
     /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
@@ -129,7 +129,7 @@ impl Sender {
 
     /// Whether the receiver has posted the next group.
     fn poll_clear_to_send(&mut self) -> Result<bool, Error> {
-        let Some(group) = self.state.next_group() else {
+        let Some(group) = self.state.awaited_cts_group() else {
             return Ok(true);
         };
         let slot = slot_index(group);
@@ -140,7 +140,7 @@ impl Sender {
         let entry = |part: usize| {
             let mut bytes = [0; CTS_ENTRY_BYTES];
             self.cts_fifo
-                .read_at(entry_offset(slot, part), &mut bytes)?;
+                .read_at(cts_entry_offset(slot, part), &mut bytes)?;
             Ok::<_, Error>(ClearToSend::decode(&bytes))
         };
         let first = entry(0)?;
@@ -148,23 +148,23 @@ impl Sender {
         for part in 1..(first.parts_in_group as usize).min(MAX_PARTS_PER_GROUP) {
             entries.push(entry(part)?);
         }
-        let offered = self.state.add_entries(&entries);
-        self.keep_error(offered)?;
+        let offered = self.state.add_cts_entries(&entries);
+        self.record_first_error(offered)?;
         Ok(true)
     }
 
     /// Whether each lane has room for a group.
-    fn has_group_room(&mut self) -> Result<bool, Error> {
+    fn poll_for_group_room(&mut self) -> Result<bool, Error> {
         let full = |lanes: &[Lane]| {
             lanes
                 .iter()
                 .any(|lane| lane.free_send_wrs <= MAX_PARTS_PER_GROUP)
         };
-        if full(&self.lanes) || !self.state.has_room() {
+        if full(&self.lanes) || !self.state.has_request_room() {
             self.poll()?;
         }
         if full(&self.lanes) {
-            self.check_peer("sends")?;
+            self.fail_if_peer_gone("sends")?;
             return Ok(false);
         }
         Ok(true)
@@ -173,12 +173,12 @@ impl Sender {
     /// Posts the WRITEs of a group: one doorbell a lane.
     fn write_group(&mut self, group: &MatchedGroup<Option<MrSlice>>) -> Result<(), Error> {
         let lanes = self.lanes.len();
-        let record = self.stage_record(group)?;
+        let record = self.stage_group_sizes(group)?;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let list = &mut lane.list;
+            let list = &mut lane.send_postlist;
             list.clear();
             if let [part] = group.parts[..] {
-                let (payload, remote) = lane_piece(&part, lanes, index)?;
+                let (payload, remote) = lane_stripe(&part, lanes, index)?;
                 let wr = match payload {
                     Some(payload) => list.rdma_write_with_imm(payload, remote, part.payload_len),
                     None => list.rdma_write_with_imm(HeaderOnly, remote, part.payload_len),
@@ -186,7 +186,7 @@ impl Sender {
                 wr.signaled().wr_id(wr_id(index, group.number));
             } else {
                 for part in &group.parts {
-                    if let (Some(payload), remote) = lane_piece(part, lanes, index)? {
+                    if let (Some(payload), remote) = lane_stripe(part, lanes, index)? {
                         list.rdma_write(payload, remote);
                     }
                 }
@@ -207,13 +207,13 @@ impl Sender {
             }
             lane.qp.post_send(list)?;
             lane.free_send_wrs -= list.len();
-            self.posted_wrs_per_group[index].push_back(u8::try_from(list.len()).unwrap_or(u8::MAX));
+            self.wr_counts_per_lane[index].push_back(u8::try_from(list.len()).unwrap_or(u8::MAX));
         }
         Ok(())
     }
 
     /// Puts the sizes of a group where they can be written from: that, and the record of the receiver.
-    fn stage_record(
+    fn stage_group_sizes(
         &self,
         group: &MatchedGroup<Option<MrSlice>>,
     ) -> Result<(MrSlice, RemoteMemory), Error> {
@@ -227,7 +227,7 @@ impl Sender {
                 .collect();
             self.size_staging.write_at(at, &sizes)?;
         }
-        let remote = self.completion_records.at(at as u64);
+        let remote = self.completion_records.starting_at(at as u64);
         let remote = remote.ok_or_else(|| Error::InvalidRange("no such record".to_owned()))?;
         Ok((self.size_staging.slice(at..at + len)?, remote))
     }
@@ -236,7 +236,7 @@ impl Sender {
     fn poll(&mut self) -> Result<usize, Error> {
         let Self {
             lanes,
-            posted_wrs_per_group: wrs,
+            wr_counts_per_lane: wrs,
             state,
             ..
         } = self;
@@ -245,28 +245,28 @@ impl Sender {
             if let (Some(lane), Some(posted)) = (lanes.get_mut(lane), wrs[lane].pop_front()) {
                 lane.free_send_wrs += usize::from(posted);
             }
-            state.complete_lane(group)
+            state.complete_group_on_lane(group)
         });
-        self.keep_error(taken)
+        self.record_first_error(taken)
     }
 
     /// A call found nothing: an error if that is because the peer is gone.
-    fn check_peer(&mut self, what: &'static str) -> Result<(), Error> {
-        if self.peer_monitor.check_after_empty_call() && self.poll()? == 0 {
-            return self.keep_error(Err(Error::PeerGone(what)));
+    fn fail_if_peer_gone(&mut self, what: &'static str) -> Result<(), Error> {
+        if self.peer_monitor.is_gone_after_empty_call() && self.poll()? == 0 {
+            return self.record_first_error(Err(Error::PeerGone(what)));
         }
         Ok(())
     }
 
     /// Remembers an error of the connection.
-    fn keep_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    fn record_first_error<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &result {
             self.first_error.get_or_insert_with(|| error.clone());
         }
         result
     }
 
-    fn check_error(&self) -> Result<(), Error> {
+    fn fail_if_error_recorded(&self) -> Result<(), Error> {
         self.first_error.clone().map_or(Ok(()), Err)
     }
 }
@@ -284,19 +284,19 @@ fn lane_and_group(wr_id: u64) -> (usize, u64) {
 }
 
 /// The piece of a send that a lane carries, and its destination.
-fn lane_piece(
+fn lane_stripe(
     part: &MatchedSend<Option<MrSlice>>,
     lanes: usize,
     lane: usize,
 ) -> Result<(Option<MrSlice>, RemoteMemory), Error> {
     let range = stripe_range(part.payload_len, lanes, lane);
     let remote = RemoteMemory {
-        addr: part.to.addr,
-        len: part.to.buffer_bytes.into(),
-        rkey: RKey(part.to.rkey),
+        addr: part.posted_receive.addr,
+        len: part.posted_receive.buffer_bytes.into(),
+        rkey: RKey(part.posted_receive.rkey),
     };
-    let remote = remote.at(range.start.into());
+    let remote = remote.starting_at(range.start.into());
     let remote = remote.ok_or_else(|| Error::Protocol("a receive wraps around".to_owned()))?;
     let payload = part.payload.filter(|_| !range.is_empty());
-    Ok((payload.and_then(|p| p.part(range)), remote))
+    Ok((payload.and_then(|p| p.subrange(range)), remote))
 }

@@ -23,18 +23,18 @@ pub struct PreparedGroup {
     pd: ProtectionDomain,
     config: Config,
     rank: usize,
-    /// One for each connection that comes: see [`ListenerIndex`].
+    /// One for each connection that comes: see [`ListenerLayout`].
     listeners: Vec<Listener>,
 }
 
 /// Which listener is for which sender: first the collectives' connections by the sender's rank, with the ring's in the place of
 /// the rank's own, then those of messages.
 #[derive(Clone, Copy)]
-struct ListenerIndex {
+struct ListenerLayout {
     ranks: usize,
 }
 
-impl ListenerIndex {
+impl ListenerLayout {
     fn for_collectives(self, from: usize) -> usize {
         from
     }
@@ -69,7 +69,7 @@ impl PreparedGroup {
             pd: pd.clone(),
             config: *config,
             rank,
-            listeners: (0..ListenerIndex { ranks }.count())
+            listeners: (0..ListenerLayout { ranks }.count())
                 .map(listen)
                 .collect::<Result<_, _>>()?,
         })
@@ -92,7 +92,7 @@ impl PreparedGroup {
         timeout: Duration,
     ) -> Result<(Group, Messages), Error> {
         let (rank, ranks) = (self.rank, addresses.len());
-        let slots = ListenerIndex { ranks };
+        let slots = ListenerLayout { ranks };
         if slots.count() != self.listeners.len() {
             return Err(Error::Protocol(format!(
                 "{ranks} addresses for a group of {} ranks",
@@ -146,7 +146,7 @@ impl PreparedGroup {
         &self,
         address: &[u8],
         slot: usize,
-        slots: ListenerIndex,
+        slots: ListenerLayout,
     ) -> Result<PendingConnect, Error> {
         let (handles, rest) = address.as_chunks::<{ ListenHandle::BYTES }>();
         let whole = rest.is_empty() && handles.len() == slots.count();

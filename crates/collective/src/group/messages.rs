@@ -31,7 +31,7 @@ struct QueuedMessage<P> {
     payload: Box<dyn Payload>,
     tag: u32,
     progress: P,
-    done: OnDone,
+    on_done: OnDone,
 }
 
 /// A peer with the messages that are to go there and to come from there.
@@ -79,14 +79,14 @@ impl Messages {
         self.peers.get_mut(index)
     }
 
-    /// Sends to another rank. `done` is called by [`progress`](Self::progress), or at once if there is no such rank.
+    /// Sends to another rank. `done` is called by [`step_all_peers`](Self::step_all_peers), or at once if there is no such rank.
     pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
             Some(lane) => lane.outgoing.push_back(QueuedMessage {
                 payload,
                 tag,
                 progress: SendProgress::default(),
-                done,
+                on_done: done,
             }),
             None => done(payload, Err(no_such_peer(peer))),
         }
@@ -99,17 +99,17 @@ impl Messages {
                 payload,
                 tag,
                 progress: ReceiveProgress::default(),
-                done,
+                on_done: done,
             }),
             None => done(payload, Err(no_such_peer(peer))),
         }
     }
 
     /// Goes on with all messages without waiting; whether something moved.
-    pub fn progress(&mut self) -> bool {
+    pub fn step_all_peers(&mut self) -> bool {
         let mut moved = false;
         for lane in &mut self.peers {
-            moved |= lane.progress();
+            moved |= lane.step_front_messages();
         }
         moved
     }
@@ -128,14 +128,20 @@ fn no_such_peer(peer: usize) -> Error {
 }
 
 impl PeerQueues {
-    fn progress(&mut self) -> bool {
+    fn step_front_messages(&mut self) -> bool {
         let mut moved = false;
         if let Some(first) = self.outgoing.front_mut() {
             let bytes = first.payload.bytes();
             let stepped = first.progress.step(&mut self.link, bytes, first.tag);
             let done = stepped.is_err() || first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done && let Some(QueuedMessage { payload, done, .. }) = self.outgoing.pop_front() {
+            if done
+                && let Some(QueuedMessage {
+                    payload,
+                    on_done: done,
+                    ..
+                }) = self.outgoing.pop_front()
+            {
                 done(payload, stepped.map(drop));
             }
         }
@@ -144,7 +150,13 @@ impl PeerQueues {
             let stepped = first.progress.step(&mut self.link, bytes, first.tag);
             let done = stepped.is_err() || first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done && let Some(QueuedMessage { payload, done, .. }) = self.incoming.pop_front() {
+            if done
+                && let Some(QueuedMessage {
+                    payload,
+                    on_done: done,
+                    ..
+                }) = self.incoming.pop_front()
+            {
                 done(payload, stepped.map(drop));
             }
         }

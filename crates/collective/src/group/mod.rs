@@ -103,7 +103,7 @@ impl Group {
         check_whole_elements(bytes.len(), data)?;
         let place = (self.rank(), self.ranks());
         if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
-            return self.recursive_doubling(bytes, data, op);
+            return self.doubling_all_reduce(bytes, data, op);
         }
         AllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
@@ -134,7 +134,7 @@ impl Group {
         check_equal_sizes(outputs.iter().map(|o| o.len()), input.len())?;
         let rank = self.rank();
         outputs[rank].copy_from_slice(input);
-        let most = self.block_bytes();
+        let most = self.max_staged_block_bytes();
         for start in (0..input.len()).step_by(most) {
             let part = start..(start + most).min(input.len());
             self.staging
@@ -163,7 +163,7 @@ impl Group {
         check_whole_elements(output.len(), data)?;
         self.check_buffer_count(inputs.len())?;
         check_equal_sizes(inputs.iter().map(|i| i.len()), output.len())?;
-        let (rank, most, len) = (self.rank(), self.block_bytes(), output.len());
+        let (rank, most, len) = (self.rank(), self.max_staged_block_bytes(), output.len());
         for start in (0..len).step_by(most) {
             let part = start..(start + most).min(len);
             for (to, input) in inputs.iter().enumerate() {
@@ -200,11 +200,11 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        self.recursive_doubling(&mut [0], DataType::U8, Reduction::Max)
+        self.doubling_all_reduce(&mut [0], DataType::U8, Reduction::Max)
     }
 
     /// Bytes of a rank's block in the staging memory: whole elements of any type.
-    fn block_bytes(&self) -> usize {
+    fn max_staged_block_bytes(&self) -> usize {
         STAGE_BYTES / self.ranks() / 8 * 8
     }
 
@@ -221,7 +221,7 @@ impl Group {
 
     /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and get the
     /// result from it. Partners reduce the same two operands, so all ranks have the same bytes.
-    fn recursive_doubling(
+    fn doubling_all_reduce(
         &mut self,
         bytes: &mut [u8],
         data: DataType,

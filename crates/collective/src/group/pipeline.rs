@@ -4,7 +4,7 @@
 //! [`Ring`](crate::ring::Ring): in step `s` rank `r` sends piece `r - s - 1` and gets piece `r - s - 2`, modulo `ranks`. It
 //! reduces what comes in the first `ranks - 1` steps; in the others the results go around.
 //!
-//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part [`LAG_PARTS`] before. So a rank
+//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part [`PARTS_BETWEEN_STEPS`] before. So a rank
 //! has pieces to send while it waits for the ones that later steps need, and a part stays in the cache between its steps.
 
 use std::collections::VecDeque;
@@ -15,33 +15,33 @@ use super::transfer::{RankLink, SLOT_BYTES, SLOTS, link, wrong_size_error};
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::request_pool::Request;
-use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes};
+use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes_for_block};
 
 /// Parts between two steps of a part.
-const LAG_PARTS: usize = 2;
+const PARTS_BETWEEN_STEPS: usize = 2;
 /// Bytes that are reduced at a time: in a copy, since peers may write to registered memory.
-const REDUCE_BLOCK_BYTES: usize = 8 << 10;
+const REDUCE_COPY_BYTES: usize = 8 << 10;
 
 /// A step of a part. Turns are in the order in which all ranks take them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct ScheduleStep {
-    /// The part, and [`LAG_PARTS`] for each step.
-    logical_time: usize,
+struct ScheduleTurn {
+    /// The part, and [`PARTS_BETWEEN_STEPS`] for each step.
+    turn_number: usize,
     step_of_part: usize,
 }
 
-impl ScheduleStep {
+impl ScheduleTurn {
     const FIRST: Self = Self {
-        logical_time: 0,
+        turn_number: 0,
         step_of_part: 0,
     };
 
     /// The turn in which the piece came that this one sends; none if it is the rank's own.
-    fn source_step(self) -> Option<Self> {
+    fn source_turn(self) -> Option<Self> {
         let step = self.step_of_part.checked_sub(1)?;
-        let time = self.logical_time - LAG_PARTS;
+        let time = self.turn_number - PARTS_BETWEEN_STEPS;
         Some(Self {
-            logical_time: time,
+            turn_number: time,
             step_of_part: step,
         })
     }
@@ -63,7 +63,10 @@ fn block_start(count: usize, blocks: usize, index: usize) -> usize {
 
 impl PiecePartition {
     fn new(rank: usize, ranks: usize, bytes: usize, data: DataType) -> Self {
-        let (count, piece) = (bytes / data.bytes(), slice_bytes(bytes / ranks, SLOT_BYTES));
+        let (count, piece) = (
+            bytes / data.bytes(),
+            slice_bytes_for_block(bytes / ranks, SLOT_BYTES),
+        );
         Self {
             rank,
             ranks,
@@ -73,32 +76,34 @@ impl PiecePartition {
         }
     }
 
-    fn reducing_steps(&self) -> usize {
+    fn reduce_steps_per_part(&self) -> usize {
         self.ranks - 1
     }
 
     /// The turn after this one; none after the last.
-    fn next_step(&self, turn: ScheduleStep) -> Option<ScheduleStep> {
-        let steps = 2 * self.reducing_steps();
-        let last = self.parts - 1 + LAG_PARTS * (steps - 1);
+    fn next_turn(&self, turn: ScheduleTurn) -> Option<ScheduleTurn> {
+        let steps = 2 * self.reduce_steps_per_part();
+        let last = self.parts - 1 + PARTS_BETWEEN_STEPS * (steps - 1);
         let at = |time: usize| {
-            move |step: usize| ScheduleStep {
-                logical_time: time,
+            move |step: usize| ScheduleTurn {
+                turn_number: time,
                 step_of_part: step,
             }
         };
-        let exists = |turn: &ScheduleStep| {
-            let part = turn.logical_time.checked_sub(LAG_PARTS * turn.step_of_part);
+        let exists = |turn: &ScheduleTurn| {
+            let part = turn
+                .turn_number
+                .checked_sub(PARTS_BETWEEN_STEPS * turn.step_of_part);
             part.is_some_and(|part| part < self.parts)
         };
-        let mut same = (turn.step_of_part + 1..steps).map(at(turn.logical_time));
-        let mut later = (turn.logical_time + 1..=last).flat_map(|time| (0..steps).map(at(time)));
+        let mut same = (turn.step_of_part + 1..steps).map(at(turn.turn_number));
+        let mut later = (turn.turn_number + 1..=last).flat_map(|time| (0..steps).map(at(time)));
         same.find(exists).or_else(|| later.find(exists))
     }
 
     /// The bytes of a piece of the turn's part.
-    fn byte_range(&self, turn: ScheduleStep, index: usize) -> Range<usize> {
-        let part = turn.logical_time - LAG_PARTS * turn.step_of_part;
+    fn byte_range(&self, turn: ScheduleTurn, index: usize) -> Range<usize> {
+        let part = turn.turn_number - PARTS_BETWEEN_STEPS * turn.step_of_part;
         let begin = block_start(self.elements, self.parts, part);
         let count = block_start(self.elements, self.parts, part + 1) - begin;
         let at = |index| (begin + block_start(count, self.ranks, index)) * self.data.bytes();
@@ -106,11 +111,11 @@ impl PiecePartition {
         at(index)..at(index + 1)
     }
 
-    fn outgoing_range(&self, turn: ScheduleStep) -> Range<usize> {
+    fn outgoing_range(&self, turn: ScheduleTurn) -> Range<usize> {
         self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 1)
     }
 
-    fn incoming_range(&self, turn: ScheduleStep) -> Range<usize> {
+    fn incoming_range(&self, turn: ScheduleTurn) -> Range<usize> {
         self.byte_range(turn, self.rank + 2 * self.ranks - turn.step_of_part - 2)
     }
 }
@@ -118,43 +123,43 @@ impl PiecePartition {
 /// Pieces of a direction.
 struct PieceQueue {
     /// The next one to be posted or sent; none when all are.
-    next: Option<ScheduleStep>,
-    started: usize,
-    completed: usize,
+    next_turn_to_start: Option<ScheduleTurn>,
+    started_pieces: usize,
+    completed_pieces: usize,
     requests: VecDeque<Request>,
 }
 
 impl PieceQueue {
     fn new() -> Self {
         Self {
-            next: Some(ScheduleStep::FIRST),
-            started: 0,
-            completed: 0,
+            next_turn_to_start: Some(ScheduleTurn::FIRST),
+            started_pieces: 0,
+            completed_pieces: 0,
             requests: VecDeque::with_capacity(SLOTS),
         }
     }
 
     /// The slot and the turn of the next piece, if it can be begun.
-    fn next_slot(&self) -> Option<(usize, ScheduleStep)> {
+    fn next_slot_offset_and_turn(&self) -> Option<(usize, ScheduleTurn)> {
         let turn = self
-            .next
-            .filter(|_| self.started - self.completed < SLOTS)?;
-        Some((self.started % SLOTS * SLOT_BYTES, turn))
+            .next_turn_to_start
+            .filter(|_| self.started_pieces - self.completed_pieces < SLOTS)?;
+        Some((self.started_pieces % SLOTS * SLOT_BYTES, turn))
     }
 
-    fn start_piece(&mut self, plan: &PiecePartition, turn: ScheduleStep, request: Request) {
+    fn start_piece(&mut self, plan: &PiecePartition, turn: ScheduleTurn, request: Request) {
         self.requests.push_back(request);
-        self.started += 1;
-        self.next = plan.next_step(turn);
+        self.started_pieces += 1;
+        self.next_turn_to_start = plan.next_turn(turn);
     }
 
     fn complete_piece(&mut self) {
         self.requests.pop_front();
-        self.completed += 1;
+        self.completed_pieces += 1;
     }
 
     fn is_done(&self) -> bool {
-        self.next.is_none() && self.requests.is_empty()
+        self.next_turn_to_start.is_none() && self.requests.is_empty()
     }
 }
 
@@ -167,9 +172,9 @@ pub(super) struct AllReduce<'a> {
     sends: PieceQueue,
     receives: PieceQueue,
     /// The turn whose piece is to come next; none when all came.
-    next_incoming: Option<ScheduleStep>,
+    next_incoming: Option<ScheduleTurn>,
     /// Whether the next piece to be sent is in its slot.
-    is_send_slot_filled: bool,
+    is_next_send_staged: bool,
 }
 
 impl<'a> AllReduce<'a> {
@@ -187,8 +192,8 @@ impl<'a> AllReduce<'a> {
             links,
             sends: PieceQueue::new(),
             receives: PieceQueue::new(),
-            next_incoming: Some(ScheduleStep::FIRST),
-            is_send_slot_filled: false,
+            next_incoming: Some(ScheduleTurn::FIRST),
+            is_next_send_staged: false,
         }
     }
 
@@ -210,8 +215,8 @@ impl<'a> AllReduce<'a> {
     fn post_receives(&mut self) -> Result<bool, Error> {
         let ranks = self.plan.ranks;
         let before = link(self.links, (self.plan.rank + ranks - 1) % ranks)?;
-        let begun = self.receives.started;
-        while let Some((slot, turn)) = self.receives.next_slot() {
+        let begun = self.receives.started_pieces;
+        while let Some((slot, turn)) = self.receives.next_slot_offset_and_turn() {
             let range = slot..slot + self.plan.incoming_range(turn).len();
             let posted = before
                 .receiver
@@ -219,7 +224,7 @@ impl<'a> AllReduce<'a> {
             let Some(request) = posted else { break };
             self.receives.start_piece(&self.plan, turn, request);
         }
-        Ok(self.receives.started > begun)
+        Ok(self.receives.started_pieces > begun)
     }
 
     /// Takes a piece that has come; whether one has.
@@ -238,43 +243,43 @@ impl<'a> AllReduce<'a> {
         if came != range.len() {
             return Err(wrong_size_error(came, range.len()));
         }
-        let slot = self.receives.completed % SLOTS * SLOT_BYTES;
+        let slot = self.receives.completed_pieces % SLOTS * SLOT_BYTES;
         let ours = &mut self.bytes[range];
-        if turn.step_of_part < self.plan.reducing_steps() {
-            let mut block = [0; REDUCE_BLOCK_BYTES];
-            for (index, ours) in ours.chunks_mut(REDUCE_BLOCK_BYTES).enumerate() {
+        if turn.step_of_part < self.plan.reduce_steps_per_part() {
+            let mut block = [0; REDUCE_COPY_BYTES];
+            for (index, ours) in ours.chunks_mut(REDUCE_COPY_BYTES).enumerate() {
                 let theirs = &mut block[..ours.len()];
                 before
                     .receive_slots
-                    .read_at(slot + index * REDUCE_BLOCK_BYTES, theirs)?;
+                    .read_at(slot + index * REDUCE_COPY_BYTES, theirs)?;
                 reduce_bytes(ours, theirs, self.plan.data, self.op);
             }
         } else {
             before.receive_slots.read_at(slot, ours)?;
         }
         self.receives.complete_piece();
-        self.next_incoming = self.plan.next_step(turn);
+        self.next_incoming = self.plan.next_turn(turn);
         Ok(true)
     }
 
     /// Sends a piece that is ready, and takes completions of earlier ones; whether there was either.
     fn send_ready_piece(&mut self) -> Result<bool, Error> {
         let next = link(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
-        let (begun, ended) = (self.sends.started, self.sends.completed);
-        if let Some((slot, turn)) = self.sends.next_slot()
+        let (begun, ended) = (self.sends.started_pieces, self.sends.completed_pieces);
+        if let Some((slot, turn)) = self.sends.next_slot_offset_and_turn()
             && turn
-                .source_step()
+                .source_turn()
                 .is_none_or(|source| self.next_incoming.is_none_or(|next| source < next))
         {
             let range = self.plan.outgoing_range(turn);
             let at = slot..slot + range.len();
-            if !self.is_send_slot_filled {
+            if !self.is_next_send_staged {
                 next.send_slots.write_at(slot, &self.bytes[range])?;
-                self.is_send_slot_filled = true;
+                self.is_next_send_staged = true;
             }
             if let Some(request) = next.sender.isend(&next.send_slots, at, 0)? {
                 self.sends.start_piece(&self.plan, turn, request);
-                self.is_send_slot_filled = false;
+                self.is_next_send_staged = false;
             }
         }
         while let Some(request) = self.sends.requests.front() {
@@ -283,7 +288,7 @@ impl<'a> AllReduce<'a> {
             }
             self.sends.complete_piece();
         }
-        Ok((begun, ended) != (self.sends.started, self.sends.completed))
+        Ok((begun, ended) != (self.sends.started_pieces, self.sends.completed_pieces))
     }
 }
 
@@ -297,8 +302,8 @@ mod tests {
         PiecePartition::new(rank, ranks, bytes, DataType::U8)
     }
 
-    fn turns(plan: &PiecePartition) -> Vec<ScheduleStep> {
-        std::iter::successors(Some(ScheduleStep::FIRST), |turn| plan.next_step(*turn)).collect()
+    fn turns(plan: &PiecePartition) -> Vec<ScheduleTurn> {
+        std::iter::successors(Some(ScheduleTurn::FIRST), |turn| plan.next_turn(*turn)).collect()
     }
 
     proptest! {
@@ -313,7 +318,7 @@ mod tests {
                     let range = plan.outgoing_range(*turn);
                     prop_assert!(!range.is_empty() && range.len() <= SLOT_BYTES);
                     prop_assert_eq!(&range, &next.incoming_range(*turn));
-                    if let Some(source) = turn.source_step() {
+                    if let Some(source) = turn.source_turn() {
                         prop_assert!(source < *turn && turns.binary_search(&source).is_ok());
                         prop_assert_eq!(&range, &plan.incoming_range(source));
                     }

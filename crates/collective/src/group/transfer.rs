@@ -57,7 +57,7 @@ fn piece_count(len: usize) -> usize {
 }
 
 /// The bytes of a piece, and where its slot begins.
-fn piece_and_slot(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
+fn piece_range_and_slot_offset(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
     let start = index * SLOT_BYTES;
     (
         start..(start + SLOT_BYTES).min(len),
@@ -86,7 +86,7 @@ impl SendProgress {
         let before = (self.started_pieces, self.sent_pieces);
         let total = piece_count(bytes.len());
         while self.started_pieces < total && self.started_pieces - self.sent_pieces < SLOTS {
-            let (range, slot) = piece_and_slot(self.started_pieces, bytes.len());
+            let (range, slot) = piece_range_and_slot_offset(self.started_pieces, bytes.len());
             if self.filled_pieces == self.started_pieces {
                 link.send_slots.write_at(slot, &bytes[range.clone()])?;
                 self.filled_pieces += 1;
@@ -133,7 +133,7 @@ impl ReceiveProgress {
         let before = (self.posted_pieces, self.received_pieces);
         let total = piece_count(bytes.len());
         while self.posted_pieces < total && self.posted_pieces - self.received_pieces < SLOTS {
-            let (range, slot) = piece_and_slot(self.posted_pieces, bytes.len());
+            let (range, slot) = piece_range_and_slot_offset(self.posted_pieces, bytes.len());
             let part = (&link.receive_slots, slot..slot + range.len(), tag);
             let Some(request) = link.receiver.irecv(&[part])? else {
                 break;
@@ -146,7 +146,7 @@ impl ReceiveProgress {
                 break;
             };
             self.requests.pop_front();
-            let (range, slot) = piece_and_slot(self.received_pieces, bytes.len());
+            let (range, slot) = piece_range_and_slot_offset(self.received_pieces, bytes.len());
             let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
             if came != range.len() {
                 return Err(wrong_size_error(came, range.len()));

@@ -72,7 +72,7 @@ impl Reduction {
 }
 
 /// Bytes that are reduced at a time: in copies on the stack, since peers may write to registered memory.
-const REDUCE_BLOCK_BYTES: usize = 4096;
+const STACK_COPY_BYTES: usize = 4096;
 
 /// Reduces bytes of one region into another: `into[at..] = into[at..] op from[from_at..]`.
 ///
@@ -85,10 +85,10 @@ pub(super) fn reduce_regions(
     data: DataType,
     op: Reduction,
 ) -> Result<(), Error> {
-    let (mut ours, mut theirs) = ([0; REDUCE_BLOCK_BYTES], [0; REDUCE_BLOCK_BYTES]);
+    let (mut ours, mut theirs) = ([0; STACK_COPY_BYTES], [0; STACK_COPY_BYTES]);
     let mut done = 0;
     while done < bytes {
-        let len = REDUCE_BLOCK_BYTES.min(bytes - done);
+        let len = STACK_COPY_BYTES.min(bytes - done);
         into.read_at(at + done, &mut ours[..len])?;
         from.read_at(from_at + done, &mut theirs[..len])?;
         reduce_bytes(&mut ours[..len], &theirs[..len], data, op);
@@ -101,13 +101,13 @@ pub(super) fn reduce_regions(
 /// Reduces elements into others: `ours = ours op theirs`. Bytes that are no whole element stay as they are.
 pub(crate) fn reduce_bytes(ours: &mut [u8], theirs: &[u8], data: DataType, op: Reduction) {
     match data {
-        DataType::F32 => fold::<f32, 4>(ours, theirs, op),
-        DataType::F64 => fold::<f64, 8>(ours, theirs, op),
-        DataType::F16 => fold_half::<f16>(ours, theirs, op),
-        DataType::Bf16 => fold_half::<bf16>(ours, theirs, op),
-        DataType::I32 => fold::<i32, 4>(ours, theirs, op),
-        DataType::I64 => fold::<i64, 8>(ours, theirs, op),
-        DataType::U8 => fold::<u8, 1>(ours, theirs, op),
+        DataType::F32 => reduce_elements::<f32, 4>(ours, theirs, op),
+        DataType::F64 => reduce_elements::<f64, 8>(ours, theirs, op),
+        DataType::F16 => reduce_half_precision::<f16>(ours, theirs, op),
+        DataType::Bf16 => reduce_half_precision::<bf16>(ours, theirs, op),
+        DataType::I32 => reduce_elements::<i32, 4>(ours, theirs, op),
+        DataType::I64 => reduce_elements::<i64, 8>(ours, theirs, op),
+        DataType::U8 => reduce_elements::<u8, 1>(ours, theirs, op),
     }
 }
 
@@ -142,7 +142,7 @@ elements! {
     u8 1 u8::wrapping_add, u8::wrapping_mul;
 }
 
-fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
+fn reduce_elements<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
     match op {
         Reduction::Sum => for_each_element::<T, N>(ours, theirs, T::sum),
         Reduction::Prod => for_each_element::<T, N>(ours, theirs, T::prod),
@@ -151,12 +151,12 @@ fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduc
     }
 }
 
-fn fold_half<H: HalfPrecision>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
+fn reduce_half_precision<H: HalfPrecision>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
     match op {
-        Reduction::Sum => half_precision::fold::<H>(ours, theirs, f32::sum),
-        Reduction::Prod => half_precision::fold::<H>(ours, theirs, f32::prod),
-        Reduction::Min => half_precision::fold::<H>(ours, theirs, f32::least),
-        Reduction::Max => half_precision::fold::<H>(ours, theirs, f32::greatest),
+        Reduction::Sum => half_precision::reduce_in_f32::<H>(ours, theirs, f32::sum),
+        Reduction::Prod => half_precision::reduce_in_f32::<H>(ours, theirs, f32::prod),
+        Reduction::Min => half_precision::reduce_in_f32::<H>(ours, theirs, f32::least),
+        Reduction::Max => half_precision::reduce_in_f32::<H>(ours, theirs, f32::greatest),
     }
 }
 

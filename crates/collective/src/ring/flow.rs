@@ -22,7 +22,7 @@ pub(super) struct RingNeighbours {
     pub(super) receiver: Receiver,
     pub(super) reduce_scratch: MemoryRegion,
     /// Bytes of a slice, at most.
-    pub(super) slice_bytes: usize,
+    pub(super) max_slice_bytes: usize,
     pub(super) timeout: Duration,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum SliceDestination {
 }
 
 /// The steps of a rank in a collective.
-pub(super) struct StepPlan<'f> {
+pub(super) struct CollectivePlan<'f> {
     /// Slices that are sent are here.
     pub(super) source: &'f MemoryRegion,
     /// Slices that come go here; often the same buffer.
@@ -45,9 +45,9 @@ pub(super) struct StepPlan<'f> {
     /// How many slices come, and how many go.
     pub(super) slices_to_receive: usize,
     pub(super) slices_to_send: usize,
-    pub(super) incoming_slice: &'f dyn Fn(usize) -> SliceDestination,
+    pub(super) incoming_slice_destination: &'f dyn Fn(usize) -> SliceDestination,
     /// The bytes of a slice to be sent, and how many slices must have come before.
-    pub(super) outgoing_slice: &'f dyn Fn(usize) -> (Range<usize>, usize),
+    pub(super) outgoing_range_and_needed: &'f dyn Fn(usize) -> (Range<usize>, usize),
 }
 
 /// How far it is.
@@ -63,7 +63,7 @@ struct StageProgress {
 
 impl RingNeighbours {
     /// Runs it to its end.
-    pub(super) fn run(&mut self, flow: &StepPlan<'_>) -> Result<(), Error> {
+    pub(super) fn run(&mut self, flow: &CollectivePlan<'_>) -> Result<(), Error> {
         let mut at = StageProgress::default();
         run_to_completion(self.timeout, || {
             if at.received_slices == flow.slices_to_receive
@@ -96,17 +96,21 @@ impl RingNeighbours {
     }
 
     /// Posts receives for slices that there is room for.
-    fn post_receives(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
+    fn post_receives(
+        &mut self,
+        flow: &CollectivePlan<'_>,
+        at: &mut StageProgress,
+    ) -> Result<(), Error> {
         while at.posted_receives < flow.slices_to_receive
             && at.posted_receives - at.received_slices < MAX_SLICES_IN_FLIGHT
         {
-            let request = match (flow.incoming_slice)(at.posted_receives) {
+            let request = match (flow.incoming_slice_destination)(at.posted_receives) {
                 SliceDestination::Buffer(_, sent) if at.completed_sends < sent => return Ok(()),
                 SliceDestination::Buffer(range, _) => {
                     self.receiver.irecv(&[(flow.destination, range, 0)])?
                 }
                 SliceDestination::Reduce(range) => {
-                    let slot = at.posted_receives % MAX_SLICES_IN_FLIGHT * self.slice_bytes;
+                    let slot = at.posted_receives % MAX_SLICES_IN_FLIGHT * self.max_slice_bytes;
                     let range = slot..slot + range.len();
                     self.receiver.irecv(&[(&self.reduce_scratch, range, 0)])?
                 }
@@ -121,14 +125,18 @@ impl RingNeighbours {
     }
 
     /// Takes slices that have come.
-    fn take_received(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
+    fn take_received(
+        &mut self,
+        flow: &CollectivePlan<'_>,
+        at: &mut StageProgress,
+    ) -> Result<(), Error> {
         while let Some(request) = at.receive_requests.front() {
             let Some(sizes) = self.receiver.test(*request)? else {
                 return Ok(());
             };
             at.receive_requests.pop_front();
             let (SliceDestination::Buffer(range, _) | SliceDestination::Reduce(range)) =
-                (flow.incoming_slice)(at.received_slices);
+                (flow.incoming_slice_destination)(at.received_slices);
             let came = sizes.as_slice().iter().map(|s| *s as usize).sum::<usize>();
             if came != range.len() {
                 return Err(Error::Protocol(format!(
@@ -136,8 +144,10 @@ impl RingNeighbours {
                     range.len()
                 )));
             }
-            if let SliceDestination::Reduce(range) = (flow.incoming_slice)(at.received_slices) {
-                let slot = at.received_slices % MAX_SLICES_IN_FLIGHT * self.slice_bytes;
+            if let SliceDestination::Reduce(range) =
+                (flow.incoming_slice_destination)(at.received_slices)
+            {
+                let slot = at.received_slices % MAX_SLICES_IN_FLIGHT * self.max_slice_bytes;
                 let into = (flow.destination, range.start);
                 reduce_regions((&self.reduce_scratch, slot), into, came, flow.data, flow.op)?;
             }
@@ -147,11 +157,15 @@ impl RingNeighbours {
     }
 
     /// Sends slices that are ready, and takes completions of earlier ones.
-    fn send_ready(&mut self, flow: &StepPlan<'_>, at: &mut StageProgress) -> Result<(), Error> {
+    fn send_ready(
+        &mut self,
+        flow: &CollectivePlan<'_>,
+        at: &mut StageProgress,
+    ) -> Result<(), Error> {
         while at.started_sends < flow.slices_to_send
             && at.send_requests.len() < 2 * MAX_SLICES_IN_FLIGHT
         {
-            let (range, needs) = (flow.outgoing_slice)(at.started_sends);
+            let (range, needs) = (flow.outgoing_range_and_needed)(at.started_sends);
             if at.received_slices < needs {
                 break;
             }

@@ -38,7 +38,11 @@ impl HalfPrecision for bf16 {
 }
 
 /// Reduces elements into others: `ours = ours op theirs`.
-pub(super) fn fold<H: HalfPrecision>(ours: &mut [u8], theirs: &[u8], op: impl Fn(f32, f32) -> f32) {
+pub(super) fn reduce_in_f32<H: HalfPrecision>(
+    ours: &mut [u8],
+    theirs: &[u8],
+    op: impl Fn(f32, f32) -> f32,
+) {
     let (ours, _) = ours.as_chunks_mut::<2>();
     let (theirs, _) = theirs.as_chunks::<2>();
     let mut bits = [0; CHUNK_ELEMENTS];

@@ -19,7 +19,7 @@ use crate::end::connected_pair;
 use crate::error::Error;
 pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
-use flow::{MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination, StepPlan};
+use flow::{CollectivePlan, MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination};
 
 /// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under way while the
 /// next is made ready.
@@ -29,7 +29,7 @@ const MIN_SLICE_BYTES: usize = 8 << 10;
 
 /// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All ranks cut
 /// alike.
-pub fn slice_bytes(block_bytes: usize, most: usize) -> usize {
+pub fn slice_bytes_for_block(block_bytes: usize, most: usize) -> usize {
     let short = block_bytes
         .div_ceil(MIN_SLICES_PER_BLOCK)
         .max(MIN_SLICE_BYTES);
@@ -67,7 +67,7 @@ pub struct Ring {
 
 impl Ring {
     /// A rank with its connections: `sender` leads to rank `rank + 1`, `receiver` comes from rank `rank - 1`. `slice_bytes`,
-    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time, at most: see [`slice_bytes`].
+    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time, at most: see [`slice_bytes_for_block`].
     ///
     /// # Errors
     /// There is no memory for slices.
@@ -89,7 +89,7 @@ impl Ring {
                 sender,
                 receiver,
                 reduce_scratch: scratch,
-                slice_bytes,
+                max_slice_bytes: slice_bytes,
                 timeout: Duration::from_secs(30),
             },
         })
@@ -173,10 +173,10 @@ impl Ring {
         root: usize,
     ) -> Result<(), Error> {
         let from_root = (self.rank + self.ranks - root % self.ranks) % self.ranks;
-        let slice_bytes = slice_bytes(bytes, self.neighbors.slice_bytes);
+        let slice_bytes = slice_bytes_for_block(bytes, self.neighbors.max_slice_bytes);
         let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
-        self.neighbors.run(&StepPlan {
+        self.neighbors.run(&CollectivePlan {
             source: buffer,
             destination: buffer,
             data: DataType::I64,
@@ -187,8 +187,8 @@ impl Ring {
             } else {
                 0
             },
-            incoming_slice: &|i| SliceDestination::Buffer(cut(i), 0),
-            outgoing_slice: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
+            incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i), 0),
+            outgoing_range_and_needed: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
         })
     }
 
@@ -202,22 +202,22 @@ impl Ring {
         (from, send): (&MemoryRegion, usize),
         (into, recv): (&MemoryRegion, usize),
     ) -> Result<(), Error> {
-        let most = self.neighbors.slice_bytes;
+        let most = self.neighbors.max_slice_bytes;
         let cut = move |i: usize, bytes: usize| {
-            let slice = slice_bytes(bytes, most);
+            let slice = slice_bytes_for_block(bytes, most);
             i * slice..((i + 1) * slice).min(bytes)
         };
-        let slices = |bytes: usize| bytes.div_ceil(slice_bytes(bytes, most));
+        let slices = |bytes: usize| bytes.div_ceil(slice_bytes_for_block(bytes, most));
         let (sends, recvs) = (slices(send), slices(recv));
-        self.neighbors.run(&StepPlan {
+        self.neighbors.run(&CollectivePlan {
             source: from,
             destination: into,
             data: DataType::I64,
             op: Reduction::Sum,
             slices_to_receive: recvs,
             slices_to_send: sends,
-            incoming_slice: &|i| SliceDestination::Buffer(cut(i, recv), 0),
-            outgoing_slice: &|i| (cut(i, send), 0),
+            incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i, recv), 0),
+            outgoing_range_and_needed: &|i| (cut(i, send), 0),
         })
     }
 
@@ -240,7 +240,8 @@ impl Ring {
             )));
         }
         let longest = self.element_range(count, 0).len();
-        let per_slice = slice_bytes(longest * element, self.neighbors.slice_bytes) / element;
+        let per_slice =
+            slice_bytes_for_block(longest * element, self.neighbors.max_slice_bytes) / element;
         let slices = longest.div_ceil(per_slice);
         let blocks: Vec<Range<usize>> = (0..n)
             .map(|block| self.element_range(count, block))
@@ -252,14 +253,14 @@ impl Ring {
         };
         let total = steps.len() * slices;
         let at = |i: usize| (steps.start + i / slices, i % slices);
-        self.neighbors.run(&StepPlan {
+        self.neighbors.run(&CollectivePlan {
             source: buffer,
             destination: buffer,
             data,
             op,
             slices_to_receive: total,
             slices_to_send: total,
-            incoming_slice: &|i| {
+            incoming_slice_destination: &|i| {
                 let (step, slice) = at(i);
                 let range = bytes(rank + 2 * n - step - 2, slice);
                 if step < n - 1 {
@@ -269,7 +270,7 @@ impl Ring {
                 let sent = (step + 1 - n).checked_sub(steps.start);
                 SliceDestination::Buffer(range, sent.map_or(0, |step| step * slices + slice + 1))
             },
-            outgoing_slice: &|i| {
+            outgoing_range_and_needed: &|i| {
                 let (step, slice) = at(i);
                 // What is sent is what came in the step before.
                 let needs = (i + 1).saturating_sub(slices);

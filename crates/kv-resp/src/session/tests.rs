@@ -44,7 +44,10 @@ impl TestSession {
     fn all(&mut self, lines: &str) -> Vec<Reply> {
         self.session.feed(lines.as_bytes());
         let mut out = Vec::new();
-        assert!(self.session.run(&self.shared, &mut out, usize::MAX));
+        assert!(
+            self.session
+                .execute_received(&self.shared, &mut out, usize::MAX)
+        );
         let mut bytes = &out[..];
         let mut replies = Vec::new();
         while !bytes.is_empty() {
@@ -218,7 +221,7 @@ fn what_cannot_be_done_is_said() {
 #[test]
 fn a_long_value_and_a_full_store_are_refused() {
     let mut talk = TestSession::with(StoreConfig {
-        mode: FullPolicy::Store,
+        full_policy: FullPolicy::Store,
         log_bytes: 1 << 16,
         ..StoreConfig::for_items(1, 10_000, 16, 32)
     });
@@ -316,7 +319,7 @@ fn a_client_that_does_not_read_is_held() {
     talk.session.feed("GET k\r\n".repeat(100).as_bytes());
     let mut out = Vec::new();
     let mut rounds = 0;
-    while !talk.session.run(&talk.shared, &mut out, 50) {
+    while !talk.session.execute_received(&talk.shared, &mut out, 50) {
         assert!(out.len() < 100);
         out.clear();
         rounds += 1;

@@ -41,7 +41,7 @@ impl RequestResult {
     }
 }
 
-/// A started request. [`Client::take`] and [`Client::wait`] return its outcome.
+/// A started request. [`Client::take_outcome`] and [`Client::wait`] return its outcome.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the outcome is kept until it is taken"]
 pub struct RequestTicket(u64);
@@ -155,7 +155,7 @@ impl Client {
         self.pipeline.poll(|done| {
             // The ticket of a missing entry was forgotten.
             if let Some(place) = outcomes.get_mut(&done.token) {
-                *place = Some(outcome(done.answer));
+                *place = Some(outcome_of_answer(done.answer));
             }
         })
     }
@@ -164,7 +164,7 @@ impl Client {
     ///
     /// # Errors
     /// The ticket, if the request is still outstanding.
-    pub fn take(
+    pub fn take_outcome(
         &mut self,
         ticket: RequestTicket,
     ) -> Result<Result<RequestResult, ClientError>, RequestTicket> {
@@ -188,7 +188,7 @@ impl Client {
     /// The error of the request.
     pub fn wait(&mut self, mut ticket: RequestTicket) -> Result<RequestResult, ClientError> {
         loop {
-            match self.take(ticket) {
+            match self.take_outcome(ticket) {
                 Ok(outcome) => return outcome,
                 Err(again) => ticket = again,
             }
@@ -205,7 +205,7 @@ impl Client {
     /// [`ClientError`].
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Value>, ClientError> {
         let ticket = self.start_get(key)?;
-        self.wait(ticket).map(value)
+        self.wait(ticket).map(value_of_outcome)
     }
 
     /// Returns the values of several keys, in their order. As many requests are outstanding as the window allows.
@@ -224,7 +224,10 @@ impl Client {
             }
         }
         let outcomes: Vec<_> = tickets.into_iter().map(|t| self.wait(t)).collect();
-        outcomes.into_iter().map(|o| o.map(value)).collect()
+        outcomes
+            .into_iter()
+            .map(|o| o.map(value_of_outcome))
+            .collect()
     }
 
     /// Sets the value of a key, and returns its new version.
@@ -299,14 +302,14 @@ pub(super) fn put_op<'a>(key: &'a [u8], value: &'a [u8]) -> Op<'a> {
     }
 }
 
-pub(super) fn value(outcome: RequestResult) -> Option<Value> {
+pub(super) fn value_of_outcome(outcome: RequestResult) -> Option<Value> {
     match outcome {
         RequestResult::Value(value) => Some(value),
         RequestResult::Done(_) | RequestResult::NotFound => None,
     }
 }
 
-fn outcome(answer: Answer<'_>) -> Result<RequestResult, ClientError> {
+fn outcome_of_answer(answer: Answer<'_>) -> Result<RequestResult, ClientError> {
     match answer {
         Answer::Value { value, version } => Ok(RequestResult::Value(Value {
             bytes: value.to_vec(),

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use rpc::{UdPortConfig, herd, one_sided};
 use service::random::from_system;
-use service::sessions::change_span;
-use service::{ConnectError, Connection, Protocol, ServerLocation};
-use verbs::{Context, PortGid, ProtectionDomain};
+use service::sessions::change_number_span;
+use service::{ClientSession, ConnectError, Protocol, ServerLocation};
+use verbs::{Context, PortAndGidIndex, ProtectionDomain};
 
 use super::design::{ClientDesign, Herd};
 use super::error::ClientError;
@@ -22,7 +22,7 @@ use crate::{ClientConfig, Design, wire};
 #[derive(Debug)]
 pub(super) struct SessionOpener {
     pub(super) config: ClientConfig,
-    port: PortGid,
+    port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
     target: ServerLocation<Rendezvous>,
@@ -34,7 +34,7 @@ pub(super) struct SessionOpener {
 pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) design: Box<dyn ClientDesign>,
-    pub(super) connection: Connection,
+    pub(super) connection: ClientSession,
     pub(super) hash_seed: u64,
     pub(super) server_design: Design,
 }
@@ -83,7 +83,7 @@ impl SessionOpener {
     }
 
     fn open(&self) -> Result<OpenSession, ClientError> {
-        let patience = self.config.deadline().max(Duration::from_secs(1));
+        let patience = self.config.request_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
             .target
@@ -123,7 +123,7 @@ impl SessionOpener {
         let checked = welcome.design.check(device);
         checked.map_err(ConnectError::from)?;
         let window = self.config.window;
-        let port = self.answer_port(welcome.max_answer);
+        let port = self.answer_port_config(welcome.max_answer);
         let payload = welcome.layout.payload;
         let lanes = (0..welcome.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
@@ -160,7 +160,7 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
-    fn answer_port(&self, max_answer: usize) -> UdPortConfig {
+    fn answer_port_config(&self, max_answer: usize) -> UdPortConfig {
         // At least 40 bytes leave room for a chunk's header and some bytes of its value.
         let answer = (wire::ANSWER_HEADER_BYTES + self.config.value_bytes).max(40);
         // All chunks of a long value may arrive besides the other answers.
@@ -184,7 +184,7 @@ impl SessionOpener {
         if accepted.lanes.len() != lanes.len() {
             return Err(missing_in_answer("partitions"));
         }
-        let span = change_span(self.config.window);
+        let span = change_number_span(self.config.window);
         let lanes = lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
             let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
@@ -217,7 +217,7 @@ impl SessionOpener {
                 writes,
             } => {
                 let memory = (&partitions[..], *shape, *writes);
-                let deadline = self.config.deadline();
+                let deadline = self.config.request_timeout();
                 let records = RemoteRecords::new(prepared, peer, memory, seed, deadline)?;
                 (Box::new(records), partitions.len())
             }

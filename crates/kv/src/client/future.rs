@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::blocking::{Client, RequestResult, RequestTicket, Value, put_op, value};
+use super::blocking::{Client, RequestResult, RequestTicket, Value, put_op, value_of_outcome};
 use super::error::ClientError;
 use crate::store::SetCondition;
 use crate::wire::Op;
@@ -67,7 +67,7 @@ impl AsyncClient {
     /// # Errors
     /// [`ClientError`].
     pub async fn get(&self, key: &[u8]) -> Result<Option<Value>, ClientError> {
-        self.request(&Op::Get { key }).await.map(value)
+        self.request(&Op::Get { key }).await.map(value_of_outcome)
     }
 
     /// Sets the value of a key, and returns its new version.
@@ -130,7 +130,7 @@ impl Future for RequestFuture<'_> {
             return Poll::Ready(Err(error));
         }
         let ticket = self.ticket.take().expect("not polled after it was ready");
-        match client.take(ticket) {
+        match client.take_outcome(ticket) {
             Ok(outcome) => Poll::Ready(outcome),
             Err(ticket) => {
                 self.ticket = Some(ticket);

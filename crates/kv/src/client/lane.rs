@@ -30,7 +30,7 @@ pub(super) struct Lane {
     /// The numbers of outstanding changes, in order.
     outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
-    max_change_distance: u32,
+    max_change_seq_span: u32,
     pub(super) doorbells: u64,
     pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
@@ -42,7 +42,7 @@ pub(super) struct Lane {
 /// An answer that completes a request.
 pub(super) struct CompleteAnswer<'a> {
     pub(super) status: Status,
-    pub(super) version: u64,
+    pub(super) version_or_record: u64,
     pub(super) value: &'a [u8],
 }
 
@@ -50,7 +50,7 @@ impl Lane {
     pub(super) fn new(client: herd::Client, batch: usize, span: u32) -> Self {
         let window = client.layout().window;
         Self {
-            oldest_unanswered: client.next_number(),
+            oldest_unanswered: client.next_request_number(),
             client,
             requests_per_doorbell: batch,
             slot_requests: vec![(0, NO_REQUEST); window as usize].into(),
@@ -58,7 +58,7 @@ impl Lane {
             long_requests: VecDeque::new(),
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
-            max_change_distance: span,
+            max_change_seq_span: span,
             doorbells: 0,
             pending_error: None,
             last_activity: time::now(),
@@ -70,7 +70,7 @@ impl Lane {
     #[inline]
     pub(super) fn has_room(&self, is_change: bool) -> bool {
         let apart = |&oldest: &u32| {
-            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_distance
+            self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
         self.slot_is_free()
             && self.long_requests.is_empty()
@@ -80,14 +80,14 @@ impl Lane {
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest_unanswered == self.client.next_number() && self.long_requests.is_empty()
+        self.oldest_unanswered == self.client.next_request_number() && self.long_requests.is_empty()
     }
 
     #[inline]
     fn slot_is_free(&self) -> bool {
         let under_way = self
             .client
-            .next_number()
+            .next_request_number()
             .wrapping_sub(self.oldest_unanswered);
         (under_way as usize) < self.slot_requests.len()
     }
@@ -129,11 +129,11 @@ impl Lane {
             self.long_requests.push_back((slot, 0));
             return Ok(());
         }
-        self.push(slot, bytes)
+        self.prepare_in_slot(slot, bytes)
     }
 
     #[inline]
-    fn push(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
+    fn prepare_in_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         let number = self.client.prepare_request(bytes)?;
         let place = number as usize & (self.slot_requests.len() - 1);
         self.slot_requests[place] = (number, slot);
@@ -161,7 +161,7 @@ impl Lane {
             let bytes = &pending[slot as usize].encoded_request;
             if bytes.len() <= most {
                 self.long_requests.pop_front();
-                self.push(slot, bytes)?;
+                self.prepare_in_slot(slot, bytes)?;
                 continue;
             }
             let to = bytes.len().min(from + most - PART_HEADER_BYTES);
@@ -172,7 +172,7 @@ impl Lane {
             } else if let Some(front) = self.long_requests.front_mut() {
                 front.1 = to;
             }
-            self.push(slot, &part)?;
+            self.prepare_in_slot(slot, &part)?;
         }
         Ok(())
     }
@@ -217,7 +217,7 @@ impl Lane {
             };
             let mut complete = CompleteAnswer {
                 status: reply.status,
-                version: reply.version,
+                version_or_record: reply.version_or_record,
                 value: reply.value,
             };
             if let Some((total, offset)) = reply.chunk_length_and_offset {
@@ -240,7 +240,7 @@ impl Lane {
             done(pending, slot, complete);
         })?;
         if received > 0 {
-            let next = self.client.next_number();
+            let next = self.client.next_request_number();
             let mask = self.slot_requests.len() - 1;
             while self.oldest_unanswered != next
                 && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rpc::RpcError;
-use service::{ConnectError, Connection, ServerLocation};
+use service::{ClientSession, ConnectError, ServerLocation};
 use verbs::{Context, Waiter, time};
 
 use super::connect::{OpenSession, SessionOpener};
@@ -44,7 +44,7 @@ pub struct PipelinedClient {
     server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
     ask_server_queue: VecDeque<u32>,
-    connection: Option<Connection>,
+    connection: Option<ClientSession>,
     pending: Vec<Pending>,
     free_slots: Vec<u32>,
     next_submission_number: u64,
@@ -113,7 +113,7 @@ impl PipelinedClient {
             value_buffer: Vec::new(),
             opener,
         };
-        pipeline.reconnect(now + pipeline.opener.config.deadline())?;
+        pipeline.reconnect(now + pipeline.opener.config.request_timeout())?;
         Ok(pipeline)
     }
 
@@ -312,7 +312,11 @@ impl PipelinedClient {
                 }
                 let mut result = answer(pending.is_get, &complete);
                 if one_sided_ops.includes_changes {
-                    match design.handle_answer(pending, slot, (complete.status, complete.version)) {
+                    match design.handle_answer(
+                        pending,
+                        slot,
+                        (complete.status, complete.version_or_record),
+                    ) {
                         AnswerEffect::CompletesRequest => {}
                         AnswerEffect::Complete(answer) => result = answer,
                         AnswerEffect::Continue => return,
@@ -400,7 +404,7 @@ impl PipelinedClient {
         each: &mut impl FnMut(Completion<'_>),
     ) -> Result<usize, ClientError> {
         tracing::info!("connecting again, {} under way: {why}", self.outstanding());
-        let deadline = self.opener.config.deadline();
+        let deadline = self.opener.config.request_timeout();
         let oldest = self
             .pending
             .iter()
@@ -497,7 +501,7 @@ impl PipelinedClient {
         self.server_design = served;
         if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
-            self.reassign_partitions(seed);
+            self.reassign_requests(seed);
         } else {
             for (lane, seq) in self.lanes.iter_mut().zip(before) {
                 lane.set_last_change_seq(seq);
@@ -508,7 +512,7 @@ impl PipelinedClient {
     }
 
     /// Assigns outstanding requests to the partitions of a server with another hash seed, with new numbers.
-    fn reassign_partitions(&mut self, seed: u64) {
+    fn reassign_requests(&mut self, seed: u64) {
         let mut order: Vec<&mut Pending> = self
             .pending
             .iter_mut()
@@ -531,7 +535,7 @@ impl PipelinedClient {
 /// Returns the answer for a reply of the server.
 #[inline]
 fn answer<'a>(is_get: bool, complete: &CompleteAnswer<'a>) -> Answer<'a> {
-    let version = complete.version;
+    let version = complete.version_or_record;
     match complete.status {
         Status::Ok if is_get => Answer::Value {
             value: complete.value,

@@ -37,7 +37,7 @@ struct GetState {
     candidates: CandidatePositions,
     /// Offset and bytes of the item that is being READ; if `bytes` is 0, a bucket is being READ.
     item_offset: u64,
-    item_bytes: usize,
+    item_read_bytes: usize,
     torn_reads: u8,
 }
 
@@ -45,7 +45,7 @@ struct GetState {
 pub(super) struct RemoteIndex {
     queue: OneSided,
     partitions: Vec<RemotePartition>,
-    max_item_bytes: usize,
+    first_item_read_bytes: usize,
     hash_seed: u64,
     gets: Box<[GetState]>,
 }
@@ -73,7 +73,7 @@ impl RemoteIndex {
         Ok(Self {
             partitions: partitions
                 .ok_or_else(|| RpcError::Config("the server's memory is too small".to_owned()))?,
-            max_item_bytes: item_bytes.clamp(8, room),
+            first_item_read_bytes: item_bytes.clamp(8, room),
             hash_seed: seed,
             gets: vec![GetState::default(); prepared.window()].into(),
             queue: prepared.connect(peer, room)?,
@@ -91,19 +91,21 @@ impl RemoteIndex {
             last_bucket: home_of(hash, buckets),
             ..GetState::default()
         };
-        self.read(slot, lane);
+        self.prepare_next_read(slot, lane);
     }
 
     /// Prepares the next READ of a slot.
     #[inline]
-    fn read(&mut self, slot: u32, lane: usize) {
+    fn prepare_next_read(&mut self, slot: u32, lane: usize) {
         let (get, partition) = (&self.gets[slot as usize], &self.partitions[lane]);
-        let (from, bytes) = match get.item_bytes {
+        let (from, bytes) = match get.item_read_bytes {
             0 => (
-                partition.index.at(get.last_bucket * BUCKET_BYTES as u64),
+                partition
+                    .index
+                    .starting_at(get.last_bucket * BUCKET_BYTES as u64),
                 BUCKET_BYTES,
             ),
-            bytes => (partition.log.at(get.item_offset), bytes),
+            bytes => (partition.log.starting_at(get.item_offset), bytes),
         };
         let prepared = self.queue.prepare_read((slot, 0), bytes, from);
         self.queue.record_error(prepared);
@@ -115,7 +117,7 @@ impl RemoteIndex {
             .log
             .len
             .saturating_sub(get.item_offset);
-        get.item_bytes as u64 > left
+        get.item_read_bytes as u64 > left
     }
 
     /// Restarts the lookup at the home bucket, because an item was torn.
@@ -146,13 +148,15 @@ impl RemoteIndex {
             ..
         } = self.partitions[pending.lane_index];
         let get = &mut self.gets[slot as usize];
-        while let Some(at) = get.candidates.next_offset() {
+        while let Some(at) = get.candidates.pop_item_offset() {
             let left = log.len.saturating_sub(at);
             if left >= 8 {
                 get.item_offset = at;
-                get.item_bytes = usize::try_from(left)
-                    .map_or(self.max_item_bytes, |l| l.min(self.max_item_bytes));
-                self.read(slot, pending.lane_index);
+                get.item_read_bytes = usize::try_from(left)
+                    .map_or(self.first_item_read_bytes, |l| {
+                        l.min(self.first_item_read_bytes)
+                    });
+                self.prepare_next_read(slot, pending.lane_index);
                 return None;
             }
         }
@@ -160,8 +164,8 @@ impl RemoteIndex {
             return Some(StepOutcome::AskServer);
         }
         get.last_bucket = (get.last_bucket + 1) % buckets;
-        get.item_bytes = 0;
-        self.read(slot, pending.lane_index);
+        get.item_read_bytes = 0;
+        self.prepare_next_read(slot, pending.lane_index);
         None
     }
 }
@@ -189,7 +193,7 @@ impl ClientDesign for RemoteIndex {
     }
 
     fn doorbells(&self) -> u64 {
-        self.queue.doorbells()
+        self.queue.posted_doorbells()
     }
 }
 
@@ -213,14 +217,14 @@ impl RequestSteps for RemoteIndex {
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
         let room = self.queue.slot_bytes();
         let get = &mut self.gets[slot as usize];
-        let length = if get.item_bytes == 0 {
+        let length = if get.item_read_bytes == 0 {
             BUCKET_BYTES
         } else {
-            get.item_bytes
+            get.item_read_bytes
         };
         let bytes = &mut bytes[..length];
         self.queue.read_buffer(slot, 0, bytes)?;
-        if get.item_bytes == 0 {
+        if get.item_read_bytes == 0 {
             get.candidates = CandidatePositions::of(bytes, get.hash);
             get.buckets_read += 1;
             return Ok(self.read_next(pending, slot));
@@ -233,11 +237,11 @@ impl RequestSteps for RemoteIndex {
             }
             DecodedItem::OtherKey => Ok(self.read_next(pending, slot)),
             DecodedItem::NeedsBytes(whole) if whole <= room && whole > length => {
-                get.item_bytes = whole;
+                get.item_read_bytes = whole;
                 if self.item_ends_outside(slot, pending.lane_index) {
                     return Ok(self.restart(pending, slot, stats));
                 }
-                self.read(slot, pending.lane_index);
+                self.prepare_next_read(slot, pending.lane_index);
                 Ok(None)
             }
             DecodedItem::NeedsBytes(_) => Ok(Some(StepOutcome::AskServer)),

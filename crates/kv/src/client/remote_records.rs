@@ -86,7 +86,7 @@ pub(super) struct RemoteRecords {
     partition_memories: Vec<RemoteMemory>,
     record_layout: RecordLayout,
     hash_seed: u64,
-    writes: Option<RecordWriteParameters>,
+    write_parameters: Option<RecordWriteParameters>,
     record_cache: Arc<RecordCache>,
     slots: Box<[SlotState]>,
     lock_retries: Vec<(u32, Instant)>,
@@ -107,7 +107,10 @@ impl RemoteRecords {
         deadline: Duration,
     ) -> Result<Self, RpcError> {
         let wrong = |what: &str| RpcError::Config(format!("the server's {what} cannot be"));
-        if !partitions.iter().all(|memory| shape.check(memory.len)) {
+        if !partitions
+            .iter()
+            .all(|memory| shape.is_valid_for_memory(memory.len))
+        {
             return Err(wrong("records"));
         }
         let window = prepared.window();
@@ -126,7 +129,7 @@ impl RemoteRecords {
             record_layout: shape,
             hash_seed: seed,
             record_cache: Arc::new(RecordCache::new(if writes.is_some() { known } else { 1 })),
-            writes,
+            write_parameters: writes,
             slots: vec![SlotState::default(); window].into(),
             lock_retries: Vec::new(),
             request_timeout: deadline,
@@ -146,7 +149,7 @@ impl RemoteRecords {
 
     /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
-    fn access_record(&mut self, pending: &Pending, slot: u32, record: u64) {
+    fn read_or_lock_record(&mut self, pending: &Pending, slot: u32, record: u64) {
         self.slots[slot as usize].current_record = record;
         if pending.is_get {
             self.slots[slot as usize].awaited_completion = AwaitedCompletion::ReadRecord;
@@ -157,12 +160,12 @@ impl RemoteRecords {
                 self.record_layout.body_bytes(),
             );
         } else {
-            self.lock(pending.lane_index, slot);
+            self.prepare_lock_and_read(pending.lane_index, slot);
         }
     }
 
-    fn lock(&mut self, lane: usize, slot: u32) {
-        let Some(writes) = self.writes else {
+    fn prepare_lock_and_read(&mut self, lane: usize, slot: u32) {
+        let Some(writes) = self.write_parameters else {
             return;
         };
         self.last_acquisition = self.last_acquisition.wrapping_add(1);
@@ -180,7 +183,7 @@ impl RemoteRecords {
         );
     }
 
-    fn unlock(&mut self, lane: usize, slot: u32) {
+    fn prepare_unlock(&mut self, lane: usize, slot: u32) {
         let word = self.slots[slot as usize].held_lock_word;
         self.queue.reserve_postlist_room(1);
         self.compare_and_swap_lock(lane, slot, (word, 0), 8);
@@ -188,7 +191,7 @@ impl RemoteRecords {
 
     #[inline]
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
-        let from = self.partition_memories[lane].at(from);
+        let from = self.partition_memories[lane].starting_at(from);
         let prepared = self
             .queue
             .prepare_read((slot, READ_BUFFER_OFFSET), bytes, from);
@@ -207,7 +210,7 @@ impl RemoteRecords {
         let word = self
             .record_layout
             .lock_offset(self.slots[slot as usize].current_record);
-        let word = self.partition_memories[lane].at(word);
+        let word = self.partition_memories[lane].starting_at(word);
         let (result, words) = ((slot, result), (from, to));
         let prepared = self
             .queue
@@ -216,16 +219,21 @@ impl RemoteRecords {
     }
 
     /// Prepares the WRITEs of a change: the redo entry first, then the record.
-    fn write(&mut self, lane: usize, slot: u32, entry: &[u8]) -> Result<(), RpcError> {
+    fn prepare_change_writes(
+        &mut self,
+        lane: usize,
+        slot: u32,
+        entry: &[u8],
+    ) -> Result<(), RpcError> {
         // Both WRITEs are posted together with the unlock.
         self.queue.reserve_postlist_room(3);
         let redo = self
-            .writes
-            .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
+            .write_parameters
+            .and_then(|w| w.redo.starting_at(u64::from(slot) * entry.len() as u64));
         let record = self
             .record_layout
             .body_offset(self.slots[slot as usize].current_record);
-        let record = self.partition_memories[lane].at(record);
+        let record = self.partition_memories[lane].starting_at(record);
         let at = self.queue.slot_bytes() - entry.len();
         self.queue.write_buffer(slot, at, entry)?;
         self.queue.prepare_write((slot, at), entry.len(), redo)?;
@@ -236,7 +244,7 @@ impl RemoteRecords {
 
     /// Tries to lock again after the waiting time.
     #[cold]
-    fn retry_waiting(
+    fn retry_delayed_locks(
         &mut self,
         pending: &mut [Pending],
         stats: &mut ClientStats,
@@ -253,9 +261,13 @@ impl RemoteRecords {
             let Some(pending) = pending.get_mut(slot as usize) else {
                 continue;
             };
-            match self.check_deadline(pending, slot, stats) {
+            match self.expire_if_past_deadline(pending, slot, stats) {
                 Some(lost) => done(pending, slot, lost),
-                None => self.access_record(pending, slot, self.slots[slot as usize].current_record),
+                None => self.read_or_lock_record(
+                    pending,
+                    slot,
+                    self.slots[slot as usize].current_record,
+                ),
             }
         }
     }
@@ -287,7 +299,7 @@ impl RemoteRecords {
                 ..
             })
         );
-        self.slots[slot as usize].awaited_completion = match (self.writes, may_claim) {
+        self.slots[slot as usize].awaited_completion = match (self.write_parameters, may_claim) {
             (None, _) => AwaitedCompletion::Idle,
             (Some(_), true) => AwaitedCompletion::Claim,
             (Some(_), false) => AwaitedCompletion::Locate,
@@ -297,7 +309,7 @@ impl RemoteRecords {
 
     /// Returns [`Answer::Lost`] for a request that exceeded its deadline. Such a request holds no lock.
     #[cold]
-    fn check_deadline(
+    fn expire_if_past_deadline(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -319,7 +331,7 @@ impl RemoteRecords {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
-        let lost = self.check_deadline(pending, slot, stats);
+        let lost = self.expire_if_past_deadline(pending, slot, stats);
         if lost.is_none() {
             self.record_cache.remove(self.slots[slot as usize].hash);
             self.read_neighbourhood(pending.lane_index, slot);
@@ -336,7 +348,7 @@ impl RemoteRecords {
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
         stats.torn += 1;
-        if let Some(lost) = self.check_deadline(pending, slot, stats) {
+        if let Some(lost) = self.expire_if_past_deadline(pending, slot, stats) {
             return Some(lost);
         }
         if let Some(release) = self.request_release_if_due(slot) {
@@ -344,12 +356,12 @@ impl RemoteRecords {
         }
         let state = &mut self.slots[slot as usize];
         state.access_attempts += 1;
-        if self.writes.is_none() && state.access_attempts > MAX_TORN_READS {
+        if self.write_parameters.is_none() && state.access_attempts > MAX_TORN_READS {
             state.awaited_completion = AwaitedCompletion::Idle;
             return Some(StepOutcome::AskServer);
         }
-        if self.writes.is_some() {
-            self.access_record(pending, slot, self.slots[slot as usize].current_record);
+        if self.write_parameters.is_some() {
+            self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
         } else {
             self.read_neighbourhood(pending.lane_index, slot);
         }
@@ -378,7 +390,7 @@ impl RemoteRecords {
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
     fn request_release_if_due<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
-        let lease = Duration::from_millis(self.writes?.lease_ms.into());
+        let lease = Duration::from_millis(self.write_parameters?.lease_ms.into());
         let now = time::now();
         let state = &mut self.slots[slot as usize];
         let since = *state.contended_since.get_or_insert(now);

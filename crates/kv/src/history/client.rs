@@ -7,7 +7,7 @@ use lincheck::{OperationOutcome, RegisterAction, WriteCondition};
 use super::HistoryRecorder;
 use crate::ConnectError;
 use crate::client::{Answer, ClientError, Completion, PipelinedClient};
-use crate::load::{Random, stamp_of, write_key_bytes, write_value_bytes};
+use crate::load::{Random, verified_stamp, write_key_bytes, write_value_bytes};
 use crate::store;
 use crate::wire::Op;
 
@@ -39,7 +39,7 @@ pub fn run_client(
         plan,
         random: Random::new(plan.seed),
         highest_versions: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
-        puts: 0,
+        last_value_number: 0,
         key_buffer: [0; 16],
         value_buffer: vec![0; plan.value_bytes.max(16)],
         outstanding: Vec::new(),
@@ -52,7 +52,9 @@ pub fn run_client(
         while pipeline.outstanding() < window && (chosen.is_some() || !stopping) {
             let (key, action, number) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => requester.choose_request(recorder).map_err(write_error)?,
+                None => requester
+                    .choose_request(recorder)
+                    .map_err(file_write_error)?,
             };
             let token = requester.allocate_token(key, action, number);
             if !requester.submit(pipeline, key, action, token)? {
@@ -68,7 +70,7 @@ pub fn run_client(
                 written = recorded;
             }
         })?;
-        written.map_err(write_error)?;
+        written.map_err(file_write_error)?;
         if pipeline.server_incarnation() != server {
             return Err(ClientError::refused(
                 "another server has come to its address, and knows nothing of this history",
@@ -80,7 +82,7 @@ pub fn run_client(
     }
 }
 
-fn write_error(e: io::Error) -> ClientError {
+fn file_write_error(e: io::Error) -> ClientError {
     ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
@@ -89,7 +91,7 @@ struct Requester<'p> {
     random: Random,
     /// The highest version of each key that was seen.
     highest_versions: Vec<u64>,
-    puts: u64,
+    last_value_number: u64,
     key_buffer: [u8; 16],
     value_buffer: Vec<u8>,
     /// Outstanding requests by their tokens: history number, key and action.
@@ -104,9 +106,9 @@ impl Requester<'_> {
     ) -> io::Result<(u64, RegisterAction, u64)> {
         let key = self.random.below(self.plan.keys.max(1));
         let version = self.highest_versions[usize::try_from(key).unwrap_or(0)].max(1);
-        self.puts += 1;
+        self.last_value_number += 1;
         // No two values of a history are equal, so each identifies its write.
-        let value = (recorder.client() + 1) << 32 | self.puts & 0xffff_ffff;
+        let value = (recorder.client() + 1) << 32 | self.last_value_number & 0xffff_ffff;
         let write = |condition| RegisterAction::Write { value, condition };
         let action = match self.random.below(24) {
             0..12 => RegisterAction::Read,
@@ -181,7 +183,8 @@ impl Requester<'_> {
         };
         let outcome = match done.answer {
             Answer::Value { value, version } => {
-                let stamp = stamp_of(key, value).filter(|_| value.len() == self.value_buffer.len());
+                let stamp =
+                    verified_stamp(key, value).filter(|_| value.len() == self.value_buffer.len());
                 match stamp {
                     Some(value) => OperationOutcome::Value { value, version },
                     None => return recorder.record_wrong_value(number, version),
@@ -190,7 +193,7 @@ impl Requester<'_> {
             Answer::Done { version } => OperationOutcome::Done { version },
             Answer::NotFound => OperationOutcome::Absent,
             Answer::Condition { version } => OperationOutcome::Refused { version },
-            Answer::Full | Answer::TooLong => return recorder.record_full(number),
+            Answer::Full | Answer::TooLong => return recorder.record_no_room(number),
             // The outcome is unknown, so nothing is recorded.
             Answer::Lost => return Ok(()),
         };

@@ -18,7 +18,7 @@ use crate::store::SetCondition;
 use crate::wire::Op;
 
 pub use service::random::Random;
-pub use service::workload::{Popularity, stamp_of, write_key_bytes, write_value_bytes};
+pub use service::workload::{Popularity, verified_stamp, write_key_bytes, write_value_bytes};
 
 /// The parameters of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -165,7 +165,7 @@ impl LoadReport {
     }
 }
 
-/// The token of a request: its kind in bits 63..62, [`LoadRun::server_change_flag`] in bit 61, the key's number in bits 31..0. Bits
+/// The token of a request: its kind in bits 63..62, [`LoadRun::server_change_parity`] in bit 61, the key's number in bits 31..0. Bits
 /// 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadToken(u64);
@@ -192,12 +192,12 @@ impl LoadToken {
     }
 
     #[inline]
-    fn server_change_flag(self) -> bool {
+    fn server_change_parity(self) -> bool {
         self.0 >> 61 & 1 != 0
     }
 
     #[inline]
-    fn version_floor(self) -> u64 {
+    fn min_allowed_version(self) -> u64 {
         self.0 >> 32 & Self::FLOOR_MASK
     }
 
@@ -220,21 +220,21 @@ struct LoadRun<'w> {
     puts_started: u64,
     last_stamp: u64,
     newest_key: u64,
-    puts_below: u64,
-    updates_below: u64,
+    put_choice_bound: u64,
+    read_update_choice_bound: u64,
     key_buffer: Vec<u8>,
     value_buffer: Vec<u8>,
     /// The highest versions of watched keys.
     highest_watched_versions: Vec<u64>,
     /// The server's identity, and a flag that flips whenever another server replaces it.
     last_server_incarnation: u64,
-    server_change_flag: bool,
+    server_change_parity: bool,
     latency_ns: Histogram<u64>,
     report: LoadReport,
     /// Read-modify-writes whose GET was answered: key and version.
-    pending_updates: Vec<(u64, u64)>,
+    keys_awaiting_update: Vec<(u64, u64)>,
     /// With stop-and-go: true while more requests of the present window may be sent.
-    may_send: bool,
+    may_fill_window: bool,
 }
 
 /// Puts keys number `from`, `from + step`, and so on, once each.
@@ -256,7 +256,7 @@ pub fn put_keys(
         }
         run.poll_and_check_answers(pipeline)?;
     }
-    Ok(run.finish(pipeline, started))
+    Ok(run.into_report(pipeline, started))
 }
 
 /// Runs a load; `seed` must differ between clients.
@@ -269,14 +269,14 @@ pub fn run(
     until: LoadEnd,
     seed: u64,
 ) -> Result<LoadReport, ClientError> {
-    run_counting(pipeline, workload, until, seed, |_| {})
+    run_with_progress(pipeline, workload, until, seed, |_| {})
 }
 
 /// Does the same as [`run`], and calls `count` with the number of newly completed operations after each poll.
 ///
 /// # Errors
 /// If the server cannot be reached any more.
-pub fn run_counting(
+pub fn run_with_progress(
     pipeline: &mut PipelinedClient,
     workload: &Workload,
     until: LoadEnd,
@@ -308,9 +308,9 @@ pub fn run_counting(
         stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
         if (stopping || begun >= most)
             && pipeline.outstanding() == 0
-            && run.pending_updates.is_empty()
+            && run.keys_awaiting_update.is_empty()
         {
-            return Ok(run.finish(pipeline, started));
+            return Ok(run.into_report(pipeline, started));
         }
     }
 }
@@ -327,21 +327,21 @@ impl<'w> LoadRun<'w> {
         Self {
             workload,
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
-            writer_stamp: Random::new(seed ^ 0x5eed).bits() << 32,
+            writer_stamp: Random::new(seed ^ 0x5eed).next_u64() << 32,
             puts_started: 0,
             last_stamp: 0,
             newest_key: 0,
-            puts_below: share(workload.puts),
-            updates_below: share(workload.puts + workload.updates),
+            put_choice_bound: share(workload.puts),
+            read_update_choice_bound: share(workload.puts + workload.updates),
             key_buffer: vec![0; workload.key_bytes],
             value_buffer: vec![0; workload.value_bytes],
             highest_watched_versions: vec![0; watched],
             last_server_incarnation: pipeline.server_incarnation(),
-            server_change_flag: false,
+            server_change_parity: false,
             latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
-            pending_updates: Vec::new(),
-            may_send: false,
+            keys_awaiting_update: Vec::new(),
+            may_fill_window: false,
         }
     }
 
@@ -349,9 +349,10 @@ impl<'w> LoadRun<'w> {
     #[inline]
     fn start_operation(&mut self, pipeline: &mut PipelinedClient) -> Result<bool, ClientError> {
         if self.workload.stop_and_go {
-            self.may_send |= pipeline.outstanding() == 0;
-            self.may_send = self.may_send && self.start_if_window_has_room(pipeline)?;
-            return Ok(self.may_send);
+            self.may_fill_window |= pipeline.outstanding() == 0;
+            self.may_fill_window =
+                self.may_fill_window && self.start_if_window_has_room(pipeline)?;
+            return Ok(self.may_fill_window);
         }
         self.start_if_window_has_room(pipeline)
     }
@@ -362,12 +363,12 @@ impl<'w> LoadRun<'w> {
         &mut self,
         pipeline: &mut PipelinedClient,
     ) -> Result<bool, ClientError> {
-        if pipeline.outstanding() + self.pending_updates.len() >= pipeline.config().window {
+        if pipeline.outstanding() + self.keys_awaiting_update.len() >= pipeline.config().window {
             return Ok(false);
         }
-        let dice = self.chooser.random_32_bits();
+        let dice = self.chooser.next_u32_as_u64();
         let key = self.chooser.next(self.newest_key);
-        if dice < self.puts_below {
+        if dice < self.put_choice_bound {
             if self.workload.inserts {
                 let key = (self.newest_key + 1) % self.workload.keys;
                 let begun = self.put(pipeline, key)?;
@@ -376,7 +377,7 @@ impl<'w> LoadRun<'w> {
             }
             return self.put(pipeline, key);
         }
-        let kind = if dice < self.updates_below {
+        let kind = if dice < self.read_update_choice_bound {
             KIND_RMW_GET
         } else {
             KIND_GET
@@ -423,7 +424,7 @@ impl<'w> LoadRun<'w> {
         } else {
             0
         };
-        LoadToken::new(kind, self.server_change_flag, floor, key)
+        LoadToken::new(kind, self.server_change_parity, floor, key)
     }
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
@@ -435,13 +436,13 @@ impl<'w> LoadRun<'w> {
         let (report, latency, found) = (
             &mut self.report,
             &mut self.latency_ns,
-            &mut self.pending_updates,
+            &mut self.keys_awaiting_update,
         );
         let (versions, length) = (
             &mut self.highest_watched_versions,
             self.workload.value_bytes,
         );
-        let other = self.server_change_flag;
+        let other = self.server_change_parity;
         let mut seen = None;
         pipeline.poll(|done| {
             seen = Some(done.completed_at);
@@ -452,7 +453,7 @@ impl<'w> LoadRun<'w> {
                 Answer::Value { value, version } => {
                     report.gets += 1;
                     report.verified += 1;
-                    if value.len() != length || stamp_of(key, value).is_none() {
+                    if value.len() != length || verified_stamp(key, value).is_none() {
                         report.wrong_values += 1;
                     }
                     if token.kind() == KIND_RMW_GET {
@@ -484,9 +485,9 @@ impl<'w> LoadRun<'w> {
             };
             if key.is_multiple_of(KEYS_PER_WATCHED_KEY)
                 && version != 0
-                && token.server_change_flag() == other
+                && token.server_change_parity() == other
             {
-                if version < token.version_floor() {
+                if version < token.min_allowed_version() {
                     report.wrong_versions += 1;
                 }
                 let highest = &mut versions[(key / KEYS_PER_WATCHED_KEY) as usize];
@@ -503,20 +504,20 @@ impl<'w> LoadRun<'w> {
         if pipeline.server_incarnation() != self.last_server_incarnation {
             // The new server does not know the earlier versions.
             self.last_server_incarnation = pipeline.server_incarnation();
-            self.server_change_flag = !self.server_change_flag;
+            self.server_change_parity = !self.server_change_parity;
             self.highest_watched_versions.fill(0);
         }
-        while let Some((key, version)) = self.pending_updates.pop() {
+        while let Some((key, version)) = self.keys_awaiting_update.pop() {
             let condition = SetCondition::Version(version);
             if !self.start_put(pipeline, key, KIND_RMW_WRITE, condition)? {
-                self.pending_updates.push((key, version));
+                self.keys_awaiting_update.push((key, version));
                 break;
             }
         }
         Ok(seen)
     }
 
-    fn finish(mut self, pipeline: &PipelinedClient, started: Instant) -> LoadReport {
+    fn into_report(mut self, pipeline: &PipelinedClient, started: Instant) -> LoadReport {
         let seconds = time::now().duration_since(started).as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = self.report.operations as f64 / seconds.max(1e-9);
@@ -537,10 +538,13 @@ mod tests {
         for kind in [KIND_GET, KIND_PUT, KIND_RMW_GET, KIND_RMW_WRITE] {
             let token = LoadToken::new(kind, kind == KIND_PUT, 12_345, 0xffff_fffe);
             assert_eq!(
-                (token.kind(), token.server_change_flag()),
+                (token.kind(), token.server_change_parity()),
                 (kind, kind == KIND_PUT)
             );
-            assert_eq!((token.version_floor(), token.key()), (12_345, 0xffff_fffe));
+            assert_eq!(
+                (token.min_allowed_version(), token.key()),
+                (12_345, 0xffff_fffe)
+            );
         }
     }
 

@@ -10,7 +10,7 @@ use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::table::{RecordTable, RecordTables};
-use super::worker::{GetResult, PartitionItems, Worker, answer_of};
+use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
 use crate::rendezvous::{RecordWriteParameters, RemoteAccess, RemoteLayout};
@@ -30,7 +30,7 @@ pub(crate) struct LockedRecords {
 impl ServerDesign for LockedRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         let items = ClientRecords {
-            table: self.tables.of(worker.partition_index),
+            table: self.tables.table_of_partition(worker.partition_index),
             hash_seed: self.tables.hash_seed(),
             partition_index: worker.partition_index,
             lock_recovery: Arc::clone(&self.lock_recovery),
@@ -59,7 +59,7 @@ impl ServerDesign for LockedRecords {
             .pd
             .alloc(bytes, rights)
             .map_err(RefusedClient::temporary)?;
-        let owner = self.lock_recovery.next_owner();
+        let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(RecordWriteParameters {
             owner,
             lease_ms: self.lease_ms,
@@ -67,7 +67,7 @@ impl ServerDesign for LockedRecords {
         });
         let access = ClientAccess {
             qp,
-            registrations: memory,
+            client_registrations: memory,
             redo_entries: Some(redo),
         };
         self.lock_recovery.add(client.index, owner, access);
@@ -88,7 +88,7 @@ impl ServerDesign for LockedRecords {
     }
 
     fn stats(&self) -> DesignStats {
-        let (recovered_locks, expelled) = self.lock_recovery.recovered_and_revoked();
+        let (recovered_locks, expelled) = self.lock_recovery.recovery_counts();
         DesignStats {
             store: self.tables.stats(),
             recovered_locks,
@@ -119,7 +119,7 @@ impl PartitionItems for ClientRecords {
         None
     }
 
-    fn record_request(&mut self, request: RecordRequest<'_>) -> Option<u64> {
+    fn answer_record_request(&mut self, request: RecordRequest<'_>) -> Option<u64> {
         let hash = |key| hash_of(key, self.hash_seed);
         Some(match request {
             RecordRequest::Locate(key) => match self.table.find_key_record(hash(key), key) {
@@ -127,7 +127,7 @@ impl PartitionItems for ClientRecords {
                 None => wire::answer_word(Status::NotFound, 0),
             },
             RecordRequest::Claim(key) => {
-                answer_of(self.table.find_or_assign_record(hash(key), key), Status::Ok)
+                encode_result_word(self.table.find_or_assign_record(hash(key), key), Status::Ok)
             }
             RecordRequest::Release(record)
                 if self

@@ -5,7 +5,9 @@ use std::fmt::Debug;
 use rpc::RpcError;
 use service::RefusedClient;
 use service::qp::connect_responder_qp;
-use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
+use verbs::{
+    Access, CompletionQueue, PortAndGidIndex, ProtectionDomain, QpEndpoint, QueuePair, Rc,
+};
 
 use super::worker::Worker;
 use crate::Design;
@@ -55,7 +57,7 @@ pub(crate) struct ConnectingClient<'c> {
     pub(crate) index: u32,
     pub(crate) pd: &'c ProtectionDomain,
     pub(crate) cq: &'c CompletionQueue,
-    pub(crate) port: PortGid,
+    pub(crate) port: PortAndGidIndex,
 }
 
 impl ConnectingClient<'_> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rpc::RpcError;
 
 use super::design::{DesignStats, ServerDesign};
-use super::worker::{GetResult, PartitionItems, Worker, answer_of};
+use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
 use crate::record_cache::RecordCache;
 use crate::store::{Partition, Refusal, SetOptions, Store};
 use crate::wire::{self, Op, Status};
@@ -77,12 +77,12 @@ impl PartitionItems for LogItems {
                 };
                 let how = SetOptions {
                     condition,
-                    expires_ms,
+                    expiry_time_ms: expires_ms,
                 };
                 partition.set(hash, key, value, how)
             }
             Op::Delete { key, version } => partition.delete(hash, key, version),
         };
-        Some(answer_of(result, Status::NotFound))
+        Some(encode_result_word(result, Status::NotFound))
     }
 }

@@ -1,6 +1,6 @@
 //! The READ-based design at the server: clients READ, and workers make all changes.
 //!
-//! With a read size of 0 clients READ an index and a log ([`ReadIndex`]), otherwise records ([`ReadRecords`]).
+//! With a read size of 0 clients READ an index and a log ([`ClientReadableLog`]), otherwise records ([`ClientReadableRecords`]).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use verbs::Access;
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::herd::HerdItems;
 use super::table::{RecordTable, RecordTables};
-use super::worker::{GetResult, PartitionItems, Worker, answer_of};
+use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
 use crate::rendezvous::{RemoteAccess, RemoteLayout, RemoteLog};
@@ -21,15 +21,15 @@ use crate::wire::{self, Op, Status};
 
 /// Items in a log that clients READ.
 #[derive(Debug)]
-pub(crate) struct ReadIndex {
+pub(crate) struct ClientReadableLog {
     /// The log as its workers use it.
     pub(crate) log: HerdItems,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Bytes of an item with key and value of the expected lengths.
-    pub(crate) item_bytes: usize,
+    pub(crate) expected_item_bytes: usize,
 }
 
-impl ServerDesign for ReadIndex {
+impl ServerDesign for ClientReadableLog {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         self.log.run(worker)
     }
@@ -38,7 +38,7 @@ impl ServerDesign for ReadIndex {
         &self,
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemoteAccess>, RefusedClient> {
-        let endpoint = open_for_reads(&self.lock_recovery, client)?;
+        let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partition_count()).filter_map(|n| {
             let (index, log) = store.lock_partition(n).remote()?;
@@ -46,7 +46,7 @@ impl ServerDesign for ReadIndex {
         });
         let memory = RemoteLayout::Logs {
             partitions: partitions.collect(),
-            item_bytes: self.item_bytes,
+            item_bytes: self.expected_item_bytes,
         };
         Ok(Some(RemoteAccess { endpoint, memory }))
     }
@@ -66,14 +66,14 @@ impl ServerDesign for ReadIndex {
 
 /// Items in records that clients READ.
 #[derive(Debug)]
-pub(crate) struct ReadRecords {
+pub(crate) struct ClientReadableRecords {
     pub(crate) tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
-impl ServerDesign for ReadRecords {
+impl ServerDesign for ClientReadableRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
-        let table = self.tables.of(worker.partition_index);
+        let table = self.tables.table_of_partition(worker.partition_index);
         worker.run(RecordItems {
             table,
             value: Vec::new(),
@@ -84,7 +84,7 @@ impl ServerDesign for ReadRecords {
         &self,
         client: &ConnectingClient<'_>,
     ) -> Result<Option<RemoteAccess>, RefusedClient> {
-        let endpoint = open_for_reads(&self.lock_recovery, client)?;
+        let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
         let tables = self.tables.tables_by_partition().iter();
         let memory = RemoteLayout::Records {
             partitions: tables.map(|t| t.memory().remote()).collect(),
@@ -111,17 +111,17 @@ impl ServerDesign for ReadRecords {
 }
 
 /// Creates the queue pair by which a client READs.
-fn open_for_reads(
+fn create_read_responder_qp(
     lock_recovery: &LockRecovery<RecordTable>,
     client: &ConnectingClient<'_>,
 ) -> Result<verbs::QpEndpoint, RefusedClient> {
     let (endpoint, qp) = client.create_responder_qp(Design::Reads, Access::REMOTE_READ)?;
     let access = ClientAccess {
         qp,
-        registrations: Vec::new(),
+        client_registrations: Vec::new(),
         redo_entries: None,
     };
-    lock_recovery.add(client.index, lock_recovery.next_owner(), access);
+    lock_recovery.add(client.index, lock_recovery.assign_owner_number(), access);
     Ok(endpoint)
 }
 
@@ -166,6 +166,6 @@ impl PartitionItems for RecordItems {
                 self.table.change(hash, key, None, condition)
             }
         };
-        Some(answer_of(result, Status::NotFound))
+        Some(encode_result_word(result, Status::NotFound))
     }
 }

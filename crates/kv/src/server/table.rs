@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rpc::{LoopbackQp, RpcError};
-use service::lock_recovery::{LockTable, SERVER_OWNER, owner_of};
+use service::lock_recovery::{LockTable, SERVER_OWNER, lock_word_owner};
 use service::worker::lock;
-use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
+use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
-use crate::store::record::{DecodedBody, RecordLayout, next_version, redo};
+use crate::store::record::{DecodedBody, RecordLayout, redo, version_after_change};
 use crate::store::{PartitionStats, Refusal, SetCondition, hash_of, partition_of};
 
 /// The server's word in locks.
-const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
+const SERVER_LOCK_WORD: u64 = (SERVER_OWNER as u64) << 40;
 
 /// The tables of all partitions, which have the same layout.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl RecordTables {
     /// Creates a table for each of `partitions` partitions; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
-        port: PortGid,
+        port: PortAndGidIndex,
         (shape, seed): (RecordLayout, u64),
         partitions: usize,
         writes: bool,
@@ -54,7 +54,7 @@ impl RecordTables {
     }
 
     /// Returns the table of a partition.
-    pub(crate) fn of(&self, partition: usize) -> Arc<RecordTable> {
+    pub(crate) fn table_of_partition(&self, partition: usize) -> Arc<RecordTable> {
         Arc::clone(&self.tables_by_partition[partition])
     }
 
@@ -124,13 +124,13 @@ fn index(record: u64) -> usize {
 }
 
 /// The result of a change or a claim: a version or a record number.
-pub(crate) type ChangeResult = Result<u64, Refusal>;
+pub(crate) type VersionOrRecordResult = Result<u64, Refusal>;
 
 impl RecordTable {
     /// Creates a table without keys; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
-        port: PortGid,
+        port: PortAndGidIndex,
         shape: RecordLayout,
         seed: u64,
         writes: bool,
@@ -176,11 +176,11 @@ impl RecordTable {
     pub(crate) fn stats(&self) -> PartitionStats {
         PartitionStats {
             memory_bytes: self.record_layout.memory_bytes() + 8 * self.record_layout.records,
-            ..self.keys().stats
+            ..self.lock_keys().stats
         }
     }
 
-    fn keys(&self) -> MutexGuard<'_, TableKeys> {
+    fn lock_keys(&self) -> MutexGuard<'_, TableKeys> {
         lock(&self.keys)
     }
 
@@ -230,7 +230,7 @@ impl RecordTable {
             Some(record) => record,
             None => match neighbourhood
                 .clone()
-                .find(|&record| self.reclaim(keys, record))
+                .find(|&record| self.reclaim_and_lock(keys, record))
             {
                 Some(record) => record,
                 None => {
@@ -256,12 +256,12 @@ impl RecordTable {
         keys.hashes[index(record)] = key_hash;
         keys.stats.items += 1;
         // A record that was reclaimed is locked until now.
-        self.unlock(record);
+        self.release_server_lock(record);
         Some(record)
     }
 
     /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
-    fn reclaim(&self, keys: &mut TableKeys, record: u64) -> bool {
+    fn reclaim_and_lock(&self, keys: &mut TableKeys, record: u64) -> bool {
         let removed = |keys: &mut TableKeys| {
             self.read(record, &mut keys.body_buffer);
             self.record_layout
@@ -272,7 +272,7 @@ impl RecordTable {
         }
         // A client may have set the key again before the lock was taken.
         let Some(version) = removed(keys) else {
-            self.unlock(record);
+            self.release_server_lock(record);
             return false;
         };
         keys.max_removed_version = keys.max_removed_version.max(version);
@@ -285,8 +285,10 @@ impl RecordTable {
             return false;
         };
         let (loopback, own) = &mut *lock(atomics);
-        let word = own.remote().at(self.record_layout.lock_offset(record));
-        let locked = word.map(|word| loopback.compare_and_swap(word, 0, SERVER_LOCK));
+        let word = own
+            .remote()
+            .starting_at(self.record_layout.lock_offset(record));
+        let locked = word.map(|word| loopback.compare_and_swap(word, 0, SERVER_LOCK_WORD));
         match locked {
             Some(Ok(locked)) => locked,
             Some(Err(e)) => {
@@ -299,23 +301,23 @@ impl RecordTable {
 
     /// Releases a record's lock if the server holds it. No client changes the word meanwhile, so a processor atomic
     /// suffices.
-    fn unlock(&self, record: u64) {
+    fn release_server_lock(&self, record: u64) {
         if let Some(lock) = self.lock_of(record) {
-            let _ = lock.compare_exchange(SERVER_LOCK, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = lock.compare_exchange(SERVER_LOCK_WORD, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// Returns the record of a key, if it has one.
     pub(crate) fn find_key_record(&self, hash: u64, key: &[u8]) -> Option<u64> {
-        self.find_record(&mut self.keys(), hash, key)
+        self.find_record(&mut self.lock_keys(), hash, key)
     }
 
     /// Returns the record of a key, and assigns one if the key has none.
-    pub(crate) fn find_or_assign_record(&self, hash: u64, key: &[u8]) -> ChangeResult {
+    pub(crate) fn find_or_assign_record(&self, hash: u64, key: &[u8]) -> VersionOrRecordResult {
         if !self.record_layout.fits(key, b"") {
             return Err(Refusal::TooLong);
         }
-        let keys = &mut *self.keys();
+        let keys = &mut *self.lock_keys();
         if let Some(record) = self.find_record(keys, hash, key) {
             return Ok(record);
         }
@@ -326,7 +328,7 @@ impl RecordTable {
 
     /// Copies the value of a key and returns its version. The table must be one that only the server changes.
     pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
-        let keys = &mut *self.keys();
+        let keys = &mut *self.lock_keys();
         let record = self.find_record(keys, hash, key)?;
         self.read(record, &mut keys.body_buffer);
         match self
@@ -353,11 +355,11 @@ impl RecordTable {
         key: &[u8],
         value: Option<&[u8]>,
         condition: SetCondition,
-    ) -> ChangeResult {
+    ) -> VersionOrRecordResult {
         if !self.record_layout.fits(key, value.unwrap_or_default()) {
             return Err(Refusal::TooLong);
         }
-        let keys = &mut *self.keys();
+        let keys = &mut *self.lock_keys();
         let there = self.find_record(keys, hash, key);
         let (mut last, mut present) = (keys.max_removed_version, false);
         if let Some(record) = there {
@@ -369,7 +371,7 @@ impl RecordTable {
                 (last, present) = (version, value.is_some());
             }
         }
-        let Some(version) = next_version(last, present, value.is_some(), condition)? else {
+        let Some(version) = version_after_change(last, present, value.is_some(), condition)? else {
             return Ok(0);
         };
         let Some(record) = there.or_else(|| self.assign_record(keys, hash, key)) else {
@@ -419,13 +421,13 @@ impl LockTable for RecordTable {
     }
 
     fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
-        let Some((record, word, body)) = redo::open(entry, &self.record_layout) else {
+        let Some((record, word, body)) = redo::decode_entry(entry, &self.record_layout) else {
             return false;
         };
         let Some(lock) = self.lock_of(record) else {
             return false;
         };
-        if owner_of(word) != owner || lock.load(Ordering::Acquire) != word {
+        if lock_word_owner(word) != owner || lock.load(Ordering::Acquire) != word {
             return false;
         }
         self.write(record, body);

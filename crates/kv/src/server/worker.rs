@@ -46,7 +46,7 @@ pub(crate) trait PartitionItems {
     fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64>;
 
     /// Returns the first word of the answer to a request about records, or `None` if the design does not serve it.
-    fn record_request(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
+    fn answer_record_request(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
         None
     }
 }
@@ -96,7 +96,7 @@ pub struct Worker {
     pub(crate) store: Arc<Store>,
     pub(crate) partition_index: usize,
     /// The mean simulated time that a core needs for a request, besides its verbs.
-    pub(crate) simulated_core_time: Duration,
+    pub(crate) mean_request_core_time: Duration,
 }
 
 impl Worker {
@@ -107,7 +107,7 @@ impl Worker {
             shared,
             store,
             partition_index: number,
-            simulated_core_time: cost,
+            mean_request_core_time: cost,
         } = self;
         let serve = RequestHandler {
             items,
@@ -117,7 +117,7 @@ impl Worker {
             random: Random::new(store.hash_seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: WorkerSessions::new(MAX_REQUEST_BYTES),
-            max_answer_bytes: Vec::new(),
+            max_answer_bytes_by_client: Vec::new(),
             answer_buffer: Vec::new(),
             counts: WorkerCounts::default(),
         };
@@ -192,7 +192,7 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
     #[cold]
     fn sleep(&mut self, wake: &WakeEventfd, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.rpc_server.has_clients().then(|| waiter.next_sleep()));
-        waiter.record_sleep();
+        waiter.record_external_wait();
         Ok(())
     }
 }
@@ -209,7 +209,7 @@ struct RequestHandler<'s, I> {
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: WorkerSessions,
     /// The longest message that each client can receive, in bytes.
-    max_answer_bytes: Vec<usize>,
+    max_answer_bytes_by_client: Vec<usize>,
     answer_buffer: Vec<u8>,
     counts: WorkerCounts,
 }
@@ -279,10 +279,10 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     fn register_client(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
-        if self.max_answer_bytes.len() <= i {
-            self.max_answer_bytes.resize(i + 1, 0);
+        if self.max_answer_bytes_by_client.len() <= i {
+            self.max_answer_bytes_by_client.resize(i + 1, 0);
         }
-        self.max_answer_bytes[i] = answer;
+        self.max_answer_bytes_by_client[i] = answer;
     }
 
     #[inline]
@@ -307,7 +307,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        let word = match session.state_of(seq) {
+        let word = match session.change_state(seq) {
             ChangeState::Answered(word) => {
                 self.counts.repeated_changes += 1;
                 word
@@ -340,7 +340,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let Self {
             items,
             counts,
-            max_answer_bytes,
+            max_answer_bytes_by_client: max_answer_bytes,
             answer_buffer: buffer,
             ..
         } = self;
@@ -365,7 +365,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     /// Serves a request about records that clients change themselves.
     #[cold]
     fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReply<'_>) {
-        match self.items.record_request(request) {
+        match self.items.answer_record_request(request) {
             Some(word) => reply.send_payload(&word.to_le_bytes()),
             None => self.reply_bad(reply),
         }
@@ -382,11 +382,11 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        match session.part(offset, total, bytes) {
+        match session.add_request_part(offset, total, bytes) {
             None => self.reply_bad(reply),
             Some(false) => reply.send_payload(&wire::answer_word(Status::Part, 0).to_le_bytes()),
             Some(true) => {
-                let whole = std::mem::take(&mut session.parts);
+                let whole = std::mem::take(&mut session.received_request_parts);
                 match wire::decode(&whole) {
                     Some(wire::Request::Whole { op, seq }) => {
                         self.handle_request(partition, client, op, seq, reply);
@@ -440,7 +440,7 @@ fn send_value(
 }
 
 /// Returns the first word of the answer for a result; `zero` is the status for the result 0.
-pub(crate) fn answer_of(result: Result<u64, Refusal>, zero: Status) -> u64 {
+pub(crate) fn encode_result_word(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
         Ok(0) => wire::answer_word(zero, 0),
         Ok(version) => wire::answer_word(Status::Ok, version),

@@ -139,7 +139,7 @@ impl Index {
 
     /// Returns the position of the first item in the home bucket with the hash's tag, most likely the right one.
     #[inline]
-    pub(super) fn likely_position(&self, hash: u64) -> Option<usize> {
+    pub(super) fn first_tag_match_position(&self, hash: u64) -> Option<usize> {
         let bucket = &self.all_buckets()[self.home_bucket(hash)].0;
         let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
         hit.map(|w| position_in_slot(*w))

@@ -27,7 +27,7 @@ const FLAG_EXPIRES: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
 
 /// The last version before versions restart at 1.
-pub(super) const LAST_VERSION: u64 = (1 << 38) - 1;
+pub(super) const MAX_VERSION: u64 = (1 << 38) - 1;
 /// Bytes of the longest key.
 pub const MAX_KEY_BYTES: usize = 255;
 /// Bytes of the longest value.
@@ -60,7 +60,7 @@ pub(super) struct ItemHeader {
 
 impl ItemHeader {
     /// Decodes an item's first word; returns `None` for a dead block.
-    pub(super) fn of(word: u64) -> Option<Self> {
+    pub(super) fn decode_if_live(word: u64) -> Option<Self> {
         (word & FLAG_LIVE != 0).then(|| Self::decode(word))
     }
 
@@ -69,7 +69,7 @@ impl ItemHeader {
         Self {
             key_bytes: (word & 0xff) as usize,
             value_bytes: (word >> 8 & 0xffff) as usize,
-            version: word >> VERSION_SHIFT & LAST_VERSION,
+            version: word >> VERSION_SHIFT & MAX_VERSION,
             expires: word & FLAG_EXPIRES != 0,
         }
     }
@@ -101,7 +101,7 @@ pub(super) struct LogItem<'l> {
     pub(super) key: &'l [u8],
     pub(super) value: &'l [u8],
     /// The expiry time; 0 if the item does not expire.
-    pub(super) expires_ms: u64,
+    pub(super) expiry_time_ms: u64,
 }
 
 #[derive(Debug)]
@@ -224,7 +224,7 @@ impl ItemLog {
             header,
             key: &self.memory[start + key..start + key + header.key_bytes],
             value: &self.memory[start + value..start + value + header.value_bytes],
-            expires_ms: if header.expires {
+            expiry_time_ms: if header.expires {
                 self.word(pos + 1)
             } else {
                 0
@@ -333,7 +333,7 @@ impl ItemLog {
     }
 
     /// Counts a block from [`allocate_block`](Self::allocate_block) as live, after it was written.
-    pub(super) fn mark_live(&mut self, units: usize) {
+    pub(super) fn count_block_live(&mut self, units: usize) {
         self.dead_units -= units;
     }
 

@@ -52,7 +52,7 @@ pub struct StoreConfig {
     /// Bytes of all logs together. [`item_bytes`] returns the bytes of an item.
     pub log_bytes: usize,
     /// The behaviour when the store is full.
-    pub mode: FullPolicy,
+    pub full_policy: FullPolicy,
     /// A clock in milliseconds since any fixed time, for items that expire.
     pub clock_ms: fn() -> u64,
     /// The seed of key hashes.
@@ -68,7 +68,7 @@ impl StoreConfig {
             partitions,
             items,
             log_bytes: items * item_bytes(key, value, false) / 15 * 16 + (partitions << 21),
-            mode: FullPolicy::Cache,
+            full_policy: FullPolicy::Cache,
             clock_ms: unix_ms,
             hash_seed: 0,
         }
@@ -128,7 +128,7 @@ impl Store {
         let of_one = PartitionConfig {
             items: config.items.div_ceil(n),
             log_bytes: config.log_bytes.div_ceil(n),
-            mode: config.mode,
+            full_policy: config.full_policy,
             clock_ms: config.clock_ms,
             hash_seed: config.hash_seed,
         };

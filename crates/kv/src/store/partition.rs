@@ -5,7 +5,7 @@ use verbs::{ProtectionDomain, RemoteMemory};
 
 use super::hash::hash_of;
 use super::index::{self, Index};
-use super::log::{BlockHeader, ItemLog, LAST_VERSION, MAX_KEY_BYTES, MAX_VALUE_BYTES};
+use super::log::{BlockHeader, ItemLog, MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_VERSION};
 use super::memory::NoMemory;
 
 /// The behaviour of a partition when it is full.
@@ -28,7 +28,7 @@ pub struct PartitionConfig {
     /// Bytes of the log; at least 512.
     pub log_bytes: usize,
     /// The behaviour when the partition is full.
-    pub mode: FullPolicy,
+    pub full_policy: FullPolicy,
     /// A clock in milliseconds; only called for items that expire.
     pub clock_ms: fn() -> u64,
     /// The seed of key hashes.
@@ -55,7 +55,7 @@ pub struct SetOptions {
     /// The condition for setting the value.
     pub condition: SetCondition,
     /// The expiry time of the item, by the partition's clock; 0 for never.
-    pub expires_ms: u64,
+    pub expiry_time_ms: u64,
 }
 
 /// An item.
@@ -66,7 +66,7 @@ pub struct ItemView<'p> {
     /// The version: grows with every change of the key, and is never 0.
     pub version: u64,
     /// The expiry time, by the partition's clock; 0 for never.
-    pub expires_ms: u64,
+    pub expiry_time_ms: u64,
 }
 
 /// The reason why a partition did not execute a request.
@@ -123,7 +123,7 @@ impl PartitionStats {
 pub struct Partition {
     index: Index,
     log: ItemLog,
-    mode: FullPolicy,
+    full_policy: FullPolicy,
     clock_ms: fn() -> u64,
     hash_seed: u64,
     /// The highest version of a removed key. New keys get greater versions.
@@ -133,7 +133,7 @@ pub struct Partition {
     /// Time of the last sweep for expired items.
     last_sweep_ms: u64,
     /// The most units that were ever used, for which the system has allocated memory.
-    max_used_units: usize,
+    max_touched_units: usize,
     moved_block: Vec<u8>,
     stats: PartitionStats,
 }
@@ -159,13 +159,13 @@ impl Partition {
                 config.log_bytes.min(max_log_bytes),
                 pd.map(|pd| (pd, config.hash_seed)),
             )?,
-            mode: config.mode,
+            full_policy: config.full_policy,
             clock_ms: config.clock_ms,
             hash_seed: config.hash_seed,
             max_removed_version: 0,
             expiring_items: 0,
             last_sweep_ms: 0,
-            max_used_units: 0,
+            max_touched_units: 0,
             moved_block: Vec::new(),
             stats: PartitionStats::default(),
         })
@@ -181,7 +181,7 @@ impl Partition {
     /// [`prefetch_index`](Self::prefetch_index).
     #[inline]
     pub fn prefetch_item(&self, hash: u64) {
-        if let Some(pos) = self.index.likely_position(hash) {
+        if let Some(pos) = self.index.first_tag_match_position(hash) {
             self.log.prefetch(pos);
         }
     }
@@ -199,7 +199,7 @@ impl Partition {
     /// Returns counters and contents.
     pub fn stats(&self) -> PartitionStats {
         PartitionStats {
-            memory_bytes: (self.index.memory_bytes() + self.max_used_units * 8) as u64,
+            memory_bytes: (self.index.memory_bytes() + self.max_touched_units * 8) as u64,
             ..self.stats
         }
     }
@@ -233,7 +233,7 @@ impl Partition {
         Some(ItemView {
             value: item.value,
             version: item.header.version,
-            expires_ms: item.expires_ms,
+            expiry_time_ms: item.expiry_time_ms,
         })
     }
 
@@ -249,7 +249,7 @@ impl Partition {
         value: &[u8],
         how: SetOptions,
     ) -> Result<u64, Refusal> {
-        let expires = how.expires_ms != 0;
+        let expires = how.expiry_time_ms != 0;
         let units = self.log.units_of(key.len(), value.len(), expires);
         if key.len() > MAX_KEY_BYTES
             || value.len() > MAX_VALUE_BYTES
@@ -280,7 +280,7 @@ impl Partition {
         } else {
             self.max_removed_version
         };
-        let version = if last_version >= LAST_VERSION {
+        let version = if last_version >= MAX_VERSION {
             1
         } else {
             last_version + 1
@@ -288,18 +288,18 @@ impl Partition {
         if let Some((_, pos)) = old {
             let header = self.log.item(pos).header;
             // In a cache, setting an item among the oldest quarter moves it to the young end.
-            let stays_in_place = self.mode == FullPolicy::Store
+            let stays_in_place = self.full_policy == FullPolicy::Store
                 || self.log.units_from_oldest(pos) >= self.log.used_units() / 4
                 || self.log.used_units() < self.log.capacity_units() / 4 * 3;
             if self.log.units_with(&header) == units && header.expires == expires && stays_in_place
             {
                 self.stats.data_bytes += value.len() as u64;
                 self.stats.data_bytes -= header.value_bytes as u64;
-                self.log.write(pos, version, key, value, how.expires_ms);
+                self.log.write(pos, version, key, value, how.expiry_time_ms);
                 return Ok(version);
             }
         }
-        self.set_in_new_block(hash, key, value, how.expires_ms, version)?;
+        self.set_in_new_block(hash, key, value, how.expiry_time_ms, version)?;
         Ok(version)
     }
 
@@ -314,7 +314,7 @@ impl Partition {
     ) -> Result<(), Refusal> {
         let units = self.log.units_of(key.len(), value.len(), expires_ms != 0);
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
-        if self.mode == FullPolicy::Store {
+        if self.full_policy == FullPolicy::Store {
             if !self.has_room_for(units) {
                 self.sweep();
             }
@@ -326,8 +326,10 @@ impl Partition {
                 return Err(Refusal::Full);
             }
         }
-        while self.stats.items >= self.index.max_items() as u64 && self.mode == FullPolicy::Cache {
-            self.make_room();
+        while self.stats.items >= self.index.max_items() as u64
+            && self.full_policy == FullPolicy::Cache
+        {
+            self.free_oldest_block();
         }
         let pos = self.allocate_block(units);
         // Making room may have moved or evicted the old item.
@@ -349,7 +351,7 @@ impl Partition {
             }
         }
         self.log.write(pos, version, key, value, expires_ms);
-        self.log.mark_live(units);
+        self.log.count_block_live(units);
         self.stats.items += 1;
         self.stats.data_bytes += (key.len() + value.len()) as u64;
         self.expiring_items += u64::from(expires_ms != 0);
@@ -366,7 +368,7 @@ impl Partition {
         };
         let value = entry.value.to_vec();
         let how = SetOptions {
-            expires_ms,
+            expiry_time_ms: expires_ms,
             ..SetOptions::default()
         };
         self.set(hash, key, &value, how).map(|_| true)
@@ -417,11 +419,11 @@ impl Partition {
         let now = self.now_ms();
         for pos in self.item_positions() {
             let item = self.log.item(pos);
-            if item.expires_ms == 0 || item.expires_ms > now {
+            if item.expiry_time_ms == 0 || item.expiry_time_ms > now {
                 let entry = ItemView {
                     value: item.value,
                     version: item.header.version,
-                    expires_ms: item.expires_ms,
+                    expiry_time_ms: item.expiry_time_ms,
                 };
                 each(item.key, entry);
             }
@@ -445,7 +447,7 @@ impl Partition {
     #[inline]
     fn is_expired(&self, pos: usize) -> bool {
         let item = self.log.item(pos);
-        item.header.expires && item.expires_ms <= (self.clock_ms)()
+        item.header.expires && item.expiry_time_ms <= (self.clock_ms)()
     }
 
     /// Removes an item from index and log.
@@ -476,15 +478,15 @@ impl Partition {
     fn allocate_block(&mut self, units: usize) -> usize {
         loop {
             if let Some(pos) = self.log.allocate_block(units) {
-                self.max_used_units = self.max_used_units.max(pos + units);
+                self.max_touched_units = self.max_touched_units.max(pos + units);
                 return pos;
             }
-            self.make_room();
+            self.free_oldest_block();
         }
     }
 
     /// Frees the oldest block: evicts its item, or moves the item to the young end.
-    fn make_room(&mut self) {
+    fn free_oldest_block(&mut self) {
         let Some((pos, header)) = self.log.oldest_block() else {
             return;
         };
@@ -504,7 +506,7 @@ impl Partition {
             self.stats.expired += 1;
             return;
         }
-        if self.mode == FullPolicy::Cache {
+        if self.full_policy == FullPolicy::Cache {
             self.remove(place, pos);
             self.stats.evictions += 1;
             return;
@@ -517,7 +519,7 @@ impl Partition {
         // succeeds.
         if let Some(to) = self.log.allocate_block(units) {
             self.log.copy_in(to, &self.moved_block);
-            self.log.mark_live(units);
+            self.log.count_block_live(units);
             self.index.set_position(place, to);
             self.stats.moves += 1;
         }

@@ -27,7 +27,7 @@ const FLAG_USED: u64 = 1 << 63;
 const FLAG_REMOVED: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
 /// The last version before versions restart at 1.
-pub(crate) const LAST_VERSION: u64 = super::log::LAST_VERSION;
+pub(crate) const MAX_VERSION: u64 = super::log::MAX_VERSION;
 /// Bytes of a body's header, before the key.
 const BODY_HEADER_BYTES: usize = 16;
 
@@ -116,7 +116,7 @@ impl RecordLayout {
     }
 
     /// Returns true if an untrusted layout is consistent and fits into `memory` bytes.
-    pub(crate) fn check(&self, memory: u64) -> bool {
+    pub(crate) fn is_valid_for_memory(&self, memory: u64) -> bool {
         let small = self.key_bytes <= 1 << 10
             && self.value_bytes <= 1 << 16
             && self.stride <= 1 << 18
@@ -236,7 +236,7 @@ impl RecordLayout {
             return DecodedBody::Torn;
         }
         DecodedBody::Match {
-            version: meta >> VERSION_SHIFT & LAST_VERSION,
+            version: meta >> VERSION_SHIFT & MAX_VERSION,
             value: (meta & FLAG_REMOVED == 0).then(|| &body[value_at..value_at + value_len]),
         }
     }
@@ -296,7 +296,7 @@ fn check_of(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
 
 /// Returns the version that a change makes. `last` is the key's last version. Returns `None` if there is nothing to
 /// remove. A refusal carries version 0 if the key is absent.
-pub(crate) fn next_version(
+pub(crate) fn version_after_change(
     last: u64,
     present: bool,
     puts: bool,
@@ -312,7 +312,7 @@ pub(crate) fn next_version(
         return Err(Refusal::Condition(if present { last } else { 0 }));
     }
     Ok(match (puts, present) {
-        (true, _) => Some(if last >= LAST_VERSION { 1 } else { last + 1 }),
+        (true, _) => Some(if last >= MAX_VERSION { 1 } else { last + 1 }),
         (false, true) => Some(last),
         (false, false) => None,
     })
@@ -334,7 +334,7 @@ pub(crate) mod redo {
     pub(crate) const ENTRY_BODY_OFFSET: usize = ENTRY_HEADER_BYTES;
 
     /// Completes an entry that already contains the body.
-    pub(crate) fn seal(
+    pub(crate) fn complete_entry(
         entry: &mut [u8],
         shape: &RecordLayout,
         (partition, record): (usize, u64),
@@ -354,7 +354,10 @@ pub(crate) mod redo {
     }
 
     /// Returns record, lock word and body of an entry, or `None` if its checksum is wrong. The bytes are untrusted.
-    pub(crate) fn open<'e>(entry: &'e [u8], shape: &RecordLayout) -> Option<(u64, u64, &'e [u8])> {
+    pub(crate) fn decode_entry<'e>(
+        entry: &'e [u8],
+        shape: &RecordLayout,
+    ) -> Option<(u64, u64, &'e [u8])> {
         let end = ENTRY_HEADER_BYTES + shape.body_bytes();
         let whole = entry.get(..end + 8)?;
         let (record, lock) = (word(whole, 0) & 0xffff_ffff, word(whole, 8));
@@ -381,13 +384,19 @@ mod tests {
             (spread.body_bytes(), spread.stride, spread.neighbours),
             (64, 64, 8)
         );
-        assert!(spread.check(spread.memory_bytes()) && !spread.check(spread.memory_bytes() - 1));
+        assert!(
+            spread.is_valid_for_memory(spread.memory_bytes())
+                && !spread.is_valid_for_memory(spread.memory_bytes() - 1)
+        );
         let inside = shape(LockPlacement::Record);
         assert_eq!(
             (inside.stride, inside.neighbours, inside.lock_offset(3)),
             (128, 4, 3 * 128 + 64)
         );
-        assert!(inside.check(inside.memory_bytes()) && !inside.check(inside.memory_bytes() - 1));
+        assert!(
+            inside.is_valid_for_memory(inside.memory_bytes())
+                && !inside.is_valid_for_memory(inside.memory_bytes() - 1)
+        );
         let pages = RecordLayout::new(100, (16, 32), 512, LockPlacement::Record, 4096);
         assert!((0..9).all(|n| pages.lock_offset(n) % 4096 == 64));
     }
@@ -431,7 +440,7 @@ mod tests {
             let found = shape.find(&bytes, (5, 3), &key).map(|f| f.1);
             let ours = matches!(found, Some(DecodedBody::Match { .. }));
             prop_assert!(!ours, "{found:?}");
-            prop_assert_eq!(redo::open(&bytes, &shape), None);
+            prop_assert_eq!(redo::decode_entry(&bytes, &shape), None);
         }
 
         #[test]
@@ -439,12 +448,12 @@ mod tests {
             let shape = shape(LockPlacement::Spread);
             let mut entry = vec![0; redo::entry_bytes(&shape)];
             shape.encode(&mut entry[redo::ENTRY_BODY_OFFSET..], (5, 7), b"key", 3, Some(b"value"));
-            redo::seal(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
+            redo::complete_entry(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
             prop_assert_eq!(redo::partition_of(&entry), Some(2));
             let body = entry[redo::ENTRY_BODY_OFFSET..redo::ENTRY_BODY_OFFSET + 64].to_vec();
-            prop_assert_eq!(redo::open(&entry, &shape), Some((7, lock_word(1, 2, 3), &body[..])));
+            prop_assert_eq!(redo::decode_entry(&entry, &shape), Some((7, lock_word(1, 2, 3), &body[..])));
             entry[at] ^= 1 << bit;
-            prop_assert_eq!(redo::open(&entry, &shape), None);
+            prop_assert_eq!(redo::decode_entry(&entry, &shape), None);
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
 pub(crate) struct CandidatePositions {
     /// Byte offsets in the log of items with the hash's tag.
     item_offsets: [u64; SLOTS_PER_BUCKET],
-    count: usize,
+    remaining_count: usize,
     /// True if the bucket has no free slot, so that the item may be in the next bucket.
     pub(crate) bucket_is_full: bool,
 }
@@ -38,17 +38,17 @@ impl CandidatePositions {
             let word = u64::from_le_bytes(*word);
             found.bucket_is_full &= word != 0;
             if word >> 48 == tag(hash) && word & 0xff_ffff_ffff != 0 {
-                found.item_offsets[found.count] = position_in_slot(word) as u64 * 8;
-                found.count += 1;
+                found.item_offsets[found.remaining_count] = position_in_slot(word) as u64 * 8;
+                found.remaining_count += 1;
             }
         }
         found
     }
 
     /// Returns the next byte offset to look at.
-    pub(crate) fn next_offset(&mut self) -> Option<u64> {
-        self.count = self.count.checked_sub(1)?;
-        Some(self.item_offsets[self.count])
+    pub(crate) fn pop_item_offset(&mut self) -> Option<u64> {
+        self.remaining_count = self.remaining_count.checked_sub(1)?;
+        Some(self.item_offsets[self.remaining_count])
     }
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum DecodedItem<'b> {
 
 /// Decodes bytes of the log with any contents, for a reader that looks for `key`.
 pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> DecodedItem<'b> {
-    let Some(header) = word_at(bytes, 0).and_then(ItemHeader::of) else {
+    let Some(header) = word_at(bytes, 0).and_then(ItemHeader::decode_if_live) else {
         return DecodedItem::Torn;
     };
     let checked = header.units_without_checksum() * 8;
@@ -112,7 +112,7 @@ mod tests {
         let config = PartitionConfig {
             items: 100,
             log_bytes: 4096,
-            mode: FullPolicy::Cache,
+            full_policy: FullPolicy::Cache,
             clock_ms: unix_ms,
             hash_seed: 7,
         };
@@ -128,7 +128,7 @@ mod tests {
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
             let mut candidates = CandidatePositions::of(&index[at..at + BUCKET_BYTES], hash);
-            while let Some(at) = candidates.next_offset() {
+            while let Some(at) = candidates.pop_item_offset() {
                 let at = usize::try_from(at).expect("small");
                 if let DecodedItem::Item { version, value, .. } = decode_item(&log[at..], key, 7) {
                     return Some((version, value.to_vec()));
@@ -194,7 +194,7 @@ mod tests {
             let seen = decode_item(&bytes, b"key", 7);
             prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::OtherKey), "{seen:?}");
             let mut candidates = CandidatePositions::of(&bytes, hash);
-            while candidates.next_offset().is_some() {}
+            while candidates.pop_item_offset().is_some() {}
         }
     }
 }

@@ -19,7 +19,7 @@ fn partition(mode: FullPolicy, items: usize, log_bytes: usize) -> Partition {
     let config = PartitionConfig {
         items,
         log_bytes,
-        mode,
+        full_policy: mode,
         clock_ms: now,
         hash_seed: 7,
     };
@@ -58,7 +58,7 @@ fn conditions_hold_or_nothing_changes() {
     let mut try_set = |value: &[u8], condition| {
         let how = SetOptions {
             condition,
-            expires_ms: 0,
+            expiry_time_ms: 0,
         };
         p.set(hash(b"k"), b"k", value, how)
     };
@@ -89,11 +89,14 @@ fn what_expires_is_gone_in_time() {
     NOW.set(1000);
     let mut p = partition(FullPolicy::Store, 100, 8192);
     let how = SetOptions {
-        expires_ms: 1500,
+        expiry_time_ms: 1500,
         ..SetOptions::default()
     };
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(1));
-    assert_eq!(p.get(hash(b"k"), b"k").map(|e| e.expires_ms), Some(1500));
+    assert_eq!(
+        p.get(hash(b"k"), b"k").map(|e| e.expiry_time_ms),
+        Some(1500)
+    );
     assert_eq!(p.set_expiry(hash(b"k"), b"k", 1600), Ok(true));
     NOW.set(1599);
     assert!(p.get(hash(b"k"), b"k").is_some());
@@ -143,7 +146,7 @@ fn a_full_store_finds_what_is_over() {
     NOW.set(5_000);
     let mut p = partition(FullPolicy::Store, 10_000, 64 << 10);
     let how = SetOptions {
-        expires_ms: 6_000,
+        expiry_time_ms: 6_000,
         ..SetOptions::default()
     };
     for i in 0u32.. {
@@ -254,7 +257,7 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let key = vec![k; usize::from(k % 37)];
                 let key = [&key[..], &[k]].concat();
                 let found = p.get(hash(&key), &key);
-                let found = found.map(|e| (e.value.to_vec(), e.version, e.expires_ms));
+                let found = found.map(|e| (e.value.to_vec(), e.version, e.expiry_time_ms));
                 if found.is_none() && mode == FullPolicy::Cache {
                     model.remove(&k);
                 }
@@ -266,7 +269,7 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let over = if expires { now + 20 } else { 0 };
                 let how = SetOptions {
                     condition: SetCondition::Always,
-                    expires_ms: over,
+                    expiry_time_ms: over,
                 };
                 match p.set(hash(&key), &key, &value(len), how) {
                     Ok(version) => {
@@ -286,7 +289,7 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let there = p.get(hash(&key), &key).map_or(0, |e| e.version);
                 let how = SetOptions {
                     condition: SetCondition::Version(there + u64::from(!good)),
-                    expires_ms: 0,
+                    expiry_time_ms: 0,
                 };
                 match p.set(hash(&key), &key, &value(len), how) {
                     Ok(version) => {

@@ -22,8 +22,8 @@ use roce::opcode::LastPacketField;
 use roce::packet::Packet;
 use roce::psn::Psn;
 use roce::rc::requester::{
-    DEFAULT_PROBE_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, Request, RequestOperation,
-    Requester, RequesterConfig,
+    DEFAULT_MIN_PROBE_WAIT_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, Request,
+    RequestOperation, Requester, RequesterConfig,
 };
 use roce::rc::responder::{AllowedOperations, Responder, ResponderConfig};
 
@@ -71,8 +71,9 @@ impl Peer {
         let bad = &mut self.bad_icrc;
         self.endpoint.receive(&mut self.inbox, |packet| {
             let split = icrc::split(packet.bytes);
-            match split.filter(|(bytes, icrc)| icrc::verify(&packet.frame, bytes, *icrc).is_some())
-            {
+            match split.filter(|(bytes, icrc)| {
+                icrc::recover_identification(&packet.frame, bytes, *icrc).is_some()
+            }) {
                 Some((bytes, _)) => came.push(bytes.to_vec()),
                 None => *bad += 1,
             }
@@ -93,7 +94,7 @@ impl Peer {
         self.responder.send_gap_nak_if_due(now);
         if self
             .requester
-            .deadline()
+            .next_timer_ns()
             .is_some_and(|deadline| deadline <= now)
         {
             self.requester.apply_expired_timers(now, now);
@@ -201,7 +202,7 @@ impl Peer {
     }
 
     fn complete_all(&mut self) -> Outcome {
-        self.pump_until("completion", |peer| peer.requester.in_flight() == 0)
+        self.pump_until("completion", |peer| peer.requester.posted_not_done() == 0)
     }
 
     fn check(
@@ -489,7 +490,7 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
         pkey: 0xffff,
         window_packets: DEFAULT_WINDOW_PACKETS,
         window_bytes: DEFAULT_WINDOW_BYTES,
-        probe_ns: Some(DEFAULT_PROBE_NS),
+        min_probe_wait_ns: Some(DEFAULT_MIN_PROBE_WAIT_NS),
         congestion: None,
     });
     let responder = Responder::new(ResponderConfig {
@@ -498,7 +499,7 @@ fn connect(own: Ipv4Addr, server: Ipv4Addr, mtu_bytes: u32, port: u16) -> Outcom
         first_psn: Psn::new(psn),
         max_dest_rd_atomic: 4,
         min_rnr_timer: 12,
-        access: AllowedOperations {
+        allowed_operations: AllowedOperations {
             write: true,
             read: true,
             atomic: true,

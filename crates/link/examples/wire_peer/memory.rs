@@ -30,13 +30,18 @@ impl Local {
 }
 
 impl LocalMemory for Local {
-    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(
+        &mut self,
+        position: u64,
+        offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault> {
         let range = self.range(position, offset, into.len()).ok_or(LocalFault)?;
         into.copy_from_slice(&self.area[range]);
         Ok(())
     }
 
-    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
         let range = self
             .range(position, offset, bytes.len())
             .ok_or(LocalFault)?;
@@ -87,7 +92,7 @@ impl Target for Remote {
         self.current.is_some()
     }
 
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let current = self.current.as_mut().ok_or(Refusal::RemoteOperational)?;
         let start = current.place + offset as usize;
         current.length = offset as usize + bytes.len();

@@ -16,7 +16,7 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32)
             size_of::<i32>() as libc::socklen_t,
         )
     };
-    check(result)
+    check_syscall(result)
 }
 
 /// A `sock_fprog` with initialised padding: the kernel copies the padding, and memcheck reports uninitialised bytes.
@@ -52,12 +52,12 @@ pub(crate) fn set_steering(
             size_of::<FilterProgram>() as libc::socklen_t,
         )
     };
-    check(result)
+    check_syscall(result)
 }
 
 /// Returns the number of datagrams that the kernel has dropped since the socket was made, mostly because its buffer was
 /// full.
-pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub(crate) fn dropped_datagrams(socket: BorrowedFd<'_>) -> io::Result<u32> {
     /// Index of the drops in the result of `SO_MEMINFO` (`SK_MEMINFO_DROPS`).
     const DROPS_INDEX: usize = 8;
     let mut info = [0_u32; DROPS_INDEX + 1];
@@ -72,10 +72,10 @@ pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    check(result).map(|()| info[DROPS_INDEX])
+    check_syscall(result).map(|()| info[DROPS_INDEX])
 }
 
-fn check(result: i32) -> io::Result<()> {
+fn check_syscall(result: i32) -> io::Result<()> {
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

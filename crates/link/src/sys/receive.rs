@@ -12,11 +12,11 @@ use super::address::RawAddress;
 pub(crate) const MAX_MESSAGES: usize = 16;
 
 /// Largest number of bytes of a message: a UDP payload, which the kernel may have coalesced from several packets (GRO).
-const MESSAGE_BYTES: usize = 65_536;
+const MAX_MESSAGE_BYTES: usize = 65_536;
 
 /// Distance between the starts of buffers. Small packets use only the start of a buffer, and this distance maps the
 /// starts to different sets of the L1 cache.
-const BUFFER_STRIDE_BYTES: usize = MESSAGE_BYTES + 1536;
+const BUFFER_STRIDE_BYTES: usize = MAX_MESSAGE_BYTES + 1536;
 
 /// Bytes for the control messages: traffic class, hop limit, segment size.
 const CONTROL_BYTES: usize = 128;
@@ -69,7 +69,7 @@ impl ReceiverBuffers {
         for (i, buffer) in buffers.take(count).enumerate() {
             let vector = vectors[i].write(libc::iovec {
                 iov_base: buffer.as_mut_ptr().cast(),
-                iov_len: MESSAGE_BYTES,
+                iov_len: MAX_MESSAGE_BYTES,
             });
             // SAFETY: zero bytes are a valid `msghdr`, with null pointers of length 0.
             let mut header: libc::msghdr = unsafe { zeroed() };
@@ -126,7 +126,7 @@ impl ReceiverBuffers {
         let lens = self.lens.get(i)?;
         let (source, source_port) = self.addresses[i].get()?;
         let start = i * BUFFER_STRIDE_BYTES;
-        let bytes = &self.bytes[start..start + lens.data_bytes.min(MESSAGE_BYTES)];
+        let bytes = &self.bytes[start..start + lens.data_bytes.min(MAX_MESSAGE_BYTES)];
         let control = &self.controls[i].0[..lens.control_bytes.min(CONTROL_BYTES)];
         let mut message = ReceivedMessage {
             source,

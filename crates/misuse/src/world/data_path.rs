@@ -6,16 +6,16 @@ use std::ptr::null_mut;
 use verbs_abi::*;
 
 use super::objects::World;
-use super::sizes::{ARENA, LIST, PLACES, POLL, QPS};
+use super::sizes::{ARENA_BYTES, MAX_LIST_WRS, MAX_POLL_COMPLETIONS, PLACES_PER_KIND, QPS};
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns a key and a range that mostly belong to a region.
     pub(super) fn element(&self, input: &mut DecisionBytes<'_>) -> ibv_sge {
-        let place = input.one_of(PLACES);
-        let region = self.ranges[place];
+        let place = input.index_below(PLACES_PER_KIND);
+        let region = self.mr_ranges[place];
         // SAFETY: the region is live.
-        let lkey = unsafe { self.mrs[place].live().as_ref() }.map_or(0, |mr| mr.lkey);
+        let lkey = unsafe { self.mrs[place].live_handle().as_ref() }.map_or(0, |mr| mr.lkey);
         let offset = u64::from(input.short()) % (region.len as u64 + 1);
         let most = (region.len as u64 - offset).min(u64::from(u16::MAX));
         let len = u64::from(input.short()) % (most + 1);
@@ -35,13 +35,13 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn post_send(&mut self, input: &mut DecisionBytes<'_>) {
-        let qp = self.qps[input.one_of(QPS)].live();
+        let qp = self.qps[input.index_below(QPS)].live_handle();
         if qp.is_null() {
             return;
         }
-        let count = 1 + input.one_of(LIST - 1);
-        let mut sges = [[ibv_sge::zeroed(); 4]; LIST];
-        let mut list = [ibv_send_wr::zeroed(); LIST];
+        let count = 1 + input.index_below(MAX_LIST_WRS - 1);
+        let mut sges = [[ibv_sge::zeroed(); 4]; MAX_LIST_WRS];
+        let mut list = [ibv_send_wr::zeroed(); MAX_LIST_WRS];
         for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
             wr.wr_id = u64::from(input.byte());
             wr.opcode = match input.byte() {
@@ -61,8 +61,8 @@ impl World<'_> {
                 // "IBV_SEND_INLINE: send data in given gather list as inline data": the library itself reads
                 // the data, so it must be mapped.
                 if wr.send_flags & IBV_SEND_INLINE != 0 {
-                    sge.addr = self.base() as u64;
-                    sge.length %= u32::try_from(ARENA).unwrap_or(1);
+                    sge.addr = self.arena_start() as u64;
+                    sge.length %= u32::try_from(ARENA_BYTES).unwrap_or(1);
                 }
             }
             wr.sg_list = sges.as_mut_ptr();
@@ -70,12 +70,12 @@ impl World<'_> {
             // SAFETY: as in `make_pd`; members of unions are plain numbers and live handles.
             unsafe {
                 if (*qp).qp_type == IBV_QPT_UD {
-                    let to = self.qps[input.one_of(QPS)].live().as_ref();
-                    wr.wr.ud.ah = self.ahs[input.one_of(PLACES)].live();
+                    let to = self.qps[input.index_below(QPS)].live_handle().as_ref();
+                    wr.wr.ud.ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
                     wr.wr.ud.remote_qpn = to.map_or(input.word(), |to| to.qp_num);
                     wr.wr.ud.remote_qkey = if input.rarely(8) { input.word() } else { 17 };
                 } else if wr.opcode == IBV_WR_BIND_MW {
-                    let window = self.mws[input.one_of(PLACES)].live();
+                    let window = self.mws[input.index_below(PLACES_PER_KIND)].live_handle();
                     wr.bind_tso.bind_mw.mw = window;
                     wr.bind_tso.bind_mw.rkey = window.as_ref().map_or(0, |window| {
                         window.rkey.wrapping_add(u32::from(input.byte()))
@@ -108,10 +108,10 @@ impl World<'_> {
     }
 
     pub(super) fn bind_info(&self, input: &mut DecisionBytes<'_>) -> ibv_mw_bind_info {
-        let region = self.mrs[input.one_of(PLACES)];
+        let region = self.mrs[input.index_below(PLACES_PER_KIND)];
         let range = self.element(input);
         ibv_mw_bind_info {
-            mr: region.live(),
+            mr: region.live_handle(),
             addr: range.addr,
             length: range.length.into(),
             mw_access_flags: u32::from(input.byte() & 0x3f),
@@ -119,9 +119,9 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn post_recv(&mut self, input: &mut DecisionBytes<'_>) {
-        let count = 1 + input.one_of(LIST - 1);
-        let mut sges = [[ibv_sge::zeroed(); 4]; LIST];
-        let mut list = [ibv_recv_wr::zeroed(); LIST];
+        let count = 1 + input.index_below(MAX_LIST_WRS - 1);
+        let mut sges = [[ibv_sge::zeroed(); 4]; MAX_LIST_WRS];
+        let mut list = [ibv_recv_wr::zeroed(); MAX_LIST_WRS];
         for (wr, sges) in list.iter_mut().zip(&mut sges).take(count) {
             wr.wr_id = u64::from(input.byte());
             wr.num_sge = match input.byte() {
@@ -141,12 +141,12 @@ impl World<'_> {
         // SAFETY: as in `post_send`.
         unsafe {
             if input.rarely(3) {
-                let srq = self.srqs[input.one_of(2)].live();
+                let srq = self.srqs[input.index_below(2)].live_handle();
                 if !srq.is_null() {
                     ibv_post_srq_recv(srq, list.as_mut_ptr(), &raw mut bad);
                 }
             } else {
-                let qp = self.qps[input.one_of(QPS)].live();
+                let qp = self.qps[input.index_below(QPS)].live_handle();
                 if !qp.is_null() {
                     ibv_post_recv(qp, list.as_mut_ptr(), &raw mut bad);
                 }
@@ -155,9 +155,9 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn poll(&mut self, input: &mut DecisionBytes<'_>) {
-        let cq = self.cqs[input.one_of(PLACES)].live();
-        let mut wc = [ibv_wc::zeroed(); POLL];
-        let asked = input.one_of(POLL + 1);
+        let cq = self.cqs[input.index_below(PLACES_PER_KIND)].live_handle();
+        let mut wc = [ibv_wc::zeroed(); MAX_POLL_COMPLETIONS];
+        let asked = input.index_below(MAX_POLL_COMPLETIONS + 1);
         if !cq.is_null() {
             // SAFETY: as in `make_pd`; `wc` has at least `asked` elements.
             let found =
@@ -170,7 +170,7 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn notify(&mut self, input: &mut DecisionBytes<'_>) {
-        let cq = self.cqs[input.one_of(PLACES)].live();
+        let cq = self.cqs[input.index_below(PLACES_PER_KIND)].live_handle();
         if !cq.is_null() {
             // SAFETY: as in `make_pd`.
             unsafe { ibv_req_notify_cq(cq, c_int::from(input.rarely(2))) };
@@ -182,7 +182,7 @@ impl World<'_> {
         let verbs = self.tables.symbols;
         // SAFETY: as in `make_pd`; no call blocks.
         unsafe {
-            let channel = self.channels[input.one_of(2)];
+            let channel = self.channels[input.index_below(2)];
             let (mut cq, mut cq_context) = (null_mut(), null_mut());
             let got =
                 (verbs.ibv_get_cq_event)(channel.handle, &raw mut cq, &raw mut cq_context) == 0;
@@ -202,7 +202,7 @@ impl World<'_> {
 
     /// Posts work requests through the extended API.
     pub(super) unsafe fn post_extended(&mut self, input: &mut DecisionBytes<'_>) {
-        let qp = self.qps[input.one_of(QPS)].live();
+        let qp = self.qps[input.index_below(QPS)].live_handle();
         if qp.is_null() {
             return;
         }
@@ -213,12 +213,12 @@ impl World<'_> {
                 return;
             };
             start(built);
-            for _ in 0..input.one_of(LIST) {
+            for _ in 0..input.index_below(MAX_LIST_WRS) {
                 (*built).wr_id = u64::from(input.byte());
                 (*built).wr_flags = u32::from(input.byte() % 8);
                 let remote = self.element(input);
                 let is_datagram = (*qp).qp_type == IBV_QPT_UD;
-                match input.one_of(6) {
+                match input.index_below(6) {
                     0 => (*built).wr_send.map(|send| send(built)),
                     1 => (*built).wr_send_imm.map(|send| send(built, input.word())),
                     2 => (*built)
@@ -235,14 +235,14 @@ impl World<'_> {
                         .map(|invalidate| invalidate(built, remote.lkey)),
                 };
                 if let Some(set) = (*built).wr_set_ud_addr.filter(|_| is_datagram) {
-                    let to = self.qps[input.one_of(QPS)].live().as_ref();
-                    let ah = self.ahs[input.one_of(PLACES)].live();
+                    let to = self.qps[input.index_below(QPS)].live_handle().as_ref();
+                    let ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
                     set(built, ah, to.map_or(0, |to| to.qp_num), 17);
                 }
                 if input.rarely(3) {
-                    let len = input.one_of(256);
+                    let len = input.index_below(256);
                     if let Some(set) = (*built).wr_set_inline_data {
-                        set(built, self.at(0), len);
+                        set(built, self.arena_ptr(0), len);
                     }
                 } else if let Some(set) = (*built).wr_set_sge {
                     let sge = self.element(input);

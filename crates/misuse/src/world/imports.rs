@@ -8,15 +8,15 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-use super::imported::is_gone;
+use super::imported::means_destroyed_elsewhere;
 use super::objects::{World, extended};
 use super::place::store_object;
-use super::sizes::PLACES;
+use super::sizes::PLACES_PER_KIND;
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns the kernel handle to import: mostly of an existing object, sometimes of none.
-    fn number(input: &mut DecisionBytes<'_>, of: Option<u32>) -> u32 {
+    fn handle_to_import(input: &mut DecisionBytes<'_>, of: Option<u32>) -> u32 {
         match (of, input.byte()) {
             (Some(handle), 0..=239) => handle,
             (Some(handle), byte @ 240..=247) => handle.wrapping_add(u32::from(byte)),
@@ -33,40 +33,43 @@ impl World<'_> {
         };
         // SAFETY: as in `make_pd`; the fields of live handles are readable.
         unsafe {
-            match input.one_of(6) {
+            match input.index_below(6) {
                 0 => {
-                    let (from, place) = (input.one_of(PLACES), input.one_of(PLACES));
-                    let of = self.pds[from].live().as_ref().map(|pd| pd.handle);
-                    let handle = Self::number(input, of);
+                    let (from, place) = (
+                        input.index_below(PLACES_PER_KIND),
+                        input.index_below(PLACES_PER_KIND),
+                    );
+                    let of = self.pds[from].live_handle().as_ref().map(|pd| pd.handle);
+                    let handle = Self::handle_to_import(input, of);
                     if !self.pds[place].live {
                         let made = (later.ibv_import_pd)(context, handle);
                         store_object(&mut self.pds, place, made);
                     }
                 }
                 1 => {
-                    let place = &mut self.pds[input.one_of(PLACES)];
+                    let place = &mut self.pds[input.index_below(PLACES_PER_KIND)];
                     self.imports
-                        .pds
-                        .extend(place.live().as_ref().map(|pd| pd.handle));
+                        .unimported_pds
+                        .extend(place.live_handle().as_ref().map(|pd| pd.handle));
                     (later.ibv_unimport_pd)(place.handle);
                     place.live = false;
                 }
                 2 => self.import_mr(input),
-                3 => self.unimport_mr(input.one_of(PLACES)),
+                3 => self.unimport_mr(input.index_below(PLACES_PER_KIND)),
                 4 => {
-                    let (from, place) = (input.one_of(2), input.one_of(2));
-                    let of = self.dms[from].live().as_ref().map(|dm| dm.handle);
-                    let handle = Self::number(input, of);
+                    let (from, place) = (input.index_below(2), input.index_below(2));
+                    let of = self.dms[from].live_handle().as_ref().map(|dm| dm.handle);
+                    let handle = Self::handle_to_import(input, of);
                     if !self.dms[place].live {
                         let made = (later.ibv_import_dm)(context, handle);
                         store_object(&mut self.dms, place, made);
                     }
                 }
                 _ => {
-                    let place = &mut self.dms[input.one_of(2)];
+                    let place = &mut self.dms[input.index_below(2)];
                     self.imports
-                        .dms
-                        .extend(place.live().as_ref().map(|dm| dm.handle));
+                        .unimported_dms
+                        .extend(place.live_handle().as_ref().map(|dm| dm.handle));
                     (later.ibv_unimport_dm)(place.handle);
                     place.live = false;
                 }
@@ -75,40 +78,43 @@ impl World<'_> {
     }
 
     unsafe fn import_mr(&mut self, input: &mut DecisionBytes<'_>) {
-        let (from, place) = (input.one_of(PLACES), input.one_of(PLACES));
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let (from, place) = (
+            input.index_below(PLACES_PER_KIND),
+            input.index_below(PLACES_PER_KIND),
+        );
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         // SAFETY: as in `import`.
         unsafe {
-            let of = self.mrs[from].live().as_ref().map(|mr| mr.handle);
-            let handle = Self::number(input, of);
+            let of = self.mrs[from].live_handle().as_ref().map(|mr| mr.handle);
+            let handle = Self::handle_to_import(input, of);
             if self.mrs[place].live {
                 return;
             }
             let made = (self.tables.later.ibv_import_mr)(pd, handle);
             store_object(&mut self.mrs, place, made);
-            self.imports.mrs[place] = true;
+            self.imports.is_imported_mr[place] = true;
             self.imports.destroyed_elsewhere[place] = false;
             if let Some(mr) = made.as_ref() {
                 assert!(mr.addr.is_null() && mr.handle == handle);
             }
         }
-        self.ranges[place] = self.ranges[from];
+        self.mr_ranges[place] = self.mr_ranges[from];
     }
 
     /// Records that a region was registered in a place.
-    pub(super) fn registered(&mut self, place: usize) {
-        self.imports.mrs[place] = false;
+    pub(super) fn record_registered_mr(&mut self, place: usize) {
+        self.imports.is_imported_mr[place] = false;
         self.imports.destroyed_elsewhere[place] = false;
     }
 
     /// Records the result of a region's destruction, after which its other handles refer to nothing.
-    pub(super) fn deregistered(&mut self, place: usize, handle: u32, errno: c_int) {
+    pub(super) fn record_deregistered_mr(&mut self, place: usize, handle: u32, errno: c_int) {
         if errno != 0 {
             return;
         }
-        for other in (0..PLACES).filter(|&other| other != place) {
+        for other in (0..PLACES_PER_KIND).filter(|&other| other != place) {
             // SAFETY: the fields of a live handle are readable.
-            let mr = unsafe { self.mrs[other].live().as_ref() };
+            let mr = unsafe { self.mrs[other].live_handle().as_ref() };
             if mr.is_some_and(|mr| mr.handle == handle) {
                 self.imports.destroyed_elsewhere[other] = true;
             }
@@ -120,22 +126,23 @@ impl World<'_> {
     unsafe fn unimport_mr(&mut self, place: usize) {
         // SAFETY: as in `import`.
         unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
-        if self.imports.mrs[place] || self.imports.destroyed_elsewhere[place] {
+        if self.imports.is_imported_mr[place] || self.imports.destroyed_elsewhere[place] {
             self.mrs[place].live = false;
         }
     }
 
     /// Destroys the regions, and unimports the handles of regions that were destroyed through other handles.
     pub(super) unsafe fn end_mrs(&mut self) {
-        for place in 0..PLACES {
+        for place in 0..PLACES_PER_KIND {
             // SAFETY: as in `import`.
             unsafe {
-                let Some(handle) = self.mrs[place].live().as_ref().map(|mr| mr.handle) else {
+                let Some(handle) = self.mrs[place].live_handle().as_ref().map(|mr| mr.handle)
+                else {
                     continue;
                 };
                 let errno = (self.tables.symbols.ibv_dereg_mr)(self.mrs[place].handle);
                 self.mrs[place].record_destroyed(errno);
-                self.deregistered(place, handle, errno);
+                self.record_deregistered_mr(place, handle, errno);
                 if errno != 0 {
                     assert!(
                         self.imports.destroyed_elsewhere[place],
@@ -157,12 +164,15 @@ impl World<'_> {
             for dm in self.dms.iter_mut().filter(|dm| dm.live) {
                 let errno = extended!(self.free_dm(dm.handle)).unwrap_or(libc::EOPNOTSUPP);
                 if errno != 0 {
-                    assert!(is_gone(errno), "device memory is in use: {errno}");
+                    assert!(
+                        means_destroyed_elsewhere(errno),
+                        "device memory is in use: {errno}"
+                    );
                     (later.ibv_unimport_dm)(dm.handle);
                 }
                 dm.live = false;
             }
-            for handle in std::mem::take(&mut self.imports.dms) {
+            for handle in std::mem::take(&mut self.imports.unimported_dms) {
                 let dm = (later.ibv_import_dm)(context, handle);
                 if !dm.is_null() {
                     let errno = extended!(self.free_dm(dm)).unwrap_or(libc::EOPNOTSUPP);
@@ -175,14 +185,14 @@ impl World<'_> {
                 for pd in self.pds.iter_mut().filter(|pd| pd.live) {
                     let errno = (verbs.ibv_dealloc_pd)(pd.handle);
                     pd.record_destroyed(errno);
-                    if is_gone(errno) {
+                    if means_destroyed_elsewhere(errno) {
                         (later.ibv_unimport_pd)(pd.handle);
                         pd.live = false;
                     }
                     assert!(!last || !pd.live, "a domain is in use: {errno}");
                 }
             }
-            for handle in std::mem::take(&mut self.imports.pds) {
+            for handle in std::mem::take(&mut self.imports.unimported_pds) {
                 let pd = (later.ibv_import_pd)(context, handle);
                 if !pd.is_null() {
                     let errno = (verbs.ibv_dealloc_pd)(pd);

@@ -7,12 +7,12 @@ use verbs_abi::*;
 
 use super::objects::{RegionRange, World, extended};
 use super::place::store_object;
-use super::sizes::{ARENA, PLACES, QPS};
+use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QPS};
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     pub(super) unsafe fn make_pd(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
+        let place = input.index_below(PLACES_PER_KIND);
         if self.pds[place].live {
             return;
         }
@@ -20,8 +20,8 @@ impl World<'_> {
         unsafe {
             let made = if input.rarely(4) {
                 let mut attr: ibv_parent_domain_init_attr = ibv_parent_domain_init_attr::zeroed();
-                attr.pd = self.pds[input.one_of(PLACES)].handle;
-                attr.td = self.tds[input.one_of(2)].handle;
+                attr.pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
+                attr.td = self.tds[input.index_below(2)].handle;
                 attr.comp_mask = if input.rarely(8) { input.word() } else { 0 };
                 extended!(self.alloc_parent_domain(self.device.context, &raw mut attr))
                     .unwrap_or(null_mut())
@@ -33,22 +33,22 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_pd(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.pds[input.one_of(PLACES)];
+        let place = &mut self.pds[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
         place.record_destroyed(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
     }
 
     pub(super) unsafe fn register(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
+        let place = input.index_below(PLACES_PER_KIND);
         if self.mrs[place].live {
             return;
         }
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let (offset, len, access) = self.range(input);
-        let addr = self.at(offset);
+        let addr = self.arena_ptr(offset);
         // SAFETY: as in `make_pd`; the range lies in the arena, or is too long to be valid.
         unsafe {
-            let made = match input.one_of(4) {
+            let made = match input.index_below(4) {
                 0 => (self.tables.later.ibv_reg_mr_iova2)(
                     pd,
                     addr,
@@ -57,7 +57,7 @@ impl World<'_> {
                     access.cast_unsigned(),
                 ),
                 1 => {
-                    let dm = self.dms[input.one_of(2)].handle;
+                    let dm = self.dms[input.index_below(2)].handle;
                     let access = (access | IBV_ACCESS_ZERO_BASED).cast_unsigned();
                     extended!(self.reg_dm_mr(pd, dm, u64::from(input.byte()), len, access))
                         .unwrap_or(null_mut())
@@ -66,17 +66,17 @@ impl World<'_> {
             };
             store_object(&mut self.mrs, place, made);
         }
-        self.ranges[place] = RegionRange {
+        self.mr_ranges[place] = RegionRange {
             addr: addr.addr(),
             len,
         };
-        self.registered(place);
+        self.record_registered_mr(place);
     }
 
     /// Returns a range of the arena, and access rights.
     pub(super) fn range(&self, input: &mut DecisionBytes<'_>) -> (usize, usize, c_int) {
-        let offset = usize::from(input.short()) % ARENA;
-        let len = usize::from(input.short()) % (ARENA - offset + 1);
+        let offset = usize::from(input.short()) % ARENA_BYTES;
+        let len = usize::from(input.short()) % (ARENA_BYTES - offset + 1);
         let access = c_int::from(input.byte() & 0x3f);
         let access = if input.rarely(2) {
             access
@@ -91,25 +91,25 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_mr(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
+        let place = input.index_below(PLACES_PER_KIND);
         let region = &mut self.mrs[place];
         // SAFETY: as in `make_pd`; the fields of a live handle are readable.
         let (handle, errno) = unsafe {
-            let handle = region.live().as_ref().map(|mr| mr.handle);
+            let handle = region.live_handle().as_ref().map(|mr| mr.handle);
             (handle, (self.tables.symbols.ibv_dereg_mr)(region.handle))
         };
         region.record_destroyed(errno);
         if let Some(handle) = handle {
-            self.deregistered(place, handle, errno);
+            self.record_deregistered_mr(place, handle, errno);
         }
     }
 
     pub(super) unsafe fn change_mr(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let place = input.index_below(PLACES_PER_KIND);
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let flags = c_int::from(input.byte() % 9);
         let (offset, len, access) = self.range(input);
-        let addr = self.at(offset);
+        let addr = self.arena_ptr(offset);
         let region = self.mrs[place];
         // SAFETY: as in `make_pd`.
         let result = unsafe {
@@ -119,7 +119,7 @@ impl World<'_> {
         if result == 0 {
             assert!(region.live, "a destroyed region was changed");
             if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-                self.ranges[place] = RegionRange {
+                self.mr_ranges[place] = RegionRange {
                     addr: addr.addr(),
                     len,
                 };
@@ -128,8 +128,8 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn window(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let place = input.index_below(PLACES_PER_KIND);
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         // SAFETY: as in `make_pd`; the context has the operations.
         unsafe {
             let ops = &(*self.device.context).ops;
@@ -138,7 +138,7 @@ impl World<'_> {
             else {
                 return;
             };
-            match input.one_of(4) {
+            match input.index_below(4) {
                 0 | 1 if !self.mws[place].live => {
                     let made = alloc(pd, u32::from(input.byte() % 4));
                     store_object(&mut self.mws, place, made);
@@ -148,8 +148,8 @@ impl World<'_> {
                     window.record_destroyed(dealloc(window.handle));
                 }
                 _ => {
-                    let qp = self.qps[input.one_of(QPS)].live();
-                    let window = self.mws[place].live();
+                    let qp = self.qps[input.index_below(QPS)].live_handle();
+                    let window = self.mws[place].live_handle();
                     if !qp.is_null() && !window.is_null() {
                         let mut info = ibv_mw_bind {
                             wr_id: 1,
@@ -165,11 +165,11 @@ impl World<'_> {
 
     /// Creates or destroys a thread domain, device memory or an XRC domain, or writes device memory.
     pub(super) unsafe fn domains_and_memory(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(2);
+        let place = input.index_below(2);
         let context = self.device.context;
         // SAFETY: as in `make_pd`.
         unsafe {
-            match input.one_of(7) {
+            match input.index_below(7) {
                 0 if !self.tds[place].live => {
                     let mut init = ibv_td_init_attr { comp_mask: 0 };
                     let made = extended!(self.alloc_td(context, &raw mut init));
@@ -209,10 +209,10 @@ impl World<'_> {
                     self.xrcds[place].record_destroyed(ended);
                 }
                 _ => {
-                    let dm = self.dms[place].live();
+                    let dm = self.dms[place].live_handle();
                     if let Some(copy) = dm.as_ref().and_then(|dm| dm.memcpy_to_dm) {
-                        let len = usize::from(input.short()) % ARENA;
-                        copy(dm, u64::from(input.short()), self.at(0), len);
+                        let len = usize::from(input.short()) % ARENA_BYTES;
+                        copy(dm, u64::from(input.short()), self.arena_ptr(0), len);
                     }
                 }
             }

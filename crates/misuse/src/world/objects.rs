@@ -8,7 +8,7 @@ use super::device::Device;
 use super::imported::Imported;
 use super::place::ObjectPlace;
 use super::raw::RawPackets;
-use super::sizes::{ARENA, PLACES, QPS};
+use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QPS};
 use crate::tables::ProviderTables;
 
 /// The range of a memory region.
@@ -23,15 +23,15 @@ pub(crate) struct World<'a> {
     pub(super) tables: ProviderTables,
     pub(super) device: &'a Device,
     pub(super) arena: Vec<u64>,
-    pub(super) pds: [ObjectPlace<ibv_pd>; PLACES],
-    pub(super) mrs: [ObjectPlace<ibv_mr>; PLACES],
-    pub(super) ranges: [RegionRange; PLACES],
-    pub(super) mws: [ObjectPlace<ibv_mw>; PLACES],
+    pub(super) pds: [ObjectPlace<ibv_pd>; PLACES_PER_KIND],
+    pub(super) mrs: [ObjectPlace<ibv_mr>; PLACES_PER_KIND],
+    pub(super) mr_ranges: [RegionRange; PLACES_PER_KIND],
+    pub(super) mws: [ObjectPlace<ibv_mw>; PLACES_PER_KIND],
     pub(super) channels: [ObjectPlace<ibv_comp_channel>; 2],
-    pub(super) cqs: [ObjectPlace<ibv_cq>; PLACES],
+    pub(super) cqs: [ObjectPlace<ibv_cq>; PLACES_PER_KIND],
     pub(super) srqs: [ObjectPlace<ibv_srq>; 2],
     pub(super) qps: [ObjectPlace<ibv_qp>; QPS],
-    pub(super) ahs: [ObjectPlace<ibv_ah>; PLACES],
+    pub(super) ahs: [ObjectPlace<ibv_ah>; PLACES_PER_KIND],
     pub(super) tds: [ObjectPlace<ibv_td>; 2],
     pub(super) dms: [ObjectPlace<ibv_dm>; 2],
     pub(super) xrcds: [ObjectPlace<ibv_xrcd>; 2],
@@ -45,16 +45,16 @@ impl<'a> World<'a> {
         Self {
             tables,
             device,
-            arena: vec![0; ARENA / 8],
-            pds: [ObjectPlace::EMPTY; PLACES],
-            mrs: [ObjectPlace::EMPTY; PLACES],
-            ranges: [RegionRange { addr: 0, len: 0 }; PLACES],
-            mws: [ObjectPlace::EMPTY; PLACES],
+            arena: vec![0; ARENA_BYTES / 8],
+            pds: [ObjectPlace::EMPTY; PLACES_PER_KIND],
+            mrs: [ObjectPlace::EMPTY; PLACES_PER_KIND],
+            mr_ranges: [RegionRange { addr: 0, len: 0 }; PLACES_PER_KIND],
+            mws: [ObjectPlace::EMPTY; PLACES_PER_KIND],
             channels: [ObjectPlace::EMPTY; 2],
-            cqs: [ObjectPlace::EMPTY; PLACES],
+            cqs: [ObjectPlace::EMPTY; PLACES_PER_KIND],
             srqs: [ObjectPlace::EMPTY; 2],
             qps: [ObjectPlace::EMPTY; QPS],
-            ahs: [ObjectPlace::EMPTY; PLACES],
+            ahs: [ObjectPlace::EMPTY; PLACES_PER_KIND],
             tds: [ObjectPlace::EMPTY; 2],
             dms: [ObjectPlace::EMPTY; 2],
             xrcds: [ObjectPlace::EMPTY; 2],
@@ -63,13 +63,13 @@ impl<'a> World<'a> {
         }
     }
 
-    pub(super) fn base(&self) -> usize {
+    pub(super) fn arena_start(&self) -> usize {
         self.arena.as_ptr().expose_provenance()
     }
 
     /// Returns a pointer into the arena.
-    pub(super) fn at(&self, offset: usize) -> *mut c_void {
-        std::ptr::with_exposed_provenance_mut(self.base() + offset % ARENA)
+    pub(super) fn arena_ptr(&self, offset: usize) -> *mut c_void {
+        std::ptr::with_exposed_provenance_mut(self.arena_start() + offset % ARENA_BYTES)
     }
 }
 

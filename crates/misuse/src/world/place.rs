@@ -24,7 +24,7 @@ impl<T> ObjectPlace<T> {
     };
 
     /// Returns the handle if the object is live, else NULL.
-    pub(super) fn live(self) -> *mut T {
+    pub(super) fn live_handle(self) -> *mut T {
         if self.live { self.handle } else { null_mut() }
     }
 

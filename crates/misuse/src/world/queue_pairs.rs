@@ -7,27 +7,27 @@ use verbs_abi::*;
 
 use super::objects::{World, extended};
 use super::place::store_object;
-use super::sizes::{PLACES, QPS};
+use super::sizes::{PLACES_PER_KIND, QPS};
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     pub(super) unsafe fn make_qp(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(QPS);
+        let place = input.index_below(QPS);
         if self.qps[place].live {
             return;
         }
         let mut init = ibv_qp_init_attr_ex::zeroed();
-        init.send_cq = self.cqs[input.one_of(PLACES)].handle;
-        init.recv_cq = self.cqs[input.one_of(PLACES)].handle;
+        init.send_cq = self.cqs[input.index_below(PLACES_PER_KIND)].handle;
+        init.recv_cq = self.cqs[input.index_below(PLACES_PER_KIND)].handle;
         if input.rarely(4) {
-            init.srq = self.srqs[input.one_of(2)].handle;
+            init.srq = self.srqs[input.index_below(2)].handle;
         }
         init.cap = ibv_qp_cap {
-            max_send_wr: input.number(32),
-            max_recv_wr: input.number(32),
-            max_send_sge: input.number(5),
-            max_recv_sge: input.number(5),
-            max_inline_data: input.number(128),
+            max_send_wr: input.mostly_below(32),
+            max_recv_wr: input.mostly_below(32),
+            max_send_sge: input.mostly_below(5),
+            max_recv_sge: input.mostly_below(5),
+            max_inline_data: input.mostly_below(128),
         };
         init.qp_type = match input.byte() {
             250.. => input.word(),
@@ -40,12 +40,12 @@ impl World<'_> {
             ][usize::from(byte) % 5],
         };
         init.sq_sig_all = c_int::from(input.rarely(2));
-        init.pd = self.pds[input.one_of(PLACES)].handle;
+        init.pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let extended = input.rarely(2) || init.qp_type == IBV_QPT_XRC_RECV;
         // SAFETY: as in `make_pd`; the extended attributes begin with the plain ones.
         unsafe {
             let made = if extended {
-                init.xrcd = self.xrcds[input.one_of(2)].handle;
+                init.xrcd = self.xrcds[input.index_below(2)].handle;
                 init.comp_mask = match input.byte() {
                     240.. => input.word(),
                     _ if init.qp_type == IBV_QPT_XRC_RECV => IBV_QP_INIT_ATTR_XRCD,
@@ -67,7 +67,7 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_qp(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.qps[input.one_of(QPS)];
+        let place = &mut self.qps[input.index_below(QPS)];
         // SAFETY: as in `make_pd`; the events of the queue pair are acknowledged.
         place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
     }
@@ -86,7 +86,7 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn change_qp(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = self.qps[input.one_of(QPS)];
+        let place = self.qps[input.index_below(QPS)];
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = u32::from(input.byte() % 9);
         attr.cur_qp_state = u32::from(input.byte() % 9);
@@ -106,10 +106,10 @@ impl World<'_> {
 
     /// Connects two queue pairs, or one with itself, as far as their states permit.
     pub(super) unsafe fn connect(&mut self, input: &mut DecisionBytes<'_>) {
-        let (a, b) = (input.one_of(QPS), input.one_of(QPS));
+        let (a, b) = (input.index_below(QPS), input.index_below(QPS));
         let access = 0xe;
         for (from, to) in [(a, b), (b, a)] {
-            let (from, to) = (self.qps[from].live(), self.qps[to].live());
+            let (from, to) = (self.qps[from].live_handle(), self.qps[to].live_handle());
             // SAFETY: as in `make_pd`; both are live.
             unsafe {
                 let (Some(qp), Some(peer)) = (from.as_ref(), to.as_ref()) else {
@@ -174,14 +174,14 @@ impl World<'_> {
         let verbs = self.tables.symbols;
         let context = self.device.context;
         let nowhere = input.rarely(4);
-        let index = input.number(300).cast_signed();
+        let index = input.mostly_below(300).cast_signed();
         // SAFETY: as in `make_pd`; results are writable, or NULL, which the software NIC refuses.
         unsafe {
-            match input.one_of(8) {
+            match input.index_below(8) {
                 0 => {
                     let mut attr = ibv_qp_attr::zeroed();
                     let mut init = ibv_qp_init_attr::zeroed();
-                    let qp = self.qps[input.one_of(QPS)];
+                    let qp = self.qps[input.index_below(QPS)];
                     let to = if nowhere { null_mut() } else { &raw mut attr };
                     let mask = index;
                     let result = (verbs.ibv_query_qp)(qp.handle, to, mask, &raw mut init);
@@ -189,7 +189,7 @@ impl World<'_> {
                 }
                 1 => {
                     let mut attr = ibv_srq_attr::zeroed();
-                    let srq = self.srqs[input.one_of(2)];
+                    let srq = self.srqs[input.index_below(2)];
                     let to = if nowhere { null_mut() } else { &raw mut attr };
                     let result = (verbs.ibv_query_srq)(srq.handle, to);
                     assert!(srq.live || result != 0, "a destroyed SRQ answered");
@@ -217,7 +217,7 @@ impl World<'_> {
                 }
                 6 => {
                     let mut number = 0;
-                    let srq = self.srqs[input.one_of(2)];
+                    let srq = self.srqs[input.index_below(2)];
                     let to = if nowhere { null_mut() } else { &raw mut number };
                     let _ = extended!(self.get_srq_num(srq.handle, to));
                 }
@@ -232,11 +232,11 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn make_ah(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
+        let place = input.index_below(PLACES_PER_KIND);
         if self.ahs[place].live {
             return;
         }
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let mut attr = self.address(input);
         // SAFETY: as in `make_pd`.
         let made = unsafe { (self.tables.symbols.ibv_create_ah)(pd, &raw mut attr) };
@@ -244,14 +244,14 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_ah(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.ahs[input.one_of(PLACES)];
+        let place = &mut self.ahs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
         place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
     }
 
     /// Attaches a queue pair to a multicast group, or detaches it.
     pub(super) unsafe fn multicast(&mut self, input: &mut DecisionBytes<'_>) {
-        let qp = self.qps[input.one_of(QPS)];
+        let qp = self.qps[input.index_below(QPS)];
         let mut gid = ibv_gid { raw: [0xff; 16] };
         // SAFETY: as in `make_pd`; any bytes are a GID.
         unsafe {

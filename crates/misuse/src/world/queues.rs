@@ -8,30 +8,30 @@ use verbs_abi::*;
 use super::device::unblock;
 use super::objects::{World, extended};
 use super::place::store_object;
-use super::sizes::PLACES;
+use super::sizes::PLACES_PER_KIND;
 use crate::input::DecisionBytes;
 
 impl World<'_> {
     pub(super) unsafe fn make_cq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(PLACES);
+        let place = input.index_below(PLACES_PER_KIND);
         if self.cqs[place].live {
             return;
         }
-        let channel = self.channels[input.one_of(2)].handle;
+        let channel = self.channels[input.index_below(2)].handle;
         let channel = if input.rarely(2) { channel } else { null_mut() };
         let context = self.device.context;
         // SAFETY: as in `make_pd`.
         unsafe {
             let made = if input.rarely(3) {
                 let mut attr = ibv_cq_init_attr_ex::zeroed();
-                attr.cqe = input.number(64);
+                attr.cqe = input.mostly_below(64);
                 attr.channel = channel;
                 attr.wc_flags = u64::from(input.short());
                 extended!(self.create_cq_ex(context, &raw mut attr))
                     .unwrap_or(null_mut())
                     .cast()
             } else {
-                let cqe = input.number(64).cast_signed();
+                let cqe = input.mostly_below(64).cast_signed();
                 let vector = c_int::from(input.rarely(16));
                 (self.tables.symbols.ibv_create_cq)(context, cqe, null_mut(), channel, vector)
             };
@@ -40,13 +40,13 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_cq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.cqs[input.one_of(PLACES)];
+        let place = &mut self.cqs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
         place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
     }
 
     pub(super) unsafe fn change_cq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = self.cqs[input.one_of(PLACES)];
+        let place = self.cqs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
         let result = unsafe {
             if input.rarely(2) {
@@ -57,7 +57,7 @@ impl World<'_> {
                 attr.moderate.cq_period = input.byte().into();
                 extended!(self.modify_cq(place.handle, &raw mut attr)).unwrap_or(libc::EOPNOTSUPP)
             } else {
-                let cqe = input.number(64).cast_signed();
+                let cqe = input.mostly_below(64).cast_signed();
                 (self.tables.symbols.ibv_resize_cq)(place.handle, cqe)
             }
         };
@@ -65,7 +65,7 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn make_channel(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(2);
+        let place = input.index_below(2);
         if !self.channels[place].live {
             // SAFETY: as in `make_pd`.
             unsafe {
@@ -79,7 +79,7 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_channel(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.channels[input.one_of(2)];
+        let place = &mut self.channels[input.index_below(2)];
         // SAFETY: as in `make_pd`.
         place.record_destroyed(unsafe {
             (self.tables.symbols.ibv_destroy_comp_channel)(place.handle)
@@ -87,15 +87,15 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn make_srq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = input.one_of(2);
+        let place = input.index_below(2);
         if self.srqs[place].live {
             return;
         }
-        let pd = self.pds[input.one_of(PLACES)].handle;
+        let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let attr = ibv_srq_attr {
-            max_wr: input.number(32),
-            max_sge: input.number(4),
-            srq_limit: input.number(32),
+            max_wr: input.mostly_below(32),
+            max_sge: input.mostly_below(4),
+            srq_limit: input.mostly_below(32),
         };
         // SAFETY: as in `make_pd`.
         unsafe {
@@ -105,8 +105,8 @@ impl World<'_> {
                 init.comp_mask = u32::from(input.byte() & 0x1f);
                 init.srq_type = u32::from(input.byte() % 3);
                 init.pd = pd;
-                init.xrcd = self.xrcds[input.one_of(2)].handle;
-                init.cq = self.cqs[input.one_of(PLACES)].handle;
+                init.xrcd = self.xrcds[input.index_below(2)].handle;
+                init.cq = self.cqs[input.index_below(PLACES_PER_KIND)].handle;
                 init.tm_cap = ibv_tm_cap {
                     max_num_tags: 4,
                     max_ops: 4,
@@ -124,7 +124,7 @@ impl World<'_> {
 
     /// Executes an operation on a tag list, or writes a tag matching header into registered memory.
     pub(super) unsafe fn tags(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = self.srqs[input.one_of(2)];
+        let place = self.srqs[input.index_below(2)];
         let mut sges = [self.element(input), self.element(input)];
         if input.rarely(2) {
             let at = usize::from(input.short()) % (self.arena.len() - 1);
@@ -136,8 +136,8 @@ impl World<'_> {
         wr.wr_id = 1;
         wr.opcode = u32::from(input.byte() % 4);
         wr.flags = c_int::from(input.byte() % 5);
-        wr.tm.unexpected_cnt = input.number(3);
-        wr.tm.handle = input.number(8);
+        wr.tm.unexpected_cnt = input.mostly_below(3);
+        wr.tm.handle = input.mostly_below(8);
         wr.tm.add = ibv_ops_wr_tm_add {
             recv_wr_id: 2,
             sg_list: sges.as_mut_ptr(),
@@ -155,17 +155,17 @@ impl World<'_> {
     }
 
     pub(super) unsafe fn end_srq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = &mut self.srqs[input.one_of(2)];
+        let place = &mut self.srqs[input.index_below(2)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
         place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
     }
 
     pub(super) unsafe fn change_srq(&mut self, input: &mut DecisionBytes<'_>) {
-        let place = self.srqs[input.one_of(2)];
+        let place = self.srqs[input.index_below(2)];
         let mut attr = ibv_srq_attr {
-            max_wr: input.number(32),
-            max_sge: input.number(4),
-            srq_limit: input.number(32),
+            max_wr: input.mostly_below(32),
+            max_sge: input.mostly_below(4),
+            srq_limit: input.mostly_below(32),
         };
         let mask = c_int::from(input.byte() % 5);
         // SAFETY: as in `make_pd`.

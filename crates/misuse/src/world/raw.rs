@@ -8,9 +8,9 @@ use std::ptr::null_mut;
 use verbs_abi::*;
 
 use super::device::Device;
-use super::imported::is_gone;
+use super::imported::means_destroyed_elsewhere;
 use super::place::{ObjectPlace, store_object};
-use super::sizes::{ARENA, POLL};
+use super::sizes::{ARENA_BYTES, MAX_POLL_COMPLETIONS};
 use crate::input::DecisionBytes;
 use crate::tables::ProviderTables;
 
@@ -54,14 +54,14 @@ impl RawPackets {
         base: usize,
         input: &mut DecisionBytes<'_>,
     ) {
-        let which = input.one_of(2);
+        let which = input.index_below(2);
         let context = device.contexts[which];
         // SAFETY: as in `World::step`; every handle of a side is live, or was destroyed through its place.
         unsafe {
             let side =
                 self.sides[which].get_or_insert_with(|| RawObjects::new(tables, context, base));
-            let place = input.one_of(OBJECTS_PER_KIND);
-            match input.one_of(10) {
+            let place = input.index_below(OBJECTS_PER_KIND);
+            match input.index_below(10) {
                 0 => side.make_qp(tables, input, place),
                 1 => {
                     let errno = (tables.symbols.ibv_destroy_qp)(side.qps[place].handle);
@@ -111,7 +111,10 @@ impl RawPackets {
                 }
                 assert_eq!((verbs.ibv_destroy_cq)(side.cq), 0, "the queue is in use");
                 let errno = (verbs.ibv_dereg_mr)(side.mr);
-                assert!(errno == 0 || is_gone(errno), "dereg_mr: {errno}");
+                assert!(
+                    errno == 0 || means_destroyed_elsewhere(errno),
+                    "dereg_mr: {errno}"
+                );
             }
         }
     }
@@ -121,7 +124,10 @@ impl RawPackets {
         for side in self.sides.iter_mut().filter_map(Option::take) {
             // SAFETY: the handle is live, and the domain has no objects left.
             let errno = unsafe { (verbs.ibv_dealloc_pd)(side.pd) };
-            assert!(errno == 0 || is_gone(errno), "dealloc_pd: {errno}");
+            assert!(
+                errno == 0 || means_destroyed_elsewhere(errno),
+                "dealloc_pd: {errno}"
+            );
         }
     }
 }
@@ -133,7 +139,7 @@ impl RawObjects {
         unsafe {
             let pd = (verbs.ibv_alloc_pd)(context);
             let addr = std::ptr::with_exposed_provenance_mut(base);
-            let mr = (verbs.ibv_reg_mr)(pd, addr, ARENA, IBV_ACCESS_LOCAL_WRITE);
+            let mr = (verbs.ibv_reg_mr)(pd, addr, ARENA_BYTES, IBV_ACCESS_LOCAL_WRITE);
             let cq = (verbs.ibv_create_cq)(context, 64, null_mut(), null_mut(), 0);
             assert!(!pd.is_null() && !mr.is_null() && !cq.is_null());
             Self {
@@ -182,7 +188,7 @@ impl RawObjects {
                 attr.pd = self.pd;
                 attr.comp_mask =
                     IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_RX_HASH | IBV_QP_INIT_ATTR_IND_TABLE;
-                attr.rwq_ind_tbl = self.tables[input.one_of(OBJECTS_PER_KIND)].handle;
+                attr.rwq_ind_tbl = self.tables[input.index_below(OBJECTS_PER_KIND)].handle;
                 attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
                 attr.rx_hash_conf.rx_hash_key = key.as_mut_ptr();
                 attr.rx_hash_conf.rx_hash_key_len = if input.rarely(8) { 39 } else { 40 };
@@ -233,18 +239,18 @@ impl RawObjects {
         if self.flows[place].live {
             return;
         }
-        let qp = self.qps[input.one_of(OBJECTS_PER_KIND)].handle;
+        let qp = self.qps[input.index_below(OBJECTS_PER_KIND)].handle;
         let mut attr = ibv_flow_attr::zeroed();
-        attr.r#type = input.number(4);
+        attr.r#type = input.mostly_below(4);
         attr.priority = u16::from(input.byte() % 4);
         attr.port = if input.rarely(16) { input.byte() } else { 1 };
-        attr.flags = input.number(3) & !1;
+        attr.flags = input.mostly_below(3) & !1;
         attr.num_of_specs = input.byte() % 4;
         let mut bytes = vec![0; size_of::<ibv_flow_attr>()];
         for _ in 0..attr.num_of_specs {
-            let (kind, size) = SPECS[input.one_of(SPECS.len())];
+            let (kind, size) = SPECS[input.index_below(SPECS.len())];
             let size = if input.rarely(16) {
-                input.one_of(size)
+                input.index_below(size)
             } else {
                 size
             };
@@ -274,7 +280,7 @@ impl RawObjects {
 
     fn sge(&self, base: usize, offset: usize, length: u32) -> ibv_sge {
         ibv_sge {
-            addr: (base + offset % ARENA) as u64,
+            addr: (base + offset % ARENA_BYTES) as u64,
             length,
             // SAFETY: the region is live.
             lkey: unsafe { (*self.mr).lkey },
@@ -284,12 +290,12 @@ impl RawObjects {
     /// Posts a receive to the first queue pair or to a work queue.
     unsafe fn receive(&mut self, input: &mut DecisionBytes<'_>, place: usize, base: usize) {
         let length = if input.rarely(4) { 64 } else { 2048 };
-        let mut sge = self.sge(base, ARENA / 2, length);
+        let mut sge = self.sge(base, ARENA_BYTES / 2, length);
         let mut wr = ibv_recv_wr::zeroed();
         wr.sg_list = &raw mut sge;
         wr.num_sge = 1;
         let mut bad = null_mut();
-        let wq = self.wqs[place].live();
+        let wq = self.wqs[place].live_handle();
         // SAFETY: as in `step`.
         unsafe {
             if input.rarely(2) && !wq.is_null() {
@@ -312,10 +318,10 @@ impl RawObjects {
         let len = usize::from(input.short()) % 300;
         let mut frame: Vec<u8> = (0..len).map(|_| input.byte()).collect();
         if let Some(place) = frame.get_mut(12..14) {
-            place.copy_from_slice(&TYPES[input.one_of(TYPES.len())]);
+            place.copy_from_slice(&TYPES[input.index_below(TYPES.len())]);
         }
         if let Some(version) = frame.get_mut(14) {
-            *version = [0x45, 0x46, 0x60, *version][input.one_of(4)];
+            *version = [0x45, 0x46, 0x60, *version][input.index_below(4)];
         }
         let length = match input.byte() {
             255 => 1 << 14,
@@ -324,7 +330,7 @@ impl RawObjects {
         let mut sge = self.sge(base, 0, length);
         let mut wr = ibv_send_wr::zeroed();
         wr.opcode = if input.rarely(16) {
-            input.number(16)
+            input.mostly_below(16)
         } else {
             IBV_WR_SEND
         };
@@ -343,11 +349,11 @@ impl RawObjects {
     unsafe fn work_queue(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`.
         unsafe {
-            match input.one_of(4) {
+            match input.index_below(4) {
                 0 if !self.wqs[place].live => {
                     let mut attr = ibv_wq_init_attr::zeroed();
-                    attr.max_wr = input.number(16);
-                    attr.max_sge = input.number(4);
+                    attr.max_wr = input.mostly_below(16);
+                    attr.max_sge = input.mostly_below(4);
                     attr.pd = self.pd;
                     attr.cq = self.cq;
                     let made = on!(self.create_wq(self.context, &raw mut attr));
@@ -361,8 +367,8 @@ impl RawObjects {
                 _ => {
                     let mut attr = ibv_wq_attr::zeroed();
                     attr.attr_mask = u32::from(input.byte() % 8) | IBV_WQ_ATTR_STATE;
-                    attr.wq_state = input.number(3);
-                    attr.curr_wq_state = input.number(3);
+                    attr.wq_state = input.mostly_below(3);
+                    attr.curr_wq_state = input.mostly_below(3);
                     on!(self.modify_wq(self.wqs[place].handle, &raw mut attr));
                 }
             }
@@ -378,10 +384,10 @@ impl RawObjects {
                 self.tables[place].record_destroyed(errno);
                 return;
             }
-            let log_ind_tbl_size = input.number(4);
+            let log_ind_tbl_size = input.mostly_below(4);
             let mut entries = [null_mut(); 128];
             for entry in &mut entries {
-                *entry = self.wqs[input.one_of(OBJECTS_PER_KIND)].handle;
+                *entry = self.wqs[input.index_below(OBJECTS_PER_KIND)].handle;
             }
             let mut attr = ibv_rwq_ind_table_init_attr {
                 log_ind_tbl_size,
@@ -394,8 +400,14 @@ impl RawObjects {
     }
 
     unsafe fn poll(&mut self) {
-        let mut wc = [ibv_wc::zeroed(); POLL];
+        let mut wc = [ibv_wc::zeroed(); MAX_POLL_COMPLETIONS];
         // SAFETY: as in `step`; `wc` has as many elements as the call may write.
-        unsafe { ibv_poll_cq(self.cq, c_int::try_from(POLL).unwrap_or(0), wc.as_mut_ptr()) };
+        unsafe {
+            ibv_poll_cq(
+                self.cq,
+                c_int::try_from(MAX_POLL_COMPLETIONS).unwrap_or(0),
+                wc.as_mut_ptr(),
+            )
+        };
     }
 }

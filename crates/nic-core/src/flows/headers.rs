@@ -6,7 +6,7 @@ use etherparse::checksum::Sum16BitWords;
 use etherparse::{LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, LinkSlice, TransportSlice};
 
 /// Bytes of the fields that flows match, with the layout of [`field`].
-pub const HEADER_BYTES: usize = 64;
+pub const MATCH_FIELDS_BYTES: usize = 64;
 
 /// Bits for the layers of a frame.
 pub mod layer {
@@ -22,7 +22,7 @@ pub mod layer {
     pub const UDP: u32 = 16;
 }
 
-/// Positions of the fields in [`FrameHeaders::fields`], each in network byte order. IPv4 and IPv6 share fields.
+/// Positions of the fields in [`FrameHeaders::field_values`], each in network byte order. IPv4 and IPv6 share fields.
 pub mod field {
     use std::ops::Range;
 
@@ -63,7 +63,7 @@ pub struct FrameHeaders {
     /// Layers of the frame: bits of [`layer`].
     pub layers: u32,
     /// Field values at the positions of [`field`]; 0 for missing fields.
-    pub fields: [u8; HEADER_BYTES],
+    pub field_values: [u8; MATCH_FIELDS_BYTES],
     /// Position of the IPv4 header in the frame.
     ipv4: Option<Range<usize>>,
     /// Position of a complete TCP segment or UDP datagram in the frame.
@@ -80,7 +80,7 @@ impl FrameHeaders {
         };
         let mut headers = Self {
             layers: 0,
-            fields: [0; HEADER_BYTES],
+            field_values: [0; MATCH_FIELDS_BYTES],
             ipv4: None,
             transport_range: None,
         };
@@ -149,13 +149,13 @@ impl FrameHeaders {
 
     /// Sets the first bytes of a field.
     fn set(&mut self, at: Range<usize>, value: &[u8]) {
-        self.fields[at.start..at.start + value.len()].copy_from_slice(value);
+        self.field_values[at.start..at.start + value.len()].copy_from_slice(value);
     }
 
     /// Returns the bytes of a field, which is a range of [`field`].
     #[must_use]
     pub fn field(&self, at: Range<usize>) -> &[u8] {
-        &self.fields[at]
+        &self.field_values[at]
     }
 
     /// Returns true if the frame has one of the layers in `layer`, bits of [`layer`].
@@ -167,7 +167,7 @@ impl FrameHeaders {
     /// Returns true if the destination is a group address: IEEE 802, 8.2.
     #[must_use]
     pub fn is_multicast(&self) -> bool {
-        self.fields[0] & 1 != 0
+        self.field_values[0] & 1 != 0
     }
 
     /// Returns the one's complement sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
@@ -176,7 +176,7 @@ impl FrameHeaders {
         let sum = Sum16BitWords::new()
             .add_slice(self.field(field::SRC_IP))
             .add_slice(self.field(field::DST_IP))
-            .add_2bytes([0, self.fields[field::PROTOCOL.start]]);
+            .add_2bytes([0, self.field_values[field::PROTOCOL.start]]);
         // The length is added as two 16-bit halves; for IPv4 the upper half is 0.
         let [a, b, c, d] = length.to_be_bytes();
         sum.add_2bytes([a, b]).add_2bytes([c, d]).add_slice(segment)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::headers::{FrameHeaders, HEADER_BYTES};
+use super::headers::{FrameHeaders, MATCH_FIELDS_BYTES};
 
 /// A match for packets, as a value and a mask of header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,9 +10,9 @@ pub struct HeaderMatch {
     /// Required layers: bits of [`layer`](super::layer).
     pub layers: u32,
     /// Required bits of the fields, with the layout of [`field`](super::field).
-    pub value: [u8; HEADER_BYTES],
+    pub value: [u8; MATCH_FIELDS_BYTES],
     /// Mask of the bits of `value` that are compared.
-    pub mask: [u8; HEADER_BYTES],
+    pub mask: [u8; MATCH_FIELDS_BYTES],
 }
 
 impl HeaderMatch {
@@ -21,8 +21,8 @@ impl HeaderMatch {
     pub const fn any() -> Self {
         Self {
             layers: 0,
-            value: [0; HEADER_BYTES],
-            mask: [0; HEADER_BYTES],
+            value: [0; MATCH_FIELDS_BYTES],
+            mask: [0; MATCH_FIELDS_BYTES],
         }
     }
 
@@ -39,7 +39,7 @@ impl HeaderMatch {
     #[must_use]
     pub fn matches(&self, headers: &FrameHeaders) -> bool {
         let has_layers = headers.layers & self.layers == self.layers;
-        let fields = headers.fields.iter().zip(&self.value).zip(&self.mask);
+        let fields = headers.field_values.iter().zip(&self.value).zip(&self.mask);
         has_layers
             && fields
                 .map(|((field, value), mask)| (field ^ value) & mask)

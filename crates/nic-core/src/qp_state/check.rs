@@ -14,7 +14,7 @@ pub struct DeviceLimits {
     /// Number of entries of the GID table.
     pub gid_tbl_len: u16,
     /// Largest path MTU of the port, as a code of `enum ibv_mtu`.
-    pub max_mtu: u32,
+    pub max_mtu_code: u32,
     /// Largest number of outstanding READs and atomics of a QP as requester (`max_qp_init_rd_atom`).
     pub max_qp_init_rd_atom: u8,
     /// Largest number of incoming READs and atomics at a time of a QP as responder (`max_qp_rd_atom`).
@@ -251,7 +251,7 @@ pub(super) fn ranges(attr: &Attributes, limits: &DeviceLimits) -> [AttributeRang
             "path_mtu",
             attr.path_mtu,
             IBV_MTU_256,
-            limits.max_mtu.min(IBV_MTU_4096),
+            limits.max_mtu_code.min(IBV_MTU_4096),
         ),
         range(
             IBV_QP_AV,

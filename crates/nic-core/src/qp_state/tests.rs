@@ -30,7 +30,7 @@ const LIMITS: DeviceLimits = DeviceLimits {
     phys_port_cnt: 2,
     pkey_tbl_len: 8,
     gid_tbl_len: 16,
-    max_mtu: IBV_MTU_4096,
+    max_mtu_code: IBV_MTU_4096,
     max_qp_init_rd_atom: 16,
     max_qp_rd_atom: 32,
 };
@@ -462,7 +462,7 @@ fn the_source_gid_counts_only_with_a_global_route() {
 fn a_path_mtu_above_that_of_the_port_is_refused() {
     let (required, _) = golden(QpType::Uc, QpState::Init, QpState::Rtr).unwrap();
     let limits = DeviceLimits {
-        max_mtu: 3,
+        max_mtu_code: 3,
         ..LIMITS
     };
     let check = |path_mtu| {
@@ -523,7 +523,7 @@ proptest! {
             phys_port_cnt: limits[0],
             pkey_tbl_len: limits[1].into(),
             gid_tbl_len: limits[2].into(),
-            max_mtu: limits[3].into(),
+            max_mtu_code: limits[3].into(),
             max_qp_init_rd_atom: bytes[10],
             max_qp_rd_atom: bytes[11],
         };

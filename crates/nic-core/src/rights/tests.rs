@@ -16,15 +16,15 @@ const PD: u32 = 7;
 const QPN: u32 = 0x00ab_cdef;
 
 /// Returns a region and a queue pair that allow `access` and no other access.
-fn good(access: Access) -> (Region, QueuePair) {
+fn good(access: Access) -> (Region, AccessingQp) {
     let region = Region {
         start: 1 << 20,
         len: 64,
         access: access.flag(),
         owner: Owner::region_in_pd(PD),
     };
-    let qp = QueuePair {
-        access: if access.is_local() { 0 } else { access.flag() },
+    let qp = AccessingQp {
+        requester_access: if access.is_local() { 0 } else { access.flag() },
         pd_number: PD,
         qpn: QPN,
     };
@@ -50,8 +50,8 @@ fn each_condition_alone_denies_with_its_reason() {
         let at = (region.start, 8);
         let others = !access.flag();
         if !access.is_local() {
-            let closed = QueuePair {
-                access: others,
+            let closed = AccessingQp {
+                requester_access: others,
                 ..qp
             };
             let denied = authorize(&region, at, access, &closed);
@@ -65,7 +65,7 @@ fn each_condition_alone_denies_with_its_reason() {
             let denied = authorize(&closed, at, access, &qp);
             assert_eq!(denied, Err(AccessDenied::RegionAccess), "{access:?}");
         }
-        let stranger = QueuePair {
+        let stranger = AccessingQp {
             pd_number: PD + 1,
             ..qp
         };
@@ -97,8 +97,8 @@ fn each_condition_alone_denies_with_its_reason() {
 
 #[test]
 fn a_window_admits_whom_it_is_for_and_no_sge() {
-    let others = QueuePair {
-        access: u32::MAX,
+    let others = AccessingQp {
+        requester_access: u32::MAX,
         pd_number: PD + 1,
         qpn: QPN + 1,
     };
@@ -106,7 +106,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
         let (region, qp) = good(access);
         let with = |owner| Region { owner, ..region };
         let ask =
-            |region: &Region, qp: &QueuePair| authorize_region(region, access, qp).map(|_| ());
+            |region: &Region, qp: &AccessingQp| authorize_region(region, access, qp).map(|_| ());
         let remotely = if access.is_local() {
             Err(AccessDenied::Domain)
         } else {
@@ -114,12 +114,12 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
         };
         let one = with(Owner::window_type_1(PD));
         assert_eq!(ask(&one, &qp), remotely, "{access:?}");
-        assert_eq!(ask(&one, &QueuePair { qpn: QPN + 1, ..qp }), remotely);
+        assert_eq!(ask(&one, &AccessingQp { qpn: QPN + 1, ..qp }), remotely);
         assert_eq!(ask(&one, &others), Err(AccessDenied::Domain));
         let two = with(Owner::window_type_2(QPN));
         assert_eq!(ask(&two, &qp), remotely, "{access:?}");
         assert_eq!(
-            ask(&two, &QueuePair { qpn: QPN + 1, ..qp }),
+            ask(&two, &AccessingQp { qpn: QPN + 1, ..qp }),
             Err(AccessDenied::Domain)
         );
         assert_eq!(ask(&two, &others), Err(AccessDenied::Domain));
@@ -132,7 +132,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
             ask(&with(Owner::window_type_1(QPN)), &qp),
             Err(AccessDenied::Domain)
         );
-        let none = QueuePair {
+        let none = AccessingQp {
             pd_number: Owner::NO_DOMAIN,
             ..qp
         };
@@ -166,7 +166,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         let permitted = authorize(&whole, (1 << 40, 1 << 30), access, &qp).unwrap();
         assert!(permitted.is_on_demand());
         assert_eq!(permitted.offset(), 1 << 40);
-        let stranger = QueuePair {
+        let stranger = AccessingQp {
             pd_number: PD + 1,
             ..qp
         };
@@ -268,7 +268,7 @@ proptest! {
             _ => Owner::window_type_2(qpns.0),
         };
         let region = Region { start: 0, len: 8, access: region_access, owner };
-        let qp = QueuePair { access: qp_access, pd_number: domains.1, qpn: qpns.1 };
+        let qp = AccessingQp { requester_access: qp_access, pd_number: domains.1, qpn: qpns.1 };
         let flag = access.flag();
         let local = access.is_local();
         let expected = (local || qp_access & flag != 0)

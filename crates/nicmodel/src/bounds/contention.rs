@@ -16,7 +16,7 @@ pub(super) struct QueueingStation {
 }
 
 /// Returns the requests per ns of `cores` cores. Each core works `alone_ns` on a request between the stations.
-pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[QueueingStation]) -> f64 {
+pub(super) fn requests_per_ns(cores: u32, alone_ns: f64, stations: &[QueueingStation]) -> f64 {
     // Background traffic slows the stations in proportion to the rate, which is the result: find it by bisection.
     let (mut low, mut high) = (0.0, max_station_rate(stations));
     if stations.iter().all(|station| station.background_ns == 0.0) {
@@ -83,20 +83,20 @@ mod tests {
 
     #[test]
     fn one_core_waits_for_nobody() {
-        let rate = throughput(1, 80.0, &[station(15.0), station(5.0)]);
+        let rate = requests_per_ns(1, 80.0, &[station(15.0), station(5.0)]);
         assert!((rate - 0.01).abs() < 1e-12, "{rate}");
     }
 
     #[test]
     fn two_cores_and_one_station_by_hand() {
         // R(1) = 10, X(1) = 1/20, Q(1) = 1/2; R(2) = 15, X(2) = 2/25.
-        let rate = throughput(2, 10.0, &[station(10.0)]);
+        let rate = requests_per_ns(2, 10.0, &[station(10.0)]);
         assert!((rate - 0.08).abs() < 1e-12, "{rate}");
     }
 
     #[test]
     fn many_cores_keep_the_busiest_station_busy() {
-        let rate = throughput(1000, 100.0, &[station(10.0), station(2.0)]);
+        let rate = requests_per_ns(1000, 100.0, &[station(10.0), station(2.0)]);
         assert!((rate - 0.1).abs() < 1e-3, "{rate}");
         assert!(rate <= 0.1 + 1e-9, "{rate}");
     }
@@ -107,13 +107,13 @@ mod tests {
             service_ns: 10.0,
             background_ns: 10.0,
         };
-        let rate = throughput(1000, 100.0, &[shared]);
+        let rate = requests_per_ns(1000, 100.0, &[shared]);
         assert!((rate - 0.05).abs() < 1e-3, "{rate}");
     }
 
     #[test]
     fn without_stations_cores_are_alone() {
-        assert_eq!(throughput(4, 50.0, &[]), 0.08);
-        assert!(throughput(4, 0.0, &[]).is_infinite());
+        assert_eq!(requests_per_ns(4, 50.0, &[]), 0.08);
+        assert!(requests_per_ns(4, 0.0, &[]).is_infinite());
     }
 }

@@ -16,7 +16,7 @@ use crate::profile::Profile;
 
 use contention::QueueingStation;
 pub use processing::inbound_ns;
-use processing::{known, sending_ns};
+use processing::{known_value, send_ns_without_fetch_wait};
 pub use round_trip::round_trip_ns;
 
 /// The machine's side of an operation.
@@ -250,7 +250,7 @@ impl Bounds {
     /// # Errors
     /// An operation that the NIC cannot do, or a number of the mix outside its range.
     pub fn of(profile: &Profile, mix: &Mix) -> Result<Self, OperationError> {
-        check(mix)?;
+        check_ranges(mix)?;
         let mut demand = ResourceDemand::default();
         for load in &mix.loads {
             demand.add(profile, load)?;
@@ -270,7 +270,7 @@ impl Bounds {
     }
 }
 
-fn check(mix: &Mix) -> Result<(), OperationError> {
+fn check_ranges(mix: &Mix) -> Result<(), OperationError> {
     let in_range = |name, value, low, high| {
         if (low..=high).contains(&value) {
             Ok(())
@@ -317,7 +317,7 @@ struct ResourceDemand {
     to_host_bytes: f64,
     outbound_ns: Option<f64>,
     inbound_ns: Option<f64>,
-    unit_ns: Option<f64>,
+    queue_pair_units_ns: Option<f64>,
     lock_ns: Option<f64>,
     /// Time for which a request occupies each port in use.
     port_out_ns: f64,
@@ -335,7 +335,7 @@ impl Default for ResourceDemand {
             to_host_bytes: 0.0,
             outbound_ns: Some(0.0),
             inbound_ns: Some(0.0),
-            unit_ns: Some(0.0),
+            queue_pair_units_ns: Some(0.0),
             lock_ns: Some(0.0),
             port_out_ns: 0.0,
             port_in_ns: 0.0,
@@ -373,9 +373,13 @@ impl ResourceDemand {
         self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
         self.to_host_bytes += times * (side.bytes_to_host() + overhead);
         let link = ports_bytes_per_ns(profile, load.queue_pairs);
-        self.port_out_ns += times * out.link_bytes(profile) / link;
-        self.port_in_ns += times * arriving.link_bytes(profile) / link;
-        add_multiplied_cost(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
+        self.port_out_ns += times * out.link_bytes_with_gaps(profile) / link;
+        self.port_in_ns += times * arriving.link_bytes_with_gaps(profile) / link;
+        add_multiplied_cost(
+            &mut self.verbs_ns,
+            times,
+            core_ns_per_operation(profile, load, &one),
+        );
         match load.role {
             Role::Requester => {
                 let round_trip = round_trip_ns(profile, &load.operation, load.method);
@@ -387,7 +391,7 @@ impl ResourceDemand {
                     let of_all = units.zip(outbound).map(|(units, outbound)| {
                         outbound * f64::from(units.value) / f64::from(queue_pairs)
                     });
-                    add_multiplied_cost(&mut self.unit_ns, times, of_all);
+                    add_multiplied_cost(&mut self.queue_pair_units_ns, times, of_all);
                 }
             }
             Role::Responder => {
@@ -397,7 +401,7 @@ impl ResourceDemand {
                     inbound_ns(profile, &load.operation),
                 );
                 if load.operation.verb.is_atomic() {
-                    add_multiplied_cost(&mut self.lock_ns, times, lock_ns(profile, load));
+                    add_multiplied_cost(&mut self.lock_ns, times, amortized_lock_ns(profile, load));
                 }
             }
         }
@@ -429,7 +433,7 @@ impl ResourceDemand {
             (Resource::Mmio, Some(mmio / link)),
             (Resource::DmaRead, Some(dma_read / link)),
             (Resource::DmaWrite, Some(self.to_host_bytes / link)),
-            (Resource::QueuePairUnits, self.unit_ns),
+            (Resource::QueuePairUnits, self.queue_pair_units_ns),
             (Resource::NicOutbound, self.outbound_ns),
             // Listed before the inbound processing: if one lock holds up all operations, the lock is the cause.
             (Resource::AtomicLocks, self.lock_ns),
@@ -449,7 +453,7 @@ impl ResourceDemand {
         bounds.sort_by(|a, b| a.rate_mops.total_cmp(&b.rate_mops));
         let unknown = busy.iter().filter(|(_, busy)| busy.is_none());
         let alone = bounds.first().map(|bound| bound.rate_mops);
-        let together = self.with_waiting_mops(mix, link);
+        let together = self.contended_core_mops(mix, link);
         Bounds {
             predicted_mops: alone.map(|alone| together.map_or(alone, |rate| alone.min(rate))),
             unknown: unknown.map(|&(resource, _)| resource).collect(),
@@ -458,7 +462,7 @@ impl ResourceDemand {
     }
 
     /// The rate of the cores if they wait for each other at the NIC and at shared lines, in 10^6 requests a second.
-    fn with_waiting_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
+    fn contended_core_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
         let own = self.verbs_ns? + mix.app_ns;
         let nic = QueueingStation {
             service_ns: self.mmio_bytes / link,
@@ -469,7 +473,7 @@ impl ResourceDemand {
             background_ns: 0.0,
         };
         let alone = (own - nic.service_ns - shared.service_ns).max(0.0);
-        let rate = contention::throughput(mix.cores?, alone, &[nic, shared]);
+        let rate = contention::requests_per_ns(mix.cores?, alone, &[nic, shared]);
         rate.is_finite().then_some(rate * 1e3)
     }
 }
@@ -488,20 +492,20 @@ fn add_multiplied_cost(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
 }
 
 /// Core time of one operation, in ns.
-fn cpu_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
+fn core_ns_per_operation(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
     let host = &profile.host;
     match load.role {
         Role::Requester => {
-            let mmio = known(&host.mmio_write_ns)? * one.requester.mmio_writes();
+            let mmio = known_value(&host.mmio_write_ns)? * one.requester.mmio_writes();
             let poll = if load.operation.signaled > 0.0 {
-                load.operation.signaled * known(&host.poll_cqe_ns)?
+                load.operation.signaled * known_value(&host.poll_cqe_ns)?
             } else {
                 0.0
             };
-            Some(known(&host.post_wqe_ns)? + mmio + poll)
+            Some(known_value(&host.post_wqe_ns)? + mmio + poll)
         }
         Role::Responder if load.operation.consumes_recv() => {
-            Some(known(&host.post_recv_ns)? + known(&host.poll_cqe_ns)?)
+            Some(known_value(&host.post_recv_ns)? + known_value(&host.poll_cqe_ns)?)
         }
         Role::Responder => Some(0.0),
     }
@@ -510,23 +514,23 @@ fn cpu_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64
 /// Time for which one operation that is sent occupies the whole NIC, in ns.
 fn outbound_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
     let processing = &profile.processing;
-    let base = sending_ns(profile, &load.operation, one.wqe_lines)?;
+    let base = send_ns_without_fetch_wait(profile, &load.operation, one.wqe_lines)?;
     // A profile without `units` has no `wqe_fetch_wait_ns` either: [`Profile::parse`] checks that.
     let units = processing
         .units
         .as_ref()
         .map_or(1.0, |u| f64::from(u.value));
-    let wait = known(&processing.wqe_fetch_wait_ns).unwrap_or(0.0);
+    let wait = known_value(&processing.wqe_fetch_wait_ns).unwrap_or(0.0);
     Some(base + one.requester.doorbells() * wait / units)
 }
 
 /// Time for which an atomic that arrives occupies all locks together, in ns.
-fn lock_ns(profile: &Profile, load: &MixOperation) -> Option<f64> {
+fn amortized_lock_ns(profile: &Profile, load: &MixOperation) -> Option<f64> {
     let reachable = locks::reachable_lock_count(profile);
     let slots = match (load.lock_slots, reachable) {
         (Some(wanted), Some(reachable)) => wanted.min(reachable),
         (Some(wanted), None) => wanted,
         (None, reachable) => reachable?,
     };
-    Some(known(&profile.atomics.lock_hold_ns)? / f64::from(slots))
+    Some(known_value(&profile.atomics.lock_hold_ns)? / f64::from(slots))
 }

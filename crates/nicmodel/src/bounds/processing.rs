@@ -5,26 +5,30 @@ use crate::profile::{Profile, Sourced};
 use crate::verb::Verb;
 
 /// Returns the value of a number; `None` if the profile lacks it.
-pub(super) fn known(number: &Option<Sourced<f64>>) -> Option<f64> {
+pub(super) fn known_value(number: &Option<Sourced<f64>>) -> Option<f64> {
     number.as_ref().map(|number| number.value)
 }
 
 /// Time for which sending one operation occupies the whole NIC, in ns, without the wait for its WQE.
-pub(super) fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u32) -> Option<f64> {
+pub(super) fn send_ns_without_fetch_wait(
+    profile: &Profile,
+    operation: &Operation,
+    wqe_lines: u32,
+) -> Option<f64> {
     let processing = &profile.processing;
     match operation.verb {
         Verb::Send | Verb::RdmaWrite => {
             let further = f64::from(wqe_lines.saturating_sub(1));
             let lines = if further > 0.0 {
-                further * known(&processing.wqe_line_ns)?
+                further * known_value(&processing.wqe_line_ns)?
             } else {
                 0.0
             };
-            Some(known(&processing.send_ns)? + lines)
+            Some(known_value(&processing.send_ns)? + lines)
         }
         // The requester handles an atomic or a FLUSH like a READ: a request and its response.
         Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
-            known(&processing.read_ns)
+            known_value(&processing.read_ns)
         }
     }
 }
@@ -33,14 +37,14 @@ pub(super) fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u3
 pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
     let processing = &profile.processing;
     if operation.verb.is_atomic() {
-        return known(&processing.atomic_ns);
+        return known_value(&processing.atomic_ns);
     }
-    let base = known(&processing.inbound_ns)?;
+    let base = known_value(&processing.inbound_ns)?;
     if operation.arrives_in_cqe(profile) {
-        return Some(base + known(&processing.inline_recv_ns)?);
+        return Some(base + known_value(&processing.inline_recv_ns)?);
     }
     if operation.consumes_recv() && operation.payload_bytes > 0 {
-        return Some(base + known(&processing.inbound_dma_ns)?);
+        return Some(base + known_value(&processing.inbound_dma_ns)?);
     }
     Some(base)
 }

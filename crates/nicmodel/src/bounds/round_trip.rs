@@ -1,6 +1,6 @@
 //! The time of an operation from its post to its completion on idle machines.
 
-use super::processing::{inbound_ns, known, sending_ns};
+use super::processing::{inbound_ns, known_value, send_ns_without_fetch_wait};
 use crate::footprint::Footprint;
 use crate::operation::{Operation, PostMethod};
 use crate::pcie;
@@ -15,19 +15,21 @@ use crate::verb::{Transport, Verb};
 /// UC says only that the message has left.
 pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMethod) -> Option<f64> {
     let one = Footprint::of_postlist(profile, operation, method, 1).ok()?;
-    let network = known(&profile.port.latency_ns)?;
-    let pcie = known(&profile.pcie.latency_ns)?;
+    let network = known_value(&profile.port.latency_ns)?;
+    let pcie = known_value(&profile.pcie.latency_ns)?;
     let host = &profile.host;
-    let cost = |number| known(number).unwrap_or(0.0);
+    let cost = |number| known_value(number).unwrap_or(0.0);
     // An MMIO write already blocks the core while it is on its way.
     let core = cost(&host.post_wqe_ns) + cost(&host.poll_cqe_ns);
     let link = pcie::bandwidth_mbps(profile) * 1e-3;
     let payload = f64::from(operation.payload_bytes);
     let fetch_wqe = match method {
         PostMethod::WqeByMmio => 0.0,
-        PostMethod::Doorbell => known(&profile.processing.wqe_fetch_wait_ns).unwrap_or(2.0 * pcie),
+        PostMethod::Doorbell => {
+            known_value(&profile.processing.wqe_fetch_wait_ns).unwrap_or(2.0 * pcie)
+        }
     };
-    let sends = operation.verb.sends_payload();
+    let sends = operation.verb.carries_payload_in_request();
     let fetch_payload = if sends && !operation.inline && payload > 0.0 {
         (2.0 * pcie).max(payload / link)
     } else {
@@ -35,7 +37,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
     };
     let units = profile.processing.units.as_ref();
     let units = units.map_or(1.0, |units| f64::from(units.value));
-    let unit = units * sending_ns(profile, operation, one.wqe_lines)?;
+    let unit = units * send_ns_without_fetch_wait(profile, operation, one.wqe_lines)?;
     let to_completion = core + pcie + fetch_wqe + fetch_payload + unit + pcie;
     if operation.transport != Transport::Rc {
         return Some(to_completion);
@@ -43,7 +45,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
     let port = profile.port.gbps.value / 8.0;
     // A message passes two links and leaves the first while it enters the second, one packet later.
     let wire = |packets: crate::wire::PacketCost| {
-        let bytes = packets.link_bytes(profile);
+        let bytes = packets.link_bytes_with_gaps(profile);
         (bytes + bytes / packets.count.max(1.0)) / port
     };
     let network = 2.0 * network + wire(one.network.to_responder) + wire(one.network.to_requester);
@@ -53,7 +55,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
             Verb::RdmaRead => (2.0 * pcie).max(payload / link) + payload / link + pcie,
             Verb::Flush => 2.0 * pcie + pcie,
             Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
-                known(&profile.atomics.lock_hold_ns)? + pcie
+                known_value(&profile.atomics.lock_hold_ns)? + pcie
             }
         };
     Some(to_completion + network + responder)

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, queue_pair};
+use super::guideline::{Finding, Guideline, queue_pair_text};
 use crate::bounds::Resource;
 use crate::locks;
 use crate::op_profile::{OperationProfile, SlotCount};
@@ -20,7 +20,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     }
     let mut all: Vec<_> = observed
         .posting_queue_pairs()
-        .filter_map(|qp| Some((qp, qp.effective_slots()?)))
+        .filter_map(|qp| Some((qp, qp.effective_atomic_locks()?)))
         .collect();
     all.sort_by_key(|(_, slots)| *slots);
     // The addresses cannot use more locks than the NIC has.
@@ -28,7 +28,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let seen = match (all.first(), has) {
         (Some((qp, _)), Some(1)) => format!(
             "{}: atomics wait for the NIC's only lock",
-            queue_pair(qp.qpn, all.len() - 1)
+            queue_pair_text(qp.qpn, all.len() - 1)
         ),
         (Some((qp, slots)), _) => {
             let slots = (*slots).min(has.unwrap_or(u32::MAX));
@@ -37,7 +37,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
                 1 => "1 of the NIC's locks, and wait for it".to_owned(),
                 more => format!("{more} of the NIC's locks evenly, and wait for them"),
             };
-            format!("{}: atomics use {locks}", queue_pair(qp.qpn, like - 1))
+            format!("{}: atomics use {locks}", queue_pair_text(qp.qpn, like - 1))
         }
         (None, _) => "atomics wait for the NIC's locks".to_owned(),
     };
@@ -69,7 +69,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     let all = locks::reachable_lock_count(profile).filter(|all| *all > 1)?;
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
-        let total = qp.atomics();
+        let total = qp.atomics_of_known_address();
         if total > 0 {
             let (each, more) = (total / u64::from(all), total % u64::from(all));
             let places = (0..all).map(|index| SlotCount {

@@ -16,7 +16,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let most = profile.cache.connected_qps.as_ref()?.value;
     let mut all = observed.clone();
     all.queue_pairs.retain(|qp| qp.transport != Transport::Ud);
-    let connected = all.concurrent_queue_pairs();
+    let connected = all.max_concurrent_queue_pairs();
     (connected > most).then(|| Finding {
         seen: format!("{connected} connected queue pairs are in use"),
         advice: format!(

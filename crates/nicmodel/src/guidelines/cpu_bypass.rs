@@ -1,7 +1,7 @@
-use super::guideline::{Finding, Guideline, plural};
+use super::guideline::{Finding, Guideline, count_with_noun};
 use crate::bounds::{Resource, Role};
 use crate::op_profile::{
-    CountedOperations, OperationProfile, PeersWork, QueuePair, count_to_f64, total,
+    CountedOperations, OperationProfile, PeersWork, QueuePair, count_to_f64, saturating_sum,
 };
 use crate::operation::Operation;
 use crate::profile::{Profile, Sourced};
@@ -26,7 +26,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let now = observed.predict(profile).ok()??;
     let other = fixed(observed, profile)?;
     let then = other.predict(profile).ok()??;
-    let gets = gets(observed);
+    let gets = read_pairs_of_gets(observed);
     // A bottleneck on the program's own machine does not come from the peer's NIC; but a saved READ relieves it too.
     let of_reads = !gets.is_empty()
         && matches!(
@@ -44,7 +44,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let count = |name: &str, wanted: fn(Verb) -> bool| {
         let all = observed.queue_pairs.iter().flat_map(|qp| &qp.sent);
         let wanted = all.filter(|counted| wanted(counted.operation.verb));
-        match total(wanted.map(|counted| counted.count)) {
+        match saturating_sum(wanted.map(|counted| counted.count)) {
             0 => None,
             count => Some(format!("{count} {name}")),
         }
@@ -58,8 +58,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     if let Some((first, second)) = gets.first() {
         seen.push_str(&format!(
             ", as many of {} as of {}, as if each request took two,",
-            plural(first.operation.payload_bytes, "byte"),
-            plural(second.operation.payload_bytes, "byte"),
+            count_with_noun(first.operation.payload_bytes, "byte"),
+            count_with_noun(second.operation.payload_bytes, "byte"),
         ));
     }
     let mut advice =
@@ -74,7 +74,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             "; {:.1} M requests a second take {:.1} of the {} of a peer like this NIC's machine",
             then.rate_mops,
             f64::from(cores) * then.rate_mops / most,
-            plural(cores, "core")
+            count_with_noun(cores, "core")
         ));
     }
     Some(Finding {
@@ -88,14 +88,14 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 
 /// The pairs of READs of one GET on each queue pair, the smaller first. The first READ looks up the address and the
 /// second fetches the value. A queue pair counts if its READs have two sizes, in about equal numbers.
-fn gets(observed: &OperationProfile) -> Vec<(CountedOperations, CountedOperations)> {
+fn read_pairs_of_gets(observed: &OperationProfile) -> Vec<(CountedOperations, CountedOperations)> {
     observed
         .posting_queue_pairs()
-        .filter_map(two_reads)
+        .filter_map(read_pair_of_get)
         .collect()
 }
 
-fn two_reads(qp: &QueuePair) -> Option<(CountedOperations, CountedOperations)> {
+fn read_pair_of_get(qp: &QueuePair) -> Option<(CountedOperations, CountedOperations)> {
     let reads = |counted: &&CountedOperations| {
         counted.operation.verb == Verb::RdmaRead && counted.count > 0
     };
@@ -114,7 +114,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     let (mut answered, mut atomics) = (0u64, 0u64);
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
-        if let Some((first, _)) = two_reads(qp) {
+        if let Some((first, _)) = read_pair_of_get(qp) {
             qp.sent.retain(|counted| *counted != first);
         }
         for counted in &mut qp.sent {
@@ -161,7 +161,7 @@ fn peers_work(
     let cores = host.cores.value;
     let words = observed
         .posting_queue_pairs()
-        .filter_map(QueuePair::effective_slots)
+        .filter_map(QueuePair::effective_atomic_locks)
         .min();
     // Cores that add to few shared words wait for each other's cache lines.
     let contended = cores > 1 && words.is_some_and(|words| words < cores);

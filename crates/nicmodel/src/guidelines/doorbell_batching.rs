@@ -1,6 +1,6 @@
 use std::cmp::Reverse;
 
-use super::guideline::{Finding, Guideline, queue_pair};
+use super::guideline::{Finding, Guideline, queue_pair_text};
 use crate::footprint::Footprint;
 use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
 use crate::operation::PostMethod;
@@ -16,14 +16,14 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// Longest postlist that is advised: beyond it a doorbell's cost per WR hardly shrinks.
-const LONGEST: f64 = 32.0;
+const MAX_ADVISED_POSTLIST: f64 = 32.0;
 
 /// Fewest WRs that are worth a postlist: with fewer, its doorbell and DMA cost as much as they save.
 const MIN_WORTHWHILE_POSTLIST: f64 = 3.0;
 
 fn could_batch(qp: &QueuePair) -> bool {
     qp.mean_run() >= MIN_WORTHWHILE_POSTLIST
-        && qp.mean_postlist() < qp.mean_run().min(LONGEST) / 2.0
+        && qp.mean_postlist() < qp.mean_run().min(MAX_ADVISED_POSTLIST) / 2.0
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
@@ -32,16 +32,16 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         .filter(|qp| could_batch(qp))
         .collect();
     let qp = *all.iter().min_by_key(|qp| Reverse(qp.operations()))?;
-    let run = qp.mean_run().min(LONGEST);
+    let run = qp.mean_run().min(MAX_ADVISED_POSTLIST);
     let seen = format!(
         "{} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
-        queue_pair(qp.qpn, all.len() - 1),
+        queue_pair_text(qp.qpn, all.len() - 1),
         qp.mean_postlist(),
         qp.mean_run(),
     );
     let mut advice = "link them by ibv_send_wr.next and post them by one ibv_post_send".to_owned();
     if run < qp.mean_run() {
-        advice.push_str(&format!(", up to {LONGEST} at a time"));
+        advice.push_str(&format!(", up to {MAX_ADVISED_POSTLIST} at a time"));
     }
     let instead = run * mmio_writes_per_wr(qp, profile)?;
     advice.push_str(&format!(": 1 MMIO write instead of {instead:.0}"));
@@ -62,7 +62,7 @@ fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
 fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
-        let lists = count_to_f64(qp.operations()) / qp.mean_run().min(LONGEST);
+        let lists = count_to_f64(qp.operations()) / qp.mean_run().min(MAX_ADVISED_POSTLIST);
         qp.postlists = u64::from(round_to_u32(lists.ceil()));
         qp.runs = qp.runs.min(qp.postlists);
     }

@@ -33,7 +33,7 @@ pub struct Finding {
 
 /// Finds the most frequent kind of operation that breaks a guideline, and its queue pair. The text names the queue
 /// pair and the number of other queue pairs that break the guideline.
-pub(super) fn most<'a>(
+pub(super) fn most_frequent_violation<'a>(
     observed: &'a OperationProfile,
     side: fn(&QueuePair) -> &[CountedOperations],
     wanted: impl Fn(&QueuePair, &CountedOperations) -> bool,
@@ -50,11 +50,11 @@ pub(super) fn most<'a>(
     let others = found.len().checked_sub(1)?;
     found.sort_by_key(|(_, counted)| Reverse(counted.count));
     let (qp, counted) = *found.first()?;
-    Some((queue_pair(qp.qpn, others), qp, counted))
+    Some((queue_pair_text(qp.qpn, others), qp, counted))
 }
 
 /// Names a queue pair in text, with the number of similar queue pairs.
-pub(super) fn queue_pair(qpn: u32, others: usize) -> String {
+pub(super) fn queue_pair_text(qpn: u32, others: usize) -> String {
     match others {
         0 => format!("QP {qpn:#x}"),
         more => format!("QP {qpn:#x} (and {more} more)"),
@@ -62,6 +62,6 @@ pub(super) fn queue_pair(qpn: u32, others: usize) -> String {
 }
 
 /// Formats a count with its noun in singular or plural.
-pub(super) fn plural(count: u32, word: &str) -> String {
+pub(super) fn count_with_noun(count: u32, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, count_with_noun, most_frequent_violation};
 use crate::op_profile::{CountedOperations, OperationProfile};
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -24,7 +24,7 @@ fn could_be_header_only(counted: &CountedOperations) -> bool {
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let (who, _, counted) = most(
+    let (who, _, counted) = most_frequent_violation(
         observed,
         |qp| &qp.sent,
         |_, counted| could_be_header_only(counted),
@@ -32,7 +32,7 @@ fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
     Some(Finding {
         seen: format!(
             "{who}: SENDs carry {} of payload and no immediate",
-            plural(counted.operation.payload_bytes, "byte")
+            count_with_noun(counted.operation.payload_bytes, "byte")
         ),
         advice:
             "post IBV_WR_SEND_WITH_IMM with num_sge = 0 and the data in imm_data; the receiver \

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, count_with_noun, most_frequent_violation};
 use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::operation::PayloadDestination;
 use crate::profile::Profile;
@@ -14,17 +14,17 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 
 fn could_be_inlined(profile: &Profile, counted: &CountedOperations) -> bool {
     let operation = &counted.operation;
-    let inline = operation.received(PayloadDestination::Inline);
+    let inline = operation.with_recv_destination(PayloadDestination::Inline);
     counted.count > 0 && !operation.arrives_in_cqe(profile) && inline.arrives_in_cqe(profile)
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted = |_: &QueuePair, counted: &CountedOperations| could_be_inlined(profile, counted);
-    let (who, _, counted) = most(observed, |qp| &qp.received, wanted)?;
+    let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.received, wanted)?;
     Some(Finding {
         seen: format!(
             "{who}: RECVs take {} into a buffer, two DMA writes each",
-            plural(counted.operation.payload_bytes, "byte")
+            count_with_noun(counted.operation.payload_bytes, "byte")
         ),
         advice: "let the NIC scatter to the CQE (max_inl_recv of ibv_exp_create_qp or of the \
                  device's own API; by default on some NICs): one DMA write"

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, count_with_noun, most_frequent_violation};
 use crate::footprint::Footprint;
 use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::operation::PostMethod;
@@ -16,7 +16,10 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 /// Returns true if inlining saves bytes on the PCIe link to the NIC.
 fn should_be_inlined(profile: &Profile, qp: &QueuePair, counted: &CountedOperations) -> bool {
     let operation = counted.operation;
-    if operation.inline || operation.payload_bytes == 0 || !operation.verb.sends_payload() {
+    if operation.inline
+        || operation.payload_bytes == 0
+        || !operation.verb.carries_payload_in_request()
+    {
         return false;
     }
     let postlist = qp.mean_postlist();
@@ -34,12 +37,12 @@ fn should_be_inlined(profile: &Profile, qp: &QueuePair, counted: &CountedOperati
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted =
         |qp: &QueuePair, counted: &CountedOperations| should_be_inlined(profile, qp, counted);
-    let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
+    let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.sent, wanted)?;
     let operation = &counted.operation;
     Some(Finding {
         seen: format!(
             "{who}: the NIC fetches the {} of each {} by a DMA read",
-            plural(operation.payload_bytes, "byte"),
+            count_with_noun(operation.payload_bytes, "byte"),
             operation.verb
         ),
         advice: format!(

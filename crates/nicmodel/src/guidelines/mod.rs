@@ -82,7 +82,7 @@ impl Gain {
 }
 
 /// The guideline that advises another design instead of a step from the present design.
-pub const OTHER_DESIGN: &str = cpu_bypass::GUIDELINE.name;
+pub const REDESIGN_NAME: &str = cpu_bypass::GUIDELINE.name;
 
 /// Smallest relative gain that counts as a gain: a smaller one is rounding.
 pub const MIN_RELATIVE_GAIN: f64 = 0.01;
@@ -116,12 +116,16 @@ pub fn advise(
     observed: &OperationProfile,
     profile: &Profile,
 ) -> Result<Vec<Advice>, OperationError> {
-    let Some(now) = rate(observed, observed, profile)? else {
+    let Some(now) = rate_in_original_operations(observed, observed, profile)? else {
         return Ok(Vec::new());
     };
-    let has_rate = has_rate(observed, &now);
+    let has_rate = is_rate_predictable(observed, &now);
     // A change that the NIC cannot execute has no rate.
-    let rate_of = |fixed: &OperationProfile| rate(fixed, observed, profile).ok().flatten();
+    let rate_of = |fixed: &OperationProfile| {
+        rate_in_original_operations(fixed, observed, profile)
+            .ok()
+            .flatten()
+    };
     let mut all = Vec::new();
     for guideline in ALL {
         let Some(finding) = (guideline.find_violation)(observed, profile) else {
@@ -184,8 +188,8 @@ struct ChangedRate {
 
 /// Returns true if the model predicts a rate. The rate of a program that waits for each operation needs the
 /// round-trip time.
-fn has_rate(observed: &OperationProfile, now: &ChangedRate) -> bool {
-    now.has_round_trips || !observed.waits_for_each()
+fn is_rate_predictable(observed: &OperationProfile, now: &ChangedRate) -> bool {
+    now.has_round_trips || !observed.waits_after_each_operation()
 }
 
 impl ChangedRate {
@@ -202,7 +206,7 @@ impl ChangedRate {
 }
 
 /// Computes the rate of `program` in operations of `observed`: the same work may take another number of operations.
-fn rate(
+fn rate_in_original_operations(
     program: &OperationProfile,
     observed: &OperationProfile,
     profile: &Profile,

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, plural};
+use super::guideline::{Finding, Guideline, count_with_noun};
 use crate::bounds::{Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair};
 use crate::profile::Profile;
@@ -27,7 +27,7 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
     if now.slower != Role::Requester || !of_queue_pairs.contains(&now.bottleneck) {
         return 1;
     }
-    let busy = observed.even_queue_pairs();
+    let busy = observed.effective_queue_pairs();
     // More queue pairs than units and ports do not raise the rate.
     let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
     let ports = profile.port.count.value;
@@ -59,17 +59,17 @@ pub(super) fn queue_pairs_per_thread(
     profile: &Profile,
     times: u32,
 ) -> u32 {
-    let busy = observed.concurrent_queue_pairs();
+    let busy = observed.max_concurrent_queue_pairs();
     let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
     let enough = units.max(profile.port.count.value).max(busy);
     let all = busy.saturating_mul(times).min(enough);
-    all.div_ceil(observed.posting_threads())
+    all.div_ceil(observed.max_concurrent_posters())
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     // A program that waits for each operation has no operations to spread.
     let times = queue_pair_factor(observed, profile);
-    if times == 1 || observed.waits_for_each() {
+    if times == 1 || observed.waits_after_each_operation() {
         return None;
     }
     Some(finding(observed, profile, times))
@@ -79,7 +79,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32) -> Finding {
     let now = observed.predict(profile).ok().flatten();
     let bottleneck = now.map(|now| now.bottleneck);
-    let busy = observed.concurrent_queue_pairs();
+    let busy = observed.max_concurrent_queue_pairs();
     let words = if observed
         .posting_queue_pairs()
         .all(|qp| qp.transport == Transport::Ud)
@@ -101,8 +101,8 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
     Finding {
         seen: format!(
             "{} of {}: {bound}",
-            plural(busy, "queue pair"),
-            plural(observed.posting_threads(), "posting thread"),
+            count_with_noun(busy, "queue pair"),
+            count_with_noun(observed.max_concurrent_posters(), "posting thread"),
         ),
         advice: format!(
             "{words}: {} a thread",

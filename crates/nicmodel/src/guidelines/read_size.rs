@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, plural, queue_pair};
+use super::guideline::{Finding, Guideline, count_with_noun, queue_pair_text};
 use crate::bounds::{Bounds, Mix, MixOperation, Resource, Role};
 use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
 use crate::operation::Operation;
@@ -26,7 +26,7 @@ fn is_limited_by_nic(profile: &Profile, payload_bytes: u32, read: &Operation) ->
 
 /// Returns the READs of a queue pair that could be half as many and twice as long.
 fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation> {
-    let reads = qp.of_verb(Verb::RdmaRead);
+    let reads = qp.operations_of_verb(Verb::RdmaRead);
     let read = qp
         .sent
         .iter()
@@ -46,10 +46,10 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     Some(Finding {
         seen: format!(
             "{}: {} of {} READs of {} continue the one before",
-            queue_pair(qp.qpn, all.len() - 1),
+            queue_pair_text(qp.qpn, all.len() - 1),
             qp.adjacent_reads,
-            qp.of_verb(Verb::RdmaRead),
-            plural(read.payload_bytes, "byte")
+            qp.operations_of_verb(Verb::RdmaRead),
+            count_with_noun(read.payload_bytes, "byte")
         ),
         advice: format!(
             "fetch neighbours by one READ: {twice} bytes cost this NIC's responder what {} do",

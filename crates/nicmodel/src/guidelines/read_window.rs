@@ -16,17 +16,18 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let best = profile.cache.read_window.as_ref()?.value;
     let reading = observed
         .posting_queue_pairs()
-        .filter(|qp| qp.of_verb(Verb::RdmaRead) > 0);
+        .filter(|qp| qp.operations_of_verb(Verb::RdmaRead) > 0);
     let outstanding: f64 = reading
         .map(|qp| {
-            let share = count_to_f64(qp.of_verb(Verb::RdmaRead)) / count_to_f64(qp.operations());
+            let share =
+                count_to_f64(qp.operations_of_verb(Verb::RdmaRead)) / count_to_f64(qp.operations());
             qp.mean_outstanding * share
         })
         .sum();
     // Only queue pairs that were in use at the same time count.
     let all = observed.posting_queue_pairs().count().max(1);
-    let at_a_time = f64::from(observed.concurrent_queue_pairs()) / count_to_f64(all as u64);
-    let threads = f64::from(observed.posting_threads());
+    let at_a_time = f64::from(observed.max_concurrent_queue_pairs()) / count_to_f64(all as u64);
+    let threads = f64::from(observed.max_concurrent_posters());
     let each = outstanding * at_a_time / threads;
     (each > f64::from(best)).then(|| Finding {
         seen: format!("{each:.0} READs outstanding a thread on average"),

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::guideline::{Finding, Guideline};
-use super::{ALL, ChangedRate, Gain, OTHER_DESIGN, has_rate, multi_queue, rate};
+use super::{
+    ALL, ChangedRate, Gain, REDESIGN_NAME, is_rate_predictable, multi_queue,
+    rate_in_original_operations,
+};
 use crate::op_profile::OperationProfile;
 use crate::operation::OperationError;
 use crate::profile::Profile;
@@ -26,7 +29,7 @@ pub struct ChangeStep {
 }
 
 /// Largest relative loss that counts as no loss for a step that enables the next one: the model is not more exact.
-const NO_LOSS: f64 = 1e-3;
+const MAX_TOLERATED_LOSS: f64 = 1e-3;
 
 /// Most rounds of the search; the order is stable after this number.
 const MAX_SEARCH_ROUNDS: usize = 4;
@@ -41,10 +44,10 @@ pub fn steps(
     observed: &OperationProfile,
     profile: &Profile,
 ) -> Result<Vec<ChangeStep>, OperationError> {
-    let Some(start) = rate(observed, observed, profile)? else {
+    let Some(start) = rate_in_original_operations(observed, observed, profile)? else {
         return Ok(Vec::new());
     };
-    if !has_rate(observed, &start) {
+    if !is_rate_predictable(observed, &start) {
         return Ok(Vec::new());
     }
     let way = ChangeSequence {
@@ -52,7 +55,7 @@ pub fn steps(
         profile,
         original_rate: start,
     };
-    let alone = [OTHER_DESIGN, multi_queue::GUIDELINE.name];
+    let alone = [REDESIGN_NAME, multi_queue::GUIDELINE.name];
     let mut used: Vec<_> = ALL.into_iter().collect();
     used.retain(|guideline| !alone.contains(&guideline.name));
     let mut found = Vec::new();
@@ -91,7 +94,7 @@ impl ChangeSequence<'_> {
     fn apply_guidelines(&self, used: &[Guideline]) -> OperationProfile {
         used.iter()
             .fold(self.observed.clone(), |program, guideline| {
-                match self.follow(guideline, &program, 1) {
+                match self.apply_if_violated(guideline, &program, 1) {
                     Some(changed) => changed.program,
                     None => program,
                 }
@@ -100,7 +103,7 @@ impl ChangeSequence<'_> {
 
     /// The program after one change; `None` if the program keeps the guideline, or the model has no rate for the
     /// change.
-    fn follow(
+    fn apply_if_violated(
         &self,
         guideline: &Guideline,
         program: &OperationProfile,
@@ -112,7 +115,7 @@ impl ChangeSequence<'_> {
             (guideline.find_violation)(program, self.profile)?;
             (guideline.program_after_change)(program, self.profile)?
         };
-        let rate = rate(&changed, self.observed, self.profile).ok()??;
+        let rate = rate_in_original_operations(&changed, self.observed, self.profile).ok()??;
         Some(ChangedProgram {
             program: changed,
             rate,
@@ -131,7 +134,7 @@ impl ChangeSequence<'_> {
         let mut steps = Vec::new();
         while let Some((index, then)) = self
             .guideline_of_greatest_gain(&rest, &now, times)
-            .or_else(|| self.enabling(&rest, &now, times))
+            .or_else(|| self.best_enabler(&rest, &now, times))
         {
             let guideline = rest.remove(index);
             let gain = then.rate.gain_to(&now.rate);
@@ -172,7 +175,10 @@ impl ChangeSequence<'_> {
     ) -> Option<(usize, ChangedProgram)> {
         let each = rest.iter().enumerate();
         let all = each.filter_map(|(index, guideline)| {
-            Some((index, self.follow(guideline, &now.program, times)?))
+            Some((
+                index,
+                self.apply_if_violated(guideline, &now.program, times)?,
+            ))
         });
         all.filter(|(_, then)| then.rate.gain_to(&now.rate).exceeds_noise())
             .max_by(|a, b| a.1.rate.rate_mops.total_cmp(&b.1.rate.rate_mops))
@@ -180,7 +186,7 @@ impl ChangeSequence<'_> {
 
     /// Returns a guideline that loses nothing and enables another one. Among several, the one whose successor gains
     /// most is returned.
-    fn enabling(
+    fn best_enabler(
         &self,
         rest: &[Guideline],
         now: &ChangedProgram,
@@ -188,15 +194,15 @@ impl ChangeSequence<'_> {
     ) -> Option<(usize, ChangedProgram)> {
         let mut best: Option<(f64, usize, ChangedProgram)> = None;
         for (index, first) in rest.iter().enumerate() {
-            let Some(then) = self.follow(first, &now.program, times) else {
+            let Some(then) = self.apply_if_violated(first, &now.program, times) else {
                 continue;
             };
-            if then.rate.gain_to(&now.rate).relative < -NO_LOSS {
+            if then.rate.gain_to(&now.rate).relative < -MAX_TOLERATED_LOSS {
                 continue;
             }
             let others = rest.iter().filter(|other| other.name != first.name);
             let both = others
-                .filter_map(|second| self.follow(second, &then.program, times))
+                .filter_map(|second| self.apply_if_violated(second, &then.program, times))
                 .map(|both| both.rate.gain_to(&then.rate))
                 .filter(Gain::exceeds_noise)
                 .map(|gain| gain.relative)

@@ -204,7 +204,7 @@ fn unsignaled() {
     let few_cores = |signaled| Program {
         threads: 1,
         queue_pairs: 8,
-        ..Program::new(ud(8).signaled(signaled))
+        ..Program::new(ud(8).with_signaled_fraction(signaled))
     };
     let words = "100 % of SENDs are signaled; leave out IBV_SEND_SIGNALED";
     breaks(
@@ -232,7 +232,7 @@ fn unsignaled() {
     // The result of a READ is needed.
     keeps(
         "unsignaled",
-        &Program::new(read(8).signaled(1.0)).profile(),
+        &Program::new(read(8).with_signaled_fraction(1.0)).profile(),
         "cib",
     );
 }
@@ -307,7 +307,7 @@ fn one_queue_pair(operation: Operation) -> Program {
 }
 
 fn write(payload: u32) -> Operation {
-    Operation::new(Verb::RdmaWrite, Transport::Rc, payload).signaled(0.01)
+    Operation::new(Verb::RdmaWrite, Transport::Rc, payload).with_signaled_fraction(0.01)
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
     let signaled = Program {
         queue_pairs: 1,
         threads: 1,
-        ..Program::new(ud(8).signaled(1.0))
+        ..Program::new(ud(8).with_signaled_fraction(1.0))
     };
     let advice = find("unsignaled", &signaled.profile(), nic("cib")).expect("it breaks it");
     assert!(
@@ -407,7 +407,7 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
 /// fewer completions raise the rate. Inlining saves the fetch of the payload.
 #[test]
 fn who_waits_for_each_operation_is_bound_by_round_trips() {
-    let mut observed = one_queue_pair(write(8).inlined().signaled(1.0)).profile();
+    let mut observed = one_queue_pair(write(8).inlined().with_signaled_fraction(1.0)).profile();
     let window = |outstanding, observed: &mut OperationProfile| {
         observed.queue_pairs[0].max_outstanding = outstanding;
         let prediction = observed.predict(nic("cib")).expect("possible");
@@ -685,7 +685,7 @@ fn huge_pages() {
 fn advice_comes_by_gain_and_each_guideline_has_a_name_and_a_place() {
     let mut observed = Program {
         postlist: 1,
-        ..Program::new(ud(61).signaled(1.0))
+        ..Program::new(ud(61).with_signaled_fraction(1.0))
     }
     .profile();
     observed.memory.registered_bytes = 1 << 30;

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, most};
+use super::guideline::{Finding, Guideline, most_frequent_violation};
 use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
@@ -19,7 +19,7 @@ const MAX_ADVISED_PERIOD: u32 = 64;
 
 /// Returns the advised signaling period. The second half of the send queue must have room while the first waits for
 /// its completion.
-fn period(qp: &QueuePair) -> u32 {
+fn advised_signaling_period(qp: &QueuePair) -> u32 {
     match qp.max_send_wr {
         0 => MAX_ADVISED_PERIOD,
         room => (room / 2).clamp(1, MAX_ADVISED_PERIOD),
@@ -31,12 +31,14 @@ fn is_signaled_too_often(qp: &QueuePair, counted: &CountedOperations) -> bool {
     // operation outstanding waits for its completion.
     counted.count > 0
         && qp.max_outstanding != 1
-        && counted.operation.verb.sends_payload()
-        && counted.operation.signaled > MAX_UNREPORTED_SHARE.max(1.0 / f64::from(period(qp)))
+        && counted.operation.verb.carries_payload_in_request()
+        && counted.operation.signaled
+            > MAX_UNREPORTED_SHARE.max(1.0 / f64::from(advised_signaling_period(qp)))
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
-    let (who, qp, counted) = most(observed, |qp| &qp.sent, is_signaled_too_often)?;
+    let (who, qp, counted) =
+        most_frequent_violation(observed, |qp| &qp.sent, is_signaled_too_often)?;
     let bound = match qp.max_send_wr {
         0 => "The period must be at most half of max_send_wr".to_owned(),
         room => format!("The period must be at most half of max_send_wr, which is {room}"),
@@ -51,7 +53,7 @@ fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {
             "leave out IBV_SEND_SIGNALED (with sq_sig_all = 0) but for one WR in {}; that one's \
              completion frees all before it. {bound}, or the send queue fills before a completion \
              comes",
-            period(qp)
+            advised_signaling_period(qp)
         ),
     })
 }
@@ -61,7 +63,7 @@ fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     for (qp, old) in fixed.queue_pairs.iter_mut().zip(&observed.queue_pairs) {
         for counted in &mut qp.sent {
             if is_signaled_too_often(old, counted) {
-                counted.operation.signaled = 1.0 / f64::from(period(old));
+                counted.operation.signaled = 1.0 / f64::from(advised_signaling_period(old));
             }
         }
     }

@@ -1,4 +1,4 @@
-use super::guideline::{Finding, Guideline, most, plural};
+use super::guideline::{Finding, Guideline, count_with_noun, most_frequent_violation};
 use crate::op_profile::{CountedOperations, OperationProfile, QueuePair};
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -28,7 +28,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted = |_: &QueuePair, counted: &CountedOperations| {
         bytes_over_cache_line(profile, counted).is_some()
     };
-    let (who, _, counted) = most(observed, |qp| &qp.sent, wanted)?;
+    let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.sent, wanted)?;
     let over = bytes_over_cache_line(profile, counted)?;
     let operation = &counted.operation;
     let bytes = operation.wqe_bytes(profile);
@@ -45,14 +45,14 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         seen: format!(
             "{who}: WQEs of {bytes} bytes for {}s of {} take {}, {} in the last",
             operation.verb,
-            plural(operation.payload_bytes, "byte"),
-            plural(lines, "cache line"),
-            plural(over, "byte"),
+            count_with_noun(operation.payload_bytes, "byte"),
+            count_with_noun(lines, "cache line"),
+            count_with_noun(over, "byte"),
         ),
         advice: format!(
             "make the payload {}{imm}: {}",
-            plural(operation.payload_bytes - over, "byte"),
-            plural(lines - 1, "cache line")
+            count_with_noun(operation.payload_bytes - over, "byte"),
+            count_with_noun(lines - 1, "cache line")
         ),
     })
 }

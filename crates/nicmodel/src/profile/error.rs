@@ -10,7 +10,7 @@ pub enum ProfileError {
     #[error("{0}")]
     Malformed(String),
     /// The profile has values that no NIC can have.
-    #[error("{}", list(.0))]
+    #[error("{}", join_lines(.0))]
     Impossible(Vec<ImpossibleValue>),
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for ImpossibleValue {
     }
 }
 
-fn list(problems: &[ImpossibleValue]) -> String {
+fn join_lines(problems: &[ImpossibleValue]) -> String {
     let lines: Vec<_> = problems.iter().map(ImpossibleValue::to_string).collect();
     lines.join("\n")
 }

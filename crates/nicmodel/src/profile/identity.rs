@@ -26,9 +26,9 @@ impl Identity {
     /// Returns the problems: the place in the text, the key, and the permitted values.
     pub(super) fn problems(&self) -> Vec<(usize, &'static str, &'static str)> {
         /// Longest text: the fields have 64 bytes with a terminating zero (`IBV_SYSFS_NAME_MAX`, `fw_ver`).
-        const MAX: usize = 63;
+        const MAX_TEXT_BYTES: usize = 63;
         let letter = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
-        let length = |text: &str| (1..=MAX).contains(&text.len());
+        let length = |text: &str| (1..=MAX_TEXT_BYTES).contains(&text.len());
         let mut problems = Vec::new();
         let device = &self.device;
         if !length(&device.value) || !device.value.bytes().all(letter) {

@@ -242,7 +242,7 @@ section! {
 }
 
 /// Formats an error of the TOML reader. The reader names only the expected type of a number; key and range are added.
-fn in_words(err: &toml::de::Error, text: &str) -> String {
+fn toml_error_text(err: &toml::de::Error, text: &str) -> String {
     let mut message = err.to_string().trim_end().to_owned();
     let wrong_kind = ["invalid type", "invalid value"];
     if wrong_kind
@@ -285,9 +285,9 @@ impl Profile {
     ///   evidence; with line and column.
     /// - [`ProfileError::Impossible`]: every value that is outside its range, or contradicts another value.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
-        let profile: Self =
-            toml::from_str(text).map_err(|err| ProfileError::Malformed(in_words(&err, text)))?;
-        let problems = profile.problems(text);
+        let profile: Self = toml::from_str(text)
+            .map_err(|err| ProfileError::Malformed(toml_error_text(&err, text)))?;
+        let problems = profile.impossible_values(text);
         if problems.is_empty() {
             Ok(profile)
         } else {
@@ -314,7 +314,7 @@ impl Profile {
     ///
     /// Returns `None` if the profile has no such number.
     #[must_use]
-    pub fn with(&self, key: &str, value: f64) -> Option<Self> {
+    pub fn with_number(&self, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
         let (table, field) = key.split_once('.')?;
         let is_set = match table {
@@ -331,7 +331,7 @@ impl Profile {
         is_set.then_some(changed)
     }
 
-    fn problems(&self, text: &str) -> Vec<ImpossibleValue> {
+    fn impossible_values(&self, text: &str) -> Vec<ImpossibleValue> {
         let line = |at: usize| {
             let before = text.as_bytes().get(..at).unwrap_or_default();
             1 + before.iter().filter(|&&byte| byte == b'\n').count()
@@ -393,7 +393,7 @@ impl Profile {
         }));
         // The comparison of numbers would repeat the problems found so far.
         if problems.is_empty() {
-            self.contradictions(|at, key, message| {
+            self.report_contradictions(|at, key, message| {
                 problems.push(ImpossibleValue {
                     line: line(at),
                     key: key.to_owned(),
@@ -405,7 +405,7 @@ impl Profile {
     }
 
     /// Calls `found` for each number that contradicts others.
-    fn contradictions(&self, mut found: impl FnMut(usize, &str, String)) {
+    fn report_contradictions(&self, mut found: impl FnMut(usize, &str, String)) {
         let wqe = &self.wqe;
         // RC and UC have the small headers; a UD WQE has less room for inline data.
         let header = wqe.rc_header_bytes.value.min(wqe.uc_header_bytes.value);

@@ -44,7 +44,7 @@ impl FromStr for CorePlace {
 }
 
 /// Returns a number that is derived from other numbers of the profile.
-fn derived(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
+fn with_derived_evidence(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
     Sourced {
         value,
         evidence: Evidence::Derived {
@@ -56,12 +56,12 @@ fn derived(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
 
 impl Dpu {
     /// Describes the DPU's cores as a host.
-    fn host(&self, host: &Host) -> Host {
+    fn as_host(&self, host: &Host) -> Host {
         let speed = self.core_speed.value;
         let slower = |time: &Option<Sourced<f64>>| {
             let time = time.as_ref()?;
             let how = "the host's, divided by dpu.core_speed";
-            Some(derived(time.value / speed, how, time))
+            Some(with_derived_evidence(time.value / speed, how, time))
         };
         Host {
             cores: self.cores.clone(),
@@ -105,15 +105,15 @@ impl Profile {
         let dpu = self.dpu.as_ref()?;
         let mut there = self.clone();
         there.dpu = None;
-        there.host = dpu.host(&self.host);
+        there.host = dpu.as_host(&self.host);
         let (pcie, latency) = (&mut there.pcie, &dpu.latency_ns);
         let lane = dpu.bandwidth_mbps.value / f64::from(pcie.lanes.value);
         let how = "dpu.bandwidth_mbps, divided by pcie.lanes";
-        pcie.lane_mbps = derived(lane, how, &dpu.bandwidth_mbps);
+        pcie.lane_mbps = with_derived_evidence(lane, how, &dpu.bandwidth_mbps);
         pcie.read_completion_bytes = dpu.read_completion_bytes.clone();
         pcie.latency_ns = Some(latency.clone());
         if there.processing.wqe_fetch_wait_ns.is_some() {
-            let wait = derived(2.0 * latency.value, "twice dpu.latency_ns", latency);
+            let wait = with_derived_evidence(2.0 * latency.value, "twice dpu.latency_ns", latency);
             there.processing.wqe_fetch_wait_ns = Some(wait);
         }
         if let Some(hold) = &dpu.lock_hold_ns {

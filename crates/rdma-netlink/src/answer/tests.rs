@@ -299,7 +299,7 @@ fn several_requests_are_answered_and_no_request_is_not() {
     assert_eq!(answers.len(), 4);
     assert_eq!(
         attribute(&answers[0], attr::SYS_NETNS_MODE),
-        Some(vec![SHARED])
+        Some(vec![NETNS_MODE_SHARED])
     );
     let mut too_long = system.clone();
     too_long[0] += 1;

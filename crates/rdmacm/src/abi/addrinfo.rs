@@ -63,14 +63,14 @@ fn resolve_addrinfo(
         Ok(_) => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
         Err(Errno(errno)) => (RDMA_CM_EVENT_ADDRINFO_ERROR, -errno),
     };
-    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(store));
+    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(owned_list));
     drop(before);
     id.endpoint.report(kind, status, EventDetail::None);
     wait_for_outcome(id)
 }
 
 /// Stores the list until the program asks for it.
-fn store(list: *mut rdma_addrinfo) -> AddressList {
+fn owned_list(list: *mut rdma_addrinfo) -> AddressList {
     // SAFETY: a list of this module that no other code uses; the function frees such lists.
     unsafe { AddressList::new(list, rdma_freeaddrinfo) }
 }

@@ -95,7 +95,7 @@ unsafe fn create_active(
         // SAFETY: the private data has the length that the result states.
         let data =
             unsafe { std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
-        id.extra().connect_data = data.to_vec();
+        id.extra().addrinfo_connect_data = data.to_vec();
     }
     Ok(())
 }

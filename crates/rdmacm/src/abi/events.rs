@@ -16,7 +16,7 @@ use crate::id::ChannelHandle;
 /// Time that `rdma_get_cm_event` waits before it fails for a destroyed channel. Programs destroy a channel on which
 /// another thread waits, and then exit. That thread must not return, and neither must a thread that calls slightly
 /// later.
-const AFTER_DESTRUCTION: Duration = Duration::from_millis(500);
+const DESTROYED_CHANNEL_WAIT: Duration = Duration::from_millis(500);
 
 c_functions! {
     /// Makes an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
@@ -50,7 +50,7 @@ fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Resu
     if channel.as_ref().err() == Some(&Errno(libc::EBADF)) {
         // A thread that had called just before the destruction would wait, as rping's thread does while its process
         // ends.
-        std::thread::sleep(AFTER_DESTRUCTION);
+        std::thread::sleep(DESTROYED_CHANNEL_WAIT);
     }
     let channel = channel?;
     let place = event.get()?;

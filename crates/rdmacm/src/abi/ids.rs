@@ -188,7 +188,7 @@ fn establish(id: IdArg<'_>) -> Result {
 fn notify(id: IdArg<'_>, event: ibv_event_type) -> Result {
     let id = id.get()?;
     match event {
-        IBV_EVENT_COMM_EST => id.endpoint.notify(),
+        IBV_EVENT_COMM_EST => id.endpoint.establish_before_rtu(),
         _ => Err(INVALID),
     }
 }

@@ -16,7 +16,7 @@ use crate::wire::{AcceptReply, CmMessage, Request, reason};
 use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
 
 /// Pause before a REQ is sent again to a listener whose queue is full, or that is expected soon.
-const RETRY_REQUEST: Duration = Duration::from_millis(5);
+const REQUEST_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 impl Endpoint {
     /// Binds the endpoint to an address, and claims a port. Returns the address with the port.
@@ -103,7 +103,7 @@ impl Endpoint {
         {
             return self.request_by_mads(&mut state, request, gid);
         }
-        state.request = Some(request);
+        state.unsent_request = Some(request);
         self.start_response_timer(&mut state);
         self.send_request(&mut state);
         Ok(())
@@ -129,7 +129,7 @@ impl Endpoint {
 
     /// Sends the REQ if the listener can be reached; else retries or fails.
     pub(super) fn send_request(self: &Arc<Self>, state: &mut EndpointState) {
-        let Some(request) = state.request.take() else {
+        let Some(request) = state.unsent_request.take() else {
             return;
         };
         match self.cm.ports.connect(self.port_space, request.dst) {
@@ -142,18 +142,18 @@ impl Endpoint {
                 }
             }
             Err(UnreachedReason::Busy) => {
-                state.request = Some(request);
+                state.unsent_request = Some(request);
                 self.cm
                     .service
-                    .set_alarm(RETRY_REQUEST, self, TimerPurpose::RetryRequest);
+                    .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
             Err(UnreachedReason::Refused)
                 if self.cm.ports.may_open_soon(self.port_space, request.dst) =>
             {
-                state.request = Some(request);
+                state.unsent_request = Some(request);
                 self.cm
                     .service
-                    .set_alarm(RETRY_REQUEST, self, TimerPurpose::RetryRequest);
+                    .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
             Err(UnreachedReason::Refused) => {
                 self.on_rejected(state, reason::INVALID_SERVICE_ID, Vec::new());
@@ -211,12 +211,12 @@ impl Endpoint {
         }
         self.send(&state, &CmMessage::ReadyToUse)?;
         state.phase = EndpointPhase::Established;
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         Ok(())
     }
 
     /// Records that the connection is in use before the RTU has arrived (`rdma_notify(3)`).
-    pub(crate) fn notify(self: &Arc<Self>) -> Result {
+    pub(crate) fn establish_before_rtu(self: &Arc<Self>) -> Result {
         let mut state = lock(&self.state);
         match state.phase {
             EndpointPhase::RepSent => {
@@ -274,7 +274,7 @@ impl Endpoint {
             }
         }
         state.phase = EndpointPhase::Closed;
-        state.request = None;
+        state.unsent_request = None;
         self.drop_transport(&mut state);
         if let Some(claim) = state.claim.take() {
             self.cm.ports.release(&claim);

@@ -14,7 +14,7 @@ use crate::service::{EventHandler, TimerPurpose};
 use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE, NegotiatedParams, Request, reason};
 
 /// Pause before a listener retries `accept(2)` after a lack of descriptors.
-const RETRY_ACCEPT: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl EventHandler for Endpoint {
     fn token(&self) -> u64 {
@@ -55,7 +55,7 @@ impl EventHandler for Endpoint {
                     self.cm.service.pause_reading(listener, self.token(), false);
                 }
             }
-            TimerPurpose::ResponseTimeout(timer) if state.response_timer == timer => {
+            TimerPurpose::ResponseTimeout(timer) if state.response_timer_generation == timer => {
                 self.handle_timeout(&mut state);
             }
             TimerPurpose::TimeWaitExit if state.phase == EndpointPhase::TimeWait => {
@@ -67,7 +67,7 @@ impl EventHandler for Endpoint {
 }
 
 impl Consumer for Endpoint {
-    fn on_answer(self: Arc<Self>, message: CmMessage) {
+    fn on_peer_message(self: Arc<Self>, message: CmMessage) {
         let mut state = lock(&self.state);
         // Messages for an endpoint that has already disconnected are ignored.
         if state.connection.is_some() {
@@ -86,7 +86,7 @@ impl Consumer for Endpoint {
 impl Listener for Endpoint {
     fn on_request(self: Arc<Self>, connection: Arc<Connection>, request: Request) {
         let channel = Arc::clone(&lock(&self.state).channel);
-        let new = Self::with(
+        let new = Self::new_in_phase(
             self.cm,
             self.port_space,
             self.is_datagram,
@@ -95,7 +95,7 @@ impl Listener for Endpoint {
             Arc::downgrade(&self),
         );
         let consumer: Arc<dyn Consumer> = Arc::clone(&new) as _;
-        connection.serve(Arc::downgrade(&consumer));
+        connection.set_consumer(Arc::downgrade(&consumer));
         let mut state = lock(&new.state);
         state.connection = Some(connection);
         new.on_message(&mut state, CmMessage::Request(request));
@@ -108,7 +108,7 @@ impl Endpoint {
         match state.phase {
             EndpointPhase::ReqSent | EndpointPhase::RepSent => {
                 let _ = self.send(state, &reject_with(reason::TIMEOUT));
-                state.request = None;
+                state.unsent_request = None;
                 self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
             }
             EndpointPhase::DreqSent => self.on_disconnected(state),
@@ -129,12 +129,12 @@ impl Endpoint {
                     // The socket stays readable, so it is muted until the retry.
                     self.cm.service.pause_reading(listener, self.token(), true);
                     let service = self.cm.service;
-                    service.set_alarm(RETRY_ACCEPT, self, TimerPurpose::RetryAccept);
+                    service.set_alarm(ACCEPT_RETRY_PAUSE, self, TimerPurpose::RetryAccept);
                     return;
                 }
                 Err(_) => return,
             };
-            let new = Self::with(
+            let new = Self::new_in_phase(
                 self.cm,
                 self.port_space,
                 self.is_datagram,
@@ -235,7 +235,7 @@ impl Endpoint {
     }
 
     fn on_reply(self: &Arc<Self>, state: &mut EndpointState, reply: AcceptReply) {
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         state.connection_params.remote = reply.qp;
         state.connection_params.remote_ece = reply.ece;
         if self.is_datagram {

@@ -102,9 +102,9 @@ pub(super) struct EndpointState {
     pub(super) connection: Option<Arc<Connection>>,
     pub(super) connection_params: ConnectionParams,
     /// The REQ that is still to be sent.
-    pub(super) request: Option<Request>,
+    pub(super) unsent_request: Option<Request>,
     /// Number of the current response timer; alarms of earlier timers are void.
-    pub(super) response_timer: u64,
+    pub(super) response_timer_generation: u64,
     /// For a listener: limit of requests that wait for the program; `pending_requests`: their current number.
     pub(super) backlog: usize,
     pub(super) pending_requests: usize,
@@ -128,9 +128,9 @@ pub(crate) struct Endpoint {
     /// The listener that received the request, for a requested endpoint; its backlog is updated.
     pub(super) listener: Weak<Endpoint>,
     pub(super) state: Mutex<EndpointState>,
-    acks: UnacknowledgedEvents,
+    unacknowledged_events: UnacknowledgedEvents,
     /// Address of the id, or 0. Only threads of the program dereference it.
-    id: AtomicUsize,
+    cm_id_address: AtomicUsize,
 }
 
 impl Endpoint {
@@ -140,7 +140,7 @@ impl Endpoint {
         is_datagram: bool,
         channel: Arc<Channel<EndpointEvent>>,
     ) -> Arc<Self> {
-        Self::with(
+        Self::new_in_phase(
             cm,
             port_space,
             is_datagram,
@@ -150,7 +150,7 @@ impl Endpoint {
         )
     }
 
-    pub(super) fn with(
+    pub(super) fn new_in_phase(
         cm: &'static Cm,
         port_space: u32,
         is_datagram: bool,
@@ -173,13 +173,13 @@ impl Endpoint {
                 socket: None,
                 connection: None,
                 connection_params: ends,
-                request: None,
-                response_timer: 0,
+                unsent_request: None,
+                response_timer_generation: 0,
                 backlog: 0,
                 pending_requests: 0,
             }),
-            acks: UnacknowledgedEvents::default(),
-            id: AtomicUsize::new(0),
+            unacknowledged_events: UnacknowledgedEvents::default(),
+            cm_id_address: AtomicUsize::new(0),
         })
     }
 
@@ -189,12 +189,12 @@ impl Endpoint {
     }
 
     /// Returns the address of this endpoint's C object; 0 if it has none.
-    pub(crate) fn id(&self) -> usize {
-        self.id.load(Ordering::Acquire)
+    pub(crate) fn cm_id_address(&self) -> usize {
+        self.cm_id_address.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_id(&self, id: usize) {
-        self.id.store(id, Ordering::Release);
+    pub(crate) fn set_cm_id_address(&self, id: usize) {
+        self.cm_id_address.store(id, Ordering::Release);
     }
 
     pub(crate) fn connection_params(&self) -> ConnectionParams {
@@ -204,23 +204,23 @@ impl Endpoint {
     // Acknowledgement of events.
 
     pub(crate) fn count_reported(&self) {
-        *lock(&self.acks.outstanding) += 1;
+        *lock(&self.unacknowledged_events.outstanding) += 1;
     }
 
     pub(crate) fn count_acknowledged(&self) {
-        let mut outstanding = lock(&self.acks.outstanding);
+        let mut outstanding = lock(&self.unacknowledged_events.outstanding);
         *outstanding = outstanding.saturating_sub(1);
         if *outstanding == 0 {
-            self.acks.all_acknowledged.notify_all();
+            self.unacknowledged_events.all_acknowledged.notify_all();
         }
     }
 
     /// Waits until the program has acknowledged all events of this endpoint.
     pub(crate) fn wait_for_acknowledgements(&self) {
-        let mut outstanding = lock(&self.acks.outstanding);
+        let mut outstanding = lock(&self.unacknowledged_events.outstanding);
         while *outstanding > 0 {
             outstanding = self
-                .acks
+                .unacknowledged_events
                 .all_acknowledged
                 .wait(outstanding)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -279,7 +279,7 @@ impl Endpoint {
         status: c_int,
     ) {
         state.phase = EndpointPhase::Failed;
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         self.drop_transport(state);
         self.push_event(state, kind, status, EventDetail::None);
     }
@@ -291,7 +291,7 @@ impl Endpoint {
         private_data: Vec<u8>,
     ) {
         state.phase = EndpointPhase::Failed;
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         self.drop_transport(state);
         if self.is_datagram {
             let status = match reason {
@@ -314,7 +314,7 @@ impl Endpoint {
 
     pub(super) fn on_established(self: &Arc<Self>, state: &mut EndpointState) {
         state.phase = EndpointPhase::Established;
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         let detail = EventDetail::Connection {
             qpn: state.connection_params.remote.qpn,
             params: NegotiatedParams::default(),
@@ -325,7 +325,7 @@ impl Endpoint {
 
     pub(super) fn on_disconnected(self: &Arc<Self>, state: &mut EndpointState) {
         state.phase = EndpointPhase::TimeWait;
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         self.drop_transport(state);
         self.push_event(state, RDMA_CM_EVENT_DISCONNECTED, 0, EventDetail::None);
         self.cm
@@ -335,12 +335,12 @@ impl Endpoint {
 
     /// Starts the timer for the peer's response: [`Cm::answer_timeout`](crate::cm::Cm).
     pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut EndpointState) {
-        state.response_timer += 1;
+        state.response_timer_generation += 1;
         if state.connection.is_some() {
             // A connection by MADs has its own timer.
             return;
         }
-        let alarm = TimerPurpose::ResponseTimeout(state.response_timer);
+        let alarm = TimerPurpose::ResponseTimeout(state.response_timer_generation);
         self.cm
             .service
             .set_alarm(self.cm.answer_timeout, self, alarm);
@@ -357,7 +357,7 @@ impl Endpoint {
     /// Drops the socket or the connection by MADs that leads to the peer.
     pub(super) fn drop_transport(&self, state: &mut EndpointState) {
         if let Some(connection) = state.connection.take() {
-            connection.release();
+            connection.remove_consumer();
         }
         if let Some(socket) = state.socket.take() {
             self.cm.service.unwatch(&socket, self.token);

@@ -18,7 +18,7 @@ use crate::wire::{CmMessage, reason};
 /// The receiver of a connection's messages: an endpoint.
 pub(crate) trait Consumer: Send + Sync {
     /// Processes a message of the peer.
-    fn on_answer(self: Arc<Self>, message: CmMessage);
+    fn on_peer_message(self: Arc<Self>, message: CmMessage);
 
     /// Reacts to a peer that has not answered in time.
     fn on_timeout(self: Arc<Self>);
@@ -29,7 +29,7 @@ pub(super) struct ProcessConnections {
     pub(super) gsi: &'static Gsi,
     pub(super) service: &'static ServiceThread,
     /// Origin of the state machines' times.
-    pub(super) origin: Instant,
+    pub(super) time_origin: Instant,
     pub(super) ended_ids: EndedIds,
 }
 
@@ -67,10 +67,10 @@ struct ConnectionInner {
     machine: CmStateMachine,
     ids: CommunicationIds,
     /// Posted messages, kept for repetition.
-    posted: Vec<(CmMessageKind, Mad)>,
+    resendable_messages: Vec<(CmMessageKind, Mad)>,
     transaction: u64,
     /// Number of the current alarm; earlier alarms are void.
-    alarm: u64,
+    alarm_generation: u64,
     consumer: Option<Weak<dyn Consumer>>,
 }
 
@@ -97,21 +97,21 @@ impl Connection {
             inner: Mutex::new(ConnectionInner {
                 machine: CmStateMachine::new(times),
                 ids,
-                posted: Vec::new(),
+                resendable_messages: Vec::new(),
                 transaction,
-                alarm: 0,
+                alarm_generation: 0,
                 consumer: None,
             }),
         })
     }
 
     /// Sets the consumer of the connection.
-    pub(crate) fn serve(&self, consumer: Weak<dyn Consumer>) {
+    pub(crate) fn set_consumer(&self, consumer: Weak<dyn Consumer>) {
         lock(&self.inner).consumer = Some(consumer);
     }
 
     /// Removes the consumer. A DREQ that was sent is still repeated until it is answered.
-    pub(crate) fn release(self: &Arc<Self>) {
+    pub(crate) fn remove_consumer(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         inner.consumer = None;
         inner.machine.close(self.now());
@@ -134,7 +134,7 @@ impl Connection {
     }
 
     /// Returns true if the connection still occupies the peer's queue pair.
-    pub(super) fn is_live(&self) -> bool {
+    pub(super) fn occupies_peer_qp(&self) -> bool {
         matches!(
             lock(&self.inner).machine.state(),
             CmState::ReqReceived | CmState::RepSent | CmState::EstablishedPassive
@@ -149,7 +149,7 @@ impl Connection {
         }
         let consumer = lock(&self.inner).consumer.clone();
         if let Some(consumer) = consumer.as_ref().and_then(Weak::upgrade) {
-            consumer.on_answer(CmMessage::Disconnect);
+            consumer.on_peer_message(CmMessage::Disconnect);
         }
     }
 
@@ -209,14 +209,14 @@ impl Connection {
             };
             let consumer = consumer.as_ref().and_then(Weak::upgrade);
             if let (Some(message), Some(consumer)) = (message, consumer) {
-                consumer.on_answer(message);
+                consumer.on_peer_message(message);
             }
         }
         false
     }
 
     fn now(&self) -> Duration {
-        self.shared.origin.elapsed()
+        self.shared.time_origin.elapsed()
     }
 
     /// Sends the messages that `actions` name, and updates the alarm.
@@ -240,10 +240,10 @@ impl Connection {
     }
 
     fn set_alarm(self: &Arc<Self>, inner: &mut ConnectionInner) {
-        inner.alarm += 1;
+        inner.alarm_generation += 1;
         if let Some(deadline) = inner.machine.deadline() {
             let delay = deadline.saturating_sub(self.now());
-            let alarm = TimerPurpose::Mad(inner.alarm);
+            let alarm = TimerPurpose::Mad(inner.alarm_generation);
             self.shared.service.set_alarm(delay, self, alarm);
         }
     }
@@ -260,14 +260,14 @@ impl ConnectionInner {
         let mad = format::answer(message, &self.ids, rejected).ok_or(INVALID)?;
         let kind = format::kind_of(&mad).ok_or(INVALID)?;
         let actions = self.machine.post(now, kind).map_err(|_| INVALID)?;
-        self.posted.retain(|(k, _)| *k != kind);
-        self.posted.push((kind, mad));
+        self.resendable_messages.retain(|(k, _)| *k != kind);
+        self.resendable_messages.push((kind, mad));
         Ok(actions)
     }
 
     /// Stores the sender's ids from a MAD; returns false if the MAD belongs to another connection.
     fn store_peer_ids(&mut self, mad: &Mad) -> bool {
-        let sender = format::sender(mad);
+        let sender = format::sender_comm_id(mad);
         match mad {
             Mad::Rep(rep) if self.ids.remote == 0 => {
                 self.ids.remote = rep.local_comm_id;
@@ -293,7 +293,7 @@ impl ConnectionInner {
                 format::answer(&CmMessage::Disconnected, &self.ids, ReferredMessage::Other)
             }
             _ => {
-                let mut posted = self.posted.iter();
+                let mut posted = self.resendable_messages.iter();
                 posted.find(|(k, _)| *k == kind).map(|(_, mad)| *mad)
             }
         }
@@ -310,7 +310,7 @@ impl EventHandler for Connection {
     fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
         let (actions, consumer) = {
             let mut inner = lock(&self.inner);
-            if alarm != TimerPurpose::Mad(inner.alarm) {
+            if alarm != TimerPurpose::Mad(inner.alarm_generation) {
                 return;
             }
             let actions = inner.machine.expire(self.now());

@@ -132,7 +132,7 @@ pub(crate) fn answer(
             qpn: r.qp.qpn,
             service_id: ids.service_id,
             qkey: r.qp.qkey,
-            info: BoundedData::default(),
+            additional_info: BoundedData::default(),
             private_data: BoundedData::new(&r.private_data)?,
         }),
         CmMessage::Reject {
@@ -147,7 +147,7 @@ pub(crate) fn answer(
             qpn: 0,
             service_id: ids.service_id,
             qkey: 0,
-            info: BoundedData::default(),
+            additional_info: BoundedData::default(),
             private_data: BoundedData::new(private_data)?,
         }),
         CmMessage::Reply(r) => Mad::Rep(Rep {
@@ -174,22 +174,22 @@ pub(crate) fn answer(
             remote_comm_id: ids.remote,
             rejected,
             reason: *reason,
-            info: BoundedData::default(),
+            additional_info: BoundedData::default(),
             private_data: BoundedData::new(private_data)?,
         }),
-        CmMessage::ReadyToUse => Mad::Rtu(notice(ids)),
+        CmMessage::ReadyToUse => Mad::Rtu(rtu_or_drep(ids)),
         CmMessage::Disconnect => Mad::Dreq(Dreq {
             local_comm_id: ids.local,
             remote_comm_id: ids.remote,
             remote_qpn: ids.remote_qpn,
             private_data: BoundedData::default(),
         }),
-        CmMessage::Disconnected => Mad::Drep(notice(ids)),
+        CmMessage::Disconnected => Mad::Drep(rtu_or_drep(ids)),
         CmMessage::Request(r) => return request(r, ids),
     })
 }
 
-fn notice(ids: &CommunicationIds) -> RtuOrDrep {
+fn rtu_or_drep(ids: &CommunicationIds) -> RtuOrDrep {
     RtuOrDrep {
         local_comm_id: ids.local,
         remote_comm_id: ids.remote,
@@ -209,7 +209,7 @@ pub(crate) fn mra(ids: &CommunicationIds, received: ReferredMessage) -> Mad {
 }
 
 /// Makes the rejection of a request that has no connection. `None` for other messages.
-pub(crate) fn rejection(of: &Mad, reason: u16) -> Option<Mad> {
+pub(crate) fn reject_without_connection(of: &Mad, reason: u16) -> Option<Mad> {
     let (remote, service_id, is_datagram) = match of {
         Mad::Req(req) => (req.local_comm_id, req.service_id, false),
         Mad::SidrReq(req) => (req.request_id, req.service_id, true),
@@ -262,7 +262,7 @@ pub(crate) fn kind_of(mad: &Mad) -> Option<CmMessageKind> {
 }
 
 /// Returns the sender's communication id in the MAD, or its SIDR request id; 0 if it has none.
-pub(crate) fn sender(mad: &Mad) -> u32 {
+pub(crate) fn sender_comm_id(mad: &Mad) -> u32 {
     match mad {
         Mad::Req(req) => req.local_comm_id,
         Mad::Mra(mra) => mra.local_comm_id,
@@ -276,7 +276,7 @@ pub(crate) fn sender(mad: &Mad) -> u32 {
 }
 
 /// Returns the receiver's communication id in the MAD, or its SIDR request id; 0 for requests, which go to a listener.
-pub(crate) fn receiver(mad: &Mad) -> u32 {
+pub(crate) fn receiver_comm_id(mad: &Mad) -> u32 {
     match mad {
         Mad::Req(_) | Mad::SidrReq(_) => 0,
         Mad::Mra(mra) => mra.remote_comm_id,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use roce::cm::{CmMessage as Mad, MAX_CM_RETRIES};
-use roce::gsi::{DELIVERY_BYTES, DeliveredMad, SLOT_SHIFT};
+use roce::gsi::{DELIVERED_MAD_BYTES, DeliveredMad, SLOT_SHIFT};
 use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
@@ -33,10 +33,10 @@ pub(crate) trait Listener: Send + Sync {
 }
 
 /// Pause before a request looks again for a listener that is expected soon.
-const RETRY_REQUEST: Duration = Duration::from_millis(5);
+const LISTENER_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Largest number of requests that wait for a listener. Further requests are dropped, and their senders repeat them.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING_REQUESTS: usize = 256;
 
 /// The sender of a request: its port, its communication id or SIDR request id, and true for a SIDR request.
 type RequestSource = ([u8; 16], u32, bool);
@@ -47,9 +47,9 @@ type PeerQp = ([u8; 16], u64, u32);
 #[derive(Default)]
 struct ConnectionTable {
     connections: HashMap<u32, Arc<Connection>>,
-    by_source: HashMap<RequestSource, u32>,
+    ids_by_request_source: HashMap<RequestSource, u32>,
     /// Connection of each peer's queue pair.
-    qps: HashMap<PeerQp, u32>,
+    ids_by_peer_qp: HashMap<PeerQp, u32>,
     /// Listeners, by the socket name of their claim.
     listeners: HashMap<String, Weak<dyn Listener>>,
     /// Requests that wait for a listener.
@@ -94,14 +94,14 @@ impl MadConnections {
             shared: Box::leak(Box::new(ProcessConnections {
                 gsi: settings.gsi,
                 service,
-                origin: Instant::now(),
+                time_origin: Instant::now(),
                 ended_ids: EndedIds::default(),
             })),
             ports: settings.ports,
             ca_guid: settings.ca_guid,
             timers: ConnectionTimers {
-                response: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
-                retries: u32::from(MAX_CM_RETRIES),
+                max_response_time: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
+                full_interval_resends: u32::from(MAX_CM_RETRIES),
                 time_wait: settings.time_wait,
             },
             slot,
@@ -119,13 +119,15 @@ impl MadConnections {
 
     /// Registers `listener` for requests to the address of `claim`.
     pub(crate) fn listen(&self, claim: &Claim, listener: Weak<dyn Listener>) {
-        let name = claim.target().to_owned();
+        let name = claim.listener_socket_name().to_owned();
         lock(&self.table).listeners.insert(name, listener);
     }
 
     /// Removes the registration by [`listen`](Self::listen).
     pub(crate) fn stop_listening(&self, claim: &Claim) {
-        lock(&self.table).listeners.remove(claim.target());
+        lock(&self.table)
+            .listeners
+            .remove(claim.listener_socket_name());
     }
 
     /// Requests a connection to the port with the GID `peer`.
@@ -150,7 +152,7 @@ impl MadConnections {
         };
         let transaction = getrandom::u64().unwrap_or(0);
         let (id, connection) = self.add(gids, ids, transaction);
-        connection.serve(consumer);
+        connection.set_consumer(consumer);
         let sent = connection.send(&CmMessage::Request(request));
         if sent.is_err() {
             lock(&self.table).connections.remove(&id);
@@ -196,7 +198,10 @@ impl MadConnections {
         }
         let connection = {
             let table = lock(&self.table);
-            table.connections.get(&format::receiver(&mad)).cloned()
+            table
+                .connections
+                .get(&format::receiver_comm_id(&mad))
+                .cloned()
         };
         match connection {
             // MADs from another port than the peer's are ignored.
@@ -223,11 +228,11 @@ impl MadConnections {
 
     fn on_request(self: &Arc<Self>, delivery: DeliveredMad, transaction: u64, mad: &Mad) {
         let is_datagram = matches!(mad, Mad::SidrReq(_));
-        let asker = (delivery.source, format::sender(mad), is_datagram);
+        let asker = (delivery.source, format::sender_comm_id(mad), is_datagram);
         let known = {
             let mut table = lock(&self.table);
             table.remove_ended(&self.shared.ended_ids.take());
-            let id = table.by_source.get(&asker).copied();
+            let id = table.ids_by_request_source.get(&asker).copied();
             id.and_then(|id| table.connections.get(&id).cloned())
         };
         if let Some(connection) = known {
@@ -235,7 +240,7 @@ impl MadConnections {
             return;
         }
         let refuse = |why| {
-            if let Some(refusal) = format::rejection(mad, why) {
+            if let Some(refusal) = format::reject_without_connection(mad, why) {
                 self.answer(&delivery, transaction, &refusal);
             }
         };
@@ -292,8 +297,8 @@ impl MadConnections {
         };
         let (id, connection) = self.add(gids, ids, transaction);
         let mut table = lock(&self.table);
-        table.by_source.insert(asker, id);
-        table.qps.extend(qp.map(|qp| (qp, id)));
+        table.ids_by_request_source.insert(asker, id);
+        table.ids_by_peer_qp.extend(qp.map(|qp| (qp, id)));
         connection
     }
 
@@ -301,19 +306,23 @@ impl MadConnections {
     fn connection_of(&self, qp: &PeerQp) -> Option<Arc<Connection>> {
         let connection = {
             let table = lock(&self.table);
-            table.connections.get(table.qps.get(qp)?).cloned()
+            table
+                .connections
+                .get(table.ids_by_peer_qp.get(qp)?)
+                .cloned()
         };
-        connection.filter(|c| c.is_live())
+        connection.filter(|c| c.occupies_peer_qp())
     }
 
     /// Queues a request to look for its listener again soon: some programs listen anew for each connection.
     fn wait_for_listener(self: &Arc<Self>, delivery: DeliveredMad) {
         let mut table = lock(&self.table);
-        if table.waiting_requests.len() < MAX_WAITING && !table.waiting_requests.contains(&delivery)
+        if table.waiting_requests.len() < MAX_WAITING_REQUESTS
+            && !table.waiting_requests.contains(&delivery)
         {
             table.waiting_requests.push(delivery);
             let service = self.shared.service;
-            service.set_alarm(RETRY_REQUEST, self, TimerPurpose::RetryMads);
+            service.set_alarm(LISTENER_RETRY_PAUSE, self, TimerPurpose::RetryMads);
         }
     }
 }
@@ -335,8 +344,10 @@ impl ConnectionTable {
             self.connections.remove(id);
         }
         let connections = &self.connections;
-        self.by_source.retain(|_, id| connections.contains_key(id));
-        self.qps.retain(|_, id| connections.contains_key(id));
+        self.ids_by_request_source
+            .retain(|_, id| connections.contains_key(id));
+        self.ids_by_peer_qp
+            .retain(|_, id| connections.contains_key(id));
     }
 }
 
@@ -346,7 +357,7 @@ impl EventHandler for MadConnections {
     }
 
     fn on_readable(self: Arc<Self>) {
-        let mut bytes = [0; DELIVERY_BYTES + 1];
+        let mut bytes = [0; DELIVERED_MAD_BYTES + 1];
         loop {
             match recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((n, _)) => {

@@ -45,9 +45,9 @@ pub(crate) type Actions = Vec<CallerAction>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionTimers {
     /// Longest time until an answer arrives, round trip included.
-    pub(crate) response: Duration,
+    pub(crate) max_response_time: Duration,
     /// Number of repetitions at that interval.
-    pub(crate) retries: u32,
+    pub(crate) full_interval_resends: u32,
     /// Time in which late messages of an ended connection may arrive.
     pub(crate) time_wait: Duration,
 }
@@ -83,7 +83,7 @@ pub(crate) enum CmState {
 struct UnansweredMessage {
     kind: CmMessageKind,
     resends: u32,
-    next: Duration,
+    next_resend_at: Duration,
     give_up_at: Duration,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct CmStateMachine {
     state: CmState,
     unanswered: Option<UnansweredMessage>,
     /// End of [`CmState::TimeWait`], [`CmState::Refused`] and [`CmState::SidrAnswered`].
-    end: Duration,
+    state_ends_at: Duration,
 }
 
 /// Error: the state does not allow the message.
@@ -107,7 +107,7 @@ impl CmStateMachine {
             times,
             state: CmState::Idle,
             unanswered: None,
-            end: Duration::ZERO,
+            state_ends_at: Duration::ZERO,
         }
     }
 
@@ -118,8 +118,10 @@ impl CmStateMachine {
     /// Returns the time at which to call [`expire`](Self::expire).
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match self.state {
-            CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => Some(self.end),
-            _ => self.unanswered.map(|u| u.next.min(u.give_up_at)),
+            CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => {
+                Some(self.state_ends_at)
+            }
+            _ => self.unanswered.map(|u| u.next_resend_at.min(u.give_up_at)),
         }
     }
 
@@ -216,7 +218,7 @@ impl CmStateMachine {
         };
         if now < waiting.give_up_at {
             waiting.resends += 1;
-            waiting.next = now + self.resend_delay(waiting.resends);
+            waiting.next_resend_at = now + self.resend_delay(waiting.resends);
             self.unanswered = Some(waiting);
             return vec![CallerAction::Send(waiting.kind)];
         }
@@ -309,15 +311,15 @@ impl CmStateMachine {
         self.unanswered = Some(UnansweredMessage {
             kind,
             resends: 0,
-            next: now + self.resend_delay(0),
-            give_up_at: now + self.times.response * (self.times.retries + 1),
+            next_resend_at: now + self.resend_delay(0),
+            give_up_at: now + self.times.max_response_time * (self.times.full_interval_resends + 1),
         });
     }
 
     /// Returns the pause after a message and `repetitions` repetitions of it.
     fn resend_delay(&self, repetitions: u32) -> Duration {
         let halvings = EARLY_RESENDS.saturating_sub(repetitions);
-        self.times.response / (1 << halvings)
+        self.times.max_response_time / (1 << halvings)
     }
 
     /// Records that the answer has arrived.
@@ -329,7 +331,7 @@ impl CmStateMachine {
     /// Ends the connection, except for the answers to late messages.
     fn enter_time_wait(&mut self, now: Duration, state: CmState) {
         self.stop_response_timer(state);
-        self.end = now + self.times.time_wait;
+        self.state_ends_at = now + self.times.time_wait;
     }
 
     /// Reacts to an MRA: the peer has received the request, but its program has not decided. The request is still
@@ -337,8 +339,9 @@ impl CmStateMachine {
     fn wait_longer(&mut self, now: Duration, service: Duration) -> Actions {
         let times = self.times;
         if let Some(waiting) = &mut self.unanswered {
-            waiting.next = now + times.response;
-            waiting.give_up_at = now + service + times.response * (times.retries + 1);
+            waiting.next_resend_at = now + times.max_response_time;
+            waiting.give_up_at =
+                now + service + times.max_response_time * (times.full_interval_resends + 1);
             waiting.resends = EARLY_RESENDS;
         }
         Vec::new()

@@ -220,7 +220,7 @@ fn ports_of_the_dead_are_taken_over() {
     let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
     let mut names = ports.names().unwrap();
     names.sort();
-    let mut expected = ["lock".to_owned(), claim.link.clone()];
+    let mut expected = ["lock".to_owned(), claim.link_name.clone()];
     expected.sort();
     assert_eq!(names, expected);
     // A process that opens the folder removes stale names.

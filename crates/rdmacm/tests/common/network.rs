@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use roce::cm::CmMessage;
-use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, socket_name};
+use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, mad_socket_name};
 use verbs_abi::{Gsi, ibv_gid};
 
 /// Environment variable with the slot of the process.
@@ -30,7 +30,7 @@ pub fn own_address() -> Ipv4Addr {
     if gsi().is_none() {
         return Ipv4Addr::LOCALHOST;
     }
-    let device = rdmacm::device().expect("a device");
+    let device = rdmacm::default_device().expect("a device");
     let gids = (0..16).map(|index| {
         let mut gid = ibv_gid::zeroed();
         // SAFETY: the device is open, and `gid` has room for a GID.
@@ -96,7 +96,7 @@ fn deliver(delivery: &DeliveredMad) {
     let folder = softnic::fabric_dir().expect("a fabric").join("rdma_cm");
     let (_, message) = CmMessage::parse(&delivery.mad).expect("a message");
     let sockets: Vec<PathBuf> = match message.recipient() {
-        MadRecipient::Slot(slot) => vec![folder.join(socket_name(slot))],
+        MadRecipient::Slot(slot) => vec![folder.join(mad_socket_name(slot))],
         // Every process must be able to find the listener, so the network selects the last name in alphabetical order.
         MadRecipient::Listener => {
             let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)

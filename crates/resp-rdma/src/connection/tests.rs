@@ -19,7 +19,7 @@ fn connector(buffer_bytes: u32) -> Connector {
         .open()
         .expect("the software NIC");
     let config = Config {
-        buffer_bytes,
+        receive_buffer_bytes: buffer_bytes,
         ..Config::default()
     };
     Connector::new(&context, config).expect("a connector")
@@ -225,7 +225,7 @@ fn expect_violation(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
 }
 
 fn command(bytes: [u8; 32]) -> impl FnOnce(&mut Connection) {
-    move |c| c.queue.send(&bytes).expect("posts")
+    move |c| c.queue.send_command(&bytes).expect("posts")
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_buffer_without_bytes_ends_its_connection_only() {
 /// WRITEs `bytes` to `offset` of the server's buffer, with this immediate and a changed R_Key.
 fn write(bytes: &'static [u8], offset: u64, imm: u32, key: u32) -> impl FnOnce(&mut Connection) {
     move |c| {
-        let WriteTarget { addr, rkey, .. } = c.stream.write(1).expect("it knows where");
+        let WriteTarget { addr, rkey, .. } = c.stream.reserve_write(1).expect("it knows where");
         let (addr, rkey) = (addr.wrapping_add(offset), rkey ^ key);
         let len = imm;
         c.queue

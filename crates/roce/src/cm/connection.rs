@@ -295,7 +295,7 @@ pub struct Rej {
     /// Reason code, as in [`reason`](super::reason).
     pub reason: u16,
     /// Additional information, e.g. a value that would be accepted.
-    pub info: BoundedData<72>,
+    pub additional_info: BoundedData<72>,
     /// Private data of the consumer.
     pub private_data: BoundedData<148>,
 }
@@ -307,7 +307,7 @@ impl Rej {
             remote_comm_id: body.u32(4),
             rejected: ReferredMessage::of(body.u8(8)),
             reason: body.u16(10),
-            info: BoundedData::received(body.get(12), body.u8(9) >> 1),
+            additional_info: BoundedData::received(body.get(12), body.u8(9) >> 1),
             private_data: BoundedData::received(body.get(84), 148),
         }
     }
@@ -315,9 +315,15 @@ impl Rej {
     pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(4, &self.remote_comm_id.to_be_bytes());
-        body.put(8, &[self.rejected.to_byte(), self.info.len_byte() << 1]);
+        body.put(
+            8,
+            &[
+                self.rejected.to_byte(),
+                self.additional_info.len_byte() << 1,
+            ],
+        );
         body.put(10, &self.reason.to_be_bytes());
-        body.put(12, self.info.padded());
+        body.put(12, self.additional_info.padded());
         body.put(84, self.private_data.padded());
     }
 }

@@ -64,7 +64,7 @@ pub struct SidrRep {
     /// Q_Key of the queue pair.
     pub qkey: u32,
     /// Additional information.
-    pub info: BoundedData<72>,
+    pub additional_info: BoundedData<72>,
     /// Private data of the consumer.
     pub private_data: BoundedData<136>,
 }
@@ -77,18 +77,18 @@ impl SidrRep {
             qpn: body.u24(8),
             service_id: body.u64(12),
             qkey: body.u32(20),
-            info: BoundedData::received(body.get(24), body.u8(5)),
+            additional_info: BoundedData::received(body.get(24), body.u8(5)),
             private_data: BoundedData::received(body.get(96), 136),
         }
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
         body.put(0, &self.request_id.to_be_bytes());
-        body.put(4, &[self.status, self.info.len_byte()]);
+        body.put(4, &[self.status, self.additional_info.len_byte()]);
         body.put_u24(8, self.qpn);
         body.put(12, &self.service_id.to_be_bytes());
         body.put(20, &self.qkey.to_be_bytes());
-        body.put(24, self.info.padded());
+        body.put(24, self.additional_info.padded());
         body.put(96, self.private_data.padded());
     }
 }

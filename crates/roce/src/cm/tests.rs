@@ -145,12 +145,12 @@ fn information_longer_than_its_place_is_cut() {
     let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(&mad(0x12, &body)) else {
         panic!("it is a REJ");
     };
-    assert_eq!(*rej.info, [7; 72]);
+    assert_eq!(*rej.additional_info, [7; 72]);
     body[5] = 3;
     let Ok((_, CmMessage::SidrRep(rep))) = CmMessage::parse(&mad(0x18, &body)) else {
         panic!("it is a SIDR_REP");
     };
-    assert_eq!(*rep.info, [7; 3]);
+    assert_eq!(*rep.additional_info, [7; 3]);
 }
 
 #[test]

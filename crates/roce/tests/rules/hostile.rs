@@ -15,11 +15,11 @@ use crate::text::{FIRST, MTU, Sample};
 struct Memory;
 
 impl LocalMemory for Memory {
-    fn read(&mut self, _: u64, _: u32, _: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(&mut self, _: u64, _: u32, _: &mut [u8]) -> Result<(), LocalFault> {
         Ok(())
     }
 
-    fn write(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
         Ok(())
     }
 }
@@ -38,7 +38,7 @@ impl Target for Memory {
         true
     }
 
-    fn receive(&mut self, _: u32, _: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, _: u32, _: &[u8]) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -171,7 +171,7 @@ proptest! {
                     sent += 1;
                     bytes.clear();
                 }
-                let Some(at) = responder.deadline() else { break };
+                let Some(at) = responder.next_timer_ns() else { break };
                 now_ns = at;
             }
             prop_assert!(sent <= allowed, "{sent} answers, the last to {sample:?}");

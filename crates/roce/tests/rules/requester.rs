@@ -19,14 +19,19 @@ struct Memory {
 }
 
 impl LocalMemory for Memory {
-    fn read(&mut self, position: u64, _offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(
+        &mut self,
+        position: u64,
+        _offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault> {
         into.fill(0x5a);
         (position != self.unreadable)
             .then_some(())
             .ok_or(LocalFault)
     }
 
-    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
         self.results.push((position, offset, bytes.len()));
         (position != self.unwritable)
             .then_some(())
@@ -56,7 +61,7 @@ fn config() -> RequesterConfig {
         retry_cnt: 2,
         rnr_retry: 1,
         max_rd_atomic: 2,
-        probe_ns: None,
+        min_probe_wait_ns: None,
         ..RequesterConfig::default()
     }
 }
@@ -326,7 +331,7 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     };
     let mut bench = Bench::new(unforgiving);
     bench.run(vec![send(1), send(1)]);
-    let timeout = bench.requester.deadline().expect("packets are out");
+    let timeout = bench.requester.next_timer_ns().expect("packets are out");
     bench.now_ns = timeout + 100 * TIMEOUT_NS;
     bench
         .requester
@@ -334,7 +339,7 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
     assert_eq!(bench.requester.failure(), None);
     bench.run(vec![Take(ack(0))]);
     assert_eq!(bench.requester.done_requests(), 1);
-    let timeout = bench.requester.deadline().expect("one packet is out");
+    let timeout = bench.requester.next_timer_ns().expect("one packet is out");
     assert_eq!(
         timeout,
         bench.now_ns + TIMEOUT_NS,
@@ -354,7 +359,7 @@ fn a_timeout_counts_once_all_that_came_before_was_received() {
 #[test]
 fn probes_come_early_and_do_not_count() {
     let probing = RequesterConfig {
-        probe_ns: Some(1000),
+        min_probe_wait_ns: Some(1000),
         ..config()
     };
     let mut bench = Bench::new(probing);
@@ -362,11 +367,11 @@ fn probes_come_early_and_do_not_count() {
     // Probes are 1000, 2000 .. 256,000 ns apart; after them, the timeout comes first.
     let mut sent = 1;
     while bench.now_ns < TIMEOUT_NS {
-        let deadline = bench.requester.deadline().expect("a packet is out");
+        let deadline = bench.requester.next_timer_ns().expect("a packet is out");
         sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
     }
     assert_eq!(sent, 1 + 9 + 1);
-    while let Some(deadline) = bench.requester.deadline() {
+    while let Some(deadline) = bench.requester.next_timer_ns() {
         bench.run(vec![Wait(deadline - bench.now_ns)]);
     }
     assert_eq!(bench.now_ns, 1 + 3 * TIMEOUT_NS, "as without probes");
@@ -380,7 +385,7 @@ fn probes_come_early_and_do_not_count() {
 #[test]
 fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
     let probing = RequesterConfig {
-        probe_ns: Some(1000),
+        min_probe_wait_ns: Some(1000),
         ..config()
     };
     let sends = || (0..4).map(|_| send(1)).collect::<Vec<_>>();
@@ -409,7 +414,7 @@ fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
 fn probes_learn_how_long_a_round_trip_is() {
     const ROUND_TRIP_NS: u64 = 5000;
     let probing = RequesterConfig {
-        probe_ns: Some(1000),
+        min_probe_wait_ns: Some(1000),
         ..config()
     };
     let mut bench = Bench::new(probing);
@@ -417,7 +422,7 @@ fn probes_learn_how_long_a_round_trip_is() {
     for index in 0..20 {
         let answered_ns = bench.now_ns + ROUND_TRIP_NS;
         sent += bench.run(vec![send(1)]).len();
-        while let Some(deadline) = bench.requester.deadline()
+        while let Some(deadline) = bench.requester.next_timer_ns()
             && deadline < answered_ns
         {
             sent += bench.run(vec![Wait(deadline - bench.now_ns)]).len();
@@ -576,7 +581,7 @@ fn notifications_slow_the_requester_down() {
     let mut bench = Bench::new(config());
     bench.run(vec![Take(Sample::new(PacketOperation::Cnp, Only, 0))]);
     assert_eq!(bench.run(vec![write(600)]).len(), 1);
-    let deadline = bench.requester.deadline().expect("the second waits");
+    let deadline = bench.requester.next_timer_ns().expect("the second waits");
     // The packet has 256 bytes of payload and 28 bytes of headers, sent at 20 Gb/s.
     assert_eq!(deadline, bench.now_ns + 113);
     assert!(bench.run(vec![Wait(112)]).is_empty());
@@ -614,7 +619,7 @@ fn losses_refusals_and_notifications_are_counted() {
     let none = StateMachineCounters::default();
     let cnp = || Take(Sample::new(PacketOperation::Cnp, Only, 0));
     let hasty = RequesterConfig { retry_cnt: 0, rnr_retry: 0, ..config() };
-    let probing = RequesterConfig { probe_ns: Some(1000), ..config() };
+    let probing = RequesterConfig { min_probe_wait_ns: Some(1000), ..config() };
     let rows: Vec<CountRow> = vec![
         (config(), vec![send(1), write(1), Take(ack(1))], StateMachineCounters { rdma_sends: 1, ..none }),
         (config(), vec![send(1), Take(nak(0, 0)), Take(ack(0))], StateMachineCounters { rcvd_seq_err: 1, completer_retry_err: 1, rdma_sends: 1, ..none }),

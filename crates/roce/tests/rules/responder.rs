@@ -33,7 +33,7 @@ impl Target for Memory {
         self.receives > 0
     }
 
-    fn receive(&mut self, _offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, _offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         // Each receive work request has a buffer of 1000 bytes.
         (bytes.len() <= 1000)
             .then_some(())
@@ -259,7 +259,7 @@ fn wrong_requests_are_refused() {
         flush: false,
     };
     check(
-        ResponderConfig { access, ..both() },
+        ResponderConfig { allowed_operations: access, ..both() },
         vec![
             ("no WRITE", vec![write_only(0, 1)], &["nak1 0"], true),
             ("no READ", vec![read(0, 0, 1)], &["nak1 0"], true),
@@ -316,8 +316,8 @@ fn wrong_requests_are_refused() {
 #[test]
 #[rustfmt::skip] // a row is a line
 fn an_invalid_request_is_described_by_its_packet_and_the_check() {
-    let no_write = AllowedOperations { write: false, ..both().access };
-    let allowed = both().access;
+    let no_write = AllowedOperations { write: false, ..both().allowed_operations };
+    let allowed = both().allowed_operations;
     for (access, samples, text) in [
         (allowed, vec![write(Last, 0, 1)], "Write Last with PSN {} and 1 bytes: no message has begun"),
         (allowed, vec![write(First, 0, 256).reth(0, 300), write(First, 1, 256)], "Write First with PSN {} and 256 bytes: it does not continue a message of which 256 bytes have arrived"),
@@ -325,7 +325,7 @@ fn an_invalid_request_is_described_by_its_packet_and_the_check() {
         (allowed, vec![send(First, 0, 255)], "Send First with PSN {} and 255 bytes: its length is wrong behind 0 bytes of the message; the path MTU is 256"),
         (no_write, vec![write_only(0, 1)], "Write Only with PSN {} and 1 bytes: qp_access_flags of the queue pair lack the access"),
     ] {
-        let mut bench = Bench::new(ResponderConfig { access, ..both() });
+        let mut bench = Bench::new(ResponderConfig { allowed_operations: access, ..both() });
         bench.answers(&samples);
         let described = bench.responder.invalid_request().expect("an invalid request");
         let psn = samples.last().expect("a packet").bth.psn;
@@ -382,10 +382,10 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     take(&mut bench, 10, write_only(1, 1));
     take(&mut bench, 20, write_only(2, 1));
     bench.responder.send_gap_nak_if_due(9);
-    assert!(bench.sent().is_empty() && bench.responder.has_gap());
+    assert!(bench.sent().is_empty() && bench.responder.has_pending_gap_nak());
     bench.responder.send_gap_nak_if_due(10);
     assert_eq!(bench.sent(), ["nak0 0"]);
-    assert!(!bench.responder.has_gap());
+    assert!(!bench.responder.has_pending_gap_nak());
     // The packet was only overtaken, so no NAK is sent for it.
     take(&mut bench, 30, write_only(0, 1).ack());
     take(&mut bench, 30, write_only(2, 1));
@@ -399,10 +399,10 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
 fn what_the_host_dropped_is_asked_for() {
     let mut bench = Bench::new(both());
     bench.receive(&write_only(0, 1));
-    bench.responder.note_host_drops();
+    bench.responder.nak_after_host_drops();
     assert_eq!(bench.sent(), ["ack 0", "nak0 1"]);
     // The retransmitted packet is dropped as well.
-    bench.responder.note_host_drops();
+    bench.responder.nak_after_host_drops();
     assert_eq!(bench.sent(), ["nak0 1"]);
     assert_eq!(bench.answers(&[write_only(1, 1).ack()]), ["ack 1"]);
 }
@@ -507,7 +507,7 @@ fn notifications_slow_read_responses_down() {
     bench.receive(&Sample::new(PacketOperation::Cnp, Only, 0));
     bench.receive(&read(0, 0, 600));
     assert_eq!(bench.sent(), ["response first 0 256"]);
-    let at = bench.responder.deadline().expect("the second waits");
+    let at = bench.responder.next_timer_ns().expect("the second waits");
     let mut bytes = Vec::new();
     assert!(
         !bench

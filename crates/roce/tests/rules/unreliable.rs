@@ -21,7 +21,7 @@ impl Target for Notes {
         self.has_receive
     }
 
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.texts.push(format!("{}@{offset}", bytes.len()));
         Ok(())
     }
@@ -63,13 +63,18 @@ impl Target for Notes {
 }
 
 impl LocalMemory for Notes {
-    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(
+        &mut self,
+        position: u64,
+        offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault> {
         self.texts
             .push(format!("{position}: {}@{offset}", into.len()));
         Ok(())
     }
 
-    fn write(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
         Err(LocalFault)
     }
 }

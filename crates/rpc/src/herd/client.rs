@@ -112,7 +112,7 @@ impl PreparedClient {
         Ok(Client {
             // A client never has more than a window outstanding. A shorter postlist touches less
             // memory if many clients share a process.
-            list: uc.postlist(MAX_BATCH.min(layout.window as usize)),
+            request_postlist: uc.postlist(MAX_BATCH.min(layout.window as usize)),
             outbox,
             send_depth: uc.max_send_wr() as u64,
             uc,
@@ -126,7 +126,7 @@ impl PreparedClient {
             posted_requests: 0,
             completed_requests: 0,
             unsignaled_requests: 0,
-            buffer: Box::default(),
+            completion_buffer: Box::default(),
             message_scratch: vec![0; layout.slot_bytes()],
         })
     }
@@ -140,11 +140,11 @@ impl PreparedClient {
 #[repr(C)]
 pub struct Client {
     last_request_number: u32,
-    buffer: Box<WcBuffer<MAX_BATCH>>,
+    completion_buffer: Box<WcBuffer<MAX_BATCH>>,
     port: UdPort,
     layout: RequestRegionLayout,
     request_region: RemoteMemory,
-    list: Postlist<Uc>,
+    request_postlist: Postlist<Uc>,
     posted_requests: u64,
     completed_requests: u64,
     unsignaled_requests: u64,
@@ -162,7 +162,7 @@ pub struct Client {
 impl Client {
     /// Returns the number of the next request, which its answer carries as immediate.
     #[inline]
-    pub fn next_number(&self) -> u32 {
+    pub fn next_request_number(&self) -> u32 {
         self.last_request_number.wrapping_add(1)
     }
 
@@ -244,12 +244,12 @@ impl Client {
             len: message.len() as u64,
             rkey: self.request_region.rkey,
         };
-        match self
-            .outbox
-            .stage(self.posted_requests + self.list.len() as u64, message)
-        {
-            None => self.list.rdma_write(Inline(message), remote),
-            Some(slot) => self.list.rdma_write(slot, remote),
+        match self.outbox.stage(
+            self.posted_requests + self.request_postlist.len() as u64,
+            message,
+        ) {
+            None => self.request_postlist.rdma_write(Inline(message), remote),
+            Some(slot) => self.request_postlist.rdma_write(slot, remote),
         };
         self.last_request_number = number;
         Ok(number)
@@ -262,20 +262,21 @@ impl Client {
     #[inline]
     pub fn flush(&mut self) -> Result<(), RpcError> {
         let posted = self.post();
-        self.list.clear();
+        self.request_postlist.clear();
         posted
     }
 
     #[inline]
     fn post(&mut self) -> Result<(), RpcError> {
-        let wrs = self.list.len() as u64;
+        let wrs = self.request_postlist.len() as u64;
         if wrs == 0 {
             return Ok(());
         }
         if self.unsignaled_requests + wrs >= self.send_depth / 4 {
-            let last = self.list.len() - 1;
-            self.list.set_signaled(last, true);
-            self.list.set_wr_id(last, self.posted_requests + wrs);
+            let last = self.request_postlist.len() - 1;
+            self.request_postlist.set_signaled(last, true);
+            self.request_postlist
+                .set_wr_id(last, self.posted_requests + wrs);
             self.unsignaled_requests = 0;
         } else {
             self.unsignaled_requests += wrs;
@@ -284,7 +285,7 @@ impl Client {
             self.wait_for_send_room(wrs)?;
         }
         self.posted_requests += wrs;
-        Ok(self.uc.post_send(&mut self.list)?)
+        Ok(self.uc.post_send(&mut self.request_postlist)?)
     }
 
     /// Polls send completions until the send queue has room for `wrs` more requests.
@@ -309,13 +310,14 @@ impl Client {
     /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(ReceivedDatagram<'_>)) -> Result<usize, RpcError> {
-        self.port.poll(MAX_BATCH, &mut self.buffer, each)
+        self.port
+            .poll_received(MAX_BATCH, &mut self.completion_buffer, each)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use verbs::PortGid;
+    use verbs::PortAndGidIndex;
 
     use super::*;
     use crate::herd::{DoorbellPolicy, Server, connect_client};
@@ -325,7 +327,7 @@ mod tests {
         let device = verbs::Provider::softnic().device(None);
         let context = device.expect("a device").open().expect("opens");
         let pd = context.alloc_pd().expect("a PD");
-        let port = PortGid {
+        let port = PortAndGidIndex {
             port_num: 1,
             gid_index: context.default_gid_index(1).expect("one"),
         };

@@ -40,15 +40,15 @@ impl RequestRegionLayout {
 /// Encoding of a worker in the immediates of its answers.
 ///
 /// With one worker, the immediate is the number of the request. If answers of several workers
-/// arrive on one queue pair, the upper [`Tag::WORKER_BITS`] bits hold the worker's index. The other bits
+/// arrive on one queue pair, the upper [`WorkerTag::WORKER_BITS`] bits hold the worker's index. The other bits
 /// hold the lower bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tag {
+pub struct WorkerTag {
     worker_bits: u32,
     number_mask: u32,
 }
 
-impl Tag {
+impl WorkerTag {
     /// Bits of a worker's index.
     pub const WORKER_BITS: u32 = 6;
 
@@ -61,7 +61,7 @@ impl Tag {
         number_mask: u32::MAX,
     };
 
-    /// Returns the tag of the client's worker with index `place`, or `None` from [`Tag::MAX_WORKERS`]
+    /// Returns the tag of the client's worker with index `place`, or `None` from [`WorkerTag::MAX_WORKERS`]
     /// on.
     pub fn of_worker(place: usize) -> Option<Self> {
         let place = u32::try_from(place).ok()?;
@@ -85,13 +85,13 @@ impl Tag {
 }
 
 /// Returns the part of a server's region that belongs to a client.
-pub fn region_of(
+pub fn client_region(
     region: &RemoteMemory,
     layout: &RequestRegionLayout,
     client: u32,
 ) -> Option<RemoteMemory> {
     let bytes = layout.client_bytes() as u64;
-    let part = region.at(bytes.checked_mul(client.into())?)?;
+    let part = region.starting_at(bytes.checked_mul(client.into())?)?;
     (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
 }
 
@@ -143,18 +143,18 @@ mod tests {
 
     #[test]
     fn a_tag_tells_workers_apart_and_keeps_the_lower_bits_of_the_number() {
-        assert_eq!(Tag::SINGLE_WORKER.answer_imm(u32::MAX), u32::MAX);
-        for place in [0, 1, Tag::MAX_WORKERS - 1] {
-            let tag = Tag::of_worker(place).expect("a place");
-            for number in [1, 77, u32::MAX >> Tag::WORKER_BITS, u32::MAX] {
-                assert_eq!(Tag::worker_index(tag.answer_imm(number)), place);
+        assert_eq!(WorkerTag::SINGLE_WORKER.answer_imm(u32::MAX), u32::MAX);
+        for place in [0, 1, WorkerTag::MAX_WORKERS - 1] {
+            let tag = WorkerTag::of_worker(place).expect("a place");
+            for number in [1, 77, u32::MAX >> WorkerTag::WORKER_BITS, u32::MAX] {
+                assert_eq!(WorkerTag::worker_index(tag.answer_imm(number)), place);
                 assert_eq!(
-                    tag.answer_imm(number) << Tag::WORKER_BITS,
-                    number << Tag::WORKER_BITS
+                    tag.answer_imm(number) << WorkerTag::WORKER_BITS,
+                    number << WorkerTag::WORKER_BITS
                 );
             }
         }
-        assert_eq!(Tag::of_worker(Tag::MAX_WORKERS), None);
+        assert_eq!(WorkerTag::of_worker(WorkerTag::MAX_WORKERS), None);
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
             rkey: verbs::RKey(7),
         };
         let parts: Vec<_> = (0..3)
-            .map(|c| region_of(&region, &layout, c).expect("inside"))
+            .map(|c| client_region(&region, &layout, c).expect("inside"))
             .collect();
         assert_eq!(
             parts
@@ -178,6 +178,6 @@ mod tests {
                 .collect::<Vec<_>>(),
             [(0, 64), (64, 64), (128, 64)]
         );
-        assert_eq!(region_of(&region, &layout, 3), None);
+        assert_eq!(client_region(&region, &layout, 3), None);
     }
 }

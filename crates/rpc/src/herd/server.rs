@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use verbs::{
-    Access, CompletionQueue, MemoryRegion, PortGid, Postlist, ProtectionDomain, QpEndpoint,
+    Access, CompletionQueue, MemoryRegion, PortAndGidIndex, Postlist, ProtectionDomain, QpEndpoint,
     QueuePair, RemoteMemory, Uc, Ud, UdDestination, time,
 };
 
-use super::layout::{RequestRegionLayout, Tag, checksum, region_of};
-use crate::error::MAX_LIST;
+use super::layout::{RequestRegionLayout, WorkerTag, checksum, client_region};
+use crate::error::MAX_ANSWER_LIST;
 use crate::{
     MAX_BATCH, Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPort, UdPortConfig,
 };
@@ -85,14 +85,14 @@ pub struct Server {
     /// close together, because a worker with many clients inspects each one very often. `turn` is
     /// the index at which the next pass starts.
     polled_slots: Vec<PolledSlot>,
-    next_client: usize,
+    pass_start_index: usize,
     answer_queues: Vec<(UdPort, Postlist<Ud>)>,
     /// Index of the first queue pair for the next batch.
     first_queue_of_next_batch: usize,
-    doorbells: DoorbellPolicy,
+    doorbell_policy: DoorbellPolicy,
     /// Client, immediate of the answer, and payload bytes of each request in the batch.
     batch_clients_imms_lens: Vec<(u32, u32, usize)>,
-    payloads: Vec<u8>,
+    batch_payloads: Vec<u8>,
     counts: RpcWorkerCounts,
 }
 
@@ -100,19 +100,19 @@ pub struct Server {
 struct ClientQp {
     /// Queue pair through which the client WRITEs; the server keeps it alive and never posts on it.
     _qp: Arc<QueuePair<Uc>>,
-    to: UdDestination,
+    client_destination: UdDestination,
 }
 
 /// Fields that inspecting a client's slot needs.
 #[derive(Debug, Clone, Copy)]
 struct PolledSlot {
-    client: u32,
+    client_index: u32,
     /// Number of the client's next request.
     next_request_number: u32,
     /// Number of the client's slots minus one. The number of slots is a power of two, at most the
     /// layout's.
     slot_index_mask: u32,
-    tag: Tag,
+    tag: WorkerTag,
 }
 
 impl Server {
@@ -139,7 +139,7 @@ impl Server {
         };
         let queues = (0..doorbells.answer_queues).map(|_| {
             let port = UdPort::new(pd, &config)?;
-            let list = port.postlist(MAX_LIST);
+            let list = port.postlist(MAX_ANSWER_LIST);
             Ok::<_, RpcError>((port, list))
         });
         Ok(Self {
@@ -147,22 +147,22 @@ impl Server {
             layout,
             clients: (0..max_clients).map(|_| None).collect(),
             polled_slots: Vec::new(),
-            next_client: 0,
+            pass_start_index: 0,
             answer_queues: queues.collect::<Result<_, _>>()?,
             first_queue_of_next_batch: 0,
-            doorbells,
+            doorbell_policy: doorbells,
             batch_clients_imms_lens: Vec::with_capacity(MAX_BATCH),
-            payloads: vec![0; layout.payload as usize * MAX_BATCH],
+            batch_payloads: vec![0; layout.payload as usize * MAX_BATCH],
             counts: RpcWorkerCounts::new(MAX_BATCH),
         })
     }
 
     /// Returns the part of the region that the client with this index WRITEs to.
     pub fn region_of(&self, client: u32) -> Option<RemoteMemory> {
-        region_of(&self.region.remote(), &self.layout, client)
+        client_region(&self.region.remote(), &self.layout, client)
     }
 
-    /// Returns the whole region, for [`region_of`].
+    /// Returns the whole region, for [`client_region`].
     pub fn region(&self) -> RemoteMemory {
         self.region.remote()
     }
@@ -195,12 +195,12 @@ impl Server {
         to: UdDestination,
         window: u32,
     ) -> Result<(), RpcError> {
-        self.add_client_of_many_workers(index, Arc::new(qp), to, (window, Tag::SINGLE_WORKER))
+        self.add_client_of_many_workers(index, Arc::new(qp), to, (window, WorkerTag::SINGLE_WORKER))
     }
 
     /// Registers a client that WRITEs to other workers of this server through the same queue pair.
     /// All answers arrive on one queue pair of the client, so their immediates have this worker's
-    /// [`Tag`].
+    /// [`WorkerTag`].
     ///
     /// # Errors
     /// As [`add_client`](Self::add_client).
@@ -209,7 +209,7 @@ impl Server {
         index: u32,
         qp: Arc<QueuePair<Uc>>,
         to: UdDestination,
-        (window, tag): (u32, Tag),
+        (window, tag): (u32, WorkerTag),
     ) -> Result<(), RpcError> {
         if !window.is_power_of_two() || window > self.layout.window {
             return Err(RpcError::Config(format!(
@@ -228,9 +228,12 @@ impl Server {
         let Some(place) = self.clients.get_mut(index as usize) else {
             return Err(RpcError::Config(format!("no room for client {index}")));
         };
-        *place = Some(ClientQp { _qp: qp, to });
+        *place = Some(ClientQp {
+            _qp: qp,
+            client_destination: to,
+        });
         self.polled_slots.push(PolledSlot {
-            client: index,
+            client_index: index,
             next_request_number: 1,
             slot_index_mask: window - 1,
             tag,
@@ -244,7 +247,7 @@ impl Server {
         if let Some(place) = self.clients.get_mut(index as usize) {
             *place = None;
         }
-        self.polled_slots.retain(|look| look.client != index);
+        self.polled_slots.retain(|look| look.client_index != index);
     }
 
     /// Handles the requests that have arrived, up to a batch. Returns their number.
@@ -262,7 +265,7 @@ impl Server {
         }
         let mut state = handler.begin(self.batch_clients_imms_lens.len());
         let stride = self.layout.payload as usize;
-        let payloads = &self.payloads;
+        let payloads = &self.batch_payloads;
         let request = |index: usize, (client, imm, len): (u32, u32, usize)| Request {
             client_index: client as usize,
             index_in_batch: index,
@@ -278,7 +281,7 @@ impl Server {
                 handler.prefetch_round(&mut state, round, request(i, one));
             }
         }
-        let split = self.doorbells.queues_per_batch;
+        let split = self.doorbell_policy.queues_per_batch;
         let queues = &mut self.answer_queues
             [self.first_queue_of_next_batch..self.first_queue_of_next_batch + split];
         queues.iter_mut().for_each(|(_, list)| list.clear());
@@ -290,8 +293,8 @@ impl Server {
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
             let reply = RequestReply {
                 port,
-                list,
-                to: &peer.to,
+                answer_postlist: list,
+                client_destination: &peer.client_destination,
                 request_imm: one.1,
             };
             handler.handle(&mut state, request(i, one), reply);
@@ -327,8 +330,8 @@ impl Server {
         let client_words = self.layout.client_bytes() / 8;
         let all = self.region.atomics_u64(0, self.region.len() / 8)?;
         let mut in_vain = 0;
-        let turn = if self.next_client < self.polled_slots.len() {
-            self.next_client
+        let turn = if self.pass_start_index < self.polled_slots.len() {
+            self.pass_start_index
         } else {
             0
         };
@@ -336,9 +339,9 @@ impl Server {
         let mut looked = 0;
         for look in from.iter_mut().chain(before) {
             looked += 1;
-            let client = look.client;
+            let client = look.client_index;
             let start = client as usize * client_words;
-            while self.batch_clients_imms_lens.len() < self.doorbells.max_batch {
+            while self.batch_clients_imms_lens.len() < self.doorbell_policy.max_batch {
                 let number = look.next_request_number;
                 let slot = (number.wrapping_sub(1) & look.slot_index_mask) as usize;
                 let end = start + slot * words + words - 1;
@@ -356,7 +359,7 @@ impl Server {
                 }
                 let i = self.batch_clients_imms_lens.len();
                 if len > 0 {
-                    let into = &mut self.payloads[i * stride..i * stride + len];
+                    let into = &mut self.batch_payloads[i * stride..i * stride + len];
                     self.region
                         .read_at(end * 8 - len.next_multiple_of(8), into)?;
                     if u64::from(checksum(into)) != value & 0xffff {
@@ -366,17 +369,17 @@ impl Server {
                 self.batch_clients_imms_lens
                     .push((client, look.tag.answer_imm(number), len));
                 look.next_request_number = number.wrapping_add(1);
-                if self.doorbells.scan == RegionScan::OneEach {
+                if self.doorbell_policy.scan == RegionScan::OneEach {
                     break;
                 }
             }
-            if self.batch_clients_imms_lens.len() == self.doorbells.max_batch {
+            if self.batch_clients_imms_lens.len() == self.doorbell_policy.max_batch {
                 break;
             }
         }
-        self.next_client = turn + looked;
-        if self.next_client > self.polled_slots.len() {
-            self.next_client -= self.polled_slots.len();
+        self.pass_start_index = turn + looked;
+        if self.pass_start_index > self.polled_slots.len() {
+            self.pass_start_index -= self.polled_slots.len();
         }
         time::charge_empty_polls(in_vain);
         Ok(())
@@ -391,7 +394,7 @@ pub struct ConnectedClient {
     /// UC queue pair through which the client WRITEs; the server only keeps it alive.
     pub qp: QueuePair<Uc>,
     /// Destination of answers.
-    pub to: UdDestination,
+    pub client_destination: UdDestination,
 }
 
 /// Connects the server's end to a client's queue pairs, for [`Server::add_client`].
@@ -400,7 +403,7 @@ pub struct ConnectedClient {
 /// When creating or connecting the queue pair fails.
 pub fn connect_client(
     pd: &ProtectionDomain,
-    port: PortGid,
+    port: PortAndGidIndex,
     cq: &CompletionQueue,
     (uc, ud): (&QpEndpoint, &QpEndpoint),
 ) -> Result<ConnectedClient, RpcError> {
@@ -417,7 +420,7 @@ pub fn connect_client(
     Ok(ConnectedClient {
         endpoint: qp.endpoint(),
         qp: qp.connect(uc)?,
-        to,
+        client_destination: to,
     })
 }
 

@@ -17,7 +17,7 @@ const MINE: u64 = 77;
 
 impl Adder {
     fn at(&self, word: u64, offset: u64) -> Option<RemoteMemory> {
-        self.memory.at(word * WORD_BYTES + offset)
+        self.memory.starting_at(word * WORD_BYTES + offset)
     }
 
     fn begin(&mut self, word: u64, slot: u32) {
@@ -81,7 +81,7 @@ fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
     let context = device.open().expect("opens");
     let pd = context.alloc_pd().expect("a domain");
     let cq = context.create_cq(1).expect("a queue");
-    let port = PortGid {
+    let port = PortAndGidIndex {
         port_num: 1,
         gid_index: 0,
     };
@@ -144,9 +144,9 @@ fn steps_of_all_slots_are_made_in_order_with_few_doorbells() {
     }
     // At least two work requests share a doorbell.
     assert!(
-        adder.queue.doorbells() <= stats,
+        adder.queue.posted_doorbells() <= stats,
         "{}",
-        adder.queue.doorbells()
+        adder.queue.posted_doorbells()
     );
     assert_eq!(adder.queue.prepared_wr_count(), 0);
 }

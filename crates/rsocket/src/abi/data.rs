@@ -7,7 +7,7 @@ use libc::{msghdr, socklen_t};
 use rdmacm::addr::IdAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-use super::edge::{Buffer, Buffers, IovecPart, Name, NameRoom, Room, message};
+use super::edge::{Buffer, Buffers, IovecPart, Name, NameRoom, Room, message_parts};
 use crate::table::{RSocket, find};
 
 /// Largest datagram that any call accepts, in bytes.
@@ -68,7 +68,7 @@ fn recv_from(
 fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let mut msg = msg.optional();
-    let (buffers, count, _, name) = message(msg.as_deref())?;
+    let (buffers, count, _, name) = message_parts(msg.as_deref())?;
     if let Some(msg) = &mut msg {
         msg.msg_flags = 0;
     }
@@ -189,7 +189,7 @@ fn send_to(
 fn send_message(socket: c_int, msg: InConst<'_, msghdr>, flags: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let msg = msg.optional();
-    let (buffers, count, name, _) = message(msg)?;
+    let (buffers, count, name, _) = message_parts(msg)?;
     let parts = buffers.parts(count)?;
     if socket.is_datagram() && !name.is_null() {
         let to = name.get(msg.map_or(0, |msg| msg.msg_namelen))?;

@@ -134,7 +134,7 @@ impl Buffers {
 
 /// Returns the parts of a message: its buffers, their number, and its address. `EFAULT` for NULL, `ENOTSUP` for control
 /// messages.
-pub(super) fn message(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, NameRoom)> {
+pub(super) fn message_parts(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, NameRoom)> {
     let msg = msg.ok_or(Errno(libc::EFAULT))?;
     if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
         return Err(Errno(libc::ENOTSUP));

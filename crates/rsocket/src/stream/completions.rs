@@ -22,7 +22,7 @@ impl Stream {
             }
         }
         if any {
-            self.grant();
+            self.return_credits_and_buffers();
         }
         any
     }
@@ -40,22 +40,22 @@ impl Stream {
         if wc.opcode & IBV_WC_RECV == 0 {
             match SendPurpose::from_wr_id(wc.wr_id) {
                 SendPurpose::Data(len) => {
-                    self.sq_free += 1;
-                    self.send_free += len as usize;
+                    self.free_data_wrs += 1;
+                    self.free_send_bytes += len as usize;
                 }
-                SendPurpose::Control => self.control_free += 1,
+                SendPurpose::Control => self.free_control_wrs += 1,
             }
             return;
         }
         // SAFETY: the immediate of a WRITE_WITH_IMM, which is the only kind of message; every bit pattern is valid.
         let imm = u32::from_be(unsafe { wc.imm.imm_data });
         match Immediate::decode(imm) {
-            Some(Immediate::Data(len)) if len as usize <= self.granted => {
-                self.granted -= len as usize;
-                self.readable += len as usize;
-                self.received = self.received.wrapping_add(1);
+            Some(Immediate::Data(len)) if len as usize <= self.peer_writable_bytes => {
+                self.peer_writable_bytes -= len as usize;
+                self.readable_bytes += len as usize;
+                self.received_messages = self.received_messages.wrapping_add(1);
             }
-            Some(Immediate::Credits(upto)) => self.allowed = upto,
+            Some(Immediate::Credits(upto)) => self.send_limit = upto,
             Some(Immediate::Iomap | Immediate::KeepAlive) => {}
             Some(Immediate::Shutdown) => self.peer_has_shut_down = true,
             Some(Immediate::Disconnect) => {

@@ -2,7 +2,7 @@
 
 use verbs_abi::*;
 
-use super::{MAX_TRANSFER, PeerWritableBuffer, RemoteAddress, Stream};
+use super::{MAX_WRITE_BYTES, PeerWritableBuffer, RemoteAddress, Stream};
 use crate::protocol::{IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer};
 use rdmacm::device::last_errno;
 use rdmacm::errno::{Errno, INVALID, Result};
@@ -24,10 +24,13 @@ impl Stream {
         offset: Option<u64>,
     ) -> Result<u64> {
         let len32 = u32::try_from(len).map_err(|_| INVALID)?;
-        if self.control_free == 0 {
+        if self.free_control_wrs == 0 {
             return Err(Errno(libc::EAGAIN));
         }
-        let index = *self.free_maps.front().ok_or(Errno(libc::ENOMEM))?;
+        let index = *self
+            .free_peer_iomap_entries
+            .front()
+            .ok_or(Errno(libc::ENOMEM))?;
         let access = if writable {
             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
         } else {
@@ -46,8 +49,8 @@ impl Stream {
             len: len32,
         };
         self.publish_mapping(index, name, target)?;
-        self.free_maps.pop_front();
-        self.mapped.push(PeerWritableBuffer {
+        self.free_peer_iomap_entries.pop_front();
+        self.peer_writable_buffers.push(PeerWritableBuffer {
             mr,
             addr: addr.addr(),
             index,
@@ -59,9 +62,9 @@ impl Stream {
         let mut bytes = [0; IOMAP_ENTRY_SIZE];
         bytes[..8].copy_from_slice(&name.to_ne_bytes());
         bytes[8..].copy_from_slice(&target.to_memory());
-        let sgl_bytes = self.remote_sgl.len as usize * RemoteBuffer::SIZE;
+        let sgl_bytes = self.remote_target_sgl.len as usize * RemoteBuffer::SIZE;
         let entry = sgl_bytes + usize::from(index) * IOMAP_ENTRY_SIZE;
-        let to = self.remote_sgl.addr + entry as u64;
+        let to = self.remote_target_sgl.addr + entry as u64;
         self.post_control(&mut bytes, to, Immediate::Iomap)
     }
 
@@ -70,11 +73,14 @@ impl Stream {
     /// # Errors
     /// `EINVAL` if nothing is mapped at `addr`.
     pub(crate) fn unmap(&mut self, addr: *mut u8) -> Result {
-        let at = self.mapped.iter().position(|m| m.addr == addr.addr());
-        let mapped = self.mapped.swap_remove(at.ok_or(INVALID)?);
+        let at = self
+            .peer_writable_buffers
+            .iter()
+            .position(|m| m.addr == addr.addr());
+        let mapped = self.peer_writable_buffers.swap_remove(at.ok_or(INVALID)?);
         // SAFETY: registered by `map` and deregistered once. A later WRITE of the peer fails.
         unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
-        self.free_maps.push_back(mapped.index);
+        self.free_peer_iomap_entries.push_back(mapped.index);
         Ok(())
     }
 
@@ -84,11 +90,11 @@ impl Stream {
     /// # Errors
     /// `EINVAL` if the peer has not mapped the whole range.
     pub(crate) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
-        let (addr, rkey) = self.find_map(offset, bytes.len()).ok_or(INVALID)?;
+        let (addr, rkey) = self.peer_mapping_at(offset, bytes.len()).ok_or(INVALID)?;
         let mut done = 0;
-        while done < bytes.len() && self.sq_free > 0 && self.send_free > 0 {
+        while done < bytes.len() && self.free_data_wrs > 0 && self.free_send_bytes > 0 {
             let rest = bytes.get(done..).unwrap_or_default();
-            let len = rest.len().min(MAX_TRANSFER).min(self.send_free);
+            let len = rest.len().min(MAX_WRITE_BYTES).min(self.free_send_bytes);
             let chunk = rest.get(..len).unwrap_or_default();
             let addr = addr + done as u64;
             self.post_data(chunk, RemoteAddress { addr, rkey }, None)?;
@@ -98,12 +104,14 @@ impl Stream {
     }
 
     /// Returns address and R_Key of the peer's buffer for a range of offsets.
-    fn find_map(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
+    fn peer_mapping_at(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
         (0..self.sizes.iomap_entries).find_map(|index| {
             let at = Self::iomap_at(index);
-            let name = self.shared.word(at);
-            let target =
-                RemoteBuffer::from_words(self.shared.word(at + 8), self.shared.word(at + 16));
+            let name = self.peer_written_memory.word(at);
+            let target = RemoteBuffer::from_words(
+                self.peer_written_memory.word(at + 8),
+                self.peer_written_memory.word(at + 16),
+            );
             let inside = offset.checked_sub(name)?;
             let room = u64::from(target.len).checked_sub(inside)?;
             (len as u64 <= room && target.len > 0)

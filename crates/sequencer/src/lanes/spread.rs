@@ -17,8 +17,8 @@ pub(crate) struct SpreadLane {
     sent_requests: u64,
     is_answered: Box<[bool]>,
     /// The oldest unanswered request; its slot must not be reused yet.
-    oldest_unanswered: u64,
-    outstanding: usize,
+    oldest_unanswered_index: u64,
+    unanswered_requests: usize,
     /// The worker that gets the next request.
     next_worker: usize,
 }
@@ -41,8 +41,8 @@ impl SpreadLane {
             pending: vec![Pending::default(); slots * client.worker_count()].into_boxed_slice(),
             sent_requests: 0,
             is_answered: vec![true; slots].into_boxed_slice(),
-            oldest_unanswered: 0,
-            outstanding: 0,
+            oldest_unanswered_index: 0,
+            unanswered_requests: 0,
             next_worker: 0,
             client,
         }
@@ -59,13 +59,13 @@ impl Lane for SpreadLane {
     #[inline]
     fn free_window(&self) -> usize {
         #[expect(clippy::cast_possible_truncation, reason = "at most the window")]
-        let under_way = (self.sent_requests - self.oldest_unanswered) as usize;
+        let under_way = (self.sent_requests - self.oldest_unanswered_index) as usize;
         self.window - under_way
     }
 
     #[inline]
-    fn outstanding(&self) -> usize {
-        self.outstanding
+    fn unanswered_requests(&self) -> usize {
+        self.unanswered_requests
     }
 
     #[inline]
@@ -76,7 +76,7 @@ impl Lane for SpreadLane {
             self.next_worker = (worker + 1) % self.client.worker_count();
             self.client.select_worker(worker);
             let number = self.client.prepare_request(&[])?;
-            let tag = herd::Tag::of_worker(worker);
+            let tag = herd::WorkerTag::of_worker(worker);
             let tag = tag.ok_or_else(|| RpcError::Config("too many workers".to_owned()))?;
             self.pending[Self::pending_index(worker, number, slots)] = Pending {
                 answer_imm: tag.answer_imm(number),
@@ -90,7 +90,7 @@ impl Lane for SpreadLane {
             self.sent_requests += 1;
         }
         self.client.flush()?;
-        self.outstanding += count;
+        self.unanswered_requests += count;
         Ok(())
     }
 
@@ -100,13 +100,14 @@ impl Lane for SpreadLane {
             client,
             pending,
             is_answered: answered,
-            outstanding,
+            unanswered_requests: outstanding,
             ..
         } = self;
         let slots = answered.len();
         let before = *outstanding;
         client.poll(|answer| {
-            let place = Self::pending_index(herd::Tag::worker_index(answer.imm), answer.imm, slots);
+            let place =
+                Self::pending_index(herd::WorkerTag::worker_index(answer.imm), answer.imm, slots);
             let found = pending.get_mut(place);
             let found = found.filter(|p| p.is_outstanding && p.answer_imm == answer.imm);
             let Some((request, n)) = found.zip(answer.u64_le()) else {
@@ -121,15 +122,15 @@ impl Lane for SpreadLane {
             if n == USED_UP_ANSWER {
                 results.refused_requests += 1;
             } else {
-                results.record(n, request.min_valid_number);
+                results.record_number(n, request.min_valid_number);
             }
         })?;
         #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]
-        while self.oldest_unanswered < self.sent_requests
-            && self.is_answered[self.oldest_unanswered as usize & (slots - 1)]
+        while self.oldest_unanswered_index < self.sent_requests
+            && self.is_answered[self.oldest_unanswered_index as usize & (slots - 1)]
         {
-            self.oldest_unanswered += 1;
+            self.oldest_unanswered_index += 1;
         }
-        Ok(before - self.outstanding)
+        Ok(before - self.unanswered_requests)
     }
 }

@@ -1,13 +1,13 @@
 //! A subset of the numbers of one chunk, in compact form.
 
 /// Number of values in a chunk.
-pub(super) const NUMBERS: u64 = 1 << 16;
+pub(super) const NUMBERS_PER_CHUNK: u64 = 1 << 16;
 /// Number of words in a chunk's bitmap.
-pub(super) const BITMAP_WORDS: usize = (NUMBERS / 64) as usize;
+pub(super) const BITMAP_WORDS: usize = (NUMBERS_PER_CHUNK / 64) as usize;
 /// Largest number of runs before a chunk becomes a bitmap. A client that gets every hundredth number has fewer.
 const MAX_RUNS: usize = BITMAP_WORDS;
 /// Number of last runs among which a new run may be inserted. An index further back turns the chunk into a bitmap.
-const INSERT_DISTANCE: usize = 32;
+const MAX_INSERT_DISTANCE_RUNS: usize = 32;
 
 /// Numbers that were already in the set when they were added.
 #[derive(Debug, Clone, Copy, Default)]
@@ -60,12 +60,12 @@ impl NumberChunk {
                 self.len += count;
                 return DuplicateNumbers::default();
             }
-            if insert(runs, at, last) {
+            if insert_run(runs, at, last) {
                 self.len += count;
                 return DuplicateNumbers::default();
             }
         }
-        let duplicates = set(self.convert_to_bitmap(), at, last);
+        let duplicates = set_bits(self.convert_to_bitmap(), at, last);
         self.len += count - duplicates.count;
         duplicates
     }
@@ -75,7 +75,7 @@ impl NumberChunk {
         if let ChunkContents::Runs(runs) = &self.contents {
             let mut bits = Box::new([0; BITMAP_WORDS]);
             for &(first, last) in runs {
-                set(&mut bits, first, last);
+                set_bits(&mut bits, first, last);
             }
             self.contents = ChunkContents::Bits(bits);
         }
@@ -129,8 +129,8 @@ impl NumberChunk {
 
 /// Inserts a run near the end, and joins it with its neighbours. Returns false if the run belongs further back or
 /// overlaps another.
-fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
-    let near = runs.len().saturating_sub(INSERT_DISTANCE);
+fn insert_run(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
+    let near = runs.len().saturating_sub(MAX_INSERT_DISTANCE_RUNS);
     let next = match runs[near..].iter().rposition(|run| run.0 <= at) {
         Some(before) => near + before + 1,
         None if near == 0 => 0,
@@ -162,7 +162,7 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
 }
 
 /// Sets the bits from `at` to `last`. Returns those that were already set.
-fn set(bits: &mut [u64; BITMAP_WORDS], at: u16, last: u16) -> DuplicateNumbers {
+fn set_bits(bits: &mut [u64; BITMAP_WORDS], at: u16, last: u16) -> DuplicateNumbers {
     let mut duplicates = DuplicateNumbers::default();
     let (mut at, end) = (u64::from(at), u64::from(last) + 1);
     while at < end {

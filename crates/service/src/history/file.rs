@@ -20,7 +20,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
 struct HistoryRecord {
     kind: u64,
     /// Number of the request within the file; in the first record [`MAGIC`].
-    number: u64,
+    operation_number: u64,
     at_ns: u64,
     /// Number of the key; in the first record the client's number.
     key: u64,
@@ -44,13 +44,13 @@ const ABSENT: u64 = 17;
 const DONE: u64 = 18;
 const REFUSED: u64 = 19;
 /// The request had no effect, because the store had no room.
-const NO_EFFECT: u64 = 20;
+const NO_ROOM: u64 = 20;
 /// The answer's value is not the key's, or incomplete.
 const WRONG_VALUE: u64 = 21;
 /// A value from a store that reports no versions.
-const FOUND: u64 = 22;
+const UNVERSIONED_VALUE: u64 = 22;
 /// Answer to a change: `value` is 1 if the key existed before the change, otherwise 0.
-const CHANGED: u64 = 23;
+const CHANGE_ANSWER: u64 = 23;
 /// A scan was out of order or incomplete: `value` is the entry, `version` the [`ScanFault`].
 const WRONG_SCAN: u64 = 24;
 
@@ -134,7 +134,7 @@ impl HistoryRecorder {
         };
         recorder.write(HistoryRecord {
             kind: CLIENT,
-            number: MAGIC,
+            operation_number: MAGIC,
             key: client,
             ..HistoryRecord::default()
         })?;
@@ -172,7 +172,7 @@ impl HistoryRecorder {
         self.next_operation_number += 1;
         self.write(HistoryRecord {
             kind,
-            number,
+            operation_number: number,
             at_ns: now_ns(),
             key,
             value,
@@ -191,18 +191,18 @@ impl HistoryRecorder {
             OperationOutcome::Absent => (ABSENT, 0, 0),
             OperationOutcome::Done { version } => (DONE, 0, version),
             OperationOutcome::Refused { version } => (REFUSED, 0, version),
-            OperationOutcome::Found { value } => (FOUND, value, 0),
-            OperationOutcome::Changed { found } => (CHANGED, u64::from(found), 0),
+            OperationOutcome::Found { value } => (UNVERSIONED_VALUE, value, 0),
+            OperationOutcome::Changed { found } => (CHANGE_ANSWER, u64::from(found), 0),
         };
-        self.record_result(kind, number, value, version)
+        self.append_answer_record(kind, number, value, version)
     }
 
     /// Records the answer that the store had no room, so the request changed nothing.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn record_full(&mut self, number: u64) -> io::Result<()> {
-        self.record_result(NO_EFFECT, number, 0, 0)
+    pub fn record_no_room(&mut self, number: u64) -> io::Result<()> {
+        self.append_answer_record(NO_ROOM, number, 0, 0)
     }
 
     /// Records an answer with a value that is not the key's, or incomplete. The history is wrong
@@ -211,7 +211,7 @@ impl HistoryRecorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn record_wrong_value(&mut self, number: u64, version: u64) -> io::Result<()> {
-        self.record_result(WRONG_VALUE, number, 0, version)
+        self.append_answer_record(WRONG_VALUE, number, 0, version)
     }
 
     /// Records the answer to a scan, with a fault at this entry. The history is wrong then.
@@ -224,10 +224,10 @@ impl HistoryRecorder {
         fault: ScanFault,
         entry: u64,
     ) -> io::Result<()> {
-        self.record_result(WRONG_SCAN, number, entry, fault as u64)
+        self.append_answer_record(WRONG_SCAN, number, entry, fault as u64)
     }
 
-    fn record_result(
+    fn append_answer_record(
         &mut self,
         kind: u64,
         number: u64,
@@ -236,7 +236,7 @@ impl HistoryRecorder {
     ) -> io::Result<()> {
         self.write(HistoryRecord {
             kind,
-            number,
+            operation_number: number,
             at_ns: now_ns(),
             key: 0,
             value,
@@ -273,8 +273,8 @@ impl HistoryRecord {
             ABSENT => OperationOutcome::Absent,
             DONE => OperationOutcome::Done { version },
             REFUSED => OperationOutcome::Refused { version },
-            FOUND => OperationOutcome::Found { value },
-            CHANGED if value <= 1 => OperationOutcome::Changed { found: value == 1 },
+            UNVERSIONED_VALUE => OperationOutcome::Found { value },
+            CHANGE_ANSWER if value <= 1 => OperationOutcome::Changed { found: value == 1 },
             _ => return None,
         })
     }
@@ -325,7 +325,7 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
         .map_while(|chunk| HistoryRecord::read_from_bytes(chunk).ok());
     let mut records = records.enumerate();
     let process = match records.next() {
-        Some((_, first)) if (first.kind, first.number) == (CLIENT, MAGIC) => first.key,
+        Some((_, first)) if (first.kind, first.operation_number) == (CLIENT, MAGIC) => first.key,
         _ => return Err(0),
     };
     let mut calls: HashMap<u64, (u64, Operation)> = HashMap::new();
@@ -338,14 +338,14 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
                 end: None,
             };
             if calls
-                .insert(record.number, (record.key, operation))
+                .insert(record.operation_number, (record.key, operation))
                 .is_some()
             {
                 return Err(i);
             }
             continue;
         }
-        let (key, mut operation) = calls.remove(&record.number).ok_or(i)?;
+        let (key, mut operation) = calls.remove(&record.operation_number).ok_or(i)?;
         if record.at_ns < operation.call_ns {
             return Err(i);
         }
@@ -355,14 +355,14 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
                 operation.end = Some(OperationEnd { at_ns, outcome });
                 history.operations_by_key.entry(key).or_default().push(operation);
             }
-            (None, NO_EFFECT) => {}
-            (None, WRONG_VALUE) => history.faults.push(format!(
+            (None, NO_ROOM) => {}
+            (None, WRONG_VALUE) => history.observed_faults.push(format!(
                 "key {key}: client {process} got a value of version {} that is not the key's, or not whole",
                 record.version
             )),
             (None, WRONG_SCAN) => {
                 let fault = ScanFault::describe(record.version, record.value).ok_or(i)?;
-                history.faults.push(format!("a scan of client {process} {fault}"));
+                history.observed_faults.push(format!("a scan of client {process} {fault}"));
             }
             _ => return Err(i),
         }
@@ -436,7 +436,7 @@ mod tests {
         };
         two.record_answer(read, found).expect("written");
         let full = two.record_call(8, put(9)).expect("written");
-        two.record_full(full).expect("written");
+        two.record_no_room(full).expect("written");
         // Empty file, as of a client that was killed right after creating it.
         File::create_new(folder.path().join("client-3000")).expect("a file");
         // Record that a kill has cut off.
@@ -474,7 +474,7 @@ mod tests {
         let read = four.record_call(7, RegisterAction::Read).expect("written");
         let early = HistoryRecord {
             kind: ABSENT,
-            number: read,
+            operation_number: read,
             ..HistoryRecord::default()
         };
         four.write(early).expect("written");

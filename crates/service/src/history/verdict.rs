@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Default)]
 pub struct KeyHistories {
     pub(super) operations_by_key: BTreeMap<u64, Vec<Operation>>,
-    pub(super) faults: Vec<String>,
+    pub(super) observed_faults: Vec<String>,
 }
 
 /// Verdict on a history.
@@ -38,7 +38,7 @@ impl KeyHistories {
     /// Checks the history, key by key.
     pub fn check(&self) -> HistoryVerdict {
         let mut verdict = HistoryVerdict {
-            violations: self.faults.clone(),
+            violations: self.observed_faults.clone(),
             ..HistoryVerdict::default()
         };
         for (key, operations) in &self.operations_by_key {
@@ -47,7 +47,7 @@ impl KeyHistories {
             match lincheck::check(operations) {
                 Ok(stats) => {
                     verdict.unknown += stats.unknown_outcomes;
-                    verdict.states_max = verdict.states_max.max(stats.states_max);
+                    verdict.states_max = verdict.states_max.max(stats.max_possible_states);
                 }
                 Err(violation) => verdict.violations.push(describe(*key, &violation)),
             }

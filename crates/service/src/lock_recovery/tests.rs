@@ -1,5 +1,5 @@
 use super::*;
-use verbs::{Access, PortGid, Provider};
+use verbs::{Access, PortAndGidIndex, Provider};
 
 /// Objects of one word each. A redo entry holds the object, the lock word and the new value.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl LockTable for Words {
         let Some(lock) = self.lock_of(object) else {
             return false;
         };
-        if held == 0 || owner_of(held) != owner || lock.load(Ordering::Acquire) != held {
+        if held == 0 || lock_word_owner(held) != owner || lock.load(Ordering::Acquire) != held {
             return false;
         }
         self.values[usize::try_from(object).expect("checked")].store(value, Ordering::Release);
@@ -66,7 +66,7 @@ fn access(entries: &[[u64; 3]]) -> ClientAccess {
     let context = device.open().expect("opens");
     let pd = context.alloc_pd().expect("a domain");
     let cq = context.create_cq(1).expect("a queue");
-    let port = PortGid {
+    let port = PortAndGidIndex {
         port_num: 1,
         gid_index: 0,
     };
@@ -86,7 +86,7 @@ fn access(entries: &[[u64; 3]]) -> ClientAccess {
     }
     ClientAccess {
         qp: server.connect(&client.endpoint()).expect("connects"),
-        registrations: Vec::new(),
+        client_registrations: Vec::new(),
         redo_entries: Some(redo),
     }
 }
@@ -98,9 +98,9 @@ fn recovery(table: &Arc<Words>, lease: Duration) -> Arc<LockRecovery<Words>> {
 #[test]
 fn an_owner_that_is_in_use_is_not_given_again() {
     let recovery = LockRecovery::<Words>::new(Vec::new(), Duration::ZERO, false);
-    assert_eq!(recovery.next_owner(), 1);
+    assert_eq!(recovery.assign_owner_number(), 1);
     let client = Client {
-        index: 0,
+        index_at_server: 0,
         access: None,
     };
     lock(&recovery.clients).insert(1, client);
@@ -109,14 +109,17 @@ fn an_owner_that_is_in_use_is_not_given_again() {
         .store(SERVER_OWNER - 2, Ordering::Relaxed);
     // The last owner number is followed by the first free one; 0 and the server's number are
     // skipped.
-    let next = [recovery.next_owner(), recovery.next_owner()];
+    let next = [
+        recovery.assign_owner_number(),
+        recovery.assign_owner_number(),
+    ];
     assert_eq!(next, [SERVER_OWNER - 1, 2]);
 }
 
 #[test]
 fn a_lock_word_names_its_owner() {
     for owner in [1, 77, SERVER_OWNER] {
-        assert_eq!(owner_of(lock_word(owner, u16::MAX, u32::MAX)), owner);
+        assert_eq!(lock_word_owner(lock_word(owner, u16::MAX, u32::MAX)), owner);
     }
     assert_ne!(lock_word(7, 100, 1), lock_word(7, 100, 2));
 }
@@ -125,7 +128,7 @@ fn a_lock_word_names_its_owner() {
 fn a_connected_owner_keeps_its_lock_for_a_lease() {
     let table = Words::new(2);
     let recovery = recovery(&table, Duration::from_secs(3600));
-    let owner = recovery.next_owner();
+    let owner = recovery.assign_owner_number();
     recovery.add(0, owner, access(&[]));
     table.lock(1, lock_word(owner, 9, 1));
     assert!(recovery.handle_complaint(0, 0), "it is free");
@@ -134,21 +137,18 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
         "there is none"
     );
     assert!(!recovery.handle_complaint(0, 1) && !recovery.handle_complaint(0, 1));
-    assert_eq!(recovery.recovered_and_revoked(), (0, 0));
+    assert_eq!(recovery.recovery_counts(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
     assert!(recovery.handle_complaint(0, 0));
-    assert_eq!(
-        (table.get(0), recovery.recovered_and_revoked()),
-        ((0, 0), (1, 0))
-    );
+    assert_eq!((table.get(0), recovery.recovery_counts()), ((0, 0), (1, 0)));
 }
 
 #[test]
 fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     let table = Words::new(3);
     let recovery = recovery(&table, Duration::ZERO);
-    let owner = recovery.next_owner();
+    let owner = recovery.assign_owner_number();
     let words = [1, 2, 3].map(|number| lock_word(owner, 9, number));
     // Object 0 has an entry, 1 was unlocked and locked again since its entry, 2 has no entry, and 9
     // does not exist.
@@ -161,13 +161,10 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
-    assert_eq!(recovery.recovered_and_revoked(), (2, 1));
+    assert_eq!(recovery.recovery_counts(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
     assert!(recovery.handle_complaint(0, 1));
-    assert_eq!(
-        (table.get(1), recovery.recovered_and_revoked()),
-        ((0, 0), (3, 1))
-    );
+    assert_eq!((table.get(1), recovery.recovery_counts()), ((0, 0), (3, 1)));
     assert!(lock(&recovery.clients).is_empty());
 }
 
@@ -175,7 +172,7 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
 fn a_client_that_ends_leaves_finished_changes() {
     let table = Words::new(1);
     let recovery = recovery(&table, Duration::from_secs(3600));
-    let owner = recovery.next_owner();
+    let owner = recovery.assign_owner_number();
     let word = lock_word(owner, 9, 1);
     table.lock(0, word);
     recovery.add(5, owner, access(&[[0, word, 44]]));
@@ -183,7 +180,7 @@ fn a_client_that_ends_leaves_finished_changes() {
     assert_eq!(table.get(0), (word, 0));
     recovery.remove(5);
     assert_eq!(
-        (table.get(0), recovery.recovered_and_revoked()),
+        (table.get(0), recovery.recovery_counts()),
         ((0, 44), (1, 0))
     );
 }

@@ -23,10 +23,10 @@ impl Zipf {
     }
 
     #[inline]
-    pub(super) fn rank(&self, random: &mut Random) -> u64 {
+    pub(super) fn draw_rank(&self, random: &mut Random) -> u64 {
         match self {
-            Self::SmallExponent(zipf) => zipf.rank(random),
-            Self::LargeExponent(zipf) => zipf.rank(random),
+            Self::SmallExponent(zipf) => zipf.draw_rank(random),
+            Self::LargeExponent(zipf) => zipf.draw_rank(random),
         }
     }
 }
@@ -62,7 +62,7 @@ impl SmallExponent {
         clippy::cast_sign_loss,
         reason = "a rank"
     )]
-    fn rank(&self, random: &mut Random) -> u64 {
+    fn draw_rank(&self, random: &mut Random) -> u64 {
         let u = random.next_unit_f64();
         let uz = u * self.zeta;
         if uz < 1.0 {
@@ -147,7 +147,7 @@ impl LargeExponent {
         clippy::cast_sign_loss,
         reason = "a rank"
     )]
-    fn rank(&self, random: &mut Random) -> u64 {
+    fn draw_rank(&self, random: &mut Random) -> u64 {
         loop {
             let u = self.integral_at_last
                 + random.next_unit_f64() * (self.integral_at_first - self.integral_at_last);
@@ -173,7 +173,7 @@ mod tests {
             let mut random = Random::new(7);
             let mut counts = vec![0u32; n as usize];
             for _ in 0..draws {
-                let rank = usize::try_from(zipf.rank(&mut random)).expect("small");
+                let rank = usize::try_from(zipf.draw_rank(&mut random)).expect("small");
                 counts[rank.min(n as usize - 1)] += 1;
             }
             let weight = |k: u32| f64::from(k + 1).powf(-exponent);
@@ -212,7 +212,10 @@ mod tests {
         for exponent in [-1.0, 0.99, 1.0, 3.0, f64::INFINITY, f64::NAN] {
             for n in [1, 2] {
                 let zipf = Zipf::new(n, exponent);
-                assert!((0..100).all(|_| zipf.rank(&mut random) <= n), "{exponent}");
+                assert!(
+                    (0..100).all(|_| zipf.draw_rank(&mut random) <= n),
+                    "{exponent}"
+                );
             }
         }
     }

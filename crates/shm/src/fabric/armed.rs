@@ -7,8 +7,8 @@
 //! for published messages. Peer or owner must see the other's store, so both need a full barrier
 //! between their two steps. Until a queue is armed for the first time, its word is [`ARMED_NO`] and
 //! peers execute no barrier. The first arming makes every core execute a barrier (`membarrier(2)`)
-//! and sets [`ARMED_FENCED`]. While that bit is set, peers execute their own barrier.
-//! [`ArmedWord::end_fences`] clears the bit, and the next arming is then like the first.
+//! and sets [`ARMED_PEERS_FENCE`]. While that bit is set, peers execute their own barrier.
+//! [`ArmedWord::end_peer_fences`] clears the bit, and the next arming is then like the first.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -23,10 +23,10 @@ pub const ARMED_SOLICITED: u32 = 2;
 pub const ARMED_ENGINE_WOKEN: u32 = 4;
 /// Bit of the armed word: peers execute a barrier between publishing a message and reading the
 /// word.
-pub const ARMED_FENCED: u32 = 8;
+pub const ARMED_PEERS_FENCE: u32 = 8;
 /// Bit of the armed word: a peer may wake the program itself, if the peer's message certainly
 /// causes a completion that the owner waits for.
-pub const ARMED_DIRECT: u32 = 16;
+pub const ARMED_MAY_WAKE_PROGRAM: u32 = 16;
 /// Bit of the armed word: a peer has woken the program by a token. The upper bits of the word hold
 /// the peer's slot.
 pub const ARMED_PROGRAM_WOKEN: u32 = 32;
@@ -94,7 +94,7 @@ impl ArmedWord<'_> {
             if !is_wanted || value & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0 {
                 return WakeTarget::Nobody;
             }
-            let target = if value & ARMED_DIRECT != 0 {
+            let target = if value & ARMED_MAY_WAKE_PROGRAM != 0 {
                 candidate(value & ARMED_SOLICITED != 0)
             } else {
                 WakeTarget::Engine
@@ -108,7 +108,7 @@ impl ArmedWord<'_> {
             // The exchange fails if the owner has disarmed and armed the word again. The owner has
             // then found the message of this thread. The exchange also fails if ARMED_DIRECT was
             // cleared; the next attempt then wakes the engine.
-            if self.exchange(value, value & !WAKE_BITS_MASK | added) {
+            if self.compare_exchange(value, value & !WAKE_BITS_MASK | added) {
                 return target;
             }
         }
@@ -117,7 +117,7 @@ impl ArmedWord<'_> {
         WakeTarget::Engine
     }
 
-    fn exchange(self, from: u32, to: u32) -> bool {
+    fn compare_exchange(self, from: u32, to: u32) -> bool {
         let done = self
             .0
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
@@ -141,18 +141,18 @@ impl ArmedWord<'_> {
 
     /// Returns the slot of the peer that has written a token or is about to write a token.
     pub fn program_woken_by(self) -> Option<usize> {
-        slot_of(self.0.load(Ordering::Acquire))
+        waker_slot(self.0.load(Ordering::Acquire))
     }
 
     /// Arms the word for `what`; only the owner calls this function. If the word is armed already,
     /// the bits that peers have added are kept.
     ///
     /// Returns true at the first arming, and at the first arming after
-    /// [`end_fences`](Self::end_fences). The owner must then execute a barrier on every core before
+    /// [`end_peer_fences`](Self::end_peer_fences). The owner must then execute a barrier on every core before
     /// it looks for published messages. At other armings the owner calls
     /// [`fence_after_change`](Self::fence_after_change) before it looks for published messages.
     pub fn arm(self, what: u32, direct: bool) -> bool {
-        let direct = if direct { ARMED_DIRECT } else { 0 };
+        let direct = if direct { ARMED_MAY_WAKE_PROGRAM } else { 0 };
         loop {
             let value = self.0.load(Ordering::Relaxed);
             let kept = if value & (ARMED_ANY | ARMED_SOLICITED) != 0 {
@@ -162,8 +162,8 @@ impl ArmedWord<'_> {
             };
             let armings = value.wrapping_add(ARMING_COUNT_STEP) & ARMING_COUNT_MASK;
             // Release: pairs with the load in `wake_target`.
-            if self.exchange(value, what | direct | kept | armings | ARMED_FENCED) {
-                return value & ARMED_FENCED == 0;
+            if self.compare_exchange(value, what | direct | kept | armings | ARMED_PEERS_FENCE) {
+                return value & ARMED_PEERS_FENCE == 0;
             }
         }
     }
@@ -176,25 +176,25 @@ impl ArmedWord<'_> {
 
     /// Disarms the word; only the owner calls this function. Returns the slot of the peer that has
     /// written a token or is about to write a token.
-    pub fn disarm(self) -> Option<usize> {
+    pub fn disarm_and_take_waker(self) -> Option<usize> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
-            if self.exchange(value, value & (ARMED_FENCED | ARMING_COUNT_MASK)) {
-                return slot_of(value);
+            if self.compare_exchange(value, value & (ARMED_PEERS_FENCE | ARMING_COUNT_MASK)) {
+                return waker_slot(value);
             }
         }
     }
 
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
     /// woken the program.
-    pub fn end_direct(self) -> bool {
-        self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
+    pub fn end_program_wakes(self) -> bool {
+        self.0.fetch_and(!ARMED_MAY_WAKE_PROGRAM, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
     /// Permits peers to wake the engine, but not the program, after a token led to no completion.
     /// Returns false if no peer had woken the program.
     pub fn clear_program_wake(self) -> bool {
-        let cleared = ARMED_PROGRAM_WOKEN | ARMED_DIRECT | WAKER_SLOT_MASK;
+        let cleared = ARMED_PROGRAM_WOKEN | ARMED_MAY_WAKE_PROGRAM | WAKER_SLOT_MASK;
         self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
@@ -205,15 +205,15 @@ impl ArmedWord<'_> {
     }
 
     /// Frees peers from their barrier until the next arming; does nothing if the word is armed.
-    pub fn end_fences(self) {
+    pub fn end_peer_fences(self) {
         let value = self.0.load(Ordering::Relaxed);
-        if value & !ARMING_COUNT_MASK == ARMED_FENCED {
-            self.exchange(value, ARMED_NO);
+        if value & !ARMING_COUNT_MASK == ARMED_PEERS_FENCE {
+            self.compare_exchange(value, ARMED_NO);
         }
     }
 }
 
-fn slot_of(value: u32) -> Option<usize> {
+fn waker_slot(value: u32) -> Option<usize> {
     (value & ARMED_PROGRAM_WOKEN != 0).then_some((value >> WAKER_SLOT_SHIFT) as usize)
 }
 
@@ -232,7 +232,7 @@ mod tests {
         use loom::sync::Arc;
         for candidate in [WakeTarget::Engine, WakeTarget::Program] {
             loom::model(move || {
-                let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+                let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
                 let published = Arc::new(AtomicU64::new(0));
                 let peers: Vec<_> = (1..=2)
                     .map(|slot| {
@@ -266,7 +266,7 @@ mod tests {
     fn loom_a_change_of_the_word_loses_no_wake_up() {
         use loom::sync::Arc;
         loom::model(|| {
-            let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+            let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
             ArmedWord(&word).arm(ARMED_ANY, true);
             let published = Arc::new(AtomicU64::new(0));
             let peer = loom::thread::spawn({
@@ -319,7 +319,7 @@ mod tests {
         );
         assert!(armed.is_woken());
         assert!(armed.clear_engine_wake() && !armed.clear_engine_wake());
-        assert_eq!(armed.disarm(), None);
+        assert_eq!(armed.disarm_and_take_waker(), None);
 
         assert!(!armed.arm(ARMED_ANY, true), "not the first time");
         assert!(!armed.is_armed_for_solicited() && !armed.is_woken());
@@ -327,7 +327,7 @@ mod tests {
             armed.wake_target(false, 5, |_| WakeTarget::Engine),
             WakeTarget::Engine
         );
-        assert_eq!(armed.disarm(), None);
+        assert_eq!(armed.disarm_and_take_waker(), None);
         armed.arm(ARMED_ANY, true);
         assert_eq!(
             armed.wake_target(false, 5, |_| WakeTarget::Program),
@@ -339,7 +339,11 @@ mod tests {
         );
         assert_eq!(armed.program_woken_by(), Some(5));
         armed.arm(ARMED_ANY, false);
-        assert_eq!(armed.disarm(), Some(5), "arming anew keeps the token");
+        assert_eq!(
+            armed.disarm_and_take_waker(),
+            Some(5),
+            "arming anew keeps the token"
+        );
 
         armed.arm(ARMED_ANY, true);
         assert_eq!(
@@ -351,7 +355,7 @@ mod tests {
             armed.wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Engine
         );
-        armed.disarm();
+        armed.disarm_and_take_waker();
 
         armed.arm(ARMED_SOLICITED, true);
         let by_kind = |solicited| {
@@ -363,13 +367,13 @@ mod tests {
         };
         assert_eq!(armed.wake_target(false, 5, by_kind), WakeTarget::Nobody);
         assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Program);
-        assert_eq!(armed.disarm(), Some(5));
+        assert_eq!(armed.disarm_and_take_waker(), Some(5));
         armed.arm(ARMED_ANY, true);
         assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Engine);
-        armed.end_fences();
+        armed.end_peer_fences();
         assert!(armed.is_armed(), "fences stay while it is armed");
-        armed.disarm();
-        armed.end_fences();
+        armed.disarm_and_take_waker();
+        armed.end_peer_fences();
         assert!(armed.is_unarmed_unfenced());
     }
 
@@ -380,7 +384,7 @@ mod tests {
     fn loom_a_token_has_a_message() {
         use loom::sync::Arc;
         loom::model(|| {
-            let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+            let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
             let [published, found] = [0; 2].map(|zero| Arc::new(AtomicU64::new(zero)));
             let peer = loom::thread::spawn({
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
@@ -430,9 +434,9 @@ mod tests {
             let word = AtomicU32::new(value);
             let _ = ArmedWord(&word).wake_target(true, 7, |_| WakeTarget::Program);
             ArmedWord(&word).arm(ARMED_ANY, true);
-            ArmedWord(&word).disarm();
+            ArmedWord(&word).disarm_and_take_waker();
             let left = word.load(Ordering::Relaxed) & !ARMING_COUNT_MASK;
-            assert_eq!(left, ARMED_FENCED, "{value:#x}");
+            assert_eq!(left, ARMED_PEERS_FENCE, "{value:#x}");
         }
     }
 }

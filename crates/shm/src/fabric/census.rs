@@ -63,7 +63,7 @@ pub struct KnownCompletionQueue {
     /// Number of entries of the completion queue.
     pub cqe: u32,
     /// Number of objects that use the completion queue; a queue pair counts once for each of its two queues.
-    pub users: u32,
+    pub use_count: u32,
 }
 
 /// A protection domain of a process.
@@ -74,7 +74,7 @@ pub struct KnownDomain {
     /// Number of the domain in its process.
     pub number: u32,
     /// Number of verbs objects that the process has created in the domain.
-    pub users: u32,
+    pub use_count: u32,
 }
 
 /// A memory region of a process.
@@ -85,7 +85,7 @@ pub struct KnownRegion {
     /// L_Key and R_Key.
     pub key: u32,
     /// Address of the region's first byte in work requests.
-    pub addr: u64,
+    pub iova: u64,
     /// Length in bytes.
     pub len: u64,
     /// Number of the object's protection domain.
@@ -110,7 +110,7 @@ fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened?,
     };
-    if file.metadata()?.len() < DirectoryMap::BYTES as u64 {
+    if file.metadata()?.len() < DirectoryMap::FILE_BYTES as u64 {
         return Err(io::Error::other("the directory is too short"));
     }
     let map = DirectoryMap::new(&file)?;
@@ -166,7 +166,7 @@ fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
 
 /// Returns a number that identifies an object of a kind in the fabric, as a QP number identifies a queue pair.
 fn number_in_fabric(slot: usize, index: usize) -> Option<u32> {
-    u32::try_from(slot << QP_BITS | index).ok()
+    u32::try_from(slot << QP_INDEX_BITS | index).ok()
 }
 
 fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
@@ -192,7 +192,7 @@ fn completion_queue(segment: &Segment, slot: usize, index: usize) -> Option<Know
         device: cq.device.load(Ordering::Relaxed),
         cqn: number_in_fabric(slot, index)?,
         cqe,
-        users: cq.users.load(Ordering::Relaxed),
+        use_count: cq.use_count.load(Ordering::Relaxed),
     })
 }
 
@@ -202,7 +202,7 @@ fn domain(segment: &Segment, index: usize) -> Option<KnownDomain> {
     (!matches!(number, 0 | OBJECT_DESTROYED)).then(|| KnownDomain {
         device: pd.device.load(Ordering::Relaxed),
         number,
-        users: pd.object.uses.load(Ordering::Relaxed),
+        use_count: pd.object.home_use_count.load(Ordering::Relaxed),
     })
 }
 
@@ -212,34 +212,34 @@ fn device_of(segment: &Segment, number: u32) -> Option<u32> {
     if let Some(own) = domain(segment, index).filter(|own| own.number == number) {
         return Some(own.device);
     }
-    let used = segment.header().imports_used.load(Ordering::Acquire);
+    let used = segment.header().import_slots_end.load(Ordering::Acquire);
     (0..usize::try_from(used).ok()?.min(MAX_IMPORTS))
         .filter_map(|index| segment.find_import(index))
         .find(|import| {
-            import.home.load(Ordering::Acquire) != 0
+            import.home_incarnation.load(Ordering::Acquire) != 0
                 && import.kind.load(Ordering::Relaxed) == IMPORT_PD
-                && import.number.load(Ordering::Relaxed) == number
+                && import.local_pd_number.load(Ordering::Relaxed) == number
         })
-        .map(|import| import.device.load(Ordering::Relaxed))
+        .map(|import| import.local_device.load(Ordering::Relaxed))
 }
 
 /// Returns the region in slot `index` of the table of keys; `None` if the slot is free, holds a
 /// window, or changes meanwhile.
 fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let place = segment.find_mr(index)?;
-    let entry = place.entry.load(Ordering::Acquire);
+    let entry = place.generation_and_key.load(Ordering::Acquire);
     let owner = Owner::from_word(place.pd.load(Ordering::Relaxed));
     let domain = owner.pd_number()?;
     let region = KnownRegion {
         // The domain of a region may end while this reads it.
         device: device_of(segment, domain).unwrap_or(0),
         key: key_of(entry),
-        addr: place.addr.load(Ordering::Relaxed),
+        iova: place.iova.load(Ordering::Relaxed),
         len: place.len.load(Ordering::Relaxed),
         pd_number: domain,
     };
     std::sync::atomic::fence(Ordering::Acquire);
-    let is_same = place.entry.load(Ordering::Relaxed) == entry;
+    let is_same = place.generation_and_key.load(Ordering::Relaxed) == entry;
     (region.key != 0 && !owner.is_window() && is_same).then_some(region)
 }
 
@@ -271,7 +271,7 @@ mod tests {
         let [pair] = queue_pairs[..] else {
             panic!("{queue_pairs:?}");
         };
-        let qpn = u32::try_from(members[0].this_process.slot << QP_BITS | 5).unwrap();
+        let qpn = u32::try_from(members[0].this_process.slot << QP_INDEX_BITS | 5).unwrap();
         assert_eq!((pair.qpn, pair.device, pair.sq_psn), (qpn, 3, 77));
         assert_eq!((pair.state, pair.dest_qpn), (0, 0));
         assert!(
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn a_directory_of_another_version_is_refused() {
         let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
-        for bytes in [16, DirectoryMap::BYTES] {
+        for bytes in [16, DirectoryMap::FILE_BYTES] {
             std::fs::write(tmp.path().join(DIRECTORY), vec![1; bytes]).unwrap();
             assert!(census(tmp.path()).is_err(), "{bytes}");
         }

@@ -29,8 +29,8 @@ pub struct Channel {
     /// The program's descriptor of the FIFO, which blocks unless the program changes that.
     program_fd: File,
     /// The library's descriptor of the same FIFO, which never blocks.
-    token_fd: File,
-    pid: u64,
+    library_fd: File,
+    creator_pid: u64,
 }
 
 impl Channel {
@@ -48,8 +48,8 @@ impl Channel {
             number,
             path,
             program_fd: program,
-            token_fd: tokens,
-            pid,
+            library_fd: tokens,
+            creator_pid: pid,
         })
     }
 
@@ -66,31 +66,31 @@ impl Channel {
     /// Takes a token from the FIFO and returns its completion queue index, which is untrusted
     /// input. Returns `None` if the FIFO is empty, and in a forked child of the owner.
     pub fn take_token(&self) -> Option<u16> {
-        if own_pid() != self.pid {
+        if own_pid() != self.creator_pid {
             return None;
         }
         let mut token = [0xff; 2];
-        let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.token_fd, &mut token));
+        let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.library_fd, &mut token));
         // Only an incorrect writer leaves half a token.
         (taken.is_ok_and(|n| n > 0)).then_some(u16::from_ne_bytes(token))
     }
 
     /// Writes a token. Returns false if the FIFO is full.
     #[must_use]
-    pub fn put(&self, cq: u16) -> bool {
-        own_pid() != self.pid || write_token(&self.token_fd, cq)
+    pub fn put_token(&self, cq: u16) -> bool {
+        own_pid() != self.creator_pid || write_token(&self.library_fd, cq)
     }
 
     /// Returns the number of tokens in the FIFO.
     pub fn token_count(&self) -> usize {
-        let bytes = rustix::io::ioctl_fionread(&self.token_fd).unwrap_or(0);
+        let bytes = rustix::io::ioctl_fionread(&self.library_fd).unwrap_or(0);
         usize::try_from(bytes).unwrap_or(0) / 2
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        if own_pid() == self.pid {
+        if own_pid() == self.creator_pid {
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -19,7 +19,7 @@ pub(super) const DIRECTORY: &str = "directory";
 pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
     loop {
         let (file, len) = open_file(dir)?;
-        let found = match map_file(dir, &file, len)? {
+        let found = match map_if_current_version(dir, &file, len)? {
             Ok(map) => {
                 rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
                     .map_err(|e| io_error(dir, "share its directory's lock")(e.into()))?;
@@ -71,12 +71,16 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
 
 /// Maps the directory, and initializes it if its file is empty. Returns the layout version of the
 /// file if it differs from [`LAYOUT_VERSION`].
-fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u64>, FabricError> {
+fn map_if_current_version(
+    dir: &Path,
+    file: &File,
+    len: u64,
+) -> Result<Result<DirectoryMap, u64>, FabricError> {
     let fresh = len == 0;
     if fresh {
-        segment::allocate_file_blocks(file, 0, DirectoryMap::BYTES)
+        segment::allocate_file_blocks(file, 0, DirectoryMap::FILE_BYTES)
             .map_err(io_error(dir, "reserve memory (is /dev/shm full?)"))?;
-    } else if len < DirectoryMap::BYTES as u64 {
+    } else if len < DirectoryMap::FILE_BYTES as u64 {
         return Ok(Err(0));
     }
     let map = DirectoryMap::new(file).map_err(io_error(dir, "map its directory"))?;
@@ -85,7 +89,9 @@ fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u6
         // Each fabric begins at a random slot, so that a QP number of another fabric is most likely unused
         // here.
         let first = getrandom::u64().unwrap_or(0) % MAX_PROCS as u64;
-        directory.procs[0].last_slot.store(first, Ordering::Relaxed);
+        directory.procs[0]
+            .last_assigned_slot
+            .store(first, Ordering::Relaxed);
         directory.version.store(LAYOUT_VERSION, Ordering::Relaxed);
         directory.magic.store(MAGIC, Ordering::Release);
     }
@@ -100,12 +106,14 @@ fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u6
 /// peer may be about to connect to them.
 pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
     let (cursor, entries) = directory.procs.split_first()?;
-    let last = usize::try_from(cursor.last_slot.load(Ordering::Relaxed)).unwrap_or(0);
+    let last = usize::try_from(cursor.last_assigned_slot.load(Ordering::Relaxed)).unwrap_or(0);
     let (index, entry) = (0..entries.len())
         .map(|i| (last % entries.len() + i) % entries.len())
         .map(|index| (index, &entries[index]))
         .find(|(_, entry)| entry.incarnation.load(Ordering::Acquire) == 0)?;
-    cursor.last_slot.store(index as u64 + 1, Ordering::Relaxed);
+    cursor
+        .last_assigned_slot
+        .store(index as u64 + 1, Ordering::Relaxed);
     Some((index + 1, entry))
 }
 

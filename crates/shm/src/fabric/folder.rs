@@ -61,23 +61,25 @@ pub(super) fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
 
 /// Returns the path of a completion channel's FIFO.
 pub(super) fn channel_path(dir: &Path, incarnation: u64, number: u32) -> PathBuf {
-    dir.join(format!("{incarnation:016x}.{number}{CHANNEL}"))
+    dir.join(format!("{incarnation:016x}.{number}{CHANNEL_SUFFIX}"))
 }
 
-const CHANNEL: &str = ".channel";
+const CHANNEL_SUFFIX: &str = ".channel";
 
 /// Removes the FIFOs of all completion channels of a process.
 pub(super) fn remove_channels(dir: &Path, incarnation: u64) {
-    remove_left_over(dir, |what, of| of == incarnation && what.ends_with(CHANNEL));
+    remove_left_over(dir, |what, of| {
+        of == incarnation && what.ends_with(CHANNEL_SUFFIX)
+    });
 }
 
 /// The files of a process that has no entry in the directory yet; dropping this removes them.
-pub(super) struct UnlistedFiles<'a> {
+pub(super) struct UnlistedFilesCleanup<'a> {
     pub(super) dir: &'a Path,
     pub(super) incarnation: u64,
 }
 
-impl Drop for UnlistedFiles<'_> {
+impl Drop for UnlistedFilesCleanup<'_> {
     fn drop(&mut self) {
         remove_files(self.dir, self.incarnation);
     }
@@ -172,7 +174,7 @@ pub(super) fn remove_left_over(dir: &Path, is_left_over: impl Fn(&str, u64) -> b
         let Some((stem, what)) = name.to_str().and_then(|n| n.split_once('.')) else {
             continue;
         };
-        let is_ours = matches!(what, "segment" | "wake") || what.ends_with(CHANNEL);
+        let is_ours = matches!(what, "segment" | "wake") || what.ends_with(CHANNEL_SUFFIX);
         let incarnation = u64::from_str_radix(stem, 16);
         if is_ours && stem.len() == 16 && incarnation.is_ok_and(|of| is_left_over(what, of)) {
             let _ = fs::remove_file(entry.path());

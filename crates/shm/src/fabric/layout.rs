@@ -19,14 +19,14 @@ pub const LAYOUT_VERSION: u64 = 12;
 /// Slots for processes in a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
 /// Bits of a QP number that identify the queue pair within its process; the other ten identify the process.
-pub const QP_BITS: u32 = 14;
+pub const QP_INDEX_BITS: u32 = 14;
 /// Maximum number of queue pairs of a process.
-pub const MAX_QPS: usize = 1 << QP_BITS;
+pub const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 /// Maximum number of completion queues of a process.
 pub const MAX_CQS: usize = 1 << 14;
 /// Maximum number of XRC shared receive queues of a process; only these shared receive queues have
 /// a number.
-pub const MAX_SRQS: usize = 1 << QP_BITS;
+pub const MAX_SRQS: usize = 1 << QP_INDEX_BITS;
 /// Maximum number of attachments of a process's queue pairs to multicast groups.
 pub const MAX_MCASTS: usize = 4096;
 /// Maximum number of flows that steer raw packets to a process's queue pairs.
@@ -57,7 +57,7 @@ pub struct Directory {
     /// [`LAYOUT_VERSION`] of the process that made the directory.
     pub version: AtomicU64,
     /// Counts the changes of any process's flows; senders read the flows again after the counter changes.
-    pub flow_changes: AtomicU64,
+    pub flow_change_count: AtomicU64,
     /// The processes, by slot.
     pub procs: [ProcEntry; MAX_PROCS],
 }
@@ -74,7 +74,7 @@ pub struct ProcEntry {
     /// its earlier use.
     pub start_time: AtomicU64,
     /// Slot that was assigned last. The field is used only in entry 0, which belongs to no process.
-    pub last_slot: AtomicU64,
+    pub last_assigned_slot: AtomicU64,
 }
 
 /// Header at the start of a process's segment.
@@ -88,15 +88,15 @@ pub struct SegmentHeader {
     pub incarnation: AtomicU64,
     /// Counts released backings of memory regions; a peer that sees the counter change drops the mappings
     /// that it no longer needs.
-    pub mem_epoch: AtomicU64,
+    pub backing_release_count: AtomicU64,
     /// Upper bound (exclusive) of the hazard slots in use.
-    pub hazards_used: AtomicU64,
+    pub hazard_slots_end: AtomicU64,
     /// A secret of the process for hashing keys.
-    pub key_secret: AtomicU64,
+    pub key_hash_secret: AtomicU64,
     /// Unused word; it keeps the offsets of the later fields.
     pub unused_word: AtomicU64,
     /// Upper bound (exclusive) of the multicast attachments in use.
-    pub mcasts_used: AtomicU64,
+    pub mcast_slots_end: AtomicU64,
     /// Position in the mailbox of the next connection notice that a peer puts.
     pub mailbox_tail: AtomicU64,
     pad0: [AtomicU64; 7],
@@ -104,13 +104,13 @@ pub struct SegmentHeader {
     pub mailbox_head: AtomicU64,
     pad1: [AtomicU64; 7],
     /// Upper bound (exclusive) of the imports in use.
-    pub imports_used: AtomicU64,
+    pub import_slots_end: AtomicU64,
     /// Nonzero if other processes have imported an object of this process.
-    pub exported: AtomicU64,
+    pub imported_by_others: AtomicU64,
     /// Upper bound (exclusive) of the flows in use.
-    pub flows_used: AtomicU64,
+    pub flow_slots_end: AtomicU64,
     /// Names the owner's ports, so that peers find their traffic counters; 0: they are not counted.
-    pub ports_key: AtomicU64,
+    pub port_counters_key: AtomicU64,
     pad2: [AtomicU64; 4],
     /// One bit for each page before the arena, set if memory backs the page.
     pub backed_pages: [AtomicU64; TABLE_PAGES / 64],
@@ -132,7 +132,7 @@ pub struct QpShared {
     /// Changes whenever the queue pair is created, reset or destroyed.
     pub epoch: AtomicU32,
     /// Index of the receive CQ in the segment.
-    pub recv_cq: AtomicU32,
+    pub recv_cq_index: AtomicU32,
     /// `min_rnr_timer`, as encoded by the specification.
     pub min_rnr_timer: AtomicU32,
     /// Incarnation of the connected queue pair's process.
@@ -148,10 +148,10 @@ pub struct QpShared {
     pub host_port_number: AtomicU32,
     /// Position in slots in the only ring to this queue pair. Every message that ends at or before
     /// this position causes a completion. Written and valid together with `next_message_completes`.
-    pub takes_until_slot: AtomicU64,
+    pub completes_until_slot: AtomicU64,
     /// Event that a requester's error caused on this queue pair: 1 + `ibv_event_type`, written by
     /// the requester.
-    pub remote_error_event: AtomicU32,
+    pub requester_caused_event: AtomicU32,
     /// `sq_psn`.
     pub sq_psn: AtomicU32,
     /// `rq_psn`.
@@ -167,15 +167,15 @@ pub struct QpShared {
 #[repr(C, align(64))]
 pub struct CqShared {
     /// The armed word; [`armed`](super::armed) describes it.
-    pub armed: AtomicU32,
+    pub armed_word: AtomicU32,
     /// Number of the completion channel; 0 if the CQ has no channel.
-    pub channel: AtomicU32,
+    pub channel_number: AtomicU32,
     /// Number of tokens that peers could not write to the channel.
     pub lost_tokens: AtomicU32,
     /// Number of entries that the program has asked for; 0: no queue, or a queue without a handle.
     pub cqe: AtomicU32,
     /// Number of objects that use the queue; a queue pair counts once for each of its two queues.
-    pub users: AtomicU32,
+    pub use_count: AtomicU32,
     /// Number of the device, from 0.
     pub device: AtomicU32,
 }
@@ -184,7 +184,7 @@ pub struct CqShared {
 #[repr(C)]
 pub struct SrqShared {
     /// Number of the XRC domain; 0: the entry is free.
-    pub domain: AtomicU32,
+    pub xrc_domain: AtomicU32,
     /// Number of the protection domain.
     pub pd: AtomicU32,
 }
@@ -204,7 +204,7 @@ pub struct McastShared {
 pub struct FlowShared {
     /// Low half: index of the queue pair plus 1, or 0 if the entry is free. High half: number of
     /// times that the entry was used for a flow, so that a reader detects stale data.
-    pub entry: AtomicU64,
+    pub generation_and_qp: AtomicU64,
     /// `ibv_flow_attr_type`.
     pub kind: AtomicU32,
     /// Priority of the flow, with `FLOW_*` bits.
@@ -247,26 +247,26 @@ pub struct RssShared {
 pub struct MrShared {
     /// Low half: L_Key and R_Key, 0 if the entry is free. High half: number of times that the entry
     /// was used for a region or window, so that a reader detects stale data.
-    pub entry: AtomicU64,
+    pub generation_and_key: AtomicU64,
     /// `ibv_access_flags`, plus `keys::ACCESS_*` bits.
     pub access: AtomicU32,
     /// Owner of the region or window, encoded by `nic_core::rights::Owner`. It is the number of the
     /// protection domain, or of the queue pair for a window of type 2.
     pub pd: AtomicU32,
     /// Address of the first byte in work requests.
-    pub addr: AtomicU64,
+    pub iova: AtomicU64,
     /// Length in bytes.
     pub len: AtomicU64,
     /// One of `BACKING_*`.
-    pub backing: AtomicU32,
+    pub backing_kind: AtomicU32,
     /// File descriptor of the backing in the owner, or the id of the SysV segment.
-    pub handle: AtomicU32,
+    pub backing_handle: AtomicU32,
     /// Inode of the backing file, by which a reused descriptor is detected.
-    pub inode: AtomicU64,
+    pub backing_inode: AtomicU64,
     /// Offset of the region's first byte in the backing.
-    pub offset: AtomicU64,
-    /// Address of the region's first byte in the owner's address space. Work requests use `addr` instead.
-    pub base: AtomicU64,
+    pub backing_offset: AtomicU64,
+    /// Address of the region's first byte in the owner's address space. Work requests use `iova` instead.
+    pub owner_address: AtomicU64,
 }
 
 /// An object that other processes may import.
@@ -275,7 +275,7 @@ pub struct ObjectShared {
     /// Handle of the object, or [`OBJECT_DESTROYED`]; 0 if the entry is free.
     pub handle: AtomicU32,
     /// Number of verbs objects that the home process has created in this domain or on this memory.
-    pub uses: AtomicU32,
+    pub home_use_count: AtomicU32,
 }
 
 /// `handle` of an object that an importer has destroyed and the home process has not yet released.
@@ -297,7 +297,7 @@ pub struct DmShared {
     /// Handle and use count.
     pub object: ObjectShared,
     /// Descriptor of the sealed memfd in the home process.
-    pub fd: AtomicU32,
+    pub owner_fd: AtomicU32,
     pad0: AtomicU32,
     /// Inode of that memfd, by which a reused descriptor is detected.
     pub inode: AtomicU64,
@@ -309,19 +309,19 @@ pub struct DmShared {
 #[repr(C)]
 pub struct ImportShared {
     /// Incarnation of the home process; 0: the entry is free.
-    pub home: AtomicU64,
+    pub home_incarnation: AtomicU64,
     /// Slot of the home process in the directory.
     pub slot: AtomicU32,
     /// One of `IMPORT_*`.
     pub kind: AtomicU32,
     /// Handle of the object in the home process.
-    pub handle: AtomicU32,
+    pub home_handle: AtomicU32,
     /// Number of an imported protection domain in this process.
-    pub number: AtomicU32,
+    pub local_pd_number: AtomicU32,
     /// Number of verbs objects that this process has created in the imported domain or on the memory.
-    pub uses: AtomicU32,
+    pub local_use_count: AtomicU32,
     /// Number of the device of this process through which it was imported, from 0.
-    pub device: AtomicU32,
+    pub local_device: AtomicU32,
 }
 
 /// `kind` of an import: a protection domain.
@@ -348,7 +348,7 @@ pub const BACKING_NULL: u32 = 4;
 #[repr(C, align(64))]
 pub struct Hazard {
     /// One word for each region that can be pinned at a time.
-    pub mrs: [AtomicU64; 2],
+    pub pinned_regions: [AtomicU64; 2],
 }
 
 /// A lock for remote atomics.
@@ -372,20 +372,20 @@ pub struct RingHeader {
     /// Epoch of the sending queue pair.
     pub src_epoch: AtomicU32,
     /// Index of the sender's send CQ in its segment.
-    pub src_cq: AtomicU32,
+    pub src_send_cq_index: AtomicU32,
     /// `rnr_retry` of the sender.
     pub rnr_retry: AtomicU32,
     /// One of `RING_*`.
-    pub closed_state: AtomicU32,
+    pub lifecycle_state: AtomicU32,
     /// Incarnation of the receiving process.
     pub dest_incarnation: AtomicU64,
     /// Nonzero if the sender has deferred work requests, which may wait for room in the ring.
-    pub has_deferred: AtomicU32,
+    pub sender_has_deferred: AtomicU32,
     pad0: [AtomicU32; 5],
     /// GRH of every message of this ring (UD).
     pub grh: [AtomicU64; 5],
     /// Source LID (low 16 bits), SL (next 8 bits), source path bits (next 8), GRH present (bit 32).
-    pub path: AtomicU64,
+    pub src_lid_sl_grh: AtomicU64,
     pad1: [AtomicU64; 2],
     /// Position of the consumer in the ring; the consumer has released all slots before it.
     pub head: AtomicU64,
@@ -396,12 +396,12 @@ pub struct RingHeader {
     pad2: [AtomicU64; 6],
 }
 
-/// Value of `closed_state` for a ring whose sender may send more messages.
+/// Value of `lifecycle_state` for a ring whose sender may send more messages.
 pub const RING_OPEN: u32 = 0;
-/// Value of `closed_state` for a ring whose sender will send no more messages; records in the ring remain
+/// Value of `lifecycle_state` for a ring whose sender will send no more messages; records in the ring remain
 /// valid.
 pub const RING_CLOSED: u32 = 1;
-/// Value of `closed_state` for a ring whose sender has flushed the records that the receiver has not
+/// Value of `lifecycle_state` for a ring whose sender has flushed the records that the receiver has not
 /// taken. These records are void, because the program owns their memory again.
 pub const RING_WITHDRAWN: u32 = 2;
 
@@ -450,7 +450,7 @@ pub const SEGMENT_BYTES: usize = 4 << 30;
 
 const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
 const _: () =
-    assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, remote_error_event) == 64);
+    assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, requester_caused_event) == 64);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);

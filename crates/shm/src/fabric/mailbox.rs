@@ -94,7 +94,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns the number of notices put so far; never fewer than the caller has put.
-    pub fn notice_count(&self) -> u64 {
+    pub fn notices_put(&self) -> u64 {
         self.tail_hint.load(Ordering::Acquire)
     }
 
@@ -187,7 +187,7 @@ mod tests {
     fn a_notice_that_was_taken_is_not_acknowledged_yet() {
         let owned = Owned::new(4);
         owned.mailbox().put(7).unwrap();
-        let count = owned.mailbox().notice_count();
+        let count = owned.mailbox().notices_put();
         let mut pos = 0;
         assert_eq!(owned.mailbox().take_notice(&mut pos), Some(7));
         assert!(!owned.mailbox().is_acknowledged(count));

@@ -43,8 +43,8 @@ use channel::{Channel, PeerChannels, open_fifo};
 use directory::{DIRECTORY, free_slot, open_directory, remove_ended_processes};
 use error::io_error;
 use folder::{
-    SOCKETS, UnlistedFiles, lock_folder, make_folder, remove_channels, remove_files, segment_path,
-    wake_path,
+    SOCKETS, UnlistedFilesCleanup, lock_folder, make_folder, remove_channels, remove_files,
+    segment_path, wake_path,
 };
 use layout::*;
 use peer::open_pidfd;
@@ -132,7 +132,7 @@ impl Fabric {
         let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
             path: dir.to_owned(),
         })?;
-        let files = UnlistedFiles { dir, incarnation };
+        let files = UnlistedFilesCleanup { dir, incarnation };
         let (segment_file, segment) = create_segment(dir, incarnation)?;
         let me = Arc::new(Peer {
             slot,
@@ -143,7 +143,7 @@ impl Fabric {
             memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: true,
             dead: AtomicBool::new(false),
-            died_ns: AtomicU64::new(0),
+            death_noticed_ns: AtomicU64::new(0),
             wake_fifo: create_wake(dir, incarnation)?,
             channels: PeerChannels::new(dir),
             pidfd: open_pidfd(pid).map_err(io_error(dir, "open a pidfd"))?,
@@ -248,7 +248,7 @@ impl Fabric {
     /// Returns the errors of [`try_peer`](Self::try_peer).
     pub fn peer_by_name(&self, name: ProcessName) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.try_peer(name.slot)?;
-        Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
+        Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.kernel_says_ended()))
     }
 
     fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {
@@ -281,7 +281,7 @@ impl Fabric {
             memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: false,
             dead: AtomicBool::new(false),
-            died_ns: AtomicU64::new(0),
+            death_noticed_ns: AtomicU64::new(0),
             wake_fifo: open_fifo(&wake_path(&self.dir, incarnation))?,
             channels: PeerChannels::new(&self.dir),
             pidfd,
@@ -298,7 +298,7 @@ impl Fabric {
     }
 
     /// Returns all live processes of the fabric, including this one.
-    pub fn all_peers(&self) -> Vec<Arc<Peer>> {
+    pub fn live_processes(&self) -> Vec<Arc<Peer>> {
         (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
     }
 
@@ -317,12 +317,12 @@ impl Fabric {
     }
 
     /// Returns the counter of changes of the flows of all processes.
-    pub fn flow_changes(&self) -> &AtomicU64 {
-        &self.directory.get().flow_changes
+    pub fn flow_change_count(&self) -> &AtomicU64 {
+        &self.directory.get().flow_change_count
     }
 
     /// Drops a peer that has ended from the table of opened peers.
-    pub fn forget(&self, peer: &Peer) {
+    pub fn forget_ended_peer(&self, peer: &Peer) {
         let mut peers = lock(&self.peers);
         if peers
             .get(&peer.slot)
@@ -370,7 +370,9 @@ fn create_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), Fabri
     let header = segment.header();
     header.incarnation.store(incarnation, Ordering::Relaxed);
     header.version.store(LAYOUT_VERSION, Ordering::Relaxed);
-    header.key_secret.store(random_nonzero(), Ordering::Relaxed);
+    header
+        .key_hash_secret
+        .store(random_nonzero(), Ordering::Relaxed);
     header.magic.store(MAGIC, Ordering::Release);
     Ok((file, segment))
 }

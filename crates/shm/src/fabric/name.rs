@@ -24,7 +24,7 @@ const DEVICE_SHIFT: u32 = 56;
 /// First word of a name file.
 const NAME_MAGIC: u64 = u64::from_le_bytes(*b"VRBTNAME");
 /// Size of a name file: magic, slot and device, and incarnation, 8 bytes each.
-const BYTES: usize = 24;
+const FILE_BYTES: usize = 24;
 
 impl ProcessName {
     /// Returns the name of another device of the same process.
@@ -34,10 +34,10 @@ impl ProcessName {
     }
 
     /// Makes a sealed file that contains the name.
-    pub fn as_file(&self) -> io::Result<OwnedFd> {
+    pub fn to_sealed_memfd(&self) -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("verbatim-context", flags)?;
-        if write(&file, self.words().as_flattened())? != BYTES {
+        if write(&file, self.words().as_flattened())? != FILE_BYTES {
             return Err(io::ErrorKind::WriteZero.into());
         }
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
@@ -51,8 +51,8 @@ impl ProcessName {
     }
 
     /// Returns the name in a file; `None` if the file does not contain a name.
-    pub fn of_file(file: BorrowedFd<'_>) -> Option<Self> {
-        let mut bytes = [0; BYTES + 1];
+    pub fn read_from_file(file: BorrowedFd<'_>) -> Option<Self> {
+        let mut bytes = [0; FILE_BYTES + 1];
         let read = pread(file, &mut bytes, 0).ok()?;
         Self::parse(bytes.get(..read)?)
     }
@@ -94,18 +94,18 @@ mod tests {
             incarnation: 0x1234_5678_9abc_def0,
             device: 3,
         };
-        let file = name.as_file().unwrap();
-        assert_eq!(ProcessName::of_file(file.as_fd()), Some(name));
+        let file = name.to_sealed_memfd().unwrap();
+        assert_eq!(ProcessName::read_from_file(file.as_fd()), Some(name));
         assert!(write(&file, b"x").is_err());
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(ProcessName::of_file(null.as_fd()), None);
+        assert_eq!(ProcessName::read_from_file(null.as_fd()), None);
         let (reader, _writer) = io::pipe().unwrap();
-        assert_eq!(ProcessName::of_file(reader.as_fd()), None);
+        assert_eq!(ProcessName::read_from_file(reader.as_fd()), None);
         let whole = [NAME_MAGIC, 7, 9].map(u64::to_ne_bytes);
         let whole = whole.as_flattened();
         assert!(ProcessName::parse(whole).is_some());
         assert_eq!(ProcessName::parse(&whole[..23]), None);
         assert_eq!(ProcessName::parse(&[whole, b"x"].concat()), None);
-        assert_eq!(ProcessName::parse(&[0; BYTES]), None);
+        assert_eq!(ProcessName::parse(&[0; FILE_BYTES]), None);
     }
 }

@@ -15,7 +15,7 @@ use crate::process_memory::ProcessMemory;
 
 /// Time in nanoseconds from a process's end until reliable queue pairs connected to that process
 /// fail.
-const GIVE_UP_NS: u64 = 50_000_000;
+const DEATH_GRACE_NS: u64 = 50_000_000;
 
 /// A process of the fabric as its peers see it.
 pub struct Peer {
@@ -35,7 +35,7 @@ pub struct Peer {
     pub(super) dead: AtomicBool,
     /// Time at which this process noticed the peer's death, in nanoseconds; 0 while the peer is
     /// alive.
-    pub(super) died_ns: AtomicU64,
+    pub(super) death_noticed_ns: AtomicU64,
     pub(super) wake_fifo: File,
     pub(super) channels: PeerChannels,
     /// Becomes readable when the process ends. `None` if the system has no pidfds (Linux before 5.3, programs
@@ -63,7 +63,7 @@ impl Peer {
     /// the engine may not have noticed the death yet. Call it after an access to the process's
     /// memory has failed.
     #[cold]
-    pub fn has_ended(&self) -> bool {
+    pub fn kernel_says_ended(&self) -> bool {
         if self.is_self {
             return false;
         }
@@ -80,17 +80,17 @@ impl Peer {
     /// together rely on that delay. Each program may have sent a message that the other no longer
     /// awaits (`ibv_srq_pingpong -q 4`), and exits after its own completions.
     #[cold]
-    pub fn is_given_up(&self) -> bool {
-        let since = self.died_ns.load(Ordering::Relaxed);
-        self.is_dead() && crate::clock::now_ns().saturating_sub(since) >= GIVE_UP_NS
+    pub fn is_death_grace_over(&self) -> bool {
+        let since = self.death_noticed_ns.load(Ordering::Relaxed);
+        self.is_dead() && crate::clock::now_ns().saturating_sub(since) >= DEATH_GRACE_NS
     }
 
     /// Records that the process has ended (its pidfd became readable).
     pub fn mark_dead(&self) {
         let now = crate::clock::now_ns();
-        let _ = self
-            .died_ns
-            .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        let _ =
+            self.death_noticed_ns
+                .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         self.dead.store(true, Ordering::Release);
     }
 
@@ -117,7 +117,7 @@ impl Peer {
             // Without a pidfd the engine cannot notice the peer's end, so ask the kernel here.
             // Under valgrind, which lacks pidfds, one thread runs at a time, mostly a polling
             // thread, and the engine may not run.
-            self.has_ended();
+            self.kernel_says_ended();
         }
         // If the FIFO is full, the engine has been woken already. If the FIFO is closed, the engine
         // has ended.

@@ -72,7 +72,7 @@ pub struct RecordHeader {
     /// A 32-bit value whose meaning depends on `kind`, such as the message length.
     pub len: u32,
     /// A second 32-bit value whose meaning depends on `kind`, such as the Q_Key.
-    pub extra: u32,
+    pub extra_value: u32,
 }
 
 impl RecordHeader {
@@ -83,7 +83,7 @@ impl RecordHeader {
                 | u64::from(self.flags) << 8
                 | u64::from(slots) << 16
                 | u64::from(self.imm) << 32,
-            u64::from(self.len) | u64::from(self.extra) << 32,
+            u64::from(self.len) | u64::from(self.extra_value) << 32,
         )
     }
 
@@ -96,7 +96,7 @@ impl RecordHeader {
                 flags: (w0 >> 8) as u8,
                 imm: (w0 >> 32) as u32,
                 len: w1 as u32,
-                extra: (w1 >> 32) as u32,
+                extra_value: (w1 >> 32) as u32,
             },
             (w0 >> 16) as u16,
         )

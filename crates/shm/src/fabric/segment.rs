@@ -84,11 +84,11 @@ pub struct DirectoryMap(FileMapping);
 
 impl DirectoryMap {
     /// Bytes of the directory's file.
-    pub const BYTES: usize = size_of::<Directory>();
+    pub const FILE_BYTES: usize = size_of::<Directory>();
 
     /// Maps the directory's file, which has at least `BYTES` bytes.
     pub fn new(file: &File) -> std::io::Result<Self> {
-        Ok(Self(FileMapping::new(file, Self::BYTES)?))
+        Ok(Self(FileMapping::new(file, Self::FILE_BYTES)?))
     }
 
     /// Returns the directory itself.
@@ -192,7 +192,7 @@ impl Segment {
     }
 
     /// Returns the words and bits of `backed` for the pages of the `len` bytes at offset `at`.
-    fn backed_words(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
+    fn backing_bits(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let backed = &self.header().backed_pages;
         (at / PAGE..(at + len).div_ceil(PAGE))
             .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
@@ -201,13 +201,13 @@ impl Segment {
     /// Returns true if memory backs the `len` bytes at offset `at`, which lie before the arena.
     /// These bytes can then be accessed even if `/dev/shm` is full.
     pub(super) fn is_backed(&self, at: usize, len: usize) -> bool {
-        self.backed_words(at, len)
+        self.backing_bits(at, len)
             .all(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
     /// Records that memory backs the `len` bytes at offset `at`.
     pub(super) fn set_backed(&self, at: usize, len: usize) {
-        for (word, bit) in self.backed_words(at, len) {
+        for (word, bit) in self.backing_bits(at, len) {
             word.fetch_or(bit, Ordering::Relaxed);
         }
     }

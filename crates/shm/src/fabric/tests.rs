@@ -124,7 +124,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     assert_ne!(one.number(), other.number());
     let seen = b.peer(a.this_process.slot).unwrap();
     assert!(seen.channel(one.number()).unwrap().write_token(3));
-    assert!(one.put(4));
+    assert!(one.put_token(4));
     assert_eq!((one.token_count(), other.token_count()), (2, 0));
     assert_eq!(
         [one.take_token(), one.take_token(), one.take_token()],
@@ -135,7 +135,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     // The FIFO is full: a further write returns false and does not block.
     let bell = seen.channel(one.number()).unwrap();
     let room = (0..1 << 20).find(|_| !bell.write_token(9)).unwrap();
-    assert!(!one.put(9));
+    assert!(!one.put_token(9));
     assert_eq!(one.token_count(), room);
     assert_eq!(one.take_token(), Some(9));
 

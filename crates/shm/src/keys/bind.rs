@@ -22,11 +22,11 @@ impl KeyTable {
         window_type: WindowType,
         pd: u32,
     ) -> Result<(WindowId, u32), i32> {
-        let mut table = self.table();
+        let mut table = self.lock_private_table();
         for _ in 0..1000 {
             #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
             let key = crate::fabric::random_nonzero() as u32;
-            match self.free_place(fabric, &table, key) {
+            match self.free_slot_for_key(fabric, &table, key) {
                 Ok((index, _)) => {
                     let window = MemoryWindow {
                         window_type,
@@ -35,7 +35,7 @@ impl KeyTable {
                         bound: None,
                     };
                     table.windows.windows.insert(index, window);
-                    table.used += 1;
+                    table.used_slots += 1;
                     return Ok((WindowId(index), key));
                 }
                 Err(libc::EEXIST) => {}
@@ -47,7 +47,7 @@ impl KeyTable {
 
     /// Deallocates a window, and unbinds it first if it is bound (`ibv_dealloc_mw(3)`).
     pub fn free_window(&self, fabric: &Fabric, WindowId(index): WindowId) {
-        let mut table = self.table();
+        let mut table = self.lock_private_table();
         let bound = table
             .windows
             .windows
@@ -61,7 +61,7 @@ impl KeyTable {
         }
         table.windows.set_bound(fabric, index, None);
         table.windows.windows.remove(&index);
-        table.used -= 1;
+        table.used_slots -= 1;
     }
 
     /// Binds a window for queue pair `qpn` in protection domain `pd`. A request without a region or with
@@ -69,7 +69,7 @@ impl KeyTable {
     ///
     /// Returns false if the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
     pub fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
-        let mut table = self.table();
+        let mut table = self.lock_private_table();
         let WindowId(index) = new.window;
         let Some(window) = table.windows.windows.get(&index) else {
             return false;
@@ -77,13 +77,16 @@ impl KeyTable {
         let Some(place) = fabric.this_process.segment.mr(index) else {
             return false;
         };
-        let key_fits = prefix(new.key) == prefix(window.key);
+        let key_fits = prefix(new.new_window_key) == prefix(window.key);
         let allowed = match window.window_type {
             WindowType::One => key_fits,
             // A window of type 2 must be invalidated before it is bound again, and is then bound under
             // another key.
             WindowType::Two => {
-                key_fits && new.key != window.key && window.bound.is_none() && new.len != 0
+                key_fits
+                    && new.new_window_key != window.key
+                    && window.bound.is_none()
+                    && new.len != 0
             }
         };
         if !allowed || window.pd != pd {
@@ -110,17 +113,18 @@ impl KeyTable {
             .windows
             .set_bound(fabric, index, region.map(|(at, _)| at));
         // SYNC POINT B: another process that shares the domain may have deregistered the region.
-        let gone = |mr: &MrShared| key_of(mr.entry.load(Ordering::SeqCst)) != new.mr_key;
+        let gone =
+            |mr: &MrShared| key_of(mr.generation_and_key.load(Ordering::SeqCst)) != new.mr_key;
         if region.is_some_and(|(_, mr)| gone(mr)) {
             table.windows.set_bound(fabric, index, None);
             return false;
         }
         if let Some(window) = table.windows.windows.get_mut(&index) {
-            window.key = new.key;
+            window.key = new.new_window_key;
         }
         if let Some((_, mr)) = region {
             write_window_entry(place, mr, new, owner);
-            publish_key(place, new.key);
+            publish_key(place, new.new_window_key);
         }
         true
     }
@@ -130,7 +134,7 @@ impl KeyTable {
     /// Returns false if `key` is not the key of such a window. Neither a memory region of
     /// `ibv_reg_mr` nor a window of type 1 can be invalidated (IBTA vol. 1, 10.6.6.3).
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
-        let mut table = self.table();
+        let mut table = self.lock_private_table();
         let Some((index, mr)) = find(&fabric.this_process, key) else {
             return false;
         };
@@ -163,7 +167,7 @@ fn bindable<'f>(
     let has = |access: verbs_abi::ibv_access_flags| {
         mr.access.load(Ordering::Relaxed) & access.cast_unsigned() != 0
     };
-    let first = mr.addr.load(Ordering::Relaxed);
+    let first = mr.iova.load(Ordering::Relaxed);
     let inside = new
         .addr
         .checked_sub(first)
@@ -181,7 +185,7 @@ fn bindable<'f>(
 
 /// Writes the description of a window's bytes into its slot.
 fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
-    let skipped = new.addr - mr.addr.load(Ordering::Relaxed);
+    let skipped = new.addr - mr.iova.load(Ordering::Relaxed);
     let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;
     let copy = |to: &std::sync::atomic::AtomicU32, from: &std::sync::atomic::AtomicU32| {
         to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -189,14 +193,14 @@ fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner:
     let addr = if zero_based { 0 } else { new.addr };
     place.access.store(new.access, Ordering::Relaxed);
     place.pd.store(owner.word(), Ordering::Relaxed);
-    place.addr.store(addr, Ordering::Relaxed);
+    place.iova.store(addr, Ordering::Relaxed);
     place.len.store(new.len, Ordering::Relaxed);
-    copy(&place.backing, &mr.backing);
-    copy(&place.handle, &mr.handle);
-    let inode = mr.inode.load(Ordering::Relaxed);
-    place.inode.store(inode, Ordering::Relaxed);
-    let offset = mr.offset.load(Ordering::Relaxed) + skipped;
-    place.offset.store(offset, Ordering::Relaxed);
-    let base = mr.base.load(Ordering::Relaxed) + skipped;
-    place.base.store(base, Ordering::Relaxed);
+    copy(&place.backing_kind, &mr.backing_kind);
+    copy(&place.backing_handle, &mr.backing_handle);
+    let inode = mr.backing_inode.load(Ordering::Relaxed);
+    place.backing_inode.store(inode, Ordering::Relaxed);
+    let offset = mr.backing_offset.load(Ordering::Relaxed) + skipped;
+    place.backing_offset.store(offset, Ordering::Relaxed);
+    let base = mr.owner_address.load(Ordering::Relaxed) + skipped;
+    place.owner_address.store(base, Ordering::Relaxed);
 }

@@ -14,7 +14,7 @@ pub(super) fn hash(secret: u64, key: u32) -> usize {
     (mixed >> (64 - MR_SLOTS.trailing_zeros())) as usize
 }
 
-/// Returns the key in a [`MrShared::entry`].
+/// Returns the key in a [`MrShared::generation_and_key`].
 #[allow(clippy::cast_possible_truncation)] // the low half
 #[inline]
 pub fn key_of(entry: u64) -> u32 {
@@ -28,7 +28,7 @@ pub(super) fn prefix(key: u32) -> u32 {
 }
 
 /// Returns the next value of [`MrShared::entry`] after `entry`, for a region with `key`.
-pub(super) fn next_entry(entry: u64, key: u32) -> u64 {
+pub(super) fn next_generation_and_key(entry: u64, key: u32) -> u64 {
     ((entry >> 32) + 1) << 32 | u64::from(key)
 }
 
@@ -39,32 +39,36 @@ pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
         return None;
     }
     let start = hash(
-        peer.segment.header().key_secret.load(Ordering::Relaxed),
+        peer.segment
+            .header()
+            .key_hash_secret
+            .load(Ordering::Relaxed),
         key,
     );
     (0..PROBES).find_map(|i| {
         let index = (start + i) % MR_SLOTS;
         // A key is untrusted input, and may hash to a slot that was never in use.
         let mr = peer.segment.find_mr(index)?;
-        (key_of(mr.entry.load(Ordering::Acquire)) == key).then_some((index, mr))
+        (key_of(mr.generation_and_key.load(Ordering::Acquire)) == key).then_some((index, mr))
     })
 }
 
 /// Stores the key of a region or window in its slot; peers find it from now on.
 pub(super) fn publish_key(mr: &MrShared, key: u32) {
-    let entry = mr.entry.load(Ordering::Relaxed);
+    let entry = mr.generation_and_key.load(Ordering::Relaxed);
     // SYNC POINT K: the slot's other fields already describe the region of this key (see `find`).
-    mr.entry.store(next_entry(entry, key), Ordering::Release);
+    mr.generation_and_key
+        .store(next_generation_and_key(entry, key), Ordering::Release);
 }
 
 /// Removes the key of a region, and returns the slot's new entry; `None` if another process has
 /// already removed the key.
 pub(super) fn remove_key(mr: &MrShared, key: u32) -> Option<u64> {
-    let entry = mr.entry.load(Ordering::Relaxed);
-    let gone = next_entry(entry, 0);
+    let entry = mr.generation_and_key.load(Ordering::Relaxed);
+    let gone = next_generation_and_key(entry, 0);
     let taken = key_of(entry) == key
         && mr
-            .entry
+            .generation_and_key
             .compare_exchange(entry, gone, Ordering::SeqCst, Ordering::Relaxed)
             .is_ok();
     taken.then_some(gone)
@@ -72,6 +76,7 @@ pub(super) fn remove_key(mr: &MrShared, key: u32) -> Option<u64> {
 
 /// Removes the key of the window in a slot; peers no longer find it.
 pub(super) fn invalidate(mr: &MrShared) {
-    let entry = mr.entry.load(Ordering::Relaxed);
-    mr.entry.store(next_entry(entry, 0), Ordering::SeqCst);
+    let entry = mr.generation_and_key.load(Ordering::Relaxed);
+    mr.generation_and_key
+        .store(next_generation_and_key(entry, 0), Ordering::SeqCst);
 }

@@ -18,7 +18,7 @@ use crate::lock::lock;
 
 /// The hazard slots of this process.
 pub(super) struct Hazards {
-    free: Mutex<Vec<usize>>,
+    free_slots: Mutex<Vec<usize>>,
     /// True if `membarrier` is unavailable, so that every access needs a full fence.
     fence_on_access: bool,
 }
@@ -26,7 +26,7 @@ pub(super) struct Hazards {
 impl Hazards {
     pub(super) fn new() -> Self {
         Self {
-            free: Mutex::new((0..HAZARDS).rev().collect()),
+            free_slots: Mutex::new((0..HAZARDS).rev().collect()),
             fence_on_access: !barrier::register_global_expedited(),
         }
     }
@@ -43,18 +43,18 @@ impl Hazards {
         index: usize,
         entry: u64,
     ) -> Option<RegionPin> {
-        let hazard = match self.known_hazard() {
+        let hazard = match self.claimed_slot() {
             Some(hazard) => hazard,
-            None => claim(self, fabric)?,
+            None => claim_slot(self, fabric)?,
         };
-        let [first, second] = &hazard.mrs;
+        let [first, second] = &hazard.pinned_regions;
         let free = first.load(Ordering::Relaxed) == 0;
         self.pin_at(if free { first } else { second }, peer, index, entry)
     }
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
-    pub(super) fn known_hazard(&'static self) -> Option<&'static Hazard> {
+    pub(super) fn claimed_slot(&'static self) -> Option<&'static Hazard> {
         // After a fork the child has its own keys, and the claim belongs to the parent.
         CLAIM
             .get()
@@ -81,7 +81,7 @@ impl Hazards {
         }
         let pin = RegionPin { hazard };
         let mr = peer.segment.mr(index)?;
-        (mr.entry.load(Ordering::Acquire) == entry).then_some(pin)
+        (mr.generation_and_key.load(Ordering::Acquire) == entry).then_some(pin)
     }
 }
 
@@ -91,14 +91,23 @@ pub(super) fn wait_until_unpinned(fabric: &Fabric, owner: &Peer, index: usize) {
     // SYNC POINT H
     barrier::membarrier_all_processes();
     let name = hazard_word(owner.slot, index);
-    for peer in fabric.all_peers() {
-        let used = peer.segment.header().hazards_used.load(Ordering::Acquire);
+    for peer in fabric.live_processes() {
+        let used = peer
+            .segment
+            .header()
+            .hazard_slots_end
+            .load(Ordering::Acquire);
         for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
             let Some(hazard) = peer.segment.hazard(i) else {
                 continue;
             };
             let mut waits = 0u32;
-            while hazard.mrs.iter().any(|m| m.load(Ordering::Acquire) == name) && !peer.is_dead() {
+            while hazard
+                .pinned_regions
+                .iter()
+                .any(|m| m.load(Ordering::Acquire) == name)
+                && !peer.is_dead()
+            {
                 waits += 1;
                 if waits < 100 {
                     std::thread::yield_now();
@@ -142,9 +151,9 @@ thread_local! {
 }
 
 #[cold]
-fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static Hazard> {
+fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static Hazard> {
     let slot = loop {
-        match lock(&hazards.free).pop() {
+        match lock(&hazards.free_slots).pop() {
             Some(slot) => break slot,
             None => cancellation::sleep(std::time::Duration::from_millis(1)),
         }
@@ -153,14 +162,14 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
     if let Err(e) = fabric.back_with_memory(at, size_of::<Hazard>()) {
         // A store to a slot without memory would raise SIGBUS; the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
-        lock(&hazards.free).push(slot);
+        lock(&hazards.free_slots).push(slot);
         return None;
     }
     fabric
         .this_process
         .segment
         .header()
-        .hazards_used
+        .hazard_slots_end
         .fetch_max(slot as u64 + 1, Ordering::SeqCst);
     let hazard = fabric.this_process.segment.hazard(slot)?;
     CLAIM.set(Some(HazardSlotClaim { hazards, hazard }));
@@ -178,7 +187,7 @@ impl Drop for ReleaseAtExit {
     fn drop(&mut self) {
         CLAIM.set(None);
         if let Some((hazards, slot)) = self.slot.get() {
-            lock(&hazards.free).push(slot);
+            lock(&hazards.free_slots).push(slot);
         }
     }
 }

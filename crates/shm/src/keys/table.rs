@@ -5,9 +5,11 @@ use std::sync::{Mutex, MutexGuard};
 
 use nic_core::rights::Owner;
 
-use super::entry::{PROBES, find, hash, key_of, next_entry, prefix, publish_key, remove_key};
+use super::entry::{
+    PROBES, find, hash, key_of, next_generation_and_key, prefix, publish_key, remove_key,
+};
 use super::hazards::{Hazards, RegionPin, wait_until_unpinned};
-use super::windows::{ACCESS_WINDOWS, MemoryWindows};
+use super::windows::{ACCESS_HAS_WINDOWS, MemoryWindows};
 use crate::fabric::layout::*;
 use crate::fabric::{Fabric, Peer};
 use crate::lock::lock;
@@ -18,9 +20,9 @@ pub struct NewRegion<'a> {
     /// Owner of the region: its protection domain.
     pub owner: Owner,
     /// Address of the first byte in work requests.
-    pub addr: u64,
+    pub iova: u64,
     /// Address of the first byte in this process.
-    pub base: u64,
+    pub owner_address: u64,
     /// Length in bytes.
     pub len: u64,
     /// `ibv_access_flags`.
@@ -33,7 +35,7 @@ pub struct NewRegion<'a> {
 #[derive(Default)]
 pub(super) struct PrivateKeyTable {
     /// Number of slots in use.
-    pub(super) used: usize,
+    pub(super) used_slots: usize,
     pub(super) windows: MemoryWindows,
 }
 
@@ -55,7 +57,7 @@ impl KeyTable {
     }
 
     /// Locks the table for registration or bind.
-    pub(super) fn table(&self) -> MutexGuard<'_, PrivateKeyTable> {
+    pub(super) fn lock_private_table(&self) -> MutexGuard<'_, PrivateKeyTable> {
         lock(&self.private_table)
     }
 
@@ -91,19 +93,21 @@ impl KeyTable {
     /// Returns `EEXIST` if the key is taken, is 0, or has no free slot in the table. Returns `ENOMEM` as
     /// [`register`](Self::register) does.
     pub fn register_as(&self, fabric: &Fabric, key: u32, new: &NewRegion<'_>) -> Result<(), i32> {
-        let mut table = self.table();
-        let (index, mr) = self.free_place(fabric, &table, key)?;
+        let mut table = self.lock_private_table();
+        let (index, mr) = self.free_slot_for_key(fabric, &table, key)?;
         mr.access.store(new.access, Ordering::Relaxed);
-        mr.addr.store(new.addr, Ordering::Relaxed);
+        mr.iova.store(new.iova, Ordering::Relaxed);
         mr.len.store(new.len, Ordering::Relaxed);
         mr.pd.store(new.owner.word(), Ordering::Relaxed);
-        mr.backing.store(new.backing.kind, Ordering::Relaxed);
-        mr.handle.store(new.backing.handle, Ordering::Relaxed);
-        mr.inode.store(new.backing.inode, Ordering::Relaxed);
-        mr.offset.store(new.backing.offset, Ordering::Relaxed);
-        mr.base.store(new.base, Ordering::Relaxed);
+        mr.backing_kind.store(new.backing.kind, Ordering::Relaxed);
+        mr.backing_handle
+            .store(new.backing.handle, Ordering::Relaxed);
+        mr.backing_inode.store(new.backing.inode, Ordering::Relaxed);
+        mr.backing_offset
+            .store(new.backing.offset, Ordering::Relaxed);
+        mr.owner_address.store(new.owner_address, Ordering::Relaxed);
         publish_key(mr, key);
-        table.used += 1;
+        table.used_slots += 1;
         debug_assert!(!table.windows.is_window_slot(index));
         Ok(())
     }
@@ -113,17 +117,17 @@ impl KeyTable {
     /// # Errors
     /// Returns the errors of [`register_as`](Self::register_as).
     #[allow(clippy::unused_self)] // `table` is what its lock protects
-    pub(super) fn free_place<'f>(
+    pub(super) fn free_slot_for_key<'f>(
         &self,
         fabric: &'f Fabric,
         table: &PrivateKeyTable,
         key: u32,
     ) -> Result<(usize, &'f MrShared), i32> {
-        if table.used >= MR_SLOTS / 2 {
+        if table.used_slots >= MR_SLOTS / 2 {
             return Err(libc::ENOMEM);
         }
         let me = &fabric.this_process.segment;
-        let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
+        let start = hash(me.header().key_hash_secret.load(Ordering::Relaxed), key);
         // Reserve memory for the slots before reading them. If /dev/shm is full, reading a page
         // without memory raises SIGBUS.
         let begin = start % MR_SLOTS;
@@ -145,7 +149,7 @@ impl KeyTable {
         let taken = |(index, mr): (usize, &MrShared)| {
             let there = match table.windows.key_at(index) {
                 Some(window) => window,
-                None => key_of(mr.entry.load(Ordering::Relaxed)),
+                None => key_of(mr.generation_and_key.load(Ordering::Relaxed)),
             };
             there != 0 && prefix(there) == prefix(key)
         };
@@ -154,7 +158,7 @@ impl KeyTable {
         }
         places()
             .find(|&(index, mr)| {
-                key_of(mr.entry.load(Ordering::Relaxed)) == 0
+                key_of(mr.generation_and_key.load(Ordering::Relaxed)) == 0
                     && !table.windows.is_window_slot(index)
             })
             .ok_or(libc::EEXIST)
@@ -166,20 +170,20 @@ impl KeyTable {
     /// # Errors
     /// Returns `EBUSY` while memory windows are bound to the region.
     pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
-        let mut table = self.table();
+        let mut table = self.lock_private_table();
         let Some((index, mr)) = find(&fabric.this_process, key) else {
-            // Another process has removed the key, but `used` still counts the region's slot.
-            table.used -= 1;
+            // Another process has removed the key, but `used_slots` still counts the region's slot.
+            table.used_slots -= 1;
             return Ok(false);
         };
         if table.windows.has_bound_windows(index) {
             return Err(libc::EBUSY);
         }
         let ours = remove_key(mr, key).is_some();
-        table.used -= 1;
+        table.used_slots -= 1;
         drop(table);
         wait_until_unpinned(fabric, &fabric.this_process, index);
-        drop_peer_mappings(&fabric.this_process, mr);
+        signal_backing_release(&fabric.this_process, mr);
         Ok(ours)
     }
 
@@ -200,8 +204,8 @@ impl KeyTable {
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
-    pub fn known_hazard(&'static self) -> Option<&'static Hazard> {
-        self.hazards.known_hazard()
+    pub fn claimed_hazard(&'static self) -> Option<&'static Hazard> {
+        self.hazards.claimed_slot()
     }
 
     /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
@@ -228,31 +232,34 @@ pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owne
     let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
     // SYNC POINT B: a thread that binds a window first sets ACCESS_WINDOWS, and then checks that
     // the key is still valid.
-    let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
+    let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_HAS_WINDOWS != 0;
     if bound() {
         return Err(libc::EBUSY);
     }
     let taken = remove_key(mr, key).ok_or(libc::ENOENT)?;
     if bound() {
-        let back = next_entry(taken, key);
+        let back = next_generation_and_key(taken, key);
         // If the slot has changed since, the owner has deregistered the region and reused the slot.
-        let _ = mr
-            .entry
-            .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);
+        let _ = mr.generation_and_key.compare_exchange(
+            taken,
+            back,
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        );
         return Err(libc::EBUSY);
     }
     wait_until_unpinned(fabric, owner, index);
-    drop_peer_mappings(owner, mr);
+    signal_backing_release(owner, mr);
     Ok(belongs_to)
 }
 
 /// Makes peers drop their mappings of a region's memory.
-fn drop_peer_mappings(owner: &Peer, mr: &MrShared) {
-    if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
+fn signal_backing_release(owner: &Peer, mr: &MrShared) {
+    if mr.backing_kind.load(Ordering::Relaxed) != BACKING_PRIVATE {
         owner
             .segment
             .header()
-            .mem_epoch
+            .backing_release_count
             .fetch_add(1, Ordering::Relaxed);
     }
 }

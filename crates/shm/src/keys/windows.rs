@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::fabric::Fabric;
 
 /// Bit of [`MrShared::access`](crate::fabric::layout::MrShared::access): memory windows are bound to the region.
-pub(super) const ACCESS_WINDOWS: u32 = 1 << 31;
+pub(super) const ACCESS_HAS_WINDOWS: u32 = 1 << 31;
 
 /// Type of a memory window, as in `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct BindRequest {
     /// The window to bind.
     pub window: WindowId,
     /// The new key of the window.
-    pub key: u32,
+    pub new_window_key: u32,
     /// L_Key of the region; 0 for none.
     pub mr_key: u32,
     /// First address of the bound range.
@@ -82,7 +82,7 @@ impl MemoryWindows {
         if let Some(region) = region {
             *self.windows_per_region.entry(region).or_default() += 1;
             // SYNC POINT B
-            access(region).map(|a| a.fetch_or(ACCESS_WINDOWS, Ordering::SeqCst));
+            access(region).map(|a| a.fetch_or(ACCESS_HAS_WINDOWS, Ordering::SeqCst));
         }
         if let Some(before) = before
             && let Some(n) = self.windows_per_region.get_mut(&before)
@@ -90,7 +90,7 @@ impl MemoryWindows {
             *n -= 1;
             if *n == 0 {
                 self.windows_per_region.remove(&before);
-                access(before).map(|a| a.fetch_and(!ACCESS_WINDOWS, Ordering::SeqCst));
+                access(before).map(|a| a.fetch_and(!ACCESS_HAS_WINDOWS, Ordering::SeqCst));
             }
         }
     }

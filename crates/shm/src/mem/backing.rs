@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::areas::area_of;
 use super::share::PrivateRegion;
-use super::shared_memory::shared_at;
+use super::shared_memory::memfd_at;
 use super::sharing::lock_shared_pages;
 use crate::errno::exhaustion_errno;
 use crate::fabric::layout::*;
@@ -65,7 +65,7 @@ impl RangeBacking {
 /// cannot be read for lack of descriptors or memory.
 pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
-    if let Some((memory, offset)) = shared_at(addr, end) {
+    if let Some((memory, offset)) = memfd_at(addr, end) {
         return Ok(RangeBacking {
             kind: BACKING_MEMFD,
             handle: memory.fd.as_raw_fd().cast_unsigned(),

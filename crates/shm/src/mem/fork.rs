@@ -28,7 +28,7 @@ struct ForkInProgress {
     pages_lock: MutexGuard<'static, SharedPages>,
     /// Ranges of shared pages; the two flags of each range are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
-    done: Option<CopyCompletion>,
+    copy_completion: Option<CopyCompletion>,
 }
 
 /// Means by which the child reports that it has copied the pages.
@@ -42,7 +42,7 @@ enum CopyCompletion {
 
 /// Time for which the parent waits for the word in the shared page; a child that has died never
 /// sets the word.
-const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
+const CHILD_COPY_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl CopyCompletion {
     fn new() -> Option<Self> {
@@ -70,7 +70,7 @@ impl CopyCompletion {
                 // SAFETY: a page of zeroes, mapped until the end of this function, whose address no other
                 // code in this process knows. The child has its own mapping of the page.
                 let word = unsafe { &*page };
-                while word.load(Ordering::Acquire) == 0 && begin.elapsed() < CHILD_TIMEOUT {
+                while word.load(Ordering::Acquire) == 0 && begin.elapsed() < CHILD_COPY_TIMEOUT {
                     cancellation::sleep(Duration::from_micros(50));
                 }
                 // SAFETY: as above; the page is not used any more.
@@ -141,7 +141,7 @@ extern "C" fn before_fork() {
         fork.replace(Some(ForkInProgress {
             pages_lock: held,
             ranges,
-            done,
+            copy_completion: done,
         }))
     });
 }
@@ -151,7 +151,7 @@ extern "C" fn after_fork_in_parent() {
         return;
     };
     let _hold_off = cancellation::HoldOff::new();
-    if let Some(done) = fork.done {
+    if let Some(done) = fork.copy_completion {
         done.wait();
     }
     drop(fork.pages_lock);
@@ -165,12 +165,12 @@ extern "C" fn after_fork_in_child() {
         // SAFETY: this process inherited the mapping from its parent, and no other thread uses it.
         unsafe { make_private(range, *protection) };
     }
-    if let Some(done) = &fork.done {
+    if let Some(done) = &fork.copy_completion {
         done.report_done();
     }
-    // `done` and `ranges` are leaked, because another thread of the parent may have held the allocator's
+    // `copy_completion` and `ranges` are leaked, because another thread of the parent may have held the allocator's
     // lock. `pages_lock` is dropped, because otherwise its mutex would stay locked for ever.
-    std::mem::forget(fork.done);
+    std::mem::forget(fork.copy_completion);
     std::mem::forget(fork.ranges);
     drop(fork.pages_lock);
 }

@@ -63,7 +63,7 @@ struct MappingKey {
     kind: u32,
     inode: u64,
     /// Range of the file that is mapped, for [`PeerMapping::Pages`].
-    pages: Range<u64>,
+    file_range: Range<u64>,
 }
 
 /// Maximum number of mappings of peers' memory. Linux permits a process 65,530 mappings in all
@@ -74,18 +74,22 @@ const MOST_MAPPINGS: usize = 8192;
 #[derive(Default)]
 pub struct PeerMappings {
     maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
-    /// `mem_epoch` of each peer when unused mappings were last dropped.
-    epochs_at_drop: Mutex<HashMap<u64, u64>>,
+    /// `backing_release_count` of each peer when unused mappings were last dropped.
+    release_counts_at_drop: Mutex<HashMap<u64, u64>>,
 }
 
 impl PeerMappings {
     /// Returns the mapping of the backing that `mr` of `peer` describes, and makes it if necessary.
-    pub(super) fn get(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
-        let kind = mr.backing.load(Ordering::Relaxed);
-        let inode = mr.inode.load(Ordering::Relaxed);
-        let handle = mr.handle.load(Ordering::Relaxed);
-        let epoch = peer.segment.header().mem_epoch.load(Ordering::Relaxed);
-        if lock(&self.epochs_at_drop).insert(peer.incarnation, epoch) != Some(epoch) {
+    pub(super) fn get_or_map(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
+        let kind = mr.backing_kind.load(Ordering::Relaxed);
+        let inode = mr.backing_inode.load(Ordering::Relaxed);
+        let handle = mr.backing_handle.load(Ordering::Relaxed);
+        let epoch = peer
+            .segment
+            .header()
+            .backing_release_count
+            .load(Ordering::Relaxed);
+        if lock(&self.release_counts_at_drop).insert(peer.incarnation, epoch) != Some(epoch) {
             self.drop_unused(|incarnation| incarnation == peer.incarnation);
         }
         let pages = if kind == BACKING_PAGES {
@@ -97,7 +101,7 @@ impl PeerMappings {
             incarnation: peer.incarnation,
             kind,
             inode,
-            pages: pages.clone(),
+            file_range: pages.clone(),
         };
         if let Some(map) = lock(&self.maps).get(&key) {
             return Ok(Arc::clone(map));
@@ -139,7 +143,7 @@ impl PeerMappings {
 /// Returns the page-aligned range of the file in which a region lies.
 fn file_range_of(mr: &MrShared) -> io::Result<Range<u64>> {
     let page = PAGE as u64;
-    let first = mr.offset.load(Ordering::Relaxed);
+    let first = mr.backing_offset.load(Ordering::Relaxed);
     let end = first
         .checked_add(mr.len.load(Ordering::Relaxed))
         .and_then(|end| end.checked_next_multiple_of(page))

@@ -10,7 +10,7 @@ use super::page::PAGE;
 /// Prefaults the pages of a range of this process's memory, as on-demand paging does. Returns false
 /// if the range is not mapped, or not mapped writable although `write` is set.
 #[cold]
-pub fn populate(addr: u64, len: u64, write: bool) -> bool {
+pub fn prefault(addr: u64, len: u64, write: bool) -> bool {
     let (Ok(addr), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else {
         return false;
     };
@@ -52,7 +52,7 @@ pub fn is_readable(at: *const u8, len: usize) -> bool {
 /// Returns true if this process may write the memory. Call this function only after a failed copy,
 /// whose target bytes are undefined: it overwrites the first byte in each page.
 #[cold]
-pub fn is_writable(at: *mut u8, len: usize) -> bool {
+pub fn probe_writable(at: *mut u8, len: usize) -> bool {
     is_accessible(at, len, libc::process_vm_writev)
 }
 

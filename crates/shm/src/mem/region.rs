@@ -34,18 +34,18 @@ enum AccessPath {
 pub struct AccessibleRegion {
     /// The owning process, if it differs from the process in whose table the key was looked up.
     pub owner: Option<Arc<Peer>>,
-    /// Value of [`MrShared::entry`] when the region was read.
-    pub entry: u64,
+    /// Value of [`MrShared::generation_and_key`] when the region was read.
+    pub generation_and_key: u64,
     /// Index in the table of its process.
-    pub index: usize,
+    pub table_index: usize,
     /// Address range and access rights from the table.
     pub rights: rights::Region,
     /// True if peers access the region only by system call.
-    pub private: bool,
+    pub peers_copy_by_syscall: bool,
     /// True if the region belongs to this process.
-    pub own: bool,
+    pub of_this_process: bool,
     /// Address of the first byte in the owning process.
-    base: u64,
+    owner_address: u64,
     /// True if atomics on the region are CPU atomics; otherwise they are made under a lock.
     cpu_atomics: bool,
     path: AccessPath,
@@ -75,10 +75,10 @@ impl AccessibleRegion {
         (index, entry): (usize, u64),
         mr: &MrShared,
     ) -> Result<Self, MemoryFault> {
-        let addr = mr.addr.load(Ordering::Relaxed);
+        let addr = mr.iova.load(Ordering::Relaxed);
         let len = mr.len.load(Ordering::Relaxed);
-        let backing = mr.backing.load(Ordering::Relaxed);
-        let base = mr.base.load(Ordering::Relaxed);
+        let backing = mr.backing_kind.load(Ordering::Relaxed);
+        let base = mr.owner_address.load(Ordering::Relaxed);
         let by_system_call = || {
             let memory = peer.memory.as_ref().ok_or(MemoryFault)?;
             Ok(AccessPath::BySystemCall(Arc::clone(memory)))
@@ -90,9 +90,9 @@ impl AccessibleRegion {
         } else if backing == BACKING_PRIVATE {
             by_system_call()?
         } else {
-            match maps.get(peer, mr) {
+            match maps.get_or_map(peer, mr) {
                 Ok(map) => {
-                    let offset = mr.offset.load(Ordering::Relaxed);
+                    let offset = mr.backing_offset.load(Ordering::Relaxed);
                     let first = map.address_of(offset, len).ok_or(MemoryFault)?;
                     AccessPath::Direct(first, Some(map))
                 }
@@ -106,17 +106,17 @@ impl AccessibleRegion {
         };
         Ok(Self {
             owner: None,
-            entry,
-            index,
+            generation_and_key: entry,
+            table_index: index,
             rights: rights::Region {
                 start: addr,
                 len,
                 access: mr.access.load(Ordering::Relaxed),
                 owner: Owner::from_word(mr.pd.load(Ordering::Relaxed)),
             },
-            private: backing == BACKING_PRIVATE,
-            own: peer.is_self,
-            base,
+            peers_copy_by_syscall: backing == BACKING_PRIVATE,
+            of_this_process: peer.is_self,
+            owner_address: base,
             // Addresses in work requests may differ from the CPU's addresses, and then may be
             // aligned differently.
             cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
@@ -152,7 +152,7 @@ impl AccessibleRegion {
             // memory that the program has unmapped.
             Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {}
-            None => self.by_system_call(at, src.cast_mut(), CopyDirection::Write)?,
+            None => self.copy_by_system_call(at, src.cast_mut(), CopyDirection::Write)?,
         }
         Ok(())
     }
@@ -173,13 +173,13 @@ impl AccessibleRegion {
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
             }
-            None => self.by_system_call(at, dst, CopyDirection::Read)?,
+            None => self.copy_by_system_call(at, dst, CopyDirection::Read)?,
         }
         Ok(())
     }
 
     #[cold]
-    fn by_system_call(
+    fn copy_by_system_call(
         &self,
         at: PermittedRange,
         local: *mut u8,
@@ -188,7 +188,7 @@ impl AccessibleRegion {
         let AccessPath::BySystemCall(memory) = &self.path else {
             return Err(MemoryFault);
         };
-        let remote = self.base.wrapping_add(at.offset()) as usize;
+        let remote = self.owner_address.wrapping_add(at.offset()) as usize;
         // SAFETY: `local` is valid for `at.len()` bytes (contract of the callers).
         unsafe {
             memory.transfer(
@@ -220,7 +220,7 @@ impl AccessibleRegion {
         {
             // SAFETY: the word is within the pinned region and aligned (the caller checked both). Other
             // accesses to the same bytes race only with whole words.
-            return unsafe { word::change(ptr.cast(), op) };
+            return unsafe { word::apply_atomic(ptr.cast(), op) };
         }
         self.atomic_locked(peer, at, op)
     }
@@ -234,7 +234,7 @@ impl AccessibleRegion {
         at: PermittedRange,
         op: AtomicOp,
     ) -> Result<u64, MemoryFault> {
-        let index = (self.base.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
+        let index = (self.owner_address.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
         let owner = self.owner.as_deref().unwrap_or(peer);
         let lock = owner.segment.atomic_lock(index).ok_or(MemoryFault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;

@@ -89,12 +89,12 @@ fn map_unplaced(range: &Range<usize>, pages: PageSource<'_>) -> Result<UnplacedM
         }
     };
     let unplaced = UnplacedMapping(at, len);
-    populate(at, len)?;
+    prefault(at, len)?;
     Ok(unplaced)
 }
 
 /// Prefaults pages.
-fn populate(at: *mut c_void, len: usize) -> Result<()> {
+fn prefault(at: *mut c_void, len: usize) -> Result<()> {
     // SAFETY: prefaulting changes nothing that a program can see; for an unmapped range the call returns an
     // error.
     unsafe { madvise(at, len, Advice::LinuxPopulateWrite) }
@@ -193,7 +193,7 @@ pub(super) unsafe fn replace(range: &Range<usize>, pages: PageSource<'_>) -> Res
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let len = range.len();
     // Write protection applies only to present pages.
-    populate(old, len)?;
+    prefault(old, len)?;
     let new = map_unplaced(range, pages)?;
     let signals = NoSignals::new();
     let placed = guard.protect(range).and_then(|()| {

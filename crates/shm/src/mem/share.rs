@@ -54,7 +54,7 @@ pub fn this_thread_is_the_engine() {
 pub struct PrivateRegion {
     pages: Range<usize>,
     shared: Option<SharedFile>,
-    pid: u32,
+    registering_pid: u32,
 }
 
 impl PrivateRegion {
@@ -69,7 +69,7 @@ impl PrivateRegion {
 impl Drop for PrivateRegion {
     fn drop(&mut self) {
         let mut sharing = lock_shared_pages();
-        if sharing.pid != self.pid {
+        if sharing.owner_pid != self.registering_pid {
             return;
         }
         match &self.shared {
@@ -190,7 +190,7 @@ impl SharedPages {
         PrivateRegion {
             pages,
             shared,
-            pid: self.pid,
+            registering_pid: self.owner_pid,
         }
     }
 
@@ -294,7 +294,7 @@ fn overlaps_used_stack(range: &Range<usize>) -> bool {
 fn wait_for_sleeping_threads() -> io::Result<()> {
     const MAX_SLEEP_CHECKS: u32 = 20;
     for _ in 0..MAX_SLEEP_CHECKS {
-        if others_sleep()? {
+        if other_threads_sleep()? {
             return Ok(());
         }
         cancellation::sleep(Duration::from_micros(50));
@@ -302,7 +302,7 @@ fn wait_for_sleeping_threads() -> io::Result<()> {
     Err(sharing_refused("other threads are running"))
 }
 
-fn others_sleep() -> io::Result<bool> {
+fn other_threads_sleep() -> io::Result<bool> {
     let me = rustix::thread::gettid()
         .as_raw_nonzero()
         .get()

@@ -137,13 +137,13 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
     }
-    SharedMemory::register_mapping(mapping, fd, inode, len)
+    SharedMemory::record_mapping(mapping, fd, inode, len)
 }
 
 impl SharedMemory {
     /// Records a mapping of the whole file `fd`, so that registration finds it; `len` is the length asked
     /// for.
-    fn register_mapping(
+    fn record_mapping(
         mapping: FileMapping,
         fd: OwnedFd,
         inode: u64,
@@ -161,7 +161,7 @@ impl SharedMemory {
         Ok(Self { ptr, len, mapped })
     }
 
-    /// Returns descriptor and inode of the file, by which other processes [map](Self::of_peer) the memory.
+    /// Returns descriptor and inode of the file, by which other processes [map](Self::map_from_peer) the memory.
     pub fn fd_and_inode(&self) -> Option<(u32, u64)> {
         let shared = lock(&SHAREABLE_MEMORY);
         let backing = shared.get(&self.ptr.addr().get())?;
@@ -169,18 +169,22 @@ impl SharedMemory {
     }
 
     /// Maps `len` bytes of the peer's shared memory; the bytes stay valid after the peer frees them.
-    pub fn of_peer(peer: &Peer, (fd, inode): (u32, u64), len: usize) -> io::Result<SharedMemory> {
+    pub fn map_from_peer(
+        peer: &Peer,
+        (fd, inode): (u32, u64),
+        len: usize,
+    ) -> io::Result<SharedMemory> {
         let (file, mapped) = open_memfd(peer, fd, inode)?;
         if len == 0 || len > mapped {
             return Err(io::Error::other("the peer's memory is not what it says"));
         }
         let mapping = FileMapping::new(&file, mapped)?;
-        Self::register_mapping(mapping, file.into(), inode, len)
+        Self::record_mapping(mapping, file.into(), inode, len)
     }
 }
 
 /// Returns the shared memory that contains all of `addr..end`, and the offset of `addr` in it.
-pub(super) fn shared_at(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
+pub(super) fn memfd_at(addr: usize, end: usize) -> Option<(MemfdBacking, usize)> {
     let shared = lock(&SHAREABLE_MEMORY);
     let (&start, backing) = shared.range(..=addr).next_back()?;
     (end <= start + backing.len).then(|| (backing.clone(), addr - start))

@@ -16,7 +16,7 @@ const FILE_BYTES: u64 = 1 << 47;
 /// The registered regions of private memory, and the set of pages that are shared.
 pub(super) struct SharedPages {
     /// The process that owns these pages; a forked child begins with an empty record.
-    pub(super) pid: u32,
+    pub(super) owner_pid: u32,
     file: Option<SharedFile>,
     /// `/proc/self/maps`, kept open while the file exists. Fork and deregistration must read the
     /// areas even if no descriptors are left.
@@ -41,7 +41,7 @@ static SHARED_PAGES: Mutex<SharedPages> = Mutex::new(SharedPages::new(0));
 pub(super) fn lock_shared_pages() -> MutexGuard<'static, SharedPages> {
     let mut sharing = lock(&SHARED_PAGES);
     let pid = std::process::id();
-    if sharing.pid != pid {
+    if sharing.owner_pid != pid {
         // The file belongs to the parent. The child's copies of shared pages, if any, are private
         // (see `fork`).
         *sharing = SharedPages::new(pid);
@@ -52,7 +52,7 @@ pub(super) fn lock_shared_pages() -> MutexGuard<'static, SharedPages> {
 impl SharedPages {
     const fn new(pid: u32) -> Self {
         Self {
-            pid,
+            owner_pid: pid,
             file: None,
             maps: None,
             shared_regions: 0,

@@ -28,7 +28,7 @@ pub enum AtomicOp {
 /// access the same bytes as whole words only.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
+pub(super) unsafe fn apply_atomic(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
     use super::guard::guarded;
     // Operands and result pass through memory: a guarded block has no register outputs.
     let mut word;
@@ -92,7 +92,7 @@ mod tests {
         let mut word = 5;
         let mut change = |op| {
             // SAFETY: the word belongs to this test.
-            let old = unsafe { change(&raw mut word, op) };
+            let old = unsafe { apply_atomic(&raw mut word, op) };
             (old, word)
         };
         assert_eq!(change(AtomicOp::FetchAdd(u64::MAX)), (Ok(5), 4));
@@ -113,7 +113,7 @@ mod tests {
             AtomicOp::CompareSwap { expect: 0, swap: 1 },
         ] {
             // SAFETY: no memory is ever mapped at this address.
-            assert_eq!(unsafe { change(nowhere, op) }, Err(MemoryFault));
+            assert_eq!(unsafe { apply_atomic(nowhere, op) }, Err(MemoryFault));
         }
     }
 }

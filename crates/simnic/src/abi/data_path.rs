@@ -4,19 +4,19 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use super::handle::{or_errno, with_object_of_context};
+use super::handle::{with_object_of_context, zero_or_errno};
 use crate::cq::Cqe;
 use crate::memory::Payload;
 use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
 use crate::recvs::{PostedRecv, RecvList};
-use crate::threads::synchronize;
+use crate::threads::catch_up_events;
 
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     mut wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    synchronize();
+    catch_up_events();
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_send(3)` requires.
     let posted = unsafe {
         with_object_of_context((*qp).context, (*qp).handle, |world, index| {
@@ -29,7 +29,7 @@ pub(super) unsafe extern "C" fn post_send(
             let mut result = Ok(());
             while let Some(this) = wr.as_ref() {
                 if list.free_send_queue_slots > 0
-                    && let Some(datagram) = as_datagram(this)
+                    && let Some(datagram) = as_empty_datagram(this)
                     && world.append_repeated_datagram(index, &mut list, &datagram)
                 {
                     wr = this.next;
@@ -54,13 +54,13 @@ pub(super) unsafe extern "C" fn post_send(
             result
         })
     };
-    or_errno(posted)
+    zero_or_errno(posted)
 }
 
 /// Reads a work request without SGEs as a datagram; `None` if it has SGEs. Only the queue pair knows if it is a
 /// datagram.
 #[inline(always)]
-fn as_datagram(wr: &ibv_send_wr) -> Option<EmptyDatagram> {
+fn as_empty_datagram(wr: &ibv_send_wr) -> Option<EmptyDatagram> {
     if wr.num_sge != 0 {
         return None;
     }
@@ -166,28 +166,31 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
         with_object_of_context((*qp).context, (*qp).handle, |world, index| {
-            let mut recvs = PostedRecvList { next: wr, last: wr };
+            let mut recvs = PostedRecvList {
+                next: wr,
+                last_taken_wr: wr,
+            };
             world.post_recvs(index, &mut recvs).inspect_err(|_| {
                 if let Some(place) = bad_wr.as_mut() {
-                    *place = recvs.last;
+                    *place = recvs.last_taken_wr;
                 }
             })
         })
     };
-    or_errno(posted)
+    zero_or_errno(posted)
 }
 
 /// A list of receive work requests (`ibv_post_recv(3)`) while it is posted.
 struct PostedRecvList {
     next: *mut ibv_recv_wr,
     /// The work request that was taken last.
-    last: *mut ibv_recv_wr,
+    last_taken_wr: *mut ibv_recv_wr,
 }
 
 impl RecvList<c_int> for &mut PostedRecvList {
     #[inline(always)]
     fn next(&mut self) -> Option<Result<PostedRecv, c_int>> {
-        self.last = self.next;
+        self.last_taken_wr = self.next;
         // SAFETY: the caller of `post_recv` guarantees a valid list.
         unsafe {
             let this = self.next.as_ref()?;
@@ -251,7 +254,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     let Ok(most) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    synchronize();
+    catch_up_events();
     // SAFETY: a CQ of this provider; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
         with_object_of_context((*cq).context, (*cq).handle, |world, index| {
@@ -291,5 +294,5 @@ fn completion(cqe: &Cqe) -> ibv_wc {
 /// Does nothing: completion events are not simulated, so programs must poll.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
     // SAFETY: a CQ of this provider.
-    or_errno(unsafe { with_object_of_context((*cq).context, (*cq).handle, |_, _| Ok(())) })
+    zero_or_errno(unsafe { with_object_of_context((*cq).context, (*cq).handle, |_, _| Ok(())) })
 }

@@ -6,7 +6,7 @@ use nicmodel::profile::CorePlace;
 use verbs_abi::*;
 
 use super::data_path;
-use super::handle::{ObjectHandle, or_errno, or_null, set_errno, with_object};
+use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
 use crate::nic::lid;
 use crate::post::MAX_SGE;
 use crate::threads::with_simulation;
@@ -23,7 +23,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mu
     let listed = with_simulation(|world| {
         let count = u32::try_from(world.machines.len()).unwrap_or(0);
         let devices = (0..count)
-            .map(|index| ObjectHandle::into_pointer(describe(world, index), world, index));
+            .map(|index| ObjectHandle::into_pointer(device_of_machine(world, index), world, index));
         devices.chain([std::ptr::null_mut()]).collect::<Vec<_>>()
     });
     let list = listed.unwrap_or_else(|| vec![std::ptr::null_mut()]);
@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mu
 }
 
 /// Returns the device of a host, named `sim3`, or of a DPU, named `sim3_dpu`.
-fn describe(world: &Simulation, machine: u32) -> ibv_device {
+fn device_of_machine(world: &Simulation, machine: u32) -> ibv_device {
     let mut device = ibv_device::zeroed();
     device.node_type = IBV_NODE_CA;
     device.transport_type = IBV_TRANSPORT_IB;
@@ -88,7 +88,8 @@ pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     let opened = unsafe {
         with_object(device, |world, machine| {
             let mut context = ibv_context::zeroed();
-            context.device = ObjectHandle::into_pointer(describe(world, machine), world, machine);
+            context.device =
+                ObjectHandle::into_pointer(device_of_machine(world, machine), world, machine);
             context.ops.post_send = Some(data_path::post_send);
             context.ops.post_recv = Some(data_path::post_recv);
             context.ops.post_srq_recv = Some(data_path::post_srq_recv);
@@ -100,7 +101,7 @@ pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
             Ok(ObjectHandle::into_pointer(context, world, machine))
         })
     };
-    or_null(opened)
+    pointer_or_set_errno(opened)
 }
 
 pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
@@ -253,7 +254,7 @@ pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut 
     let mut pd = ibv_pd::zeroed();
     pd.context = context;
     // SAFETY: a context of this provider.
-    or_null(unsafe {
+    pointer_or_set_errno(unsafe {
         with_object(context, |world, machine| {
             Ok(ObjectHandle::into_pointer(pd, world, machine))
         })
@@ -266,5 +267,5 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     }
     // SAFETY: a protection domain of this provider, released once.
     drop(unsafe { ObjectHandle::take_back_from_c(pd) });
-    or_errno(Ok(()))
+    zero_or_errno(Ok(()))
 }

@@ -80,7 +80,7 @@ pub(super) fn set_errno(errno: c_int) {
 }
 
 /// Returns the pointer to C; for an error, sets errno and returns NULL.
-pub(super) fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
+pub(super) fn pointer_or_set_errno<T>(result: Result<*mut T, c_int>) -> *mut T {
     result.unwrap_or_else(|errno| {
         set_errno(errno);
         std::ptr::null_mut()
@@ -88,6 +88,6 @@ pub(super) fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
 }
 
 /// Returns 0, or the errno of the error.
-pub(super) fn or_errno(result: Result<(), c_int>) -> c_int {
+pub(super) fn zero_or_errno(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(0)
 }

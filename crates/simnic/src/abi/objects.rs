@@ -6,13 +6,13 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
-use super::handle::{ObjectHandle, or_errno, or_null, set_errno, with_object};
+use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
 use crate::cq::Cq;
 use crate::fifo_queue::FifoQueue;
 use crate::memory::SimulatedRegion;
 use crate::mr::Mr;
-use crate::port::OwnPort;
-use crate::post::{MAX_SGE, transport};
+use crate::port::QpPortIndex;
+use crate::post::{MAX_SGE, transport_of_qp_type};
 use crate::qp::Qp;
 use crate::reads::OutstandingReads;
 use crate::recvs::PostedRecvs;
@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
             Ok(ObjectHandle::into_pointer(mr, world, key))
         })
     };
-    or_null(registered)
+    pointer_or_set_errno(registered)
 }
 
 /// Adds an object to a table; keys are never reused.
@@ -96,7 +96,7 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
             Ok(ObjectHandle::into_pointer(channel, world, machine))
         })
     };
-    or_null(created)
+    pointer_or_set_errno(created)
 }
 
 pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
@@ -119,7 +119,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     _: c_int,
 ) -> *mut ibv_cq {
     if !(1..=MAX_CQE).contains(&cqe) {
-        return or_null(Err(libc::EINVAL));
+        return pointer_or_set_errno(Err(libc::EINVAL));
     }
     let mut cq = ibv_cq::zeroed();
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
@@ -142,7 +142,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
             Ok(given)
         })
     };
-    or_null(created)
+    pointer_or_set_errno(created)
 }
 
 pub(super) unsafe extern "C" fn ibv_resize_cq(_: *mut ibv_cq, _: c_int) -> c_int {
@@ -180,7 +180,7 @@ pub(super) unsafe extern "C" fn ibv_create_srq(
     _: *mut ibv_pd,
     _: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    or_null(Err(libc::EOPNOTSUPP))
+    pointer_or_set_errno(Err(libc::EOPNOTSUPP))
 }
 
 pub(super) unsafe extern "C" fn ibv_modify_srq(
@@ -206,9 +206,9 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
     // SAFETY: handles of this provider, and the program's attributes.
     unsafe {
         let Some(init) = init.as_mut() else {
-            return or_null(Err(libc::EINVAL));
+            return pointer_or_set_errno(Err(libc::EINVAL));
         };
-        or_null(with_object(pd, |world, machine| {
+        pointer_or_set_errno(with_object(pd, |world, machine| {
             create_qp(world, machine, pd, init)
         }))
     }
@@ -222,7 +222,7 @@ unsafe fn create_qp(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
 ) -> Result<*mut ibv_qp, c_int> {
-    let Some(transport) = transport(init.qp_type).filter(|_| init.srq.is_null()) else {
+    let Some(transport) = transport_of_qp_type(init.qp_type).filter(|_| init.srq.is_null()) else {
         return Err(libc::EOPNOTSUPP);
     };
     // SAFETY: contract of this function.
@@ -241,7 +241,7 @@ unsafe fn create_qp(
         || cap.max_recv_wr > MAX_WR
         || cap.max_send_sge > sges
         || cap.max_recv_sge > sges
-        || cap.max_inline_data > world.costs.max_inline
+        || cap.max_inline_data > world.costs.max_inline_bytes
         || world.qps.len() > MAX_QP
     {
         return Err(libc::EINVAL);
@@ -260,11 +260,11 @@ unsafe fn create_qp(
             access_flags: 0,
             qkey_or_access_flags: 0,
             can_receive: false,
-            port: OwnPort::UNASSIGNED,
+            port: QpPortIndex::UNASSIGNED,
             remote_qpn: 0,
             recvs: PostedRecvs::default(),
             outstanding_wrs: 0,
-            wqes: FifoQueue::default(),
+            unsent_messages: FifoQueue::default(),
             posted_lists: FifoQueue::default(),
             lists_at_nic: 0,
             has_or_awaits_unit: false,
@@ -275,8 +275,8 @@ unsafe fn create_qp(
             reads: OutstandingReads::default(),
             last_delivery_visible_at: 0,
             last_empty_datagram: None,
-            last_posted: None,
-            last_completion: 0,
+            last_posted_kind_and_cost: None,
+            last_send_completion_at: 0,
         })
     })?;
     let mut qp = ibv_qp::zeroed();
@@ -317,7 +317,7 @@ pub(super) unsafe extern "C" fn ibv_query_qp(
             Ok(())
         })
     };
-    or_errno(queried)
+    zero_or_errno(queried)
 }
 
 pub(super) unsafe extern "C" fn ibv_modify_qp(
@@ -330,12 +330,12 @@ pub(super) unsafe extern "C" fn ibv_modify_qp(
         let Some(attr) = attr.as_ref() else {
             return libc::EINVAL;
         };
-        with_object(qp, |world, index| modify(world, index, attr, mask))
+        with_object(qp, |world, index| modify_qp(world, index, attr, mask))
     };
-    or_errno(modified)
+    zero_or_errno(modified)
 }
 
-fn modify(
+fn modify_qp(
     world: &mut Simulation,
     index: u32,
     attr: &ibv_qp_attr,
@@ -352,7 +352,7 @@ fn modify(
     if has(IBV_QP_DEST_QPN) {
         qp.remote_qpn = attr.dest_qp_num;
     }
-    qp.update_derived();
+    qp.update_receive_checks();
     if !has(IBV_QP_STATE) {
         return Ok(());
     }
@@ -367,9 +367,9 @@ fn modify(
         return Err(libc::EINVAL);
     }
     qp.state = attr.qp_state;
-    qp.update_derived();
+    qp.update_receive_checks();
     if attr.qp_state == IBV_QPS_ERR {
-        world.flush(index);
+        world.flush_work_requests(index);
     }
     Ok(())
 }
@@ -410,7 +410,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
             Ok(ObjectHandle::into_pointer(ah, world, machine))
         })
     };
-    or_null(created)
+    pointer_or_set_errno(created)
 }
 
 pub(super) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
@@ -454,5 +454,5 @@ pub(super) unsafe extern "C" fn ibv_create_ah_from_wc(
     _: *mut ibv_grh,
     _: u8,
 ) -> *mut ibv_ah {
-    or_null(Err(libc::EOPNOTSUPP))
+    pointer_or_set_errno(Err(libc::EOPNOTSUPP))
 }

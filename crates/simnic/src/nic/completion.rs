@@ -4,7 +4,7 @@ use verbs_abi as abi;
 
 use crate::cq::Cqe;
 use crate::fifo_queue::FifoQueue;
-use crate::message::{SUCCESS, code_u8};
+use crate::message::{SUCCESS_STATUS, code_u8};
 use crate::queue::Ps;
 use crate::world::Simulation;
 
@@ -17,13 +17,16 @@ impl Simulation {
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
-        let at = at.max(qp.last_completion);
-        qp.last_completion = at;
-        if !signaled && !signal_all && status == SUCCESS {
+        let at = at.max(qp.last_send_completion_at);
+        qp.last_send_completion_at = at;
+        if !signaled && !signal_all && status == SUCCESS_STATUS {
             return;
         }
         let home = &mut self.machines[machine as usize];
-        let (cqe_cost, pcie) = (self.cost_table.cqe(home.place), home.costs.pcie_latency);
+        let (cqe_cost, pcie) = (
+            self.cost_table.cqe_write_cost(home.place),
+            home.costs.pcie_latency,
+        );
         let written = home
             .link_to_host
             .reserve_time(now, cqe_cost.to_host)
@@ -46,27 +49,27 @@ impl Simulation {
     }
 
     /// Completes all remaining work requests of a queue pair in error with a flush error.
-    pub(crate) fn flush(&mut self, index: u32) {
+    pub(crate) fn flush_work_requests(&mut self, index: u32) {
         let now = self.now;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
         let nic = self.machines[qp.machine as usize].nic;
         qp.reads
-            .forget(&mut self.nics[nic as usize].qps_with_outstanding_reads);
+            .forget_all(&mut self.nics[nic as usize].qps_with_outstanding_reads);
         // The list on which a unit works must end one WQE at a time, as the queued events expect.
         let keep = match qp.posted_lists.front() {
             Some(list) if qp.has_or_awaits_unit => list.len,
             _ => 0,
         };
-        let rest = split_after(&mut qp.wqes, keep);
+        let rest = split_after(&mut qp.unsent_messages, keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.posted_lists.split_off(usize::from(keep > 0));
         qp.lists_at_nic = qp.lists_at_nic.min(qp.posted_lists.len());
         for (id, times) in rest {
             for _ in 0..times {
                 self.finish_work_request(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);
-                self.messages.free(id);
+                self.messages.release_one_work_request(id);
             }
         }
         while let Some(recv) = recvs.pop() {

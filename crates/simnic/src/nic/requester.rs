@@ -4,7 +4,7 @@ use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
-use crate::message::{SUCCESS, code_u8};
+use crate::message::{SUCCESS_STATUS, code_u8};
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, Qp};
 use crate::queue::Ps;
@@ -12,7 +12,7 @@ use crate::world::Simulation;
 
 impl Simulation {
     /// Processes the arrival of a list of WQEs, or of its doorbell, at the NIC.
-    pub(crate) fn handle_doorbell(&mut self, index: u32, at: Ps) {
+    pub(crate) fn handle_arrived_postlist(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
         qp.lists_at_nic += 1;
         if !qp.has_or_awaits_unit {
@@ -23,7 +23,7 @@ impl Simulation {
     }
 
     fn request_unit(&mut self, index: u32, machine: u32, at: Ps) {
-        let units = self.costs.units;
+        let units = self.costs.processing_units;
         let nic = self.nic(machine);
         if nic.busy_units < units {
             nic.busy_units += 1;
@@ -54,7 +54,7 @@ impl Simulation {
                 cost_index: shape,
             }),
             Some(&(first, _)),
-        ) = (qp.posted_lists.front(), qp.wqes.front())
+        ) = (qp.posted_lists.front(), qp.unsent_messages.front())
         else {
             return;
         };
@@ -120,15 +120,18 @@ impl Simulation {
     /// Sends one WQE; returns the time at which the next WQE of its list leaves.
     fn send_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
         let qp = self.qp(index)?;
-        let ((message, times), list) = (qp.wqes.front_mut()?, qp.posted_lists.front_mut()?);
+        let ((message, times), list) = (
+            qp.unsent_messages.front_mut()?,
+            qp.posted_lists.front_mut()?,
+        );
         let message = *message;
         *times -= 1;
         list.len -= 1;
         let done = list.len == 0;
         if *times == 0 {
-            qp.wqes.pop();
+            qp.unsent_messages.pop();
         }
-        let next = qp.wqes.front().map(|&(next, _)| next);
+        let next = qp.unsent_messages.front().map(|&(next, _)| next);
         if done {
             qp.posted_lists.pop();
             qp.lists_at_nic -= 1;
@@ -171,7 +174,7 @@ impl Simulation {
         let mut port = qp.port;
         let mut link_out = nics[home.nic as usize]
             .ports
-            .of_sender(&mut port)
+            .port_of_sending_qp(&mut port)
             .outgoing_link;
         qp.port = port;
         // Destination of a connected queue pair.
@@ -179,8 +182,8 @@ impl Simulation {
         let (mut sent, mut next) = (0, at);
         while left > 0
             && next <= horizon
-            && let second = qp.wqes.second().copied()
-            && let Some((id, times)) = qp.wqes.front_mut()
+            && let second = qp.unsent_messages.second().copied()
+            && let Some((id, times)) = qp.unsent_messages.front_mut()
         {
             if let Some((second, _)) = second {
                 prefetch(&messages[second]);
@@ -220,7 +223,7 @@ impl Simulation {
                 } else {
                     leaves
                 };
-                qp.last_completion = qp.last_completion.max(out);
+                qp.last_send_completion_at = qp.last_send_completion_at.max(out);
                 let came = if passes_network {
                     let port = to.ports.port_of_receiving_qp(&mut target.port);
                     port.incoming_link.reserve_time(out, wire) + costs.network_latency
@@ -232,7 +235,8 @@ impl Simulation {
                     .reserve_time(came, inbound)
                     .max(qp.last_processed_at);
                 qp.last_processed_at = handled;
-                to.arriving_messages.insert_by((handled, id), |(at, _)| *at);
+                to.messages_by_processed_at
+                    .insert_by_time((handled, id), |(at, _)| *at);
                 if to.next_processed_at.is_none_or(|next| handled < next) {
                     to.next_processed_at = Some(handled);
                     events.push(handled, SimulationEvent::MessageProcessed { nic });
@@ -249,8 +253,11 @@ impl Simulation {
                 }
             }
             if *times == 0 {
-                qp.wqes.pop();
-                let following = qp.wqes.front().map(|&(id, _)| messages[id].cost_index);
+                qp.unsent_messages.pop();
+                let following = qp
+                    .unsent_messages
+                    .front()
+                    .map(|&(id, _)| messages[id].cost_index);
                 next += following.map_or(0, |shape| shapes.get(shape).requester_unit_time);
             }
         }
@@ -260,7 +267,7 @@ impl Simulation {
                 list.len -= sent;
             }
             let from = &mut nics[home.nic as usize];
-            from.ports.of_sender(&mut port).outgoing_link = link_out;
+            from.ports.port_of_sending_qp(&mut port).outgoing_link = link_out;
             from.counters.sent_messages += u64::from(sent);
         }
         qps[index as usize] = Some(qp);
@@ -329,14 +336,14 @@ impl Simulation {
         let sent = &mut nics[home.nic as usize];
         sent.counters.sent_messages += 1;
         let out = if passes_network {
-            let port = sent.ports.of_sender(&mut qp.port);
+            let port = sent.ports.port_of_sending_qp(&mut qp.port);
             port.outgoing_link
                 .reserve_time(left, shape.request_wire_time)
         } else {
             left
         };
         // An unreliable message completes when its port has sent it and all earlier messages.
-        let told = !reliable && !complete_without_cqe(qp, signaled, out);
+        let told = !reliable && !try_complete_without_cqe(qp, signaled, out);
         if let Some((to, _, known_port)) = to {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
@@ -351,8 +358,8 @@ impl Simulation {
                 .reserve_time(came, shape.inbound_processing_time)
                 .max(qp.last_processed_at);
             qp.last_processed_at = handled;
-            nic.arriving_messages
-                .insert_by((handled, id), |(at, _)| *at);
+            nic.messages_by_processed_at
+                .insert_by_time((handled, id), |(at, _)| *at);
             if port != known_port
                 && let Some(Some(target)) = qps.get_mut(dest as usize)
             {
@@ -363,7 +370,7 @@ impl Simulation {
                 nic.next_processed_at = Some(handled);
             }
             if told {
-                self.finish_work_request(id, SUCCESS, at, out);
+                self.finish_work_request(id, SUCCESS_STATUS, at, out);
             }
             if first {
                 self.events
@@ -373,14 +380,14 @@ impl Simulation {
         }
         let back = out + 2 * costs.network_latency;
         if told {
-            self.finish_work_request(id, SUCCESS, at, out);
+            self.finish_work_request(id, SUCCESS_STATUS, at, out);
         }
         if reliable {
             self.messages[id].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
             self.events
                 .push(back, SimulationEvent::ResponseArrived { message: id });
         } else {
-            self.messages.free(id);
+            self.messages.release_one_work_request(id);
         }
     }
 
@@ -391,23 +398,24 @@ impl Simulation {
         let message = &self.messages[id];
         let index = message.requester_qp;
         let Some(home) = self.machine_of_qp(index) else {
-            self.messages.free(id);
+            self.messages.release_one_work_request(id);
             return;
         };
         let now = self.now;
         let capacity = self.costs.read_wqe_cache_entries;
         let shape = self.cost_table.get(message.cost_index);
-        let answers = !shape.operation.verb.sends_payload();
+        let answers = !shape.operation.verb.carries_payload_in_request();
         let machine = &mut self.machines[home as usize];
         let transfers = shape.transfers_at(machine.place);
         let (wait, pcie) = (machine.costs.wqe_refetch_wait, machine.costs.pcie_latency);
         let nic = &mut self.nics[machine.nic as usize];
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
-            (Some(qp), Some(slot), Some(capacity)) => {
-                qp.reads
-                    .record_response(slot, &mut nic.qps_with_outstanding_reads, capacity)
-            }
+            (Some(qp), Some(slot), Some(capacity)) => qp.reads.record_response_cache_hit(
+                slot,
+                &mut nic.qps_with_outstanding_reads,
+                capacity,
+            ),
             _ => true,
         };
         if !kept {
@@ -426,7 +434,7 @@ impl Simulation {
             }
         }
         let message = &self.messages[id];
-        if answers && message.status == SUCCESS && !message.payload.bytes().is_empty() {
+        if answers && message.status == SUCCESS_STATUS && !message.payload.bytes().is_empty() {
             let written = machine
                 .link_to_host
                 .reserve_time(now, transfers.response_write.to_host);
@@ -436,25 +444,25 @@ impl Simulation {
                 self.messages[id].status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
             }
         }
-        let failed = self.messages[id].status != SUCCESS;
+        let failed = self.messages[id].status != SUCCESS_STATUS;
         let status = self.messages[id].status;
         self.finish_work_request(id, status, now, done);
-        self.messages.free(id);
+        self.messages.release_one_work_request(id);
         if failed && let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
-            qp.update_derived();
-            self.flush(index);
+            qp.update_receive_checks();
+            self.flush_work_requests(index);
         }
     }
 }
 
 /// Completes a message without a CQE when it has left; returns false if it must have a CQE.
 #[inline(always)]
-fn complete_without_cqe(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
+fn try_complete_without_cqe(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
     if signaled || qp.signal_all {
         return false;
     }
     qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
-    qp.last_completion = qp.last_completion.max(at);
+    qp.last_send_completion_at = qp.last_send_completion_at.max(at);
     true
 }

@@ -8,8 +8,8 @@ use verbs_abi as abi;
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
-use crate::message::{SUCCESS, code_u8};
-use crate::port::{NicPort, OwnPort};
+use crate::message::{SUCCESS_STATUS, code_u8};
+use crate::port::{NicPort, QpPortIndex};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::serial_resource::SerialResource;
@@ -31,8 +31,8 @@ impl Simulation {
             return;
         }
         loop {
-            self.receive_run(index, horizon);
-            let arriving = &mut self.nics[index as usize].arriving_messages;
+            self.receive_frequent_messages(index, horizon);
+            let arriving = &mut self.nics[index as usize].messages_by_processed_at;
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
             };
@@ -40,19 +40,19 @@ impl Simulation {
             let machine = self
                 .machine_of_qp(self.messages[id].responder_qp)
                 .unwrap_or(index);
-            self.handle_processed(machine, id, at);
+            self.transfer_processed_message(machine, id, at);
         }
         let nic = &mut self.nics[index as usize];
-        nic.next_processed_at = nic.arriving_messages.front().map(|&(at, _)| at);
+        nic.next_processed_at = nic.messages_by_processed_at.front().map(|&(at, _)| at);
         if let Some(next) = nic.next_processed_at {
             self.events
                 .push(next, SimulationEvent::MessageProcessed { nic: index });
         }
     }
 
-    /// Does the work of `handle_processed` for the most frequent messages, as long as these come first: SENDs of datagrams, and
+    /// Does the work of `transfer_processed_message` for the most frequent messages, as long as these come first: SENDs of datagrams, and
     /// unreliable WRITEs.
-    fn receive_run(&mut self, nic: u32, horizon: Ps) {
+    fn receive_frequent_messages(&mut self, nic: u32, horizon: Ps) {
         let now = self.now;
         let Self {
             qps,
@@ -67,11 +67,11 @@ impl Simulation {
             ..
         } = self;
         let nic = &mut nics[nic as usize];
-        while let Some(&(at, id)) = nic.arriving_messages.front()
+        while let Some(&(at, id)) = nic.messages_by_processed_at.front()
             && at <= horizon
         {
             // Prefetches the queue pair of the next message, and the message after that.
-            let following = nic.arriving_messages.as_slice();
+            let following = nic.messages_by_processed_at.as_slice();
             if let Some(&(_, next)) = following.get(1)
                 && let Some(Some(target)) = qps.get(messages[next].responder_qp as usize)
             {
@@ -97,7 +97,7 @@ impl Simulation {
                 }
                 _ => return,
             };
-            nic.arriving_messages.drop_front(1);
+            nic.messages_by_processed_at.drop_front(1);
             let machine = target.machine;
             let home = &mut machines[machine as usize];
             let dma = &shape.transfers_at(home.place).responder_dma;
@@ -124,11 +124,11 @@ impl Simulation {
                     nic.counters.received_messages += 1;
                 } else if let Some(mr) = region {
                     nic.counters.received_messages += 1;
-                    mr.write_later(key, home, visible, addr, payload, threads, events);
+                    mr.add_pending_write(key, home, visible, addr, payload, threads, events);
                 } else {
                     nic.counters.dropped_messages += 1;
                 }
-                messages.free(id);
+                messages.release_one_work_request(id);
                 continue;
             }
             let recv = if target.qkey_or_access_flags == message.qkey_or_rkey {
@@ -138,13 +138,13 @@ impl Simulation {
             };
             let Some(recv) = recv else {
                 nic.counters.dropped_messages += 1;
-                messages.free(id);
+                messages.release_one_work_request(id);
                 continue;
             };
             nic.counters.received_messages += 1;
             let length = shape.operation.payload_bytes;
             let placed = length.saturating_add(GRH_BYTES);
-            let mut status = SUCCESS;
+            let mut status = SUCCESS_STATUS;
             if placed > recv.len {
                 status = code_u8(abi::IBV_WC_LOC_LEN_ERR);
             } else if length > 0 {
@@ -168,15 +168,15 @@ impl Simulation {
                     status,
                     opcode: const { code_u8(abi::IBV_WC_RECV) },
                 };
-                queue.put(cqe, threads, events);
+                queue.push_and_wake(cqe, threads, events);
             }
-            messages.free(id);
+            messages.release_one_work_request(id);
         }
     }
 
     /// Makes the DMA transfers of a message that the NIC has processed.
     #[inline(never)]
-    fn handle_processed(&mut self, machine: u32, id: u32, at: Ps) {
+    fn transfer_processed_message(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
@@ -205,7 +205,7 @@ impl Simulation {
             self.events
                 .push(at, SimulationEvent::SendResponse { message: id });
         } else {
-            self.messages.free(id);
+            self.messages.release_one_work_request(id);
         }
     }
 
@@ -257,7 +257,7 @@ impl Simulation {
             counters.received_messages += 1;
         }
         if let Some((key, addr, payload)) = written {
-            self.write_later(key, visible, addr, payload);
+            self.add_pending_write(key, visible, addr, payload);
         }
         let Some(recv) = recv else {
             return if takes_recv {
@@ -339,14 +339,14 @@ impl Simulation {
             .machine_of_qp(requester)
             .zip(self.machine_of_qp(responder));
         let Some((home, machine)) = homes else {
-            self.messages.free(id);
+            self.messages.release_one_work_request(id);
             return;
         };
         let now = self.now;
         let shape = self.cost_table.get(message.cost_index);
         let (wire, answers) = (
             shape.response_wire_time,
-            !shape.operation.verb.sends_payload(),
+            !shape.operation.verb.carries_payload_in_request(),
         );
         if answers {
             match self.execute_read_or_atomic(id, machine) {
@@ -377,8 +377,8 @@ impl Simulation {
     fn port_mut(&mut self, index: u32, nic: usize) -> &mut NicPort {
         let ports = &mut self.nics[nic].ports;
         match self.qps.get_mut(index as usize) {
-            Some(Some(qp)) => ports.of_sender(&mut qp.port),
-            _ => ports.of_sender(&mut { OwnPort::UNASSIGNED }),
+            Some(Some(qp)) => ports.port_of_sending_qp(&mut qp.port),
+            _ => ports.port_of_sending_qp(&mut { QpPortIndex::UNASSIGNED }),
         }
     }
 

@@ -44,7 +44,7 @@ fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int
 
 pub(super) fn destroy_ah(handle: *mut ibv_ah) -> Result<(), c_int> {
     let ah = live::take_back::<Ah>(handle).ok_or(libc::EINVAL)?;
-    ah.domain.remove_user();
+    ah.held_pd.remove_user();
     Ok(())
 }
 

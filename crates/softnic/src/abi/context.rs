@@ -23,7 +23,7 @@ impl VerbsObject for OpenDevice {
 
 /// Makes the handle of a context.
 pub(super) fn hand_out(context: &'static Context) -> *mut ibv_context {
-    live::hand_out_as(context.handle(), Arc::new(OpenDevice(context)))
+    live::hand_out_at_address(context.handle(), Arc::new(OpenDevice(context)))
 }
 
 /// Takes a handle back.

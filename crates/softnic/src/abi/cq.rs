@@ -128,7 +128,7 @@ pub(super) fn modify_cq(cq: *mut ibv_cq, attr: In<'_, ibv_modify_cq_attr>) -> Re
         return Err(libc::EOPNOTSUPP);
     }
     if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
-        cq.moderate(attr.moderate.cq_count, attr.moderate.cq_period);
+        cq.set_moderation(attr.moderate.cq_count, attr.moderate.cq_period);
     }
     Ok(())
 }
@@ -170,7 +170,7 @@ fn next_event(
     // now.
     let of = live::find::<Cq>(handle);
     if let Some(of) = &of {
-        of.unacknowledged.note_delivered();
+        of.unacknowledged_comp_events.note_delivered();
     }
     cq.write(handle);
     cq_context.write(of.map_or(std::ptr::null_mut(), |of| of.cq_context()));
@@ -179,6 +179,6 @@ fn next_event(
 
 pub(super) fn ack_cq_events(cq: *mut ibv_cq, n: c_uint) {
     if let Some(cq) = live::find::<Cq>(cq) {
-        cq.unacknowledged.acknowledge(u64::from(n));
+        cq.unacknowledged_comp_events.acknowledge(u64::from(n));
     }
 }

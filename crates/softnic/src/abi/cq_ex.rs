@@ -45,7 +45,7 @@ pub(super) fn create_cq_ex(
     abi.context = context;
     abi.channel = init.channel;
     abi.cq_context = init.cq_context;
-    let (start, next) = if faults::are_on() {
+    let (start, next) = if faults::has_plan() {
         (
             start_poll_under_faults as StartPoll,
             next_poll_under_faults as NextPoll,
@@ -135,10 +135,10 @@ fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedCq)
         let current = &mut *polling.current();
         current.wc = wc;
         current.tag = TagInfo::take_from_completion(&mut current.wc);
-        if polling.delivers(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
+        if polling.delivers_wc_field(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
             current.timestamp_ns = now_ns(ClockId::Monotonic);
         }
-        if polling.delivers(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) {
+        if polling.delivers_wc_field(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) {
             current.wallclock_ns = now_ns(ClockId::Realtime);
         }
     }

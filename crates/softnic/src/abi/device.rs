@@ -15,7 +15,7 @@ use super::ops;
 use crate::abi_cell::AbiCell;
 use crate::capabilities::DeviceCapabilities;
 use crate::context::Context;
-use crate::device::{Device, PortCounts};
+use crate::device::{Device, DeviceAndPortCounts};
 use crate::identity::Identity;
 use crate::incidents;
 use crate::nic::Nic;
@@ -30,7 +30,7 @@ fn all_devices() -> &'static [AbiCell<verbs_device>] {
         // If the environment is not valid, there is no list and no context either: the NIC has reported it.
         let transport = DeviceCapabilities::from_env().unwrap_or_default().transport;
         let identity = Identity::from_env().unwrap_or_default();
-        let counts = PortCounts::from_env().unwrap_or_default();
+        let counts = DeviceAndPortCounts::from_env().unwrap_or_default();
         let device = |number| {
             let mut d = verbs_device::zeroed();
             (d.device.node_type, d.device.transport_type) = transport.node_and_transport_type();
@@ -138,7 +138,8 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
         return Err(libc::EBADF);
     }
     // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
-    let name = ProcessName::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
+    let name =
+        ProcessName::read_from_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
     let home = nic.fabric.peer_by_name(name)?.ok_or(libc::ENODEV)?;
     let device = all_devices().get(usize::from(name.device));

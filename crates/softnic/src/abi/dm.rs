@@ -56,7 +56,7 @@ pub(super) fn alloc_dm(
     let (fd, inode) = memory.fd_and_inode().ok_or(libc::ENOMEM)?;
     let own = ExportedObject::new(nic, ImportedKind::Dm, |index| {
         if let Some(dm) = nic.this_process().segment.dm(index) {
-            dm.fd.store(fd, Ordering::Relaxed);
+            dm.owner_fd.store(fd, Ordering::Relaxed);
             dm.inode.store(inode, Ordering::Relaxed);
             dm.len.store(memory.len() as u64, Ordering::Relaxed);
         }
@@ -70,18 +70,18 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     let c = context_of(context)?;
     let of = SharedObject::import(
         (c.nic, c.device.number),
-        c.home(),
+        c.home_process(),
         ImportedKind::Dm,
         dm_handle,
     )?;
     let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;
     let there = of.home().segment.dm(index).ok_or(libc::ENOENT)?;
     let file = (
-        there.fd.load(Ordering::Relaxed),
+        there.owner_fd.load(Ordering::Relaxed),
         there.inode.load(Ordering::Relaxed),
     );
     let len = usize::try_from(there.len.load(Ordering::Relaxed)).map_err(|_| libc::ENOMEM)?;
-    let memory = SharedMemory::of_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
+    let memory = SharedMemory::map_from_peer(of.home(), file, len).map_err(|e| errno_of(&e))?;
     Ok(live::hand_out(Arc::new(Dm::new(
         new_ibv_dm(context),
         of,
@@ -92,7 +92,7 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
 /// Takes the handle back. The memory stays as it is, also for the regions that were made with the handle.
 pub(super) fn unimport_dm(dm: *mut ibv_dm) {
     if let Some(dm) = live::take_back::<Dm>(dm) {
-        imports::release_handle(dm);
+        imports::release_without_destroying(dm);
     }
 }
 

@@ -31,7 +31,8 @@ pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> 
 pub(super) fn import_pd(context: *mut ibv_context, pd_handle: u32) -> Result<*mut ibv_pd, c_int> {
     let context = context_of(context)?;
     let through = (context.nic, context.device.number);
-    let imported = SharedObject::import(through, context.home(), ImportedKind::Pd, pd_handle)?;
+    let imported =
+        SharedObject::import(through, context.home_process(), ImportedKind::Pd, pd_handle)?;
     Ok(live::hand_out(Pd::of_shared(context, imported)))
 }
 
@@ -50,7 +51,7 @@ pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
     if pd.is_unimported() {
         return Err(libc::EINVAL);
     }
-    pd.itself()
+    pd.own_shared_domain()
         .map_or_else(|| require_unused(&pd.user_count), SharedObject::destroy)?;
     live::take_back::<Pd>(handle);
     Ok(())

@@ -33,10 +33,10 @@ macro_rules! control_verbs {
             $($arg: <$type as $crate::abi::edge::Arg>::C),*
         ) -> <$ret as $crate::abi::edge::Ret>::C {
             const NAME: &str = $crate::abi::faulty::verb_name(concat!("ibv_", stringify!($name)));
-            if $crate::faults::are_on() {
+            if $crate::faults::has_plan() {
                 let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::address(&$arg)),*];
                 let first = addresses.first().copied().unwrap_or(0);
-                let refused = $crate::abi::faulty::refusal(NAME, first)
+                let refused = $crate::abi::faulty::injected_errno(NAME, first)
                     .and_then(<$ret as $crate::abi::edge::Ret>::refused);
                 if let Some(refused) = refused {
                     return $crate::abi::edge::Ret::into_c(refused);
@@ -47,7 +47,7 @@ macro_rules! control_verbs {
                 unsafe { <$type as $crate::abi::edge::Arg>::from_c($arg) }
             }),*);
             if let Some(errno) = $crate::abi::edge::Ret::errno(&result) {
-                $crate::why::verb_refused(NAME, errno);
+                $crate::why::report_refused_verb(NAME, errno);
             }
             $crate::abi::edge::Ret::into_c(result)
         }

@@ -39,7 +39,7 @@ fn with_counter(event: &ibv_async_event, count: impl FnOnce(&UnacknowledgedEvent
     match event.event_type {
         IBV_EVENT_CQ_ERR => {
             if let Some(cq) = live::find::<Cq>(object().cast()) {
-                count(&cq.unacknowledged_errors);
+                count(&cq.unacknowledged_async_events);
             }
         }
         IBV_EVENT_SRQ_LIMIT_REACHED | IBV_EVENT_SRQ_ERR => {

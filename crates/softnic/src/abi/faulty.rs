@@ -61,8 +61,8 @@ fn outlives_device(name: &str) -> bool {
 /// Returns the errno with which a verb is refused, if it is. `first` is the address of its first argument, perhaps a
 /// queue pair's.
 #[cold]
-pub(super) fn refusal(name: &'static str, first: usize) -> Option<c_int> {
-    if !faults::are_on() {
+pub(super) fn injected_errno(name: &'static str, first: usize) -> Option<c_int> {
+    if !faults::has_plan() {
         return None;
     }
     let qp = live::find::<Qp>(std::ptr::without_provenance_mut(first));
@@ -71,7 +71,10 @@ pub(super) fn refusal(name: &'static str, first: usize) -> Option<c_int> {
 }
 
 pub(super) fn injected_errno_for_qp(name: &'static str, queue_pair: QueuePair) -> Option<c_int> {
-    let (errno, happenings) = faults::strike_verb(&VerbFacts { name, queue_pair });
+    let (errno, happenings) = faults::strike_verb(&VerbFacts {
+        verb_name: name,
+        queue_pair,
+    });
     if !happenings.is_empty()
         && let Ok(nic) = process::process_nic()
     {

@@ -29,7 +29,7 @@ unsafe extern "C" fn resolve_route(dgid: *mut u8) -> c_int {
     let gid = nic.first_port.replace_loopback_gid(asked);
     // SAFETY: as above.
     unsafe { dgid.write(gid) };
-    c_int::from(nic.uses_packets(nic.first_port.is_of_host(gid), true))
+    c_int::from(nic.uses_packets(nic.first_port.is_gid_of_host(gid), true))
 }
 
 extern "C" fn open_gsi_socket() -> c_int {
@@ -62,7 +62,7 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
         traffic_class: 0,
         hop_limit: HOP_LIMIT,
     };
-    nic.network.send_mad(&flow, &mad);
+    nic.packet_path.send_mad(&flow, &mad);
     0
 }
 

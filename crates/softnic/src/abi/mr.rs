@@ -10,7 +10,7 @@ use super::edge::set_errno;
 use crate::abi_cell::AbiCell;
 use crate::capabilities::OptionalFeature;
 use crate::dm::Dm;
-use crate::imports::{find_key_in_shared_pd, pd_uses};
+use crate::imports::{find_key_in_shared_pd, pd_derived_object_count};
 use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
@@ -146,7 +146,8 @@ pub(super) fn register_mr(
     }
     let (key, hold) = check_and_enter_key(&pd, range, access, |nic, new| {
         // Processes that share the domain use its keys side by side.
-        let taken = |key| find_key_in_shared_pd(nic, nic.this_process(), pd.number, key).is_some();
+        let taken =
+            |key| find_key_in_shared_pd(nic, nic.this_process(), pd.local_number, key).is_some();
         nic.keys.register(&nic.fabric, new, taken)
     })?;
     Ok(new_mr(pd, range, access, ((key, key), hold), dm))
@@ -165,9 +166,9 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     };
     let nic = pd.context.nic;
     let new = NewRegion {
-        owner: Owner::region_in_pd(pd.number),
-        addr: 0,
-        base: 0,
+        owner: Owner::region_in_pd(pd.local_number),
+        iova: 0,
+        owner_address: 0,
         len: u64::MAX,
         access: access.cast_unsigned(),
         backing: &RangeBacking::null(),
@@ -279,19 +280,19 @@ fn check_and_enter_key<T>(
     // Other threads use the addresses later.
     let at = range.addr.expose_provenance();
     let (owner, backing) = if range.is_whole_address_space() {
-        (Owner::whole_space(pd.number), RangeBacking::private())
+        (Owner::whole_space(pd.local_number), RangeBacking::private())
     } else {
         let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
         let share = access & REMOTE != 0 && access & IBV_ACCESS_ON_DEMAND == 0;
         (
-            Owner::region_in_pd(pd.number),
+            Owner::region_in_pd(pd.local_number),
             backing_of(at, range.length, write, share)?,
         )
     };
     let new = NewRegion {
         owner,
-        addr: iova,
-        base: at as u64,
+        iova,
+        owner_address: at as u64,
         len: length,
         access: (access & !OPTIONAL_ACCESS_FLAGS).cast_unsigned(),
         backing: &backing,
@@ -434,12 +435,15 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
             Ok(!now.destroyed_by_importer)
         };
     };
-    if owner.has_ended() {
+    if owner.kernel_says_ended() {
         return Err(libc::ENOENT);
     }
     let belonged_to = keys::deregister_remote(&nic.fabric, owner, mr.creation_key)?;
     // The region's own process no longer counts it either.
-    if let Some(uses) = belonged_to.pd_number().and_then(|pd| pd_uses(owner, pd)) {
+    if let Some(uses) = belonged_to
+        .pd_number()
+        .and_then(|pd| pd_derived_object_count(owner, pd))
+    {
         uses.fetch_sub(1, Ordering::Release);
     }
     Ok(true)
@@ -469,22 +473,23 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
     let nic = pd.context.nic;
     let own = keys::find(nic.this_process(), key)
         .filter(|(_, mr)| {
-            Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd.number)
+            Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd.local_number)
         })
         .map(|(index, _)| (Arc::clone(nic.this_process()), index));
     let others = || {
-        find_key_in_shared_pd(nic, nic.this_process(), pd.number, key)
+        find_key_in_shared_pd(nic, nic.this_process(), pd.local_number, key)
             .map(|found| (found.owner, found.index))
     };
     let (owner, index) = own.or_else(others).ok_or(libc::ENOENT)?;
     let shared = owner.segment.mr(index).ok_or(libc::ENOENT)?;
     let length = usize::try_from(shared.len.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
-    let base = usize::try_from(shared.base.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
+    let base =
+        usize::try_from(shared.owner_address.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
     let now = CurrentRegistration {
         range: MrRange {
             addr: std::ptr::with_exposed_provenance_mut(base),
             length,
-            iova: shared.addr.load(Ordering::Relaxed),
+            iova: shared.iova.load(Ordering::Relaxed),
         },
         access: shared.access.load(Ordering::Relaxed).cast_signed(),
         pd,
@@ -544,7 +549,7 @@ pub(super) fn advise_mr(
     // Pages need not be fetched: the advice is checked, and takes effect at the first access.
     let good = sges.iter().all(|sge| {
         let mut cache = crate::region_cache::RegionCache::new();
-        crate::sge::checked_sge(nic, &mut cache, pd.number, sge, write).is_ok()
+        crate::sge::checked_sge(nic, &mut cache, pd.local_number, sge, write).is_ok()
     });
     if good { Ok(()) } else { Err(libc::EINVAL) }
 }

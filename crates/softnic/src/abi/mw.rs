@@ -25,7 +25,9 @@ pub(super) fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Result<*mut ibv
     };
     let nic = pd.context.nic;
     nic.capabilities.require(OptionalFeature::MemoryWindows)?;
-    let window = nic.keys.alloc_window(&nic.fabric, window_type, pd.number)?;
+    let window = nic
+        .keys
+        .alloc_window(&nic.fabric, window_type, pd.local_number)?;
     Ok(live::hand_out(Arc::new(Mw::new(pd, mw_type, window))))
 }
 
@@ -63,7 +65,7 @@ pub(super) fn bind_mw(
         let mr = live::find::<Mr>(info.mr).ok_or(libc::EINVAL)?;
         !mr.is_in_pd(&window.pd)
     };
-    if qp.pd != window.pd.number || foreign_mr {
+    if qp.pd_number != window.pd.local_number || foreign_mr {
         return Err(libc::EPERM);
     }
     let mut wr = ibv_send_wr::zeroed();

@@ -172,7 +172,7 @@ fn free_buf(buf: *mut ibv_buf) {
 ///
 /// # Errors
 /// `EINVAL` if the memory does not, or if the buffer is not live.
-pub fn check_buffer(
+pub fn check_in_allocated_buf(
     pd: *mut ibv_pd,
     buf: *mut ibv_buf,
     addr: *mut c_void,
@@ -278,38 +278,40 @@ impl CountedQp for Qp {
 }
 
 fn set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
-    find(counter)?.completions.store(value, Ordering::Release);
+    find(counter)?.succeeded_wrs.store(value, Ordering::Release);
     Ok(())
 }
 
 fn set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> VerbResult {
-    find(counter)?.errors.store(value, Ordering::Release);
+    find(counter)?.failed_wrs.store(value, Ordering::Release);
     Ok(())
 }
 
 fn inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
     find(counter)?
-        .completions
+        .succeeded_wrs
         .fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
 fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> VerbResult {
-    find(counter)?.errors.fetch_add(amount, Ordering::Release);
+    find(counter)?
+        .failed_wrs
+        .fetch_add(amount, Ordering::Release);
     Ok(())
 }
 
 fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
     let (counter, place) = (find(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
-    place.write(counter.completions.load(Ordering::Acquire));
+    place.write(counter.succeeded_wrs.load(Ordering::Acquire));
     Ok(())
 }
 
 fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> VerbResult {
     let (counter, place) = (find(counter)?, value.get()?);
     comp_cntr::poll_counted_qps(&counter);
-    place.write(counter.errors.load(Ordering::Acquire));
+    place.write(counter.failed_wrs.load(Ordering::Acquire));
     Ok(())
 }
 

@@ -104,7 +104,7 @@ pub(super) fn verbs_ops() -> verbs_context {
     ops.alloc_mw = Some(alloc_mw);
     ops.bind_mw = Some(bind_mw);
     ops.dealloc_mw = Some(dealloc_mw);
-    if faults::are_on() {
+    if faults::has_plan() {
         faulty::install_faulty_ops(ops);
     }
     abi

@@ -137,7 +137,7 @@ impl QpQueues {
                 live::find::<Srq>(init.srq),
             ),
         };
-        if let Some(cq) = srq.as_ref().and_then(|srq| srq.tags_cq.as_ref())
+        if let Some(cq) = srq.as_ref().and_then(|srq| srq.tag_ops_cq.as_ref())
             && (qp_type != QpType::Rc || !Arc::ptr_eq(cq, &recv_cq))
         {
             // `ibv_tm_caps` of the device: RC alone. Receives of the queue complete in the CQ of its operations.
@@ -177,7 +177,7 @@ fn new_qp(
     let nic = context.nic;
     let can = &nic.capabilities;
     let needs_ethernet = qp_type == QpType::RawPacket;
-    if !can.has_queue_pairs(qp_type)
+    if !can.supports_qp_type(qp_type)
         || (needs_ethernet && context.device.link_layer() != LinkLayer::Ethernet)
     {
         return Err(libc::EOPNOTSUPP);
@@ -188,7 +188,7 @@ fn new_qp(
     let queues = QpQueues::of(qp_type, init)?;
     queues.require_device_of(context)?;
     let sends_xrc = qp_type == QpType::XrcSend;
-    grant(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
+    set_granted_caps(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
     let mut abi = ibv_qp::zeroed();
     abi.context = context.handle();
     abi.qp_context = init.qp_context;
@@ -197,15 +197,15 @@ fn new_qp(
     abi.recv_cq = init.recv_cq;
     abi.srq = init.srq;
     abi.qp_type = init.qp_type;
-    let (number, domain) = (pd.number, Some(Arc::clone(&pd)));
+    let (number, domain) = (pd.local_number, Some(Arc::clone(&pd)));
     let qp = registry::of(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let new = NewQp {
             context,
             abi,
             qp_type,
-            pd: number,
-            domain,
+            pd_number: number,
+            held_pd: domain,
             send_cq: queues.send_cq,
             recv_cq: queues.recv_cq,
             srq: queues.srq,
@@ -230,7 +230,12 @@ fn new_qp(
 }
 
 /// Sets the sizes that a queue pair gets, from those that are asked for.
-fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> Result<(), c_int> {
+fn set_granted_caps(
+    cap: &mut ibv_qp_cap,
+    sends_xrc: bool,
+    has_srq: bool,
+    own: &Limits,
+) -> Result<(), c_int> {
     if sends_xrc {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
@@ -267,7 +272,7 @@ fn create_xrc_recv(
     init: &ibv_qp_init_attr_ex,
 ) -> Result<*mut ibv_qp, c_int> {
     let c = context_of(context)?;
-    if !c.nic.capabilities.has_queue_pairs(QpType::XrcRecv) {
+    if !c.nic.capabilities.supports_qp_type(QpType::XrcRecv) {
         return Err(libc::EOPNOTSUPP);
     }
     let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
@@ -291,8 +296,8 @@ fn create_xrc_recv(
             context: c,
             abi,
             qp_type: QpType::XrcRecv,
-            pd: Owner::NO_DOMAIN,
-            domain: named,
+            pd_number: Owner::NO_DOMAIN,
+            held_pd: named,
             send_cq: Arc::clone(&domain.gathering_cq),
             recv_cq: Arc::clone(&domain.gathering_cq),
             srq: None,
@@ -303,7 +308,7 @@ fn create_xrc_recv(
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
-    if let Some(pd) = &qp.domain {
+    if let Some(pd) = &qp.held_pd {
         pd.add_user();
     }
     domain.gathering_cq.add_users(2);
@@ -378,7 +383,7 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
     }
     qp.destroy();
     comp_cntr::detach(qp.qpn);
-    if let Some(pd) = &qp.domain {
+    if let Some(pd) = &qp.held_pd {
         pd.remove_user();
     }
     live::take_back::<Qp>(handle);

@@ -76,7 +76,7 @@ pub(super) fn install_wr_functions(qp: &Qp, ops: u64) {
     if xrc {
         qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     }
-    qp.wr_complete = Some(match (xrc, faults::are_on()) {
+    qp.wr_complete = Some(match (xrc, faults::has_plan()) {
         (false, false) => wr_complete::<false, false>,
         (true, false) => wr_complete::<true, false>,
         (false, true) => wr_complete::<false, true>,
@@ -156,7 +156,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
     } else {
         None
     };
-    let result = match (refused, list.link()) {
+    let result = match (refused, list.link_wrs()) {
         (Some(errno), _) | (None, Err(errno)) => errno,
         // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `list`.
         (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
@@ -243,11 +243,11 @@ building! {
         }
     };
     fn wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) = |list| {
-        if let Some(wr) = list.list.last() {
+        if let Some(wr) = list.list.last_wr() {
             wr.wr.ud = ibv_send_wr_wr_ud { ah, remote_qpn, remote_qkey };
         }
     };
-    fn wr_set_xrc_srqn(remote_srqn: u32) = |list| if let Some(wr) = list.list.last() {
+    fn wr_set_xrc_srqn(remote_srqn: u32) = |list| if let Some(wr) = list.list.last_wr() {
         wr.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn };
     };
     /// A zero-length message needs no SGE, but may have one.
@@ -295,7 +295,7 @@ fn atomic(remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ibv_send_
 /// Copies the payload: "the buffers can be reused immediately" (`ibv_wr_post(3)`).
 #[inline(always)]
 fn set_inline(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
-    if building.list.last().is_none() {
+    if building.list.last_wr().is_none() {
         return;
     }
     let total = buffers

@@ -61,7 +61,7 @@ fn new_srq(
     abi.context = pd.context.handle();
     abi.srq_context = srq_context;
     abi.pd = pd.handle();
-    let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.number);
+    let queue = RecvQueue::new(attr.max_wr, attr.max_sge, pd.local_number);
     let mut queue = queue.ok_or(libc::ENOMEM)?;
     let (xrc, tags_cq) = match kind {
         SrqPurpose::Basic => (None, None),
@@ -79,7 +79,7 @@ fn new_srq(
         xrc.handle_uses.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
     }
-    if let Some((cq, wrs)) = srq.own_completions() {
+    if let Some((cq, wrs)) = srq.own_cq_and_max_completions() {
         cq.add_expected_wrs(wrs);
     }
     Ok(live::hand_out(srq))
@@ -126,7 +126,7 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     pd.context.require_same_device(cq.context)?;
     pd.context
         .require_same_device(handle.domain.gathering_cq.context)?;
-    let number = handle.domain.new_srq_number(pd.number)?;
+    let number = handle.domain.new_srq_number(pd.local_number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),
         handle_uses: Arc::clone(&handle.qp_and_srq_count),
@@ -176,7 +176,7 @@ pub(super) fn modify_srq(
             return Err(libc::EINVAL);
         }
         queue.srq_limit = attr.srq_limit;
-        srq.check_limit(&mut queue);
+        srq.raise_limit_event_if_due(&mut queue);
     }
     Ok(())
 }
@@ -213,10 +213,10 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
         xrc.cq.remove_user();
         xrc.handle_uses.fetch_sub(1, Ordering::Relaxed);
     }
-    if let Some((cq, wrs)) = srq.own_completions() {
+    if let Some((cq, wrs)) = srq.own_cq_and_max_completions() {
         cq.remove_expected_wrs(wrs);
     }
-    if let Some(cq) = &srq.tags_cq {
+    if let Some(cq) = &srq.tag_ops_cq {
         cq.remove_user();
     }
     srq.context.discard_events(handle.cast());

@@ -18,7 +18,7 @@ pub(super) fn post_srq_ops(
 ) -> Result<(), c_int> {
     let srq = live::find::<Srq>(srq).ok_or(libc::EINVAL);
     let result = srq.and_then(|srq| {
-        let cq = srq.tags_cq.as_ref().ok_or(libc::EINVAL)?;
+        let cq = srq.tag_ops_cq.as_ref().ok_or(libc::EINVAL)?;
         execute_tag_ops(cq, &srq, &mut wr)
     });
     if let Ok(place) = bad_wr.get()
@@ -62,7 +62,7 @@ fn execute_tag_op(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<i
         return Err(libc::EINVAL);
     }
     if flags & IBV_OPS_TM_SYNC != 0 || wr.opcode == IBV_WR_TAG_SYNC {
-        list.synchronise(wr.tm.unexpected_cnt);
+        list.record_handled(wr.tm.unexpected_cnt);
     }
     let mut wc = ibv_wc {
         wr_id: wr.wr_id,

@@ -19,7 +19,7 @@ use crate::cq::Cq;
 use crate::device::{self, LinkLayer, PortPlace};
 use crate::live;
 use crate::pd::Pd;
-use crate::qp::{NewQp, Qp, SpreadUse};
+use crate::qp::{NewQp, Qp, RssTableUse};
 use crate::qp_state::QpType;
 use crate::registry;
 use crate::xrc::Xrc;
@@ -61,7 +61,7 @@ pub(super) fn create_wq(
     let flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
     let can = &c.nic.capabilities;
     if c.device.link_layer() != LinkLayer::Ethernet
-        || !can.has_queue_pairs(QpType::RawPacket)
+        || !can.supports_qp_type(QpType::RawPacket)
         || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0
         || flags
     {
@@ -158,7 +158,7 @@ pub(super) fn destroy_wq(handle: *mut ibv_wq) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     wq.qp.destroy();
-    if let Some(pd) = &wq.qp.domain {
+    if let Some(pd) = &wq.qp.held_pd {
         pd.remove_user();
     }
     live::take_back::<Wq>(handle);
@@ -219,7 +219,7 @@ fn add_raw_qp(
     cq: &Arc<Cq>,
     mut abi: ibv_qp,
     init_attr: ibv_qp_init_attr,
-    spread: Option<SpreadUse>,
+    spread: Option<RssTableUse>,
 ) -> Result<Arc<Qp>, c_int> {
     let qp = registry::of(context.nic).add_qp(context.nic, |index| {
         abi.handle = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
@@ -227,8 +227,8 @@ fn add_raw_qp(
             context,
             abi,
             qp_type: QpType::RawPacket,
-            pd: pd.number,
-            domain: Some(Arc::clone(pd)),
+            pd_number: pd.local_number,
+            held_pd: Some(Arc::clone(pd)),
             send_cq: Arc::clone(cq),
             recv_cq: Arc::clone(cq),
             srq: None,
@@ -291,9 +291,9 @@ pub(super) fn create_spreading_qp(
     abi.qp_context = init.qp_context;
     abi.pd = init.pd;
     abi.qp_type = init.qp_type;
-    let spread = SpreadUse {
+    let spread = RssTableUse {
         segment_slot: place,
-        table_users: Arc::clone(&table.spreading_qps),
+        table_qp_count: Arc::clone(&table.spreading_qps),
     };
     let qp = add_raw_qp((c, &pd), &cq, abi, init_attr, Some(spread));
     let qp = qp.inspect_err(|_| c.nic.spreads.remove(&c.nic.fabric, place))?;

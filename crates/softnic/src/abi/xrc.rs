@@ -36,7 +36,7 @@ pub(super) fn open_xrcd(
     let _hold_off = cancellation::HoldOff::new();
     const NEEDED_INIT_FLAGS: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     let c = context_of(context)?;
-    if !c.nic.capabilities.has_queue_pairs(QpType::XrcRecv) {
+    if !c.nic.capabilities.supports_qp_type(QpType::XrcRecv) {
         return Err(libc::EOPNOTSUPP);
     }
     let attr = init.get()?;

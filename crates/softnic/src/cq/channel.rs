@@ -1,6 +1,6 @@
 //! Completion channels: their events, and the tokens that announce them.
 //!
-//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`ChannelCq::take_signaled`]).
+//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`ChannelCq::take_peer_signaled_event`]).
 //! Each event has one token in the channel's FIFO, and is taken with a token. The descriptor is therefore readable
 //! exactly as long as there is an event. A peer signals a completion queue before it writes the token, so the token may
 //! come after the event.
@@ -31,11 +31,11 @@ pub(crate) trait ChannelCq: Send + Sync {
     /// Returns the program's handle.
     fn handle(&self) -> CqHandle;
     /// Returns true if a peer has signaled the queue.
-    fn is_signaled(&self) -> bool;
+    fn is_peer_signaled(&self) -> bool;
     /// Takes the event whose token a peer has written, for the thread that has taken the token. `Some(false)`: the
     /// peer's message has made no completion. `None`: no peer has signaled this queue, or its event is in the channel
     /// by now.
-    fn take_signaled(&self) -> Option<bool>;
+    fn take_peer_signaled_event(&self) -> Option<bool>;
 }
 
 /// A completion channel: events of the completion queues that use it.
@@ -110,13 +110,13 @@ impl CompletionChannel {
 
     fn put_own_token(&self, events: &mut ChannelEvents, cq: usize) {
         // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
-        if !self.fifo.put(u16::try_from(cq).unwrap_or(u16::MAX)) {
+        if !self.fifo.put_token(u16::try_from(cq).unwrap_or(u16::MAX)) {
             events.unwritten_tokens += 1;
         }
     }
 
     /// Writes tokens for which peers had no room.
-    pub(super) fn add_tokens(&self, count: usize, cq: usize) {
+    pub(super) fn write_own_tokens(&self, count: usize, cq: usize) {
         let mut events = lock(&self.events);
         for _ in 0..count {
             self.put_own_token(&mut events, cq);
@@ -124,7 +124,7 @@ impl CompletionChannel {
     }
 
     /// Writes the tokens that the peer in `slot` owed when it died.
-    pub(super) fn replace_tokens_of(&self, slot: usize) {
+    pub(super) fn write_tokens_owed_by(&self, slot: usize) {
         let mut events = lock(&self.events);
         let of_peer = events
             .queue
@@ -149,7 +149,7 @@ impl CompletionChannel {
     /// Writes a token as a peer does.
     #[cfg(test)]
     pub(super) fn put_token(&self, cq: u16) -> bool {
-        self.fifo.put(cq)
+        self.fifo.put_token(cq)
     }
 
     /// Returns the number of tokens in the FIFO.
@@ -165,7 +165,7 @@ impl CompletionChannel {
     pub(crate) fn next(&self) -> io::Result<CqHandle> {
         loop {
             if let Some(named) = self.fifo.take_token() {
-                if let Some(event) = self.event_of_token(named.into()) {
+                if let Some(event) = self.take_event_for_token(named.into()) {
                     return Ok(event);
                 }
                 continue;
@@ -181,11 +181,11 @@ impl CompletionChannel {
 
     /// Returns the event for a token that has been taken and that names the queue likely to have it. `None` if the
     /// peer's message has made no completion, or if the event is still to be added.
-    fn event_of_token(&self, named: usize) -> Option<CqHandle> {
+    fn take_event_for_token(&self, named: usize) -> Option<CqHandle> {
         if let Some(event) = self.pop(false) {
             return Some(event);
         }
-        let take = |cq: &Arc<dyn ChannelCq>| Some((cq.take_signaled()?, cq.handle()));
+        let take = |cq: &Arc<dyn ChannelCq>| Some((cq.take_peer_signaled_event()?, cq.handle()));
         let named = lock(&self.cqs).get(&named).and_then(Weak::upgrade);
         let mut taken = named.as_ref().and_then(take);
         if taken.is_none() {
@@ -220,12 +220,12 @@ impl CompletionChannel {
 
     /// Removes the events of a completion queue that is being destroyed. `program_woken_by`: the slot of the peer that has
     /// signaled it.
-    pub(super) fn discard(&self, index: usize, cq: CqHandle, program_woken_by: Option<usize>) {
+    pub(super) fn remove_cq(&self, index: usize, cq: CqHandle, program_woken_by: Option<usize>) {
         let others = {
             let mut cqs = lock(&self.cqs);
             cqs.remove(&index);
             let others = cqs.values().filter_map(Weak::upgrade);
-            others.filter(|other| other.is_signaled()).count()
+            others.filter(|other| other.is_peer_signaled()).count()
         };
         let mut events = lock(&self.events);
         let (gone, kept): (VecDeque<_>, _) = std::mem::take(&mut events.queue)

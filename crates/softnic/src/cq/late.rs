@@ -46,7 +46,7 @@ impl LateCompletions {
 }
 
 /// Returns the operation of a completion. (The opcode of a completion in error is not defined; 0 counts as a SEND.)
-pub(super) fn operation(opcode: ibv_wc_opcode) -> &'static str {
+pub(super) fn opcode_name(opcode: ibv_wc_opcode) -> &'static str {
     match opcode {
         opcode if opcode & IBV_WC_RECV != 0 => "RECV",
         IBV_WC_RDMA_WRITE => operation_of_opcode(IBV_WR_RDMA_WRITE),

@@ -3,7 +3,7 @@
 //! A NIC writes completions to a buffer of fixed size. A completion without a place in the buffer puts the queue into
 //! error. Here, a poll makes completions from the state of the queue pairs, so each has a place. The engine therefore
 //! detects queues that are too small. It fills the queue's buffer to one completion more than the queue was made for.
-//! The queue is overrun if that one is there at [`OVERRUN_TICKS`] of its checks in a row, without a poll in between.
+//! The queue is overrun if that one is there at [`OVERFULL_TICKS_UNTIL_ERROR`] of its checks in a row, without a poll in between.
 //!
 //! A queue that has room for all that its queue pairs can complete is never checked. Other queues are *watched*. The
 //! engine wakes for them ten times a second, and more rarely while nothing happens (`engine.rs`). It skips queues that
@@ -26,13 +26,13 @@ use crate::srq::Srq;
 /// allows no time at all.
 ///
 /// The limit counts checks, not time, so that a process or a machine that was stopped continues without an overrun.
-const OVERRUN_TICKS: u32 = 250;
+const OVERFULL_TICKS_UNTIL_ERROR: u32 = 250;
 
 /// The largest number of completions in a completion queue from which the program takes nothing.
 #[derive(Default)]
 pub(super) struct CqDemand {
     /// Work requests of queues that are not shared and complete here.
-    wrs: u64,
+    unshared_queue_wrs: u64,
     /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
     /// from it.
     srqs: Vec<(*const Srq, u64, usize)>,
@@ -44,10 +44,10 @@ unsafe impl Send for CqDemand {}
 impl CqDemand {
     fn total(&self) -> u64 {
         let shared = self.srqs.iter().map(|&(_, wrs, _)| wrs);
-        shared.fold(self.wrs, u64::saturating_add)
+        shared.fold(self.unshared_queue_wrs, u64::saturating_add)
     }
 
-    fn add_shared(&mut self, srq: &Arc<Srq>) {
+    fn add_srq(&mut self, srq: &Arc<Srq>) {
         let address = Arc::as_ptr(srq);
         match self.srqs.iter_mut().find(|(of, ..)| *of == address) {
             Some((.., users)) => *users += 1,
@@ -55,7 +55,7 @@ impl CqDemand {
         }
     }
 
-    fn remove_shared(&mut self, srq: &Arc<Srq>) {
+    fn remove_srq(&mut self, srq: &Arc<Srq>) {
         let address = Arc::as_ptr(srq);
         if let Some(at) = self.srqs.iter().position(|(of, ..)| *of == address) {
             self.srqs[at].2 -= 1;
@@ -72,7 +72,7 @@ pub(super) struct OverrunState {
     /// True if more can complete here than there is room for, and overruns are not ignored.
     can_overrun: AtomicBool,
     /// True if the queue is in error.
-    declared: AtomicBool,
+    is_cq_in_error: AtomicBool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`).
     ignored: bool,
 }
@@ -82,7 +82,7 @@ impl OverrunState {
         Self {
             demand: Mutex::new(CqDemand::default()),
             can_overrun: AtomicBool::new(false),
-            declared: AtomicBool::new(false),
+            is_cq_in_error: AtomicBool::new(false),
             ignored,
         }
     }
@@ -91,26 +91,28 @@ impl OverrunState {
 impl Cq {
     /// Adds work requests that can complete here, of a queue that completes nowhere else.
     pub(crate) fn add_expected_wrs(&self, wrs: u64) {
-        self.change_demand(|demand| demand.wrs += wrs);
+        self.change_demand(|demand| demand.unshared_queue_wrs += wrs);
     }
 
     /// Removes work requests that can complete here.
     pub(crate) fn remove_expected_wrs(&self, wrs: u64) {
-        self.change_demand(|demand| demand.wrs = demand.wrs.saturating_sub(wrs));
+        self.change_demand(|demand| {
+            demand.unshared_queue_wrs = demand.unshared_queue_wrs.saturating_sub(wrs)
+        });
     }
 
     /// Adds the receives of `qp`, which complete here.
     pub(super) fn add_expected_receives(&self, qp: &Qp) {
         match &qp.srq {
-            Some(srq) => self.change_demand(|demand| demand.add_shared(srq)),
+            Some(srq) => self.change_demand(|demand| demand.add_srq(srq)),
             None => self.add_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
 
     /// Removes the receives of `qp`, which no longer complete here.
-    pub(super) fn expect_no_receives(&self, qp: &Qp) {
+    pub(super) fn remove_expected_receives(&self, qp: &Qp) {
         match &qp.srq {
-            Some(srq) => self.change_demand(|demand| demand.remove_shared(srq)),
+            Some(srq) => self.change_demand(|demand| demand.remove_srq(srq)),
             None => self.remove_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
@@ -118,16 +120,16 @@ impl Cq {
     fn change_demand(&self, change: impl FnOnce(&mut CqDemand)) {
         let mut demand = lock(&self.overrun.demand);
         change(&mut demand);
-        self.set_overrun_watch(&demand);
+        self.update_engine_watch(&demand);
     }
 
     /// Updates the watch after a change of the depth, or after an overrun.
-    pub(super) fn depth_changed(&self) {
-        self.set_overrun_watch(&lock(&self.overrun.demand));
+    pub(super) fn recheck_engine_watch(&self) {
+        self.update_engine_watch(&lock(&self.overrun.demand));
     }
 
     /// Makes the engine watch the queue, or stops that.
-    fn set_overrun_watch(&self, demand: &CqDemand) {
+    fn update_engine_watch(&self, demand: &CqDemand) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
         let wanted = demand.total() > depth && !self.overrun.ignored && !self.is_overrun();
         if self.overrun.can_overrun.swap(wanted, Ordering::Relaxed) == wanted {
@@ -149,7 +151,7 @@ impl Cq {
 
     /// Returns true if the queue is in error.
     pub(crate) fn is_overrun(&self) -> bool {
-        self.overrun.declared.load(Ordering::Acquire)
+        self.overrun.is_cq_in_error.load(Ordering::Acquire)
     }
 
     /// Returns the number of completions that the engine makes for a program that does not poll: as many as fit, and
@@ -164,15 +166,15 @@ impl Cq {
     pub(super) fn check_overrun(
         &self,
         mut state: BiasedGuard<'_, CqState>,
-        look: EngineCheck,
+        look: EngineCheckReason,
     ) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
         if !self.is_watched() || state.buffer.len() <= depth {
             state.overfull_engine_ticks = 0;
             return false;
         }
-        state.overfull_engine_ticks += u32::from(look == EngineCheck::Tick);
-        if state.overfull_engine_ticks < OVERRUN_TICKS {
+        state.overfull_engine_ticks += u32::from(look == EngineCheckReason::Tick);
+        if state.overfull_engine_ticks < OVERFULL_TICKS_UNTIL_ERROR {
             return true;
         }
         let qps = self.declare_overrun(&mut state, depth);
@@ -193,16 +195,16 @@ impl Cq {
             self.index
         );
         state.buffer.truncate(depth);
-        let mut qps = std::mem::take(&mut state.send);
-        for mut side in state.recv.drain(..) {
+        let mut qps = std::mem::take(&mut state.sending_qps);
+        for mut side in state.recv_sides.drain(..) {
             side.detach_all();
             qps.push(Arc::clone(side.qp()));
         }
         qps.sort_unstable_by_key(|qp| qp.index);
         qps.dedup_by_key(|qp| qp.index);
         // A thread that makes one of them ready from now on finds this flag and fails the queue pair.
-        self.overrun.declared.store(true, Ordering::Release);
-        self.depth_changed();
+        self.overrun.is_cq_in_error.store(true, Ordering::Release);
+        self.recheck_engine_watch();
         // Raised under the lock, so that the event does not come after the end of the queue (`Cq::end`).
         self.context.raise_cq(IBV_EVENT_CQ_ERR, self.handle().0);
         qps
@@ -212,10 +214,10 @@ impl Cq {
     pub(crate) fn end_overrun_tracking(&self) {
         {
             let _state = self.state.lock();
-            self.overrun.declared.store(true, Ordering::Release);
+            self.overrun.is_cq_in_error.store(true, Ordering::Release);
         }
         self.context.discard_events(self.handle().0.cast());
-        self.unacknowledged.wait();
-        self.unacknowledged_errors.wait();
+        self.unacknowledged_comp_events.wait();
+        self.unacknowledged_async_events.wait();
     }
 }

@@ -66,7 +66,7 @@ impl ExtendedCq {
 
     /// Returns true if the queue was made to deliver this field.
     #[inline(always)]
-    pub(crate) fn delivers(&self, wc_flag: u64) -> bool {
+    pub(crate) fn delivers_wc_field(&self, wc_flag: u64) -> bool {
         self.wc_flags & wc_flag != 0
     }
 

@@ -142,7 +142,7 @@ impl PollRecord {
     }
 
     /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller`].
-    fn idle_polls(&self) -> u32 {
+    fn polls_until_throttle(&self) -> u32 {
         if self.yield_time.is_crowded() {
             CROWDED_THROTTLE_IDLE_POLLS
         } else {
@@ -180,7 +180,7 @@ pub(super) fn throttle_idle_poller(queue: usize) -> u32 {
     }
     FRUITLESS_POLL_COUNT.set(fruitless);
     POLL_RECORD.set(looks);
-    looks.idle_polls()
+    looks.polls_until_throttle()
 }
 
 #[cfg(test)]
@@ -267,7 +267,7 @@ mod tests {
         let mut thread = Thread::new();
         let spin = thread.looks.yield_time.spin_ns() * PER_US / 1000;
         assert_eq!(thread.look(0), NextPollAction::Poll);
-        assert_eq!(thread.looks.idle_polls(), THROTTLE_IDLE_POLLS);
+        assert_eq!(thread.looks.polls_until_throttle(), THROTTLE_IDLE_POLLS);
         thread.now += spin;
         assert_eq!(thread.look(0), NextPollAction::Yield);
         assert_eq!(thread.look(0), NextPollAction::Poll, "and spins anew");
@@ -279,7 +279,10 @@ mod tests {
         for _ in 0..20 {
             thread.looks.record_yield(0, 5 * PER_US, PER_US);
         }
-        assert_eq!(thread.looks.idle_polls(), CROWDED_THROTTLE_IDLE_POLLS);
+        assert_eq!(
+            thread.looks.polls_until_throttle(),
+            CROWDED_THROTTLE_IDLE_POLLS
+        );
         thread.fruitless = 0;
         assert_eq!(thread.look(0), NextPollAction::Poll);
         thread.now += thread.looks.yield_time.spin_ns() * PER_US / 1000;

@@ -67,11 +67,11 @@ impl ChannelCq for Disarmed {
         self.cq.handle()
     }
 
-    fn is_signaled(&self) -> bool {
+    fn is_peer_signaled(&self) -> bool {
         false
     }
 
-    fn take_signaled(&self) -> Option<bool> {
+    fn take_peer_signaled_event(&self) -> Option<bool> {
         self.channel.push(7, self.handle(), Some(5));
         None
     }
@@ -94,16 +94,16 @@ fn a_token_waits_for_the_thread_that_adds_its_event() {
 fn the_token_of_a_peer_that_died_is_written_once() {
     let (cq, channel) = queue();
     push(&channel, &cq, Some(5));
-    channel.replace_tokens_of(6);
+    channel.write_tokens_owed_by(6);
     assert!(is_empty(&channel));
-    channel.replace_tokens_of(5);
-    channel.replace_tokens_of(5);
+    channel.write_tokens_owed_by(5);
+    channel.write_tokens_owed_by(5);
     assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
     assert!(is_empty(&channel));
     // The peer died after the write.
     push(&channel, &cq, Some(5));
     assert!(channel.put_token(0));
-    channel.replace_tokens_of(5);
+    channel.write_tokens_owed_by(5);
     assert!(channel.next().is_ok());
     assert!(is_empty(&channel));
     assert_eq!(channel.tokens(), 0);
@@ -116,7 +116,7 @@ fn tokens_go_with_the_events_that_they_announce() {
     push(&channel, &other, None);
     push(&channel, &cq, None);
     push(&channel, &cq, Some(5));
-    channel.discard(cq.index, cq.handle(), None);
+    channel.remove_cq(cq.index, cq.handle(), None);
     assert!(channel.next().is_ok_and(|taken| taken == other.handle()));
     // The peer's late token no longer has an event, and does not take another event along.
     assert!(channel.put_token(0));
@@ -142,11 +142,11 @@ fn more_events_than_tokens_fit_are_kept() {
 #[test]
 fn garbage_in_the_words_of_a_queue_makes_no_event() {
     let (cq, channel) = queue();
-    cq.shared().armed.store(u32::MAX, Ordering::Relaxed);
+    cq.shared().armed_word.store(u32::MAX, Ordering::Relaxed);
     assert!(channel.put_token(0xffff));
     assert!(is_empty(&channel));
     cq.arm(false);
-    cq.shared().armed.fetch_or(!0, Ordering::Relaxed);
+    cq.shared().armed_word.fetch_or(!0, Ordering::Relaxed);
     assert!(channel.put_token(u16::try_from(cq.index).expect("small")));
     assert!(is_empty(&channel));
 }

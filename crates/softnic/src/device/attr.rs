@@ -50,10 +50,10 @@ pub(crate) fn device_attr(
             OptionalFeature::MemoryWindows,
             IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
         );
-    if can.has_queue_pairs(QpType::XrcRecv) {
+    if can.supports_qp_type(QpType::XrcRecv) {
         attr.device_cap_flags |= IBV_DEVICE_XRC;
     }
-    if takes_raw_packets(can, device.link_layer()) {
+    if supports_raw_packet_qps(can, device.link_layer()) {
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
     attr.max_mw = limit_as_c_int(if_has(OptionalFeature::MemoryWindows, own.max_mr));
@@ -89,8 +89,8 @@ pub(crate) fn device_attr(
 }
 
 /// Returns true if there are raw packet queue pairs.
-fn takes_raw_packets(can: &DeviceCapabilities, link_layer: LinkLayer) -> bool {
-    link_layer == LinkLayer::Ethernet && can.has_queue_pairs(QpType::RawPacket)
+fn supports_raw_packet_qps(can: &DeviceCapabilities, link_layer: LinkLayer) -> bool {
+    link_layer == LinkLayer::Ethernet && can.supports_qp_type(QpType::RawPacket)
 }
 
 /// The device's clock in kHz: completions are stamped with nanoseconds.
@@ -127,7 +127,7 @@ pub(crate) fn device_attr_ex(
             max_sge: can.limits.max_srq_sge,
         };
     }
-    if takes_raw_packets(can, device.link_layer()) {
+    if supports_raw_packet_qps(can, device.link_layer()) {
         attr.raw_packet_caps = IBV_RAW_PACKET_CAP_IP_CSUM;
         attr.max_wq_type_rq = MAX_QP;
         attr.rss_caps = ibv_rss_caps {

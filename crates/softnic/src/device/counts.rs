@@ -14,16 +14,16 @@ pub const MAX_PORTS: u8 = 4;
 
 /// How many devices there are, and how many ports each of them has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortCounts {
+pub struct DeviceAndPortCounts {
     devices: u8,
-    ports: u8,
+    ports_per_device: u8,
 }
 
-impl Default for PortCounts {
+impl Default for DeviceAndPortCounts {
     fn default() -> Self {
         Self {
             devices: 1,
-            ports: 1,
+            ports_per_device: 1,
         }
     }
 }
@@ -37,13 +37,13 @@ pub struct BadCount {
     max: u8,
 }
 
-impl PortCounts {
+impl DeviceAndPortCounts {
     /// So many devices with so many ports each; no more than [`MAX_DEVICES`] and [`MAX_PORTS`], and at least one of both.
     #[must_use]
     pub fn new(devices: u8, ports: u8) -> Self {
         Self {
             devices: devices.clamp(1, MAX_DEVICES),
-            ports: ports.clamp(1, MAX_PORTS),
+            ports_per_device: ports.clamp(1, MAX_PORTS),
         }
     }
 
@@ -57,7 +57,7 @@ impl PortCounts {
         };
         Ok(Self {
             devices: read(DEVICE_COUNT_VAR, MAX_DEVICES)?,
-            ports: read(PORT_COUNT_VAR, MAX_PORTS)?,
+            ports_per_device: read(PORT_COUNT_VAR, MAX_PORTS)?,
         })
     }
 
@@ -69,17 +69,17 @@ impl PortCounts {
 
     /// Ports of each device.
     #[must_use]
-    pub fn ports(self) -> u8 {
-        self.ports
+    pub fn ports_per_device(self) -> u8 {
+        self.ports_per_device
     }
 
     /// Ports of all devices.
     pub(super) fn all_ports(self) -> usize {
-        usize::from(self.devices) * usize::from(self.ports)
+        usize::from(self.devices) * usize::from(self.ports_per_device)
     }
 
     pub(super) fn has(self, place: PortPlace) -> bool {
-        place.device < self.devices && place.port_num <= self.ports
+        place.device < self.devices && place.port_num <= self.ports_per_device
     }
 }
 

@@ -8,7 +8,7 @@ use verbs_abi::ibv_global_route;
 use super::link_layer::LinkLayer;
 
 /// Offset of the IPv4 header in the 40 bytes: annex A17, and `ibv_init_ah_from_wc` reads it there.
-const IPV4_AT: usize = 20;
+const IPV4_HEADER_OFFSET: usize = 20;
 /// Version 4, five 32-bit words: RFC 791, 3.1, without options (annex A17).
 const IPV4_VERSION_IHL: u8 = 0x45;
 /// Bytes of an IPv4 header without options.
@@ -45,7 +45,7 @@ pub(crate) fn ud_packet_bytes(payload_bytes: u16, imm: bool) -> u16 {
 /// total length also its own 20 bytes; the IPv4 checksum follows.
 pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
     match header_version(grh) {
-        Some(GrhKind::V6) => {
+        Some(IpHeaderVersion::V6) => {
             let udp = if grh[6] == NEXT_HEADER_UDP {
                 UDP_BYTES
             } else {
@@ -53,8 +53,8 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
             };
             grh[4..6].copy_from_slice(&bytes.saturating_add(udp).to_be_bytes());
         }
-        Some(GrhKind::V4) => {
-            let ip = &mut grh[IPV4_AT..];
+        Some(IpHeaderVersion::V4) => {
+            let ip = &mut grh[IPV4_HEADER_OFFSET..];
             ip[2..4].copy_from_slice(&bytes.saturating_add(IPV4_BYTES + UDP_BYTES).to_be_bytes());
             ip[10..12].fill(0);
             let checksum = !ones_complement_sum(ip);
@@ -66,7 +66,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
 
 /// The kind of header that the 40 bytes hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GrhKind {
+pub(super) enum IpHeaderVersion {
     /// IPv4, in the last 20 bytes.
     V4,
     /// IPv6 or a GRH, which has the same layout (IBTA vol. 1, 8.3).
@@ -78,16 +78,16 @@ pub(super) enum GrhKind {
 /// Follows `get_grh_header_version` of rdma-core's `libibverbs/verbs.c`. The bytes in front of an IPv4 header are
 /// undefined and may look like version 6. So an IPv4 header with a right checksum takes precedence. rdma-core does not
 /// check the version nibble in that case. Here it must be 4, which no IPv4 header fails and fewer IPv6 addresses pass.
-pub(super) fn header_version(grh: &[u8; 40]) -> Option<GrhKind> {
-    let ip = &grh[IPV4_AT..];
+pub(super) fn header_version(grh: &[u8; 40]) -> Option<IpHeaderVersion> {
+    let ip = &grh[IPV4_HEADER_OFFSET..];
     if grh[0] >> 4 != 6 {
-        return (ip[0] >> 4 == 4).then_some(GrhKind::V4);
+        return (ip[0] >> 4 == 4).then_some(IpHeaderVersion::V4);
     }
     // The sum over a header with a right checksum in it is all ones: RFC 1071, 1.
     if ip[0] == IPV4_VERSION_IHL && ones_complement_sum(ip) == 0xffff {
-        Some(GrhKind::V4)
+        Some(IpHeaderVersion::V4)
     } else {
-        Some(GrhKind::V6)
+        Some(IpHeaderVersion::V6)
     }
 }
 
@@ -124,7 +124,7 @@ pub(super) fn datagram_grh(
     if link_layer == LinkLayer::Ethernet
         && let (Some(source), Some(destination)) = (mapped_ipv4(sgid), mapped_ipv4(dgid))
     {
-        let ip = &mut grh[IPV4_AT..];
+        let ip = &mut grh[IPV4_HEADER_OFFSET..];
         ip[0] = IPV4_VERSION_IHL;
         ip[1] = route.traffic_class;
         // Don't fragment: annex A17. The identification stays 0 (RFC 6864, 4.1).
@@ -166,8 +166,8 @@ impl DatagramGids {
     /// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.
     pub(super) fn read(grh: &[u8; 40]) -> Result<Self, i32> {
         match header_version(grh).ok_or(libc::EPROTONOSUPPORT)? {
-            GrhKind::V4 => {
-                let ip = &grh[IPV4_AT..];
+            IpHeaderVersion::V4 => {
+                let ip = &grh[IPV4_HEADER_OFFSET..];
                 let source = Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]);
                 let destination = Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]);
                 if destination.is_multicast() {
@@ -181,7 +181,7 @@ impl DatagramGids {
                     hop_limit: ip[8],
                 })
             }
-            GrhKind::V6 => {
+            IpHeaderVersion::V6 => {
                 let (mut source, mut destination) = ([0; 16], [0; 16]);
                 source.copy_from_slice(&grh[8..24]);
                 destination.copy_from_slice(&grh[24..40]);

@@ -68,7 +68,7 @@ pub(super) fn guid_of_address_list(host: [u8; 8], list: &str) -> [u8; 8] {
 }
 
 /// The GUID of another device or port of the same host.
-pub(super) fn guid_of_place(host: [u8; 8], place: &str) -> [u8; 8] {
+pub(super) fn guid_of_device_or_port(host: [u8; 8], place: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {place}"))
 }
 

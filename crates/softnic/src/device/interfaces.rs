@@ -19,7 +19,7 @@ pub(super) struct InterfaceAddress {
 
 impl InterfaceAddress {
     /// Returns the kernel's number of the interface; 0 if it cannot be read.
-    pub(super) fn interface(&self) -> u32 {
+    pub(super) fn kernel_if_index(&self) -> u32 {
         if self.if_index == u32::MAX {
             0
         } else {
@@ -43,7 +43,7 @@ pub(super) fn is_global(ip: &IpAddr) -> bool {
 pub(super) const ADDRESS_VAR: &str = "VERBATIM_ADDRESS";
 
 /// Returns the addresses that the port was given; `None` if it has those of the host.
-pub(crate) fn address_list() -> Option<String> {
+pub(crate) fn configured_address_list() -> Option<String> {
     std::env::var_os(ADDRESS_VAR).map(|list| list.to_string_lossy().into_owned())
 }
 
@@ -90,10 +90,10 @@ pub(super) fn port_addresses(mut addresses: Vec<InterfaceAddress>) -> Vec<Interf
 
 /// Returns name and number of the network interface beside the port: the first one whose addresses the connection
 /// manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
-pub(crate) fn network_interface() -> Option<(String, u32)> {
+pub(crate) fn first_port_interface() -> Option<(String, u32)> {
     let usable = port_addresses(interface_addresses().ok()?);
     let first = usable.into_iter().find(|a| !is_link_local(&a.ip))?;
-    let number = first.interface();
+    let number = first.kernel_if_index();
     Some((first.if_name, number))
 }
 

@@ -7,7 +7,8 @@ use verbs_abi::*;
 
 use super::counts::PortPlace;
 use super::grh::{
-    DatagramGids, FLOW_LABEL_MASK, GrhKind, datagram_grh, gid_of_ip, header_version, mapped_ipv4,
+    DatagramGids, FLOW_LABEL_MASK, IpHeaderVersion, datagram_grh, gid_of_ip, header_version,
+    mapped_ipv4,
 };
 use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
 use super::interfaces::{InterfaceAddress, is_link_local};
@@ -27,13 +28,13 @@ pub(crate) struct Port {
     /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
     pub(crate) gids: Vec<[u8; 16]>,
     /// The kernel's number of the interface that each of them belongs to; 0 for none.
-    pub(crate) gid_interfaces: Vec<u32>,
+    pub(crate) gid_if_indices: Vec<u32>,
     /// True if GID 0 is an address of an interface.
     pub(crate) gid_0_is_address: bool,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
     /// The other ports of this host, to which it is connected by a switch.
-    pub(super) others: Vec<OtherPort>,
+    pub(super) other_host_ports: Vec<OtherPort>,
 }
 
 /// A port of this host as another one sees it.
@@ -41,7 +42,7 @@ pub(crate) struct Port {
 pub(crate) struct OtherPort {
     pub(super) place: PortPlace,
     pub(super) gids: Vec<[u8; 16]>,
-    pub(super) gid_interfaces: Vec<u32>,
+    pub(super) gid_if_indices: Vec<u32>,
     gid_0_is_address: bool,
     lid: u16,
     /// This process has it, too. Else another process of this host may have it.
@@ -53,7 +54,7 @@ impl OtherPort {
         Self {
             place: port.place,
             gids: port.gids.clone(),
-            gid_interfaces: port.gid_interfaces.clone(),
+            gid_if_indices: port.gid_if_indices.clone(),
             gid_0_is_address: port.gid_0_is_address,
             lid: port.lid,
             is_of_this_process: is_here,
@@ -72,7 +73,7 @@ impl OtherPort {
             .gids
             .iter()
             .copied()
-            .zip(self.gid_interfaces.iter().copied());
+            .zip(self.gid_if_indices.iter().copied());
         entries.skip(usize::from(!self.gid_0_is_address))
     }
 }
@@ -96,10 +97,12 @@ impl Port {
                 .extract_if(.., |a| is_link_local(&a.ip))
                 .collect::<Vec<_>>();
             // A RoCE port belongs to an interface; GID 0 belongs to the first one.
-            gid_interfaces[0] = addresses.first().map_or(0, InterfaceAddress::interface);
+            gid_interfaces[0] = addresses
+                .first()
+                .map_or(0, InterfaceAddress::kernel_if_index);
             let own = link_local
                 .iter()
-                .find(|a| a.interface() == gid_interfaces[0]);
+                .find(|a| a.kernel_if_index() == gid_interfaces[0]);
             if let Some(own) = own {
                 gids[0] = gid_of_ip(own.ip);
                 gid_0_is_address = true;
@@ -108,7 +111,7 @@ impl Port {
                 let gid = gid_of_ip(address.ip);
                 if !gids.contains(&gid) && gids.len() < GID_TBL_LEN as usize {
                     gids.push(gid);
-                    gid_interfaces.push(address.interface());
+                    gid_interfaces.push(address.kernel_if_index());
                 }
             }
         }
@@ -120,17 +123,17 @@ impl Port {
             place,
             link_layer,
             gids,
-            gid_interfaces,
+            gid_if_indices: gid_interfaces,
             gid_0_is_address,
             lid,
-            others: Vec::new(),
+            other_host_ports: Vec::new(),
         }
     }
 
     /// The same port on a host with these other ports.
     pub(super) fn with_other_ports(&self, others: impl Iterator<Item = OtherPort>) -> Self {
         Self {
-            others: others.collect(),
+            other_host_ports: others.collect(),
             ..self.clone()
         }
     }
@@ -196,7 +199,7 @@ impl Port {
                 LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
                 LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
             },
-            ndev_ifindex: self.gid_interfaces.get(at).copied().unwrap_or(0),
+            ndev_ifindex: self.gid_if_indices.get(at).copied().unwrap_or(0),
         })
     }
 
@@ -205,10 +208,10 @@ impl Port {
     /// A RoCE packet has no service level. "The CQE includes […] a flag that indicates if the received frame is an
     /// IPv4, IPv6 or RoCE packet" (annex A17, 4.5.1). `ibv_wc` has no field for that flag, and mlx5 devices report it
     /// here: 8 for RoCEv2, 1 for IPv6, 2 for IPv4. UCX reads the destination's address accordingly.
-    pub(crate) fn completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
+    pub(crate) fn receiver_completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
         match (self.link_layer, grh.and_then(header_version)) {
             (LinkLayer::InfiniBand, _) => ah.sl,
-            (LinkLayer::Ethernet, Some(GrhKind::V4)) => 8 | 2,
+            (LinkLayer::Ethernet, Some(IpHeaderVersion::V4)) => 8 | 2,
             (LinkLayer::Ethernet, _) => 8 | 1,
         }
     }
@@ -216,7 +219,7 @@ impl Port {
     /// Returns the path of a datagram that came in a packet, as its completion reports it and `RingHeader::path`
     /// encodes it.
     pub(crate) fn received_path_word(&self, grh: &[u8; 40]) -> u64 {
-        let sl = self.completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
+        let sl = self.receiver_completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
         u64::from(sl) << 16 | 1 << 32
     }
 
@@ -290,7 +293,7 @@ impl Port {
                 )
             }));
         }
-        if gid[..8] == LINK_LOCAL_PREFIX && !self.is_of_host(gid) {
+        if gid[..8] == LINK_LOCAL_PREFIX && !self.is_gid_of_host(gid) {
             why::record_refusal_reason(|| {
                 "ah_attr.grh.dgid is a link-local GID that this host does not have; link-local addresses of other hosts are \
                  not resolved: take the GID of a routable address"
@@ -301,8 +304,12 @@ impl Port {
     }
 
     /// Whether a GID is one of this host's ports.
-    pub(crate) fn is_of_host(&self, gid: [u8; 16]) -> bool {
-        self.gids.contains(&gid) || self.others.iter().any(|other| other.gids.contains(&gid))
+    pub(crate) fn is_gid_of_host(&self, gid: [u8; 16]) -> bool {
+        self.gids.contains(&gid)
+            || self
+                .other_host_ports
+                .iter()
+                .any(|other| other.gids.contains(&gid))
     }
 
     /// Returns the place of the port of this host that an address vector leads to, or `None` for ports of other hosts.
@@ -313,10 +320,16 @@ impl Port {
     pub(crate) fn local_destination(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
-            let other = self.others.iter().find(|other| other.gids.contains(&gid));
+            let other = self
+                .other_host_ports
+                .iter()
+                .find(|other| other.gids.contains(&gid));
             (self.gids.contains(&gid), other)
         } else if self.link_layer == LinkLayer::InfiniBand {
-            let other = self.others.iter().find(|other| other.lid == ah.dlid);
+            let other = self
+                .other_host_ports
+                .iter()
+                .find(|other| other.lid == ah.dlid);
             (self.lid == ah.dlid, other)
         } else {
             return None;
@@ -340,7 +353,7 @@ impl Port {
     /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first 20 undefined. They
     ///   are zeroes here, so that no reader finds the version 6 in them.
     /// - RoCEv2 otherwise: an IPv6 header (annex A17), which differs from a GRH in the next header.
-    pub(crate) fn grh(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
+    pub(crate) fn sent_grh(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
         if ah.is_global == 0 {
             return None;
         }

@@ -6,8 +6,8 @@
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 
-use super::counts::{PortCounts, PortPlace};
-use super::guid::{guid_of_address_list, guid_of_place, read_node_guid};
+use super::counts::{DeviceAndPortCounts, PortPlace};
+use super::guid::{guid_of_address_list, guid_of_device_or_port, read_node_guid};
 use super::interfaces::{
     ADDRESS_VAR, InterfaceAddress, addresses_in_list, guid_of_interface, interface_addresses,
     port_addresses,
@@ -69,11 +69,11 @@ impl Device {
 /// Settings of a process from which its ports are made.
 struct PortSettings {
     link_layer: LinkLayer,
-    counts: PortCounts,
+    counts: DeviceAndPortCounts,
     /// GUID of the host.
     host_guid: [u8; 8],
     /// GUID of the first port.
-    port_guid: [u8; 8],
+    first_port_guid: [u8; 8],
     /// The addresses that the ports were given; `None`: the first port has those of the host.
     configured_addresses: Option<Vec<InterfaceAddress>>,
     host_addresses: Vec<InterfaceAddress>,
@@ -84,10 +84,10 @@ struct PortSettings {
 ///
 /// # Errors
 /// As [`PortError`] says.
-pub(crate) fn devices(
+pub(crate) fn devices_from_env(
     link_layer: Option<&OsStr>,
     identity: &Identity,
-    counts: PortCounts,
+    counts: DeviceAndPortCounts,
 ) -> Result<(Vec<Device>, Port), PortError> {
     let link_layer = LinkLayer::from_value(link_layer)?;
     let guid = read_node_guid().map_err(PortError::HostId)?;
@@ -100,7 +100,7 @@ pub(crate) fn devices(
         link_layer,
         counts,
         host_guid: guid,
-        port_guid: guid,
+        first_port_guid: guid,
         configured_addresses: None,
         host_addresses: all,
     };
@@ -117,19 +117,19 @@ pub(crate) fn devices(
         }
         host.configured_addresses = Some(addresses);
         // A port with addresses of its own is a host of its own.
-        host.port_guid = guid_of_address_list(guid, &list);
+        host.first_port_guid = guid_of_address_list(guid, &list);
     } else if link_layer == LinkLayer::Ethernet {
-        host.port_guid =
+        host.first_port_guid =
             guid_of_interface(&port_addresses(host.host_addresses.clone())).unwrap_or(guid);
     }
-    Ok(host.devices(identity))
+    Ok(host.make_devices(identity))
 }
 
 /// The devices of a host with these addresses, of which `chosen` were given to its ports.
 #[cfg(test)]
 pub(super) fn host_of(
     link_layer: LinkLayer,
-    counts: PortCounts,
+    counts: DeviceAndPortCounts,
     all: Vec<InterfaceAddress>,
     chosen: Option<Vec<InterfaceAddress>>,
 ) -> Vec<Device> {
@@ -138,21 +138,21 @@ pub(super) fn host_of(
         link_layer,
         counts,
         host_guid: guid,
-        port_guid: guid,
+        first_port_guid: guid,
         configured_addresses: chosen,
         host_addresses: all,
     };
-    host.devices(&Identity::default()).0
+    host.make_devices(&Identity::default()).0
 }
 
 impl PortSettings {
-    fn devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
+    fn make_devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
         // Ports that this process does not have may be another's of this host. One with addresses of its own is another host.
         let places = PortPlace::all()
             .filter(|place| self.configured_addresses.is_none() || self.counts.has(*place));
         let ports: Vec<Port> = places
             .enumerate()
-            .map(|(n, place)| self.port(place, n))
+            .map(|(n, place)| self.make_port(place, n))
             .collect();
         let with_others = |port: &Port| {
             let others = ports.iter().filter(|other| other.place != port.place);
@@ -165,7 +165,7 @@ impl PortSettings {
             name: identity.name_of(number),
             node_guid: match number {
                 0 => self.host_guid,
-                _ => guid_of_place(self.host_guid, &format!("device {number}")),
+                _ => guid_of_device_or_port(self.host_guid, &format!("device {number}")),
             },
             ports: ports
                 .iter()
@@ -173,12 +173,12 @@ impl PortSettings {
                 .map(with_others)
                 .collect(),
         };
-        let first = with_others(&self.port(PortPlace::FIRST, 0));
+        let first = with_others(&self.make_port(PortPlace::FIRST, 0));
         ((0..self.counts.devices()).map(device).collect(), first)
     }
 
     /// The port at the `n`-th place.
-    fn port(&self, place: PortPlace, n: usize) -> Port {
+    fn make_port(&self, place: PortPlace, n: usize) -> Port {
         let addresses = match &self.configured_addresses {
             // Dealt in turn.
             Some(addresses) => {
@@ -189,10 +189,11 @@ impl PortSettings {
             None => self.loopback(place).into_iter().collect(),
         };
         let guid = match place {
-            PortPlace::FIRST => self.port_guid,
-            PortPlace { device, port_num } => {
-                guid_of_place(self.port_guid, &format!("device {device} port {port_num}"))
-            }
+            PortPlace::FIRST => self.first_port_guid,
+            PortPlace { device, port_num } => guid_of_device_or_port(
+                self.first_port_guid,
+                &format!("device {device} port {port_num}"),
+            ),
         };
         Port::new(self.link_layer, place, guid, addresses)
     }

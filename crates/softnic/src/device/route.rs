@@ -26,9 +26,12 @@ pub(crate) fn gids_of(addresses: &FrameAddresses) -> ([u8; 16], [u8; 16]) {
 impl Port {
     /// The addresses that packets can be sent to: those of the GID tables of this process's ports that an interface has,
     /// its own first.
-    pub(crate) fn sendable_addresses(&self) -> Vec<LocalAddress> {
+    pub(crate) fn process_addresses(&self) -> Vec<LocalAddress> {
         let own = OtherPort::new(self, true);
-        let others = self.others.iter().filter(|other| other.is_of_this_process);
+        let others = self
+            .other_host_ports
+            .iter()
+            .filter(|other| other.is_of_this_process);
         std::iter::once(&own)
             .chain(others)
             .flat_map(OtherPort::addresses)
@@ -42,22 +45,25 @@ impl Port {
     /// The addresses of this port alone.
     pub(crate) fn own_addresses(&self) -> Vec<LocalAddress> {
         Self {
-            others: Vec::new(),
+            other_host_ports: Vec::new(),
             ..self.clone()
         }
-        .sendable_addresses()
+        .process_addresses()
     }
 
     /// Whether a GID is one of a port of this process.
     fn is_gid_of_process(&self, gid: [u8; 16]) -> bool {
-        let mut others = self.others.iter().filter(|other| other.is_of_this_process);
+        let mut others = self
+            .other_host_ports
+            .iter()
+            .filter(|other| other.is_of_this_process);
         self.gids.contains(&gid) || others.any(|other| other.gids.contains(&gid))
     }
 
     /// The GID that a loopback address stands for: the port's own, unless the port has been given addresses, which may be
     /// some of the loopback network (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn replace_loopback_gid(&self, gid: [u8; 16]) -> [u8; 16] {
-        if self.is_of_host(gid)
+        if self.is_gid_of_host(gid)
             || !ip_of_gid(gid).is_loopback()
             || std::env::var_os(ADDRESS_VAR).is_some()
         {
@@ -72,7 +78,7 @@ impl Port {
 
     /// Returns true if packets can go from here: the port has an address. A port with the link layer InfiniBand has
     /// none.
-    pub(crate) fn has_routes(&self) -> bool {
+    pub(crate) fn has_ip_address(&self) -> bool {
         self.gids.len() > 1
     }
 
@@ -90,7 +96,7 @@ impl Port {
         let first = *self.gids.get(1)?;
         let own = OtherPort::new(self, true);
         let address = |gid| {
-            let mut ports = std::iter::once(&own).chain(&self.others);
+            let mut ports = std::iter::once(&own).chain(&self.other_host_ports);
             ports.find_map(|port| port.address_of_gid_0(gid))
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));

@@ -104,7 +104,7 @@ fn errno<T>(result: Result<T, i32>) -> i32 {
 }
 
 /// The devices of a host with the address 10.0.0.1.
-fn devices_of(link_layer: LinkLayer, counts: PortCounts) -> Vec<Device> {
+fn devices_of(link_layer: LinkLayer, counts: DeviceAndPortCounts) -> Vec<Device> {
     let all = vec![address(1, "127.0.0.1"), address(2, "10.0.0.1")];
     host_of(link_layer, counts, all, None)
 }
@@ -124,7 +124,7 @@ fn guid_is_a_local_individual_eui64_and_stable() {
 
 #[test]
 fn device_attr_holds_the_limits() {
-    let devices = devices_of(LinkLayer::Ethernet, PortCounts::default());
+    let devices = devices_of(LinkLayer::Ethernet, DeviceAndPortCounts::default());
     let attr = device_attr(
         &Identity::default(),
         &DeviceCapabilities::default(),
@@ -292,9 +292,9 @@ fn port_of_this_host() {
         assert!(port.gids.contains(&gid_of_ip(address.ip)), "{address:?}");
     }
     let identity = Identity::default();
-    let (_, first) = devices(None, &identity, PortCounts::default()).unwrap();
+    let (_, first) = devices_from_env(None, &identity, DeviceAndPortCounts::default()).unwrap();
     assert_eq!(first.gids, port.gids);
-    assert_eq!(first.sendable_addresses(), port.sendable_addresses());
+    assert_eq!(first.process_addresses(), port.process_addresses());
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn reaches_our_gids_and_our_lid_only() {
 #[test]
 fn every_port_has_names_of_its_own_and_knows_the_others() {
     for link_layer in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
-        let devices = devices_of(link_layer, PortCounts::new(2, 2));
+        let devices = devices_of(link_layer, DeviceAndPortCounts::new(2, 2));
         let names: Vec<_> = devices.iter().map(|d| d.name.as_str()).collect();
         assert_eq!(names, ["softnic0", "softnic1"]);
         assert_ne!(devices[0].node_guid, devices[1].node_guid);
@@ -436,18 +436,18 @@ fn every_port_has_names_of_its_own_and_knows_the_others() {
             }
         }
         // The first port is what it is without others.
-        let alone = devices_of(link_layer, PortCounts::default());
+        let alone = devices_of(link_layer, DeviceAndPortCounts::default());
         let alone = &alone[0].ports()[0];
         assert_eq!((&ports[0].gids, ports[0].lid), (&alone.gids, alone.lid));
         // A process with one port knows those of another process, and sends from its own only.
-        assert!(alone.is_of_host(ports[3].gids[0]));
-        assert_eq!(alone.sendable_addresses(), alone.own_addresses());
+        assert!(alone.is_gid_of_host(ports[3].gids[0]));
+        assert_eq!(alone.process_addresses(), alone.own_addresses());
     }
 }
 
 #[test]
 fn packets_go_between_the_addresses_of_ports() {
-    let devices = devices_of(LinkLayer::Ethernet, PortCounts::new(2, 1));
+    let devices = devices_of(LinkLayer::Ethernet, DeviceAndPortCounts::new(2, 1));
     let (one, other) = (&devices[0].ports()[0], &devices[1].ports()[0]);
     let ips = |gid| {
         let flow = one.flow(&ah_global(0, gid)).expect("a route");
@@ -461,7 +461,7 @@ fn packets_go_between_the_addresses_of_ports() {
         assert_eq!(ips(*gid), ("10.0.0.1".to_owned(), "127.251.1.1".to_owned()));
     }
     let addresses: Vec<_> = one
-        .sendable_addresses()
+        .process_addresses()
         .iter()
         .map(|a| a.ip.to_string())
         .collect();
@@ -471,7 +471,7 @@ fn packets_go_between_the_addresses_of_ports() {
 #[test]
 fn given_addresses_are_dealt_to_the_ports_in_turn() {
     let given = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| address(2, ip));
-    let counts = PortCounts::new(1, 2);
+    let counts = DeviceAndPortCounts::new(1, 2);
     let devices = host_of(
         LinkLayer::Ethernet,
         counts,
@@ -481,13 +481,13 @@ fn given_addresses_are_dealt_to_the_ports_in_turn() {
     let ports = devices[0].ports();
     assert_eq!(ports[0].gids[1..], [gid("10.0.0.1"), gid("10.0.0.3")]);
     assert_eq!(ports[1].gids[1..], [gid("10.0.0.2")]);
-    assert!(ports[0].is_of_host(gid("10.0.0.2")));
-    assert!(!ports[0].is_of_host(gid("127.251.0.2")));
+    assert!(ports[0].is_gid_of_host(gid("10.0.0.2")));
+    assert!(!ports[0].is_gid_of_host(gid("127.251.0.2")));
 }
 
 #[test]
 fn a_device_has_the_ports_that_it_counts() {
-    let devices = devices_of(LinkLayer::Ethernet, PortCounts::new(1, 2));
+    let devices = devices_of(LinkLayer::Ethernet, DeviceAndPortCounts::new(1, 2));
     let attr = device_attr(
         &Identity::default(),
         &DeviceCapabilities::default(),

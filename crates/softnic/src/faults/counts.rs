@@ -7,14 +7,14 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use ::faults::{Counts, Injector, MAX_RULES, StruckRules};
+use ::faults::{Injector, MAX_RULES, RuleCounts, StruckRules};
 
 /// The environment variable that names the folder in which each process leaves the counts of its rules.
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
 /// Extension of the files with counts.
 const EXTENSION: &str = "faults";
 /// Extension of the files that list objects.
-const LEFT_OBJECTS_EXTENSION: &str = "left";
+const UNDESTROYED_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const RULE_BYTES: usize = 16;
 
@@ -38,7 +38,7 @@ impl CountsFile {
     pub(super) fn write(&mut self, injector: &Injector, struck: StruckRules) {
         if let Some(file) = self.open_file() {
             for index in struck.rules() {
-                if let Some(counts) = injector.counts().nth(index) {
+                if let Some(counts) = injector.rule_counts().nth(index) {
                     write_rule_counts(file, index, counts);
                 }
             }
@@ -48,7 +48,7 @@ impl CountsFile {
     /// Writes the counts of all rules.
     pub(super) fn write_all(&mut self, injector: &Injector) {
         if let Some(file) = self.open_file() {
-            for (index, counts) in injector.counts().enumerate() {
+            for (index, counts) in injector.rule_counts().enumerate() {
                 write_rule_counts(file, index, counts);
             }
         }
@@ -56,12 +56,12 @@ impl CountsFile {
 }
 
 /// Writes how many objects of each kind this process has not destroyed.
-pub(crate) fn write_left_objects(objects: &BTreeMap<&'static str, usize>) {
+pub(crate) fn write_undestroyed_objects(objects: &BTreeMap<&'static str, usize>) {
     let lines = objects
         .iter()
         .map(|(kind, count)| format!("{kind} {count}\n"));
     let text: String = lines.collect();
-    if let Some(file) = create(std::process::id(), LEFT_OBJECTS_EXTENSION) {
+    if let Some(file) = create(std::process::id(), UNDESTROYED_EXTENSION) {
         let _ = file.write_all_at(text.as_bytes(), 0);
     }
 }
@@ -74,7 +74,7 @@ fn create(pid: u32, extension: &str) -> Option<File> {
     options.open(Path::new(&folder).join(name)).ok()
 }
 
-fn write_rule_counts(file: &File, index: usize, counts: Counts) {
+fn write_rule_counts(file: &File, index: usize, counts: RuleCounts) {
     let mut bytes = [0; RULE_BYTES];
     let (matched, struck) = bytes.split_at_mut(RULE_BYTES / 2);
     matched.copy_from_slice(&counts.matched.to_le_bytes());
@@ -87,11 +87,11 @@ fn write_rule_counts(file: &File, index: usize, counts: Counts) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     /// Number of processes that opened the device.
-    pub processes: usize,
+    pub process_count: usize,
     /// The sums of all processes, by rule; shorter than the plan if the last rules have matched nothing.
-    pub rules: Vec<Counts>,
+    pub counts_by_rule: Vec<RuleCounts>,
     /// Processes that ended by `exit` with objects that they had not destroyed: the pid, and how many of each kind.
-    pub left_objects: Vec<(u32, BTreeMap<String, u64>)>,
+    pub undestroyed_by_process: Vec<(u32, BTreeMap<String, u64>)>,
 }
 
 /// Adds up what the processes of a run have left in `folder`, which [`FAULT_COUNTS_VAR`] named to them.
@@ -104,9 +104,10 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
         let path = entry?.path();
         if path
             .extension()
-            .is_some_and(|extension| extension == LEFT_OBJECTS_EXTENSION)
+            .is_some_and(|extension| extension == UNDESTROYED_EXTENSION)
         {
-            all.left_objects.extend(read_left_objects(&path));
+            all.undestroyed_by_process
+                .extend(read_undestroyed_objects(&path));
         }
         if path
             .extension()
@@ -114,24 +115,24 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
         {
             continue;
         }
-        all.processes += 1;
+        all.process_count += 1;
         let bytes = fs::read(&path)?;
         for (index, rule) in bytes.chunks_exact(RULE_BYTES).take(MAX_RULES).enumerate() {
-            if all.rules.len() <= index {
-                all.rules.push(Counts::default());
+            if all.counts_by_rule.len() <= index {
+                all.counts_by_rule.push(RuleCounts::default());
             }
             let word = |at: usize| rule[at..][..8].try_into().map_or(0, u64::from_le_bytes);
-            let sum = &mut all.rules[index];
+            let sum = &mut all.counts_by_rule[index];
             sum.matched = sum.matched.saturating_add(word(0));
             sum.struck = sum.struck.saturating_add(word(8));
         }
     }
-    all.left_objects.sort_unstable();
+    all.undestroyed_by_process.sort_unstable();
     Ok(all)
 }
 
 /// Reads the objects that one process has left. `None` if there are none.
-fn read_left_objects(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
+fn read_undestroyed_objects(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
     let pid = path
         .file_stem()?
         .to_str()?
@@ -157,7 +158,7 @@ mod tests {
     fn what_processes_left_is_added_up_and_no_file_is_trusted() {
         let folder = tempfile::tempdir().unwrap();
         let of = |name: &str| File::create(folder.path().join(name)).unwrap();
-        let counts = |matched, struck| Counts { matched, struck };
+        let counts = |matched, struck| RuleCounts { matched, struck };
         write_rule_counts(&of("1-1.faults"), 1, counts(5, 2));
         let second = of("2-1.faults");
         write_rule_counts(&second, 0, counts(u64::MAX, 1));
@@ -171,13 +172,16 @@ mod tests {
         .unwrap();
         fs::write(folder.path().join("9-1.left"), "").unwrap();
         let all = read_counts(folder.path()).unwrap();
-        assert_eq!(all.processes, 3);
+        assert_eq!(all.process_count, 3);
         assert_eq!(
-            all.left_objects,
+            all.undestroyed_by_process,
             [(2, BTreeMap::from([("ibv_cq".to_owned(), 1)]))]
         );
-        assert_eq!(all.rules, [counts(u64::MAX, 1), counts(12, 5)]);
+        assert_eq!(all.counts_by_rule, [counts(u64::MAX, 1), counts(12, 5)]);
         fs::write(folder.path().join("4-1.faults"), vec![255; 1 << 16]).unwrap();
-        assert_eq!(read_counts(folder.path()).unwrap().rules.len(), MAX_RULES);
+        assert_eq!(
+            read_counts(folder.path()).unwrap().counts_by_rule.len(),
+            MAX_RULES
+        );
     }
 }

@@ -12,14 +12,14 @@ use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use ::faults::{
-    CompletionFacts, DueIncident, Injector, PacketFacts, PacketVerdict, Plan, QueuePair,
-    StruckRules, VerbFacts, WorkFacts, WorkFault,
+    CompletionFacts, Injector, PacketFacts, PacketVerdict, Plan, QueuePair, StruckRules,
+    TargetedIncident, VerbFacts, WorkFacts, WorkFault,
 };
 use shm::clock::now_ns;
 
 use crate::lock::lock;
 use counts::CountsFile;
-pub(crate) use counts::write_left_objects;
+pub(crate) use counts::write_undestroyed_objects;
 pub use counts::{FAULT_COUNTS_VAR, FaultCounts, read_counts};
 
 /// The environment variable with the fault plan, in one line.
@@ -29,16 +29,16 @@ pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 
 /// The active fault plan of this process.
 struct ActiveFaultPlan {
-    begun_ns: u64,
+    started_at_ns: u64,
     delays_completions: bool,
     plan_state: Mutex<FaultPlanState>,
 }
 
 struct FaultPlanState {
     injector: Injector,
-    counts: CountsFile,
+    counts_file: CountsFile,
     /// Incidents that struck while a queue was locked, and are carried out when it is not.
-    deferred_incidents: Vec<DueIncident>,
+    deferred_incidents: Vec<TargetedIncident>,
 }
 
 /// The reason why the fault plan in the environment is not valid.
@@ -76,18 +76,18 @@ impl ActiveFaultPlan {
         let late =
             |rule: &::faults::Rule| matches!(rule.action(), ::faults::Action::DelayCompletion(..));
         Ok(Some(Self {
-            begun_ns: now_ns(),
+            started_at_ns: now_ns(),
             delays_completions: plan.rules().iter().any(late),
             plan_state: Mutex::new(FaultPlanState {
                 injector: Injector::new(plan, seed),
-                counts: CountsFile::default(),
+                counts_file: CountsFile::default(),
                 deferred_incidents: Vec::new(),
             }),
         }))
     }
 
     fn ns_since_start(&self) -> u64 {
-        now_ns().saturating_sub(self.begun_ns)
+        now_ns().saturating_sub(self.started_at_ns)
     }
 }
 
@@ -104,12 +104,12 @@ pub(crate) fn is_plan_active() -> Result<bool, BadFaults> {
 }
 
 /// Returns true if this process has a fault plan.
-pub(crate) fn are_on() -> bool {
+pub(crate) fn has_plan() -> bool {
     faults().is_some()
 }
 
 /// Returns true if the plan may delay completions.
-pub(crate) fn delay_completions() -> bool {
+pub(crate) fn may_delay_completions() -> bool {
     faults().is_some_and(|faults| faults.delays_completions)
 }
 
@@ -119,7 +119,7 @@ impl FaultPlanState {
         if struck.is_empty() {
             return;
         }
-        self.counts.write(&self.injector, struck);
+        self.counts_file.write(&self.injector, struck);
         let mut what = String::new();
         occasion(&mut what);
         for index in struck.rules() {
@@ -140,26 +140,31 @@ static CREATION_NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new())
 
 /// Records that a queue pair was made.
 pub(crate) fn note_created_queue_pair(queue_pair: QueuePair) {
-    if are_on() {
-        lock(&CREATION_NUMBERS).insert(queue_pair.qpn, queue_pair.number);
+    if has_plan() {
+        lock(&CREATION_NUMBERS).insert(queue_pair.qpn, queue_pair.creation_number);
     }
 }
 
 /// Returns the queue pair that had the number `qpn` last.
-pub(crate) fn queue_pair(qpn: u32) -> QueuePair {
+pub(crate) fn latest_queue_pair(qpn: u32) -> QueuePair {
     let number = lock(&CREATION_NUMBERS).get(&qpn).copied().unwrap_or(0);
-    QueuePair { number, qpn }
+    QueuePair {
+        creation_number: number,
+        qpn,
+    }
 }
 
 /// Returns the errno with which a verb is refused, if any, and the incidents before its execution.
-pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<DueIncident>) {
+pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<TargetedIncident>) {
     let Some(faults) = faults() else {
         return (None, Vec::new());
     };
     let inner = &mut *lock(&faults.plan_state);
-    let verdict = inner.injector.verb(faults.ns_since_start(), facts);
+    let verdict = inner
+        .injector
+        .decide_verb_call(faults.ns_since_start(), facts);
     inner.count_struck_rules(verdict.struck, |what| {
-        what.push_str(facts.name);
+        what.push_str(facts.verb_name);
         append_queue_pair(what, facts.queue_pair);
     });
     (verdict.errno, verdict.incidents)
@@ -169,7 +174,9 @@ pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<DueIncident>) 
 pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
     let faults = faults()?;
     let inner = &mut *lock(&faults.plan_state);
-    let verdict = inner.injector.work_request(faults.ns_since_start(), facts);
+    let verdict = inner
+        .injector
+        .decide_work_request(faults.ns_since_start(), facts);
     inner.count_struck_rules(verdict.struck, |what| {
         let _ = write!(what, "{} wr_id={wr_id}", facts.operation);
         append_queue_pair(what, facts.queue_pair);
@@ -182,7 +189,9 @@ pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkF
 pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let Some(faults) = faults() else { return 0 };
     let inner = &mut *lock(&faults.plan_state);
-    let (delay_ns, struck) = inner.injector.completion(faults.ns_since_start(), facts);
+    let (delay_ns, struck) = inner
+        .injector
+        .completion_delay_ns(faults.ns_since_start(), facts);
     inner.count_struck_rules(struck, |what| {
         let _ = write!(
             what,
@@ -200,7 +209,7 @@ pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
         return PacketVerdict::default();
     };
     let inner = &mut *lock(&faults.plan_state);
-    let fate = inner.injector.packet(faults.ns_since_start(), facts);
+    let fate = inner.injector.decide_packet(faults.ns_since_start(), facts);
     inner.count_struck_rules(fate.struck, |what| {
         let _ = write!(
             what,
@@ -214,28 +223,31 @@ pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
 
 fn append_queue_pair(what: &mut String, queue_pair: QueuePair) {
     if queue_pair.qpn != 0 {
-        let QueuePair { number, qpn } = queue_pair;
+        let QueuePair {
+            creation_number: number,
+            qpn,
+        } = queue_pair;
         let _ = write!(what, ", queue pair {number} (QPN {qpn:#x})");
     }
 }
 
 /// Takes the incidents that struck while a queue was locked, each once.
-pub(crate) fn take_deferred_incidents() -> Vec<DueIncident> {
+pub(crate) fn take_deferred_incidents() -> Vec<TargetedIncident> {
     faults().map_or_else(Vec::new, |faults| {
         std::mem::take(&mut lock(&faults.plan_state).deferred_incidents)
     })
 }
 
 /// Returns the incidents that are due now, and the time in nanoseconds until the next one is due.
-pub(crate) fn take_due_incidents() -> (Vec<DueIncident>, Option<u64>) {
+pub(crate) fn take_due_incidents() -> (Vec<TargetedIncident>, Option<u64>) {
     let Some(faults) = faults() else {
         return (Vec::new(), None);
     };
     let inner = &mut *lock(&faults.plan_state);
     let now = faults.ns_since_start();
-    let (happenings, struck) = inner.injector.due(now);
+    let (happenings, struck) = inner.injector.take_due_incidents(now);
     inner.count_struck_rules(struck, |what| what.push_str("its time has come"));
-    let next = inner.injector.next_due();
+    let next = inner.injector.next_due_ns();
     (happenings, next.map(|next| next.saturating_sub(now)))
 }
 
@@ -252,7 +264,7 @@ pub(crate) fn link_is_down() -> bool {
 pub(crate) fn save_counts() {
     if let Some(faults) = faults() {
         let inner = &mut *lock(&faults.plan_state);
-        inner.counts.write_all(&inner.injector);
+        inner.counts_file.write_all(&inner.injector);
     }
 }
 

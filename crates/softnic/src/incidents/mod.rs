@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::faults::{DeviceAction, DueIncident, QueuePair};
+use ::faults::{DeviceAction, QueuePair, TargetedIncident};
 use verbs_abi::*;
 
 use crate::at_exit;
@@ -30,7 +30,7 @@ static RULE_DUE_SOONER: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::ne
 
 /// Registers an opened context for the events. The time of the plan begins with the first context.
 pub(crate) fn register_context(context: &'static Context) {
-    if !faults::are_on() {
+    if !faults::has_plan() {
         return;
     }
     lock(&CONTEXTS).push(context);
@@ -49,7 +49,7 @@ pub(crate) fn register_context(context: &'static Context) {
 
 extern "C" fn at_exit() {
     faults::save_counts();
-    faults::write_left_objects(&live::count_undestroyed());
+    faults::write_undestroyed_objects(&live::count_undestroyed());
 }
 
 /// Sleeps until an incident is due, and carries it out.
@@ -81,7 +81,7 @@ pub(crate) fn device_is_gone() -> bool {
 }
 
 /// Carries out incidents. The caller holds no lock of a queue.
-pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<DueIncident>) {
+pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<TargetedIncident>) {
     for (incident, queue_pair) in happenings {
         match incident {
             DeviceAction::Event(event) => raise_for_queue_pairs(nic, event, queue_pair),
@@ -89,15 +89,15 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<DueIncident>) {
             DeviceAction::LinkDown(time) => {
                 for port in nic.devices.iter().flat_map(Device::ports) {
                     let place = port.place.host_wide_number().into();
-                    nic.network.counters.add(place, Counter::LinkDowned, 1);
+                    nic.packet_path.counters.add(place, Counter::LinkDowned, 1);
                 }
-                raise_everywhere(IBV_EVENT_PORT_ERR);
+                raise_in_all_contexts(IBV_EVENT_PORT_ERR);
                 if time.is_some() {
                     *lock(&RULE_DUE_SOONER.0) = true;
                     RULE_DUE_SOONER.1.notify_one();
                 }
             }
-            DeviceAction::LinkUp => raise_everywhere(IBV_EVENT_PORT_ACTIVE),
+            DeviceAction::LinkUp => raise_in_all_contexts(IBV_EVENT_PORT_ACTIVE),
         }
     }
 }
@@ -110,9 +110,9 @@ pub(crate) fn carry_out_deferred(nic: &'static Nic) {
     }
 }
 
-fn raise_everywhere(event: ibv_event_type) {
+fn raise_in_all_contexts(event: ibv_event_type) {
     for context in lock(&CONTEXTS).iter() {
-        context.raise_port(event);
+        context.raise_for_each_port(event);
     }
 }
 
@@ -127,9 +127,9 @@ fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: Queue
         IBV_EVENT_DEVICE_FATAL => {
             GONE.store(true, Ordering::Relaxed);
             for_each_queue_pair(nic, QueuePair::default(), crate::qp::Qp::fail_quietly);
-            raise_everywhere(event);
+            raise_in_all_contexts(event);
         }
-        _ => raise_everywhere(event),
+        _ => raise_in_all_contexts(event),
     }
 }
 
@@ -137,7 +137,7 @@ fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: Queue
 fn for_each_queue_pair(nic: &Nic, target: QueuePair, f: impl Fn(&crate::qp::Qp)) {
     for qp in registry::of(nic).all_qps() {
         let is = |wanted: u32, own: u32| wanted == 0 || wanted == own;
-        if is(target.number, qp.creation_number) && is(target.qpn, qp.qpn) {
+        if is(target.creation_number, qp.creation_number) && is(target.qpn, qp.qpn) {
             f(&qp);
         }
     }

@@ -17,7 +17,7 @@ pub(super) struct PostBursts {
     /// Number of posts in a row, without a poll or a packet in between.
     posts_in_row: AtomicU32,
     /// Number of posts that are expected before the next poll.
-    expected_posts: AtomicU32,
+    expected_posts_before_poll: AtomicU32,
 }
 
 impl PostBursts {
@@ -25,7 +25,7 @@ impl PostBursts {
     /// the program polls.
     pub(super) fn note_post_and_predict_burst(&self, polls: u64, received: u64) -> bool {
         let before = self.posts_in_row.load(Ordering::Relaxed);
-        let mut expected = self.expected_posts.load(Ordering::Relaxed);
+        let mut expected = self.expected_posts_before_poll.load(Ordering::Relaxed);
         let is_polled = self.polls_at_last_post.load(Ordering::Relaxed) != polls;
         let has_received = self.packets_at_last_post.load(Ordering::Relaxed) != received;
         let posts = if is_polled {
@@ -40,14 +40,15 @@ impl PostBursts {
         self.polls_at_last_post.store(polls, Ordering::Relaxed);
         self.packets_at_last_post.store(received, Ordering::Relaxed);
         self.posts_in_row.store(posts, Ordering::Relaxed);
-        self.expected_posts.store(expected, Ordering::Relaxed);
+        self.expected_posts_before_poll
+            .store(expected, Ordering::Relaxed);
         posts < expected
     }
 
     /// Resets the expectation, because the program may sleep after its next posts.
     pub(super) fn forget_expectation(&self) {
         self.posts_in_row.store(0, Ordering::Relaxed);
-        self.expected_posts.store(0, Ordering::Relaxed);
+        self.expected_posts_before_poll.store(0, Ordering::Relaxed);
     }
 }
 

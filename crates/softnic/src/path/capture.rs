@@ -50,7 +50,7 @@ impl WireCapture {
     }
 
     /// Sends a batch and writes the packets that the kernel took.
-    pub(super) fn send(&self, endpoint: &Endpoint, batch: &mut PacketBatch) {
+    pub(super) fn send_and_capture(&self, endpoint: &Endpoint, batch: &mut PacketBatch) {
         if batch.is_empty() {
             return;
         }
@@ -75,7 +75,9 @@ impl WireCapture {
         }
         // A receiver does not see the identification of the IP header, but the ICRC reveals it.
         let identification = icrc::split(received.bytes)
-            .and_then(|(transport, icrc)| icrc::verify(&received.frame, transport, icrc))
+            .and_then(|(transport, icrc)| {
+                icrc::recover_identification(&received.frame, transport, icrc)
+            })
             .unwrap_or(received.frame.identification);
         let frame = IcrcFields {
             identification,

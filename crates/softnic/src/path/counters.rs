@@ -99,7 +99,7 @@ counters! {
 
 impl Counter {
     /// Returns the counter to which a counter of the sockets belongs; `None` for one that only developers need.
-    fn of_link(name: &str) -> Option<usize> {
+    fn index_of_socket_counter(name: &str) -> Option<usize> {
         match name {
             "rcvd_short_pkts" => Some(Self::Malformed as usize),
             "unknown_slot_pkts" => Some(Self::UnknownQueuePair as usize),
@@ -152,7 +152,7 @@ pub(crate) struct CountedPort {
     /// Its number ([`PortPlace::host_wide_number`]).
     ///
     /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
-    pub(crate) place: u32,
+    pub(crate) host_wide_number: u32,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) files: PortFiles,
 }
@@ -203,7 +203,7 @@ impl PacketCounters {
     }
 
     /// Counts a dropped packet.
-    pub(crate) fn dropped(&self, place: u32, why: DropReason) {
+    pub(crate) fn count_drop(&self, place: u32, why: DropReason) {
         self.add(place, why.counter(), 1);
     }
 
@@ -243,7 +243,7 @@ impl PacketCounters {
 
     /// Returns true if the engine has to be called, because this is the first count since the last publication.
     #[inline]
-    pub(crate) fn must_call_engine(&self) -> bool {
+    pub(crate) fn claim_engine_call(&self) -> bool {
         !self.is_engine_called.load(Ordering::Relaxed)
             && !self.is_engine_called.swap(true, Ordering::Relaxed)
     }
@@ -255,7 +255,7 @@ impl PacketCounters {
         ports: &'p [CountedPort],
     ) -> Vec<(&'p CountedPort, [u64; COUNT])> {
         let own = |port: &'p CountedPort| {
-            let counts = self.counts_by_port[index(port.place)].each_ref();
+            let counts = self.counts_by_port[index(port.host_wide_number)].each_ref();
             (port, counts.map(|count| count.load(Ordering::Relaxed)))
         };
         let mut totals: Vec<_> = ports.iter().map(own).collect();
@@ -264,7 +264,7 @@ impl PacketCounters {
                 continue;
             };
             for (name, count) in counters.values() {
-                if let Some(counter) = Counter::of_link(name) {
+                if let Some(counter) = Counter::index_of_socket_counter(name) {
                     total[counter] += count;
                 }
             }
@@ -273,7 +273,7 @@ impl PacketCounters {
     }
 
     /// Returns the time that new counts may still wait for their publication; `None` if there are none.
-    pub(crate) fn publication_due(
+    pub(crate) fn time_until_publication(
         &self,
         endpoint: &Endpoint,
         ports: &[CountedPort],
@@ -300,7 +300,7 @@ impl PacketCounters {
     ) -> bool {
         let mut totals = self.totals(endpoint, ports).into_iter();
         totals.any(|(port, mut totals)| {
-            let published = &published.counts[index(port.place)];
+            let published = &published.counts[index(port.host_wide_number)];
             totals[Counter::Overrun as usize] = published[Counter::Overrun as usize];
             totals != *published
         })
@@ -327,7 +327,7 @@ impl PacketCounters {
         }
         let mut results = Ok(());
         for (port, totals) in totals {
-            let published = &mut published.counts[index(port.place)];
+            let published = &mut published.counts[index(port.host_wide_number)];
             let news = NAMES.iter().zip(totals).zip(*published);
             // Drops at a socket that has closed are not counted any more.
             let mut news =
@@ -347,7 +347,7 @@ impl PacketCounters {
     }
 
     /// Returns the counts of dropped packets of all ports that are not 0.
-    pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(crate) fn drop_counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let of_all_ports = |counter: usize| {
             let counts = self.counts_by_port.iter().map(|own| &own[counter]);
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
@@ -390,7 +390,7 @@ mod tests {
         let values = link::Counters::default().values();
         let homeless: Vec<_> = values
             .iter()
-            .filter(|(name, _)| Counter::of_link(name).is_none())
+            .filter(|(name, _)| Counter::index_of_socket_counter(name).is_none())
             .map(|(name, _)| *name)
             .collect();
         assert_eq!(
@@ -415,16 +415,19 @@ mod tests {
         counters.add_qp_counts(|| 2, &mut counts);
         assert_eq!(counts, StateMachineCounters::default());
         counters.add_qp_counts(|| panic!("there are none"), &mut counts);
-        counters.dropped(1, DropReason::WrongQkey);
+        counters.count_drop(1, DropReason::WrongQkey);
         let count = |place, counter: Counter| {
             counters.counts_by_port[index(place)][counter as usize].load(Ordering::Relaxed)
         };
         assert_eq!(count(2, Counter::DuplicateRequest), 3);
         assert_eq!(count(1, Counter::DuplicateRequest), 0);
         assert_eq!(count(2, Counter::CnpSent), 1);
-        assert_eq!(counters.drops().collect::<Vec<_>>(), [("rx_wrong_qkey", 1)]);
         assert_eq!(
-            (counters.must_call_engine(), counters.must_call_engine()),
+            counters.drop_counts().collect::<Vec<_>>(),
+            [("rx_wrong_qkey", 1)]
+        );
+        assert_eq!(
+            (counters.claim_engine_call(), counters.claim_engine_call()),
             (true, false)
         );
     }

@@ -39,7 +39,7 @@ struct IncomingPacket {
 impl FaultyWire {
     /// Makes a fault line, if the process has a plan.
     pub(super) fn new() -> Option<Self> {
-        faults::are_on().then(Self::default)
+        faults::has_plan().then(Self::default)
     }
 
     /// Applies the plan to a packet of the queue pair `qpn` that is about to leave.
@@ -49,7 +49,7 @@ impl FaultyWire {
             direction: Direction::Send,
             source: addresses.src(),
             destination: addresses.dst(),
-            queue_pair: faults::queue_pair(qpn),
+            queue_pair: faults::latest_queue_pair(qpn),
             peer_qpn: Some(dest_qpn(bytes)),
             ..facts
         });
@@ -82,7 +82,7 @@ impl FaultyWire {
     }
 
     /// Adds late packets that are due to `batch`.
-    pub(super) fn release_leaving(&self, batch: &mut PacketBatch) {
+    pub(super) fn release_late_outgoing(&self, batch: &mut PacketBatch) {
         let mut leaving = lock(&self.late_outgoing);
         while let Some(packet) = leaving.pop_due(now_ns()) {
             push(batch, &packet.flow, &packet.bytes, packet.damaged_bit);
@@ -90,7 +90,7 @@ impl FaultyWire {
     }
 
     /// Applies the plan to a packet that has arrived, and calls `take` with each packet that is to be received now.
-    pub(super) fn arrive(
+    pub(super) fn receive_with_faults(
         &self,
         received: &ReceivedPacket<'_>,
         take: &mut impl FnMut(&ReceivedPacket<'_>),
@@ -100,7 +100,7 @@ impl FaultyWire {
             direction: Direction::Receive,
             source: addresses.src(),
             destination: addresses.dst(),
-            queue_pair: faults::queue_pair(received.dest_qpn()),
+            queue_pair: faults::latest_queue_pair(received.dest_qpn()),
             peer_qpn: None,
             ..facts
         });
@@ -134,7 +134,10 @@ impl FaultyWire {
     }
 
     /// Calls `take` with late packets that are due. Returns their number.
-    pub(super) fn release_arriving(&self, take: &mut impl FnMut(&ReceivedPacket<'_>)) -> usize {
+    pub(super) fn release_late_incoming(
+        &self,
+        take: &mut impl FnMut(&ReceivedPacket<'_>),
+    ) -> usize {
         let mut count = 0;
         loop {
             let next = lock(&self.late_incoming).pop_due(now_ns());
@@ -182,7 +185,7 @@ fn packet_verdict(
         destination: nowhere,
         queue_pair: QueuePair::default(),
         peer_qpn: None,
-        operation: operation(bytes),
+        operation: opcode_name(bytes),
         bytes: u32::try_from(bytes.len() + more).unwrap_or(u32::MAX),
     };
     faults::strike_packet(&describe(facts))
@@ -203,7 +206,7 @@ fn dest_qpn(bytes: &[u8]) -> u32 {
 }
 
 /// Returns the name that fault plans have for the operation of a packet.
-fn operation(bytes: &[u8]) -> &'static str {
+fn opcode_name(bytes: &[u8]) -> &'static str {
     let opcode = bytes.first().and_then(|byte| Opcode::from_byte(*byte));
     match opcode.map(|opcode| opcode.operation) {
         Some(PacketOperation::Send) | None => "SEND",
@@ -225,8 +228,8 @@ mod tests {
     #[test]
     fn every_operation_is_one_that_plans_can_name() {
         for byte in 0..=255 {
-            assert!(::faults::OPERATIONS.contains(&operation(&[byte])));
+            assert!(::faults::OPERATIONS.contains(&opcode_name(&[byte])));
         }
-        assert_eq!(operation(&[]), "SEND");
+        assert_eq!(opcode_name(&[]), "SEND");
     }
 }

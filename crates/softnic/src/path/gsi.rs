@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use roce::cm::CmMessage;
-use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, socket_name};
+use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, mad_socket_name};
 use roce::mad::{GSI_QKEY, MAD_BYTES};
 use roce::packet::Packet;
 
@@ -75,7 +75,7 @@ impl Gsi {
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
         if let MadRecipient::Slot(slot) = message.recipient()
             && socket
-                .send_to(&bytes, folder.join(socket_name(slot)))
+                .send_to(&bytes, folder.join(mad_socket_name(slot)))
                 .is_ok()
         {
             return Ok(());
@@ -148,7 +148,7 @@ mod tests {
         );
         fs::create_dir(fabric.path().join(CM_FOLDER)).unwrap();
         let bind = |slot| {
-            let name = fabric.path().join(CM_FOLDER).join(socket_name(slot));
+            let name = fabric.path().join(CM_FOLDER).join(mad_socket_name(slot));
             let socket = UnixDatagram::bind(name).unwrap();
             socket.set_nonblocking(true).unwrap();
             socket

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::device::{PortPlace, address_list};
+use crate::device::{PortPlace, configured_address_list};
 
 /// The folder of all ports, in the fabric's folder.
 const FOLDER: &str = "counters";
@@ -48,7 +48,7 @@ impl PortFiles {
     /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
     pub(crate) fn of_port(fabric: &Path, place: PortPlace) -> io::Result<Self> {
         let namespace = fs::metadata("/proc/self/ns/net")?.ino();
-        let addresses = address_list().unwrap_or_else(|| "all".to_owned());
+        let addresses = configured_address_list().unwrap_or_else(|| "all".to_owned());
         let port = place.host_wide_number();
         Ok(Self::new(
             fabric,
@@ -77,7 +77,7 @@ impl PortFiles {
     ///
     /// # Errors
     /// Those of the file system.
-    pub(crate) fn make(&self, names: &[&str], age: Duration) -> io::Result<()> {
+    pub(crate) fn create_missing(&self, names: &[&str], age: Duration) -> io::Result<()> {
         let _lock = self.lock(LOCK_PATIENCE)?;
         let lifespan = self.folder.join(LIFESPAN);
         fs::write(lifespan, format!("{}\n", age.as_millis()))?;
@@ -179,7 +179,9 @@ mod tests {
     }
 
     fn make(files: &PortFiles) {
-        files.make(&NAMES, Duration::from_secs(1)).unwrap();
+        files
+            .create_missing(&NAMES, Duration::from_secs(1))
+            .unwrap();
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl PacketPath {
             },
             payload: mad,
         };
-        self.send_one(GSI_QPN, flow, |bytes| packet.emit(bytes));
+        self.enqueue_one(GSI_QPN, flow, |bytes| packet.emit(bytes));
         self.flush();
     }
 }

@@ -36,7 +36,8 @@ pub(crate) use counters::{
 };
 pub(crate) use mode::PathMode;
 pub(crate) use network::{
-    BadNetwork, CounterFiles, PacketArrival, PacketPath, are_packets_in_use, note_packets_in_use,
+    BadNetwork, CounterPublication, PacketArrival, PacketPath, are_packets_in_use,
+    note_packets_in_use,
 };
 
 /// The P_Key of a port's only partition: the default partition, full member (IBTA vol. 1, 10.9.1.2).

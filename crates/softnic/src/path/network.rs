@@ -26,7 +26,7 @@ use super::gsi::Gsi;
 use super::heard::PacketChecks;
 use super::hw_counters::LOCK_PATIENCE;
 use super::mode::BadPath;
-use super::traffic::{Amount, Direction, PortTraffic, udp_header_octets};
+use super::traffic::{Direction, OctetAndPacketCounts, PortTraffic, udp_header_octets};
 use super::{DropReason, PacketCounters, PathMode};
 use crate::lock::lock;
 
@@ -72,7 +72,7 @@ impl PacketArrival {
 /// The reason why the packet is dropped.
 fn parse_checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
     let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
-    icrc::verify(&received.frame, transport, icrc).ok_or(DropReason::WrongIcrc)?;
+    icrc::recover_identification(&received.frame, transport, icrc).ok_or(DropReason::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| DropReason::Malformed)
 }
 
@@ -102,18 +102,18 @@ impl DeliveryState {
 }
 
 /// The process and the files for the publication of counters.
-pub(crate) struct CounterFiles {
+pub(crate) struct CounterPublication {
     /// This process, whose engine publishes.
-    pub(crate) me: Arc<Peer>,
+    pub(crate) this_process: Arc<Peer>,
     /// Its ports, with the files to which it publishes.
     pub(crate) ports: Vec<CountedPort>,
     /// The traffic counters of its ports, by address.
     pub(crate) traffic: Vec<(IpAddr, Arc<PortTraffic>)>,
     /// The amounts that the traffic counters have, by address: sent, received.
-    pub(crate) published_traffic: Mutex<HashMap<IpAddr, [Amount; 2]>>,
+    pub(crate) published_traffic: Mutex<HashMap<IpAddr, [OctetAndPacketCounts; 2]>>,
 }
 
-impl CounterFiles {
+impl CounterPublication {
     /// Adds what the endpoint has sent and received to the traffic counters.
     fn count_traffic(&self, endpoint: &Endpoint) {
         let mut published = lock(&self.published_traffic);
@@ -124,7 +124,7 @@ impl CounterFiles {
             let headers = udp_header_octets(ip.is_ipv4());
             let amount = |packets: &AtomicU64, bytes: &AtomicU64| {
                 let packets = packets.load(Ordering::Relaxed);
-                Amount {
+                OctetAndPacketCounts {
                     octets: bytes.load(Ordering::Relaxed) + packets * headers,
                     packets,
                     multicast_packets: 0,
@@ -146,23 +146,23 @@ pub(crate) struct PacketPath {
     /// The sockets; taken out when the process ends.
     endpoint: RwLock<Option<Endpoint>>,
     /// A descriptor that is readable while packets wait.
-    ready: OnceLock<OwnedFd>,
+    readiness_fd: OnceLock<OwnedFd>,
     outgoing: Mutex<PacketBatch>,
     /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
-    receiving: Mutex<DeliveryState>,
+    delivery_state: Mutex<DeliveryState>,
     /// The value of [`delivered_until_ns`](Self::delivered_until_ns).
     delivered_until_ns: AtomicU64,
     /// True while the engine checks for packets.
     engine_checks_packets: AtomicBool,
     /// Number of checks for packets by threads of the program.
-    program_checks: AtomicU64,
+    program_check_count: AtomicU64,
     /// Number of packets that have arrived.
     received: AtomicU64,
     bursts: PostBursts,
     /// True if packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
-    are_held_back: AtomicBool,
+    has_held_back_packets: AtomicBool,
     pub(crate) counters: PacketCounters,
-    counter_files: OnceLock<CounterFiles>,
+    counter_files: OnceLock<CounterPublication>,
     /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
     /// The capture into which packets are written.
@@ -193,15 +193,15 @@ impl PacketPath {
             mode: PathMode::from_env(capture.is_some())?,
             capture,
             endpoint: RwLock::default(),
-            ready: OnceLock::new(),
+            readiness_fd: OnceLock::new(),
             outgoing: Mutex::new(PacketBatch::new(UDP_PORT)),
-            receiving: Mutex::default(),
+            delivery_state: Mutex::default(),
             engine_checks_packets: AtomicBool::new(false),
             delivered_until_ns: AtomicU64::new(0),
-            program_checks: AtomicU64::new(0),
+            program_check_count: AtomicU64::new(0),
             received: AtomicU64::new(0),
             bursts: PostBursts::default(),
-            are_held_back: AtomicBool::new(false),
+            has_held_back_packets: AtomicBool::new(false),
             counters: PacketCounters::default(),
             counter_files: OnceLock::new(),
             faulty: FaultyWire::new(),
@@ -216,7 +216,7 @@ impl PacketPath {
 
     /// Returns true if packets can be sent.
     pub(crate) fn is_open(&self) -> bool {
-        self.ready.get().is_some()
+        self.readiness_fd.get().is_some()
     }
 
     /// Opens the sockets for packets, if they are not open.
@@ -227,7 +227,7 @@ impl PacketPath {
         &self,
         addresses: Vec<LocalAddress>,
         fabric: Fabric,
-        audience: Option<CounterFiles>,
+        audience: Option<CounterPublication>,
     ) -> Result<(), LinkError> {
         let mut endpoint = self
             .endpoint
@@ -247,7 +247,7 @@ impl PacketPath {
             let _ = self.counter_files.set(audience);
         }
         // No other thread sets it, since this one has the lock.
-        let _ = self.ready.set(ready);
+        let _ = self.readiness_fd.set(ready);
         Ok(())
     }
 
@@ -260,24 +260,24 @@ impl PacketPath {
 
     /// Returns a descriptor that is readable while packets wait.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.ready.get().map(AsFd::as_fd)
+        self.readiness_fd.get().map(AsFd::as_fd)
     }
 
     /// Returns the number of checks for packets by threads of the program.
-    pub(crate) fn program_checks(&self) -> u64 {
-        self.program_checks.load(Ordering::Relaxed)
+    pub(crate) fn program_check_count(&self) -> u64 {
+        self.program_check_count.load(Ordering::Relaxed)
     }
 
     /// Records that a thread of the program checks for packets.
     pub(crate) fn note_program_check(&self) {
-        let polls = self.program_checks.load(Ordering::Relaxed);
-        self.program_checks
+        let polls = self.program_check_count.load(Ordering::Relaxed);
+        self.program_check_count
             .store(polls.wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
     /// [`flush`](Self::flush) sends them.
-    pub(crate) fn send(
+    pub(crate) fn enqueue_packets(
         &self,
         qpn: u32,
         flow: &PacketFlow,
@@ -302,7 +302,7 @@ impl PacketPath {
     }
 
     /// Takes one packet that `make` makes; [`flush`](Self::flush) sends it.
-    pub(crate) fn send_one(&self, qpn: u32, flow: &PacketFlow, make: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn enqueue_one(&self, qpn: u32, flow: &PacketFlow, make: impl FnOnce(&mut Vec<u8>)) {
         let mut batch = self.outgoing();
         let Some(faulty) = &self.faulty else {
             return batch.push_with(flow, make);
@@ -322,13 +322,13 @@ impl PacketPath {
     /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends waiting packets if
     /// the program does neither. `engine_ticks` tells that the engine checks soon.
     pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
-        let polls = self.program_checks();
+        let polls = self.program_check_count();
         let received = self.received.load(Ordering::Relaxed);
         let may_wait = self.bursts.note_post_and_predict_burst(polls, received)
             && self.faulty.is_none()
             && self.outgoing().len() < MAX_HELD_BACK_PACKETS;
         if may_wait {
-            self.are_held_back.store(true, Ordering::Relaxed);
+            self.has_held_back_packets.store(true, Ordering::Relaxed);
             // SYNC POINT T, as for a WR that is held back: `engine_ticks` is read after the packets wait.
             compiler_fence(Ordering::SeqCst);
             if engine_ticks.load(Ordering::Relaxed) {
@@ -341,7 +341,7 @@ impl PacketPath {
     /// Sends the packets that posts have held back. Returns true if there were any.
     #[inline]
     pub(crate) fn flush_held_back(&self) -> bool {
-        let are_held_back = self.are_held_back.load(Ordering::Relaxed);
+        let are_held_back = self.has_held_back_packets.load(Ordering::Relaxed);
         if are_held_back {
             self.flush();
         }
@@ -349,25 +349,25 @@ impl PacketPath {
     }
 
     /// Sends waiting packets, and those of the next posts at once: the program has armed a CQ, and may sleep soon.
-    pub(crate) fn prepare_for_sleep(&self) {
+    pub(crate) fn flush_before_sleep(&self) {
         self.bursts.forget_expectation();
         self.flush_held_back();
     }
 
     fn flush_to(&self, endpoint: &Endpoint) {
         let mut batch = self.outgoing();
-        self.are_held_back.store(false, Ordering::Relaxed);
+        self.has_held_back_packets.store(false, Ordering::Relaxed);
         if let Some(faulty) = &self.faulty {
-            faulty.release_leaving(&mut batch);
+            faulty.release_late_outgoing(&mut batch);
         }
         match &self.capture {
             None => drop(endpoint.send(&mut batch)),
-            Some(capture) => capture.send(endpoint, &mut batch),
+            Some(capture) => capture.send_and_capture(endpoint, &mut batch),
         }
-        if self.counters.must_call_engine()
+        if self.counters.claim_engine_call()
             && let Some(audience) = self.counter_files.get()
         {
-            audience.me.wake_engine();
+            audience.this_process.wake_engine();
         }
     }
 
@@ -376,10 +376,10 @@ impl PacketPath {
         let endpoint = self.endpoint();
         let endpoint = endpoint.as_ref()?;
         let ports = &self.counter_files.get()?.ports;
-        let wait = self.counters.publication_due(endpoint, ports)?;
+        let wait = self.counters.time_until_publication(endpoint, ports)?;
         if wait.is_zero() {
             self.publish(endpoint, Duration::ZERO);
-            return self.counters.publication_due(endpoint, ports);
+            return self.counters.time_until_publication(endpoint, ports);
         }
         Some(wait)
     }
@@ -425,21 +425,21 @@ impl PacketPath {
     }
 
     /// Records whether the engine is checking for packets.
-    pub(crate) fn note_engine_checks(&self, looks: bool) {
+    pub(crate) fn set_engine_checking(&self, looks: bool) {
         self.engine_checks_packets.store(looks, Ordering::Relaxed);
     }
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
     /// set. A poll also waits for the engine, which may have the answer to a request whose timer has run out.
     pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
-        match self.receiving.try_lock() {
+        match self.delivery_state.try_lock() {
             Err(TryLockError::WouldBlock)
                 if !wait && !self.engine_checks_packets.load(Ordering::Relaxed) =>
             {
                 None
             }
             Ok(delivery) => Some(delivery),
-            Err(_) => Some(lock(&self.receiving)),
+            Err(_) => Some(lock(&self.delivery_state)),
         }
     }
 
@@ -471,7 +471,7 @@ impl PacketPath {
             self.received
                 .store(before.wrapping_add(packets as u64), Ordering::Relaxed);
         }
-        let all_empty = delivery.inbox.all_empty();
+        let all_empty = delivery.inbox.are_all_sockets_empty();
         if let Some(heard_ns) = delivery.checks.record_receive(now_ns, packets, all_empty) {
             self.delivered_until_ns.store(heard_ns, Ordering::Relaxed);
         }
@@ -526,22 +526,22 @@ impl PacketPath {
         };
         self.flush_to(endpoint);
         let came = self.receive_from(endpoint, inbox, |received| {
-            faulty.arrive(received, &mut take)
+            faulty.receive_with_faults(received, &mut take)
         });
-        came + faulty.release_arriving(&mut take)
+        came + faulty.release_late_incoming(&mut take)
     }
 
     /// Counts a packet that arrived at the address `at` and is dropped.
     #[cold]
     fn count_drop(&self, at: IpAddr, why: DropReason) {
         let ports = self.counter_files.get().map_or(&[][..], |a| &a.ports);
-        let place = port_of(ports, at).map_or(0, |port| port.place);
-        self.counters.dropped(place, why);
+        let place = port_of(ports, at).map_or(0, |port| port.host_wide_number);
+        self.counters.count_drop(place, why);
     }
 
     /// Closes the sockets at the end of the process, and leaves the addresses to other processes.
     pub(crate) fn close_sockets(&self) {
-        for (name, packets) in self.counters.drops() {
+        for (name, packets) in self.counters.drop_counts() {
             tracing::info!("{packets} packets were dropped ({name})");
         }
         let endpoint = self.endpoint.write();

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{FallocateFlags, fallocate};
 use shm::fabric::segment::AtomicPage;
 
-use crate::device::address_list;
+use crate::device::configured_address_list;
 use crate::lock::lock;
 
 /// The folder of all ports, in the fabric's folder.
@@ -31,7 +31,7 @@ const FOLDER: &str = "traffic";
 
 /// Octets and packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
+pub(crate) struct OctetAndPacketCounts {
     /// Octets of whole packets, from the first header to the ICRC.
     pub(crate) octets: u64,
     pub(crate) packets: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Amount {
     pub(crate) multicast_packets: u64,
 }
 
-impl Amount {
+impl OctetAndPacketCounts {
     pub(crate) fn is_zero(&self) -> bool {
         self.packets == 0
     }
@@ -98,7 +98,7 @@ pub(crate) fn own_ports_key() -> u64 {
     let Ok(namespace) = std::fs::metadata("/proc/self/ns/net") else {
         return 0;
     };
-    let addresses = address_list().unwrap_or_default();
+    let addresses = configured_address_list().unwrap_or_default();
     let bytes = namespace.ino().to_le_bytes().into_iter();
     // FNV-1a, which all builds of all versions compute alike.
     let hash = bytes
@@ -114,22 +114,23 @@ pub(crate) fn own_ports_key() -> u64 {
 /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PortName {
-    pub(crate) key: u64,
-    pub(crate) port_number: u32,
+    pub(crate) process_ports_key: u64,
+    pub(crate) host_wide_number: u32,
 }
 
 /// The folder with the counters of a port in the fabric `fabric`.
 fn folder(fabric: &Path, name: PortName) -> PathBuf {
-    fabric
-        .join(FOLDER)
-        .join(format!("{:016x}-{}", name.key, name.port_number))
+    fabric.join(FOLDER).join(format!(
+        "{:016x}-{}",
+        name.process_ports_key, name.host_wide_number
+    ))
 }
 
 /// Makes the files of a port, if they are missing, and returns their folder.
 ///
 /// # Errors
 /// Those of the file system.
-pub(crate) fn make(fabric: &Path, name: PortName) -> io::Result<PathBuf> {
+pub(crate) fn create_folder(fabric: &Path, name: PortName) -> io::Result<PathBuf> {
     PortTraffic::open(fabric, name)?;
     Ok(folder(fabric, name))
 }
@@ -138,8 +139,8 @@ pub(crate) fn make(fabric: &Path, name: PortName) -> io::Result<PathBuf> {
 pub(crate) struct PortTraffic {
     /// Words 0 to 2: octets, packets and multicast packets that were transmitted; 3 to 5: received.
     sums_page: AtomicPage,
-    transmitted: [DecimalFile; 4],
-    received: [DecimalFile; 4],
+    transmitted_files: [DecimalFile; 4],
+    received_files: [DecimalFile; 4],
 }
 
 impl PortTraffic {
@@ -168,19 +169,19 @@ impl PortTraffic {
         };
         Ok(Box::new(Self {
             sums_page: AtomicPage::new(&sums)?,
-            transmitted: texts(TRANSMITTED_FILES)?,
-            received: texts(RECEIVED_FILES)?,
+            transmitted_files: texts(TRANSMITTED_FILES)?,
+            received_files: texts(RECEIVED_FILES)?,
         }))
     }
 
     /// Adds packets.
-    pub(crate) fn add(&self, direction: Direction, amount: Amount) {
+    pub(crate) fn add(&self, direction: Direction, amount: OctetAndPacketCounts) {
         if amount.is_zero() {
             return;
         }
         let (first, [data, packets, unicast, multicast]) = match direction {
-            Direction::Transmitted => (0, &self.transmitted),
-            Direction::Received => (3, &self.received),
+            Direction::Transmitted => (0, &self.transmitted_files),
+            Direction::Received => (3, &self.received_files),
         };
         let [octet_sum, packet_sum, multicast_sum] =
             [0, 1, 2].map(|at| self.sums_page.word(first + at));
@@ -232,7 +233,7 @@ struct DecimalFile {
     path: PathBuf,
     page: AtomicPage,
     /// The length of the file, in bytes: it has had at least this length.
-    len: AtomicU64,
+    known_min_bytes: AtomicU64,
 }
 
 /// Bytes of the longest number with its newline, in whole words.
@@ -248,7 +249,7 @@ impl DecimalFile {
         }
         Ok(Self {
             page: AtomicPage::new(&file)?,
-            len: AtomicU64::new(len.max(2)),
+            known_min_bytes: AtomicU64::new(len.max(2)),
             path: path.to_owned(),
         })
     }
@@ -266,10 +267,10 @@ impl DecimalFile {
             }
         };
         store();
-        if len > self.len.load(Ordering::Relaxed) {
+        if len > self.known_min_bytes.load(Ordering::Relaxed) {
             // Without a descriptor, the next call tries again.
             if extend(&self.path, len).is_ok() {
-                self.len.store(len, Ordering::Relaxed);
+                self.known_min_bytes.store(len, Ordering::Relaxed);
             }
             store();
         }
@@ -314,7 +315,7 @@ impl Ports {
     #[cold]
     #[inline(never)]
     pub(crate) fn port(&self, fabric: &Path, name: PortName) -> Option<Arc<PortTraffic>> {
-        if name.key == 0 || name.port_number == 0 {
+        if name.process_ports_key == 0 || name.host_wide_number == 0 {
             return None;
         }
         let _hold_off = cancellation::HoldOff::new();
@@ -326,7 +327,7 @@ impl Ports {
             .inspect_err(|e| {
                 tracing::warn!(
                     "the traffic of port {} is not counted: {e}",
-                    name.port_number
+                    name.host_wide_number
                 )
             })
             .ok()
@@ -343,8 +344,8 @@ mod tests {
     use super::*;
 
     const NAME: PortName = PortName {
-        key: 7,
-        port_number: 1,
+        process_ports_key: 7,
+        host_wide_number: 1,
     };
 
     fn text(fabric: &Path, name: &str) -> String {
@@ -363,13 +364,13 @@ mod tests {
     #[test]
     fn processes_add_up_in_files_that_stay_open() {
         let fabric = tempfile::tempdir().expect("a folder");
-        make(fabric.path(), NAME).expect("made");
+        create_folder(fabric.path(), NAME).expect("made");
         for name in TRANSMITTED_FILES.into_iter().chain(RECEIVED_FILES) {
             assert_eq!(text(fabric.path(), name), "0\n", "{name}");
         }
         let path = folder(fabric.path(), NAME).join("port_xmit_packets");
         let mut open = File::open(path).expect("there");
-        let amount = |packets, multicast| Amount {
+        let amount = |packets, multicast| OctetAndPacketCounts {
             octets: 400 * packets,
             packets,
             multicast_packets: multicast,
@@ -390,7 +391,7 @@ mod tests {
     #[test]
     fn concurrent_additions_leave_the_newest_sum() {
         let fabric = tempfile::tempdir().expect("a folder");
-        let one = Amount {
+        let one = OctetAndPacketCounts {
             octets: 4,
             packets: 1,
             multicast_packets: 0,
@@ -414,9 +415,12 @@ mod tests {
         let [one, again] = [(); 2].map(|()| ports.port(fabric.path(), NAME).expect("open"));
         assert!(Arc::ptr_eq(&one, &again));
         for name in [
-            PortName { key: 0, ..NAME },
             PortName {
-                port_number: 0,
+                process_ports_key: 0,
+                ..NAME
+            },
+            PortName {
+                host_wide_number: 0,
                 ..NAME
             },
         ] {

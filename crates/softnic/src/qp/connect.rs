@@ -11,10 +11,10 @@ use crate::device::Port;
 use crate::nic::LAST_MODIFY_ERROR;
 use crate::path::{DEFAULT_PKEY, PathMode};
 use crate::recv::QpResponder;
-use crate::send::Wire;
+use crate::send::ConnectedRequester;
 
 /// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
-fn has_queue_pair(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
+fn may_qp_use_port(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
     let of_peer = peer.segment.find_qp(qpn as usize % MAX_QPS);
     let port = of_peer.map_or(0, |qp| qp.host_port_number.load(Ordering::Relaxed));
     port == 0 || port == u32::from(place.host_wide_number())
@@ -35,16 +35,16 @@ impl Qp {
         let local = port.local_destination(&new.ah_attr).is_some();
         let is_carried = matches!(self.created_type, QpType::Rc | QpType::Uc);
         if nic.uses_packets(local, is_carried) {
-            return self.connect_by_packets(control, port, new);
+            return self.start_packet_responder(control, port, new);
         }
-        control.peer = match port.local_destination(&new.ah_attr) {
+        control.peer_process = match port.local_destination(&new.ah_attr) {
             Some(place) => nic
                 .fabric
-                .try_peer(new.dest_qp_num as usize >> QP_BITS)?
-                .filter(|peer| has_queue_pair(peer, new.dest_qp_num, place)),
+                .try_peer(new.dest_qp_num as usize >> QP_INDEX_BITS)?
+                .filter(|peer| may_qp_use_port(peer, new.dest_qp_num, place)),
             None => None,
         };
-        if let Some(peer) = &control.peer
+        if let Some(peer) = &control.peer_process
             && self.created_type != QpType::XrcRecv
         {
             self.sq
@@ -55,13 +55,13 @@ impl Qp {
     }
 
     /// Starts to answer requests that arrive by packets.
-    fn connect_by_packets(
+    fn start_packet_responder(
         &self,
         control: &mut ModifiableState,
         port: &Port,
         new: &ibv_qp_attr,
     ) -> Result<(), i32> {
-        control.peer = None;
+        control.peer_process = None;
         let Some(flow) = port.flow(&new.ah_attr) else {
             return Ok(());
         };
@@ -88,8 +88,8 @@ impl Qp {
             // XRC and the other types do not use packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
-        lock(&self.packet_side).connect(responding);
-        control.flow = Some(flow);
+        lock(&self.packet_side).set_responder(responding);
+        control.peer_flow = Some(flow);
         Ok(())
     }
 
@@ -99,17 +99,19 @@ impl Qp {
     /// The port reports the MTU of shared memory, and programs ask for that. Both ends of a connection compute the same
     /// value.
     fn flow_mtu_bytes(&self, flow: &PacketFlow, path_mtu: ibv_mtu) -> u32 {
-        path_mtu_bytes(path_mtu).min(self.nic.network.path_mtu(flow))
+        path_mtu_bytes(path_mtu).min(self.nic.packet_path.path_mtu(flow))
     }
 
     /// Starts requests by packets (RTR to RTS).
     pub(super) fn start_packet_requests(&self, control: &ModifiableState, new: &ibv_qp_attr) {
-        let Some(flow) = control.flow else { return };
+        let Some(flow) = control.peer_flow else {
+            return;
+        };
         let attr = &control.attr;
         let mtu_bytes = self.flow_mtu_bytes(&flow, attr.path_mtu);
         let first_psn = Psn::new(new.sq_psn);
         let wire = match self.created_type {
-            QpType::Rc => Wire::rc(
+            QpType::Rc => ConnectedRequester::rc(
                 Requester::new(RequesterConfig {
                     dest_qpn: attr.dest_qp_num,
                     pkey: DEFAULT_PKEY,
@@ -123,7 +125,7 @@ impl Qp {
                 }),
                 flow,
             ),
-            _ => Wire::uc(
+            _ => ConnectedRequester::uc(
                 uc::Sender::new(attr.dest_qp_num, DEFAULT_PKEY, mtu_bytes, first_psn),
                 flow,
             ),
@@ -138,33 +140,33 @@ impl Qp {
             crate::recv::send_answers(
                 self,
                 shm::clock::now_ns(),
-                self.nic.network.delivered_until_ns(),
+                self.nic.packet_path.delivered_until_ns(),
             );
-            self.nic.network.flush();
+            self.nic.packet_path.flush();
         }
     }
 
     /// Returns true if the peer's QP number is one of this process. The peer's address is not checked.
     pub(crate) fn has_peer_in_process(&self) -> bool {
         let peer = self.shared().dest_qpn.load(Ordering::Relaxed) as usize;
-        peer >> QP_BITS == self.nic.this_process().slot
+        peer >> QP_INDEX_BITS == self.nic.this_process().slot
     }
 
     /// Adds the acknowledgement of received packets to the packets that are about to leave: the kernel carries both at
     /// once.
-    pub(crate) fn add_acknowledgement(&self) {
-        crate::recv::add_acknowledgement(self);
+    pub(crate) fn send_owed_acknowledgement(&self) {
+        crate::recv::send_owed_acknowledgement(self);
     }
 
     /// Lets datagrams of other hosts reach a UD queue pair, unless the path is local only.
     pub(super) fn open_for_datagrams(&self) {
         let nic = self.nic;
-        if nic.network.mode() != PathMode::Local
+        if nic.packet_path.mode() != PathMode::Local
             && self.qp_type == QpType::Ud
             && let Err(errno) = nic.open_network()
         {
             // Datagrams of this host reach the queue pair all the same.
-            if nic.network.mode() == PathMode::Captured {
+            if nic.packet_path.mode() == PathMode::Captured {
                 tracing::warn!("datagrams of queue pair {:#x} are not captured", self.qpn);
             }
             tracing::debug!(

@@ -10,18 +10,18 @@ pub(crate) struct InboundRing {
     pub(super) peer: Arc<Peer>,
     pub(super) offset: usize,
     pub(super) src_qpn: u32,
-    pub(super) src_cq: usize,
+    pub(super) sender_cq_index: usize,
     /// Time since the record at the front was first found to have no receive WR.
     pub(super) rnr_wait: WaitTimer,
     /// True if no more records are taken: the sender was refused, wrote garbage, has ended, or has closed the ring.
     pub(super) stopped: bool,
     pub(super) sender_regions: RegionCache,
     /// UD: the path that the completion of every message of this ring reports.
-    pub(super) path: RingPath,
+    pub(super) path: CompletionPath,
 }
 
 /// The path of the messages of a ring. It does not change, so it is read once.
-pub(super) struct RingPath {
+pub(super) struct CompletionPath {
     pub(super) slid: u16,
     pub(super) sl: u8,
     pub(super) dlid_path_bits: u8,
@@ -31,13 +31,13 @@ pub(super) struct RingPath {
     pub(super) grh_lengths_for: (u32, bool),
 }
 
-impl RingPath {
+impl CompletionPath {
     pub(super) fn of(header: &RingHeader) -> Self {
         let mut grh = [0; GRH_BYTES];
         for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
-        Self::new(header.path.load(Ordering::Relaxed), grh)
+        Self::new(header.src_lid_sl_grh.load(Ordering::Relaxed), grh)
     }
 
     /// Returns the path that `path` (as in `RingHeader::path`) and the GRH describe.
@@ -89,11 +89,11 @@ impl InboundRing {
         Some(Self {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
-            src_cq: peer.segment.checked_cq_index(&header.src_cq),
+            sender_cq_index: peer.segment.checked_cq_index(&header.src_send_cq_index),
             rnr_wait: WaitTimer::NOT_WAITING,
             stopped: false,
             sender_regions: RegionCache::new(),
-            path: RingPath::of(header),
+            path: CompletionPath::of(header),
             peer,
             offset,
         })
@@ -135,15 +135,15 @@ impl InboundRing {
     /// Wakes the sender's engine if its send CQ is armed. If the CQ is armed for solicited completions, only a
     /// refusal is a reason, or room for work requests that the sender has deferred.
     pub(super) fn wake_sender(&self, refused: bool) {
-        if let Some(cq) = self.peer.segment.cq(self.src_cq)
-            && !ArmedWord(&cq.armed).is_unarmed_unfenced()
+        if let Some(cq) = self.peer.segment.cq(self.sender_cq_index)
+            && !ArmedWord(&cq.armed_word).is_unarmed_unfenced()
         {
             let is_urgent = refused
                 || self
                     .header()
-                    .is_some_and(|header| header.has_deferred.load(Ordering::Relaxed) != 0);
+                    .is_some_and(|header| header.sender_has_deferred.load(Ordering::Relaxed) != 0);
             // Many sends complete unsignaled; only the sender's engine knows which.
-            wake_if_armed(cq, self.src_cq, &self.peer, (is_urgent, 0), |_| {
+            wake_if_armed(cq, self.sender_cq_index, &self.peer, (is_urgent, 0), |_| {
                 WakeTarget::Engine
             });
         }
@@ -176,7 +176,7 @@ pub(crate) fn wake_if_armed(
     by: (bool, usize),
     candidate: impl Fn(bool) -> WakeTarget,
 ) {
-    let armed = ArmedWord(&cq.armed);
+    let armed = ArmedWord(&cq.armed_word);
     if !armed.is_unarmed_unfenced() {
         wake(cq, cq_index, peer, armed.wake_target(by.0, by.1, candidate));
     }
@@ -188,7 +188,7 @@ fn wake(cq: &CqShared, cq_index: usize, peer: &Peer, target: WakeTarget) {
         WakeTarget::Nobody => {}
         WakeTarget::Engine => peer.wake_engine(),
         WakeTarget::Program => {
-            let channel = peer.channel(cq.channel.load(Ordering::Relaxed));
+            let channel = peer.channel(cq.channel_number.load(Ordering::Relaxed));
             // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
             let token = u16::try_from(cq_index).unwrap_or(u16::MAX);
             if !channel.is_some_and(|channel| channel.write_token(token)) {

@@ -18,7 +18,9 @@ use crate::cq::{ReceivedSend, WcSink};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header};
+use crate::record::{
+    FLAG_AFTER_RECEIVER_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header,
+};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send;
 use crate::sge::{LastRegion, SgeError, checked_sge};
@@ -29,14 +31,14 @@ use shm::fabric::layout::*;
 use shm::fabric::ring::{Consumer, RingRecord};
 use shm::mem::{MemoryFault, copy};
 
-use inbound::RingPath;
+use inbound::CompletionPath;
 use place::*;
 use tags::{Rendezvous, TagMatchResult};
 
 pub(crate) use inbound::{InboundRing, wake_if_armed};
 pub(crate) use packets::{
-    PacketSide, QpResponder, add_acknowledgement, has_answers, note_host_drops,
-    requests_missing_later, send_answers, take_request,
+    PacketSide, QpResponder, awaits_gap_nak, has_answers, note_host_drops, send_answers,
+    send_owed_acknowledgement, take_request,
 };
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};
@@ -49,7 +51,7 @@ pub(crate) struct RecvSide {
     qp: Arc<Qp>,
     rings: Vec<InboundRing>,
     /// Index of the ring near the front that is polled first.
-    near_start: usize,
+    first_polled_near: usize,
     far_cursor: usize,
     pass_count: u32,
     /// True if a ring is to be removed when its sender has closed it.
@@ -80,7 +82,7 @@ impl RecvSide {
         Self {
             qp,
             rings: Vec::new(),
-            near_start: 0,
+            first_polled_near: 0,
             far_cursor: 0,
             pass_count: 0,
             any_stopped: false,
@@ -102,7 +104,7 @@ impl RecvSide {
             && matches!(qp.state(), QpState::Rtr | QpState::Rts)
             && !self.any_stopped
             && self.rendezvous.is_none()
-            && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
+            && qp.srq.as_ref().is_none_or(|srq| srq.has_one_recv_cq())
             && qp.recv_queue().lock().has_wr_for_any_tag();
         let shared = qp.shared();
         if takes {
@@ -111,8 +113,8 @@ impl RecvSide {
                 [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
                 _ => 0,
             };
-            if shared.takes_until_slot.load(Ordering::Relaxed) != until {
-                shared.takes_until_slot.store(until, Ordering::Relaxed);
+            if shared.completes_until_slot.load(Ordering::Relaxed) != until {
+                shared.completes_until_slot.store(until, Ordering::Relaxed);
             }
         }
         if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(takes) {
@@ -143,7 +145,12 @@ impl RecvSide {
             && !self.any_stopped
             && self.rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
-            && self.qp.shared().remote_error_event.load(Ordering::Relaxed) == 0
+            && self
+                .qp
+                .shared()
+                .requester_caused_event
+                .load(Ordering::Relaxed)
+                == 0
         {
             self.receive_from(0, sink, scan == usize::MAX, ended)
         } else {
@@ -167,8 +174,14 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self.qp.shared().remote_error_event.load(Ordering::Relaxed) != 0 {
-            self.take_remote_error();
+        if self
+            .qp
+            .shared()
+            .requester_caused_event
+            .load(Ordering::Relaxed)
+            != 0
+        {
+            self.process_remote_error();
             return false;
         }
         if self.continue_rendezvous(sink) {
@@ -176,7 +189,7 @@ impl RecvSide {
         }
         let waiting = self.receive_from_many(sink, scan, ended);
         if self.any_stopped {
-            self.remove_finished();
+            self.remove_closed_rings();
         }
         waiting
     }
@@ -211,15 +224,15 @@ impl RecvSide {
         }
         let near = self.rings.len().min(scan);
         let mut waiting = false;
-        for i in round_robin(self.near_start, near) {
+        for i in round_robin(self.first_polled_near, near) {
             waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
             if sink.is_full() {
                 // The next poll starts behind the ring where this poll had to stop.
-                self.near_start = i + 1;
+                self.first_polled_near = i + 1;
                 return waiting;
             }
         }
-        self.near_start = 0;
+        self.first_polled_near = 0;
         waiting
     }
 
@@ -262,20 +275,20 @@ impl RecvSide {
 
     /// Processes an error that a requester has reported: its request violated the rules of this queue pair.
     #[cold]
-    fn take_remote_error(&mut self) {
+    fn process_remote_error(&mut self) {
         let event = self
             .qp
             .shared()
-            .remote_error_event
+            .requester_caused_event
             .swap(0, Ordering::AcqRel);
         if self.qp.qp_type == QpType::Rc && event != 0 {
-            self.qp.fail();
+            self.qp.flush_and_enter_error();
             self.qp.raise(event - 1);
         }
     }
 
     #[cold]
-    fn remove_finished(&mut self) {
+    fn remove_closed_rings(&mut self) {
         let qp = Arc::clone(&self.qp);
         self.rings.retain_mut(|ring| {
             let over = ring.stopped
@@ -283,7 +296,7 @@ impl RecvSide {
                     || ring.peer.is_dead()
                     || ring
                         .header()
-                        .is_none_or(|h| h.closed_state.load(Ordering::Acquire) != RING_OPEN));
+                        .is_none_or(|h| h.lifecycle_state.load(Ordering::Acquire) != RING_OPEN));
             if over {
                 ring.detach();
             }
@@ -350,7 +363,7 @@ impl RecvSide {
                     break;
                 }
             };
-            if !UD && record.header.flags & FLAG_BEHIND_SENDS != 0 {
+            if !UD && record.header.flags & FLAG_AFTER_RECEIVER_SENDS != 0 {
                 // A send queue's lock is taken before that of a receive queue.
                 rq = None;
                 if complete_earlier_sends(qp, sink) {
@@ -359,14 +372,14 @@ impl RecvSide {
             }
             let rq = rq.get_or_insert_with(|| qp.recv_queue().lock());
             let slots = record.slots();
-            let mut from = Sender {
+            let mut from = RecordOrigin {
                 peer: &ring.peer,
                 ring_offset: ring.offset,
                 src_qpn: ring.src_qpn,
                 sender_regions: &mut ring.sender_regions,
                 path: &mut ring.path,
             };
-            let mut to = Receiver {
+            let mut to = RecordDestination {
                 last_recv_region: &mut window,
                 local_regions: &mut self.local_regions,
                 sink,
@@ -385,7 +398,7 @@ impl RecvSide {
         if let Some(srq) = &qp.srq
             && let Some(rq) = &mut rq
         {
-            srq.check_limit(rq);
+            srq.raise_limit_event_if_due(rq);
         }
         drop(rq);
         ring.release_consumed(!UD);
@@ -444,7 +457,7 @@ impl RecvSide {
         let over = ring.peer.is_dead()
             || ring
                 .header()
-                .is_some_and(|h| h.closed_state.load(Ordering::Acquire) != RING_OPEN);
+                .is_some_and(|h| h.lifecycle_state.load(Ordering::Acquire) != RING_OPEN);
         if over && matches!(ring.consumer.peek(), Ok(None)) {
             ring.stopped = true;
         }
@@ -453,7 +466,7 @@ impl RecvSide {
     #[cold]
     fn refuse(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
         ring.refuse_front(status, why::take_last_cause());
-        qp.fail();
+        qp.flush_and_enter_error();
     }
 
     /// Handles a record at the front of a reliable ring that has no receive WR. Returns true if a deadline is running.
@@ -463,7 +476,7 @@ impl RecvSide {
         let rnr_retry = ring
             .header()
             .map_or(RNR_RETRY_FOREVER, |h| h.rnr_retry.load(Ordering::Relaxed));
-        let Some(patience) = rnr_patience_ns(qp, rnr_retry) else {
+        let Some(patience) = requester_rnr_timeout_ns(qp, rnr_retry) else {
             return false;
         };
         if ring.rnr_wait.start_or_elapsed_ns(now_ns()) >= patience {
@@ -477,9 +490,9 @@ impl RecvSide {
 
 /// Returns the time that a requester with `rnr_retry` waits for a receive WR of `qp`. `None` means no limit.
 #[cold]
-fn rnr_patience_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
+fn requester_rnr_timeout_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
     let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
-    retry::rnr_timeout_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
+    retry::total_rnr_wait_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
 }
 
 /// Returns all indices below `n` once, from `start` on and then from 0.
@@ -525,18 +538,18 @@ pub(crate) fn failed_recv_wc(
 }
 
 /// The origin of a record.
-struct Sender<'a> {
+struct RecordOrigin<'a> {
     peer: &'a Arc<Peer>,
     /// Offset of the ring in the peer's segment.
     ring_offset: usize,
     src_qpn: u32,
     /// Regions of the peer that hold payloads sent by reference.
     sender_regions: &'a mut RegionCache,
-    path: &'a mut RingPath,
+    path: &'a mut CompletionPath,
 }
 
 /// The destination of a record, besides its receive WR.
-struct Receiver<'a, 'wc> {
+struct RecordDestination<'a, 'wc> {
     last_recv_region: &'a mut LastRegion<true>,
     local_regions: &'a mut RegionCache,
     sink: &'a mut WcSink<'wc>,
@@ -549,24 +562,24 @@ fn deliver_record<const UD: bool>(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &RingRecord<'_>,
-    from: &mut Sender<'_>,
-    to: &mut Receiver<'_, '_>,
+    from: &mut RecordOrigin<'_>,
+    to: &mut RecordDestination<'_, '_>,
 ) -> RecordResult {
-    let Sender {
+    let RecordOrigin {
         peer,
         ring_offset: ring_at,
         src_qpn,
         sender_regions: ref mut remote,
         ref mut path,
     } = *from;
-    let Receiver {
+    let RecordDestination {
         last_recv_region: ref mut window,
         local_regions: ref mut local,
         ref mut sink,
         by_engine,
     } = *to;
     let header = record.header;
-    if UD && header.extra != qp.qkey.load(Ordering::Relaxed) {
+    if UD && header.extra_value != qp.qkey.load(Ordering::Relaxed) {
         // IBTA vol. 1, 10.2.5: a packet with the wrong Q_Key is silently dropped.
         return RecordResult::Done;
     }
@@ -598,12 +611,12 @@ fn deliver_record<const UD: bool>(
             TagMatchResult::Unmatched(as_what) => opcode = as_what,
         }
     }
-    let pd = rq.pd;
+    let pd = rq.buffer_pd_number;
     let Some(wqe) = rq.take_oldest() else {
         return if qp.qp_type == QpType::Rc || (by_engine && !qp.qp_type.is_connected()) {
             // The program is about to poll, or sleeps. The engine leaves the datagram to the program, whose poll may
             // drop it.
-            rq.message_waits = true;
+            rq.is_message_waiting = true;
             RecordResult::NotReady
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop the message.
@@ -664,7 +677,7 @@ fn deliver_record<const UD: bool>(
     {
         list.note_unexpected();
     }
-    sink.solicited |= header.flags & FLAG_SOLICITED != 0;
+    sink.has_solicited_or_error |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
     RecordResult::Done
 }
@@ -704,7 +717,7 @@ fn has_withdrawn_records(peer: &Peer, ring_at: usize) -> bool {
     std::sync::atomic::fence(Ordering::SeqCst);
     peer.segment
         .ring_header(ring_at)
-        .is_none_or(|h| h.closed_state.load(Ordering::Relaxed) == RING_WITHDRAWN)
+        .is_none_or(|h| h.lifecycle_state.load(Ordering::Relaxed) == RING_WITHDRAWN)
 }
 
 /// Handles a payload that could not be placed: completes the receive WR, and returns what the requester gets.

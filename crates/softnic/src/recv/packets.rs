@@ -24,7 +24,7 @@ pub(crate) struct PacketSide {
 pub(crate) struct QpResponder {
     machine: ResponderMachine,
     /// The flow back to the requester.
-    flow: PacketFlow,
+    requester_flow: PacketFlow,
 }
 
 /// The responder's state machine of a transport service.
@@ -38,7 +38,7 @@ impl QpResponder {
     pub(crate) fn rc(machine: Responder, flow: PacketFlow) -> Self {
         Self {
             machine: ResponderMachine::Rc(Box::new(machine)),
-            flow,
+            requester_flow: flow,
         }
     }
 
@@ -46,7 +46,7 @@ impl QpResponder {
     pub(crate) fn uc(machine: uc::Receiver, flow: PacketFlow) -> Self {
         Self {
             machine: ResponderMachine::Uc(machine),
-            flow,
+            requester_flow: flow,
         }
     }
 }
@@ -73,7 +73,7 @@ impl Default for ResponderMemory {
 
 impl PacketSide {
     /// Starts to answer requests.
-    pub(crate) fn connect(&mut self, responder: QpResponder) {
+    pub(crate) fn set_responder(&mut self, responder: QpResponder) {
         self.responder = Some(Box::new(responder));
     }
 }
@@ -100,25 +100,25 @@ pub(crate) fn take_request(
         return take_datagram(qp, memory, arrival, packet);
     }
     let responder = responder.as_mut().ok_or(DropReason::NotReady)?;
-    if !arrival.is_from_peer(&responder.flow) {
+    if !arrival.is_from_peer(&responder.requester_flow) {
         return Err(DropReason::WrongSource);
     }
     let mut target = QpTarget {
         qp,
         memory,
-        failure: None,
+        last_refusal_reason: None,
     };
     match &mut responder.machine {
         ResponderMachine::Rc(machine) => {
             let had_failed = machine.has_failed();
             machine.receive(now_ns, packet, arrival.is_ecn_marked, &mut target);
             if machine.has_failed() && !had_failed {
-                let failure = target.failure.unwrap_or(RefusalReason::Invalid);
+                let failure = target.last_refusal_reason.unwrap_or(RefusalReason::Invalid);
                 if let Some(invalid) = machine.invalid_request() {
                     why::report_invalid_request(qp.qpn, &invalid);
                 }
                 drop(side);
-                fail(qp, failure);
+                fail_after_refusal(qp, failure);
             }
         }
         ResponderMachine::Uc(machine) => machine.receive(packet, &mut target),
@@ -133,7 +133,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let PacketSide { responder, memory } = &mut *side;
     let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
-        flow,
+        requester_flow: flow,
     }) = responder.as_deref_mut()
     else {
         return;
@@ -141,19 +141,19 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut target = QpTarget {
         qp,
         memory,
-        failure: None,
+        last_refusal_reason: None,
     };
     machine.send_gap_nak_if_due(heard_ns);
     let had_failed = machine.has_failed();
-    qp.nic.network.send(qp.qpn, flow, |packet| {
+    qp.nic.packet_path.enqueue_packets(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
     });
-    let counters = &qp.nic.network.counters;
+    let counters = &qp.nic.packet_path.counters;
     counters.add_qp_counts(|| qp.port_number(), &mut machine.counts);
     if machine.has_failed() && !had_failed {
-        let failure = target.failure.unwrap_or(RefusalReason::Invalid);
+        let failure = target.last_refusal_reason.unwrap_or(RefusalReason::Invalid);
         drop(side);
-        fail(qp, failure);
+        fail_after_refusal(qp, failure);
     }
 }
 
@@ -164,18 +164,18 @@ pub(crate) fn note_host_drops(qp: &Qp) {
         ..
     }) = lock(&qp.packet_side).responder.as_deref_mut()
     {
-        machine.note_host_drops();
+        machine.nak_after_host_drops();
     }
 }
 
 /// Returns true if a queue pair has answers to send.
 pub(crate) fn has_answers(qp: &Qp) -> bool {
-    responder_satisfies(qp, Responder::has_replies)
+    responder_satisfies(qp, Responder::has_pending_output)
 }
 
 /// Returns true if a queue pair asks for a missing packet once all earlier arrivals have been processed.
-pub(crate) fn requests_missing_later(qp: &Qp) -> bool {
-    responder_satisfies(qp, Responder::has_gap)
+pub(crate) fn awaits_gap_nak(qp: &Qp) -> bool {
+    responder_satisfies(qp, Responder::has_pending_gap_nak)
 }
 
 fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
@@ -190,7 +190,7 @@ fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool 
 
 /// Sends the acknowledgement that a queue pair owes along with the packets that are about to leave. Skips it if another
 /// thread is busy with the queue pair's requests.
-pub(crate) fn add_acknowledgement(qp: &Qp) {
+pub(crate) fn send_owed_acknowledgement(qp: &Qp) {
     // The holder of this lock may wait for a completion queue. A thread that polls that queue may wait for the send
     // queue, which the caller has locked.
     let Ok(mut side) = qp.packet_side.try_lock() else {
@@ -198,11 +198,11 @@ pub(crate) fn add_acknowledgement(qp: &Qp) {
     };
     if let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
-        flow,
+        requester_flow: flow,
     }) = side.responder.as_deref_mut()
     {
-        let network = &qp.nic.network;
-        network.send(qp.qpn, flow, |packet| {
+        let network = &qp.nic.packet_path;
+        network.enqueue_packets(qp.qpn, flow, |packet| {
             machine.transmit_acknowledgement(packet)
         });
     }
@@ -221,8 +221,8 @@ enum RefusalReason {
 
 /// Fails the queue pair after it has refused a request.
 #[cold]
-fn fail(qp: &Qp, failure: RefusalReason) {
-    qp.fail();
+fn fail_after_refusal(qp: &Qp, failure: RefusalReason) {
+    qp.flush_and_enter_error();
     match failure {
         RefusalReason::Receive => {}
         RefusalReason::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
@@ -245,7 +245,7 @@ fn take_datagram(
         return Err(DropReason::WrongQkey);
     }
     let grh = qp.nic.first_port.received_grh(&arrival.flow);
-    let mut path = RingPath::new(qp.nic.first_port.received_path_word(&grh), grh);
+    let mut path = CompletionPath::new(qp.nic.first_port.received_path_word(&grh), grh);
     let (kind, imm) = match packet.extended.imm {
         Some(imm) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
         None => (RecordKind::Send, 0),
@@ -269,7 +269,7 @@ fn deliver_message<const UD: bool>(
     memory: &mut ResponderMemory,
     header: shm::fabric::ring::RecordHeader,
     src_qpn: u32,
-    path: &mut RingPath,
+    path: &mut CompletionPath,
 ) -> RecordResult {
     let ResponderMemory {
         recv_regions: local,
@@ -280,14 +280,14 @@ fn deliver_message<const UD: bool>(
     let mut handled = RecordResult::Done;
     qp.recv_cq.complete_one(|sink| {
         let mut rq = qp.recv_queue().lock();
-        let mut from = Sender {
+        let mut from = RecordOrigin {
             peer: qp.nic.this_process(),
             ring_offset: 0,
             src_qpn,
             sender_regions: &mut RegionCache::new(),
             path,
         };
-        let mut to = Receiver {
+        let mut to = RecordDestination {
             last_recv_region: &mut LastRegion::none(),
             local_regions: local,
             sink,
@@ -295,11 +295,11 @@ fn deliver_message<const UD: bool>(
         };
         handled = deliver_record::<UD>(qp, &mut rq, &record, &mut from, &mut to);
         if let Some(srq) = &qp.srq {
-            srq.check_limit(&mut rq);
+            srq.raise_limit_event_if_due(&mut rq);
         }
     });
     if matches!(handled, RecordResult::Done) {
-        let counters = &qp.nic.network.counters;
+        let counters = &qp.nic.packet_path.counters;
         counters.add(qp.port_number(), Counter::Receives, 1);
     }
     handled
@@ -310,12 +310,12 @@ struct QpTarget<'a> {
     qp: &'a Qp,
     memory: &'a mut ResponderMemory,
     /// The reason of the last refusal.
-    failure: Option<RefusalReason>,
+    last_refusal_reason: Option<RefusalReason>,
 }
 
 impl QpTarget<'_> {
     fn refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
-        self.failure = Some(match refusal {
+        self.last_refusal_reason = Some(match refusal {
             Refusal::RemoteAccess => RefusalReason::Access,
             _ => RefusalReason::Invalid,
         });
@@ -323,7 +323,7 @@ impl QpTarget<'_> {
     }
 
     /// Runs `f` on the memory that a request names.
-    fn remote<T>(
+    fn with_remote_memory<T>(
         &mut self,
         (addr, rkey, len): (u64, u32, u64),
         access: Access,
@@ -349,7 +349,7 @@ impl Target for QpTarget<'_> {
         self.qp.recv_queue().lock().len() != 0
     }
 
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         // A part arrives again if no receive WR was left for the message.
         self.memory.partial_message.truncate(offset as usize);
         self.memory.partial_message.extend_from_slice(bytes);
@@ -374,12 +374,12 @@ impl Target for QpTarget<'_> {
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
         let len = by_write.unwrap_or(self.memory.partial_message.len() as u32);
         let header = header(kind, flags(solicited), imm, len, 0);
-        let mut path = RingPath::new(0, [0; GRH_BYTES]);
+        let mut path = CompletionPath::new(0, [0; GRH_BYTES]);
         let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
         match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
             RecordResult::NotReady => Err(Refusal::NotReady),
             RecordResult::Failed(status) => {
-                self.failure = Some(RefusalReason::Receive);
+                self.last_refusal_reason = Some(RefusalReason::Receive);
                 Err(if status == IBV_WC_REM_INV_REQ_ERR {
                     Refusal::InvalidRequest
                 } else {
@@ -395,11 +395,11 @@ impl Target for QpTarget<'_> {
     }
 
     fn check_write(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
-        self.remote((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
+        self.with_remote_memory((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
     }
 
     fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        self.remote(
+        self.with_remote_memory(
             (addr, rkey, bytes.len() as u64),
             Access::RemoteWrite,
             |memory| memory.write(bytes),
@@ -407,11 +407,11 @@ impl Target for QpTarget<'_> {
     }
 
     fn check_read(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
-        self.remote((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
+        self.with_remote_memory((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
     }
 
     fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
-        self.remote(
+        self.with_remote_memory(
             (addr, rkey, into.len() as u64),
             Access::RemoteRead,
             |memory| memory.read(into),
@@ -428,7 +428,7 @@ impl Target for QpTarget<'_> {
                 Access::RemoteAtomic
             }
         };
-        self.remote((addr, rkey, 8), access, |memory| memory.atomic(atomic))
+        self.with_remote_memory((addr, rkey, 8), access, |memory| memory.atomic(atomic))
     }
 
     fn flush(

@@ -1,10 +1,10 @@
 //! Placing a payload in the buffers of a receive WR.
 
-use nic_core::rights::{Access, Owner, PermittedRange, QueuePair, authorize};
+use nic_core::rights::{Access, AccessingQp, Owner, PermittedRange, authorize};
 
 use super::*;
-use crate::send::{TargetQp, WRITE_PREFIX, read_to_unmapped, remote_region};
-use shm::mem::{BOUNCE, MemoryFault, copy, is_readable, is_writable};
+use crate::send::{TargetQp, WRITE_RECORD_PREFIX_BYTES, read_to_unmapped, remote_region};
+use shm::mem::{BOUNCE, MemoryFault, copy, is_readable, probe_writable};
 
 pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
@@ -36,14 +36,14 @@ pub(super) fn scatter_list_bytes(sges: &[ibv_sge]) -> u64 {
 /// Returns the first `len` bytes of an SGE, which is at least as long. Only bytes that are written are checked, not the
 /// whole room of a receive WR.
 #[inline(always)]
-fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
+fn sge_prefix(sge: &ibv_sge, len: usize) -> ibv_sge {
     #[allow(clippy::cast_possible_truncation)] // at most the SGE's length
     let length = len as u32;
     ibv_sge { length, ..*sge }
 }
 
 #[cold]
-fn report_short_buffer(len: usize, sges: &[ibv_sge]) {
+fn note_short_buffer_cause(len: usize, sges: &[ibv_sge]) {
     why::note_cause(FailureCause::ShortReceive {
         len: len as u64,
         room: scatter_list_bytes(sges),
@@ -64,7 +64,7 @@ pub(super) fn place_ud(
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
     if (len + GRH_BYTES) as u64 > scatter_list_bytes(sges) {
-        report_short_buffer(len + GRH_BYTES, sges);
+        note_short_buffer_cause(len + GRH_BYTES, sges);
         return Err(PlaceError::TooLong);
     }
     if len > record.payload.len() {
@@ -73,8 +73,8 @@ pub(super) fn place_ud(
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
         // Both parts go into one buffer, which is looked up once.
-        let written = start_of(sge, GRH_BYTES + len);
-        match window.buffer(qp.nic, pd, local, &written) {
+        let written = sge_prefix(sge, GRH_BYTES + len);
+        match window.buffer_address(qp.nic, pd, local, &written) {
             Ok(dst) => {
                 // SAFETY: `written` lies in the pinned region (just checked) and is as long as both; the ring has
                 // `len` bytes behind the header.
@@ -92,9 +92,9 @@ pub(super) fn place_ud(
     window.close();
     let mut to = ScatterPosition {
         nic: qp.nic,
-        pd,
+        pd_number: pd,
         sges,
-        offset: 0,
+        offset_in_sge: 0,
         cache: local,
     };
     match grh {
@@ -123,7 +123,7 @@ pub(super) fn place(
     let header = record.header;
     let len = header.len as usize;
     if len as u64 > scatter_list_bytes(sges) {
-        report_short_buffer(len, sges);
+        note_short_buffer_cause(len, sges);
         return Err(PlaceError::TooLong);
     }
     if header.flags & FLAG_BY_REFERENCE == 0 {
@@ -132,7 +132,7 @@ pub(super) fn place(
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
-            match window.buffer(qp.nic, pd, local, &start_of(sge, len)) {
+            match window.buffer_address(qp.nic, pd, local, &sge_prefix(sge, len)) {
                 Ok(dst) => {
                     // SAFETY: `len` bytes lie in the pinned region (just checked); the ring has as many behind the
                     // header.
@@ -148,23 +148,23 @@ pub(super) fn place(
     window.close();
     let mut to = ScatterPosition {
         nic: qp.nic,
-        pd,
+        pd_number: pd,
         sges,
-        offset: 0,
+        offset_in_sge: 0,
         cache: local,
     };
     if header.flags & FLAG_BY_REFERENCE == 0 {
         // SAFETY: the ring has `len` bytes behind the header (checked).
         unsafe { to.put(record.payload.as_mut_ptr(), len) }
     } else {
-        gather_by_reference(qp, record, (peer, src_qpn), remote, 0, &mut to)
+        copy_by_reference(qp, record, (peer, src_qpn), remote, 0, &mut to)
     }
 }
 
 /// Copies a message that was sent by reference, except for its first `skip` bytes. The record's payload is the sender's
 /// list of SGEs.
 #[cold]
-pub(super) fn gather_by_reference(
+pub(super) fn copy_by_reference(
     qp: &Qp,
     record: &RingRecord<'_>,
     sender: (&Arc<Peer>, u32),
@@ -179,8 +179,8 @@ pub(super) fn gather_by_reference(
             _ if at.is_empty() => Ok(()),
             // SAFETY: `src` lies in the pinned region.
             Some(src) => unsafe { to.put(src, at.len() as usize) },
-            None => to.put_from(region, at).map_err(|e| match e {
-                PlaceError::Sender => sender_unreadable(sender.0),
+            None => to.put_unmapped(region, at).map_err(|e| match e {
+                PlaceError::Sender => unreadable_sender_error(sender.0),
                 other => other,
             }),
         }
@@ -218,18 +218,18 @@ pub(super) fn for_each_referenced(
         if len == 0 {
             continue;
         }
-        let (region, _pin) = match remote.get(qp.nic, peer, sge.lkey, || domain) {
+        let (region, _pin) = match remote.get_pinned(qp.nic, peer, sge.lkey, || domain) {
             Ok(found) => found,
-            Err(KeyError::Unknown | KeyError::Fault) => return Err(sender_unreadable(peer)),
+            Err(KeyError::Unknown | KeyError::Fault) => return Err(unreadable_sender_error(peer)),
         };
-        let by_sender = QueuePair::local(domain);
+        let by_sender = AccessingQp::local(domain);
         let at = authorize(
             &region.rights,
             (sge.addr, len),
             Access::LocalRead,
             &by_sender,
         )
-        .map_err(|_| sender_unreadable(peer))?;
+        .map_err(|_| unreadable_sender_error(peer))?;
         f(region, at)?;
     }
     if left > 0 {
@@ -239,8 +239,8 @@ pub(super) fn for_each_referenced(
 }
 
 /// Returns the reason why a sender's memory cannot be read.
-fn sender_unreadable(peer: &Peer) -> PlaceError {
-    if peer.has_ended() {
+fn unreadable_sender_error(peer: &Peer) -> PlaceError {
+    if peer.kernel_says_ended() {
         PlaceError::SenderGone
     } else {
         PlaceError::Sender
@@ -250,9 +250,9 @@ fn sender_unreadable(peer: &Peer) -> PlaceError {
 /// The position in the SGEs of a receive WR at which the next bytes are written.
 pub(super) struct ScatterPosition<'a> {
     pub(super) nic: &'static Nic,
-    pub(super) pd: u32,
+    pub(super) pd_number: u32,
     pub(super) sges: &'a [ibv_sge],
-    pub(super) offset: u32,
+    pub(super) offset_in_sge: u32,
     pub(super) cache: &'a mut RegionCache,
 }
 
@@ -261,7 +261,7 @@ impl ScatterPosition<'_> {
     pub(super) fn skip(&mut self, mut len: usize) {
         while len > 0 {
             let Some(sge) = self.sges.first() else { return };
-            let n = ((sge.length - self.offset) as usize).min(len);
+            let n = ((sge.length - self.offset_in_sge) as usize).min(len);
             self.advance_in_sges(n);
             len -= n;
         }
@@ -271,10 +271,14 @@ impl ScatterPosition<'_> {
     pub(super) fn advance_in_sges(&mut self, n: usize) {
         #[allow(clippy::cast_possible_truncation)] // at most the length of an SGE
         let n = n as u32;
-        self.offset += n;
-        if self.sges.first().is_some_and(|s| s.length == self.offset) {
+        self.offset_in_sge += n;
+        if self
+            .sges
+            .first()
+            .is_some_and(|s| s.length == self.offset_in_sge)
+        {
             self.sges = &self.sges[1..];
-            self.offset = 0;
+            self.offset_in_sge = 0;
         }
     }
 
@@ -292,7 +296,8 @@ impl ScatterPosition<'_> {
             let part = self.next_part(len)?;
             let n = part.length as usize;
             if n > 0 {
-                let (region, at, _pin) = checked_sge(self.nic, self.cache, self.pd, &part, true)?;
+                let (region, at, _pin) =
+                    checked_sge(self.nic, self.cache, self.pd_number, &part, true)?;
                 // SAFETY: `src` by contract; `at` is of the region, which is pinned, and `n` bytes long.
                 unsafe { region.write(at, src) }.map_err(|MemoryFault| {
                     if is_readable(src, n) {
@@ -310,7 +315,7 @@ impl ScatterPosition<'_> {
     }
 
     /// Writes bytes of a region that is reached by system call.
-    pub(super) fn put_from(
+    pub(super) fn put_unmapped(
         &mut self,
         from: &shm::mem::AccessibleRegion,
         mut left: PermittedRange,
@@ -320,13 +325,13 @@ impl ScatterPosition<'_> {
             let n = part.length as usize;
             if n > 0 {
                 let (region, mut to, _pin) =
-                    checked_sge(self.nic, self.cache, self.pd, &part, true)?;
+                    checked_sge(self.nic, self.cache, self.pd_number, &part, true)?;
                 let (mut at, rest) = left.split_at(n as u64);
                 left = rest;
                 if let Some(dst) = region.mapped_address(to) {
                     // SAFETY: `dst` has `n` bytes in the pinned local region; the caller has pinned `from`.
                     unsafe { from.read(at, dst) }.map_err(|MemoryFault| {
-                        if is_writable(dst, n) {
+                        if probe_writable(dst, n) {
                             PlaceError::Sender
                         } else {
                             PlaceError::Local
@@ -359,11 +364,11 @@ impl ScatterPosition<'_> {
     #[inline]
     fn next_part(&self, len: usize) -> Result<ibv_sge, PlaceError> {
         let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
-        let addr = sge.addr.wrapping_add(self.offset.into());
-        let n = ((sge.length - self.offset) as usize).min(len);
+        let addr = sge.addr.wrapping_add(self.offset_in_sge.into());
+        let n = ((sge.length - self.offset_in_sge) as usize).min(len);
         Ok(ibv_sge {
             addr,
-            ..start_of(&sge, n)
+            ..sge_prefix(&sge, n)
         })
     }
 }
@@ -378,17 +383,17 @@ const MOST_SGES: usize = crate::device::MAX_SGE as usize;
 pub(super) fn execute_ordered_write(
     qp: &Qp,
     record: &RingRecord<'_>,
-    from: &mut Sender<'_>,
-    to: &mut Receiver<'_, '_>,
+    from: &mut RecordOrigin<'_>,
+    to: &mut RecordDestination<'_, '_>,
 ) -> RecordResult {
     // The window holds a pin of the cache that is used below.
     to.last_recv_region.close();
     let header = record.header;
-    let Some(bytes) = record.payload.len().checked_sub(WRITE_PREFIX) else {
+    let Some(bytes) = record.payload.len().checked_sub(WRITE_RECORD_PREFIX_BYTES) else {
         return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
     };
     let first = record.payload.as_mut_ptr();
-    // SAFETY: the record has at least `WRITE_PREFIX` bytes; any bytes are a number, read once.
+    // SAFETY: the record has at least `WRITE_RECORD_PREFIX_BYTES` bytes; any bytes are a number, read once.
     let addr = unsafe { first.cast::<u64>().read_unaligned() };
     let me = TargetQp {
         peer: qp.nic.this_process(),
@@ -413,7 +418,7 @@ pub(super) fn execute_ordered_write(
             return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
         }
         // SAFETY: `left` lies in this region, which is pinned, and the record has as many bytes behind the prefix.
-        let written = unsafe { region.write(left, first.add(WRITE_PREFIX)) };
+        let written = unsafe { region.write(left, first.add(WRITE_RECORD_PREFIX_BYTES)) };
         return written.map_or_else(|MemoryFault| refuse_access(qp), |()| RecordResult::Done);
     }
     let mut list = [0u8; MOST_SGES * size_of::<ibv_sge>()];
@@ -422,7 +427,11 @@ pub(super) fn execute_ordered_write(
     };
     // SAFETY: the record has `bytes` bytes behind the prefix; the array is this function's.
     unsafe {
-        std::ptr::copy_nonoverlapping(first.add(WRITE_PREFIX), list.as_mut_ptr(), bytes);
+        std::ptr::copy_nonoverlapping(
+            first.add(WRITE_RECORD_PREFIX_BYTES),
+            list.as_mut_ptr(),
+            bytes,
+        );
     }
     let listed = RingRecord::of_bytes(header, list);
     let sender = (from.peer, from.src_qpn);
@@ -436,12 +445,12 @@ pub(super) fn execute_ordered_write(
         } else if let Some(dst) = region.mapped_address(into) {
             // SAFETY: as above.
             unsafe { source.read(at, dst) }
-                .map_err(|MemoryFault| is_writable(dst, at.len() as usize))
+                .map_err(|MemoryFault| probe_writable(dst, at.len() as usize))
         } else {
             read_to_unmapped((source, at), (region, into)).map_err(|of_target| !of_target)
         };
         copied.map_err(|of_sender| match of_sender {
-            true if from.peer.has_ended() => PlaceError::SenderGone,
+            true if from.peer.kernel_says_ended() => PlaceError::SenderGone,
             true => PlaceError::Sender,
             false => PlaceError::Local,
         })

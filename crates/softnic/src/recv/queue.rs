@@ -31,7 +31,7 @@ pub(crate) struct RecvQueue {
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
     /// The protection domain of the buffers. A shared queue has its own (IBTA vol. 1, 10.2.9.1).
-    pub(super) pd: u32,
+    pub(super) buffer_pd_number: u32,
     /// Number of WRs taken.
     pub(super) wrs_taken: u64,
     /// Number of WRs posted.
@@ -39,7 +39,7 @@ pub(crate) struct RecvQueue {
     /// Limit of a shared receive queue below which an event is raised; 0 means none.
     pub(crate) srq_limit: u32,
     /// True if a message waits for a receive WR.
-    pub(super) message_waits: bool,
+    pub(super) is_message_waiting: bool,
     /// The tag matching list, if the queue has one.
     pub(super) tags: Option<Box<TagList>>,
 }
@@ -61,11 +61,11 @@ impl RecvQueue {
             extra_sges: crate::filled::try_boxed_slice(ibv_sge::zeroed(), beside)?,
             max_sge,
             max_wr: u64::from(max_wr),
-            pd,
+            buffer_pd_number: pd,
             wrs_taken: 0,
             wrs_posted: 0,
             srq_limit: 0,
-            message_waits: false,
+            is_message_waiting: false,
             tags: None,
         })
     }
@@ -144,7 +144,7 @@ impl RecvQueue {
     /// Returns true, once, if a message has been waiting for the WRs that were posted.
     #[inline]
     pub(crate) fn take_message_waits(&mut self) -> bool {
-        std::mem::take(&mut self.message_waits)
+        std::mem::take(&mut self.is_message_waiting)
     }
 
     /// Takes the oldest WR.

@@ -15,7 +15,7 @@ struct RunCommonValues<'a> {
     qkey: u32,
     /// The region of the receive WRs.
     recv_region: LastRegionValues,
-    path: &'a mut RingPath,
+    path: &'a mut CompletionPath,
 }
 
 /// Completes SENDs from the front of a ring, as long as they are plain ones and receive WRs are posted.
@@ -45,7 +45,7 @@ pub(super) fn take_plain_sends<const UD: bool>(
     while head != end
         && let Some(record) = records.peek()
         && let Some(wqe) = wqes.get(head as usize & (wqes.len() - 1))
-        && complete::<UD>(&mut common, &record, wqe, sink)
+        && complete_plain_send::<UD>(&mut common, &record, wqe, sink)
     {
         solicited |= record.header.flags & FLAG_SOLICITED;
         let slots = record.slots();
@@ -57,14 +57,14 @@ pub(super) fn take_plain_sends<const UD: bool>(
         rq.wrs_taken = head;
         ring.consumer.advance_to(pos);
         ring.rnr_wait.end_wait();
-        sink.solicited |= solicited != 0;
+        sink.has_solicited_or_error |= solicited != 0;
     }
 }
 
 /// Places a SEND and makes its completion. Returns false, with nothing done, if the record is not a plain SEND or
 /// cannot be placed here.
 #[inline(always)]
-fn complete<const UD: bool>(
+fn complete_plain_send<const UD: bool>(
     common: &mut RunCommonValues<'_>,
     record: &RingRecord<'_>,
     wqe: &RecvWqe,
@@ -75,7 +75,7 @@ fn complete<const UD: bool>(
     let header = record.header;
     if !matches!(header.kind, SEND | SEND_WITH_IMM)
         || header.flags & !FLAG_SOLICITED != 0
-        || (UD && header.extra != common.qkey)
+        || (UD && header.extra_value != common.qkey)
     {
         return false;
     }
@@ -85,7 +85,7 @@ fn complete<const UD: bool>(
     } else {
         None
     };
-    if !place(common.recv_region, record, grh, UD, wqe) {
+    if !place_in_held_region(common.recv_region, record, grh, UD, wqe) {
         return false;
     }
     let wc = ReceivedSend {
@@ -106,7 +106,7 @@ fn complete<const UD: bool>(
 /// Copies a payload to the SGE of a receive WR. A datagram's payload goes behind the place of the GRH. Returns false if
 /// the SGE is too short or not in the region that is held.
 #[inline(always)]
-fn place(
+fn place_in_held_region(
     held: LastRegionValues,
     record: &RingRecord<'_>,
     grh: Option<&[u8; GRH_BYTES]>,
@@ -121,7 +121,7 @@ fn place(
         1 if len + grh_bytes <= wqe.sge.length as usize => {}
         _ => return false,
     }
-    let Some(dst) = held.buffer(&wqe.sge, len + grh_bytes) else {
+    let Some(dst) = held.buffer_address(&wqe.sge, len + grh_bytes) else {
         return false;
     };
     let payload = record.payload.as_mut_ptr();

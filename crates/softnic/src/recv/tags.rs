@@ -18,7 +18,7 @@ pub(super) struct Rendezvous {
     wr_id: u64,
     /// Buffers for the payload, in the protection domain `pd`.
     sges: Box<[ibv_sge]>,
-    pd: u32,
+    pd_number: u32,
     payload: RemotePayload,
     /// The tag matching header of the message.
     header: [u8; TMH_BYTES],
@@ -53,7 +53,7 @@ pub(super) fn receive(
     flags: u32,
     sink: &mut WcSink<'_>,
 ) -> TagMatchResult {
-    let pd = rq.pd;
+    let pd = rq.buffer_pd_number;
     let Some(list) = rq.tags.as_deref_mut() else {
         return TagMatchResult::Unmatched(IBV_WC_RECV);
     };
@@ -94,7 +94,8 @@ pub(super) fn receive(
             if !matches!(placed, Err(PlaceError::Sender | PlaceError::SenderGone)) {
                 list.remove_entry(at);
             }
-            sink.solicited |= placed.is_ok() && record.header.flags & FLAG_SOLICITED != 0;
+            sink.has_solicited_or_error |=
+                placed.is_ok() && record.header.flags & FLAG_SOLICITED != 0;
             TagMatchResult::Handled(complete_eager(qp, placed, wc, sink))
         }
         MatchedDelivery::HeadersOnly => {
@@ -117,7 +118,7 @@ pub(super) fn receive(
             TagMatchResult::Handled(RecordResult::Rendezvous(Box::new(Rendezvous {
                 wr_id: entry.wr_id,
                 sges: entry.buffer,
-                pd,
+                pd_number: pd,
                 payload,
                 header,
                 is_read: false,
@@ -166,9 +167,9 @@ fn deliver_rendezvous_headers(
 ) -> RecordResult {
     let mut to = ScatterPosition {
         nic: qp.nic,
-        pd,
+        pd_number: pd,
         sges: &entry.buffer,
-        offset: 0,
+        offset_in_sge: 0,
         cache: source.local_regions,
     };
     let placed = if head.len() as u64 > scatter_list_bytes(&entry.buffer) {
@@ -213,9 +214,9 @@ fn place_eager(
     }
     let mut to = ScatterPosition {
         nic: qp.nic,
-        pd,
+        pd_number: pd,
         sges,
-        offset: 0,
+        offset_in_sge: 0,
         cache: source.local_regions,
     };
     if record.header.flags & FLAG_BY_REFERENCE == 0 {
@@ -224,7 +225,7 @@ fn place_eager(
         return unsafe { to.put(payload, len) };
     }
     let sender = (source.peer, source.src_qpn);
-    gather_by_reference(
+    copy_by_reference(
         qp,
         record,
         sender,
@@ -273,8 +274,8 @@ impl Rendezvous {
     /// if that is not possible yet. The sink has room for a completion.
     #[cold]
     pub(super) fn continue_rendezvous(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
-        let fin = tags::fin(self.header);
-        let to = (self.pd, &self.sges[..]);
+        let fin = tags::fin_message(self.header);
+        let to = (self.pd_number, &self.sges[..]);
         match send::read_rendezvous_payload(qp, to, self.payload, &mut self.is_read, &fin) {
             Ok(false) => return false,
             Ok(true) => sink.push(ibv_wc {
@@ -287,7 +288,7 @@ impl Rendezvous {
             }),
             Err(status) => {
                 sink.push(report_failed_recv(qp, self.wr_id, status));
-                qp.fail();
+                qp.flush_and_enter_error();
             }
         }
         true

@@ -15,8 +15,14 @@ impl RecvSide {
         ) {
             return false;
         }
-        if self.qp.shared().remote_error_event.load(Ordering::Relaxed) != 0 {
-            self.take_remote_error();
+        if self
+            .qp
+            .shared()
+            .requester_caused_event
+            .load(Ordering::Relaxed)
+            != 0
+        {
+            self.process_remote_error();
             return false;
         }
         let mut waiting = false;
@@ -24,7 +30,7 @@ impl RecvSide {
             waiting |= self.receive_xrc_from(i, domain);
         }
         if self.rings.iter().any(|r| r.stopped) {
-            self.remove_finished();
+            self.remove_closed_rings();
         }
         waiting
     }
@@ -48,7 +54,7 @@ impl RecvSide {
                 }
             };
             let slots = record.slots();
-            let Some(srq) = domain.srq(record.header.extra) else {
+            let Some(srq) = domain.srq(record.header.extra_value) else {
                 // "XRC domain violation, invalid XRCETH: NAK-Invalid Request" (IBTA vol. 1, A14.5.3.2).
                 Self::refuse(qp, ring, IBV_WC_REM_INV_REQ_ERR);
                 break;
@@ -62,23 +68,23 @@ impl RecvSide {
             let mut place = [MaybeUninit::uninit()];
             let mut sink = WcSink::new(&mut place);
             let mut queue = srq.queue.lock();
-            let mut from = Sender {
+            let mut from = RecordOrigin {
                 peer: &ring.peer,
                 ring_offset: ring.offset,
                 src_qpn: ring.src_qpn,
                 sender_regions: &mut ring.sender_regions,
                 path: &mut ring.path,
             };
-            let mut to = Receiver {
+            let mut to = RecordDestination {
                 last_recv_region: &mut LastRegion::none(),
                 local_regions: &mut self.local_regions,
                 sink: &mut sink,
                 by_engine: false,
             };
             let handled = deliver_record::<false>(qp, &mut queue, &record, &mut from, &mut to);
-            srq.check_limit(&mut queue);
+            srq.raise_limit_event_if_due(&mut queue);
             drop(queue);
-            let (n, solicited) = (sink.len(), sink.solicited);
+            let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
             if n == 1
                 && let Some(xrc) = &srq.xrc
             {

@@ -73,7 +73,7 @@ impl BuiltPostlist {
     ///
     /// # Errors
     /// The errno of the program's first mistake.
-    pub(crate) fn link(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
+    pub(crate) fn link_wrs(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
         if self.first_errno != 0 {
             return Err(self.first_errno);
         }
@@ -113,7 +113,7 @@ impl BuiltPostlist {
     /// Returns the work request begun last. If there is none, records `EINVAL`: the program called a setter before any
     /// operation.
     #[inline(always)]
-    pub(crate) fn last(&mut self) -> Option<&mut ibv_send_wr> {
+    pub(crate) fn last_wr(&mut self) -> Option<&mut ibv_send_wr> {
         if self.wrs.is_empty() {
             self.record_errno(libc::EINVAL);
         }

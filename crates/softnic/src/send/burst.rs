@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{Access, authorize_region};
 use verbs_abi::*;
 
-use super::traffic::{Destination, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessage};
 use super::{
     FLAG_SOLICITED, MAX_COPIED_PAYLOAD_BYTES, OutRing, RecordKind, SUCCESS_BYTE, SendQueue,
-    SendWqe, code_as_byte, header, is_same_ready_qp, recent_ud_ring, responder,
+    SendWqe, code_as_byte, describe_responder, header, is_same_ready_qp, recent_ud_ring,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
@@ -81,7 +81,7 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
     // SAFETY: contract of this function.
     let (ah, qpn) = unsafe { (Ah::from_handle(first.wr.ud.ah), first.wr.ud.remote_qpn) };
     let Some(ah) = ah else { return false };
-    if ah.pd != qp.pd {
+    if ah.pd_number != qp.pd_number {
         return false;
     }
     let Some(i) = recent_ud_ring(sq, ah, qpn) else {
@@ -160,8 +160,11 @@ impl PayloadSource<'_> {
         if len == 0 || len > MAX_COPIED_PAYLOAD_BYTES {
             return None;
         }
-        let (nic, pd) = (self.qp.nic, self.qp.pd);
-        let src = self.last_region.buffer(nic, pd, self.local, sge).ok()?;
+        let (nic, pd) = (self.qp.nic, self.qp.pd_number);
+        let src = self
+            .last_region
+            .buffer_address(nic, pd, self.local, sge)
+            .ok()?;
         Some((src.cast_const(), len))
     }
 }
@@ -202,9 +205,9 @@ unsafe fn execute_sends<const UD: bool>(
     let port = if UD {
         ring.dest_port
     } else {
-        Destination::PEER
+        DestinationPort::PEER
     };
-    let mut run_len = sq.traffic.run_len(ShortMessage::Send, port);
+    let mut run_len = sq.traffic.run_message_bytes(ShortMessage::Send, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
@@ -232,7 +235,10 @@ unsafe fn execute_sends<const UD: bool>(
             break;
         }
         if len != run_len {
-            if !sq.traffic.count_next(seq, ShortMessage::Send, len, port) {
+            if !sq
+                .traffic
+                .count_other_length(seq, ShortMessage::Send, len, port)
+            {
                 break;
             }
             run_len = len;
@@ -267,10 +273,10 @@ unsafe fn execute_sends<const UD: bool>(
                 opcode: code_as_byte(IBV_WC_SEND),
                 status: SUCCESS_BYTE,
                 signaled,
-                ordered_count: 0,
+                ordered_write_count: 0,
             };
             if UD {
-                sq.ready.push(wqe);
+                sq.finished_wrs.push(wqe);
             } else {
                 sq.pending.push(wqe);
             }
@@ -321,7 +327,10 @@ unsafe fn execute_writes<const INLINE: bool>(
         return wr;
     };
     let domain = || dest.pd.load(Ordering::Relaxed);
-    let Ok((region, _pin)) = sq.peer_regions.get(qp.nic, &out.peer, to.rkey, domain) else {
+    let Ok((region, _pin)) = sq
+        .peer_regions
+        .get_pinned(qp.nic, &out.peer, to.rkey, domain)
+    else {
         return wr;
     };
     let mut source = PayloadSource {
@@ -330,15 +339,15 @@ unsafe fn execute_writes<const INLINE: bool>(
         last_region: LastRegion::none(),
         max_inline: sq.max_inline,
     };
-    let responder = responder(&out.target(), dest, domain());
+    let responder = describe_responder(&out.target(), dest, domain());
     let Ok(grant) = authorize_region(&region.rights, Access::RemoteWrite, &responder) else {
         return wr;
     };
     if grant.is_on_demand() {
         return wr;
     }
-    let port = Destination::PEER;
-    let mut run_len = sq.traffic.run_len(ShortMessage::Write, port);
+    let port = DestinationPort::PEER;
+    let mut run_len = sq.traffic.run_message_bytes(ShortMessage::Write, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
@@ -361,7 +370,7 @@ unsafe fn execute_writes<const INLINE: bool>(
         if len != run_len {
             if !sq
                 .traffic
-                .count_next(sq.posted_wrs, ShortMessage::Write, len, port)
+                .count_other_length(sq.posted_wrs, ShortMessage::Write, len, port)
             {
                 break;
             }
@@ -389,12 +398,12 @@ unsafe fn execute_writes<const INLINE: bool>(
                 opcode: code_as_byte(IBV_WC_RDMA_WRITE),
                 status: SUCCESS_BYTE,
                 signaled,
-                ordered_count: 0,
+                ordered_write_count: 0,
             };
             if behind {
                 sq.pending.push(wqe);
             } else {
-                sq.ready.push(wqe);
+                sq.finished_wrs.push(wqe);
             }
         }
         wr = this.next;

@@ -1,6 +1,6 @@
 //! SEND on RC and UC, and the handling of a peer that does not answer.
 
-use nic_core::retry::response_timeout_ns;
+use nic_core::retry::total_response_wait_ns;
 
 use super::*;
 
@@ -9,7 +9,7 @@ use super::*;
 pub(super) const MAX_COPIED_PAYLOAD_BYTES: usize = 1024;
 
 /// The same limit for memory that peers can reach only by system call, which takes 1.5 µs.
-pub(super) const MAX_COPIED_PRIVATE_BYTES: usize = 8192;
+pub(super) const MAX_COPIED_UNMAPPED_BYTES: usize = 8192;
 
 /// Returns true if the receiver has yet to take a SEND, or execute a WRITE, of this queue. Reads the receiver's
 /// position first.
@@ -18,10 +18,10 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
     if !sq.pending.has_sends() {
         return false;
     }
-    let Some(Ok(consumed)) = sq.peer_ring.as_mut().map(|out| out.producer.consumed()) else {
+    let Some(Ok(consumed)) = sq.peer_ring.as_mut().map(|out| out.producer.refresh_head()) else {
         return true;
     };
-    take_consumed(sq, consumed);
+    move_consumed_to_ready(sq, consumed);
     sq.pending.has_sends()
 }
 
@@ -61,8 +61,8 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
         },
     };
     let own = PortName {
-        key: qp.nic.ports_key(),
-        port_number: port.map_or(0, |port| port.place.host_wide_number().into()),
+        process_ports_key: qp.nic.ports_key(),
+        host_wide_number: port.map_or(0, |port| port.place.host_wide_number().into()),
     };
     sq.traffic.start_counting(sq.posted_wrs, own, &packets);
 }
@@ -91,14 +91,14 @@ pub(super) fn reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
             .header(qp.nic)
             .map_or(0, |h| h.rnr_retry.load(Ordering::Relaxed)),
         grh: None,
-        path: 0,
+        path_word: 0,
     };
     let Some(mut new) = new_ring(qp, Arc::clone(&old.peer), &ring) else {
         return false;
     };
     new.current_srqn = old.current_srqn;
     sq.last_ordered_write_end = 0;
-    new.announce(qp.nic);
+    new.send_ring_notice(qp.nic);
     if let Some(old) = sq.peer_ring.replace(new) {
         old.close(qp.nic);
     }
@@ -162,7 +162,7 @@ pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> FailureCause {
     let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
     match &sq.peer_ring {
         None => FailureCause::NoPeer { qpn },
-        Some(out) if out.peer.has_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
+        Some(out) if out.peer.kernel_says_ended() => FailureCause::PeerEnded { pid: out.peer.pid },
         Some(out) => FailureCause::PeerNotConnected {
             qpn,
             pid: out.peer.pid,
@@ -184,7 +184,7 @@ pub(super) fn fail_too_long(len: u64, max: u32) -> ExecutionResult {
 pub(super) fn has_retry_time_passed(qp: &Qp, sq: &mut SendQueue) -> bool {
     let (timeout, retry_cnt) = qp.timeout_and_retry_cnt();
     let waited = sq.peer_silence.start_or_elapsed_ns(now_ns());
-    response_timeout_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
+    total_response_wait_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
 /// Executes a SEND on RC or UC.
@@ -214,9 +214,9 @@ pub(super) fn connected_send(
     let imm = unsafe { view.wr.imm.imm_data };
     let by_value = inline
         || total <= MAX_COPIED_PAYLOAD_BYTES
-        || (total <= MAX_COPIED_PRIVATE_BYTES
+        || (total <= MAX_COPIED_UNMAPPED_BYTES
             && total <= out.producer.max_payload()
-            && is_in_private_memory(qp, &mut sq.local_regions, view.sges));
+            && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
     if by_value && total <= out.producer.max_payload() {
         match out.producer.has_room(total) {
             Ok(true) => {
@@ -242,7 +242,7 @@ pub(super) fn connected_send(
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, false).is_err() {
+        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
@@ -259,13 +259,13 @@ pub(super) fn connected_send(
 
 /// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
 #[cold]
-pub(super) fn is_in_private_memory(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
+pub(super) fn is_in_unmapped_memory(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
     let Some(sge) = sges.iter().find(|s| s.length != 0) else {
         return false;
     };
     local
-        .get(qp.nic, qp.nic.this_process(), sge.lkey, || qp.pd)
-        .is_ok_and(|(region, _pin)| region.private)
+        .get_pinned(qp.nic, qp.nic.this_process(), sge.lkey, || qp.pd_number)
+        .is_ok_and(|(region, _pin)| region.peers_copy_by_syscall)
 }
 
 // RDMA WRITEs behind SENDs that the receiver has not taken.
@@ -276,7 +276,7 @@ pub(super) fn is_in_private_memory(qp: &Qp, local: &mut RegionCache, sges: &[ibv
 // WRITE then becomes a record in front of the SEND's record, and the receiver executes it.
 
 /// Bytes in front of the payload, or of the list of SGEs, in a WRITE's record: the remote address and 8 zero bytes.
-pub(crate) const WRITE_PREFIX: usize = 16;
+pub(crate) const WRITE_RECORD_PREFIX_BYTES: usize = 16;
 
 /// Number of WRs behind a WRITE that are searched for a SEND.
 pub(super) const LOOK_AHEAD_WRS: usize = 8;
@@ -336,11 +336,11 @@ pub(super) fn leave_write_to_receiver(
     // A system call of the receiver takes longer than waiting for room in the ring.
     let must_copy = is_copy_only
         || (total > MAX_COPIED_PAYLOAD_BYTES
-            && total <= MAX_COPIED_PRIVATE_BYTES
-            && is_in_private_memory(qp, &mut sq.local_regions, view.sges));
+            && total <= MAX_COPIED_UNMAPPED_BYTES
+            && is_in_unmapped_memory(qp, &mut sq.local_regions, view.sges));
     let by_value = must_copy || total <= MAX_COPIED_PAYLOAD_BYTES;
-    if by_value && WRITE_PREFIX + total <= out.producer.max_payload() {
-        match out.producer.has_room(WRITE_PREFIX + total) {
+    if by_value && WRITE_RECORD_PREFIX_BYTES + total <= out.producer.max_payload() {
+        match out.producer.has_room(WRITE_RECORD_PREFIX_BYTES + total) {
             Ok(true) => {
                 let mut dst = begin_write_record(&mut out.producer, addr, total);
                 let copied = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
@@ -354,7 +354,8 @@ pub(super) fn leave_write_to_receiver(
                     return ExecutionResult::Failed(status);
                 }
                 let header = header(RecordKind::Write, 0, rkey, len, 0);
-                out.producer.commit(header, WRITE_PREFIX + total);
+                out.producer
+                    .commit(header, WRITE_RECORD_PREFIX_BYTES + total);
                 return ExecutionResult::Ordered(out.producer.pos(), len);
             }
             Ok(false) if must_copy => return ExecutionResult::Later,
@@ -379,13 +380,13 @@ fn leave_write_by_reference(
         return ExecutionResult::Later;
     };
     let bytes = size_of_val(view.sges);
-    match out.producer.has_room(WRITE_PREFIX + bytes) {
+    match out.producer.has_room(WRITE_RECORD_PREFIX_BYTES + bytes) {
         Ok(true) => {}
         Ok(false) => return ExecutionResult::Later,
         Err(_) => return ExecutionResult::Failed(IBV_WC_REM_OP_ERR),
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, false).is_err() {
+        if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, false).is_err() {
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
@@ -393,16 +394,19 @@ fn leave_write_by_reference(
     // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
-    out.producer.commit(header, WRITE_PREFIX + bytes);
+    out.producer
+        .commit(header, WRITE_RECORD_PREFIX_BYTES + bytes);
     ExecutionResult::Ordered(out.producer.pos(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.
 fn begin_write_record(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
-    let place = producer.place(WRITE_PREFIX + bytes).as_mut_ptr();
-    // SAFETY: the place has `WRITE_PREFIX + bytes` bytes; no other process sees them yet.
+    let place = producer
+        .place(WRITE_RECORD_PREFIX_BYTES + bytes)
+        .as_mut_ptr();
+    // SAFETY: the place has `WRITE_RECORD_PREFIX_BYTES + bytes` bytes; no other process sees them yet.
     unsafe {
         place.cast::<[u64; 2]>().write_unaligned([addr, 0]);
-        place.add(WRITE_PREFIX)
+        place.add(WRITE_RECORD_PREFIX_BYTES)
     }
 }

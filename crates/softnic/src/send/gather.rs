@@ -48,8 +48,8 @@ pub(super) fn for_each_part(
         return Ok(());
     }
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let (region, at, _pin) =
-            checked_sge(qp.nic, local, qp.pd, sge, false).map_err(|_| IBV_WC_LOC_PROT_ERR)?;
+        let (region, at, _pin) = checked_sge(qp.nic, local, qp.pd_number, sge, false)
+            .map_err(|_| IBV_WC_LOC_PROT_ERR)?;
         match region.mapped_address(at) {
             Some(src) => f(src, sge.length as usize)?,
             None if region.is_null() => for_each_zero_chunk(sge.length as usize, &mut f)?,

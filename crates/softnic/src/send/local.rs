@@ -15,7 +15,7 @@ pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> ExecutionResult {
     if view.wr.opcode == IBV_WR_BIND_MW {
         let bound = view
             .bind
-            .is_some_and(|bind| nic.keys.bind(&nic.fabric, (qp.pd, qp.qpn), &bind));
+            .is_some_and(|bind| nic.keys.bind(&nic.fabric, (qp.pd_number, qp.qpn), &bind));
         return if bound {
             ExecutionResult::Done(0)
         } else {

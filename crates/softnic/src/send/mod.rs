@@ -42,7 +42,9 @@ use crate::path;
 use crate::path::traffic::PortName;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header};
+use crate::record::{
+    FLAG_AFTER_RECEIVER_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header,
+};
 use crate::recv::{failed_recv_wc, wake_if_armed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{AlignedSges, checked_sge};
@@ -53,7 +55,7 @@ use shm::fabric::Peer;
 use shm::fabric::layout::*;
 use shm::fabric::ring::{Producer, SLOT_BYTES, record_slots};
 use shm::keys::BindRequest;
-use shm::mem::{AtomicOp, BOUNCE, MemoryFault, is_readable, is_writable};
+use shm::mem::{AtomicOp, BOUNCE, MemoryFault, is_readable, probe_writable};
 
 use connected::*;
 use gather::*;
@@ -62,15 +64,17 @@ use one_sided::*;
 use out_ring::*;
 use progress::*;
 pub(crate) use rendezvous::read_rendezvous_payload;
-use traffic::{Destination, PacketFormat, Traffic};
+use traffic::{DestinationPort, PacketFormat, Traffic};
 use ud::*;
 
 pub(crate) use builder::{BuiltPostlist, WrBuilder};
-pub(crate) use connected::{WRITE_PREFIX, start_counting_traffic};
+pub(crate) use connected::{WRITE_RECORD_PREFIX_BYTES, start_counting_traffic};
 pub(crate) use one_sided::{FlushRange, TargetQp, read_to_unmapped, remote_region};
-pub(crate) use packets::{Wire, packet_timeout_ns, take_answer, transmit_after_answers};
+pub(crate) use packets::{
+    ConnectedRequester, packet_timeout_ns, take_answer, transmit_after_answers,
+};
 pub(crate) use progress::{
-    poll_sends, publish_idle_traffic, publish_traffic, send_waiting_datagrams, wake_debtor,
+    poll_sends, publish_idle_traffic, publish_traffic, send_waiting_datagrams, wake_awaited_peer,
 };
 pub(crate) use responder_memory::RemoteMemory;
 pub(crate) use single_send::{is_single_send, post as post_single_send};
@@ -126,7 +130,7 @@ impl<T: Copy + Default> FixedFifo<T> {
     }
     /// Removes entries from the front as long as `wanted` returns true. The head is stored once.
     #[inline(always)]
-    fn pop_each(&mut self, mut wanted: impl FnMut(&T) -> bool) {
+    fn pop_while(&mut self, mut wanted: impl FnMut(&T) -> bool) {
         let (mut head, tail) = (self.head, self.tail);
         let mask = self.items.len() - 1;
         while head != tail && wanted(&self.items[head & mask]) {
@@ -139,7 +143,7 @@ impl<T: Copy + Default> FixedFifo<T> {
     }
 }
 
-/// A send WR whose outcome is known (in `ready`) or awaited (in `pending`).
+/// A send WR whose outcome is known (in `finished_wrs`) or awaited (in `pending`).
 #[derive(Clone, Copy, Default)]
 struct SendWqe {
     wr_id: u64,
@@ -155,7 +159,7 @@ struct SendWqe {
     signaled: bool,
     /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. The field is as large as its
     /// neighbours, so that one store writes them all.
-    ordered_count: u8,
+    ordered_write_count: u8,
 }
 
 /// The error with which a work request completes.
@@ -187,7 +191,7 @@ impl SendWqe {
     /// Returns the contribution of this WR to the counts of [`Pending`].
     #[inline(always)]
     fn pending_counts(&self) -> u64 {
-        let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_count != 0;
+        let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_write_count != 0;
         u64::from(self.signaled) | u64::from(self.ring_end != 0 && is_in_order) << 32
     }
 }
@@ -305,12 +309,12 @@ pub(crate) struct SendQueue {
     sq_sig_all: bool,
     traffic: Traffic,
     pending: Pending,
-    ready: FixedFifo<SendWqe>,
+    finished_wrs: FixedFifo<SendWqe>,
     deferred: VecDeque<DeferredWr>,
     /// RC and UC by shared memory: the ring to the peer.
     peer_ring: Option<OutRing>,
     /// RC and UC by packets: the requests to the peer.
-    packet_requester: Option<Box<Wire>>,
+    packet_requester: Option<Box<ConnectedRequester>>,
     /// PSN of the next datagram.
     datagram_psn: u32,
     /// UD: rings by destination.
@@ -324,8 +328,8 @@ pub(crate) struct SendQueue {
     /// Position of the ring behind the last WRITE that was left to the receiver.
     last_ordered_write_end: u64,
     /// The cause of the failure of the failed WR in `pending`.
-    cause: Option<FailureCause>,
-    stopped: bool,
+    failure_cause: Option<FailureCause>,
+    is_stopped_by_failure: bool,
 }
 
 impl SendQueue {
@@ -344,7 +348,7 @@ impl SendQueue {
                 wqes: FixedFifo::new(depth)?,
                 packed_counts: 0,
             },
-            ready: FixedFifo::new(depth)?,
+            finished_wrs: FixedFifo::new(depth)?,
             deferred: VecDeque::new(),
             peer_ring: None,
             packet_requester: None,
@@ -355,20 +359,21 @@ impl SendQueue {
             peer_regions: RegionCache::new(),
             peer_silence: WaitTimer::NOT_WAITING,
             last_ordered_write_end: 0,
-            cause: None,
-            stopped: false,
+            failure_cause: None,
+            is_stopped_by_failure: false,
         })
     }
 
     /// Returns true if the outcome of every executed WR is known.
-    pub(crate) fn is_drained(&self) -> bool {
+    pub(crate) fn has_no_pending_wrs(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// Returns the work that a poll finds in this queue.
     #[inline]
     fn poll_work(&self) -> SendWork {
-        if self.pending.has_signaled() || !self.ready.is_empty() || !self.deferred.is_empty() {
+        if self.pending.has_signaled() || !self.finished_wrs.is_empty() || !self.deferred.is_empty()
+        {
             SendWork::Completions
         } else if self.pending.is_empty() {
             SendWork::None
@@ -389,16 +394,16 @@ impl SendQueue {
             dest_index: dest_qpn as usize % MAX_QPS,
             rnr_retry: 0,
             grh: None,
-            path: 0,
+            path_word: 0,
         };
         let mut out = new_ring(qp, peer, &ring).ok_or(libc::ENOMEM)?;
-        out.announce(qp.nic);
+        out.send_ring_notice(qp.nic);
         self.peer_ring = Some(out);
         Ok(())
     }
 
     /// Starts requests by packets (RTR to RTS).
-    pub(crate) fn connect_by_packets(&mut self, wire: Wire) {
+    pub(crate) fn connect_by_packets(&mut self, wire: ConnectedRequester) {
         self.packet_requester = Some(Box::new(wire));
     }
 
@@ -407,7 +412,7 @@ impl SendQueue {
         if let Some(requester) = self
             .packet_requester
             .as_mut()
-            .and_then(|wire| wire.reliable())
+            .and_then(|wire| wire.rc_requester())
         {
             requester.set_timeout_ns(packet_timeout_ns(timeout));
             requester.set_retry_cnt(retry_cnt);
@@ -428,7 +433,7 @@ impl SendQueue {
     pub(crate) fn reset(&mut self, nic: &Nic) {
         self.withdraw_untaken_sends(nic);
         self.pending.clear();
-        self.ready.clear();
+        self.finished_wrs.clear();
         self.deferred.clear();
         self.freed_wrs = self.posted_wrs;
         for ring in self
@@ -445,8 +450,8 @@ impl SendQueue {
         self.peer_regions.clear();
         self.peer_silence.end_wait();
         self.last_ordered_write_end = 0;
-        self.cause = None;
-        self.stopped = false;
+        self.failure_cause = None;
+        self.is_stopped_by_failure = false;
     }
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
@@ -466,12 +471,16 @@ impl SendQueue {
         first: Option<WrError>,
     ) -> Option<(u64, ibv_wc_opcode)> {
         self.withdraw_untaken_sends(nic);
-        if let Some(Ok(consumed)) = self.peer_ring.as_mut().map(|out| out.producer.consumed()) {
-            take_consumed(self, consumed);
+        if let Some(Ok(consumed)) = self
+            .peer_ring
+            .as_mut()
+            .map(|out| out.producer.refresh_head())
+        {
+            move_consumed_to_ready(self, consumed);
         }
         if let Some(wire) = &self.packet_requester {
             let done = wire.done_requests();
-            take_consumed(self, done);
+            move_consumed_to_ready(self, done);
         }
         let mut left = first;
         let mut ended = None;
@@ -488,7 +497,7 @@ impl SendQueue {
                 left = None;
             }
             let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
-            self.ready.push(SendWqe {
+            self.finished_wrs.push(SendWqe {
                 status: code_as_byte(failed.status),
                 byte_len: failed.vendor_err,
                 signaled: true,
@@ -497,7 +506,7 @@ impl SendQueue {
         }
         while let Some(d) = self.deferred.pop_front() {
             let failed = end(d.wr.wr_id, completion_opcode(d.wr.opcode), &mut left);
-            self.ready.push(SendWqe {
+            self.finished_wrs.push(SendWqe {
                 wr_id: d.wr.wr_id,
                 seq: d.seq,
                 status: code_as_byte(failed.status),
@@ -506,13 +515,13 @@ impl SendQueue {
                 ..SendWqe::default()
             });
         }
-        self.stopped = true;
+        self.is_stopped_by_failure = true;
         ended
     }
 
     /// Lets the queue execute WRs again after it had failed (SQE to RTS).
     pub(crate) fn resume_after_sqe(&mut self) {
-        self.stopped = false;
+        self.is_stopped_by_failure = false;
     }
 }
 
@@ -609,7 +618,12 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     } else {
         // SAFETY: contract of this function.
         while !wr.is_null() {
-            if !XRC && !FAULTS && state == QpState::Rts && !sq.stopped && sq.deferred.is_empty() {
+            if !XRC
+                && !FAULTS
+                && state == QpState::Rts
+                && !sq.is_stopped_by_failure
+                && sq.deferred.is_empty()
+            {
                 // SAFETY: as above; not null.
                 wr = unsafe { burst::execute_run(qp, sq, wr) };
             }
@@ -631,7 +645,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if result == libc::EINVAL {
         // SAFETY: as above.
         let wr_id = unsafe { wr.as_ref() }.map_or(0, |wr| wr.wr_id);
-        why::post_refused("ibv_post_send", qp.qpn, wr_id);
+        why::report_refused_post("ibv_post_send", qp.qpn, wr_id);
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: a place for the failed WR (contract of `ibv_post_send`).
@@ -643,7 +657,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
-    publish(qp, sq);
+    publish_rings(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
         publish_before_sleep(qp, sq);
     }
@@ -653,7 +667,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     {
         // The engine tries deferred WRs again, retransmits lost packets, and wakes a receiver to execute the WRITEs
         // left to it. It does so even if the program does not poll.
-        qp.nic.call_engine();
+        qp.nic.wake_engine_unless_ticking();
     }
     result
 }
@@ -670,7 +684,7 @@ fn note_xrc_srq(sq: &mut SendQueue, wr: &ibv_send_wr) {
 /// are ready, and makes the peer take the pending WRs.
 #[cold]
 fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
-    if !sq.ready.is_empty() {
+    if !sq.finished_wrs.is_empty() {
         qp.send_cq.call_engine_if_armed();
     }
     wake_receiver_of_pending(qp, sq);
@@ -692,7 +706,7 @@ pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
 }
 
 #[inline(always)]
-fn publish(qp: &Qp, sq: &mut SendQueue) {
+fn publish_rings(qp: &Qp, sq: &mut SendQueue) {
     if let Some(i) = sq.ud.open_ring_index {
         sq.ud.open_ring_index = None;
         if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {
@@ -720,7 +734,7 @@ unsafe fn post_one<const FAULTS: bool>(
     if sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
         return Err(libc::ENOMEM);
     }
-    if qp.opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
+    if qp.accepted_wr_opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
         return Err(why::einval_because(|| {
             format!(
                 "{:?} queue pairs of this device have no opcode {}",
@@ -760,7 +774,7 @@ unsafe fn post_one<const FAULTS: bool>(
     let ah = if qp.qp_type == QpType::Ud {
         // SAFETY: the handle of an address handle that the program has not destroyed (contract).
         let ah = unsafe { Ah::from_handle(wr.wr.ud.ah) }.ok_or(libc::EINVAL)?;
-        if ah.pd != qp.pd {
+        if ah.pd_number != qp.pd_number {
             return Err(why::einval_because(
                 || "the address handle is of another protection domain",
             ));
@@ -790,8 +804,8 @@ unsafe fn post_one<const FAULTS: bool>(
     sq.posted_wrs += 1;
     sq.traffic.exclude_wr();
     let signaled = sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0;
-    if sq.stopped || state == QpState::Err {
-        sq.stopped = true;
+    if sq.is_stopped_by_failure || state == QpState::Err {
+        sq.is_stopped_by_failure = true;
         let flushed = SendWqe {
             wr_id: wr.wr_id,
             seq,
@@ -804,7 +818,7 @@ unsafe fn post_one<const FAULTS: bool>(
             // SAFETY: as above.
             unsafe { defer(qp, sq, &view, seq, None) };
         } else if sq.pending.is_empty() {
-            sq.ready.push(flushed);
+            sq.finished_wrs.push(flushed);
         } else {
             sq.pending.push(flushed);
         }
@@ -866,7 +880,7 @@ unsafe fn defer(
         early_payload: payload,
         seq,
         retry_wait: WaitTimer::NOT_WAITING,
-        wake_after_ns: UNRELIABLE_WAKE_NS,
+        wake_after_ns: UNRELIABLE_WAKE_AFTER_NS,
         ah,
         bind: view.bind,
         fault,
@@ -926,21 +940,21 @@ fn record_result(
         opcode: code_as_byte(completion_opcode(wr.opcode)),
         status: code_as_byte(status),
         signaled,
-        ordered_count: 0,
+        ordered_write_count: 0,
     };
     match *outcome {
         ExecutionResult::Done(byte_len) => {
             if !sq.pending.is_empty() {
                 sq.pending.push(wqe(0, byte_len, IBV_WC_SUCCESS, signaled));
             } else if signaled {
-                sq.ready.push(wqe(0, byte_len, IBV_WC_SUCCESS, true));
+                sq.finished_wrs.push(wqe(0, byte_len, IBV_WC_SUCCESS, true));
             }
         }
         ExecutionResult::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
         ExecutionResult::Ordered(end, byte_len) => {
             sq.last_ordered_write_end = end;
             sq.pending.push(SendWqe {
-                ordered_count: 1,
+                ordered_write_count: 1,
                 ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
             });
         }
@@ -951,7 +965,7 @@ fn record_result(
         ExecutionResult::Failed(status) => {
             // The failed WR completes behind the WRs posted before it, which may still be pending.
             sq.pending.push(wqe(0, 0, status, true));
-            sq.cause = why::take_last_cause();
+            sq.failure_cause = why::take_last_cause();
             fail_sends(qp, sq);
         }
         ExecutionResult::Later => {}
@@ -962,12 +976,12 @@ fn record_result(
 /// now, else when those are done.
 #[cold]
 fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
-    sq.stopped = true;
+    sq.is_stopped_by_failure = true;
     if let Some(front) = sq.pending.front()
         && front.status != SUCCESS_BYTE
     {
         let status = front.status;
-        let cause = sq.cause.take();
+        let cause = sq.failure_cause.take();
         fail_now(qp, sq, status.into(), cause);
     }
 }
@@ -975,7 +989,7 @@ fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
 /// Fails the queue pair after the oldest WR has failed with `status`, for `cause` if known.
 #[cold]
 fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<FailureCause>) {
-    publish(qp, sq);
+    publish_rings(qp, sq);
     let cause = cause.or(FailureCause::of_status(status));
     let first = WrError {
         status,
@@ -1003,7 +1017,7 @@ fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Fa
 fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if qp.qp_type == QpType::Ud {
         if path::are_packets_in_use() && packets::is_by_packets(qp, view) {
-            return packets::datagram(qp, sq, view);
+            return packets::send_datagram(qp, sq, view);
         }
         return ud_send(qp, sq, view);
     }
@@ -1018,7 +1032,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         return silent_peer_result(qp, sq, view);
     };
     if out.peer.is_dead() {
-        return if qp.qp_type == QpType::Rc && !out.peer.is_given_up() {
+        return if qp.qp_type == QpType::Rc && !out.peer.is_death_grace_over() {
             silent_peer_result(qp, sq, view)
         } else {
             dead_peer_result_for(qp, &out.peer, view)
@@ -1042,13 +1056,13 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         _ if has_pending_ring_work(sq) => ExecutionResult::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),
-        IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd).unwrap_or_else(|o| o),
+        IBV_WR_RDMA_READ => read(qp, sq, view, qp.pd_number).unwrap_or_else(|o| o),
         IBV_WR_ATOMIC_WRITE => atomic_write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_FLUSH => flush_remote(qp, sq, view).unwrap_or_else(|o| o),
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
     };
     if !matches!(outcome, ExecutionResult::Later | ExecutionResult::Failed(_)) {
-        count_request(qp, sq, view, Destination::PEER);
+        count_request(qp, sq, view, DestinationPort::PEER);
     }
     outcome
 }

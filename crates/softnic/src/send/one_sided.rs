@@ -1,8 +1,8 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
-use crate::why::{MemorySide, NamedBytes};
-use nic_core::rights::{Access, Owner, PermittedRange, QueuePair, authorize, flag};
+use crate::why::{MemorySide, NamedMemoryRange};
+use nic_core::rights::{Access, AccessingQp, Owner, PermittedRange, authorize, flag};
 
 // `nic-core` and the C interface use the same bits for access rights.
 const _: () = {
@@ -27,14 +27,15 @@ pub(crate) struct TargetQp<'a> {
 impl TargetQp<'_> {
     /// Makes the queue pair, a reliable one, fail because of a request that it refuses with `status`.
     #[cold]
-    pub(crate) fn refuse(&self, status: ibv_wc_status) {
+    pub(crate) fn fail_for_refused_request(&self, status: ibv_wc_status) {
         let event = if status == IBV_WC_REM_ACCESS_ERR {
             IBV_EVENT_QP_ACCESS_ERR
         } else {
             IBV_EVENT_QP_REQ_ERR
         };
         if let Some(dest) = self.peer.segment.qp(self.index) {
-            dest.remote_error_event.store(1 + event, Ordering::Release);
+            dest.requester_caused_event
+                .store(1 + event, Ordering::Release);
             self.peer.wake_engine();
         }
     }
@@ -42,7 +43,7 @@ impl TargetQp<'_> {
     /// Returns the queue pair's number.
     fn qpn(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 24 bits
-        let qpn = (self.peer.slot << QP_BITS | self.index) as u32;
+        let qpn = (self.peer.slot << QP_INDEX_BITS | self.index) as u32;
         qpn
     }
 }
@@ -77,13 +78,15 @@ pub(crate) fn remote_region<'c>(
 > {
     let dest = to.peer.segment.qp(to.index);
     let dest = dest.ok_or(RemoteAccessDenied::NoQueuePair)?;
-    let domain = request_pd_of(to, dest).unwrap_or(Owner::NO_DOMAIN);
-    let found = remote.get(nic, to.peer, rkey, || domain);
+    let domain = required_pd_number(to, dest).unwrap_or(Owner::NO_DOMAIN);
+    let found = remote.get_pinned(nic, to.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if to.peer.has_ended() => return Err(RemoteAccessDenied::Ended),
+        Err(KeyError::Fault) if to.peer.kernel_says_ended() => {
+            return Err(RemoteAccessDenied::Ended);
+        }
         Err(error) => {
-            let bytes = NamedBytes {
+            let bytes = NamedMemoryRange {
                 addr,
                 len,
                 key: rkey,
@@ -92,15 +95,15 @@ pub(crate) fn remote_region<'c>(
             return Err(RemoteAccessDenied::RemoteAccess);
         }
     };
-    let responder = responder(to, dest, domain);
+    let responder = describe_responder(to, dest, domain);
     let at = authorize(&region.rights, (addr, len), access, &responder).map_err(|denied| {
-        let bytes = NamedBytes {
+        let bytes = NamedMemoryRange {
             addr,
             len,
             key: rkey,
         };
         let side = MemorySide::Remote;
-        why::note_cause(FailureCause::denied(
+        why::note_cause(FailureCause::of_denied_access(
             denied,
             side,
             bytes,
@@ -109,7 +112,7 @@ pub(crate) fn remote_region<'c>(
         ));
         RemoteAccessDenied::RemoteAccess
     })?;
-    if at.is_on_demand() && region.own && !is_own_memory_mapped(addr, len, access) {
+    if at.is_on_demand() && region.of_this_process && !is_own_memory_mapped(addr, len, access) {
         why::note_cause(FailureCause::Memory {
             side: MemorySide::Remote,
         });
@@ -120,9 +123,9 @@ pub(crate) fn remote_region<'c>(
 
 /// Describes the queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
-pub(super) fn responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32) -> QueuePair {
-    QueuePair {
-        access: dest.access.load(Ordering::Relaxed),
+pub(super) fn describe_responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32) -> AccessingQp {
+    AccessingQp {
+        requester_access: dest.access.load(Ordering::Relaxed),
         pd_number: domain,
         qpn: to.qpn(),
     }
@@ -158,12 +161,12 @@ fn denied_result_with_payload(
 /// process. For a peer in another process, the system call makes this check.
 #[cold]
 fn is_own_memory_mapped(addr: u64, len: u64, access: Access) -> bool {
-    shm::mem::populate(addr, len, access != Access::RemoteRead)
+    shm::mem::prefault(addr, len, access != Access::RemoteRead)
 }
 
 /// Returns the number, in the peer's process, of the protection domain that requests to `dest` must be in.
 #[inline]
-pub(super) fn request_pd_of(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
+pub(super) fn required_pd_number(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
@@ -175,7 +178,7 @@ pub(super) fn request_pd_of(to: &TargetQp<'_>, dest: &QpShared) -> Option<u32> {
 fn request_pd_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
     let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
-    (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
+    (srq.xrc_domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 
 /// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
@@ -186,14 +189,14 @@ pub(super) fn refused_result(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> E
         why::report_refused_request(qp.qpn, "lost a request, since its transport is unreliable");
         return ExecutionResult::Done(0);
     }
-    out.target().refuse(status);
+    out.target().fail_for_refused_request(status);
     ExecutionResult::Failed(status)
 }
 
 /// Returns the outcome of a WR after a copy to or from the peer's memory failed.
 #[cold]
 pub(super) fn copy_failed_result(qp: &Qp, out: &OutRing) -> ExecutionResult {
-    if out.peer.has_ended() {
+    if out.peer.kernel_says_ended() {
         dead_peer_result(qp, &out.peer)
     } else {
         why::note_cause(FailureCause::Memory {
@@ -330,7 +333,7 @@ pub(super) fn read(
         };
         // SAFETY: both are permitted and pinned, and the SGE is at least as long.
         if unsafe { region.read(from, dst) }.is_err() {
-            return Err(if is_writable(dst, sge.length as usize) {
+            return Err(if probe_writable(dst, sge.length as usize) {
                 copy_failed_result(qp, out)
             } else {
                 ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
@@ -436,7 +439,7 @@ pub(super) fn atomic(
         .map_err(|why| denied_result(qp, out, why))?;
         // The atomic is not executed unless its result can be stored.
         for sge in view.sges.iter().filter(|s| s.length != 0) {
-            if checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, true).is_err() {
+            if checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true).is_err() {
                 return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
             }
         }
@@ -448,7 +451,8 @@ pub(super) fn atomic(
     let bytes = old.to_ne_bytes();
     let mut done = 0;
     for sge in view.sges.iter().filter(|s| s.length != 0) {
-        let Ok((local, at, _pin)) = checked_sge(qp.nic, &mut sq.local_regions, qp.pd, sge, true)
+        let Ok((local, at, _pin)) =
+            checked_sge(qp.nic, &mut sq.local_regions, qp.pd_number, sge, true)
         else {
             return Err(ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR));
         };
@@ -533,10 +537,10 @@ pub(super) fn flush_remote(
     let (addr, len) = if whole_region {
         let dest = out.peer.segment.qp(out.dest_index);
         let domain = || {
-            dest.and_then(|dest| request_pd_of(&out.target(), dest))
+            dest.and_then(|dest| required_pd_number(&out.target(), dest))
                 .unwrap_or(Owner::NO_DOMAIN)
         };
-        match sq.peer_regions.get(qp.nic, &out.peer, rkey, domain) {
+        match sq.peer_regions.get_pinned(qp.nic, &out.peer, rkey, domain) {
             Ok((region, _pin)) => (region.rights.start, region.rights.len),
             Err(_) => return Err(refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)),
         }

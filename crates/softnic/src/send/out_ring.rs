@@ -11,7 +11,7 @@ pub(super) struct OutRing {
     /// Index of the receiving queue pair in its process.
     pub(super) dest_index: usize,
     pub(super) dest_epoch: u32,
-    pub(super) dest_cq: usize,
+    pub(super) dest_cq_index: usize,
     pub(super) ring_offset: usize,
     pub(super) ring_bytes: usize,
     pub(super) announced: bool,
@@ -22,7 +22,7 @@ pub(super) struct OutRing {
     /// True if a datagram for several receivers has waited in vain for room in this ring.
     pub(super) waited_for_room: bool,
     /// The port of the receiving queue pair, to count its datagrams.
-    pub(super) dest_port: Destination,
+    pub(super) dest_port: DestinationPort,
     /// Position up to which the receiver had consumed the ring at the last call of
     /// [`receiver_is_active`](OutRing::receiver_is_active).
     pub(super) consumed_at_last_check: u64,
@@ -37,21 +37,23 @@ impl OutRing {
     #[cold]
     pub(super) fn tell_receiver_of_deferred(&self, nic: &Nic, any: bool) {
         if let Some(header) = self.header(nic) {
-            header.has_deferred.store(any.into(), Ordering::Relaxed);
+            header
+                .sender_has_deferred
+                .store(any.into(), Ordering::Relaxed);
         }
     }
 
     /// Returns the port of the receiving queue pair, if that has one now.
-    pub(super) fn port_name(&self) -> Option<PortName> {
+    pub(super) fn dest_port_name(&self) -> Option<PortName> {
         let segment = &self.peer.segment;
         let place = segment
             .qp(self.dest_index)?
             .host_port_number
             .load(Ordering::Relaxed);
-        let key = segment.header().ports_key.load(Ordering::Relaxed);
+        let key = segment.header().port_counters_key.load(Ordering::Relaxed);
         (place != 0).then_some(PortName {
-            key,
-            port_number: place,
+            process_ports_key: key,
+            host_wide_number: place,
         })
     }
 
@@ -79,11 +81,11 @@ impl OutRing {
     pub(super) fn announce_and_wake(&mut self, nic: &Nic, solicited: bool) {
         let was_announced = self.announced;
         if !was_announced {
-            self.announce(nic);
+            self.send_ring_notice(nic);
         }
-        if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
+        if let Some(cq) = self.peer.segment.cq(self.dest_cq_index) {
             let by = (solicited, nic.this_process().slot);
-            wake_if_armed(cq, self.dest_cq, &self.peer, by, |for_solicited| {
+            wake_if_armed(cq, self.dest_cq_index, &self.peer, by, |for_solicited| {
                 if was_announced {
                     self.wake_candidate(nic, for_solicited)
                 } else {
@@ -101,7 +103,7 @@ impl OutRing {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
-                    || self.producer.pos() <= dest.takes_until_slot.load(Ordering::Relaxed))
+                    || self.producer.pos() <= dest.completes_until_slot.load(Ordering::Relaxed))
         });
         if !is_certain {
             return WakeTarget::Engine;
@@ -125,15 +127,15 @@ impl OutRing {
     pub(super) fn receiver_is_active(&mut self) -> bool {
         let consumed = self
             .producer
-            .consumed()
+            .refresh_head()
             .unwrap_or(self.consumed_at_last_check);
         let has_advanced = consumed != self.consumed_at_last_check;
         self.consumed_at_last_check = consumed;
-        let Some(cq) = self.peer.segment.cq(self.dest_cq) else {
+        let Some(cq) = self.peer.segment.cq(self.dest_cq_index) else {
             return false;
         };
-        let armed = ArmedWord(&cq.armed);
-        if armed.is_armed() && cq.channel.load(Ordering::Relaxed) != 0 {
+        let armed = ArmedWord(&cq.armed_word);
+        if armed.is_armed() && cq.channel_number.load(Ordering::Relaxed) != 0 {
             armed.is_woken()
         } else {
             has_advanced
@@ -141,7 +143,7 @@ impl OutRing {
     }
 
     #[cold]
-    pub(super) fn announce(&mut self, nic: &Nic) {
+    pub(super) fn send_ring_notice(&mut self, nic: &Nic) {
         let notice = (nic.this_process().slot as u64) << 32 | (self.ring_offset / 64) as u64;
         self.announced = self.peer.segment.mailbox().put(notice).is_ok();
         if !self.announced {
@@ -153,7 +155,9 @@ impl OutRing {
     #[cold]
     pub(super) fn withdraw_untaken(&self, nic: &Nic) {
         if let Some(header) = self.header(nic) {
-            header.closed_state.store(RING_WITHDRAWN, Ordering::Relaxed);
+            header
+                .lifecycle_state
+                .store(RING_WITHDRAWN, Ordering::Relaxed);
             // SYNC POINT W: a receiver that copies what the program writes after this sees the store.
             std::sync::atomic::fence(Ordering::SeqCst);
         }
@@ -164,7 +168,7 @@ impl OutRing {
         self.producer.publish();
         if let Some(header) = self.header(nic) {
             // A withdrawn ring stays withdrawn.
-            let _ = header.closed_state.compare_exchange(
+            let _ = header.lifecycle_state.compare_exchange(
                 RING_OPEN,
                 RING_CLOSED,
                 Ordering::Release,
@@ -185,7 +189,7 @@ pub(super) struct NewRingParameters {
     pub(super) dest_index: usize,
     pub(super) rnr_retry: u32,
     pub(super) grh: Option<[u8; 40]>,
-    pub(super) path: u64,
+    pub(super) path_word: u64,
 }
 
 pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Option<OutRing> {
@@ -201,14 +205,14 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
     header.slots.store(slots, Ordering::Relaxed);
     header.src_qpn.store(qp.qpn, Ordering::Relaxed);
     #[allow(clippy::cast_possible_truncation)] // 24 bits
-    let dest_qpn = (peer.slot << QP_BITS | ring.dest_index) as u32;
+    let dest_qpn = (peer.slot << QP_INDEX_BITS | ring.dest_index) as u32;
     header.dest_qpn.store(dest_qpn, Ordering::Relaxed);
     header
         .src_epoch
         .store(qp.shared().epoch.load(Ordering::Relaxed), Ordering::Relaxed);
     #[allow(clippy::cast_possible_truncation)] // 14 bits
     header
-        .src_cq
+        .src_send_cq_index
         .store(qp.send_cq.index as u32, Ordering::Relaxed);
     header.rnr_retry.store(ring.rnr_retry, Ordering::Relaxed);
     header
@@ -221,7 +225,9 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
             word.store(u64::from_ne_bytes(b), Ordering::Relaxed);
         }
     }
-    header.path.store(ring.path, Ordering::Relaxed);
+    header
+        .src_lid_sl_grh
+        .store(ring.path_word, Ordering::Relaxed);
     header.magic.store(RING_MAGIC, Ordering::Release);
     // SAFETY: the own segment is mapped as long as the process lives.
     let memory = unsafe { nic.this_process().segment.ring(offset, slots)? };
@@ -229,7 +235,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
         producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
-        dest_cq: peer.segment.checked_cq_index(&dest.recv_cq),
+        dest_cq_index: peer.segment.checked_cq_index(&dest.recv_cq_index),
         peer,
         ring_offset: offset,
         ring_bytes: bytes,
@@ -237,7 +243,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
         has_solicited: false,
         current_srqn: 0,
         waited_for_room: false,
-        dest_port: Destination::PEER,
+        dest_port: DestinationPort::PEER,
         consumed_at_last_check: 0,
     })
 }

@@ -29,7 +29,7 @@ pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
 }
 
 /// The requester of a connected queue pair that reaches its peer by packets.
-pub(crate) struct Wire {
+pub(crate) struct ConnectedRequester {
     machine: RequesterMachine,
     flow: PacketFlow,
     /// Memory of the work requests in flight; the first entry belongs to the request behind `done_requests`.
@@ -58,7 +58,7 @@ enum WrMemory {
     Sges(Box<[ibv_sge]>),
 }
 
-impl Wire {
+impl ConnectedRequester {
     /// Returns the requester of a reliable connection.
     pub(crate) fn rc(requester: Requester, flow: PacketFlow) -> Self {
         Self::new(RequesterMachine::Rc(Box::new(requester)), flow)
@@ -87,7 +87,7 @@ impl Wire {
     }
 
     /// Returns the requester of a reliable connection; `None` on UC.
-    pub(super) fn reliable(&mut self) -> Option<&mut Requester> {
+    pub(super) fn rc_requester(&mut self) -> Option<&mut Requester> {
         match &mut self.machine {
             RequesterMachine::Rc(requester) => Some(requester),
             RequesterMachine::Uc(_) => None,
@@ -108,20 +108,25 @@ impl Wire {
 struct QpMemory<'a> {
     qp: &'a Qp,
     local: &'a mut RegionCache,
-    memory: &'a VecDeque<WrMemory>,
-    /// Number of requests that are done and have no entry in `memory`.
+    request_memory: &'a VecDeque<WrMemory>,
+    /// Number of requests that are done and have no entry in `request_memory`.
     done_requests: u64,
 }
 
 impl<'a> QpMemory<'a> {
     fn memory_at(&self, position: u64) -> Option<&'a WrMemory> {
         let index = position.checked_sub(self.done_requests + 1)?;
-        self.memory.get(usize::try_from(index).ok()?)
+        self.request_memory.get(usize::try_from(index).ok()?)
     }
 }
 
 impl LocalMemory for QpMemory<'_> {
-    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(
+        &mut self,
+        position: u64,
+        offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault> {
         match self.memory_at(position) {
             Some(WrMemory::Bytes(bytes)) => {
                 let from = offset as usize;
@@ -136,8 +141,8 @@ impl LocalMemory for QpMemory<'_> {
                     let (part, behind) =
                         std::mem::take(&mut rest).split_at_mut(sge.length as usize);
                     rest = behind;
-                    let (region, at, _pin) =
-                        checked_sge(qp.nic, memory, qp.pd, sge, false).map_err(|_| LocalFault)?;
+                    let (region, at, _pin) = checked_sge(qp.nic, memory, qp.pd_number, sge, false)
+                        .map_err(|_| LocalFault)?;
                     if region.is_null() {
                         part.fill(0);
                         return Ok(());
@@ -150,7 +155,7 @@ impl LocalMemory for QpMemory<'_> {
         }
     }
 
-    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
         let Some(WrMemory::Sges(sges)) = self.memory_at(position) else {
             return Err(LocalFault);
         };
@@ -160,7 +165,7 @@ impl LocalMemory for QpMemory<'_> {
             let (part, behind) = rest.split_at(sge.length as usize);
             rest = behind;
             let (region, at, _pin) =
-                checked_sge(qp.nic, memory, qp.pd, sge, true).map_err(|_| LocalFault)?;
+                checked_sge(qp.nic, memory, qp.pd_number, sge, true).map_err(|_| LocalFault)?;
             // SAFETY: `part` is as long as the SGE that `checked_sge` permitted; the region is pinned.
             unsafe { region.write(at, part.as_ptr()) }.map_err(|MemoryFault| LocalFault)
         })
@@ -356,11 +361,11 @@ fn copy_payload(
 
 /// Returns true if a datagram goes by packets.
 pub(super) fn is_by_packets(qp: &Qp, view: &WrView<'_>) -> bool {
-    view.ah.is_some_and(|ah| ah.by_packets) && qp.nic.network.is_open()
+    view.ah.is_some_and(|ah| ah.reached_by_packets) && qp.nic.packet_path.is_open()
 }
 
 /// Sends a UD datagram by packet.
-pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.flow?))) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
@@ -368,7 +373,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
     if total > UD_MAX_PAYLOAD {
         return fail_too_long(total as u64, UD_MAX_PAYLOAD as u32);
     }
-    debug_assert!(ah.group.is_none());
+    debug_assert!(ah.multicast_group.is_none());
     // SAFETY: members of the unions for UD and immediates; plain integers.
     let (ud, imm) = unsafe { (view.wr.wr.ud, view.wr.imm.imm_data) };
     let with_imm = view.wr.opcode == IBV_WR_SEND_WITH_IMM;
@@ -407,9 +412,9 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
     };
     sq.datagram_psn = sq.datagram_psn.wrapping_add(1);
     qp.nic
-        .network
-        .send_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
-    let counters = &qp.nic.network.counters;
+        .packet_path
+        .enqueue_one(qp.qpn, &flow, |bytes| packet.emit(bytes));
+    let counters = &qp.nic.packet_path.counters;
     counters.add(qp.port_number(), Counter::Sends, 1);
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
@@ -421,9 +426,9 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Execut
 pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
     if sq.packet_requester.is_some() {
         transmit(qp, sq, now_ns());
-        qp.add_acknowledgement();
+        qp.send_owed_acknowledgement();
     }
-    qp.nic.network.flush_after_post(&qp.nic.engine_ticks_on);
+    qp.nic.packet_path.flush_after_post(&qp.nic.engine_ticks_on);
 }
 
 /// Transmits the packets that the requester may send now, and collects its counts.
@@ -437,17 +442,17 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
     let mut memory = QpMemory {
         qp,
         local,
-        memory: &wire.wr_memory,
+        request_memory: &wire.wr_memory,
         done_requests: wire.done_requests,
     };
     let machine = &mut wire.machine;
     qp.nic
-        .network
-        .send(qp.qpn, &wire.flow, |packet| match machine {
+        .packet_path
+        .enqueue_packets(qp.qpn, &wire.flow, |packet| match machine {
             RequesterMachine::Rc(requester) => requester.transmit(now, &mut memory, packet),
             RequesterMachine::Uc(sender) => sender.transmit(&mut memory, packet),
         });
-    let counters = &qp.nic.network.counters;
+    let counters = &qp.nic.packet_path.counters;
     counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
     wire.drop_done_memory();
 }
@@ -475,7 +480,7 @@ pub(crate) fn take_answer(
     let mut memory = QpMemory {
         qp,
         local,
-        memory: &wire.wr_memory,
+        request_memory: &wire.wr_memory,
         done_requests: wire.done_requests,
     };
     if let RequesterMachine::Rc(requester) = &mut wire.machine {
@@ -491,10 +496,10 @@ pub(crate) fn take_answer(
 pub(crate) fn transmit_after_answers(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
     // A WR that failed at this end stops the queue. The requests in front of it are repeated until they are done.
-    if !sq.stopped || !sq.pending.is_empty() {
+    if !sq.is_stopped_by_failure || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
     } else if let Some(wire) = &mut sq.packet_requester {
-        let counters = &qp.nic.network.counters;
+        let counters = &qp.nic.packet_path.counters;
         counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
     }
     drop(sq);
@@ -508,11 +513,11 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
     };
     let now = now_ns();
     if let RequesterMachine::Rc(requester) = &mut wire.machine
-        && requester.deadline().is_some_and(|at| at <= now)
+        && requester.next_timer_ns().is_some_and(|at| at <= now)
     {
-        requester.apply_expired_timers(now, qp.nic.network.delivered_until_ns());
+        requester.apply_expired_timers(now, qp.nic.packet_path.delivered_until_ns());
         transmit(qp, sq, now);
-        qp.nic.network.flush();
+        qp.nic.packet_path.flush();
     }
     let Some(wire) = &mut sq.packet_requester else {
         return false;
@@ -523,7 +528,7 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
         RequesterMachine::Rc(requester) => requester.failure(),
         RequesterMachine::Uc(sender) => sender.failure(),
     };
-    take_consumed_front(qp, sq, done);
+    move_consumed_or_fail(qp, sq, done);
     if sq.pending.is_empty() {
         return false;
     }

@@ -9,12 +9,12 @@ use crate::faults;
 use crate::multicast;
 
 /// Time in nanoseconds that an unreliable message waits for room at a live receiver before it is dropped.
-pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
+pub(super) const UNRELIABLE_DROP_AFTER_NS: u64 = 1_000_000_000;
 
 /// Time in nanoseconds after which a waiting message first wakes the receiver's engine. A receiver that polls has made
 /// room long before. A wake-up costs a system call here, and at the receiver a second thread that takes from its
 /// completion queue.
-pub(super) const UNRELIABLE_WAKE_NS: u64 = 100_000;
+pub(super) const UNRELIABLE_WAKE_AFTER_NS: u64 = 100_000;
 
 /// Makes completions of the WRs that are done. Returns true if a WR waits for a deadline.
 #[inline(never)]
@@ -28,12 +28,12 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if !sq.deferred.is_empty() {
         waiting |= retry_deferred(qp, sq);
     }
-    if !sq.ready.is_empty() {
+    if !sq.finished_wrs.is_empty() {
         let mut freed = sq.freed_wrs;
-        sq.ready.pop_each(|wqe| {
+        sq.finished_wrs.pop_while(|wqe| {
             let wanted = !sink.is_full();
             if wanted {
-                complete(qp, &mut freed, wqe, sink);
+                push_completion(qp, &mut freed, wqe, sink);
             }
             wanted
         });
@@ -51,7 +51,7 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
-    let peer = sq.peer_ring.as_ref().and_then(OutRing::port_name);
+    let peer = sq.peer_ring.as_ref().and_then(OutRing::dest_port_name);
     let open = |name| qp.nic.traffic.port(qp.nic.fabric.dir(), name);
     sq.traffic.publish(sq.posted_wrs, peer, open);
 }
@@ -60,14 +60,14 @@ pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
 #[cold]
 pub(crate) fn publish_idle_traffic(qp: &Qp) {
     if let Some(mut sq) = qp.sq.lock_if_biased()
-        && sq.traffic.is_publication_due_asleep(sq.posted_wrs)
+        && sq.traffic.is_due_before_sleep(sq.posted_wrs)
     {
         publish_traffic(qp, &mut sq);
     }
 }
 
 /// Counts a work request that the general path has executed by shared memory.
-pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: Destination) {
+pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: DestinationPort) {
     let len = view.sges.iter().map(|sge| u64::from(sge.length)).sum();
     if sq.traffic.count_request(view.wr.opcode, len, to) {
         publish_traffic(qp, sq);
@@ -76,7 +76,7 @@ pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: 
 
 /// Makes the completion of a WR.
 #[inline]
-fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
+fn push_completion(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     *freed = wqe.seq + 1;
     if wqe.status == SUCCESS_BYTE {
         sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
@@ -97,16 +97,16 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
             return packets::retransmit_and_complete(qp, sq);
         }
         // UD: pending holds only a failed WR and the WRs behind it.
-        return take_consumed_front(qp, sq, u64::MAX);
+        return move_consumed_or_fail(qp, sq, u64::MAX);
     };
-    let Ok(consumed) = out.producer.consumed() else {
+    let Ok(consumed) = out.producer.refresh_head() else {
         fail_now(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
     while let Some(front) = sq.pending.front() {
         if front.status != SUCCESS_BYTE {
             let status = front.status.into();
-            let cause = sq.cause.take();
+            let cause = sq.failure_cause.take();
             fail_now(qp, sq, status, cause);
             return false;
         }
@@ -118,10 +118,10 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
         sq.pending.drop_front(&wqe);
         sq.peer_silence.end_wait();
         if wqe.signaled {
-            if sq.ready.is_empty() && !sink.is_full() {
-                complete(qp, &mut sq.freed_wrs, &wqe, sink);
+            if sq.finished_wrs.is_empty() && !sink.is_full() {
+                push_completion(qp, &mut sq.freed_wrs, &wqe, sink);
             } else {
-                sq.ready.push(wqe);
+                sq.finished_wrs.push(wqe);
             }
         }
     }
@@ -130,13 +130,13 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
 
 /// Moves the WRs whose records lie before `consumed` to ready. A failed WR behind them fails the queue.
 #[inline]
-pub(super) fn take_consumed_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
-    take_consumed(sq, consumed);
+pub(super) fn move_consumed_or_fail(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
+    move_consumed_to_ready(sq, consumed);
     if let Some(front) = sq.pending.front()
         && front.status != SUCCESS_BYTE
     {
         let status = front.status.into();
-        let cause = sq.cause.take();
+        let cause = sq.failure_cause.take();
         fail_now(qp, sq, status, cause);
     }
     false
@@ -144,14 +144,14 @@ pub(super) fn take_consumed_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) ->
 
 /// Moves the WRs whose records lie before `consumed` to ready, up to a failed WR.
 #[inline]
-pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
+pub(super) fn move_consumed_to_ready(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
         if front.status != SUCCESS_BYTE || front.ring_end > consumed {
             return;
         }
         sq.pending.drop_front(&front);
         if front.signaled {
-            sq.ready.push(front);
+            sq.finished_wrs.push(front);
         }
     }
 }
@@ -164,20 +164,20 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     };
     if !out.announced {
-        out.announce(qp.nic);
+        out.send_ring_notice(qp.nic);
     }
     let nak = out
         .header(qp.nic)
         .map_or(0, |h| h.nak_status.load(Ordering::Acquire));
-    if let Some((status, cause)) = FailureCause::of_refusal(nak) {
+    if let Some((status, cause)) = FailureCause::decode_refusal(nak) {
         // WRs that were consumed before the refusal come first.
-        if let Ok(consumed) = out.producer.consumed() {
-            take_consumed_front(qp, sq, consumed);
+        if let Ok(consumed) = out.producer.refresh_head() {
+            move_consumed_or_fail(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
             fail_now(qp, sq, status, cause);
         } else {
-            take_consumed_front(qp, sq, u64::MAX);
+            move_consumed_or_fail(qp, sq, u64::MAX);
         }
         return false;
     }
@@ -188,16 +188,16 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
-        if let Ok(consumed) = out.producer.consumed() {
-            take_consumed_front(qp, sq, consumed);
+        if let Ok(consumed) = out.producer.refresh_head() {
+            move_consumed_or_fail(qp, sq, consumed);
         }
         if sq.pending.is_empty() {
             return false;
         }
         if qp.qp_type != QpType::Rc {
-            take_consumed_front(qp, sq, u64::MAX);
+            move_consumed_or_fail(qp, sq, u64::MAX);
         } else if let Some(out) = &sq.peer_ring
-            && out.peer.is_given_up()
+            && out.peer.is_death_grace_over()
         {
             let cause = FailureCause::PeerEnded { pid: out.peer.pid };
             fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
@@ -211,7 +211,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if qp.qp_type != QpType::Rc {
-        take_consumed_front(qp, sq, u64::MAX);
+        move_consumed_or_fail(qp, sq, u64::MAX);
         return false;
     }
     if has_retry_time_passed(qp, sq) {
@@ -226,7 +226,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
 #[cold]
 pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     // After a failure no WR is executed. Deferred WRs are flushed as soon as the failed WR completes.
-    if qp.state() == QpState::Sqd || sq.stopped {
+    if qp.state() == QpState::Sqd || sq.is_stopped_by_failure {
         return false;
     }
     while let Some(mut d) = sq.deferred.pop_front() {
@@ -265,8 +265,8 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         if matches!(outcome, ExecutionResult::Later) && qp.qp_type != QpType::Rc {
             let now = now_ns();
             let waited = d.retry_wait.start_or_elapsed_ns(now);
-            if waited >= UNRELIABLE_WAIT_NS {
-                outcome = if is_for_many(qp, &d) {
+            if waited >= UNRELIABLE_DROP_AFTER_NS {
+                outcome = if may_have_many_receivers(qp, &d) {
                     // The other receivers get the datagram.
                     ud::stop_waiting_for_room(sq);
                     execute(qp, sq, &view)
@@ -280,16 +280,16 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         }
         if matches!(outcome, ExecutionResult::Later) {
             sq.deferred.push_front(d);
-            publish(qp, sq);
+            publish_rings(qp, sq);
             return true;
         }
         let signaled = sq.sq_sig_all || d.wr.send_flags & IBV_SEND_SIGNALED != 0;
         record_result(qp, sq, &d.wr, d.seq, signaled, &outcome);
-        if sq.stopped {
+        if sq.is_stopped_by_failure {
             return false;
         }
     }
-    publish(qp, sq);
+    publish_rings(qp, sq);
     if let Some(out) = &sq.peer_ring {
         out.tell_receiver_of_deferred(qp.nic, false);
     }
@@ -301,8 +301,8 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
 }
 
 /// Returns true if several queue pairs may get the datagram.
-fn is_for_many(qp: &Qp, d: &DeferredWr) -> bool {
-    qp.qp_type == QpType::RawPacket || d.ah.as_ref().is_some_and(|ah| ah.group.is_some())
+fn may_have_many_receivers(qp: &Qp, d: &DeferredWr) -> bool {
+    qp.qp_type == QpType::RawPacket || d.ah.as_ref().is_some_and(|ah| ah.multicast_group.is_some())
 }
 
 /// Sends datagrams for several receivers that wait for room at one of them, before their queue pair ends. On a wire
@@ -316,11 +316,13 @@ pub(crate) fn send_waiting_datagrams(qp: &Qp) {
         {
             let mut sq = qp.sq.lock();
             let front = sq.deferred.front();
-            if !front.is_some_and(|d| is_for_many(qp, d)) || !retry_deferred(qp, &mut sq) {
+            if !front.is_some_and(|d| may_have_many_receivers(qp, d))
+                || !retry_deferred(qp, &mut sq)
+            {
                 return;
             }
         }
-        if now_ns() - start >= UNRELIABLE_WAIT_NS {
+        if now_ns() - start >= UNRELIABLE_DROP_AFTER_NS {
             return;
         }
         cancellation::sleep(Duration::from_micros(50));
@@ -329,7 +331,7 @@ pub(crate) fn send_waiting_datagrams(qp: &Qp) {
 
 /// Wakes the engine of the peer that the oldest WR waits for.
 #[cold]
-pub(crate) fn wake_debtor(qp: &Qp) {
+pub(crate) fn wake_awaited_peer(qp: &Qp) {
     if qp.send_poll_work.load(Ordering::Relaxed) == SendWork::None as u8 {
         return;
     }
@@ -353,13 +355,13 @@ fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
     } else if qp.qp_type == QpType::Ud {
         // SAFETY: the union's member for UD; a plain integer.
         let qpn = unsafe { d.wr.wr.ud.remote_qpn };
-        if let Some(group) = d.ah.as_ref().and_then(|ah| ah.group) {
-            for peer in qp.nic.fabric.all_peers() {
-                if multicast::members(&peer, group).next().is_some() {
+        if let Some(group) = d.ah.as_ref().and_then(|ah| ah.multicast_group) {
+            for peer in qp.nic.fabric.live_processes() {
+                if multicast::member_qp_indices(&peer, group).next().is_some() {
                     peer.wake_engine();
                 }
             }
-        } else if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_BITS) {
+        } else if let Some(peer) = qp.nic.fabric.peer(qpn as usize >> QP_INDEX_BITS) {
             peer.wake_engine();
         }
     }
@@ -377,7 +379,7 @@ pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
         0
     };
     let gid = match view.ah {
-        Some(ah) => ah.gid,
+        Some(ah) => ah.dest_gid,
         None => qp.peer_gid(),
     };
     let facts = WorkFacts {
@@ -414,7 +416,7 @@ fn apply_fault(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
             FaultEffect::Done(ExecutionResult::Done(0))
         }
         WorkFault::ReceiverNotReady(time) => {
-            let patience = qp.rnr_patience_ns().unwrap_or(u64::MAX);
+            let patience = qp.rnr_fault_timeout_ns().unwrap_or(u64::MAX);
             if waited_ns >= time.min(patience) {
                 if time > patience {
                     why::note_cause(FailureCause::Fault);

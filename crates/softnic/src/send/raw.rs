@@ -67,7 +67,7 @@ fn send_with(
     }
     raw.steering.refresh(&qp.nic.fabric);
     let mut to: Vec<(usize, u32)> = Vec::new();
-    for target in raw.steering.targets(&headers) {
+    for target in raw.steering.steered_qps(&headers) {
         let ring = (!is_of_sending_context(qp, &target)).then(|| ring_to(qp, sq, &target));
         // Each ring gets the frame once, however many of its flows match: room is checked once in each ring.
         let new = ring
@@ -115,7 +115,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize>
         receiver_type: IBV_QPT_RAW_PACKET,
         slots: RAW_RING_SLOTS,
         grh: None,
-        path: 0,
+        path_word: 0,
     };
     datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp_index)
 }

@@ -62,7 +62,7 @@ pub(crate) fn read_rendezvous_payload(
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
     out.producer.commit(
-        header(RecordKind::Send, FLAG_BEHIND_SENDS, 0, len, 0),
+        header(RecordKind::Send, FLAG_AFTER_RECEIVER_SENDS, 0, len, 0),
         fin.len(),
     );
     out.publish(qp.nic);

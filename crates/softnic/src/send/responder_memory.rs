@@ -97,8 +97,8 @@ impl<'a> RemoteMemory<'a> {
             (addr, len)
         } else {
             let to = own_target_qp(qp);
-            let domain = || request_pd_of(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
-            let found = regions.get(qp.nic, qp.nic.this_process(), rkey, domain);
+            let domain = || required_pd_number(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
+            let found = regions.get_pinned(qp.nic, qp.nic.this_process(), rkey, domain);
             let (region, _pin) = found.map_err(|_| MemoryFault)?;
             (region.rights.start, region.rights.len)
         };

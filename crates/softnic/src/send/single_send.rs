@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use super::burst::{can_peer_receive, inline_payload};
-use super::traffic::{Destination, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessage};
 use super::{
     FLAG_SOLICITED, OutRing, RecordKind, SUCCESS_BYTE, SendQueue, SendWork, SendWqe, code_as_byte,
     header, publish_before_sleep, recent_ud_ring,
@@ -60,7 +60,10 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     }
     let mut sq = qp.sq.lock_if_biased()?;
     let sq = &mut *sq;
-    if sq.stopped || !sq.deferred.is_empty() || sq.posted_wrs - sq.freed_wrs >= sq.max_wr {
+    if sq.is_stopped_by_failure
+        || !sq.deferred.is_empty()
+        || sq.posted_wrs - sq.freed_wrs >= sq.max_wr
+    {
         return None;
     }
     // SAFETY: contract of this function.
@@ -69,7 +72,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         // SAFETY: the member of the union for UD, plain values.
         let to = unsafe { wr.wr.ud };
         // SAFETY: contract of this function.
-        let ah = unsafe { Ah::from_handle(to.ah) }.filter(|ah| ah.pd == qp.pd)?;
+        let ah = unsafe { Ah::from_handle(to.ah) }.filter(|ah| ah.pd_number == qp.pd_number)?;
         let own = to.remote_qkey >> 31 != 0;
         let qkey = if own {
             qp.qkey.load(Ordering::Relaxed)
@@ -83,7 +86,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let to = if UD {
         out_ring::<UD>(sq, place)?.dest_port
     } else {
-        Destination::PEER
+        DestinationPort::PEER
     };
     if !sq
         .traffic
@@ -119,7 +122,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         opcode: code_as_byte(IBV_WC_SEND),
         status: SUCCESS_BYTE,
         signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
-        ordered_count: 0,
+        ordered_write_count: 0,
     };
     sq.posted_wrs += 1;
     if kind == RecordKind::SendWithImm {
@@ -128,7 +131,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if !UD {
         sq.pending.push(wqe);
     } else if wqe.signaled {
-        sq.ready.push(wqe);
+        sq.finished_wrs.push(wqe);
     }
     // The work is stored before the receiver can see the message, as in `post_list`.
     let work = sq.poll_work();

@@ -12,10 +12,10 @@ use verbs_abi::*;
 
 use nic_core::rights::{Access, authorize};
 
-use super::traffic::{Destination, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessage};
 use super::{
-    SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, is_same_ready_qp, publish_before_sleep,
-    responder,
+    SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, describe_responder, is_same_ready_qp,
+    publish_before_sleep,
 };
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
@@ -54,7 +54,7 @@ pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
 /// As for [`post`].
 #[inline(always)]
 unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    let [hazard, _] = &qp.nic.keys.known_hazard()?.mrs;
+    let [hazard, _] = &qp.nic.keys.claimed_hazard()?.pinned_regions;
     // SAFETY: `sg_list` points to one SGE (contract), or is NULL.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let len = sge.length as usize;
@@ -64,7 +64,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let mut sq = qp.sq.lock_if_biased()?;
     let sq = &mut *sq;
     if qp.state() != QpState::Rts
-        || sq.stopped
+        || sq.is_stopped_by_failure
         || !sq.deferred.is_empty()
         || !sq.pending.is_empty()
         || len > sq.max_inline
@@ -72,10 +72,12 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     {
         return None;
     }
-    if !sq
-        .traffic
-        .count_short(sq.posted_wrs, ShortMessage::Write, len, Destination::PEER)
-    {
+    if !sq.traffic.count_short(
+        sq.posted_wrs,
+        ShortMessage::Write,
+        len,
+        DestinationPort::PEER,
+    ) {
         return None;
     }
     let out = sq.peer_ring.as_ref()?;
@@ -85,8 +87,8 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     }
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
-    let region = sq.peer_regions.known(to.rkey)?;
-    let responder = responder(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
+    let region = sq.peer_regions.cached_region(to.rkey)?;
+    let responder = describe_responder(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
     if at.is_on_demand() {
@@ -98,7 +100,12 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     let keys = &qp.nic.keys;
-    let pin = keys.pin_at(hazard, &out.peer, region.index, region.entry)?;
+    let pin = keys.pin_at(
+        hazard,
+        &out.peer,
+        region.table_index,
+        region.generation_and_key,
+    )?;
     let src = std::ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: the range lies in the region, which is pinned; `src` is the program's (contract).
     unsafe { shm::mem::copy(dst, src, len) }.ok()?;
@@ -106,7 +113,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let seq = sq.posted_wrs;
     sq.posted_wrs += 1;
     if sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0 {
-        sq.ready.push(SendWqe {
+        sq.finished_wrs.push(SendWqe {
             wr_id: wr.wr_id,
             ring_end: 0,
             seq,
@@ -114,7 +121,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
             opcode: code_as_byte(IBV_WC_RDMA_WRITE),
             status: SUCCESS_BYTE,
             signaled: true,
-            ordered_count: 0,
+            ordered_write_count: 0,
         });
         let work = SendWork::Completions as u8;
         if qp.send_poll_work.load(Ordering::Relaxed) != work {

@@ -4,20 +4,22 @@
 //! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets is
 //! the distance that `posted` has moved since the first of them. Only a message of another length, or one on the general
 //! path, writes to memory. A datagram to another port counts as one of another length. The counts reach the ports after
-//! [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps ([`WRS_PER_PUBLICATION_ASLEEP`]), and when the
+//! [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps ([`WRS_PER_SLEEP_PUBLICATION`]), and when the
 //! queue pair is reset or destroyed.
 
 use std::sync::Arc;
 
 use verbs_abi::*;
 
-use crate::path::traffic::{Amount, Direction, PortName, PortTraffic, udp_header_octets};
+use crate::path::traffic::{
+    Direction, OctetAndPacketCounts, PortName, PortTraffic, udp_header_octets,
+};
 
 /// Number of work requests after which a poll publishes.
 const WRS_PER_PUBLICATION: u64 = 512;
 
 /// Number of work requests after which a program publishes that arms a completion queue, and thus is about to sleep.
-const WRS_PER_PUBLICATION_ASLEEP: u64 = 16;
+const WRS_PER_SLEEP_PUBLICATION: u64 = 16;
 
 /// Octets after which the general path publishes.
 const OCTETS_PER_PUBLICATION: u64 = 1 << 20;
@@ -48,17 +50,17 @@ pub(super) enum ShortMessage {
 
 /// The part of a packet that is the same for all messages of a queue pair.
 #[derive(Clone, Copy, Debug)]
-struct Framing {
+struct PacketOverhead {
     /// Octets of a packet without extended headers and payload.
     overhead_octets: u64,
     mtu_bytes: u64,
 }
 
-impl Framing {
+impl PacketOverhead {
     /// The packets of a message of `len` bytes, whose extended headers have `extended` octets in all.
-    fn message_traffic(self, len: u64, extended: u64) -> Amount {
+    fn message_traffic(self, len: u64, extended: u64) -> OctetAndPacketCounts {
         let packets = len.div_ceil(self.mtu_bytes).max(1);
-        Amount {
+        OctetAndPacketCounts {
             octets: packets * self.overhead_octets + len.next_multiple_of(4) + extended,
             packets,
             multicast_packets: 0,
@@ -70,8 +72,8 @@ impl Framing {
         self,
         opcode: ibv_wr_opcode,
         len: u64,
-    ) -> Option<(Amount, Amount)> {
-        let none = Amount::default();
+    ) -> Option<(OctetAndPacketCounts, OctetAndPacketCounts)> {
+        let none = OctetAndPacketCounts::default();
         Some(match opcode {
             IBV_WR_SEND => (self.message_traffic(len, 0), none),
             IBV_WR_SEND_WITH_IMM => (self.message_traffic(len, header::IMM_DT), none),
@@ -126,13 +128,13 @@ impl PacketFormat {
     /// Octets of the XRCETH, which every packet of an XRC send queue pair has.
     pub(super) const XRC_HEADER_OCTETS: u64 = header::XRCETH;
 
-    fn framing(&self) -> Framing {
+    fn framing(&self) -> PacketOverhead {
         let network = match (self.is_roce, self.has_grh) {
             (true, _) => udp_header_octets(self.is_ipv4),
             (false, true) => header::LRH + header::GRH,
             (false, false) => header::LRH,
         };
-        Framing {
+        PacketOverhead {
             overhead_octets: network + header::BTH + self.service_header_octets + header::ICRC,
             mtu_bytes: self.mtu_bytes,
         }
@@ -153,7 +155,7 @@ const NO_RUN: u64 = u64::MAX;
 
 impl EqualMessageRun {
     #[inline(always)]
-    fn key(kind: ShortMessage, len: usize, to: Destination) -> u64 {
+    fn key(kind: ShortMessage, len: usize, to: DestinationPort) -> u64 {
         #[allow(clippy::cast_possible_truncation)] // short
         let message = (len as u32) << 1 | kind as u32;
         u64::from(to.0) << 32 | u64::from(message)
@@ -169,9 +171,9 @@ impl EqualMessageRun {
 
 /// A port to which a send queue sends, by its index among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Destination(u32);
+pub(super) struct DestinationPort(u32);
 
-impl Destination {
+impl DestinationPort {
     /// The port of the peer of a connected queue pair.
     pub(super) const PEER: Self = Self(0);
 
@@ -185,10 +187,10 @@ impl Destination {
 struct UnpublishedTraffic {
     name: Option<PortName>,
     port: Option<Arc<PortTraffic>>,
-    sent: Amount,
+    sent: OctetAndPacketCounts,
     /// Copies of messages to multicast groups. The own port counts such a message once.
-    multicast_copies: Amount,
-    answers_received: Amount,
+    multicast_copies: OctetAndPacketCounts,
+    answers_received: OctetAndPacketCounts,
 }
 
 /// The counts of a send queue that are not published yet.
@@ -196,10 +198,10 @@ pub(super) struct Traffic {
     run: EqualMessageRun,
     /// The longest message on a fast path that is one packet.
     max_short_bytes: u32,
-    framing: Framing,
+    framing: PacketOverhead,
     /// Messages to multicast groups.
-    sent_to_groups: Amount,
-    /// By [`Destination`]; the first is [`Destination::PEER`].
+    sent_to_groups: OctetAndPacketCounts,
+    /// By [`DestinationPort`]; the first is [`DestinationPort::PEER`].
     destinations: Vec<UnpublishedTraffic>,
     /// Number of work requests that were posted before the last publication.
     wrs_at_publication: u64,
@@ -216,11 +218,11 @@ impl Traffic {
                 octets_per_message: 0,
             },
             max_short_bytes: 0,
-            framing: Framing {
+            framing: PacketOverhead {
                 overhead_octets: 0,
                 mtu_bytes: 1,
             },
-            sent_to_groups: Amount::default(),
+            sent_to_groups: OctetAndPacketCounts::default(),
             destinations: vec![UnpublishedTraffic::default()],
             wrs_at_publication: 0,
             own_name: None,
@@ -244,7 +246,7 @@ impl Traffic {
     }
 
     /// Returns the destination for messages to a port.
-    pub(super) fn destination(&mut self, name: PortName) -> Destination {
+    pub(super) fn destination(&mut self, name: PortName) -> DestinationPort {
         let known = self.destinations.iter().skip(1);
         let known = known.take_while(|counts| counts.name != Some(name)).count() + 1;
         if known == self.destinations.len() {
@@ -253,7 +255,7 @@ impl Traffic {
                 ..UnpublishedTraffic::default()
             });
         }
-        Destination(u32::try_from(known).unwrap_or(0))
+        DestinationPort(u32::try_from(known).unwrap_or(0))
     }
 
     /// Counts a message that is posted next, at position `posted`. Returns false if it may be more than a packet, and
@@ -264,17 +266,17 @@ impl Traffic {
         posted: u64,
         kind: ShortMessage,
         len: usize,
-        to: Destination,
+        to: DestinationPort,
     ) -> bool {
         let of = EqualMessageRun::key(kind, len, to);
         of == self.run.destination_and_len || self.begin_run(posted, of)
     }
 
     /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over a
-    /// postlist keeps the length in a register, and calls [`count_next`](Self::count_next) for messages of other lengths
+    /// postlist keeps the length in a register, and calls [`count_other_length`](Self::count_other_length) for messages of other lengths
     /// only.
     #[inline(always)]
-    pub(super) fn run_len(&self, kind: ShortMessage, to: Destination) -> usize {
+    pub(super) fn run_message_bytes(&self, kind: ShortMessage, to: DestinationPort) -> usize {
         let len = (EqualMessageRun::length_and_kind(self.run.destination_and_len) >> 1) as usize;
         if self.run.destination_and_len != NO_RUN
             && self.run.destination_and_len == EqualMessageRun::key(kind, len, to)
@@ -288,12 +290,12 @@ impl Traffic {
     /// [`count_short`](Self::count_short) for a message whose length differs from that of the run.
     #[cold]
     #[inline(never)]
-    pub(super) fn count_next(
+    pub(super) fn count_other_length(
         &mut self,
         posted: u64,
         kind: ShortMessage,
         len: usize,
-        to: Destination,
+        to: DestinationPort,
     ) -> bool {
         self.count_short(posted, kind, len, to)
     }
@@ -348,7 +350,7 @@ impl Traffic {
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
-        to: Destination,
+        to: DestinationPort,
     ) -> bool {
         let Some((sent, returned)) = self.framing.request_and_answer_traffic(opcode, len) else {
             return false;
@@ -366,12 +368,12 @@ impl Traffic {
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
-        to: &[Destination],
+        to: &[DestinationPort],
     ) -> bool {
         let Some((sent, _)) = self.framing.request_and_answer_traffic(opcode, len) else {
             return false;
         };
-        let sent = Amount {
+        let sent = OctetAndPacketCounts {
             multicast_packets: sent.packets,
             ..sent
         };
@@ -391,8 +393,8 @@ impl Traffic {
     }
 
     /// Returns true if a thread that is about to sleep should publish.
-    pub(super) fn is_publication_due_asleep(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_PUBLICATION_ASLEEP
+    pub(super) fn is_due_before_sleep(&self, posted: u64) -> bool {
+        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_SLEEP_PUBLICATION
     }
 
     /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open` opens
@@ -412,7 +414,7 @@ impl Traffic {
             (counts.name, counts.port) = (peer, None);
         }
         let mut transmitted = std::mem::take(&mut self.sent_to_groups);
-        let mut received = Amount::default();
+        let mut received = OctetAndPacketCounts::default();
         for counts in &mut self.destinations {
             let sent = std::mem::take(&mut counts.sent);
             let returned = std::mem::take(&mut counts.answers_received);
@@ -448,13 +450,13 @@ impl Traffic {
 mod tests {
     use super::*;
 
-    const PEER: Destination = Destination::PEER;
+    const PEER: DestinationPort = DestinationPort::PEER;
 
     fn traffic() -> Traffic {
         let mut traffic = Traffic::new();
         let own = PortName {
-            key: 7,
-            port_number: 1,
+            process_ports_key: 7,
+            host_wide_number: 1,
         };
         let packets = PacketFormat {
             is_roce: true,
@@ -467,7 +469,7 @@ mod tests {
         traffic
     }
 
-    fn sent(traffic: &Traffic, to: Destination) -> (u64, u64) {
+    fn sent(traffic: &Traffic, to: DestinationPort) -> (u64, u64) {
         let sent = traffic.destinations[to.index()].sent;
         (sent.packets, sent.octets)
     }
@@ -518,18 +520,27 @@ mod tests {
     fn datagrams_count_at_the_port_of_their_destination() {
         let mut traffic = traffic();
         let name = |place| PortName {
-            key: 7,
-            port_number: place,
+            process_ports_key: 7,
+            host_wide_number: place,
         };
         let [one, two, again] = [1, 2, 1].map(|place| traffic.destination(name(place)));
-        assert_eq!((one, two, again), (Destination(1), Destination(2), one));
+        assert_eq!(
+            (one, two, again),
+            (DestinationPort(1), DestinationPort(2), one)
+        );
         // One length: only the destination differs.
         for (posted, to) in (0..).zip([one, two, two, one, two]) {
             assert!(traffic.count_short(posted, ShortMessage::Send, 8, to));
-            assert_eq!(traffic.run_len(ShortMessage::Send, to), 8);
+            assert_eq!(traffic.run_message_bytes(ShortMessage::Send, to), 8);
         }
-        assert_eq!(traffic.run_len(ShortMessage::Send, one), usize::MAX);
-        assert_eq!(traffic.run_len(ShortMessage::Write, two), usize::MAX);
+        assert_eq!(
+            traffic.run_message_bytes(ShortMessage::Send, one),
+            usize::MAX
+        );
+        assert_eq!(
+            traffic.run_message_bytes(ShortMessage::Write, two),
+            usize::MAX
+        );
         traffic.end_run(5);
         traffic.count_request(IBV_WR_SEND, 8, one);
         traffic.count_to_group(IBV_WR_SEND, 8, &[one, two]);

@@ -40,11 +40,11 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
     let Some(i) = ud_ring(qp, sq, ah, qpn) else {
-        return match ah.group {
-            Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
+        return match ah.multicast_group {
+            Some(group) if qpn == MULTICAST_QPN => send_to_group(qp, sq, view, ah, group, total),
             // The receiver does not exist: the datagram is lost, and its completion reports success.
             _ => {
-                if ah.local_port.is_some() && has_no_process(qp, sq, qpn) {
+                if ah.local_dest_port.is_some() && is_dest_process_unknown(qp, sq, qpn) {
                     why::report_peer_not_in_fabric(qp.nic.fabric.dir(), (qp.qpn, qpn));
                 }
                 ExecutionResult::Done(len)
@@ -53,7 +53,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     };
     let outcome = put(qp, sq, view, i, total);
     if matches!(outcome, ExecutionResult::Done(_)) {
-        let port = port_of(sq, i);
+        let port = dest_port_of_ring(sq, i);
         count_request(qp, sq, view, port);
     }
     outcome
@@ -61,8 +61,8 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
 
 /// Returns true if the process that `qpn` names is not in the fabric, and this queue pair has no ring to it.
 #[cold]
-fn has_no_process(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
-    let slot = qpn as usize >> QP_BITS;
+fn is_dest_process_unknown(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
+    let slot = qpn as usize >> QP_INDEX_BITS;
     let mut known = sq.ud.rings.iter().flatten();
     qp.nic.fabric.peer(slot).is_none() && known.all(|ring| ring.peer.slot != slot)
 }
@@ -74,7 +74,7 @@ fn has_no_process(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
 /// The sender gets the datagram too, if it is attached. Adapters replicate to the sending queue pair, which is why
 /// IPoIB drops its own packets (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
 #[cold]
-fn to_group(
+fn send_to_group(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
@@ -84,8 +84,8 @@ fn to_group(
 ) -> ExecutionResult {
     let block_self = qp.blocks_multicast_loopback.load(Ordering::Relaxed);
     let mut rings = Vec::new();
-    for peer in qp.nic.fabric.all_peers() {
-        for index in multicast::members(&peer, group) {
+    for peer in qp.nic.fabric.live_processes() {
+        for index in multicast::member_qp_indices(&peer, group) {
             if block_self && peer.is_self && index == qp.index {
                 continue;
             }
@@ -100,7 +100,10 @@ fn to_group(
             return ExecutionResult::Failed(status);
         }
     }
-    let mut ports: Vec<_> = rings.into_iter().map(|i| port_of(sq, i)).collect();
+    let mut ports: Vec<_> = rings
+        .into_iter()
+        .map(|i| dest_port_of_ring(sq, i))
+        .collect();
     ports.sort_unstable();
     ports.dedup();
     if (sq.traffic).count_to_group(view.wr.opcode, total as u64, &ports) {
@@ -112,9 +115,9 @@ fn to_group(
 }
 
 /// Returns the port to which ring `i` leads.
-fn port_of(sq: &SendQueue, i: usize) -> Destination {
+fn dest_port_of_ring(sq: &SendQueue, i: usize) -> DestinationPort {
     let ring = sq.ud.rings.get(i).and_then(Option::as_ref);
-    ring.map_or(Destination::PEER, |ring| ring.dest_port)
+    ring.map_or(DestinationPort::PEER, |ring| ring.dest_port)
 }
 
 /// Keeps those rings that have room for a datagram. Returns false if the datagram has to wait for one of the others.
@@ -219,16 +222,16 @@ pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<
 
 /// Returns the place of a destination among the recent ones.
 #[inline]
-pub(super) fn recent_place(ah: &Ah, qpn: u32) -> usize {
+pub(super) fn recent_ring_slot(ah: &Ah, qpn: u32) -> usize {
     #[allow(clippy::cast_possible_truncation)] // a hash
-    let hash = ah.id as usize ^ qpn as usize ^ (qpn >> QP_BITS) as usize;
+    let hash = ah.id as usize ^ qpn as usize ^ (qpn >> QP_INDEX_BITS) as usize;
     hash % RECENT
 }
 
 /// Returns the index of the ring to `qpn`, if it was used recently and its queue pair is still the same.
 #[inline]
 pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    let &(id, q, i) = sq.ud.recent.get(recent_place(ah, qpn))?;
+    let &(id, q, i) = sq.ud.recent.get(recent_ring_slot(ah, qpn))?;
     let ring = sq.ud.rings.get(i)?.as_ref()?;
     let dest = ring.peer.segment.qp(ring.dest_index)?;
     (id == ah.id
@@ -240,11 +243,11 @@ pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize>
 
 #[cold]
 pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    let port = ah.local_port?;
+    let port = ah.local_dest_port?;
     if qpn >> 24 != 0 {
         return None;
     }
-    let peer = qp.nic.fabric.peer(qpn as usize >> QP_BITS)?;
+    let peer = qp.nic.fabric.peer(qpn as usize >> QP_INDEX_BITS)?;
     let dest = peer.segment.find_qp(qpn as usize % MAX_QPS)?;
     // A datagram to another port of the host does not reach it.
     let of_port = dest.host_port_number.load(Ordering::Relaxed);
@@ -255,7 +258,7 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
     if sq.ud.recent.is_empty() {
         sq.ud.recent = vec![(0, 0, 0); RECENT];
     }
-    sq.ud.recent[recent_place(ah, qpn)] = (ah.id, qpn, i);
+    sq.ud.recent[recent_ring_slot(ah, qpn)] = (ah.id, qpn, i);
     Some(i)
 }
 
@@ -265,7 +268,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
         receiver_type: IBV_QPT_UD,
         slots: UD_RING_SLOTS,
         grh: ah.grh,
-        path: ah.path,
+        path_word: ah.path_word,
     };
     datagram_ring(qp, sq, &way, peer, index)
 }
@@ -278,14 +281,14 @@ pub(super) struct UdRingProperties {
     pub(super) slots: u64,
     /// The GRH in front of each datagram.
     pub(super) grh: Option<[u8; 40]>,
-    /// The path of the datagrams, as in `RingHeader::path`.
-    pub(super) path: u64,
+    /// The path of the datagrams, as in `RingHeader::path_word`.
+    pub(super) path_word: u64,
 }
 
 impl UdRingProperties {
     /// Returns a key of the properties, which is unique among queue pairs of one type.
     fn key(&self) -> Vec<u8> {
-        let mut key = self.path.to_ne_bytes().to_vec();
+        let mut key = self.path_word.to_ne_bytes().to_vec();
         key.extend(self.grh.iter().flatten());
         key
     }
@@ -301,7 +304,7 @@ pub(super) fn datagram_ring(
     index: usize,
 ) -> Option<usize> {
     #[allow(clippy::cast_possible_truncation)] // 24 bits
-    let qpn = (peer.slot << QP_BITS | index) as u32;
+    let qpn = (peer.slot << QP_INDEX_BITS | index) as u32;
     let dest = peer.segment.find_qp(index)?;
     let state = dest.state.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
@@ -325,10 +328,10 @@ pub(super) fn datagram_ring(
                     dest_index: index,
                     rnr_retry: 0,
                     grh: way.grh,
-                    path: way.path,
+                    path_word: way.path_word,
                 },
             )?;
-            if let Some(name) = ring.port_name() {
+            if let Some(name) = ring.dest_port_name() {
                 ring.dest_port = sq.traffic.destination(name);
             }
             let i = match sq.ud.rings.iter().position(Option::is_none) {

@@ -14,7 +14,7 @@ use verbs_abi::*;
 
 use crate::lock::lock;
 use nic_core::flows::{
-    FlowKind, FlowRule, FrameHeaders, HEADER_BYTES, HeaderMatch, RssConfig, TrapState,
+    FlowKind, FlowRule, FrameHeaders, HeaderMatch, MATCH_FIELDS_BYTES, RssConfig, TrapState,
 };
 use places::TablePlaces;
 use shm::fabric::layout::*;
@@ -58,9 +58,9 @@ impl OwnFlows {
             places.give_back(place);
             return Err(errno);
         }
-        let used = &fabric.this_process.segment.header().flows_used;
+        let used = &fabric.this_process.segment.header().flow_slots_end;
         used.fetch_max(place as u64 + 1, Ordering::Release);
-        fabric.flow_changes().fetch_add(1, Ordering::Release);
+        fabric.flow_change_count().fetch_add(1, Ordering::Release);
         Ok(place)
     }
 
@@ -70,11 +70,11 @@ impl OwnFlows {
         if let Some(shared) = fabric.this_process.segment.flow(place) {
             // The upper half stays: it counts how often the place was taken.
             shared
-                .entry
+                .generation_and_qp
                 .fetch_and(!u64::from(u32::MAX), Ordering::Release);
         }
         places.give_back(place);
-        fabric.flow_changes().fetch_add(1, Ordering::Release);
+        fabric.flow_change_count().fetch_add(1, Ordering::Release);
     }
 }
 
@@ -112,22 +112,22 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
     }
-    let taken = shared.entry.load(Ordering::Relaxed) >> 32;
+    let taken = shared.generation_and_qp.load(Ordering::Relaxed) >> 32;
     let entry = (taken + 1) << 32 | u64::from(number(1 + flow.qp_index)?);
-    shared.entry.store(entry, Ordering::Release);
+    shared.generation_and_qp.store(entry, Ordering::Release);
     Ok(())
 }
 
 /// Returns the flow at a place of a process. `None` if there is none.
 fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
     let shared = peer.segment.flow(place)?;
-    let entry = shared.entry.load(Ordering::Acquire);
+    let entry = shared.generation_and_qp.load(Ordering::Acquire);
     #[allow(clippy::cast_possible_truncation)] // the lower half
     let qp = (entry as u32).checked_sub(1)? as usize;
     let priority = shared.priority.load(Ordering::Relaxed);
     let spread = shared.rss_index_plus_1.load(Ordering::Relaxed);
     let bytes = |words: &[std::sync::atomic::AtomicU64; 8]| {
-        let mut bytes = [0; HEADER_BYTES];
+        let mut bytes = [0; MATCH_FIELDS_BYTES];
         for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
@@ -152,13 +152,13 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
     };
     // The flow may have been removed or replaced meanwhile. That change was counted, so the flows are read again.
     std::sync::atomic::fence(Ordering::Acquire);
-    (shared.entry.load(Ordering::Relaxed) == entry).then_some(flow)
+    (shared.generation_and_qp.load(Ordering::Relaxed) == entry).then_some(flow)
 }
 
 /// A flow of some process, as a sender keeps it.
 struct KnownFlow {
     flow: OwnFlow,
-    spread: Option<RssConfig>,
+    rss_config: Option<RssConfig>,
     peer: Arc<Peer>,
 }
 
@@ -183,14 +183,14 @@ pub(crate) struct KnownFlows {
 impl KnownFlows {
     /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
-        let changes = fabric.flow_changes().load(Ordering::Acquire);
+        let changes = fabric.flow_change_count().load(Ordering::Acquire);
         if self.changes_at_read == Some(changes) {
             return;
         }
         self.changes_at_read = Some(changes);
         self.flows.clear();
-        for peer in fabric.all_peers() {
-            let used = peer.segment.header().flows_used.load(Ordering::Acquire);
+        for peer in fabric.live_processes() {
+            let used = peer.segment.header().flow_slots_end.load(Ordering::Acquire);
             let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
             for flow in (0..used).filter_map(|place| read(&peer, place)) {
                 let spread = flow.spread_slot.map(|place| spread::read(&peer, place));
@@ -198,7 +198,7 @@ impl KnownFlows {
                     continue;
                 }
                 self.flows.push(KnownFlow {
-                    spread: spread.flatten(),
+                    rss_config: spread.flatten(),
                     peer: Arc::clone(&peer),
                     flow,
                 });
@@ -208,7 +208,7 @@ impl KnownFlows {
     }
 
     /// Returns the queue pairs that get a packet.
-    pub(crate) fn targets<'a>(
+    pub(crate) fn steered_qps<'a>(
         &'a self,
         headers: &'a FrameHeaders,
     ) -> impl Iterator<Item = SteeredQp<'a>> + 'a {
@@ -218,7 +218,7 @@ impl KnownFlows {
             if !trap.gets_packet(&flow.rule, headers) || entry.peer.is_dead() {
                 return None;
             }
-            let qp = match &entry.spread {
+            let qp = match &entry.rss_config {
                 Some(spread) => spread.qp_index(headers)?,
                 None => flow.qp_index,
             };

@@ -4,16 +4,16 @@
 #[derive(Default)]
 pub(super) struct TablePlaces {
     /// The places from here on have never been taken.
-    ever_used: usize,
+    first_never_used: usize,
     free: Vec<usize>,
 }
 
 impl TablePlaces {
     pub(super) fn take_free_place(&mut self, limit: usize) -> Option<usize> {
         self.free.pop().or_else(|| {
-            let place = self.ever_used;
+            let place = self.first_never_used;
             (place < limit).then(|| {
-                self.ever_used += 1;
+                self.first_never_used += 1;
                 place
             })
         })

@@ -10,22 +10,28 @@ use verbs_abi::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureCause {
     /// The key names no region or window.
-    UnknownKey { side: MemorySide, bytes: NamedBytes },
+    UnknownKey {
+        side: MemorySide,
+        bytes: NamedMemoryRange,
+    },
     /// The bytes lie outside the region of their key, which begins at `start` and has `len` bytes.
     Range {
         side: MemorySide,
-        bytes: NamedBytes,
+        bytes: NamedMemoryRange,
         start: u64,
         len: u64,
     },
     /// The region or window was registered without the right to the access.
     RegionAccess {
         side: MemorySide,
-        bytes: NamedBytes,
+        bytes: NamedMemoryRange,
         access: Access,
     },
     /// The key belongs to another protection domain, or to a window that another queue pair has bound.
-    Domain { side: MemorySide, bytes: NamedBytes },
+    Domain {
+        side: MemorySide,
+        bytes: NamedMemoryRange,
+    },
     /// The responder's queue pair does not allow the access (`qp_access_flags`).
     QueuePairAccess(Access),
     /// The region is registered, but its memory is not mapped, or the kernel does not let this process access it.
@@ -67,7 +73,7 @@ pub(crate) enum MemorySide {
 
 /// Bytes that a work request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NamedBytes {
+pub(crate) struct NamedMemoryRange {
     pub(crate) addr: u64,
     pub(crate) len: u64,
     /// The L_Key or the R_Key.
@@ -95,10 +101,10 @@ impl MemorySide {
 
 impl FailureCause {
     /// Returns the cause of an access to `bytes` that was denied by `region` or by the queue pair.
-    pub(crate) fn denied(
+    pub(crate) fn of_denied_access(
         denied: AccessDenied,
         side: MemorySide,
-        bytes: NamedBytes,
+        bytes: NamedMemoryRange,
         access: Access,
         region: &Region,
     ) -> Self {
@@ -136,7 +142,7 @@ impl FailureCause {
     }
 
     /// Decodes the refusal that a receiver wrote: a status and a cause. `None` for 0, which is no refusal.
-    pub(crate) fn of_refusal(word: u32) -> Option<(ibv_wc_status, Option<Self>)> {
+    pub(crate) fn decode_refusal(word: u32) -> Option<(ibv_wc_status, Option<Self>)> {
         if word == 0 {
             return None;
         }
@@ -192,7 +198,7 @@ impl Display for FailureCause {
                 bytes,
                 start,
                 len,
-            } => out_of_range(f, side, bytes, (start, len)),
+            } => write_out_of_range(f, side, bytes, (start, len)),
             Self::RegionAccess {
                 side,
                 bytes,
@@ -264,14 +270,14 @@ impl Display for FailureCause {
     }
 }
 
-fn out_of_range(
+fn write_out_of_range(
     f: &mut Formatter<'_>,
     side: MemorySide,
-    bytes: NamedBytes,
+    bytes: NamedMemoryRange,
     (start, len): (u64, u64),
 ) -> fmt::Result {
     let key = side.key_name();
-    let NamedBytes {
+    let NamedMemoryRange {
         addr,
         len: wanted,
         key: number,
@@ -322,7 +328,7 @@ mod tests {
     fn a_range_says_by_how_much_it_is_exceeded() {
         let range = |addr, len| FailureCause::Range {
             side: MemorySide::Remote,
-            bytes: NamedBytes {
+            bytes: NamedMemoryRange {
                 addr,
                 len,
                 key: 0x1b,
@@ -342,7 +348,7 @@ mod tests {
 
     #[test]
     fn codes_are_not_zero_and_differ() {
-        let bytes = NamedBytes {
+        let bytes = NamedMemoryRange {
             addr: 0,
             len: 0,
             key: 0,

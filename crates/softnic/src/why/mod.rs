@@ -17,8 +17,10 @@ mod summary;
 mod unreachable;
 
 pub use amount::WHY_VAR;
-pub(crate) use cause::{FailureCause, MemorySide, NamedBytes};
-pub(crate) use refusal::{einval_because, post_refused, record_refusal_reason, verb_refused};
+pub(crate) use cause::{FailureCause, MemorySide, NamedMemoryRange};
+pub(crate) use refusal::{
+    einval_because, record_refusal_reason, report_refused_post, report_refused_verb,
+};
 pub(crate) use report::{
     FailureReport, QueuePair, note_cause, report_invalid_request, report_refused_request,
     take_last_cause, vendor_err,

@@ -27,7 +27,7 @@ pub(crate) fn record_refusal_reason<T: Display>(reason: impl FnOnce() -> T) {
 
 /// Reports a verb outside the data path that was refused with `errno`.
 #[cold]
-pub(crate) fn verb_refused(verb: &str, errno: i32) {
+pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
     if !prints_each_failure() {
         return;
     }
@@ -48,10 +48,10 @@ pub(crate) fn verb_refused(verb: &str, errno: i32) {
 /// Reports a work request that was refused with `EINVAL` when it was posted. (`ENOMEM`, a full queue, tells many
 /// programs that they have to poll.)
 #[cold]
-pub(crate) fn post_refused(verb: &str, qpn: u32, wr_id: u64) {
+pub(crate) fn report_refused_post(verb: &str, qpn: u32, wr_id: u64) {
     if prints_each_failure() {
         let what = format!("{verb} of wr_id {wr_id:#x} to queue pair {qpn:#x}");
-        verb_refused(&what, libc::EINVAL);
+        report_refused_verb(&what, libc::EINVAL);
     }
 }
 

@@ -13,13 +13,13 @@ const MAX_KEPT_TEXTS: usize = 3;
 struct SummaryState {
     pid: u32,
     count: u64,
-    first: Vec<String>,
+    first_texts: Vec<String>,
 }
 
 static FAILURES: Mutex<SummaryState> = Mutex::new(SummaryState {
     pid: 0,
     count: 0,
-    first: Vec::new(),
+    first_texts: Vec::new(),
 });
 
 /// Counts a failure, and keeps its text if it is one of the first.
@@ -35,12 +35,12 @@ pub(super) fn count_failure(text: String) {
         *kept = SummaryState {
             pid,
             count: 0,
-            first: Vec::new(),
+            first_texts: Vec::new(),
         };
     }
     kept.count += 1;
-    if kept.first.len() < MAX_KEPT_TEXTS && !text.is_empty() {
-        kept.first.push(text);
+    if kept.first_texts.len() < MAX_KEPT_TEXTS && !text.is_empty() {
+        kept.first_texts.push(text);
     }
 }
 
@@ -53,16 +53,17 @@ extern "C" fn print_summary() {
         return;
     }
     let plural = if kept.count == 1 { "" } else { "s" };
-    let more = if kept.count > kept.first.len() as u64 && *REPORT_DETAIL == ReportDetail::Summary {
-        "; `verbatim run --why` prints all of them"
-    } else {
-        ""
-    };
+    let more =
+        if kept.count > kept.first_texts.len() as u64 && *REPORT_DETAIL == ReportDetail::Summary {
+            "; `verbatim run --why` prints all of them"
+        } else {
+            ""
+        };
     let mut summary = format!(
         "verbatim: {} work request{plural} of process {} failed{more}\n",
         kept.count, kept.pid
     );
-    for text in &kept.first {
+    for text in &kept.first_texts {
         summary += &format!("  {text}\n");
     }
     write_to_stderr(&summary);

@@ -22,7 +22,7 @@ use super::version::{MAGIC_BYTES, Version};
 pub struct Client {
     version: Version,
     bytes: Vec<u8>,
-    wants: usize,
+    max_bytes_to_read: usize,
 }
 
 /// The server's answer.
@@ -42,7 +42,7 @@ impl Client {
         let client = Self {
             version,
             bytes: Vec::new(),
-            wants: MAGIC_BYTES,
+            max_bytes_to_read: MAGIC_BYTES,
         };
         (client, own.encode(version))
     }
@@ -50,7 +50,7 @@ impl Client {
     /// Returns the maximum number of bytes to read before the next [`receive`](Self::receive), at
     /// least 1.
     pub fn max_bytes_to_read(&self) -> usize {
-        self.wants
+        self.max_bytes_to_read
     }
 
     /// Processes bytes from the server, at most [`max_bytes_to_read`](Self::max_bytes_to_read) per call. Returns the
@@ -61,11 +61,11 @@ impl Client {
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Answer>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(self.wants.min(rest.len()));
+            let (now, later) = rest.split_at(self.max_bytes_to_read.min(rest.len()));
             self.bytes.extend_from_slice(now);
             rest = later;
-            self.wants -= now.len();
-            if self.wants > 0 {
+            self.max_bytes_to_read -= now.len();
+            if self.max_bytes_to_read > 0 {
                 break;
             }
             if let Some(magic) = self.bytes.first_chunk::<MAGIC_BYTES>()
@@ -74,7 +74,7 @@ impl Client {
                 return Err(HandshakeError::Magic(EscapedBytes(*magic)));
             }
             match parse(self.version, &self.bytes)? {
-                Progress::Wants(more) => self.wants = more,
+                Progress::Wants(more) => self.max_bytes_to_read = more,
                 Progress::Done(ParsedHello::Rdma(hello)) => return Ok(Some(Answer::Rdma(hello))),
                 Progress::Done(ParsedHello::Declined) => return Ok(Some(Answer::Tcp)),
             }

@@ -3,9 +3,9 @@
 use super::error::HandshakeError;
 
 /// Minimum block size in bytes that brpc accepts.
-pub(crate) const MIN_BLOCK: u32 = 1024;
+pub(crate) const MIN_BLOCK_BYTES: u32 = 1024;
 /// Minimum queue size in WRs that brpc accepts.
-pub(crate) const MIN_QUEUE: u16 = 16;
+pub(crate) const MIN_QUEUE_WRS: u16 = 16;
 /// Maximum queue pair number, which has 24 bits.
 const MAX_QPN: u32 = 0xff_ffff;
 
@@ -51,8 +51,8 @@ impl Hello {
                 most,
             })
         };
-        let queue = u32::from(MIN_QUEUE)..=u32::from(u16::MAX);
-        field("block_size", self.block_bytes, MIN_BLOCK, u32::MAX)?;
+        let queue = u32::from(MIN_QUEUE_WRS)..=u32::from(u16::MAX);
+        field("block_size", self.block_bytes, MIN_BLOCK_BYTES, u32::MAX)?;
         field("sq_size", self.sq_size.into(), *queue.start(), *queue.end())?;
         field("rq_size", self.rq_size.into(), *queue.start(), *queue.end())?;
         field("qp_num", self.qpn, 1, MAX_QPN)?;

@@ -9,26 +9,29 @@ use super::*;
 #[test]
 fn windows_keep_three_wrs_for_acknowledgements() {
     let mut w = Window::new(128, 64, 256, 32);
-    assert_eq!(w.room(), 29, "the peer's receives, less three");
-    assert_eq!(w.remote, 61, "the own receives, less three");
-    while w.send(10, true).is_some() {}
-    assert_eq!(w.in_flight(), 29);
+    assert_eq!(w.sendable_messages(), 29, "the peer's receives, less three");
+    assert_eq!(
+        w.max_in_flight_from_peer, 61,
+        "the own receives, less three"
+    );
+    while w.count_message(10, true).is_some() {}
+    assert_eq!(w.in_flight_messages(), 29);
 }
 
 #[test]
 fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
     let mut w = Window::new(16, 16, 16, 16); // 13 messages
     let ids: Vec<_> = (0..13)
-        .map(|_| w.send(1, true).expect("room").signaled)
+        .map(|_| w.count_message(1, true).expect("room").signaled_wr_id)
         .collect();
     let third = |i: usize| (i % 3 == 2).then_some(3);
     assert_eq!(ids, (0..13).map(third).collect::<Vec<_>>());
-    assert_eq!(w.completed(3), 3);
-    assert_eq!(w.room(), 0, "the peer has given no credit");
-    w.received(2).expect("two are missing");
-    assert_eq!(w.room(), 2);
+    assert_eq!(w.process_completion(3), 3);
+    assert_eq!(w.sendable_messages(), 0, "the peer has given no credit");
+    w.receive_credits(2).expect("two are missing");
+    assert_eq!(w.sendable_messages(), 2);
     assert_eq!(
-        w.received(12),
+        w.receive_credits(12),
         Err(TooManyCredits {
             given: 12,
             missing: 11
@@ -39,7 +42,7 @@ fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
 #[test]
 fn solicited_is_what_the_receiver_must_wake_for() {
     let mut w = Window::new(19, 19, 19, 19); // 16 messages
-    let mut next = |bytes, last| w.send(bytes, last).expect("room").solicited;
+    let mut next = |bytes, last| w.count_message(bytes, last).expect("room").solicited;
     assert!(next(1, true), "the last of a write");
     let four: Vec<_> = (0..5).map(|_| next(1, false)).collect();
     assert_eq!(
@@ -49,29 +52,36 @@ fn solicited_is_what_the_receiver_must_wake_for() {
     );
     assert!(!next(1 << 20, false));
     assert!(next(1, false), "more than 1 MiB");
-    w.reposted(5);
-    assert!(w.send(1, false).expect("room").solicited, "many credits");
-    let rest: Vec<_> = std::iter::from_fn(|| w.send(1, false).map(|m| m.solicited)).collect();
+    w.count_reposted_receives(5);
+    assert!(
+        w.count_message(1, false).expect("room").solicited,
+        "many credits"
+    );
+    let rest: Vec<_> =
+        std::iter::from_fn(|| w.count_message(1, false).map(|m| m.solicited)).collect();
     assert!(rest[rest.len() - 1], "the window is full");
 }
 
 #[test]
 fn more_than_half_a_window_of_credits_is_acknowledged() {
     let mut w = Window::new(19, 19, 19, 19);
-    w.reposted(8);
-    assert_eq!(w.ack(), None);
-    w.reposted(1);
-    let ack = w.ack().expect("due");
-    assert_eq!((ack.imm, ack.signaled, ack.solicited), (9, Some(ACK), true));
-    w.reposted(9);
-    assert!(w.ack().is_some());
-    w.reposted(9);
-    assert!(w.ack().is_some());
-    w.reposted(9);
-    assert_eq!(w.ack(), None, "three are under way");
+    w.count_reposted_receives(8);
+    assert_eq!(w.count_ack_if_due(), None);
+    w.count_reposted_receives(1);
+    let ack = w.count_ack_if_due().expect("due");
+    assert_eq!(
+        (ack.credits_imm, ack.signaled_wr_id, ack.solicited),
+        (9, Some(ACK_WR_ID_BIT), true)
+    );
+    w.count_reposted_receives(9);
+    assert!(w.count_ack_if_due().is_some());
+    w.count_reposted_receives(9);
+    assert!(w.count_ack_if_due().is_some());
+    w.count_reposted_receives(9);
+    assert_eq!(w.count_ack_if_due(), None, "three are under way");
     assert!(w.lacks_slots());
-    assert_eq!(w.completed(ACK), 0);
-    assert!(w.ack().is_some());
+    assert_eq!(w.process_completion(ACK_WR_ID_BIT), 0);
+    assert!(w.count_ack_if_due().is_some());
 }
 
 #[test]
@@ -79,11 +89,11 @@ fn a_marker_completes_what_is_before_it() {
     let mut w = Window::new(128, 128, 128, 128);
     assert!(w.is_idle());
     for _ in 0..5 {
-        assert_eq!(w.send(1, true).expect("room").signaled, None);
+        assert_eq!(w.count_message(1, true).expect("room").signaled_wr_id, None);
     }
-    let marker = w.force_ack().and_then(|flags| flags.signaled);
+    let marker = w.count_ack().and_then(|flags| flags.signaled_wr_id);
     assert!(!w.is_idle());
-    assert_eq!(w.completed(marker.expect("signaled")), 5);
+    assert_eq!(w.process_completion(marker.expect("signaled")), 5);
     assert!(w.is_idle());
 }
 
@@ -126,22 +136,22 @@ impl Side {
 
     /// Delivers a message at once: completes it at this side, and adds it to the peer's arrived
     /// messages.
-    fn post(&mut self, peer: &mut Side, flags: MessageFlags, bytes: usize) {
+    fn post(&mut self, peer: &mut Side, flags: MessagePostParams, bytes: usize) {
         self.sq_used += 1;
         self.sq_unsignaled += 1;
         assert!(self.sq_used <= self.sq_size, "the send queue overflows");
-        if let Some(id) = flags.signaled {
+        if let Some(id) = flags.signaled_wr_id {
             self.sq.push_back(std::mem::take(&mut self.sq_unsignaled));
             self.completions.push_back(id);
         }
         assert!(peer.receives > 0, "receiver not ready");
         peer.receives -= 1;
-        peer.arrived.push_back((flags.imm, bytes));
+        peer.arrived.push_back((flags.credits_imm, bytes));
         self.sent += u64::from(bytes > 0);
     }
 
     fn write(&mut self, peer: &mut Side) {
-        if let Some(flags) = self.window.send(1, true) {
+        if let Some(flags) = self.window.count_message(1, true) {
             self.post(peer, flags, 1);
         }
     }
@@ -149,13 +159,13 @@ impl Side {
     fn poll_sends(&mut self) {
         if let Some(id) = self.completions.pop_front() {
             self.sq_used -= self.sq.pop_front().expect("a signaled WR");
-            self.window.completed(id);
+            self.window.process_completion(id);
         }
     }
 
     fn poll_receives(&mut self) {
         if let Some((imm, bytes)) = self.arrived.pop_front() {
-            self.window.received(imm).expect("an honest peer");
+            self.window.receive_credits(imm).expect("an honest peer");
             if bytes > 0 {
                 self.unread += 1;
                 self.got += 1;
@@ -169,8 +179,8 @@ impl Side {
         let count = count.min(self.unread);
         self.unread -= count;
         self.receives += usize::from(count);
-        self.window.reposted(count);
-        if let Some(flags) = self.window.ack() {
+        self.window.count_reposted_receives(count);
+        if let Some(flags) = self.window.count_ack_if_due() {
             self.post(peer, flags, 0);
         }
     }

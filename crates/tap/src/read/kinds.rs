@@ -16,7 +16,7 @@ pub(super) fn saturate_to_u32(number: u64) -> u32 {
 }
 
 /// Adds the operations `new` to the operations of the same kind in `all`.
-pub(super) fn add_counted(all: &mut Vec<CountedOperations>, new: CountedOperations) {
+pub(super) fn merge_counted_operations(all: &mut Vec<CountedOperations>, new: CountedOperations) {
     if new.count == 0 {
         return;
     }
@@ -63,11 +63,11 @@ pub(super) fn sent_operations(
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let payload_bytes = match verb.fixed_payload() {
+    let payload_bytes = match verb.fixed_payload_bytes() {
         Some(bytes) => bytes,
-        None => payload_bytes(key, kind.bytes, kind.count),
+        None => payload_bytes(key, kind.size_class_bytes, kind.count),
     };
-    let inline = key.is_inline() && verb.sends_payload();
+    let inline = key.is_inline() && verb.carries_payload_in_request();
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     let signaled = kind.signaled as f64 / kind.count as f64;
     let operation = Operation {
@@ -104,7 +104,7 @@ pub(super) fn received_operations(
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let bytes = payload_bytes(key, kind.bytes, kind.count);
+    let bytes = payload_bytes(key, kind.size_class_bytes, kind.count);
     let header = if transport == Transport::Ud {
         GRH_BYTES
     } else {
@@ -130,7 +130,7 @@ fn zero_counted(transport: Transport) -> CountedOperations {
 /// Returns the payload in bytes of an operation of a kind: the payload in the key, or the mean of a class.
 fn payload_bytes(key: OperationKey, bytes: u64, count: u64) -> u32 {
     if !key.is_size_class() {
-        return key.bytes().min(MAX_MESSAGE_BYTES);
+        return key.payload_bytes().min(MAX_MESSAGE_BYTES);
     }
     // A damaged file may contain any number of bytes.
     let rounded = bytes.saturating_add(count / 2);

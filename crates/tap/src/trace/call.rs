@@ -8,7 +8,7 @@ use crate::session::now_ns;
 
 /// Appends lines to the trace, each with the time and the thread before it. `lines` have no newlines at
 /// their ends.
-pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
+pub(super) fn append_timestamped_lines<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
     const SECOND: u64 = 1_000_000_000;
     let (pid, tid) = (std::process::id(), rustix::thread::gettid());
     let mut text = String::new();
@@ -29,7 +29,7 @@ pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
 pub fn append_event_line(line: &str) {
     if super::is_on() {
         let before = errno();
-        append(now_ns(), [line]);
+        append_timestamped_lines(now_ns(), [line]);
         set_errno(before);
     }
 }
@@ -123,7 +123,7 @@ impl TracedCall {
     /// Appends the line to the trace.
     pub fn append_line(self) {
         if !self.found_nothing {
-            append(self.ended_ns, [self.text.as_str()]);
+            append_timestamped_lines(self.ended_ns, [self.text.as_str()]);
         }
         set_errno(self.errno);
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use verbs_abi::*;
 
 use super::TracedCall;
-use super::names::{QP_STATES, name_number};
+use super::names::{QP_STATES, write_named_value};
 use crate::control;
 use crate::provider::Provider;
 
@@ -104,7 +104,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
 fn write_qp_attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
     // Writing to a string does not fail.
     if mask & IBV_QP_STATE != 0 {
-        name_number(text, attr.qp_state, "IBV_QPS_", QP_STATES);
+        write_named_value(text, attr.qp_state, "IBV_QPS_", QP_STATES);
     }
     if mask & IBV_QP_AV != 0 {
         text.push_str(", to ");

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::*;
 
-use super::call::append;
+use super::call::append_timestamped_lines;
 use super::errno::{errno, error_text, set_errno};
 use super::names::*;
 use crate::built::{BuiltWr, FlushParameters};
@@ -21,7 +21,7 @@ pub(crate) type PostTimeNs = Option<u64>;
 
 /// Returns the current time if tracing is on, else `None`.
 #[inline]
-pub(crate) fn start_time() -> PostTimeNs {
+pub(crate) fn start_time_if_tracing() -> PostTimeNs {
     super::is_on().then(now_ns)
 }
 
@@ -35,7 +35,7 @@ fn write_numbered_lines(at_ns: u64, head: &str, lines: &[String]) {
         .enumerate()
         .map(|(at, line)| format!("{head} {}/{count} {line}", at + 1))
         .collect();
-    append(at_ns, lines.iter().map(String::as_str));
+    append_timestamped_lines(at_ns, lines.iter().map(String::as_str));
     set_errno(errno);
 }
 
@@ -48,14 +48,14 @@ fn work_request_text(
 ) -> String {
     let mut text = format!("wr_id={wr_id} ");
     // Writing to a string does not fail.
-    name_number(&mut text, opcode, "IBV_WR_", WR_OPCODES);
+    write_named_value(&mut text, opcode, "IBV_WR_", WR_OPCODES);
     let _ = write!(text, " {bytes} B");
     if num_sge > 1 {
         let _ = write!(text, " in {num_sge} SGEs");
     }
     if flags != 0 {
         text.push(' ');
-        name_bits(&mut text, flags, "IBV_SEND_", SEND_FLAGS);
+        write_flag_names(&mut text, flags, "IBV_SEND_", SEND_FLAGS);
     }
     text
 }
@@ -186,9 +186,9 @@ pub(crate) fn write_built_list(at_ns: u64, qp: *mut ibv_qp_ex, list: &[BuiltWr],
             }) = wr.flush
             {
                 let _ = write!(text, " length {len} ");
-                name_bits(&mut text, placement.into(), "IBV_FLUSH_", PLACEMENTS);
+                write_flag_names(&mut text, placement.into(), "IBV_FLUSH_", PLACEMENTS);
                 text.push(' ');
-                name_number(&mut text, selectivity.into(), "IBV_FLUSH_", SELECTIVITIES);
+                write_named_value(&mut text, selectivity.into(), "IBV_FLUSH_", SELECTIVITIES);
             }
             if result != 0 {
                 write_refusal(&mut text, result);
@@ -232,11 +232,11 @@ impl PolledCompletion {
 
     fn text(&self) -> String {
         let mut text = format!("wr_id={} ", self.wr_id);
-        name_number(&mut text, self.status, "IBV_WC_", STATUSES);
+        write_named_value(&mut text, self.status, "IBV_WC_", STATUSES);
         if self.status == IBV_WC_SUCCESS {
             if let Some(opcode) = self.opcode {
                 text.push(' ');
-                name_number(&mut text, opcode, "IBV_WC_", WC_OPCODES);
+                write_named_value(&mut text, opcode, "IBV_WC_", WC_OPCODES);
             }
             if let Some(bytes) = self.byte_len {
                 let _ = write!(text, " {bytes} B");
@@ -296,7 +296,7 @@ pub(crate) fn record_empty_poll(queue: usize, cq: &Cq) {
         let mut line = "poll_cq ".to_owned();
         write_name(&mut line, HandleKind("cq"), queue, false);
         let _ = write!(line, " has found nothing {count} times");
-        append(now_ns(), [line.as_str()]);
+        append_timestamped_lines(now_ns(), [line.as_str()]);
         set_errno(errno);
     }
 }

@@ -29,13 +29,13 @@ mod value;
 pub use call::{TracedCall, append_event_line};
 pub(crate) use control::{later_symbols, symbols};
 pub(crate) use data::{
-    PolledCompletion, record_empty_poll, start_time, write_built_list, write_found_completion,
-    write_found_completions, write_posted, write_posted_recvs,
+    PolledCompletion, record_empty_poll, start_time_if_tracing, write_built_list,
+    write_found_completion, write_found_completions, write_posted, write_posted_recvs,
 };
 pub use file::{TRACE_FILE_VARIABLE, create, is_on};
 pub use line::{PostRecv, PostSend, TraceEvent, TraceLine, TracedCompletion};
-pub use names::{HandleKind, NumberHandle, number_of, numbers_from};
-pub(crate) use operations::install;
+pub use names::{HandleKind, NumberHandle, install_numbering_function, number_of};
+pub(crate) use operations::install_tracing_operations;
 pub use value::{SyscallStyleResult, TracedArgument, TracedResult};
 
 /// Declares a traced function: a C function that calls `$inner` and writes a line about the call.

@@ -44,9 +44,9 @@ pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is
         return;
     }
     let number = match NUMBERING_FUNCTION.get() {
-        // SAFETY: the caller of `numbers_from` promised this function; the kind's name has the given length.
+        // SAFETY: the caller of `install_numbering_function` promised this function; the kind's name has the given length.
         Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
-        None => number(kind.0, address, is_new),
+        None => handle_number(kind.0, address, is_new),
     };
     // Writing to a string does not fail, here and below.
     let _ = match number {
@@ -56,7 +56,7 @@ pub(crate) fn write_name(text: &mut String, kind: HandleKind, address: usize, is
 }
 
 /// Returns the number of a handle among the handles of its kind; 0 if the number cannot be determined.
-fn number(kind: &str, address: usize, is_new: bool) -> u32 {
+fn handle_number(kind: &str, address: usize, is_new: bool) -> u32 {
     let number = with_handle_names(|names| {
         let known = names
             .number_by_handle
@@ -88,11 +88,11 @@ static NUMBERING_FUNCTION: OnceLock<NumberHandle> = OnceLock::new();
 ///
 /// # Safety
 /// `number` is [`number_of`] of a library that stays loaded.
-pub unsafe fn numbers_from(number: NumberHandle) {
+pub unsafe fn install_numbering_function(number: NumberHandle) {
     let _ = NUMBERING_FUNCTION.set(number);
 }
 
-/// Returns the number of a handle; another library of this process passes this function to [`numbers_from`].
+/// Returns the number of a handle; another library of this process passes this function to [`install_numbering_function`].
 ///
 /// # Safety
 /// `kind` has `len` bytes.
@@ -104,12 +104,17 @@ pub unsafe extern "C" fn number_of(
 ) -> u32 {
     // SAFETY: contract of this function.
     let kind = unsafe { std::slice::from_raw_parts(kind, len) };
-    std::str::from_utf8(kind).map_or(0, |kind| number(kind, address, is_new))
+    std::str::from_utf8(kind).map_or(0, |kind| handle_number(kind, address, is_new))
 }
 
 /// Adds the name of a number to the text: a name from `names` without `prefix`, or the number itself if it has no
 /// name.
-pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
+pub(super) fn write_named_value(
+    text: &mut String,
+    number: u32,
+    prefix: &str,
+    names: &[(&str, u32)],
+) {
     match names.iter().find(|(_, value)| *value == number) {
         Some((name, _)) => text.push_str(name.strip_prefix(prefix).unwrap_or(name)),
         None => {
@@ -119,7 +124,12 @@ pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &
 }
 
 /// Adds the names of the bits of a number to the text, separated by `|`.
-pub(super) fn name_bits(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
+pub(super) fn write_flag_names(
+    text: &mut String,
+    number: u32,
+    prefix: &str,
+    names: &[(&str, u32)],
+) {
     if number == 0 {
         text.push('0');
     }
@@ -247,18 +257,18 @@ mod tests {
     #[test]
     fn bits_and_numbers_without_a_name_are_kept() {
         let mut text = String::new();
-        name_bits(
+        write_flag_names(
             &mut text,
             IBV_SEND_INLINE | 1 << 20,
             "IBV_SEND_",
             SEND_FLAGS,
         );
         text.push(' ');
-        name_bits(&mut text, 1 << 20, "IBV_SEND_", SEND_FLAGS);
+        write_flag_names(&mut text, 1 << 20, "IBV_SEND_", SEND_FLAGS);
         text.push(' ');
-        name_number(&mut text, 77, "IBV_WR_", WR_OPCODES);
+        write_named_value(&mut text, 77, "IBV_WR_", WR_OPCODES);
         text.push(' ');
-        name_number(&mut text, IBV_WR_SEND, "IBV_WR_", WR_OPCODES);
+        write_named_value(&mut text, IBV_WR_SEND, "IBV_WR_", WR_OPCODES);
         assert_eq!(text, "INLINE|0x100000 0x100000 77 SEND");
     }
 
@@ -267,7 +277,7 @@ mod tests {
         // This status is the last value of `enum ibv_wc_status`.
         for status in 0..=IBV_WC_TM_RNDV_INCOMPLETE {
             let mut text = String::new();
-            name_number(&mut text, status, "IBV_WC_", STATUSES);
+            write_named_value(&mut text, status, "IBV_WC_", STATUSES);
             assert!(!text.starts_with(|c: char| c.is_ascii_digit()), "{text}");
         }
     }

@@ -140,7 +140,7 @@ operations! {
 /// called through the work queue itself.
 ///
 /// The caller holds the lock of the registry of objects. If too many contexts are open, nothing is traced.
-pub(crate) fn install(
+pub(crate) fn install_tracing_operations(
     key: u64,
     ops: &mut ibv_context_ops,
     mut extended: Option<&mut verbs_context>,
@@ -186,7 +186,7 @@ unsafe extern "C" fn post_wq_recv(
     let Some(own) = POST_WQ_RECV.get() else {
         return libc::EINVAL;
     };
-    let begin = super::start_time();
+    let begin = super::start_time_if_tracing();
     let mut bad = std::ptr::null_mut();
     // SAFETY: the caller promises `ibv_post_wq_recv(3)`.
     unsafe {

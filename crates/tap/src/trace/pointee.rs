@@ -92,7 +92,7 @@ impl Pointee for ibv_ops_wr {
             if list != this {
                 text.push_str(", ");
             }
-            name_number(text, op.opcode, "IBV_WR_", SRQ_OPCODES);
+            write_named_value(text, op.opcode, "IBV_WR_", SRQ_OPCODES);
             let _ = write!(text, " wr_id={}", op.wr_id);
             let _ = match op.opcode {
                 IBV_WR_TAG_ADD => {
@@ -158,7 +158,7 @@ fn write_qp_init_attr(
     text: &mut String,
 ) {
     text.push('{');
-    name_number(text, qp_type, "IBV_QPT_", QP_TYPES);
+    write_named_value(text, qp_type, "IBV_QPT_", QP_TYPES);
     for (name, kind, handle) in [
         ("send_cq", "cq", send_cq.addr()),
         ("recv_cq", "cq", recv_cq.addr()),
@@ -237,7 +237,7 @@ impl Pointee for ibv_flow_attr {
         // Programs declare the structure as packed, so it need not be aligned.
         let attr = unsafe { this.read_unaligned() };
         text.push('{');
-        name_number(text, attr.r#type, "IBV_FLOW_ATTR_", FLOW_KINDS);
+        write_named_value(text, attr.r#type, "IBV_FLOW_ATTR_", FLOW_KINDS);
         let _ = write!(text, ", priority {}", attr.priority);
         if attr.flags != 0 {
             let _ = write!(text, ", flags {:#x}", attr.flags);
@@ -246,7 +246,7 @@ impl Pointee for ibv_flow_attr {
         for _ in 0..attr.num_of_specs {
             let header = unsafe { spec.read_unaligned() };
             text.push_str(", ");
-            name_number(text, header.r#type, "IBV_FLOW_SPEC_", FLOW_SPECS);
+            write_named_value(text, header.r#type, "IBV_FLOW_SPEC_", FLOW_SPECS);
             if header.size == 0 {
                 break;
             }
@@ -274,7 +274,7 @@ impl Pointee for ibv_wq_attr {
         let attr = unsafe { &*this };
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             text.push('{');
-            name_number(text, attr.wq_state, "IBV_WQS_", WQ_STATES);
+            write_named_value(text, attr.wq_state, "IBV_WQS_", WQ_STATES);
             text.push('}');
         }
     }
@@ -290,7 +290,7 @@ impl Pointee for ibv_rwq_ind_table_init_attr {
 impl Pointee for ibv_async_event {
     unsafe fn stored_value(this: *const Self, text: &mut String) {
         let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
-        name_number(text, event, "IBV_EVENT_", EVENTS);
+        write_named_value(text, event, "IBV_EVENT_", EVENTS);
         text.push(' ');
         // SAFETY: `ibv_get_async_event(3)` says which member is valid for the event.
         unsafe {
@@ -321,7 +321,7 @@ impl Pointee for ibv_async_event {
 impl Pointee for rdma_cm_event {
     unsafe fn stored_pointee(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
-        name_number(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
+        write_named_value(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
         text.push_str(", ");
         // The id of a connection request is a new object.
         let is_new = this.event == RDMA_CM_EVENT_CONNECT_REQUEST;

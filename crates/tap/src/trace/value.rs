@@ -199,7 +199,7 @@ numbers! { u16 u32 u64 isize }
 impl TracedArgument for c_int {
     unsafe fn input(self, name: &str, text: &mut String) {
         match name {
-            "access" => name_bits(text, self.cast_unsigned(), "IBV_ACCESS_", ACCESS),
+            "access" => write_flag_names(text, self.cast_unsigned(), "IBV_ACCESS_", ACCESS),
             "attr_mask" | "flags" | "srq_attr_mask" => {
                 let _ = write!(text, "{self:#x}");
             }
@@ -213,9 +213,9 @@ impl TracedArgument for c_int {
 impl TracedArgument for u32 {
     unsafe fn input(self, name: &str, text: &mut String) {
         match name {
-            "access" => name_bits(text, self, "IBV_ACCESS_", ACCESS),
-            "ps" => name_number(text, self, "RDMA_PS_", PORT_SPACES),
-            "event" => name_number(text, self, "IBV_EVENT_", EVENTS),
+            "access" => write_flag_names(text, self, "IBV_ACCESS_", ACCESS),
+            "ps" => write_named_value(text, self, "RDMA_PS_", PORT_SPACES),
+            "event" => write_named_value(text, self, "IBV_EVENT_", EVENTS),
             _ => {
                 let _ = write!(text, "{self}");
             }

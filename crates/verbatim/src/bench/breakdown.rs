@@ -1,7 +1,7 @@
 //! `verbatim bench peers --breakdown`: the time of each phase of a message.
 
 use anyhow::{Result, bail};
-use bench::breakdown::{Breakdown, MeasuredImplementation, TwoCores};
+use bench::breakdown::{Breakdown, MeasuredImplementation, TwoCoreTimes};
 use bench::goal::Row;
 use bench::run::BenchSetup;
 use comfy_table::Table;
@@ -82,13 +82,13 @@ fn phase_time_table(results: &[Breakdown]) -> Table {
         let ns = result.one_core.ns;
         let phases = [ns.post, ns.poll, ns.receive, ns.post_recv].map(format_three_digits);
         let both = [("near", result.near), ("far", result.far)];
-        let mut both: Vec<(&str, Option<TwoCores>)> =
+        let mut both: Vec<(&str, Option<TwoCoreTimes>)> =
             both.into_iter().filter(|(_, two)| two.is_some()).collect();
         if both.is_empty() {
             both.push(("moved", None));
         }
         for (cores, two) in both {
-            let of = |value: fn(TwoCores) -> f64| {
+            let of = |value: fn(TwoCoreTimes) -> f64| {
                 two.map_or_else(|| "-".to_owned(), |two| format_three_digits(value(two)))
             };
             let mut cells = vec![result.row.label(), side_name(result.side).to_owned()];

@@ -19,7 +19,7 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 use crate::output::{self, format_three_digits, print, print_typed, table};
-use crate::steps::{CommandSteps, INTERRUPTED_EXIT_STATUS, interrupted_at, is_interrupted};
+use crate::steps::{CommandSteps, INTERRUPTED_EXIT_STATUS, is_interrupted, steps_at_interrupt};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -75,7 +75,7 @@ struct MeasuredNumber<'a> {
 
 /// The measured profile, as `--json` prints it.
 #[derive(Serialize)]
-struct WrittenProfile<'a> {
+struct MeasuredProfile<'a> {
     name: &'a str,
     toml: &'a str,
 }
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
             let cores = args.cores.choose_cores()?;
             let tasks = bench::calibrate::measurement_tasks(duration_ms)?;
-            if args.ends.listens() {
+            if args.ends.serves_as_other_side() {
                 return args.ends.serve_other_side(&tasks, &nic);
             }
             let runner = args.ends.worker_pool(cores, &tasks)?;
@@ -116,11 +116,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             print_typed("number", &number)
         })?;
         let name = &profile.name;
-        print_typed("profile", &WrittenProfile { name, toml: text })?;
+        print_typed("profile", &MeasuredProfile { name, toml: text })?;
     } else if let Some(file) = &args.out {
         print_profile(profile, simulated.as_ref())?;
         print(format_args!("written to {}", file.display()))?;
-    } else if let Some((done, of)) = interrupted_at() {
+    } else if let Some((done, of)) = steps_at_interrupt() {
         // The last line of an interrupted command is no TOML.
         print(format_args!(
             "# Interrupted: these are {done} of {of} measurements; the other numbers are assumed, from the profile {}.\n{}",
@@ -145,8 +145,8 @@ impl ProbeMachine for SteppedMachine<'_> {
         self.machine.facts()
     }
 
-    fn counts_lines_read(&self) -> bool {
-        self.machine.counts_lines_read()
+    fn counts_cache_line_reads(&self) -> bool {
+        self.machine.counts_cache_line_reads()
     }
 
     fn duration_ms(&self) -> u64 {

@@ -73,7 +73,7 @@ impl PatternArg {
 }
 
 /// The maximum time of a crowd, as a multiple of the time that its pairs take in turn.
-const MAX_TIME_TO_IN_TURN: f64 = 2.0;
+const MAX_RATIO_TO_IN_TURN: f64 = 2.0;
 
 /// Returns the number of messages of each process to each peer. All pairs in turn then take about a tenth of a
 /// second.
@@ -158,7 +158,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let reached = |m: &CrowdResult| {
         m.ratio
-            .is_some_and(|ratio| ratio.median <= MAX_TIME_TO_IN_TURN)
+            .is_some_and(|ratio| ratio.median <= MAX_RATIO_TO_IN_TURN)
     };
     Ok(if is_interrupted() || all.iter().all(reached) {
         CommandOutcome::Done
@@ -213,11 +213,11 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
         rows.add_row([
             line.config.kind.name().to_owned(),
             line.config.processes.to_string(),
-            line.config.messages().to_string(),
+            line.config.total_messages().to_string(),
             format_spread_in_unit(line.together_ms, 1.0),
             format_spread_in_unit(line.in_turn_ms, 1.0),
             format_spread_in_unit(line.ratio, 1.0),
-            format!("at most {MAX_TIME_TO_IN_TURN}"),
+            format!("at most {MAX_RATIO_TO_IN_TURN}"),
         ]);
     }
     print(rows)

@@ -38,13 +38,13 @@ fn parse_host(text: &str) -> Result<String, String> {
 
 impl TwoHostArgs {
     /// Returns true if this process listens as the other side.
-    pub(super) fn listens(&self) -> bool {
+    pub(super) fn serves_as_other_side(&self) -> bool {
         self.listen.is_some()
     }
 
     /// Returns true if the two sides are started separately, each with its own command.
     pub(super) fn starts_sides_separately(&self) -> bool {
-        self.listens() || self.listening_host.is_some()
+        self.serves_as_other_side() || self.listening_host.is_some()
     }
 
     /// Serves as the other side of the measurements `task_description`, with this host's `nic`.
@@ -59,7 +59,7 @@ impl TwoHostArgs {
             .args
             .extend(["--nic".to_owned(), serde_json::to_string(nic)?]);
         let address = self.listen.as_deref().unwrap_or(DEFAULT_LISTEN_ADDRESS);
-        remote::listen(address, &json!(task_description), &worker, |address| {
+        remote::serve_one_peer(address, &json!(task_description), &worker, |address| {
             eprintln!("listening on {address}");
             Ok(())
         })?;
@@ -78,7 +78,7 @@ impl TwoHostArgs {
         };
         let processes = tasks
             .iter()
-            .map(MeasurementTask::processes)
+            .map(MeasurementTask::other_side_processes)
             .max()
             .unwrap_or(1);
         let peer = ListeningPeer {
@@ -86,7 +86,7 @@ impl TwoHostArgs {
             task_description: json!(tasks),
             processes,
         };
-        Ok(WorkerPool::connecting(cores, peer))
+        Ok(WorkerPool::with_remote_peer(cores, peer))
     }
 
     /// Connects to one process of the other side, which carries out `task_description`.

@@ -119,7 +119,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut not_simulated = Vec::new();
     let mut differs = false;
     for programs in chosen {
-        let tried = steps.run(programs.guideline, || evaluate_programs(programs, args))?;
+        let tried = steps.run(programs.guideline, || {
+            measure_and_predict_gain(programs, args)
+        })?;
         let Some(tried) = tried else {
             break;
         };
@@ -181,7 +183,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     })
 }
 
-fn evaluate_programs(programs: &'static GuidelinePrograms, args: &Args) -> Result<GuidelineResult> {
+fn measure_and_predict_gain(
+    programs: &'static GuidelinePrograms,
+    args: &Args,
+) -> Result<GuidelineResult> {
     let model = nicmodel::guidelines::ALL;
     let guideline = model.iter().find(|known| known.name == programs.guideline);
     let guideline = guideline.context("the guideline is known")?;
@@ -237,7 +242,7 @@ fn advice_for_program(
     let observed = programs
         .scaled_to_nic(keeps, &ledger.processes)
         .context("the program left no counters")?;
-    let all = nicmodel::guidelines::advise(&observed.fitted_to(nic).0, nic)?;
+    let all = nicmodel::guidelines::advise(&observed.restricted_to_executable(nic).0, nic)?;
     Ok(all
         .into_iter()
         .find(|advice| advice.guideline == programs.guideline))

@@ -9,7 +9,7 @@ use bench::record::RunCircumstances;
 use bench::stats::MedianAndSpread;
 
 use super::common::format_byte_count;
-use super::verdict::{format_goal, goal_met_text, unit_and_factor};
+use super::verdict::{format_goal, goal_met_text, rate_unit_and_factor};
 use crate::output::format_three_digits;
 
 /// Formats the result as a Markdown page.
@@ -43,7 +43,7 @@ fn write_page(
          Every SEND and READ was checked, and of WRITEs what came last to each place.\n",
         record.settings.rounds, record.settings.duration_ms
     )?;
-    if is_emulated(record) {
+    if is_cpu_emulated(record) {
         writeln!(
             page,
             "**Only the ratios mean anything**: the machine was a virtual one whose CPU was emulated in \
@@ -119,7 +119,7 @@ fn write_table<'a>(
          | ours to perftest |\n|---|--:|--:|--:|--:|--:|---|--:|--:|"
     )?;
     for row in rows {
-        let (unit, scale) = unit_and_factor(row);
+        let (unit, scale) = rate_unit_and_factor(row);
         let side = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),
@@ -174,7 +174,7 @@ fn is_soft_roce(device: &str) -> bool {
         || device.starts_with("rxe")
 }
 
-fn is_emulated(record: &RunCircumstances<Settings>) -> bool {
+fn is_cpu_emulated(record: &RunCircumstances<Settings>) -> bool {
     record.cpu_model.contains("TCG")
 }
 

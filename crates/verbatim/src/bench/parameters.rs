@@ -126,7 +126,7 @@ impl CommonArgs {
     pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
-            default_simulated_ms(payload_bytes.unwrap_or(0))
+            default_virtual_duration_ms(payload_bytes.unwrap_or(0))
         } else {
             500
         };
@@ -152,7 +152,7 @@ fn reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
 
 /// Returns the virtual time in milliseconds in which 32 windows pass at 10 GB/s; at least 1 ms. In a shorter run,
 /// messages in flight at the start and the end would distort the rate.
-fn default_simulated_ms(payload_bytes: usize) -> u64 {
+fn default_virtual_duration_ms(payload_bytes: usize) -> u64 {
     let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
     (32 * window_bytes as u64 / 10_000_000).max(1)
 }
@@ -234,19 +234,19 @@ impl StreamArgs {
         let direction = asked.or(direction).unwrap_or_default();
         let mut threads = self.threads.or(self.processes);
         if direction == MeasuredRole::Inbound && threads.is_none() {
-            threads = Some(self.default_threads(verb, simulated)?);
+            threads = Some(self.default_requester_count(verb, simulated)?);
         }
         Ok(MicroParameters {
-            direction,
-            batch: self.batch,
+            measured_role: direction,
+            wrs_per_doorbell: self.batch,
             window: self.window,
             burst: self.burst,
             signal_every: self.signal_every,
             queue_pairs: self.queue_pairs,
             threads,
             processes: self.processes,
-            addresses: self.addresses,
-            spacing_bytes: self.spacing,
+            atomic_counters: self.addresses,
+            counter_spacing_bytes: self.spacing,
             pages: self.pages.map(|pages| match pages {
                 PagesArg::Small => MemoryPages::Small,
                 PagesArg::Huge => MemoryPages::Huge,
@@ -263,7 +263,7 @@ impl StreamArgs {
 
     /// Returns the default number of requesters for one responder: one requester per core. With SENDs, each requester
     /// takes a second core, to receive.
-    fn default_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
+    fn default_requester_count(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
         if let Some(profile) = simulated {
             return Ok(usize::try_from(profile.host.cores.value)?.min(MAX_THREADS));
         }

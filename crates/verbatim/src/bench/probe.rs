@@ -92,7 +92,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     let probes = probes.collect::<Result<Vec<_>>>()?;
     args.nic.apply_to_process()?;
     let nic = nic_choice(&args.nic, &args.port);
-    if args.ends.listens() {
+    if args.ends.serves_as_other_side() {
         return args.ends.serve_other_side(&probes, &nic);
     }
     let cores = args.cores.choose_cores()?;

@@ -19,7 +19,7 @@ use super::common::{
     worker_command,
 };
 use super::markdown::comparison_page;
-use super::verdict::{format_goal, goal_met_text, unit_and_factor};
+use super::verdict::{format_goal, goal_met_text, rate_unit_and_factor};
 use crate::CommandOutcome;
 use crate::args::{self, PortArgs};
 use crate::output::{self, format_three_digits, print};
@@ -221,7 +221,7 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 6, 7]);
     for row in &summary.rows {
-        let (unit, scale) = unit_and_factor(row);
+        let (unit, scale) = rate_unit_and_factor(row);
         let side = |spread: Option<bench::stats::MedianAndSpread>| {
             spread.map_or_else(
                 || "-".to_owned(),

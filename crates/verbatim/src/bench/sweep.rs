@@ -142,13 +142,13 @@ impl SweptSetting {
     fn parameter_mut(self, parameters: &mut MicroParameters) -> &mut Option<usize> {
         match self {
             SweptSetting::Payload => &mut parameters.payload_bytes,
-            SweptSetting::Batch => &mut parameters.batch,
+            SweptSetting::Batch => &mut parameters.wrs_per_doorbell,
             SweptSetting::Window => &mut parameters.window,
             SweptSetting::SignalEvery => &mut parameters.signal_every,
             SweptSetting::QueuePairs => &mut parameters.queue_pairs,
             SweptSetting::Threads => &mut parameters.threads,
-            SweptSetting::Addresses => &mut parameters.addresses,
-            SweptSetting::Spacing => &mut parameters.spacing_bytes,
+            SweptSetting::Addresses => &mut parameters.atomic_counters,
+            SweptSetting::Spacing => &mut parameters.counter_spacing_bytes,
         }
     }
 
@@ -228,7 +228,7 @@ fn values_and_streams(
     if args.over == SweptSetting::Threads && !args.stream.asks_for_threads() {
         parameters.threads = None;
     }
-    if args.over == SweptSetting::Spacing && parameters.addresses.is_none() {
+    if args.over == SweptSetting::Spacing && parameters.atomic_counters.is_none() {
         bail!("one counter has no spacing; ask for several by --addresses");
     }
     if args.over.parameter_mut(&mut parameters).is_some() {
@@ -268,7 +268,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut swept = Vec::new();
     if profiles.is_empty() {
         let streams = values_and_streams(args, None)?;
-        if common.ends.listens() {
+        if common.ends.serves_as_other_side() {
             common.nic.apply_to_process()?;
             return common
                 .ends
@@ -476,7 +476,7 @@ fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
             .iter()
             .map(|one| Series::new(&one.nic, one.points.iter().filter_map(point)))
             .collect(),
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 

@@ -217,7 +217,7 @@ fn measure(
     args.picture.check_files_writable()?;
     args.nic.apply_to_process()?;
     let tasks = std::slice::from_ref(task);
-    if args.ends.listens() {
+    if args.ends.serves_as_other_side() {
         return args.ends.serve_other_side(&tasks, &args.nic_choice());
     }
     let cores = args.cores.choose_cores()?;
@@ -305,7 +305,7 @@ fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Char
         x: Axis::linear("round"),
         y,
         series,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -430,7 +430,7 @@ fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
     print(format_args!(
         "{}: {}",
         describe_payload(ping.verb, ping.payload_bytes, ping.inline),
-        if ping.is_one_way() {
+        if ping.has_one_way_latency() {
             "half of a round trip"
         } else {
             "from post to completion"

@@ -129,7 +129,7 @@ struct WqeCachePoint {
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let streams = streams(args, profile.as_ref())?;
-    if args.common.ends.listens() {
+    if args.common.ends.serves_as_other_side() {
         args.common.nic.apply_to_process()?;
         return args
             .common
@@ -164,7 +164,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> 
     for verb in &args.verb {
         for &window in &args.window {
             let parameters = MicroParameters {
-                batch: Some(1),
+                wrs_per_doorbell: Some(1),
                 window: Some(window),
                 signal_every: Some(window),
                 burst: true,
@@ -223,7 +223,7 @@ fn simulate(
             wqe_cache_misses: Some(counted.wqe_cache_misses),
         };
         let expected = stream.footprint(profile)?.requester.lines_read();
-        let point = point(stream, &[sample], expected);
+        let point = median_point(stream, &[sample], expected);
         lines.write_line(&Line::Window(&point))?;
         points.push(point);
     }
@@ -299,7 +299,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
             // The counters include the reads of both sides.
             expected += footprint.responder.lines_read();
         }
-        let point = point(stream, samples, expected);
+        let point = median_point(stream, samples, expected);
         lines.write_line(&Line::Window(&point))?;
         points.push(point);
     }
@@ -321,7 +321,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     Ok((title, points))
 }
 
-fn point(stream: &VerbStream, samples: &[WqeCacheSample], expected: f64) -> WqeCachePoint {
+fn median_point(stream: &VerbStream, samples: &[WqeCacheSample], expected: f64) -> WqeCachePoint {
     let rates: Vec<(StreamRate, &WqeCacheSample)> = samples
         .iter()
         .filter_map(|sample| match sample.outcome {
@@ -399,7 +399,7 @@ fn chart(title: String, points: &[WqeCachePoint]) -> Chart {
         x: Axis::log("work requests of a window"),
         y: Axis::linear("10⁶ a second"),
         series: curves,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -439,7 +439,7 @@ mod tests {
         let parameters = MicroParameters {
             threads: Some(2),
             window: Some(4),
-            batch: Some(1),
+            wrs_per_doorbell: Some(1),
             signal_every: Some(4),
             burst: true,
             ..MicroParameters::default()
@@ -455,7 +455,7 @@ mod tests {
             lines_read,
             wqe_cache_misses,
         };
-        let of = |sample| point(&stream, &[sample], 0.5);
+        let of = |sample| median_point(&stream, &[sample], 0.5);
         let counted = of(sample(Some(80.0), None));
         assert_eq!((counted.expected_reads_mops, counted.outstanding), (5.0, 8));
         assert_eq!(counted.counted_reads_mops, Some(8.0));

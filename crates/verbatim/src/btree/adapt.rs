@@ -14,7 +14,7 @@ use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{self, format_three_digits, print, print_typed, write_file};
 use crate::picture::svg;
-use crate::side_by_side::outcome;
+use crate::side_by_side::outcome_of_comparison;
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim btree adapt`.
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let stays = steps.run(name, || adaptive::run(&profile, &still))?;
     drop(steps);
     let (Some(follows), Some(stays)) = (follows.as_ref(), stays.as_ref()) else {
-        return show_interrupted(args, best, follows.as_ref());
+        return print_completed_steps(args, best, follows.as_ref());
     };
     let summary = summary(best, follows, stays);
     if let Some(file) = &args.svg {
@@ -124,11 +124,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     } else {
         print_summary(&profile.name, &setup, &summary)?;
     }
-    Ok(outcome(summary.verified))
+    Ok(outcome_of_comparison(summary.verified))
 }
 
 /// Prints the steps that were complete at an interrupt.
-fn show_interrupted(
+fn print_completed_steps(
     args: &Args,
     (best_mops, best_dpu_share): (f64, f64),
     follows: Option<&Course>,
@@ -137,7 +137,9 @@ fn show_interrupted(
         if let Some(follows) = follows {
             print_typed("course", &("adaptive", follows))?;
         }
-        return Ok(outcome(follows.is_none_or(|course| course.verified)));
+        return Ok(outcome_of_comparison(
+            follows.is_none_or(|course| course.verified),
+        ));
     }
     print(format_args!(
         "the best split that stays: {} M look-ups/s with {} % of them on the DPU",
@@ -150,23 +152,26 @@ fn show_interrupted(
             format_three_digits(rate)
         ))?;
     }
-    Ok(outcome(follows.is_none_or(|course| course.verified)))
+    Ok(outcome_of_comparison(
+        follows.is_none_or(|course| course.verified),
+    ))
 }
 
 /// Returns the mean rate of a whole course.
 fn mean_mops(course: &Course) -> Option<f64> {
     let end = course.points.last()?.ms;
-    Some(course.rate(0.0, end))
+    Some(course.mean_rate_mops(0.0, end))
 }
 
 fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> AdaptSummary {
     let last = follows.jumps_ms.last().copied().unwrap_or(0.0);
     let end = follows.points.last().map_or(0.0, |p| p.ms);
-    let settled = |course: &Course| course.rate(last + 10.0, (end - last - 10.0).max(1.0));
+    let settled =
+        |course: &Course| course.mean_rate_mops(last + 10.0, (end - last - 10.0).max(1.0));
     // The first entry is the start of the simulation, when the split is right.
     let jumps = follows.jumps_ms.iter().skip(1);
     let lost: Vec<f64> = jumps
-        .map(|at| (1.0 - follows.rate(*at, 10.0) / best).max(0.0))
+        .map(|at| (1.0 - follows.mean_rate_mops(*at, 10.0) / best).max(0.0))
         .collect();
     #[allow(clippy::cast_precision_loss)] // a small number
     let lost = lost.iter().sum::<f64>() / lost.len().max(1) as f64;
@@ -246,6 +251,6 @@ fn rates_over_time_svg(nic: &str, best: f64, follows: &Course, stays: &Course) -
             Series::function("adaptive split", curve(follows)),
             Series::function("split that stays", curve(stays)),
         ],
-        levels: vec![("best for one place".to_owned(), best)],
+        constant_levels: vec![("best for one place".to_owned(), best)],
     })
 }

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use btree::history::{FILLER_COUNT, RecordingParameters, run_client, stable_key_count};
+use btree::history::{FILLERS_PER_HOT_KEY, RecordingParameters, run_client, stable_key_count};
 use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
@@ -68,7 +68,7 @@ found, and all of it is kept.";
 
 /// The maximum number of requests in flight for each hot key. Values have no versions, so the time of the check grows
 /// exponentially with this number.
-const MAX_IN_FLIGHT_PER_KEY: u64 = 16;
+const MAX_REQUESTS_PER_HOT_KEY: u64 = 16;
 
 /// The access design that is checked, as `--json` prints it.
 #[derive(Clone, Copy, Default, Serialize)]
@@ -99,7 +99,7 @@ impl CheckedSystem for TreeUnderTest<'_> {
     fn server_command(&self, workers: usize) -> Result<Command> {
         let Args { ask, nic, port, .. } = self.args;
         let load = stable_key_count(ask.keys);
-        let room = 10_000 + load + 2 * ask.keys * FILLER_COUNT;
+        let room = 10_000 + load + 2 * ask.keys * FILLERS_PER_HOT_KEY;
         let mut command = subcommand_with_nic("btree", "serve", nic, port)?;
         command
             .args(["--load", &load.to_string(), "--keys", &room.to_string()])
@@ -155,11 +155,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let (clients, window, keys) = (args.check.clients, args.ask.window, args.ask.keys);
     let under_way = clients as u64 * window as u64;
-    if under_way > MAX_IN_FLIGHT_PER_KEY * keys {
+    if under_way > MAX_REQUESTS_PER_HOT_KEY * keys {
         bail!(
             "{clients} clients with {window} requests each on {keys} hot keys cannot be judged in reasonable time: give them \
              {} keys or more with --keys",
-            under_way.div_ceil(MAX_IN_FLIGHT_PER_KEY)
+            under_way.div_ceil(MAX_REQUESTS_PER_HOT_KEY)
         );
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use bench::link::WorkerLink;
 use bench::peers::KillOnDrop;
 use bench::peers::lmdb::{self, LmdbPeer};
-use bench::pin::pinned;
+use bench::pin::run_pinned;
 use bench::stats::MedianAndSpread;
 use btree::AccessDesign;
 use btree::load::{LoadReport, value_of};
@@ -22,14 +22,17 @@ use super::lines::Line;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
-use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
+use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
 use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::picture::PictureArgs;
 use crate::side_by_side::{
-    assign_cores, or_nothing, outcome, rate, run_interleaved, spread, yes_or_no,
+    assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, run_interleaved,
+    spread, yes_or_no,
 };
-use crate::sweeps::{self, DesignResult, SweepArgs, SweepSetting, SweptResult, check_knob_limit};
+use crate::sweeps::{
+    self, DesignResult, SweepArgs, SweepSetting, SweptResult, value_within_knob_limit,
+};
 
 /// Arguments of `verbatim btree` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -81,7 +84,7 @@ impl Args {
     /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set_knob(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most| check_knob_limit(value, most);
+        let limit = |most| value_within_knob_limit(value, most);
         match knob {
             SweepSetting::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             SweepSetting::Cores => self.workers = limit(64)?,
@@ -224,7 +227,7 @@ struct Row {
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings(args, Args::set_knob)?;
+    let settings = args.sweep.settings_to_run(args, Args::set_knob)?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose_contenders(args, nic.context.capabilities()?)?;
@@ -269,7 +272,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let chart = sweeps::chart("Look-ups in a remote B-tree", caption, &args.sweep, &points);
     args.picture.write(&chart)?;
-    Ok(outcome(verified))
+    Ok(outcome_of_comparison(verified))
 }
 
 /// Measures all rounds of each setting; the contenders run in turn.
@@ -356,11 +359,11 @@ fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contende
 /// Measures an access design once: starts a server with a loaded tree, then clients one after the other.
 fn measure_once(
     args: &Args,
-    placement: &ChildCores,
+    placement: &ServerAndClientCores,
     round: u32,
     contender: Contender,
 ) -> Result<Round> {
-    let bounce_ns = placement.bounce_ns()?;
+    let bounce_ns = placement.measure_cache_line_transfer()?;
     if contender == Contender::Lmdb {
         return Ok(Round {
             bounce_ns,
@@ -424,7 +427,7 @@ fn measure_once(
 }
 
 /// Measures LMDB once, in a worker process of the benchmarks.
-fn measure_lmdb(args: &Args, placement: &ChildCores, round: u32) -> Result<Round> {
+fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server, client) = (core(&placement.server)?, core(&placement.clients[0])?);
     let mut link = WorkerLink::spawn(&worker_command()?, server)?;
@@ -434,7 +437,7 @@ fn measure_lmdb(args: &Args, placement: &ChildCores, round: u32) -> Result<Round
         window,
         seed: u64::from(round) + 1,
     };
-    pinned(client, || {
+    run_pinned(client, || {
         let mut all = LmdbPeer::start(&mut link, setup(args.window()))?;
         let load = all.load()?;
         let lookups = all.lookups(args.duration())?;
@@ -584,20 +587,20 @@ fn print_rows(rows: &[Row]) -> Result<()> {
     for row in rows {
         table.add_row([
             row.name.to_owned(),
-            rate(row.lookups_per_s),
-            or_nothing(row.lookups_to_lmdb, |r| {
+            format_rate_mops(row.lookups_per_s),
+            format_or_empty(row.lookups_to_lmdb, |r| {
                 format!("{} x", format_three_digits(r))
             }),
-            or_nothing(row.lookup_ns_p50, format_time_ns),
-            or_nothing(row.lookup_ns_p99, format_time_ns),
+            format_or_empty(row.lookup_ns_p50, format_time_ns),
+            format_or_empty(row.lookup_ns_p99, format_time_ns),
             format_time_ns(row.alone_ns_p50),
-            rate(row.scanned_per_s),
-            rate(row.changes_per_s),
-            or_nothing(row.changes_to_lmdb, |r| {
+            format_rate_mops(row.scanned_per_s),
+            format_rate_mops(row.changes_per_s),
+            format_or_empty(row.changes_to_lmdb, |r| {
                 format!("{} x", format_three_digits(r))
             }),
             format!("{} s", format_three_digits(row.load_s)),
-            or_nothing(row.memory_ratio, |r| {
+            format_or_empty(row.memory_ratio, |r| {
                 format!("{} x", format_three_digits(r))
             }),
             yes_or_no(row.verified).to_owned(),
@@ -613,7 +616,7 @@ fn print_rows(rows: &[Row]) -> Result<()> {
         print(format_args!("{:<16} {}", row.name, row.summary))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0) {
-        let lost = or_nothing(Some(row.lost), |n| n);
+        let lost = format_or_empty(Some(row.lost), |n| n);
         eprintln!("note: {}: {lost} lost", row.name);
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::CommandOutcome;
 use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
+    format_or_empty, outcome_of_comparison, relative_error, run_simulations as simulate, yes_or_no,
 };
 use crate::sweeps::{SweepSetting, profiles, series};
 
@@ -47,7 +47,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let mut runs = Vec::new();
     for profile in &profiles {
-        for (value, args) in args.sweep.settings(args, Args::set_knob)? {
+        for (value, args) in args.sweep.settings_to_run(args, Args::set_knob)? {
             for (name, setup) in setups(profile, &args)? {
                 let at = value.unwrap_or(setup.cores);
                 runs.push((profile, name, setup, at));
@@ -70,7 +70,9 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
         print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
-    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+    Ok(outcome_of_comparison(
+        rows.iter().all(|row| row.outcome.verified),
+    ))
 }
 
 /// Draws the rates as one series per design.
@@ -100,7 +102,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
         x: args.sweep.axis(),
         y: Axis::auto("10⁶ look-ups a second"),
         series,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -281,13 +283,13 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             setup.place.to_string(),
             format!("{} x {}", setup.clients, setup.window),
             format_three_digits(outcome.rate_mops),
-            or_nothing(row.published, |p| p.value),
+            format_or_empty(row.published, |p| p.value),
             relative_error(row.relative_error),
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
             latency(row.alone_ns_p50),
-            or_nothing(reads, |n| format!("{n:.1}")),
-            or_nothing(answers, |n| format!("{n:.1}")),
+            format_or_empty(reads, |n| format!("{n:.1}")),
+            format_or_empty(answers, |n| format!("{n:.1}")),
             format_three_digits(row.local_mops),
             yes_or_no(outcome.verified).to_owned(),
         ]);

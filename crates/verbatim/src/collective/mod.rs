@@ -17,7 +17,7 @@ use crate::model::NicProfileArgs;
 use crate::nic::OpenNic;
 use crate::output::print_typed;
 use crate::picture::PictureArgs;
-use crate::side_by_side::{outcome, run_simulations as simulate};
+use crate::side_by_side::{outcome_of_comparison, run_simulations as simulate};
 use row::Row;
 
 /// Arguments of `verbatim collective`.
@@ -153,7 +153,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(chart) = show::chart(&rows) {
         args.picture.write(&chart)?;
     }
-    Ok(outcome(rows.iter().all(|row| row.ran.verified)))
+    Ok(outcome_of_comparison(
+        rows.iter().all(|row| row.ran.verified),
+    ))
 }
 
 /// Measures a row for each message size.

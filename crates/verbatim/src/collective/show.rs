@@ -5,7 +5,7 @@ use chart::{Axis, Chart, Series};
 
 use super::row::Row;
 use crate::output::{format_three_digits, format_time_ns, print, table};
-use crate::side_by_side::{or_nothing, yes_or_no};
+use crate::side_by_side::{format_or_empty, yes_or_no};
 
 /// Formats a description of the measurement.
 fn describe_measurement(row: &Row) -> String {
@@ -56,11 +56,11 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
             format_time_ns(row.ran.time_ns),
             format_three_digits(row.ran.algorithm_gb_s),
             format_three_digits(row.ran.bus_gb_s),
-            or_nothing(beside, format_three_digits),
-            or_nothing(beside, |beside| {
+            format_or_empty(beside, format_three_digits),
+            format_or_empty(beside, |beside| {
                 format!("{:.0} %", 100.0 * row.ran.bus_gb_s / beside)
             }),
-            or_nothing(row.bound_by, |by| by.to_string()),
+            format_or_empty(row.bound_by, |by| by.to_string()),
             yes_or_no(row.ran.verified).to_owned(),
         ]);
     }
@@ -98,6 +98,6 @@ pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
             Series::new("bus bandwidth", curve(&|row| Some(row.ran.bus_gb_s))),
             Series::new(beside, curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s))),
         ],
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     })
 }

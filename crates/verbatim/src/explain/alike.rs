@@ -26,11 +26,7 @@ pub(super) fn group_processes(mut report: Report) -> Report {
     report.processes = median_of_each_group(report.processes);
     report.processes.sort_by_key(|process| {
         let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
-        Reverse(
-            process
-                .operations_or_messages()
-                .saturating_mul(like_it as u64),
-        )
+        Reverse(process.rate_base_count().saturating_mul(like_it as u64))
     });
     report
 }

@@ -70,9 +70,15 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     rows.add_row(words("posted", &|process| process.posted.to_string()));
     rows.add_row(words("failed", &|process| process.failed.to_string()));
     let numbers: [(&str, ProcessNumber); 6] = [
-        ("MMIO writes", |p| per_operation(p, |kind| kind.mmio_writes)),
-        ("DMA reads", |p| per_operation(p, |kind| kind.dma_reads)),
-        ("DMA writes", |p| per_operation(p, |kind| kind.dma_writes)),
+        ("MMIO writes", |p| {
+            mean_cost_per_operation(p, |kind| kind.mmio_writes)
+        }),
+        ("DMA reads", |p| {
+            mean_cost_per_operation(p, |kind| kind.dma_reads)
+        }),
+        ("DMA writes", |p| {
+            mean_cost_per_operation(p, |kind| kind.dma_writes)
+        }),
         ("PCIe bytes to the NIC", |p| p.to_device_bytes),
         ("PCIe bytes to the host", |p| p.to_host_bytes),
         ("the model allows, M/s", |p| p.predicted_mops),
@@ -95,7 +101,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     });
     if let [(_, Some(before)), (_, Some(after))] = columns
         && one_nic
-        && rates_within_noise(before, after)
+        && differ_within_noise(before, after)
         && let Some(cell) = range.last_mut()
     {
         *cell = "within the noise".to_owned();
@@ -125,14 +131,14 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
-fn rates_within_noise(before: &Process, after: &Process) -> bool {
+fn differ_within_noise(before: &Process, after: &Process) -> bool {
     let change = (after.predicted_mops / before.predicted_mops).ln().abs();
     let noise = uncertainty::noise_of_gain(before.bottleneck, after.bottleneck);
     change > MIN_RELATIVE_GAIN && change <= noise.ln_1p()
 }
 
 /// Returns a cost per operation, as the mean over all kinds.
-fn per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
+fn mean_cost_per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
     let all = process.kinds.iter();
     let sum: f64 = all
         .map(|kind| of(kind) * super::report::count_as_f64(kind.count))

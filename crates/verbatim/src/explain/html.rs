@@ -10,7 +10,7 @@ use super::guide;
 use super::report::{Process, Report, count_as_f64};
 use super::text;
 use super::verdict::Verdict;
-use crate::model::{format_signed_percent, unknown_line};
+use crate::model::{format_signed_percent, unknown_resources_line};
 use crate::output::format_three_digits;
 
 const STYLE: &str = "\
@@ -127,16 +127,16 @@ fn add_advice(html: &mut String, process: &Process) {
     }
     let mut rows = vec![Bar {
         label: "as it is".to_owned(),
-        pieces: vec![(process.predicted_mops, "now")],
-        value: format!("{} M/s", format_three_digits(process.predicted_mops)),
+        segments_with_css_class: vec![(process.predicted_mops, "now")],
+        value_text: format!("{} M/s", format_three_digits(process.predicted_mops)),
     }];
     // The bars form a staircase: the rate before the step, and the gain of the step.
     rows.extend((1..).zip(&process.steps).map(|(number, step)| {
         let (now, then) = (step.gain.now_mops, step.gain.then_mops);
         Bar {
             label: format!("{number}. {}", step.guideline),
-            pieces: vec![(now.min(then), "now"), (then - now, "then")],
-            value: format!(
+            segments_with_css_class: vec![(now.min(then), "now"), (then - now, "then")],
+            value_text: format!(
                 "{} M/s, {}",
                 format_three_digits(then),
                 format_signed_percent(step.gain.relative, 0)
@@ -236,8 +236,11 @@ fn add_pictures(html: &mut String, process: &Process) {
         .iter()
         .map(|item| Bar {
             label: item.purpose.clone(),
-            pieces: vec![(item.to_device_bytes, "in"), (item.to_host_bytes, "out")],
-            value: format!(
+            segments_with_css_class: vec![
+                (item.to_device_bytes, "in"),
+                (item.to_host_bytes, "out"),
+            ],
+            value_text: format!(
                 "{} B, {} lines",
                 format_three_digits(item.to_device_bytes + item.to_host_bytes),
                 format_three_digits(item.lines)
@@ -258,8 +261,8 @@ fn add_pictures(html: &mut String, process: &Process) {
             let binds = Some(bound.resource) == process.bounds.bottleneck();
             Bar {
                 label: bound.resource.to_string(),
-                pieces: vec![(share, if binds { "binds" } else { "busy" })],
-                value: format!(
+                segments_with_css_class: vec![(share, if binds { "binds" } else { "busy" })],
+                value_text: format!(
                     "{:.0} %: {} M/s",
                     100.0 * share,
                     format_three_digits(bound.rate_mops)
@@ -268,7 +271,7 @@ fn add_pictures(html: &mut String, process: &Process) {
         })
         .collect();
     html.push_str(&bars("share of time that each resource is busy", &rows));
-    if let Some(unknown) = unknown_line(&process.bounds) {
+    if let Some(unknown) = unknown_resources_line(&process.bounds) {
         append(
             html,
             format_args!("<p class=\"dim\">{}</p>", escape(&unknown)),
@@ -291,8 +294,8 @@ fn add_pictures(html: &mut String, process: &Process) {
                 } else {
                     class.to_string()
                 },
-                pieces: vec![(count_as_f64(*count), "busy")],
-                value: format!("{count}, {:.0} %", 100.0 * count_as_f64(*count) / all),
+                segments_with_css_class: vec![(count_as_f64(*count), "busy")],
+                value_text: format!("{count}, {:.0} %", 100.0 * count_as_f64(*count) / all),
             })
             .collect();
         html.push_str(&bars(title, &rows));

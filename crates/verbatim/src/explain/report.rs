@@ -164,7 +164,7 @@ impl Report {
                         idle_processes += 1;
                     } else {
                         impossible_processes += 1;
-                        let (_, not_possible) = process.fitted_to(profile);
+                        let (_, not_possible) = process.restricted_to_executable(profile);
                         let of = |note| format!("process {}: {note}", process.pid);
                         notes.extend(not_possible.into_iter().map(of));
                     }
@@ -174,7 +174,7 @@ impl Report {
         }
         let expected = |of: fn(&Process) -> f64| -> f64 {
             let all = processes.iter();
-            all.map(|process| of(process) * count_as_f64(process.operations_or_messages()))
+            all.map(|process| of(process) * count_as_f64(process.rate_base_count()))
                 .sum()
         };
         let pcie = ledger.pcie.map(|counted| {
@@ -231,7 +231,7 @@ impl Report {
 
 impl Process {
     fn new(observed: &OperationProfile, profile: &Profile) -> Result<Option<Self>, OperationError> {
-        let (fitted, not_possible) = observed.fitted_to(profile);
+        let (fitted, not_possible) = observed.restricted_to_executable(profile);
         let Some(prediction) = fitted.predict(profile)? else {
             return Ok(None);
         };
@@ -269,11 +269,11 @@ impl Process {
             failed: sum_over_queue_pairs(observed, |qp| qp.failed),
             refused: sum_over_queue_pairs(observed, |qp| qp.refused),
             queue_pairs: observed.queue_pairs.len(),
-            concurrent_queue_pairs: observed.concurrent_queue_pairs(),
+            concurrent_queue_pairs: observed.max_concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
-            concurrent_threads: observed.posting_threads(),
+            concurrent_threads: observed.max_concurrent_posters(),
             in_turn: observed.posting_queue_pairs().count() as u64
-                > u64::from(observed.concurrent_queue_pairs()),
+                > u64::from(observed.max_concurrent_queue_pairs()),
             peers: observed.peers,
             duration_ns: observed.duration_ns,
             observed_mops: (observed.duration_ns > 0).then(|| {
@@ -288,11 +288,11 @@ impl Process {
             bounds,
             predicted_mops,
             likely_rate: match unknown.is_empty() {
-                true => uncertainty::likely(bottleneck, predicted_mops),
+                true => uncertainty::likely_range_of_rate(bottleneck, predicted_mops),
                 false => None,
             },
             slower,
-            waits_for_each: observed.waits_for_each(),
+            waits_for_each: observed.waits_after_each_operation(),
             outstanding: fitted.max_outstanding(),
             bottleneck,
             unknown,
@@ -316,7 +316,7 @@ impl Process {
     }
 
     /// Returns the number of operations or messages to which the rates refer.
-    pub(super) fn operations_or_messages(&self) -> u64 {
+    pub(super) fn rate_base_count(&self) -> u64 {
         if self.posted > 0 {
             self.posted
         } else {
@@ -360,7 +360,7 @@ fn kind_costs(
     for qp in &observed.queue_pairs {
         let received = qp.received.iter().map(|counted| {
             let any = PostlistsByMethod {
-                postlist: 1.0,
+                mean_len: 1.0,
                 work_request_share: 1.0,
             };
             (Role::Responder, counted, any)
@@ -371,10 +371,10 @@ fn kind_costs(
         });
         for (role, counted, lists) in sent.chain(received) {
             let PostlistsByMethod {
-                postlist,
+                mean_len: postlist,
                 work_request_share: share,
             } = lists;
-            let count = share_of(counted.count, share);
+            let count = rounded_share_of_count(counted.count, share);
             if count == 0 {
                 continue;
             }
@@ -409,7 +409,7 @@ fn kind_costs(
                 wqe_bytes: bytes,
                 wqe_lines: wqe::cache_line_count(bytes),
                 mmio_writes: side.mmio_writes(),
-                dma_reads: side.dma_reads() + side.recv_wqe_reads(),
+                dma_reads: side.dma_reads_without_recv_wqes() + side.recv_wqe_reads(),
                 dma_writes: side.dma_writes(),
                 to_device_bytes: side.bytes_to_device(),
                 to_host_bytes: side.bytes_to_host(),
@@ -426,7 +426,7 @@ fn kind_costs(
     clippy::cast_sign_loss,
     reason = "a share of a count is no larger than the count"
 )]
-fn share_of(count: u64, share: f64) -> u64 {
+fn rounded_share_of_count(count: u64, share: f64) -> u64 {
     (count_as_f64(count) * share).round() as u64
 }
 
@@ -436,7 +436,7 @@ fn describe_operation(operation: &Operation) -> String {
     if operation.imm {
         words.push_str(" with immediate");
     }
-    if operation.verb.fixed_payload().is_none() {
+    if operation.verb.fixed_payload_bytes().is_none() {
         words.push_str(&format!(", {} B", operation.payload_bytes));
     }
     if operation.inline {
@@ -472,7 +472,7 @@ fn postlist_length_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
         .queue_pairs
         .iter()
         .flat_map(|qp| &qp.postlist_lengths);
-    histogram(all.map(|lengths| (lengths.at_most, lengths.count)))
+    sum_counts_by_class(all.map(|lengths| (lengths.at_most, lengths.count)))
 }
 
 /// Counts posted and received payloads by the next power of two.
@@ -481,7 +481,7 @@ fn payload_size_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
         .queue_pairs
         .iter()
         .flat_map(|qp| qp.sent.iter().chain(&qp.received));
-    histogram(all.map(|counted| {
+    sum_counts_by_class(all.map(|counted| {
         let bytes = u64::from(counted.operation.payload_bytes);
         let class = if bytes == 0 {
             0
@@ -492,7 +492,7 @@ fn payload_size_counts(observed: &OperationProfile) -> Vec<(u64, u64)> {
     }))
 }
 
-fn histogram(counts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+fn sum_counts_by_class(counts: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut all = std::collections::BTreeMap::<u64, u64>::new();
     for (class, count) in counts {
         let known = all.entry(class).or_default();

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
-use nicmodel::guidelines::{Advice, ChangeStep, Gain, OTHER_DESIGN};
+use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_NAME};
 
 use super::report::{PcieCountedAndExpected, Process, Report};
 use super::spread::{GroupSpread, MinMedianMax};
@@ -301,7 +301,7 @@ pub(super) fn advice_line(advice: &Advice) -> String {
             let noise = 100.0 * gain.noise;
             let words = describe_gain(&gain);
             line.push_str(&format!(": {words}, and the noise is {noise:.0} %"));
-        } else if advice.guideline == OTHER_DESIGN && advice.gain.is_some() {
+        } else if advice.guideline == REDESIGN_NAME && advice.gain.is_some() {
             line.push_str(&format!(": {}", describe_gain(&gain)));
         }
     }

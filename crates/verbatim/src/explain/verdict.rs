@@ -39,7 +39,7 @@ impl Process {
         match advice.gain {
             None => Verdict::Unknown,
             Some(gain) if gain.exceeds_noise() => {
-                if advice.guideline == guidelines::OTHER_DESIGN {
+                if advice.guideline == guidelines::REDESIGN_NAME {
                     Verdict::Instead
                 } else {
                     Verdict::NotAfterSteps

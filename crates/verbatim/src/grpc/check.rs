@@ -15,7 +15,7 @@ use crate::output::{print, print_json};
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// The server
-    #[arg(value_name = "IP:PORT", value_parser = crate::streams::address)]
+    #[arg(value_name = "IP:PORT", value_parser = crate::streams::parse_socket_address)]
     server: SocketAddr,
     /// Use TCP, as clients without RDMA do
     #[arg(long)]

@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a count of calls", 1..=4096usize))]
     outstanding: Vec<usize>,
     /// Bytes of payload in each request and each response
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = crate::streams::payload())]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = crate::streams::payload_size_parser())]
     payload: usize,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -109,7 +109,7 @@ struct RunningComparison<'a> {
 /// Runs `verbatim grpc` without a subcommand.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let placement = assign_cores(1, 1, 1, "the client")?;
-    let bounce_ns = placement.bounce_ns()?;
+    let bounce_ns = placement.measure_cache_line_transfer()?;
     let mut command = subcommand_with_nic("grpc", "serve", &args.nic, &args.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])

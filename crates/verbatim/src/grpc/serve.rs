@@ -18,7 +18,7 @@ use crate::stop::stop_signals;
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Where to listen; port 0 takes a free one
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:50051", value_parser = crate::streams::address)]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:50051", value_parser = crate::streams::parse_socket_address)]
     listen: SocketAddr,
     /// Decline RDMA: clients fall back to TCP
     #[arg(long)]

@@ -9,7 +9,7 @@ use kv::{ClientConfig, Design, PipelinedClient};
 use serde::Serialize;
 
 use super::lines::Line;
-use super::serve::{ONE_READ_BYTES, RecordArgs};
+use super::serve::{DEFAULT_ONLY_READ_BYTES, RecordArgs};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::subcommand_with_nic;
@@ -65,7 +65,7 @@ impl CheckedDesign {
     fn variants_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
             (_, Some(size)) => vec![size],
-            (Design::Reads, None) => vec![0, ONE_READ_BYTES],
+            (Design::Reads, None) => vec![0, DEFAULT_ONLY_READ_BYTES],
             (_, None) => vec![0],
         };
         let of = |read_size| Self {

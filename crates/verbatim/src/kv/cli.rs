@@ -50,7 +50,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs `verbatim kv cli`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut server = connect(args).with_context(|| format!("cannot reach {}", args.server))?;
-    server.write_all(&kv_resp::command(args.words.iter().map(String::as_bytes)))?;
+    server.write_all(&kv_resp::encode_command(
+        args.words.iter().map(String::as_bytes),
+    ))?;
     let mut came = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let answer = loop {
@@ -81,7 +83,7 @@ impl<T: Read + Write> BlockingConnection for T {}
 
 fn connect(args: &Args) -> Result<Box<dyn BlockingConnection>> {
     if args.rdma {
-        let ListenAddress::Rdma(at) = args.server.over_rdma()? else {
+        let ListenAddress::Rdma(at) = args.server.to_rdma_address()? else {
             bail!("--rdma needs HOST:PORT");
         };
         let nic = OpenNic::open(&args.nic, &args.port)?;

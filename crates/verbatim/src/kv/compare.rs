@@ -17,14 +17,15 @@ use verbs::Capabilities;
 use super::arguments::Args;
 use super::lines::Line;
 use super::peers::{self, PeerServer};
-use super::serve::ONE_READ_BYTES;
+use super::serve::DEFAULT_ONLY_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args;
-use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
+use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
 use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::side_by_side::{
-    assign_cores, check_clients, or_nothing, outcome, rate, run_interleaved, spread, yes_or_no,
+    assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, refuse_many_clients,
+    run_interleaved, spread, yes_or_no,
 };
 use crate::sweeps::{self, DesignResult, SweptResult};
 
@@ -126,10 +127,10 @@ struct Row {
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings(&args, Args::set_knob)?;
+    let settings = args.sweep.settings_to_run(&args, Args::set_knob)?;
     settings
         .iter()
-        .try_for_each(|(_, args)| check_clients(args.clients()))?;
+        .try_for_each(|(_, args)| refuse_many_clients(args.clients()))?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose_contenders(&args, nic.context.capabilities()?)?;
@@ -174,7 +175,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     }
     let chart = sweeps::chart("Key-value stores", caption, &args.sweep, &points);
     args.picture.write(&chart)?;
-    Ok(outcome(verified))
+    Ok(outcome_of_comparison(verified))
 }
 
 /// Measures all rounds of each setting; the contenders run in turn.
@@ -275,7 +276,7 @@ fn contenders_of(args: &Args, design: Design) -> Vec<Contender> {
         Design::Herd if batch > 1 => vec![with(batch, 0), with(1, 0)],
         Design::Herd => vec![with(batch, 0)],
         Design::Reads => match asked {
-            None => vec![with(batch, 0), with(batch, ONE_READ_BYTES)],
+            None => vec![with(batch, 0), with(batch, DEFAULT_ONLY_READ_BYTES)],
             Some(size) => vec![with(batch, size)],
         },
         Design::Atomics => vec![with(batch, asked.unwrap_or(0))],
@@ -284,11 +285,11 @@ fn contenders_of(args: &Args, design: Design) -> Vec<Contender> {
 
 fn measure_once(
     args: &Args,
-    placement: &ChildCores,
+    placement: &ServerAndClientCores,
     round: u32,
     contender: Contender,
 ) -> Result<Round> {
-    let bounce_ns = placement.bounce_ns()?;
+    let bounce_ns = placement.measure_cache_line_transfer()?;
     match contender {
         Contender::Store {
             design,
@@ -308,7 +309,7 @@ fn measure_once(
 /// window, and then one client with a window of one.
 fn measure_design(
     args: &Args,
-    placement: &ChildCores,
+    placement: &ServerAndClientCores,
     what: (Design, usize, usize),
     round: u32,
 ) -> Result<Round> {
@@ -432,7 +433,7 @@ fn read_reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
 /// Measures a peer once.
 fn measure_peer(
     args: &Args,
-    placement: &ChildCores,
+    placement: &ServerAndClientCores,
     peer: PeerServer,
     round: u32,
 ) -> Result<Round> {
@@ -560,17 +561,17 @@ fn print_rows(rows: &[Row]) -> Result<()> {
     for row in rows {
         table.add_row([
             row.name.clone(),
-            rate(row.rate_per_s),
-            or_nothing(row.ratio_to_redis, |r| {
+            format_rate_mops(row.rate_per_s),
+            format_or_empty(row.ratio_to_redis, |r| {
                 format!("{} x", format_three_digits(r.median))
             }),
             format_time_ns(row.latency_ns_p50),
-            or_nothing(row.latency_ns_p99, format_time_ns),
+            format_or_empty(row.latency_ns_p99, format_time_ns),
             format_time_ns(row.alone_ns_p50),
-            or_nothing(row.alone_ratio_to_redis, |r| {
+            format_or_empty(row.alone_ratio_to_redis, |r| {
                 format!("{} x", format_three_digits(r))
             }),
-            or_nothing(row.answers_per_doorbell, format_three_digits),
+            format_or_empty(row.answers_per_doorbell, format_three_digits),
             match row.kind {
                 "peer" => "counted",
                 _ => yes_or_no(row.verified),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::peers::KillOnDrop;
-use bench::pin::{pinned, spawn_on};
+use bench::pin::{run_pinned, spawn_on};
 use tempfile::TempDir;
 
 /// A server that the stores are compared with.
@@ -84,14 +84,16 @@ pub(super) struct PeerResult {
 
 /// The maximum number of keys with which a peer is filled. The number of keys hardly changes a
 /// peer's speed.
-const MOST_KEYS: u64 = 100_000;
+const MAX_FILLED_KEYS: u64 = 100_000;
 
 /// Starts a peer, fills it and measures GETs.
 pub(super) fn measure(peer: PeerServer, setup: &MeasurementSettings) -> Result<PeerResult> {
     let server = Server::start(peer, setup.server_core)?;
     match peer {
         PeerServer::Redis | PeerServer::Front => measure_redis(&server, setup),
-        PeerServer::Memcached => pinned(setup.client_core, || measure_memcached(&server, setup)),
+        PeerServer::Memcached => {
+            run_pinned(setup.client_core, || measure_memcached(&server, setup))
+        }
     }
 }
 
@@ -168,13 +170,13 @@ fn measure_redis(server: &Server, setup: &MeasurementSettings) -> Result<PeerRes
     let benchmark = RedisBenchmark {
         socket_path: &server.socket_path(),
         core: setup.client_core,
-        key_count: setup.key_count.min(MOST_KEYS),
+        key_count: setup.key_count.min(MAX_FILLED_KEYS),
         value_bytes: setup.value_bytes,
         pipeline_depth: setup.window,
         connections: if setup.window == 1 {
             1
         } else {
-            DEFAULT_CONNECTIONS
+            REDIS_DEFAULT_CONNECTIONS
         },
     };
     benchmark.run("set", 2 * benchmark.key_count)?;
@@ -182,7 +184,7 @@ fn measure_redis(server: &Server, setup: &MeasurementSettings) -> Result<PeerRes
 }
 
 /// The number of connections that `redis-benchmark` opens by default.
-pub(super) const DEFAULT_CONNECTIONS: usize = 50;
+pub(super) const REDIS_DEFAULT_CONNECTIONS: usize = 50;
 
 /// The settings of a run of `redis-benchmark`.
 #[derive(Clone, Copy, Debug)]
@@ -227,7 +229,7 @@ impl RedisBenchmark<'_> {
             bail!("redis-benchmark failed ({}): {}", output.status, why.trim());
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        let column = |name| bench::peers::redis::column(&text, name, &test.to_uppercase());
+        let column = |name| bench::peers::redis::csv_number(&text, name, &test.to_uppercase());
         let rate_per_s = column("rps")?;
         let latency_ms = column("p50_latency_ms")?;
         Ok(PeerResult {
@@ -245,7 +247,7 @@ impl RedisBenchmark<'_> {
 }
 
 fn measure_memcached(server: &Server, setup: &MeasurementSettings) -> Result<PeerResult> {
-    let keys = setup.key_count.min(MOST_KEYS);
+    let keys = setup.key_count.min(MAX_FILLED_KEYS);
     let stream = UnixStream::connect(server.socket_path()).context("cannot reach memcached")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut out = stream.try_clone()?;

@@ -13,10 +13,10 @@ use bench::pin::allowed;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::peers::{DEFAULT_CONNECTIONS, PeerResult, PeerServer, RedisBenchmark, Server};
+use super::peers::{PeerResult, PeerServer, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark, Server};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::children::ChildCores;
+use crate::children::ServerAndClientCores;
 use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
 use crate::steps::{CommandSteps, is_interrupted};
 
@@ -137,7 +137,7 @@ fn values_or_default(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
 /// Runs `verbatim kv resp`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let pipelines = args.pipeline_depths_or(&[64, 1]);
-    let &[connections] = args.connections_or(&[DEFAULT_CONNECTIONS]).as_slice() else {
+    let &[connections] = args.connections_or(&[REDIS_DEFAULT_CONNECTIONS]).as_slice() else {
         bail!("several counts of connections are measured with --rdma only");
     };
     for peer in COMPARED_SERVERS {
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
         }
     }
-    let placement = ChildCores::new(&allowed()?, 1, 1, 1);
+    let placement = ServerAndClientCores::new(&allowed()?, 1, 1, 1);
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
     let servers = [
@@ -213,7 +213,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             print_typed("row", row)?;
         }
     } else {
-        print_rows((args, connections), placement.bounce_ns()?, &rows)?;
+        print_rows(
+            (args, connections),
+            placement.measure_cache_line_transfer()?,
+            &rows,
+        )?;
     }
     Ok(CommandOutcome::Done)
 }

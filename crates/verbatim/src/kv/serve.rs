@@ -81,7 +81,7 @@ pub(crate) struct Args {
 }
 
 /// The default number of bytes of a GET's only READ: as many as `atomics` READs to find a record.
-pub(super) const ONE_READ_BYTES: usize = 512;
+pub(super) const DEFAULT_ONLY_READ_BYTES: usize = 512;
 
 /// Arguments for the layout of records that clients access by one-sided verbs.
 #[derive(clap::Args, Clone, Debug)]
@@ -145,7 +145,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
     });
     let front = front.transpose()?;
-    announce(&args, &server, front.as_ref(), is_store)?;
+    print_addresses(&args, &server, front.as_ref(), is_store)?;
     side_by_side::wait_for_stop(
         (&server, &stop),
         args.json,
@@ -162,7 +162,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let failure = server.failure();
     let spoken = front.map(|f| f.stats());
     let stats = server.stop();
-    report(&args, &stats, spoken.as_ref())?;
+    print_statistics(&args, &stats, spoken.as_ref())?;
     side_by_side::serving_outcome(failure)
 }
 
@@ -184,7 +184,7 @@ fn open_listeners(
         .parse()
         .with_context(|| format!("{address} is no address of IP"))?;
     let config = resp_rdma::Config {
-        buffer_bytes: u32::try_from(args.rdma_buffer)?,
+        receive_buffer_bytes: u32::try_from(args.rdma_buffer)?,
         ..resp_rdma::Config::default()
     };
     let connector = Connector::new(&nic.context, config)?;
@@ -222,7 +222,7 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
 }
 
 /// Prints the server's addresses.
-fn announce(
+fn print_addresses(
     args: &Args,
     server: &Server,
     front_end: Option<&FrontEnd>,
@@ -260,7 +260,11 @@ fn announce(
 }
 
 /// Prints the server's statistics.
-fn report(args: &Args, stats: &ServerStats, spoken: Option<&FrontEndStats>) -> Result<()> {
+fn print_statistics(
+    args: &Args,
+    stats: &ServerStats,
+    spoken: Option<&FrontEndStats>,
+) -> Result<()> {
     if args.json {
         if let Some(spoken) = spoken {
             print_json(&Line::Resp(*spoken))?;

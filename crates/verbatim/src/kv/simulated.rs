@@ -9,13 +9,13 @@ use nicmodel::published::{self, PublishedNumber};
 use serde::Serialize;
 
 use super::arguments::Args;
-use super::serve::ONE_READ_BYTES;
+use super::serve::DEFAULT_ONLY_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args::PublishedExperiment;
 use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
+    format_or_empty, outcome_of_comparison, relative_error, run_simulations as simulate, yes_or_no,
 };
 use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 
@@ -84,7 +84,9 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
         print_rows(args, &profiles, &rows)?;
     }
     args.picture.write(&chart(args, &profiles, &rows))?;
-    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+    Ok(outcome_of_comparison(
+        rows.iter().all(|row| row.outcome.verified),
+    ))
 }
 
 /// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
@@ -101,7 +103,7 @@ fn planned_runs<'p>(
             args.simulation.cores = vec![profile.host.cores.value as usize];
         }
         for &design in designs {
-            for (value, args) in args.sweep.settings(&args, Args::set_knob)? {
+            for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob)? {
                 for setup in setups(profile, design, &args) {
                     let at = value.unwrap_or(setup.cores);
                     runs.push((profile, setup, at));
@@ -141,7 +143,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
         x: args.sweep.axis(),
         y: Axis::auto("10⁶ requests a second"),
         series,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -182,7 +184,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
         Design::Reads => {
             let sizes = match args.records.read_size {
                 Some(size) => vec![size],
-                None => vec![0, ONE_READ_BYTES],
+                None => vec![0, DEFAULT_ONLY_READ_BYTES],
             };
             let of = |(read_size, cores)| {
                 asked(KvParameters {
@@ -303,8 +305,8 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             row.setup.cores.to_string(),
             format!("{} %", format_three_digits(100.0 * row.setup.puts)),
             format_three_digits(outcome.rate_mops),
-            or_nothing(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
-            or_nothing(row.published, |p| p.value),
+            format_or_empty(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
+            format_or_empty(row.published, |p| p.value),
             relative_error(row.relative_error),
             match row.setup.design {
                 Design::Herd => format!("{:.1}", outcome.answers_per_doorbell),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bench::pin::{allowed, pinned};
+use bench::pin::{allowed, run_pinned};
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use kv_resp::ListenAddress;
@@ -20,11 +20,11 @@ use serde::Serialize;
 use super::lines::Line;
 use super::resp::Args;
 use crate::CommandOutcome;
-use crate::children::{ChildCores, start_on_cores, subcommand_with_nic};
+use crate::children::{ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
 use crate::output::{self, format_three_digits, format_time_ns, print, print_typed, write_file};
 use crate::picture::{axis_coordinate, spread_point, svg};
-use crate::side_by_side::{rate, run_interleaved, spread};
+use crate::side_by_side::{format_rate_mops, run_interleaved, spread};
 
 /// A setting that is measured over TCP and over RDMA in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ struct Row {
 }
 
 /// The state that all measurements share.
-struct Setup<'a> {
+struct MeasurementContext<'a> {
     args: &'a Args,
     cores: Vec<usize>,
     connector: Connector,
@@ -111,7 +111,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     );
     let cores = allowed()?;
     let most = points.iter().map(|p| p.client_threads).max().unwrap_or(1);
-    let placement = ChildCores::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
+    let placement =
+        ServerAndClientCores::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
     if most >= cores.len() {
         eprintln!(
             "note: {most} threads of clients share {} cores",
@@ -130,7 +131,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         Line::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
         _ => None,
     })?;
-    let setup = Setup {
+    let setup = MeasurementContext {
         args,
         cores: placement.clients.concat(),
         connector: Connector::new(&nic.context, Config::default())?,
@@ -153,7 +154,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             print_typed("row", row)?;
         }
     } else {
-        print_rows(args, placement.bounce_ns()?, &rows)?;
+        print_rows(args, placement.measure_cache_line_transfer()?, &rows)?;
     }
     if let Some(file) = &args.rdma.svg {
         write_file(file, &picture(args, &rows))?;
@@ -186,7 +187,7 @@ fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
     points
 }
 
-impl Setup<'_> {
+impl MeasurementContext<'_> {
     fn load_parameters(&self, point: ValkeySetting, seed: u64) -> LoadParameters {
         LoadParameters {
             command: point.command,
@@ -248,7 +249,7 @@ impl Setup<'_> {
             ready.wait();
             let mut loader = connected.context("cannot connect")?;
             let core = *core.context("no core to run on")?;
-            pinned(core, || {
+            run_pinned(core, || {
                 Ok(loader.run(&self.load_parameters(point, seed), &stop)?)
             })
         };
@@ -344,8 +345,8 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
             row.pipeline.to_string(),
             row.threads.to_string(),
             row.connections.to_string(),
-            rate(row.tcp.per_s),
-            rate(row.rdma.per_s),
+            format_rate_mops(row.tcp.per_s),
+            format_rate_mops(row.rdma.per_s),
             format!("{ratio} x ({min}..{max})"),
             format_time_ns(row.tcp.ns_p50),
             format_time_ns(row.tcp.ns_p99),
@@ -379,6 +380,6 @@ fn picture(args: &Args, rows: &[Row]) -> String {
         x: Axis::log("connections"),
         y: Axis::linear("10⁶ GETs a second"),
         series: vec![curve("RDMA", |row| &row.rdma), curve("TCP", |row| &row.tcp)],
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     })
 }

@@ -145,7 +145,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         .map(|_| PipelinedClient::connect_on(&nic.context, config.clone()))
         .collect::<Result<_, _>>()
         .context("is the server running?")?;
-    let bar = output::activity(args.json);
+    let bar = output::activity_display(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
     let mut right = true;
     if args.fill || args.fill_only {

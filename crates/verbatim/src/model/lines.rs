@@ -38,7 +38,7 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
         ]);
     }
     lines.push(rows.to_string());
-    lines.extend(unknown_line(bounds));
+    lines.extend(unknown_resources_line(bounds));
     lines
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn format_range(range: &LikelyRange) -> String {
 
 /// Formats the resources for which the profile has no number; returns `None` if the profile has all
 /// numbers.
-pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
+pub(crate) fn unknown_resources_line(bounds: &Bounds) -> Option<String> {
     let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
     (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))
 }

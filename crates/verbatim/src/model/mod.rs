@@ -20,7 +20,7 @@ use crate::CommandOutcome;
 use crate::output::{print, print_typed};
 
 pub(crate) use lines::{
-    bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_line,
+    bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_resources_line,
 };
 
 /// The choice of one NIC to model.

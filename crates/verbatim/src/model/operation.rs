@@ -147,7 +147,7 @@ impl Operation {
         } else {
             Transport::Rc
         });
-        let payload = self.payload.or(verb.fixed_payload()).unwrap_or(32);
+        let payload = self.payload.or(verb.fixed_payload_bytes()).unwrap_or(32);
         let mut operation = nicmodel::Operation::new(verb, transport, payload);
         operation.inline = self.inline;
         operation.imm = self.imm || (verb == Verb::Send && payload == 0);
@@ -172,7 +172,8 @@ impl Operation {
                 bail!("--counters and --stride are of atomics; {verb} has no lock");
             }
             let count = self.counters.unwrap_or(u64::MAX);
-            let Some(used) = locks::locks_of_counters(profile, count, self.stride.unwrap_or(8))
+            let Some(used) =
+                locks::lock_count_of_counters(profile, count, self.stride.unwrap_or(8))
             else {
                 bail!(
                     "how addresses choose locks is not known for {}; leave out --counters and \
@@ -246,7 +247,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
         window: wanted.window.map(f64::from),
     };
     let sides = BothSides::of(profile, &load, way)?;
-    let ideas = what_if(profile, &load, way, &sides);
+    let ideas = effects_of_changes(profile, &load, way, &sides);
     if json {
         print_typed(
             "footprint",
@@ -404,7 +405,7 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
     let lines: [(&str, LinkQuantity); 9] = [
         ("MMIO writes", LinkTransactions::mmio_writes),
         ("  of them doorbells", LinkTransactions::doorbells),
-        ("DMA reads", LinkTransactions::dma_reads),
+        ("DMA reads", LinkTransactions::dma_reads_without_recv_wqes),
         ("DMA reads of RECVs", LinkTransactions::recv_wqe_reads),
         ("DMA writes", LinkTransactions::dma_writes),
         ("cache lines read", LinkTransactions::lines_read),
@@ -485,7 +486,7 @@ impl BothSides {
 }
 
 /// Returns possible changes of an operation, and the rates of both sides after each.
-fn what_if(
+fn effects_of_changes(
     profile: &Profile,
     load: &MixOperation,
     way: CoresAndWindow,
@@ -520,7 +521,7 @@ fn what_if(
             load.queue_pairs = Some(more)
         });
     }
-    if operation.verb.sends_payload() && operation.payload_bytes > 0 {
+    if operation.verb.carries_payload_in_request() && operation.payload_bytes > 0 {
         if !operation.inline {
             change("payload inlined".to_owned(), &|load| {
                 load.operation.inline = true
@@ -571,8 +572,8 @@ fn what_if(
         let then = BothSides::of(profile, &load, way).ok()?;
         Some(WhatIf {
             change,
-            requester: compare_bounds(&now.requester, &then.requester)?,
-            responder: compare_bounds(&now.responder, &then.responder)?,
+            requester: effect_of_change(&now.requester, &then.requester)?,
+            responder: effect_of_change(&now.responder, &then.responder)?,
         })
     };
     let mut ideas: Vec<_> = changes.into_iter().filter_map(outcome).collect();
@@ -581,7 +582,7 @@ fn what_if(
     ideas
 }
 
-fn compare_bounds(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
+fn effect_of_change(now: &Bounds, then: &Bounds) -> Option<ChangeEffect> {
     let (before, after) = (now.predicted_mops?, then.predicted_mops?);
     Some(ChangeEffect {
         predicted_mops: after,

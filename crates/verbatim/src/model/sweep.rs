@@ -83,7 +83,7 @@ impl SweepArgs {
             x: over.axis(),
             y: Axis::auto("10⁶ operations a second"),
             series: series(profiles, &rows),
-            levels: Vec::new(),
+            constant_levels: Vec::new(),
         })
     }
 }

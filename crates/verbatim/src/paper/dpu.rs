@@ -28,13 +28,13 @@ pub(super) enum StudySimulation {
 const MESSAGE_BYTES: usize = 32;
 
 /// Duration of the timed exchanges, in ms of virtual time.
-const PING_MS: u64 = 1;
+const PING_PONG_VIRTUAL_MS: u64 = 1;
 
 /// The results of the simulations that have run so far.
 #[derive(Debug, Default)]
 pub(super) struct StudyResults {
     /// Results of simulations: rates in 10^6 a second, latencies in µs.
-    results: Vec<(StudySimulation, f64)>,
+    rates_and_latencies: Vec<(StudySimulation, f64)>,
     pub(super) btree: DpuBtree,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<StudySimulation>>,
@@ -66,12 +66,12 @@ impl StudyResults {
             StudySimulation::Send(place) => latency(bf2, place)?,
             StudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
         };
-        self.results.push((what, result));
+        self.rates_and_latencies.push((what, result));
         Ok(())
     }
 
     fn result_or_mark_missing(&self, what: StudySimulation) -> Option<f64> {
-        let mut found = self.results.iter();
+        let mut found = self.rates_and_latencies.iter();
         let found = found.find(|(run, _)| *run == what);
         if found.is_none() {
             self.missing_simulations.borrow_mut().push(what);
@@ -151,7 +151,7 @@ fn latency(bf2: &Profile, place: CorePlace) -> Result<f64> {
         inline: Some(false),
         ..MicroParameters::default()
     };
-    let ping = PingPong::new(Verb::RcSend, &parameters, PING_MS)?;
+    let ping = PingPong::new(Verb::RcSend, &parameters, PING_PONG_VIRTUAL_MS)?;
     match run_toward_place(bf2, &MeasurementTask::PingPong(ping), place)? {
         TaskResult::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
         TaskResult::Rate(_) => bail!("a ping-pong has a latency"),

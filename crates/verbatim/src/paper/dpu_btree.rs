@@ -42,7 +42,7 @@ fn dpu_shares_in_sixteenths() -> impl Iterator<Item = u32> {
 #[derive(Debug, Default)]
 pub(super) struct DpuBtree {
     /// Results of simulations: rates in 10^6 a second, and latencies in ns.
-    results: Vec<(BtreeSimulation, f64, f64)>,
+    rates_and_latencies: Vec<(BtreeSimulation, f64, f64)>,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<BtreeSimulation>>,
 }
@@ -124,12 +124,15 @@ impl DpuBtree {
                 (alone(&outcome), outcome.reads_per_lookup)
             }
         };
-        self.results.push((what, result, reads));
+        self.rates_and_latencies.push((what, result, reads));
         Ok(())
     }
 
     fn result_or_mark_missing(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
-        let mut found = self.results.iter().filter(|(run, ..)| *run == what);
+        let mut found = self
+            .rates_and_latencies
+            .iter()
+            .filter(|(run, ..)| *run == what);
         let found = found.next();
         if found.is_none() {
             self.missing_simulations.borrow_mut().push(what);
@@ -143,24 +146,27 @@ impl DpuBtree {
     }
 
     /// Returns the result of a simulation that has run.
-    fn result_if_run(&self, what: BtreeSimulation) -> Option<f64> {
-        let mut found = self.results.iter().filter(|(run, ..)| *run == what);
+    fn rate_if_run(&self, what: BtreeSimulation) -> Option<f64> {
+        let mut found = self
+            .rates_and_latencies
+            .iter()
+            .filter(|(run, ..)| *run == what);
         found.next().map(|(_, result, _)| *result)
     }
 
     /// Returns the rates by RPC over the share of keys on the DPU.
     pub(super) fn rpc_rates_by_dpu_share(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.result_if_run(BtreeSimulation::Rpc { keys, share })?;
+            let rate = self.rate_if_run(BtreeSimulation::Rpc { keys, share })?;
             Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
         (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
     }
 
     /// Returns the rates by READs over the share of keys on the DPU.
-    pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
+    pub(super) fn read_rates_by_dpu_share(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.result_if_run(BtreeSimulation::Read { share })?;
+            let rate = self.rate_if_run(BtreeSimulation::Read { share })?;
             Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
         (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
@@ -238,7 +244,7 @@ mod tests {
         for draw in [false, true] {
             let runs = DpuBtree::needed_simulations(draw).into_iter();
             let done = DpuBtree {
-                results: runs.map(|run| (run, 1.0, 1.0)).collect(),
+                rates_and_latencies: runs.map(|run| (run, 1.0, 1.0)).collect(),
                 ..DpuBtree::default()
             };
             let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");

@@ -23,12 +23,12 @@ struct Figure {
     file: &'static str,
     title: &'static str,
     /// Source of the curves: model, simulation or arithmetic.
-    kind: &'static str,
+    curve_source: &'static str,
     x: Axis,
     y: Axis,
     series: Vec<Series>,
     /// Published values without an x coordinate, which are drawn as levels.
-    levels: Vec<(String, f64)>,
+    published_levels: Vec<(String, f64)>,
 }
 
 const MODEL_SOURCE: &str = "model: bounds of the resources";
@@ -76,7 +76,7 @@ fn published_points(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
 }
 
 /// Returns the powers of two whose exponents are in `range`.
-fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
+fn powers_of_two(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
     range.map(|power| 1 << power)
 }
 
@@ -94,14 +94,14 @@ fn pcie_bytes(cib: &Profile) -> Figure {
     Figure {
         file: "figure-2b.svg",
         title: "Figure 2b: bytes on PCIe 3.0 to hand over data",
-        kind: "arithmetic",
+        curve_source: "arithmetic",
         x: Axis::linear("data, bytes"),
         y: Axis::linear("bytes on the link"),
         series: vec![
-            model_curve("DMA read", of(pcie::dma_read_bytes)),
-            model_curve("MMIO write", of(pcie::mmio_write_bytes)),
+            model_curve("DMA read", of(pcie::dma_read_bytes_to_device)),
+            model_curve("MMIO write", of(pcie::mmio_bytes_to_device)),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -121,22 +121,22 @@ fn sequencer_cores(simulated: &SimulationResults) -> Figure {
     };
     // The rate of atomics does not depend on the server's cores, which take no part in them.
     let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
-    let mut series = vec![level.published(published(Design::Atomics))];
+    let mut series = vec![level.with_published_points(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
         let rates = Series::new(
             design.to_string(),
             simulated.sequencer_rates_by_cores(design),
         );
-        series.push(rates.published(published(design)));
+        series.push(rates.with_published_points(published(design)));
     }
     Figure {
         file: "figure-7.svg",
         title: "Figure 7: sequencer on Connect-IB",
-        kind: SIMULATION_SOURCE,
+        curve_source: SIMULATION_SOURCE,
         x: Axis::linear("cores of the server"),
         y: Axis::auto("10⁶ requests/s"),
         series,
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -149,7 +149,7 @@ fn latency(simulated: &SimulationResults) -> Figure {
     Figure {
         file: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
-        kind: SIMULATION_SOURCE,
+        curve_source: SIMULATION_SOURCE,
         x: Axis::linear("median latency, µs").of_outcomes(),
         y: Axis::linear("10⁶ requests/s"),
         series: vec![
@@ -157,7 +157,7 @@ fn latency(simulated: &SimulationResults) -> Figure {
             Series::new("an answer to a doorbell", alone),
         ],
         // The publication gives the rate, but not the latency at that rate.
-        levels: published_points(&[(0.0, "seq_t3_spec_s0")])
+        published_levels: published_points(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
             .map(|(_, rate)| ("published peak".to_owned(), rate))
             .collect(),
@@ -179,14 +179,14 @@ fn btree_split(simulated: &SimulationResults) -> Figure {
     Figure {
         file: "figure-dpu-split.svg",
         title: "Look-ups by RPC over the split of a B-tree between the host and the DPU of a BlueField-2",
-        kind: "simulated: the B-tree's own code",
+        curve_source: "simulated: the B-tree's own code",
         x: Axis::linear("share of the keys on the DPU"),
         y: Axis::auto("look-ups/s, % of the host's alone"),
         series: vec![
-            relative("1 M keys", dpu_btree::SMALL_TREE_KEYS).published(gained),
+            relative("1 M keys", dpu_btree::SMALL_TREE_KEYS).with_published_points(gained),
             relative("256 M keys", dpu_btree::LARGE_TREE_KEYS),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -194,18 +194,18 @@ fn btree_split(simulated: &SimulationResults) -> Figure {
 fn btree_split_reads(simulated: &SimulationResults) -> Figure {
     // The axis shows whole numbers only, so rates are in thousands.
     let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
-    let rates = simulated.dpu.btree.read_rates();
+    let rates = simulated.dpu.btree.read_rates_by_dpu_share();
     Figure {
         file: "figure-dpu-split-reads.svg",
         title: "Look-ups by READs over the split of a B-tree between the host and the DPU of a BlueField-2",
-        kind: "simulated: the B-tree's own code",
+        curve_source: "simulated: the B-tree's own code",
         x: Axis::linear("share of the keys on the DPU"),
         y: Axis::auto("10³ look-ups/s"),
         series: vec![Series::new(
             "nodes of 2 KiB, 256 M keys",
             rates.into_iter().map(thousands),
         )],
-        levels: published_points(&[(0.0, "dpu_os_best")])
+        published_levels: published_points(&[(0.0, "dpu_os_best")])
             .into_iter()
             .map(thousands)
             .map(|(_, rate)| ("published".to_owned(), rate))
@@ -227,16 +227,16 @@ fn multi_queue(cib: &Profile) -> Figure {
     Figure {
         file: "figure-11b.svg",
         title: "Figure 11b: UD SENDs of 60 bytes from one core of Connect-IB",
-        kind: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE,
         x: Axis::linear("queue pairs"),
         y: Axis::auto("rate, as a multiple of one a post on one queue pair"),
         series: vec![
             model_curve("postlists of 16", over(16.0))
-                .published(published_points(&[(4.0, "ud_send_1c_mq4_gain_hi")])),
+                .with_published_points(published_points(&[(4.0, "ud_send_1c_mq4_gain_hi")])),
             model_curve("one a post", over(1.0))
-                .published(published_points(&[(4.0, "ud_send_1c_nobatch_mq_gain")])),
+                .with_published_points(published_points(&[(4.0, "ud_send_1c_nobatch_mq_gain")])),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -263,12 +263,12 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
     Ok(Figure {
         file: "figure-13.svg",
         title: "Figure 13: windows of 8-byte READs and WRITEs, 14 cores of Connect-IB",
-        kind: "simulated",
+        curve_source: "simulated",
         x: Axis::log("window of each core"),
         y: Axis::auto("10⁶/s"),
         series: vec![
             of("READs", &reads, |o| o.rate_mops)
-                .published(published_points(&[(512.0, "out_read")])),
+                .with_published_points(published_points(&[(512.0, "out_read")])),
             of("WRITEs", &writes, |o| o.rate_mops),
             of("WQE cache misses of READs", &reads, |o| {
                 o.wqe_cache_misses_mops
@@ -276,9 +276,9 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
             of("WQE cache misses of WRITEs", &writes, |o| {
                 o.wqe_cache_misses_mops
             })
-            .published(published_points(&[(512.0, "out_write_wqe_miss")])),
+            .with_published_points(published_points(&[(512.0, "out_write_wqe_miss")])),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     })
 }
 
@@ -295,19 +295,19 @@ fn best_windows(simulated: &SimulationResults) -> Figure {
     };
     let best = |name: &str, nic, id| {
         let published = published::get(id).map(|p| (p.value, 100.0));
-        Series::new(name, of(nic)).published(published)
+        Series::new(name, of(nic)).with_published_points(published)
     };
     Figure {
         file: "figure-13-best.svg",
         title: "Section 5.3.2: windows of 8-byte READs from all cores",
-        kind: "simulated",
+        curve_source: "simulated",
         x: Axis::log("window of each core"),
         y: Axis::auto("READs/s, % of the most"),
         series: vec![
             best("Connect-IB", "cib", "out_read_best_window_cib"),
             best("ConnectX-3", "cx3", "out_read_best_window_cx3"),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -315,14 +315,14 @@ fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
     Figure {
         file: "figure-9.svg",
         title: "Figure 9: HERD key-value store on Connect-IB",
-        kind: "simulated: the store's own code; READ-based: model",
+        curve_source: "simulated: the store's own code; READ-based: model",
         x: Axis::linear("cores"),
         y: Axis::auto("10⁶ requests/s"),
         series: vec![
-            Series::new("HERD", simulated.herd_rates_by_cores(false)).published(published_points(
-                &[(1.0, "herd_base_1c"), (14.0, "herd_base_peak")],
-            )),
-            Series::new("with batches", simulated.herd_rates_by_cores(true)).published(
+            Series::new("HERD", simulated.herd_rates_by_cores(false)).with_published_points(
+                published_points(&[(1.0, "herd_base_1c"), (14.0, "herd_base_peak")]),
+            ),
+            Series::new("with batches", simulated.herd_rates_by_cores(true)).with_published_points(
                 published_points(&[(1.0, "herd_batch_1c"), (12.0, "herd_batch_peak")]),
             ),
             model_curve(
@@ -335,9 +335,9 @@ fn herd_cores(cib: &Profile, simulated: &SimulationResults) -> Figure {
                     )
                 }),
             )
-            .published(published_points(&[(14.0, "derived_read_kv_line")])),
+            .with_published_points(published_points(&[(14.0, "derived_read_kv_line")])),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -356,7 +356,7 @@ fn drtm(simulated: &SimulationResults) -> Figure {
     Figure {
         file: "figure-10.svg",
         title: "Figure 10: DrTM-KV",
-        kind: "simulated",
+        curve_source: "simulated",
         x: Axis::linear("PUTs, %"),
         y: Axis::auto("requests/s, % of those with GETs alone"),
         series: vec![
@@ -364,12 +364,12 @@ fn drtm(simulated: &SimulationResults) -> Figure {
                 "Connect-IB, emulation: 2 atomics a PUT",
                 simulated.drtm_rates_by_put_percent("cib"),
             )
-            .published(lost),
+            .with_published_points(lost),
             relative(
                 "ConnectX-3, emulation",
                 simulated.drtm_rates_by_put_percent("cx3"),
             )
-            .published(kept),
+            .with_published_points(kept),
             relative(
                 "Connect-IB, a whole store",
                 simulated.atomics_store_rates("cib"),
@@ -379,7 +379,7 @@ fn drtm(simulated: &SimulationResults) -> Figure {
                 simulated.atomics_store_rates("cx3"),
             ),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -410,26 +410,26 @@ fn ud_send(cib: &Profile) -> Figure {
     Figure {
         file: "figure-11a.svg",
         title: "Figure 11a: UD SENDs of Connect-IB",
-        kind: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE,
         x: Axis::linear("payload, bytes"),
         y: Axis::auto("10⁶ SENDs/s"),
         series: vec![
-            model_curve("postlists of 16", over(16.0)).published(published_points(&[
+            model_curve("postlists of 16", over(16.0)).with_published_points(published_points(&[
                 (60.0, "ud_send_batched_peak"),
                 (0.0, "ud_send_batched_ho_peak"),
             ])),
             model_curve("one a post", over(1.0))
-                .published(published_points(&[(60.0, "ud_send_nobatch_peak")])),
+                .with_published_points(published_points(&[(60.0, "ud_send_nobatch_peak")])),
             model_curve(
                 "DMA limit",
                 limit(|nic, lines| pcie::dma_read_mbps(nic) / f64::from(64 * lines)),
             ),
             model_curve(
                 "MMIO limit",
-                limit(|nic, lines| pcie::mmio_lines_mops(nic) / f64::from(lines)),
+                limit(|nic, lines| pcie::max_mmio_line_mops(nic) / f64::from(lines)),
             ),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
@@ -450,7 +450,7 @@ const INBOUND_RATE_NICS: [(&str, &str); 3] = [
 ];
 
 /// Returns the model's rate of arriving operations of a verb on a NIC, over payloads.
-fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)> {
+fn inbound_rates_by_payload(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)> {
     let at = |payload| {
         let load = MixOperation::new(Operation::new(verb, transport, payload), Role::Responder);
         Some((
@@ -481,48 +481,48 @@ fn inbound_reads() -> Figure {
         _ => Vec::new(),
     };
     let reads = INBOUND_RATE_NICS.map(|(nic, name)| {
-        let points = over_payloads(nic, Verb::RdmaRead, Transport::Rc);
-        Series::function(name, points).published(published(nic))
+        let points = inbound_rates_by_payload(nic, Verb::RdmaRead, Transport::Rc);
+        Series::function(name, points).with_published_points(published(nic))
     });
     let limits = INBOUND_RATE_NICS
         .map(|(nic, name)| Series::function(format!("InfiniBand limit, {name}"), limit(nic)));
     Figure {
         file: "figure-12.svg",
         title: "Figure 12: inbound READs",
-        kind: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ READs/s"),
         series: reads.into_iter().chain(limits).collect(),
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
 fn inbound_writes() -> Figure {
     let writes = INBOUND_RATE_NICS.map(|(nic, name)| {
-        let points = over_payloads(nic, Verb::RdmaWrite, Transport::Uc);
+        let points = inbound_rates_by_payload(nic, Verb::RdmaWrite, Transport::Uc);
         let published = match nic {
             "cib" => published_points(&[(4.0, "in_write_small")]),
             _ => Vec::new(),
         };
-        Series::function(name, points).published(published)
+        Series::function(name, points).with_published_points(published)
     });
     Figure {
         file: "figure-12-writes.svg",
         title: "Figure 12: inbound WRITEs",
-        kind: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE,
         x: Axis::log("payload, bytes").in_bytes(),
         y: Axis::auto("10⁶ WRITEs/s"),
         series: writes.to_vec(),
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
 fn atomics() -> Figure {
     let over = |nic: &str| {
         let profile = builtin(nic);
-        powers(0..=12).map(move |counters| {
+        powers_of_two(0..=12).map(move |counters| {
             let at = profile.and_then(|profile| {
-                let slots = locks::locks_of_counters(profile, u64::from(counters), 8)?;
+                let slots = locks::lock_count_of_counters(profile, u64::from(counters), 8)?;
                 let atomic = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
                 let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
                 predicted_rate_mops(profile, &Mix::new(vec![load]))
@@ -533,29 +533,29 @@ fn atomics() -> Figure {
     Figure {
         file: "figure-14.svg",
         title: "Figure 14: atomics over the number of counters",
-        kind: MODEL_SOURCE,
+        curve_source: MODEL_SOURCE,
         x: Axis::log("counters of 8 bytes"),
         y: Axis::auto("10⁶ atomics/s"),
         series: vec![
-            model_curve("Connect-IB", over("cib")).published(published_points(&[
+            model_curve("Connect-IB", over("cib")).with_published_points(published_points(&[
                 (1.0, "atomics_cib_z1"),
                 (4096.0, "atomics_cib_zbig"),
             ])),
             model_curve("ConnectX-3", over("cx3"))
-                .published(published_points(&[(64.0, "atomics_cx3")])),
+                .with_published_points(published_points(&[(64.0, "atomics_cx3")])),
         ],
-        levels: Vec::new(),
+        published_levels: Vec::new(),
     }
 }
 
 fn chart(figure: &Figure) -> Chart {
     Chart {
         title: figure.title.to_owned(),
-        caption: figure.kind.to_owned(),
+        caption: figure.curve_source.to_owned(),
         x: figure.x.clone(),
         y: figure.y.clone(),
         series: figure.series.clone(),
-        levels: figure.levels.clone(),
+        constant_levels: figure.published_levels.clone(),
     }
 }
 

@@ -7,16 +7,16 @@ use super::rows::{self, Parameter, Row};
 use super::simulated::SimulationResults;
 
 /// Most rounds; the sum of squares is stable after a few.
-const ROUNDS: usize = 12;
+const MAX_ROUNDS: usize = 12;
 
 /// Damping of the first round: an undetermined combination of parameters stays as it is.
 const FIRST_DAMPING: f64 = 1e-3;
 
 /// Damping that ends the search: no smaller sum of squares is near.
-const LAST_DAMPING: f64 = 10.0;
+const MAX_DAMPING: f64 = 10.0;
 
 /// Relative decrease of the sum of squares that counts as none.
-const NO_DECREASE: f64 = 1e-3;
+const NEGLIGIBLE_DECREASE: f64 = 1e-3;
 
 /// Fraction of a vector's length outside the known directions from which the vector counts as undetermined.
 const MAX_UNSPANNED_FRACTION: f64 = 0.2;
@@ -52,7 +52,7 @@ pub(super) fn least_squares(
     let mut best = nics.clone();
     let mut now = log_misfits(&best, rows)?;
     let mut damping = FIRST_DAMPING;
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         let Some(changes) = levenberg_marquardt_step(slopes, &now, damping) else {
             break;
         };
@@ -71,8 +71,8 @@ pub(super) fn least_squares(
         } else {
             damping *= 10.0;
         }
-        let is_stable = after < before && after >= before * (1.0 - NO_DECREASE);
-        if is_stable || damping > LAST_DAMPING {
+        let is_stable = after < before && after >= before * (1.0 - NEGLIGIBLE_DECREASE);
+        if is_stable || damping > MAX_DAMPING {
             break;
         }
     }

@@ -103,7 +103,7 @@ fn simulate(draw: bool) -> Result<SimulationResults> {
     let mut simulated = SimulationResults::default();
     for run in runs {
         let name = format!("simulating {run}");
-        if steps.run(name, || simulated.run(run))?.is_none() {
+        if steps.run(name, || simulated.run_and_store(run))?.is_none() {
             break;
         }
     }

@@ -12,7 +12,7 @@ use super::number::{NumberKind, OurNumber, PublishedRelation};
 pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     mix_rate(nics, id)
         .or_else(|| ratio(nics, id))
-        .or_else(|| single_core(nics, id))
+        .or_else(|| single_core_send_number(nics, id))
         .or_else(|| other_number(nics, id))
 }
 
@@ -110,7 +110,7 @@ fn dpu_share() -> Option<f64> {
 }
 
 /// Computes the numbers of Figure 11b: one core that SENDs 60 bytes.
-fn single_core(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn single_core_send_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let profile = nics.profile_by_name("cib");
     let rate = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
@@ -143,7 +143,7 @@ fn other_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
             NumberKind::Fitted,
         ),
         "derived_atomics_page_aligned" => {
-            let slots = locks::locks_of_counters(cib, 1 << 20, 4096)?;
+            let slots = locks::lock_count_of_counters(cib, 1 << 20, 4096)?;
             let atomic = Operation::new(Verb::AtomicCmpAndSwp, Transport::Rc, 8);
             let load = MixOperation::new(atomic, Role::Responder).on_lock_slots(slots);
             to_our_number(

@@ -45,7 +45,7 @@ impl PublishedProfiles {
     pub(super) fn with(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
         let profile = changed.0.iter_mut().find(|profile| profile.name == nic)?;
-        *profile = profile.with(key, value)?;
+        *profile = profile.with_number(key, value)?;
         Some(changed)
     }
 }

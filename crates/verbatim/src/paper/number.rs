@@ -126,7 +126,8 @@ impl ComparedNumber {
         let relation = ours.map_or(PublishedRelation::Equal, |ours| ours.relation);
         let error = ours.map(|ours| relative_error(published.value, ours));
         let off = ours.zip(error).is_some_and(|(ours, error)| {
-            error.abs() > ours.kind.max_relative_error() && !rounds_to(ours.value, published.value)
+            error.abs() > ours.kind.max_relative_error()
+                && !rounds_to_printed(ours.value, published.value)
         });
         ComparedNumber {
             id: published.id,
@@ -237,7 +238,7 @@ fn relative_error(published: f64, ours: &OurNumber) -> f64 {
 }
 
 /// Returns true if `ours`, rounded to the printed decimals, is `printed`.
-fn rounds_to(ours: f64, printed: f64) -> bool {
+fn rounds_to_printed(ours: f64, printed: f64) -> bool {
     let text = printed.to_string();
     let decimals = text.split_once('.').map_or(0, |(_, digits)| digits.len());
     let half = 0.5 * 0.1f64.powi(i32::try_from(decimals).unwrap_or(i32::MAX));
@@ -279,9 +280,9 @@ mod tests {
 
     #[test]
     fn printed_digits_decide_what_is_exact() {
-        assert!(rounds_to(13_443.28, 13_443.0) && !rounds_to(13_443.6, 13_443.0));
-        assert!(rounds_to(87.52, 87.5) && !rounds_to(87.56, 87.5));
-        assert!(!rounds_to(3e-10, 2.328_306_436_538_696_3e-10));
+        assert!(rounds_to_printed(13_443.28, 13_443.0) && !rounds_to_printed(13_443.6, 13_443.0));
+        assert!(rounds_to_printed(87.52, 87.5) && !rounds_to_printed(87.56, 87.5));
+        assert!(!rounds_to_printed(3e-10, 2.328_306_436_538_696_3e-10));
     }
 
     #[test]

@@ -12,11 +12,11 @@ use super::number::{OurNumber, PublishedRelation};
 pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let value = wqe_or_header_bytes(nics, id).or_else(|| transaction_count(nics, id));
     let value = value
-        .or_else(|| links(nics, id))
+        .or_else(|| pcie_link_property(nics, id))
         .or_else(|| cluster_property(nics, id));
     value
         .map(OurNumber::arithmetic)
-        .or_else(|| bounded_number(nics, id))
+        .or_else(|| number_with_bound_only(nics, id))
 }
 
 fn ud_send(payload: u32) -> Operation {
@@ -30,7 +30,7 @@ fn wqe_cache_lines(nics: &PublishedProfiles, operation: &Operation) -> f64 {
 }
 
 fn wqe_slot_bytes(nics: &PublishedProfiles, operation: &Operation) -> f64 {
-    f64::from(wqe::slot_bytes(
+    f64::from(wqe::send_queue_slot_bytes(
         operation.wqe_bytes(nics.profile_by_name("cib")),
     ))
 }
@@ -77,7 +77,7 @@ fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
-        "wqe_slide18_unused" => f64::from(wqe::slot_bytes(response) - response),
+        "wqe_slide18_unused" => f64::from(wqe::send_queue_slot_bytes(response) - response),
         "seq_rpc_response_dma_bytes" => wqe_slot_bytes(nics, &ud_send(8)),
         "seq_spec_s0_response_dma_bytes" => wqe_slot_bytes(nics, &header_only),
         "seq_spec_s0_dma_reduction" => {
@@ -144,25 +144,26 @@ fn transaction_count(nics: &PublishedProfiles, id: &str) -> Option<f64> {
                 .find(|t| t.purpose == TransactionPurpose::Doorbell)?
                 .data_bytes
         }
-        "appA_slot_bytes" => f64::from(wqe::slot_bytes(65)),
+        "appA_slot_bytes" => f64::from(wqe::send_queue_slot_bytes(65)),
         "shrink_129_mmio" => written(129),
         "shrink_128_mmio" => written(128),
         "batch_mmio_count" => ten(PostMethod::Doorbell).requester.mmio_writes(),
         "counter_split_read" => f64::from(u32::try_from(wqe::lines_touched(62, 4)).ok()?),
-        "responder_in_read" => {
-            responder(&Operation::new(Verb::RdmaRead, Transport::Rc, 32)).dma_reads()
-        }
+        "responder_in_read" => responder(&Operation::new(Verb::RdmaRead, Transport::Rc, 32))
+            .dma_reads_without_recv_wqes(),
         "responder_in_write" => {
             responder(&Operation::new(Verb::RdmaWrite, Transport::Uc, 32)).dma_writes()
         }
         "ud_recv_dma_regular" => responder(&send).dma_writes(),
-        "ud_recv_dma_inline" => responder(&send.received(PayloadDestination::Inline)).dma_writes(),
+        "ud_recv_dma_inline" => {
+            responder(&send.with_recv_destination(PayloadDestination::Inline)).dma_writes()
+        }
         "ud_recv_dma_ho" => responder(&Operation::header_only(Transport::Ud)).dma_writes(),
         // The publication counts the NIC's reads for a small inlined WRITE by MMIO as WQE-cache misses.
         "out_write_wqe_miss" => {
             let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).inlined();
             let one = postlist(nics, "cib", &write, PostMethod::WqeByMmio, 1);
-            one.requester.dma_reads()
+            one.requester.dma_reads_without_recv_wqes()
         }
         "atomics_cib_lsb" => f64::from(
             nics.profile_by_name("cib")
@@ -171,7 +172,7 @@ fn transaction_count(nics: &PublishedProfiles, id: &str) -> Option<f64> {
                 .as_ref()?
                 .value,
         ),
-        "atomics_cib_buckets" => f64::from(locks::locks_of_counters(
+        "atomics_cib_buckets" => f64::from(locks::lock_count_of_counters(
             nics.profile_by_name("cib"),
             u64::MAX,
             1,
@@ -181,7 +182,7 @@ fn transaction_count(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Computes bandwidths, headers and lanes of PCIe links.
-fn links(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn pcie_link_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let (cib, cx3, cx) = (
         nics.profile_by_name("cib"),
         nics.profile_by_name("cx3"),
@@ -192,12 +193,12 @@ fn links(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "ud_send_dma_bw" => pcie::dma_read_mbps(cib),
         "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
         "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &header_only),
-        "mmio_line_rate" => pcie::mmio_lines_mops(cib),
-        "ud_send_mmio_bound" => pcie::mmio_lines_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
+        "mmio_line_rate" => pcie::max_mmio_line_mops(cib),
+        "ud_send_mmio_bound" => pcie::max_mmio_line_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
         "derived_cx3_dma_bw" => pcie::dma_read_mbps(cx3),
-        "derived_cx3_mmio_lines" => pcie::mmio_lines_mops(cx3),
+        "derived_cx3_mmio_lines" => pcie::max_mmio_line_mops(cx3),
         "derived_cx_dma_bw" => pcie::dma_read_mbps(cx),
-        "derived_cx_mmio_lines" => pcie::mmio_lines_mops(cx),
+        "derived_cx_mmio_lines" => pcie::max_mmio_line_mops(cx),
         "derived_pcie3_Pbw" => cib.pcie.lane_mbps.value,
         "derived_pcie2_Pbw_cx" => cx.pcie.lane_mbps.value,
         "derived_pcie3_Pr" | "pcie_hdr_hi" => f64::from(cib.pcie.request_header_bytes.value),
@@ -251,7 +252,7 @@ fn cluster_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Computes quantities for which the paper gives only a bound.
-fn bounded_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn number_with_bound_only(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
     let cib = nics.profile_by_name("cib");
     let printed = |id| published::get(id).map(|published| published.value);
     let at_most =
@@ -265,7 +266,7 @@ fn bounded_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,
-            pcie::mmio_lines_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
+            pcie::max_mmio_line_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
         )),
         "appA_ll_overhead" => {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);

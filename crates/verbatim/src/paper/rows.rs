@@ -65,7 +65,7 @@ pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<Row>> {
     let mut simulated = SimulationResults::default();
     let of_nic = published::all()
         .iter()
-        .filter(|published| nic_of(published) == nic);
+        .filter(|published| profile_name_of_number(published) == nic);
     let rows = of_nic.map(|published| row(&mut simulated, published, nic));
     Ok(rows
         .collect::<Result<Vec<_>>>()?
@@ -77,7 +77,7 @@ pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<Row>> {
 const NICS: [&str; 4] = ["cib", "bf2", "cx3", "cx"];
 
 /// Returns the name of the profile from which our number is computed.
-fn nic_of(published: &PublishedNumber) -> &'static str {
+fn profile_name_of_number(published: &PublishedNumber) -> &'static str {
     match published.nic {
         "CX" => "cx",
         "CX3" => "cx3",

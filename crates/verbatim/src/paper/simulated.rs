@@ -65,9 +65,9 @@ pub(super) struct SimulationResults {
     /// Spec-S0 under rising load, for Figure 8.
     spec_s0_load_runs: Vec<(SequencerParameters, SequencerResult)>,
     /// Round-trip time of one client with one request outstanding, in µs.
-    round_trip_us: Option<f64>,
+    unloaded_round_trip_us: Option<f64>,
     /// Results of HERD: cores, `true` with batches, outcome.
-    herd: Vec<(usize, bool, kv::KvResult)>,
+    herd_runs: Vec<(usize, bool, kv::KvResult)>,
     /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
     original_sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
     original_herd_runs: Vec<(usize, bool, kv::KvResult)>,
@@ -149,7 +149,7 @@ impl SimulationResults {
                 return Ok(self.number(id));
             }
             for run in missing {
-                self.run(run)?;
+                self.run_and_store(run)?;
             }
         }
     }
@@ -192,7 +192,7 @@ impl SimulationResults {
     ///
     /// # Errors
     /// Returns an error if the simulation cannot run on these profiles, or its result is wrong.
-    pub(super) fn run(&mut self, run: PaperSimulation) -> Result<()> {
+    pub(super) fn run_and_store(&mut self, run: PaperSimulation) -> Result<()> {
         match run {
             PaperSimulation::Sequencer(setup) => {
                 let outcome = run_sequencer(&self.nics, &setup)?;
@@ -208,7 +208,7 @@ impl SimulationResults {
                     "cib",
                     &kv::KvParameters::paper_setup(cores, batched),
                 )?;
-                self.herd.push((cores, batched, outcome));
+                self.herd_runs.push((cores, batched, outcome));
             }
             PaperSimulation::OriginalHerd(cores, batched) => {
                 let outcome = run_store(
@@ -249,7 +249,7 @@ impl SimulationResults {
         if setup == round_trip_setup() {
             #[allow(clippy::cast_precision_loss)] // far below 2^52
             let ns = outcome.latency_ns_p50 as f64;
-            self.round_trip_us = Some(ns * 1e-3);
+            self.unloaded_round_trip_us = Some(ns * 1e-3);
         } else if setup.postlist == 1 {
             self.spec_s0_load_runs.push((setup, outcome));
         } else {
@@ -333,7 +333,10 @@ impl SimulationResults {
 
     /// Returns the rates of HERD over cores.
     pub(super) fn herd_rates_by_cores(&self, batched: bool) -> Vec<(f64, f64)> {
-        let of_both = self.herd.iter().filter(|(_, with, _)| *with == batched);
+        let of_both = self
+            .herd_runs
+            .iter()
+            .filter(|(_, with, _)| *with == batched);
         #[allow(clippy::cast_precision_loss)] // few cores
         let point =
             |(cores, _, outcome): &(usize, bool, kv::KvResult)| (*cores as f64, outcome.rate_mops);
@@ -341,7 +344,7 @@ impl SimulationResults {
     }
 
     fn herd_result(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
-        let mut found = self.herd.iter();
+        let mut found = self.herd_runs.iter();
         let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
         let found = self.or_mark_missing(found, || PaperSimulation::Herd(cores, batched));
         found.map(|(_, _, outcome)| outcome)
@@ -405,7 +408,7 @@ impl SimulationResults {
     }
 
     /// Returns the rate with this share of PUTs in %, as a multiple of the rate of GETs alone.
-    fn drtm_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
+    fn drtm_ratio_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
             let found = self
                 .drtm_put_rates
@@ -516,17 +519,17 @@ impl SimulationResults {
                 (usize_to_f64(self.best_window("cx3")?), NumberKind::Fitted)
             }
             "drtm_cib_put10" => {
-                let kept = self.drtm_to_gets("cib", 10)?;
+                let kept = self.drtm_ratio_to_gets("cib", 10)?;
                 (100.0 * (1.0 - kept), NumberKind::Predicted)
             }
             "drtm_cx3_put100" => {
-                let left = self.drtm_to_gets("cx3", 100)?;
+                let left = self.drtm_ratio_to_gets("cx3", 100)?;
                 (100.0 * left, NumberKind::Predicted)
             }
             "gen_rtt" => {
                 let run = || PaperSimulation::Sequencer(round_trip_setup());
                 (
-                    self.or_mark_missing(self.round_trip_us, run)?,
+                    self.or_mark_missing(self.unloaded_round_trip_us, run)?,
                     NumberKind::Fitted,
                 )
             }

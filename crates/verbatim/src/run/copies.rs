@@ -27,10 +27,10 @@ pub(super) fn find_or_create_folder(files: &[SysfsFile]) -> Result<PathBuf> {
         file.hash(&mut hash);
     }
     let name = format!("verbatim-{user}.view-{:016x}", hash.finish());
-    make_in(Path::new("/dev/shm"), &name, files)
+    create_folder_in(Path::new("/dev/shm"), &name, files)
 }
 
-fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
+fn create_folder_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     let folder = parent.join(name);
     let cannot = || format!("cannot make {}", folder.display());
     if !is_private_folder(&folder)? {
@@ -94,7 +94,7 @@ mod tests {
             file("class/infiniband_verbs/uverbs0/ibdev", "softnic0\n"),
         ];
         for _ in 0..2 {
-            let folder = make_in(parent.path(), "view", &files).expect("made");
+            let folder = create_folder_in(parent.path(), "view", &files).expect("made");
             let text = fs::read_to_string(folder.join("sys/class/infiniband/softnic0/node_type"));
             assert_eq!(text.expect("there"), "1: CA\n");
             let device = fs::metadata(folder.join("dev/infiniband/uverbs0")).expect("there");
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(left.len(), 1, "{left:?}");
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(parent.path().join("view"), open).expect("ours");
-        let err = make_in(parent.path(), "view", &files).expect_err("anybody's");
+        let err = create_folder_in(parent.path(), "view", &files).expect_err("anybody's");
         assert!(err.to_string().contains("remove it"), "{err}");
     }
 }

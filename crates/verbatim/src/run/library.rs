@@ -22,11 +22,11 @@ const VIEW: &str = "libverbatim_view.so";
 /// The library that carries TCP connections over RDMA.
 const SOCKETS: &str = "libverbatim_sockets.so";
 /// Folder beside the libraries with links to this program under other names, see [`super::tools`].
-pub(super) const TOOLS: &str = "bin";
+pub(super) const TOOL_LINKS_FOLDER: &str = "bin";
 /// Name of this program in that folder.
-const TOOL: &str = "rdma";
+const TOOL_LINK_NAME: &str = "rdma";
 /// File of this program beside the libraries of a build.
-const PROGRAM: &str = "verbatim";
+const PROGRAM_FILE_NAME: &str = "verbatim";
 /// Folder of the installed libraries, relative to the folder of this program.
 const INSTALLED_LIBRARIES_FOLDER: &str = "../lib/verbatim";
 /// Folder for links with the libraries' names, relative to this program's folder in a build.
@@ -34,7 +34,7 @@ const LINKS_FOLDER: &str = "dropin/lib";
 
 /// Returns the folder that holds `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3`.
 pub(super) fn find_dropin_folder() -> Result<PathBuf> {
-    find_from(&own_folder()?)
+    dropin_folder_near(&own_folder()?)
 }
 
 /// Returns the library that puts the tap in front of the machine's own libibverbs.
@@ -78,12 +78,12 @@ fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
     })
 }
 
-fn find_from(folder: &Path) -> Result<PathBuf> {
+fn dropin_folder_near(folder: &Path) -> Result<PathBuf> {
     if BUILT_AND_LOADED_NAMES
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        return folder_of_links(folder, caches);
+        return folder_of_links(folder, recreatable_file_folders);
     }
     let installed = folder.join(INSTALLED_LIBRARIES_FOLDER);
     if BUILT_AND_LOADED_NAMES
@@ -102,7 +102,7 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Returns the folders for files that this user can make again, the best folder first.
-fn caches() -> Vec<PathBuf> {
+fn recreatable_file_folders() -> Vec<PathBuf> {
     // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
     // Base Directory Specification). An empty path is ignored, too.
     let set = |name| {
@@ -112,11 +112,11 @@ fn caches() -> Vec<PathBuf> {
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let home = cache.map(|cache| cache.join("verbatim"));
     // A system user, such as nobody, has no home directory: use shared memory, beside the fabrics.
-    home.into_iter().chain(shared_memory()).collect()
+    home.into_iter().chain(private_shm_folder()).collect()
 }
 
 /// Returns a folder in shared memory that only this user can access; creates it if it does not exist.
-fn shared_memory() -> Option<PathBuf> {
+fn private_shm_folder() -> Option<PathBuf> {
     let user = geteuid().as_raw();
     let folder = PathBuf::from(format!("/dev/shm/verbatim-{user}.libraries"));
     let made = DirBuilder::new().mode(0o700).create(&folder);
@@ -133,14 +133,14 @@ fn shared_memory() -> Option<PathBuf> {
 /// user may not write to `build`.
 fn folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
     let links = build.join(LINKS_FOLDER);
-    let made = link(&links, Path::new("../.."));
+    let made = create_links_in(&links, Path::new("../.."));
     if made.is_ok() {
         return Ok(links);
     }
     let place = build.strip_prefix("/").unwrap_or(build);
     for cache in caches() {
         let own = cache.join("dropin").join(place);
-        if link(&own, build).is_ok() {
+        if create_links_in(&own, build).is_ok() {
             return Ok(own);
         }
     }
@@ -149,17 +149,17 @@ fn folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Resul
 }
 
 /// Creates links in `folder` to the `libraries`, under the names by which programs load them, and to this program.
-fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
+fn create_links_in(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (built, name) in BUILT_AND_LOADED_NAMES {
         link_to(&libraries.join(built), &folder.join(name))?;
     }
-    let tools = folder.join(TOOLS);
+    let tools = folder.join(TOOL_LINKS_FOLDER);
     std::fs::create_dir_all(&tools)?;
     // A relative path is relative to the folder of the libraries.
     link_to(
-        &Path::new("..").join(libraries).join(PROGRAM),
-        &tools.join(TOOL),
+        &Path::new("..").join(libraries).join(PROGRAM_FILE_NAME),
+        &tools.join(TOOL_LINK_NAME),
     )
 }
 
@@ -181,12 +181,15 @@ mod tests {
     #[test]
     fn a_build_gets_its_links_once() {
         let folder = tempfile::tempdir().expect("a folder");
-        assert!(find_from(folder.path()).is_err(), "there is nothing yet");
+        assert!(
+            dropin_folder_near(folder.path()).is_err(),
+            "there is nothing yet"
+        );
         for (built, _) in BUILT_AND_LOADED_NAMES {
             std::fs::write(folder.path().join(built), built).expect("written");
         }
         for _ in 0..2 {
-            let found = find_from(folder.path()).expect("the libraries are there");
+            let found = dropin_folder_near(folder.path()).expect("the libraries are there");
             for (built, name) in BUILT_AND_LOADED_NAMES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");
                 assert_eq!(text, built);
@@ -222,11 +225,11 @@ mod tests {
         std::fs::create_dir_all(&bin).expect("made");
         std::fs::create_dir_all(&lib).expect("made");
         for (_, name) in BUILT_AND_LOADED_NAMES {
-            assert!(find_from(&bin).is_err(), "not all of it is there");
+            assert!(dropin_folder_near(&bin).is_err(), "not all of it is there");
             std::fs::write(lib.join(name), "library").expect("written");
         }
         assert!(
-            find_from(&bin)
+            dropin_folder_near(&bin)
                 .expect("found")
                 .join(BUILT_AND_LOADED_NAMES[0].1)
                 .exists()
@@ -253,7 +256,10 @@ mod tests {
     #[test]
     fn a_missing_library_names_the_command() {
         let folder = tempfile::tempdir().expect("a folder");
-        let message = format!("{:#}", find_from(folder.path()).expect_err("nothing there"));
+        let message = format!(
+            "{:#}",
+            dropin_folder_near(folder.path()).expect_err("nothing there")
+        );
         assert!(message.contains("cargo build --release"), "{message}");
     }
 }

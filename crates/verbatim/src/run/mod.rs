@@ -126,12 +126,12 @@ path with --preload.
 Exit status: the program's; 2 when it could not be run.";
 
 /// Environment variable with the folders that the loader searches before the system's libraries.
-const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+const LIBRARY_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 /// Environment variable that makes the preloaded library report that it was not used. With the value `wheels` it
 /// reports this only if another libibverbs was loaded.
 const REPORT_UNUSED_VARIABLE: &str = "VERBATIM_PRELOADED";
 /// Environment variable that names the fabric that the software NIC joins.
-const FABRIC: &str = "VERBATIM_FABRIC";
+const FABRIC_VARIABLE: &str = "VERBATIM_FABRIC";
 
 /// Runs `verbatim run`. Without a ledger and faults the function returns only if the program could not be started.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
@@ -150,7 +150,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let words = ledger::join_command_line(&args.command);
     if let Some(file) = &args.trace {
-        command.env(tap::trace::TRACE_FILE_VARIABLE, new_trace(file, &words)?);
+        command.env(
+            tap::trace::TRACE_FILE_VARIABLE,
+            create_trace_file(file, &words)?,
+        );
     }
     if args.ledger.is_wanted() || args.summary || args.fault.is_wanted() {
         // Release the lock here; otherwise it would be held for as long as the program runs.
@@ -186,7 +189,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 /// Prepares a program to find the software NIC. The returned lock must be held until the program has started.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserNamespaceFileLock>> {
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
-    let fabric = args.fabric.as_deref().map(|name| (FABRIC, name.into()));
+    let fabric = args
+        .fabric
+        .as_deref()
+        .map(|name| (FABRIC_VARIABLE, name.into()));
     let ports = args
         .ports
         .env_variables(nic.as_ref().and_then(|nic| nic.port_count));
@@ -196,7 +202,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
     let port = nic.as_ref().map(|nic| nic.link_layer);
     let link_layer = args.link_layer.env_variable_or_default(port);
     command
-        .env(LIBRARY_PATH, library_path(&folder)?)
+        .env(LIBRARY_PATH_VARIABLE, extended_library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
     let asked = args.preload || args.summary;
@@ -230,15 +236,15 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
     let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref(), None) else {
         return Ok(None);
     };
-    if let Some(path) = tools::search_path(&folder) {
+    if let Some(path) = tools::path_with_own_rdma_first(&folder) {
         command.env("PATH", path);
     }
     if args.preload || tools::is_rdma(command.get_program()) {
-        preload_too(&library::find_view()?, command)?;
+        prepend_preload(&library::find_view()?, command)?;
     }
     let mut door = None;
     if let Err(forbidden) = mount_device_files(&files, &mut door) {
-        let instead = preload_copies(&files, command);
+        let instead = show_files_by_preload(&files, command);
         let instead = match &instead {
             Ok(()) => {
                 "a preloaded library shows them to programs that use the C library".to_owned()
@@ -251,16 +257,16 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
         );
     }
     if door.is_some() {
-        let own =
-            namespace::own_inode_number().context("cannot tell which user namespace this is")?;
+        let own = namespace::own_user_namespace_inode()
+            .context("cannot tell which user namespace this is")?;
         command.env(namespace::INODE_VARIABLE, own);
     }
     Ok(door)
 }
 
 /// Prepares a program to find the files of the device by a preloaded library.
-fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
-    preload_too(&library::find_view()?, command)?;
+fn show_files_by_preload(files: &[SysfsFile], command: &mut Command) -> Result<()> {
+    prepend_preload(&library::find_view()?, command)?;
     command.env(
         copies::VIEW_FOLDER_VARIABLE,
         copies::find_or_create_folder(files)?,
@@ -269,7 +275,7 @@ fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
 }
 
 /// Adds a library before all other libraries that the program preloads.
-fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
+fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
     let mut libraries = loader_variable_value(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
@@ -305,7 +311,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
 }
 
 /// Creates the file of a trace and returns its absolute path, since the program may change its working directory.
-fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
+fn create_trace_file(file: &Path, words: &str) -> Result<PathBuf> {
     let cannot = || format!("cannot write the trace {}", file.display());
     tap::trace::create(file, words).with_context(cannot)?;
     file.canonicalize().with_context(cannot)
@@ -320,7 +326,7 @@ fn mount_device_files(files: &[SysfsFile], door: &mut Option<UserNamespaceFileLo
 }
 
 /// Returns the search path of the loader with `folder` in front.
-fn library_path(folder: &Path) -> Result<OsString> {
+fn extended_library_path(folder: &Path) -> Result<OsString> {
     // ld.so(8): items are separated by colons or semicolons, and $ORIGIN and similar tokens are expanded.
     let unspeakable = |b: &u8| b":;$".contains(b);
     if folder
@@ -330,13 +336,13 @@ fn library_path(folder: &Path) -> Result<OsString> {
         .any(unspeakable)
     {
         bail!(
-            "{} has a colon, a semicolon or a dollar sign in it, which {LIBRARY_PATH} cannot say; \
+            "{} has a colon, a semicolon or a dollar sign in it, which {LIBRARY_PATH_VARIABLE} cannot say; \
              move it elsewhere",
             folder.display()
         );
     }
     let mut path = folder.as_os_str().to_owned();
-    let before = std::env::var_os(LIBRARY_PATH);
+    let before = std::env::var_os(LIBRARY_PATH_VARIABLE);
     if let Some(before) = before.as_deref().filter(|p| !p.is_empty()) {
         path.push(OsStr::new(":"));
         path.push(before);
@@ -350,10 +356,10 @@ mod tests {
 
     #[test]
     fn the_folder_comes_first_and_must_be_speakable() {
-        let path = library_path(Path::new("/opt/verbatim")).expect("a plain folder");
+        let path = extended_library_path(Path::new("/opt/verbatim")).expect("a plain folder");
         assert!(path.to_string_lossy().starts_with("/opt/verbatim"));
         for wrong in ["/a:b", "/a;b", "/$ORIGIN"] {
-            assert!(library_path(Path::new(wrong)).is_err(), "{wrong}");
+            assert!(extended_library_path(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 

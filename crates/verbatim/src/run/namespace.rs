@@ -71,7 +71,7 @@ pub(super) fn enter(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterRes
 
 /// Enters this user's namespace, or creates it.
 fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
-    let mut note = open_note(&note_path())?;
+    let mut note = open_number_file(&number_file_path())?;
     // Take the lock, because a program that starts at the same time must find the namespace of this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
     let mut number = String::new();
@@ -103,7 +103,7 @@ fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResul
     let mut remember = || -> io::Result<()> {
         note.set_len(0)?;
         note.rewind()?;
-        note.write_all(own_inode_number()?.as_encoded_bytes())
+        note.write_all(own_user_namespace_inode()?.as_encoded_bytes())
     };
     remember().context("cannot write the note")?;
     *door = Some(UserNamespaceFileLock { locked_file: note });
@@ -111,16 +111,16 @@ fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResul
 }
 
 /// Returns the inode number of the user namespace in which this process is.
-pub(super) fn own_inode_number() -> io::Result<OsString> {
+pub(super) fn own_user_namespace_inode() -> io::Result<OsString> {
     fs::read_link("/proc/self/ns/user").map(PathBuf::into_os_string)
 }
 
 /// Returns the path of the file with the number of this user's namespace.
-fn note_path() -> PathBuf {
+fn number_file_path() -> PathBuf {
     PathBuf::from(format!("/dev/shm/verbatim-{}.userns", geteuid().as_raw()))
 }
 
-fn open_note(path: &Path) -> Result<File> {
+fn open_number_file(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = open(path, flags, Mode::RUSR | Mode::WUSR);
     let note = opened.with_context(|| format!("cannot open {}", path.display()))?;

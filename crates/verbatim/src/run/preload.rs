@@ -42,7 +42,7 @@ pub(crate) fn loader_variable_value(library: &Path) -> Result<OsString> {
 
 /// Returns true if a program is a Python interpreter, or a script for one.
 pub(super) fn runs_python(program: &OsStr) -> bool {
-    let Some(file) = find(program, std::env::var_os("PATH").as_deref()) else {
+    let Some(file) = file_that_execvp_runs(program, std::env::var_os("PATH").as_deref()) else {
         return false;
     };
     is_python(program)
@@ -53,7 +53,7 @@ pub(super) fn runs_python(program: &OsStr) -> bool {
 }
 
 /// Returns the file that `execvp(3)` runs for this program.
-fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
+fn file_that_execvp_runs(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     let given = Path::new(program);
     if given.components().count() > 1 {
         return Some(given.to_owned());
@@ -134,9 +134,15 @@ mod tests {
         let file = folder.path().join("job");
         std::fs::write(&file, "#!/usr/bin/env python3\n").expect("written");
         let path = std::env::join_paths([Path::new("/nowhere"), folder.path()]).expect("a path");
-        assert_eq!(find(OsStr::new("job"), Some(&path)), Some(file.clone()));
-        assert_eq!(find(OsStr::new("other"), Some(&path)), None);
-        assert_eq!(find(OsStr::new("job"), None), None);
+        assert_eq!(
+            file_that_execvp_runs(OsStr::new("job"), Some(&path)),
+            Some(file.clone())
+        );
+        assert_eq!(
+            file_that_execvp_runs(OsStr::new("other"), Some(&path)),
+            None
+        );
+        assert_eq!(file_that_execvp_runs(OsStr::new("job"), None), None);
         assert!(runs_python(file.as_os_str()));
     }
 }

@@ -9,7 +9,7 @@ use nicmodel::{Transport, Verb};
 use tap::Ledger;
 
 /// Maximum number of characters of a command line that is printed whole.
-const LONGEST_COMMAND: usize = 60;
+const MAX_PRINTED_COMMAND_CHARS: usize = 60;
 
 /// The counts of one process.
 #[derive(Default)]
@@ -146,7 +146,11 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
 
 /// Returns a name for a process: its process id and its command line.
 fn name(process: &OperationProfile) -> String {
-    let shown: String = process.program.chars().take(LONGEST_COMMAND).collect();
+    let shown: String = process
+        .program
+        .chars()
+        .take(MAX_PRINTED_COMMAND_CHARS)
+        .collect();
     let cut = if shown.len() < process.program.len() {
         "…"
     } else {

@@ -27,10 +27,10 @@ pub(super) fn is_rdma(program: &OsStr) -> bool {
 
 /// Returns `PATH` with a folder in `libraries` in front, in which `rdma` is this program. Returns `None` if this
 /// folder does not exist, or if `PATH` has no other `rdma`.
-pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
-    let folder = libraries.join(library::TOOLS);
+pub(super) fn path_with_own_rdma_first(libraries: &Path) -> Option<OsString> {
+    let folder = libraries.join(library::TOOL_LINKS_FOLDER);
     let before = std::env::var_os("PATH")?;
-    if !folder.join(RDMA).exists() || next_rdma(&before).is_none() {
+    if !folder.join(RDMA).exists() || first_foreign_rdma(&before).is_none() {
         return None;
     }
     let folders = std::env::split_paths(&before).filter(|other| *other != folder);
@@ -38,7 +38,7 @@ pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
 }
 
 /// Returns the first `rdma` in `path` that is not this program.
-fn next_rdma(path: &OsStr) -> Option<PathBuf> {
+fn first_foreign_rdma(path: &OsStr) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?.canonicalize().ok()?;
     std::env::split_paths(path)
         .map(|folder| folder.join(RDMA))
@@ -53,7 +53,7 @@ pub(crate) fn exec_system_rdma() -> Result<()> {
         return Ok(());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let file = next_rdma(&path).context(
+    let file = first_foreign_rdma(&path).context(
         "there is no rdma in PATH but this one, which `verbatim run` made; install iproute2",
     )?;
     let mut command = Command::new(&file);
@@ -86,9 +86,12 @@ mod tests {
         let exe = std::env::current_exe().expect("a file");
         std::os::unix::fs::symlink(exe, own.path().join(RDMA)).expect("a link");
         let path = |folders: &[&Path]| std::env::join_paths(folders).expect("a path");
-        assert_eq!(next_rdma(&path(&[own.path()])), None);
+        assert_eq!(first_foreign_rdma(&path(&[own.path()])), None);
         let file = system.path().join(RDMA);
         std::fs::write(&file, "").expect("written");
-        assert_eq!(next_rdma(&path(&[own.path(), system.path()])), Some(file));
+        assert_eq!(
+            first_foreign_rdma(&path(&[own.path(), system.path()])),
+            Some(file)
+        );
     }
 }

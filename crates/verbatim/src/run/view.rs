@@ -21,22 +21,22 @@ use softnic::{SysfsContent, SysfsFile, uverbs_names};
 use super::namespace::MOUNT_SOURCE;
 
 /// The folders of `/sys` to which the view adds entries. The PCI folders are missing on machines without PCI.
-const FOLDERS: [&str; 4] = ["class", "class/pci_bus", "devices", "bus/pci/devices"];
+const EXTENDED_SYSFS_FOLDERS: [&str; 4] = ["class", "class/pci_bus", "devices", "bus/pci/devices"];
 
 /// Creates the view in the mount namespace of this process, which no other process may share.
 pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
     let sys = Path::new("/sys");
     let mut new = Vec::new();
     let mut added = Vec::new();
-    for folder in FOLDERS {
-        let names = added_to(folder, files);
+    for folder in EXTENDED_SYSFS_FOLDERS {
+        let names = entries_added_to_folder(folder, files);
         if !names.is_empty() && sys.join(folder).is_dir() {
             new.extend(make_writable(&sys.join(folder), &names)?);
             added.push(folder);
         }
     }
     for file in files {
-        if !folder_of(&file.path).is_some_and(|folder| added.contains(&folder)) {
+        if !innermost_extended_folder(&file.path).is_some_and(|folder| added.contains(&folder)) {
             continue;
         }
         let path = sys.join(&file.path);
@@ -73,20 +73,23 @@ pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> 
     }
 }
 
-/// Returns the innermost of [`FOLDERS`] that contains the file; the view adds an entry to this folder.
-fn folder_of(path: &str) -> Option<&'static str> {
+/// Returns the innermost of [`EXTENDED_SYSFS_FOLDERS`] that contains the file; the view adds an entry to this folder.
+fn innermost_extended_folder(path: &str) -> Option<&'static str> {
     let is_in = |folder: &&str| {
         path.strip_prefix(*folder)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    FOLDERS.into_iter().filter(is_in).max_by_key(|it| it.len())
+    EXTENDED_SYSFS_FOLDERS
+        .into_iter()
+        .filter(is_in)
+        .max_by_key(|it| it.len())
 }
 
 /// Returns the entries of a folder that are among the files, or that contain some of the files.
-fn added_to<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f str> {
+fn entries_added_to_folder<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f str> {
     let mut names = Vec::new();
     for file in files {
-        if folder_of(&file.path) == Some(folder)
+        if innermost_extended_folder(&file.path) == Some(folder)
             && let Some(rest) = file.path.get(folder.len() + 1..)
             && let Some(name) = rest.split('/').next()
             && !names.contains(&name)

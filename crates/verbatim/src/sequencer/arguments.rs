@@ -10,7 +10,7 @@ use sequencer::Design;
 
 use crate::args::{self, NicArgs, PortArgs, PublishedExperiment};
 use crate::picture::PictureArgs;
-use crate::sweeps::{SweepArgs, SweepSetting, check_knob_limit};
+use crate::sweeps::{SweepArgs, SweepSetting, value_within_knob_limit};
 
 /// Arguments of `verbatim sequencer` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -71,7 +71,7 @@ impl Args {
     /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most| check_knob_limit(value, most);
+        let limit = |most| value_within_knob_limit(value, most);
         if simulated && self.simulation.experiment.is_some() {
             let fixed = matches!(
                 knob,

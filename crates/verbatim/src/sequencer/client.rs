@@ -123,7 +123,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
 
 /// Runs all clients, each in its own thread, with a common start.
 fn run_all(clients: &mut [Client], until: RunEnd, server: &str, json: bool) -> Vec<ClientReport> {
-    let bar = output::activity(json);
+    let bar = output::activity_display(json);
     bar.set_message(format!("{} from {}", clients[0].design(), server));
     bar.enable_steady_tick(Duration::from_secs(1));
     let barrier = Barrier::new(clients.len());

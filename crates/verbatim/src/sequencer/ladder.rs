@@ -15,7 +15,9 @@ use crate::CommandOutcome;
 use crate::args;
 use crate::nic::OpenNic;
 use crate::output::{print, print_typed};
-use crate::side_by_side::{assign_cores, check_clients, check_postlist, outcome, run_interleaved};
+use crate::side_by_side::{
+    assign_cores, check_postlist, outcome_of_comparison, refuse_many_clients, run_interleaved,
+};
 use crate::sweeps::{self, DesignResult, SweptResult};
 
 /// The maximum number of clients of a server process; each client costs the server a thread.
@@ -23,7 +25,7 @@ const MAX_CLIENTS: usize = 256;
 
 /// Runs `verbatim sequencer` without a subcommand.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    let settings = args.sweep.settings(&args, Args::set)?;
+    let settings = args.sweep.settings_to_run(&args, Args::set)?;
     settings.iter().try_for_each(|(_, args)| check(args))?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
@@ -56,7 +58,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         }
         verified &= rows.iter().all(|row| row.verified);
         let at = value.unwrap_or(args.workers);
-        points.extend(rows.iter().map(|row| point(at, row)));
+        points.extend(rows.iter().map(|row| design_result(at, row)));
     }
     let caption = args.sweep.caption_with_knob(&caption(&args, kind, device));
     if !args.json {
@@ -70,7 +72,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     }
     let chart = sweeps::chart("A networked sequencer", caption, &args.sweep, &points);
     args.picture.write(&chart)?;
-    Ok(outcome(verified))
+    Ok(outcome_of_comparison(verified))
 }
 
 /// Measures all rounds of each setting; the designs run in turn.
@@ -106,7 +108,7 @@ fn measure(
     Ok(SweptResult::grouped_by_setting(all, settings.len()))
 }
 
-fn point(at: usize, row: &Row) -> DesignResult {
+fn design_result(at: usize, row: &Row) -> DesignResult {
     DesignResult {
         name: row.design.to_string(),
         swept_value: at,
@@ -151,7 +153,7 @@ fn check(args: &Args) -> Result<()> {
         }
     }
     check_postlist(args.postlist, args.window())?;
-    check_clients(args.clients())?;
+    refuse_many_clients(args.clients())?;
     let clients = args.clients() * args.threads;
     if clients > MAX_CLIENTS {
         bail!(

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::arguments::Args;
 use super::round::Round;
 use crate::output::{self, format_three_digits, format_time_ns, print};
-use crate::side_by_side::{rate, spread, yes_or_no};
+use crate::side_by_side::{format_rate_mops, spread, yes_or_no};
 
 /// A row of the table: one design.
 #[derive(Debug, Serialize)]
@@ -119,7 +119,7 @@ pub(super) fn print_comparison(
     for row in rows {
         table.add_row([
             row.design.to_string(),
-            rate(row.rate_per_s),
+            format_rate_mops(row.rate_per_s),
             format!("{} x", format_three_digits(row.ratio_to_first.median)),
             format_time_ns(row.latency_ns_p50),
             format_time_ns(row.latency_ns_p99),
@@ -221,13 +221,13 @@ fn compare_designs(rows: &[Row]) -> Vec<String> {
         of(Design::Atomics),
         others.max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
     ) {
-        lines.push(against_atomics(atomics, best));
+        lines.push(compare_with_atomics(atomics, best));
     }
     lines
 }
 
 /// Compares the design with remote atomics with the best of all other designs.
-fn against_atomics(atomics: &Row, best: &Row) -> String {
+fn compare_with_atomics(atomics: &Row, best: &Row) -> String {
     let name = "Remote atomics need no server CPU";
     match rate_difference(atomics, best) {
         RateDifference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::arguments::Args;
 use super::lines::Line;
-use crate::children::{ChildCores, ChildLines, start_on_cores, subcommand_with_nic};
+use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 
 /// The results of one design in one round.
 #[derive(Debug, Serialize)]
@@ -33,11 +33,11 @@ pub(super) struct Round {
 /// Runs one design once: starts a server and its clients, and checks the clients' numbers.
 pub(super) fn run_design_once(
     args: &Args,
-    placement: &ChildCores,
+    placement: &ServerAndClientCores,
     round: u32,
     design: Design,
 ) -> Result<Round> {
-    let bounce_ns = placement.bounce_ns()?;
+    let bounce_ns = placement.measure_cache_line_transfer()?;
     let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
     let Line::Listening { address, next, .. } = server_lines.next_line_or_error()? else {
         bail!("the server did not say where it listens");
@@ -109,7 +109,7 @@ fn start_server(
     cores: &[usize],
     design: Design,
 ) -> Result<(KillOnDrop, ChildLines<Line>)> {
-    let mut command = part("serve", args)?;
+    let mut command = subcommand_with_args("serve", args)?;
     command
         .args([
             "--design",
@@ -135,7 +135,7 @@ fn start_client(
     cores: &[usize],
     address: &str,
 ) -> Result<(KillOnDrop, ChildLines<Line>)> {
-    let mut command = part("client", args)?;
+    let mut command = subcommand_with_args("client", args)?;
     command
         .arg(address)
         .args(["--threads", &args.threads.to_string()])
@@ -146,6 +146,6 @@ fn start_client(
     start_on_cores(command, cores, "client")
 }
 
-fn part(name: &str, args: &Args) -> Result<Command> {
+fn subcommand_with_args(name: &str, args: &Args) -> Result<Command> {
     subcommand_with_nic("sequencer", name, &args.nic, &args.port)
 }

@@ -16,7 +16,8 @@ use crate::args::PublishedExperiment;
 use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    check_postlist, or_nothing, outcome, relative_error, run_simulations as simulate, yes_or_no,
+    check_postlist, format_or_empty, outcome_of_comparison, relative_error,
+    run_simulations as simulate, yes_or_no,
 };
 use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 
@@ -70,7 +71,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     for row in rows.iter().filter(|row| !row.outcome.verified) {
         eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict);
     }
-    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+    Ok(outcome_of_comparison(
+        rows.iter().all(|row| row.outcome.verified),
+    ))
 }
 
 /// Returns all runs: every design on every NIC, over cores or over the swept knob. Each run has the
@@ -98,7 +101,7 @@ fn planned_runs<'p>(
             args.simulation.cores = vec![there.host.cores.value as usize];
         }
         for &design in designs {
-            for (value, args) in args.sweep.settings(&args, Args::set)? {
+            for (value, args) in args.sweep.settings_to_run(&args, Args::set)? {
                 for cores in cores(profile, &args.simulation, design) {
                     runs.push((profile, setup(&args, design, cores), value.unwrap_or(cores)));
                 }
@@ -134,7 +137,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
         x: args.sweep.axis(),
         y: Axis::auto("10⁶ requests a second"),
         series,
-        levels: Vec::new(),
+        constant_levels: Vec::new(),
     }
 }
 
@@ -289,7 +292,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
                 row.setup.cores.to_string()
             },
             format_three_digits(outcome.rate_mops),
-            or_nothing(row.published, |p| p.value),
+            format_or_empty(row.published, |p| p.value),
             relative_error(row.relative_error),
             if atomics {
                 "-".to_owned()

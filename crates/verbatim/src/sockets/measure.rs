@@ -132,12 +132,12 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
     for row in &ROWS {
         let missing = [row.server, row.client]
             .into_iter()
-            .find(|words| !is_there(words));
+            .find(|words| !is_in_search_path(words));
         if let Some(words) = missing {
             eprintln!(
                 "note: left out: {}; it needs {}",
                 row.description,
-                first(words)
+                first_word(words)
             );
             (0..all).for_each(|_| steps.complete_step());
             continue;
@@ -179,15 +179,15 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn first(words: &str) -> &str {
+fn first_word(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
 }
 
-fn is_there(words: &str) -> bool {
+fn is_in_search_path(words: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into()])
-        .any(|dir| dir.join(first(words)).exists())
+        .any(|dir| dir.join(first_word(words)).exists())
 }
 
 /// Runs a server and a client once, and returns the figure.
@@ -197,7 +197,7 @@ fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
     let port = listener.local_addr()?.port();
     drop(listener);
     write_files(folder.path(), port)?;
-    let mut server = KillOnDrop(start(row.server, port, folder.path(), carried)?);
+    let mut server = KillOnDrop(start_program(row.server, port, folder.path(), carried)?);
     let end = Instant::now() + START_AND_END_TIMEOUT;
     // Do not probe a server that accepts only one connection.
     if row.server.contains(" -1 ") {
@@ -205,12 +205,12 @@ fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
     } else {
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             if Instant::now() > end || server.0.try_wait()?.is_some() {
-                bail!("{} does not listen", first(row.server));
+                bail!("{} does not listen", first_word(row.server));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-    let client = start(row.client, port, folder.path(), carried)?;
+    let client = start_program(row.client, port, folder.path(), carried)?;
     let out = client.wait_with_output()?;
     let text = String::from_utf8_lossy(&out.stdout);
     if row.server.starts_with("nginx") {
@@ -222,10 +222,10 @@ fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
         server.0.wait()?;
     }
     (row.parse_figure)(&text)
-        .with_context(|| format!("{} printed no figure: {text}", first(row.client)))
+        .with_context(|| format!("{} printed no figure: {text}", first_word(row.client)))
 }
 
-fn start(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {
+fn start_program(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {
     let words = words.replace("PORT", &port.to_string());
     let words = words.replace("FOLDER", &folder.display().to_string());
     // `--save` takes an empty argument, which disables snapshots.

@@ -15,7 +15,7 @@ use super::messages::PseudoRandomBytes;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_json};
-use crate::streams::{address, config};
+use crate::streams::{config, parse_socket_address};
 
 /// The time limit of one read or write.
 const IO_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,7 +25,7 @@ const IO_TIMEOUT: Duration = Duration::from_secs(30);
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// The server
-    #[arg(value_name = "IP:PORT", value_parser = address)]
+    #[arg(value_name = "IP:PORT", value_parser = parse_socket_address)]
     server: SocketAddr,
     /// How many bytes to send
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of bytes", 0..=1u64 << 40))]

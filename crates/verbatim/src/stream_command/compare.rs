@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use stream::{Connector, Policy};
 use tokio::runtime::Runtime;
 
-use super::load::{self, Carrier, Target};
+use super::load::{self, Carrier, ServerAddresses};
 use super::serve::Listening;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::children::{start_on_cores, subcommand_with_nic};
 use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
-use crate::side_by_side::{assign_cores, or_nothing, run_interleaved, spread};
+use crate::side_by_side::{assign_cores, format_or_empty, run_interleaved, spread};
 
 /// Arguments of the comparison.
 #[derive(clap::Args)]
@@ -103,20 +103,20 @@ enum Line {
     Listening(Listening),
 }
 
-struct Setup<'a> {
+struct MeasurementContext<'a> {
     args: &'a Args,
     runtime: Runtime,
     connector: Connector,
     server_pid: u32,
-    listening: Listening,
-    unix: PathBuf,
+    server_addresses: Listening,
+    unix_socket_path: PathBuf,
 }
 
 /// Runs `verbatim stream` without a subcommand.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     crate::streams::raise_descriptor_limit()?;
     let placement = assign_cores(1, 1, 1, "the client")?;
-    let bounce_ns = placement.bounce_ns()?;
+    let bounce_ns = placement.measure_cache_line_transfer()?;
     let folder = tempfile::tempdir().context("cannot make a folder for the Unix socket")?;
     let unix = folder.path().join("socket");
     let mut command = subcommand_with_nic("stream", "serve", &args.nic, &args.port)?;
@@ -135,15 +135,15 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let mut config = crate::streams::config(&args.nic, &args.port, Policy::RdmaOnly)?;
     config.queue_size = args.queue;
-    let setup = Setup {
+    let setup = MeasurementContext {
         args,
         runtime: crate::streams::runtime()?,
         connector: Connector::new(config)?,
         server_pid: server.0.id(),
-        listening,
-        unix,
+        server_addresses: listening,
+        unix_socket_path: unix,
     };
-    let points = points(args, setup.listening.rsocket.is_some());
+    let points = points(args, setup.server_addresses.rsocket.is_some());
     let name = |p: Point| format!("{} bytes by {}", p.message, p.carrier.name());
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
@@ -188,16 +188,16 @@ fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
     points
 }
 
-impl Setup<'_> {
+impl MeasurementContext<'_> {
     fn round(&self, round: u32, point: Point) -> Result<Round> {
         let cpu = || -> Result<u64> {
             let own = ResourceUsage::of(std::process::id())?.cpu_ns;
             Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
         };
-        let target = Target {
-            address: self.listening.address,
-            unix: &self.unix,
-            rsocket: self.listening.rsocket,
+        let target = ServerAddresses {
+            address: self.server_addresses.address,
+            unix: &self.unix_socket_path,
+            rsocket: self.server_addresses.rsocket,
             connector: &self.connector,
         };
         let before = cpu()?;
@@ -211,7 +211,7 @@ impl Setup<'_> {
         let measured = self.runtime.block_on(run)?;
         let used = cpu()?.saturating_sub(before);
         let latency = |share: usize| {
-            let all = &measured.latencies;
+            let all = &measured.sorted_round_trip_ns;
             let index = (all.len() * share / 100).min(all.len().saturating_sub(1));
             all.get(index).copied().unwrap_or(0)
         };
@@ -280,7 +280,7 @@ fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
             row.connections.to_string(),
             row.carrier.name().to_owned(),
             format_three_digits(rate),
-            or_nothing(row.ratio, |ratio| {
+            format_or_empty(row.ratio, |ratio| {
                 let [median, min, max] =
                     [ratio.median, ratio.min, ratio.max].map(format_three_digits);
                 format!("{median} x ({min}..{max})")

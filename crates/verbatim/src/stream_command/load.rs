@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
-use super::messages::{Measured, PseudoRandomBytes, write_number_into};
+use super::messages::{PseudoRandomBytes, RunResult, write_number_into};
 use super::rsockets;
 
 /// The transport of a connection.
@@ -42,7 +42,7 @@ trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
 /// The addresses of the server.
-pub(super) struct Target<'a> {
+pub(super) struct ServerAddresses<'a> {
     pub(super) address: SocketAddr,
     pub(super) unix: &'a Path,
     /// Address of the server's rsocket, if it has one.
@@ -52,12 +52,12 @@ pub(super) struct Target<'a> {
 
 /// Sends messages of `len` bytes on each connection for `duration`, and waits for each echo.
 pub(super) async fn run(
-    target: &Target<'_>,
+    target: &ServerAddresses<'_>,
     carrier: Carrier,
     connections: usize,
     len: usize,
     duration: Duration,
-) -> Result<Measured> {
+) -> Result<RunResult> {
     if carrier == Carrier::Rsocket {
         let server = target.rsocket.context("the server has no rsocket")?;
         return rsockets::run(server, connections, len, duration);
@@ -79,14 +79,14 @@ pub(super) async fn run(
         seconds = seconds.max(begun.elapsed().as_secs_f64());
     }
     latencies.sort_unstable();
-    Ok(Measured {
+    Ok(RunResult {
         messages: u64::try_from(latencies.len())?,
         seconds,
-        latencies,
+        sorted_round_trip_ns: latencies,
     })
 }
 
-async fn connect(target: &Target<'_>, carrier: Carrier) -> Result<Box<dyn Connection>> {
+async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<dyn Connection>> {
     Ok(match carrier {
         Carrier::Rdma => {
             let stream = target.connector.connect(target.address).await?;

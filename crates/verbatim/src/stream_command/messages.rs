@@ -29,9 +29,9 @@ pub(super) fn write_number_into(message: &mut [u8], number: usize) -> Result<()>
 
 /// The results of a run of messages.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct RunResult {
     pub(super) messages: u64,
     pub(super) seconds: f64,
     /// The round-trip time of each message in ns, sorted.
-    pub(super) latencies: Vec<u64>,
+    pub(super) sorted_round_trip_ns: Vec<u64>,
 }

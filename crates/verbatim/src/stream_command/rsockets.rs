@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rsocket::net::{Listener, Stream, Wanted, poll};
 
-use super::messages::{MAX_READ_BYTES, Measured, PseudoRandomBytes, write_number_into};
+use super::messages::{MAX_READ_BYTES, PseudoRandomBytes, RunResult, write_number_into};
 
 /// The time for which a thread polls its sockets without any success before it sleeps: that of a stream of the crate
 /// `stream`.
@@ -54,7 +54,7 @@ fn poll_until_done<S>(
 }
 
 /// Returns the result of a call on a non-blocking socket; `None` if the call would have to wait.
-fn without_waiting<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+fn none_if_would_block<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
         other => other.map(Some),
@@ -62,12 +62,12 @@ fn without_waiting<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 /// A socket of the echo server, and the received bytes that are not sent back yet.
-struct Echo {
+struct EchoSocket {
     stream: Stream,
     unsent_echo: Vec<u8>,
 }
 
-impl Echo {
+impl EchoSocket {
     /// Sends back what has arrived. Returns whether bytes were moved.
     ///
     /// # Errors
@@ -75,16 +75,16 @@ impl Echo {
     fn move_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
         let mut any = false;
         if self.unsent_echo.is_empty() {
-            let Some(read) = without_waiting(self.stream.read(room))? else {
+            let Some(read) = none_if_would_block(self.stream.read(room))? else {
                 return Ok(false);
             };
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             any = true;
-            let sent = without_waiting(self.stream.write(&room[..read]))?.unwrap_or(0);
+            let sent = none_if_would_block(self.stream.write(&room[..read]))?.unwrap_or(0);
             self.unsent_echo.extend_from_slice(&room[sent..read]);
-        } else if let Some(sent) = without_waiting(self.stream.write(&self.unsent_echo))? {
+        } else if let Some(sent) = none_if_would_block(self.stream.write(&self.unsent_echo))? {
             self.unsent_echo.drain(..sent);
             any = true;
         }
@@ -117,13 +117,13 @@ pub(super) fn serve(address: SocketAddr) -> Result<SocketAddr> {
 
 fn echo_all(listener: &Listener) -> Result<()> {
     let mut room = vec![0; MAX_READ_BYTES];
-    let step = |echoes: &mut Vec<Echo>| {
+    let step = |echoes: &mut Vec<EchoSocket>| {
         let mut any = false;
         // A client whose connection could not be made gets an error, and the server goes on.
-        if let Ok(Some(stream)) = without_waiting(listener.accept()) {
+        if let Ok(Some(stream)) = none_if_would_block(listener.accept()) {
             stream.set_nonblocking(true);
             let owed = Vec::new();
-            echoes.push(Echo {
+            echoes.push(EchoSocket {
                 stream,
                 unsent_echo: owed,
             });
@@ -138,8 +138,8 @@ fn echo_all(listener: &Listener) -> Result<()> {
         });
         Ok(Some(any))
     };
-    let sleep = |echoes: &Vec<Echo>| {
-        let wanted = echoes.iter().map(Echo::events_to_poll);
+    let sleep = |echoes: &Vec<EchoSocket>| {
+        let wanted = echoes.iter().map(EchoSocket::events_to_poll);
         poll(wanted.chain([Wanted::connection(listener)]), None)
     };
     poll_until_done(&mut Vec::new(), step, sleep)
@@ -148,12 +148,12 @@ fn echo_all(listener: &Listener) -> Result<()> {
 /// A socket with one message under way.
 struct Client {
     stream: Stream,
-    sent: Vec<u8>,
+    message_being_sent: Vec<u8>,
     received_echo: Vec<u8>,
     sent_bytes: usize,
     received_bytes: usize,
     message_started_at: Instant,
-    latencies: Vec<u64>,
+    round_trips_ns: Vec<u64>,
     is_finished: bool,
 }
 
@@ -165,12 +165,12 @@ impl Client {
         PseudoRandomBytes(seed).fill(&mut sent);
         Ok(Self {
             stream,
-            sent,
+            message_being_sent: sent,
             received_echo: vec![0; len],
             sent_bytes: 0,
             received_bytes: 0,
             message_started_at: Instant::now(),
-            latencies: Vec::new(),
+            round_trips_ns: Vec::new(),
             is_finished: false,
         })
     }
@@ -179,15 +179,18 @@ impl Client {
     fn move_bytes(&mut self, until: Instant) -> Result<bool> {
         let mut any = false;
         if self.sent_bytes == 0 {
-            write_number_into(&mut self.sent, self.latencies.len())?;
+            write_number_into(&mut self.message_being_sent, self.round_trips_ns.len())?;
         }
-        if self.sent_bytes < self.sent.len()
-            && let Some(sent) = without_waiting(self.stream.write(&self.sent[self.sent_bytes..]))?
+        if self.sent_bytes < self.message_being_sent.len()
+            && let Some(sent) = none_if_would_block(
+                self.stream
+                    .write(&self.message_being_sent[self.sent_bytes..]),
+            )?
         {
             self.sent_bytes += sent;
             any = true;
         }
-        if let Some(got) = without_waiting(
+        if let Some(got) = none_if_would_block(
             self.stream
                 .read(&mut self.received_echo[self.received_bytes..]),
         )? {
@@ -197,12 +200,12 @@ impl Client {
         }
         if self.received_bytes == self.received_echo.len() {
             ensure!(
-                self.received_echo == self.sent,
+                self.received_echo == self.message_being_sent,
                 "other bytes came back than were sent"
             );
             let now = Instant::now();
             let latency = u64::try_from((now - self.message_started_at).as_nanos())?;
-            self.latencies.push(latency);
+            self.round_trips_ns.push(latency);
             (
                 self.sent_bytes,
                 self.received_bytes,
@@ -214,7 +217,7 @@ impl Client {
     }
 
     fn events_to_poll(&self) -> Wanted {
-        if self.sent_bytes == self.sent.len() {
+        if self.sent_bytes == self.message_being_sent.len() {
             Wanted::readable(&self.stream)
         } else {
             Wanted::readable_or_writable(&self.stream)
@@ -228,7 +231,7 @@ pub(super) fn run(
     connections: usize,
     len: usize,
     duration: Duration,
-) -> Result<Measured> {
+) -> Result<RunResult> {
     use_softnic();
     let seeds = (1..).take(connections);
     let clients = seeds.map(|seed| Client::connect(server, seed, len));
@@ -255,12 +258,12 @@ pub(super) fn run(
     let mut latencies = Vec::new();
     for client in clients {
         client.stream.shutdown_write()?;
-        latencies.extend(client.latencies);
+        latencies.extend(client.round_trips_ns);
     }
     latencies.sort_unstable();
-    Ok(Measured {
+    Ok(RunResult {
         messages: u64::try_from(latencies.len())?,
         seconds,
-        latencies,
+        sorted_round_trip_ns: latencies,
     })
 }

@@ -16,20 +16,20 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
-use crate::streams::{address, config, raise_descriptor_limit, runtime};
+use crate::streams::{config, parse_socket_address, raise_descriptor_limit, runtime};
 
 /// Arguments of `verbatim stream serve`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Where to listen; port 0 takes a free one
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8002", value_parser = address)]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8002", value_parser = parse_socket_address)]
     listen: SocketAddr,
     /// Listen at this Unix socket, too
     #[arg(long, value_name = "FILE")]
     unix: Option<PathBuf>,
     /// Listen at this address by rsockets, too; the software NIC alone has them
-    #[arg(long, value_name = "IP:PORT", value_parser = address)]
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_socket_address)]
     rsocket: Option<SocketAddr>,
     /// Decline RDMA: clients fall back to TCP
     #[arg(long)]

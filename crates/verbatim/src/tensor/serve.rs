@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             "a store of tensors on {address}; in Python: verbatim.tensor.Peer().connect(\"{address}\")"
         ))?;
     }
-    let bar = output::activity(args.json);
+    let bar = output::activity_display(args.json);
     while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
         let held = store.holdings();
         bar.set_message(format!(

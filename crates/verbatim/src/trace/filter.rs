@@ -22,8 +22,8 @@ pub(super) struct TraceFilter {
 /// posts contain the name.
 #[derive(Debug, Default)]
 pub(super) struct QpNames {
-    numbers: HashMap<(u32, String), u32>,
-    names: HashMap<(u32, u32), String>,
+    qpn_by_name: HashMap<(u32, String), u32>,
+    name_by_qpn: HashMap<(u32, u32), String>,
 }
 
 impl QpNames {
@@ -43,17 +43,17 @@ impl QpNames {
             return;
         };
         if let Some(number) = parse_number(number).filter(|_| name.starts_with("qp")) {
-            self.numbers.insert((line.pid, name.to_owned()), number);
-            self.names.insert((line.pid, number), name.to_owned());
+            self.qpn_by_name.insert((line.pid, name.to_owned()), number);
+            self.name_by_qpn.insert((line.pid, number), name.to_owned());
         }
     }
 
     pub(super) fn number(&self, pid: u32, name: &str) -> Option<u32> {
-        self.numbers.get(&(pid, name.to_owned())).copied()
+        self.qpn_by_name.get(&(pid, name.to_owned())).copied()
     }
 
     pub(super) fn name(&self, pid: u32, number: u32) -> Option<&str> {
-        self.names.get(&(pid, number)).map(String::as_str)
+        self.name_by_qpn.get(&(pid, number)).map(String::as_str)
     }
 }
 
@@ -68,12 +68,12 @@ impl TraceFilter {
             && self
                 .qp
                 .as_ref()
-                .is_none_or(|qp| concerns_queue_pair(line, qp, queues))
+                .is_none_or(|qp| is_about_qp(line, qp, queues))
             && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))
     }
 }
 
-fn concerns_queue_pair(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
+fn is_about_qp(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
     let wanted = parse_number(qp);
     let is_named =
         |name: &str| name == qp || wanted.is_some() && queues.number(line.pid, name) == wanted;

@@ -126,11 +126,11 @@ fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
     let mut statistics = Statistics::new(args.by_qp);
     while let Some(line) = lines.next()? {
         statistics.count_polls(&line);
-        for work in pairing.process_line(&line, &lines.queues) {
+        for work in pairing.take_completed_by_line(&line, &lines.queues) {
             statistics.count_work(&work);
         }
     }
-    for work in pairing.finish() {
+    for work in pairing.into_sends_without_completion() {
         statistics.count_work(&work);
     }
     if args.json {

@@ -27,10 +27,10 @@ pub(super) fn write(lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Resu
     let mut last_ns = 0;
     while let Some(line) = lines.next()? {
         last_ns = last_ns.max(line.at_ns);
-        events.instant(&line)?;
-        works.extend(pairing.process_line(&line, &lines.queues));
+        events.write_instant(&line)?;
+        works.extend(pairing.take_completed_by_line(&line, &lines.queues));
     }
-    works.extend(pairing.finish());
+    works.extend(pairing.into_sends_without_completion());
     // Drop RECVs: they wait for messages, and show no work in progress on this side.
     works.retain(|work| work.verb != RECV);
     works.sort_by_key(|work| work.posted_ns);
@@ -42,7 +42,7 @@ pub(super) fn write(lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Resu
 
 /// The first track number for queue pairs, which exceeds all thread ids (`PID_MAX_LIMIT` of Linux
 /// is 2^22).
-const FIRST_TRACK: u64 = 1 << 23;
+const FIRST_QP_TRACK_NUMBER: u64 = 1 << 23;
 
 struct PerfettoEvents<'a, W> {
     out: &'a mut W,
@@ -65,18 +65,18 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
             out,
             is_first_event: true,
             tracks: HashMap::new(),
-            next_track: FIRST_TRACK,
+            next_track: FIRST_QP_TRACK_NUMBER,
         })
     }
 
-    fn event(&mut self, event: &Value) -> Result<()> {
+    fn write_event(&mut self, event: &Value) -> Result<()> {
         if !std::mem::take(&mut self.is_first_event) {
             self.out.write_all(b",\n")?;
         }
         Ok(serde_json::to_writer(&mut *self.out, event)?)
     }
 
-    fn instant(&mut self, line: &TraceLine) -> Result<()> {
+    fn write_instant(&mut self, line: &TraceLine) -> Result<()> {
         let (name, args) = match &line.event {
             TraceEvent::Call {
                 verb,
@@ -95,7 +95,7 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
                 return Ok(());
             }
         };
-        self.event(&json!({
+        self.write_event(&json!({
             "name": name, "ph": "i", "s": "t", "ts": microseconds(line.at_ns),
             "pid": line.pid, "tid": line.tid, "args": args,
         }))
@@ -105,7 +105,7 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
     /// end of the trace.
     fn slice(&mut self, work: &TracedWork, last_ns: u64) -> Result<()> {
         let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
-        let track = self.track(work, end)?;
+        let track = self.free_track_for_work(work, end)?;
         let mut slice = json!({
             "name": format!("{} {} B", work.verb, work.bytes), "ph": "X", "cat": "work request",
             "ts": microseconds(work.posted_ns), "dur": microseconds(end - work.posted_ns),
@@ -122,14 +122,14 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
         {
             slice["cname"] = json!("terrible");
         }
-        self.event(&slice)
+        self.write_event(&slice)
     }
 
     /// Returns a track of the queue pair that is free at the time of the work request's post.
-    fn track(&mut self, work: &TracedWork, end: u64) -> Result<u64> {
+    fn free_track_for_work(&mut self, work: &TracedWork, end: u64) -> Result<u64> {
         let tracks = self
             .tracks
-            .entry((work.pid, work.queue.clone()))
+            .entry((work.pid, work.qp_or_srq_name.clone()))
             .or_default();
         let free = tracks.free_time_and_track.first().copied();
         if let Some((free_ns, track)) = free.filter(|(free_ns, _)| *free_ns <= work.posted_ns) {
@@ -145,8 +145,8 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
         let qpn = work
             .qpn
             .map_or_else(String::new, |qpn| format!(" {qpn:#x}"));
-        let name = format!("{}{qpn} · {number}", work.queue);
-        self.event(&json!({
+        let name = format!("{}{qpn} · {number}", work.qp_or_srq_name);
+        self.write_event(&json!({
             "name": "thread_name", "ph": "M", "pid": work.pid, "tid": track, "args": {"name": name},
         }))?;
         Ok(track)

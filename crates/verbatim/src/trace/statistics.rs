@@ -26,8 +26,8 @@ struct VerbCounts {
     failed: u64,
     unsignaled: u64,
     /// Number of work requests whose completion is unknown at the end of the trace.
-    pending: u64,
-    times_ns: Histogram<u64>,
+    unknown_completions: u64,
+    post_to_completion_ns: Histogram<u64>,
 }
 
 /// A row of the statistics.
@@ -84,14 +84,14 @@ impl Statistics {
     pub(super) fn count_work(&mut self, work: &TracedWork) {
         let qp = self
             .by_qp
-            .then(|| (work.qpn.unwrap_or(0), work.queue.clone()));
+            .then(|| (work.qpn.unwrap_or(0), work.qp_or_srq_name.clone()));
         let counted = self
             .rows
             .entry((work.pid, qp, work.verb.clone()))
             .or_insert_with(VerbCounts::new);
         counted.requests += 1;
         counted.bytes += work.bytes;
-        counted.postlists += u64::from(work.is_first);
+        counted.postlists += u64::from(work.is_first_of_postlist);
         counted.unsignaled += u64::from(!work.signaled);
         let status = work.status.as_deref();
         counted.failed += u64::from(status.is_some_and(|status| status != "SUCCESS"));
@@ -99,9 +99,9 @@ impl Statistics {
             Some(at) => {
                 let took = at.saturating_sub(work.posted_ns);
                 // A time above an hour is recorded as an hour.
-                counted.times_ns.saturating_record(took);
+                counted.post_to_completion_ns.saturating_record(took);
             }
-            None => counted.pending += 1,
+            None => counted.unknown_completions += 1,
         }
     }
 
@@ -131,7 +131,7 @@ impl Statistics {
             lists: counted.postlists,
             failed: counted.failed,
             unsignaled: counted.unsignaled,
-            pending: counted.pending,
+            pending: counted.unknown_completions,
             time_ns: counted.times(),
         });
         rows.collect()
@@ -210,7 +210,7 @@ fn in_units(ns: u64) -> String {
 }
 
 /// The longest time in ns that the histogram distinguishes: an hour.
-const MOST_NS: u64 = 3_600_000_000_000;
+const MAX_DISTINGUISHED_NS: u64 = 3_600_000_000_000;
 
 impl VerbCounts {
     fn new() -> Self {
@@ -220,13 +220,14 @@ impl VerbCounts {
             postlists: 0,
             failed: 0,
             unsignaled: 0,
-            pending: 0,
-            times_ns: Histogram::new_with_max(MOST_NS, 2).expect("the bounds are in range"),
+            unknown_completions: 0,
+            post_to_completion_ns: Histogram::new_with_max(MAX_DISTINGUISHED_NS, 2)
+                .expect("the bounds are in range"),
         }
     }
 
     fn times(&self) -> Option<CompletionTimes> {
-        let times = &self.times_ns;
+        let times = &self.post_to_completion_ns;
         if times.is_empty() {
             return None;
         }

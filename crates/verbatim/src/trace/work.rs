@@ -11,14 +11,14 @@ use super::filter::QpNames;
 pub(super) struct TracedWork {
     pub(super) pid: u32,
     /// The name of the queue pair or the shared receive queue, such as `qp1`.
-    pub(super) queue: String,
+    pub(super) qp_or_srq_name: String,
     pub(super) qpn: Option<u32>,
     pub(super) wr_id: u64,
     /// The operation, such as `RDMA_WRITE`; `RECV` for receive queues.
     pub(super) verb: String,
     pub(super) bytes: u64,
     /// True if this work request was the first of its posted list.
-    pub(super) is_first: bool,
+    pub(super) is_first_of_postlist: bool,
     pub(super) signaled: bool,
     pub(super) posted_ns: u64,
     /// The time of the completion of this work request, or, if it is unsignaled, of a later work
@@ -34,47 +34,54 @@ pub(super) const RECV: &str = "RECV";
 /// Pairs posts with completions.
 #[derive(Debug, Default)]
 pub(super) struct PostPairing {
-    sends: HashMap<(u32, String), VecDeque<TracedWork>>,
-    recvs: HashMap<(u32, String), VecDeque<TracedWork>>,
+    incomplete_sends: HashMap<(u32, String), VecDeque<TracedWork>>,
+    incomplete_recvs: HashMap<(u32, String), VecDeque<TracedWork>>,
 }
 
 impl PostPairing {
     /// Processes a line, and returns the work requests that it completes.
-    pub(super) fn process_line(&mut self, line: &TraceLine, queues: &QpNames) -> Vec<TracedWork> {
+    pub(super) fn take_completed_by_line(
+        &mut self,
+        line: &TraceLine,
+        queues: &QpNames,
+    ) -> Vec<TracedWork> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
             TraceEvent::PostSend(post) if post.refused.is_none() => {
                 let work = TracedWork {
                     pid: line.pid,
-                    queue: post.qp.clone(),
+                    qp_or_srq_name: post.qp.clone(),
                     qpn: queues.number(line.pid, &post.qp),
                     wr_id: post.wr_id,
                     verb: post.opcode.clone(),
                     bytes: post.bytes,
-                    is_first: post.index == 1,
+                    is_first_of_postlist: post.index == 1,
                     signaled: post.flags.iter().any(|flag| flag == "SIGNALED"),
                     posted_ns: line.at_ns,
                     completed_ns: None,
                     status: None,
                 };
-                self.sends.entry(key(&post.qp)).or_default().push_back(work);
+                self.incomplete_sends
+                    .entry(key(&post.qp))
+                    .or_default()
+                    .push_back(work);
                 Vec::new()
             }
             TraceEvent::PostRecv(post) if post.refused.is_none() => {
                 let work = TracedWork {
                     pid: line.pid,
-                    queue: post.queue.clone(),
+                    qp_or_srq_name: post.queue.clone(),
                     qpn: queues.number(line.pid, &post.queue),
                     wr_id: post.wr_id,
                     verb: RECV.to_owned(),
                     bytes: post.bytes,
-                    is_first: post.index == 1,
+                    is_first_of_postlist: post.index == 1,
                     signaled: true,
                     posted_ns: line.at_ns,
                     completed_ns: None,
                     status: None,
                 };
-                let queue = self.recvs.entry(key(&post.queue)).or_default();
+                let queue = self.incomplete_recvs.entry(key(&post.queue)).or_default();
                 queue.push_back(work);
                 Vec::new()
             }
@@ -98,7 +105,7 @@ impl PostPairing {
             .as_deref()
             .is_some_and(|opcode| opcode.starts_with(RECV));
         if let Some(name) = name.as_ref().filter(|_| !is_recv)
-            && let Some(queue) = self.sends.get_mut(&(line.pid, name.clone()))
+            && let Some(queue) = self.incomplete_sends.get_mut(&(line.pid, name.clone()))
             && let Some(at) = queue.iter().position(|work| work.wr_id == found.wr_id)
         {
             // Earlier work requests without their own completion are complete, too.
@@ -127,19 +134,23 @@ impl PostPairing {
     ) -> Option<TracedWork> {
         let is_it = |work: &TracedWork| work.wr_id == found.wr_id;
         let own = qp.clone().map(|name| (line.pid, name));
-        let key = own.filter(|key| self.recvs.get(key).is_some_and(|q| q.iter().any(is_it)));
+        let key = own.filter(|key| {
+            self.incomplete_recvs
+                .get(key)
+                .is_some_and(|q| q.iter().any(is_it))
+        });
         let key = key.or_else(|| {
-            let mut shared = self.recvs.iter().filter(|((pid, name), queue)| {
+            let mut shared = self.incomplete_recvs.iter().filter(|((pid, name), queue)| {
                 *pid == line.pid && name.starts_with("srq") && queue.iter().any(is_it)
             });
             shared.next().map(|(key, _)| key.clone())
         })?;
-        let queue = self.recvs.get_mut(&key)?;
+        let queue = self.incomplete_recvs.get_mut(&key)?;
         let at = queue.iter().position(is_it)?;
         let work = queue.remove(at)?;
         Some(TracedWork {
             bytes: found.bytes.unwrap_or(0),
-            queue: qp.unwrap_or(work.queue),
+            qp_or_srq_name: qp.unwrap_or(work.qp_or_srq_name),
             qpn: found.qpn.or(work.qpn),
             completed_ns: Some(line.at_ns),
             status: Some(found.status.clone()),
@@ -149,8 +160,8 @@ impl PostPairing {
 
     /// Returns the work requests of send queues whose completion is unknown. RECVs are left out,
     /// since some always wait.
-    pub(super) fn finish(self) -> Vec<TracedWork> {
-        self.sends.into_values().flatten().collect()
+    pub(super) fn into_sends_without_completion(self) -> Vec<TracedWork> {
+        self.incomplete_sends.into_values().flatten().collect()
     }
 }
 
@@ -165,9 +176,9 @@ mod tests {
         for (n, line) in lines.iter().enumerate() {
             let line = TraceLine::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
             queues.record_created_qp(&line);
-            done.extend(pairing.process_line(&line, &queues));
+            done.extend(pairing.take_completed_by_line(&line, &queues));
         }
-        (done, pairing.finish())
+        (done, pairing.into_sends_without_completion())
     }
 
     #[test]
@@ -197,6 +208,6 @@ mod tests {
         ]);
         let received: Vec<_> = done.iter().map(|w| (w.wr_id, w.bytes)).collect();
         assert_eq!(received, [(1, 64), (2, 32)]);
-        assert!(done.iter().all(|work| work.queue == "qp1"));
+        assert!(done.iter().all(|work| work.qp_or_srq_name == "qp1"));
     }
 }

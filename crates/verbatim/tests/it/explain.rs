@@ -17,7 +17,7 @@ use crate::common;
 fn ledger() -> Ledger {
     let send = Operation::new(Verb::Send, Transport::Ud, 60)
         .inlined()
-        .signaled(1.0);
+        .with_signaled_fraction(1.0);
     let request = Operation::new(Verb::Send, Transport::Ud, 3);
     let count = 142_000;
     let queue_pair = |qpn| QueuePair {
@@ -303,7 +303,7 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
     let mut one = one_queue_pair();
     let qp = &mut one.processes[1].queue_pairs[0];
     (qp.max_outstanding, qp.mean_outstanding, qp.runs) = (1, 1.0, qp.postlists);
-    qp.sent[0].operation = qp.sent[0].operation.inlined().signaled(1.0);
+    qp.sent[0].operation = qp.sent[0].operation.inlined().with_signaled_fraction(1.0);
     let (text, _, _) = explained(&one, &["--nic", "cib"]);
     assert!(
         text.contains("\n0.652 M/s; bottleneck: round trips"),
@@ -347,7 +347,8 @@ fn one_queue_pair() -> Ledger {
     let qp = &mut worker.queue_pairs[0];
     qp.transport = Transport::Rc;
     qp.received.clear();
-    qp.sent[0].operation = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).signaled(0.01);
+    qp.sent[0].operation =
+        Operation::new(Verb::RdmaWrite, Transport::Rc, 8).with_signaled_fraction(0.01);
     ledger
 }
 

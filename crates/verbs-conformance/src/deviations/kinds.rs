@@ -36,9 +36,9 @@ pub struct Deviation {
     /// Kind of the deviation.
     pub kind: DeviationKind,
     /// Description of the device's behaviour: a clause without a full stop.
-    pub what: &'static str,
+    pub behaviour: &'static str,
     /// Part of the failure's message, as evidence.
-    pub observed: &'static str,
+    pub failure_message_part: &'static str,
     /// True if the test passes in some runs.
     pub flaky: bool,
 }
@@ -53,8 +53,8 @@ impl Deviation {
         Self {
             test,
             kind,
-            what,
-            observed,
+            behaviour: what,
+            failure_message_part: observed,
             flaky: false,
         }
     }
@@ -80,7 +80,7 @@ pub struct Deviations {
     /// Name of the device on the command line.
     pub device: &'static str,
     /// Kernel and library on which the deviations were observed.
-    pub observed_on: &'static str,
+    pub kernel_and_library: &'static str,
     /// Capabilities that the device lacks completely. Tests of other features do not rely on these
     /// capabilities.
     pub lacks: &'static [NicCapability],

@@ -30,7 +30,7 @@ impl Deviations {
     /// Soft-RoCE is recognised by the attribute `parent` in sysfs (the Ethernet device below it). Only the
     /// driver of Soft-RoCE has this attribute.
     #[must_use]
-    pub fn of(settings: &Settings) -> Option<&'static Self> {
+    pub fn for_settings(settings: &Settings) -> Option<&'static Self> {
         if settings.provider != ProviderKind::System {
             return None;
         }
@@ -58,8 +58,12 @@ impl Deviations {
 
     /// Returns one line for a report: device, kind and behaviour.
     #[must_use]
-    pub fn reason(&self, deviation: &Deviation) -> String {
-        let Deviation { kind, what, .. } = deviation;
+    pub fn report_line(&self, deviation: &Deviation) -> String {
+        let Deviation {
+            kind,
+            behaviour: what,
+            ..
+        } = deviation;
         format!("{} ({}): {what}", self.device, kind.name())
     }
 
@@ -73,8 +77,8 @@ impl Deviations {
             for deviation in topic.list {
                 let kind = deviation.kind.name();
                 let often = if deviation.flaky { ", at times" } else { "" };
-                let (test, what) = (deviation.test, deviation.what);
-                let observed = deviation.observed.replace('|', "\\|");
+                let (test, what) = (deviation.test, deviation.behaviour);
+                let observed = deviation.failure_message_part.replace('|', "\\|");
                 let _ = writeln!(text, "| `{test}` | {kind}{often} | {what} | `{observed}` |");
             }
             text.push('\n');
@@ -99,11 +103,12 @@ mod tests {
                 assert!(tests().any(|t| t.name == test), "there is no test {test}");
                 assert!(seen.insert(test), "{test} twice");
                 assert!(
-                    !deviation.what.is_empty() && !deviation.observed.is_empty(),
+                    !deviation.behaviour.is_empty() && !deviation.failure_message_part.is_empty(),
                     "{test}"
                 );
                 assert!(
-                    !deviation.what.contains(['\n', '|']) && !deviation.what.ends_with('.'),
+                    !deviation.behaviour.contains(['\n', '|'])
+                        && !deviation.behaviour.ends_with('.'),
                     "{test}"
                 );
             }
@@ -143,6 +148,6 @@ mod tests {
 
     #[test]
     fn the_software_nic_has_no_list() {
-        assert!(Deviations::of(&Settings::new(ProviderKind::Softnic)).is_none());
+        assert!(Deviations::for_settings(&Settings::new(ProviderKind::Softnic)).is_none());
     }
 }

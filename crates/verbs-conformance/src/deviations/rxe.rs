@@ -7,7 +7,7 @@ use crate::env::NicCapability;
 /// The deviations of Soft-RoCE, by topic.
 pub(super) const RXE: Deviations = Deviations {
     device: "rxe",
-    observed_on: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",
+    kernel_and_library: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",
     lacks: &[
         NicCapability::ArgumentChecks,
         NicCapability::EarlyChecks,

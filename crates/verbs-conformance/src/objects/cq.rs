@@ -33,7 +33,7 @@ impl Channel {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn event(&self) -> Result<(*mut ibv_cq, usize), i32> {
+    pub fn take_unacked_event(&self) -> Result<(*mut ibv_cq, usize), i32> {
         let mut cq = std::ptr::null_mut();
         let mut cq_context = std::ptr::null_mut();
         set_errno(0);
@@ -50,12 +50,12 @@ impl Channel {
 
     /// Waits for an event of `cq` and acknowledges it.
     #[track_caller]
-    pub fn expect_event(&self, cq: &Cq) {
+    pub fn await_and_ack_event(&self, cq: &Cq) {
         self.set_nonblocking(true);
         record_awaited_event("waiting for a CQ event");
         assert!(self.readable(wait_limit()), "no CQ event came");
         record_awaited_event("");
-        let (raw, _) = expect_ok("ibv_get_cq_event", self.event());
+        let (raw, _) = expect_ok("ibv_get_cq_event", self.take_unacked_event());
         assert_eq!(raw, cq.raw(), "the event is another CQ's");
         cq.ack(1);
     }
@@ -65,7 +65,7 @@ impl Channel {
     pub fn expect_no_event(&self) {
         assert!(!self.readable(QUIET_PERIOD), "a CQ event came");
         self.set_nonblocking(true);
-        assert_eq!(self.event(), Err(libc::EAGAIN));
+        assert_eq!(self.take_unacked_event(), Err(libc::EAGAIN));
     }
 }
 impl Cq {
@@ -73,7 +73,7 @@ impl Cq {
     ///
     /// # Errors
     /// Returns the errno of the call; EOPNOTSUPP if the context lacks the operation.
-    pub fn try_extended(ctx: &Context, attr: &mut ibv_cq_init_attr_ex) -> Result<Self, i32> {
+    pub fn try_create_extended(ctx: &Context, attr: &mut ibv_cq_init_attr_ex) -> Result<Self, i32> {
         let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
         set_errno(0);
         // SAFETY: a live context, readable attributes without a channel.
@@ -117,7 +117,7 @@ impl Cq {
 
     /// Returns the result of `ibv_poll_cq` for a count of at most 1, with room for one completion.
     #[must_use]
-    pub fn poll_count(&self, count: c_int) -> c_int {
+    pub fn poll_result_code(&self, count: c_int) -> c_int {
         assert!(count <= 1);
         let mut wc = ibv_wc::zeroed();
         // SAFETY: a live CQ, room for one completion.
@@ -161,14 +161,14 @@ impl Cq {
     /// Waits for one completion.
     #[must_use]
     #[track_caller]
-    pub fn next(&self) -> Wc {
+    pub fn await_completion(&self) -> Wc {
         self.wait_for_completions(1)[0]
     }
 
     /// Polls the CQ for a moment, and returns all completions that were found.
     #[must_use]
     #[track_caller]
-    pub fn drain(&self) -> Vec<Wc> {
+    pub fn poll_for_quiet_period(&self) -> Vec<Wc> {
         let end = Instant::now() + QUIET_PERIOD;
         let mut wcs = Vec::new();
         loop {
@@ -183,7 +183,7 @@ impl Cq {
     /// Panics if the CQ has a completion or gets one within a moment.
     #[track_caller]
     pub fn expect_empty(&self) {
-        let wcs = self.drain();
+        let wcs = self.poll_for_quiet_period();
         assert!(wcs.is_empty(), "completions that should not be: {wcs:?}");
     }
 

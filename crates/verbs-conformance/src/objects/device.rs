@@ -49,7 +49,7 @@ impl DeviceList {
 
     /// Returns true if the call also works with a NULL pointer for the number of devices.
     #[must_use]
-    pub fn works_without_count(&self) -> bool {
+    pub fn accepts_null_count(&self) -> bool {
         // SAFETY: the man page allows NULL; the list is freed at once.
         unsafe {
             let list = (self.symbols.ibv_get_device_list)(std::ptr::null_mut());

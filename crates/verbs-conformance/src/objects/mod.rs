@@ -18,7 +18,7 @@ mod qp;
 
 pub use device::{AsyncEvent, DeviceList, code_texts, device_names};
 pub use mr::Buf;
-pub use pd::same_destination;
+pub use pd::is_same_gid_and_lid;
 pub use qp::QpInit;
 
 use std::ffi::c_int;

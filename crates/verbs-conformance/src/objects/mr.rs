@@ -21,7 +21,7 @@ impl Mr {
 
     /// Returns the region's structure as the library filled it.
     #[must_use]
-    pub fn fields(&self) -> ibv_mr {
+    pub fn library_struct(&self) -> ibv_mr {
         // SAFETY: the region is live, and the library does not write to it.
         unsafe { *self.raw() }
     }
@@ -29,13 +29,13 @@ impl Mr {
     /// Returns the L_Key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.fields().lkey
+        self.library_struct().lkey
     }
 
     /// Returns the R_Key.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.fields().rkey
+        self.library_struct().rkey
     }
 }
 
@@ -62,7 +62,7 @@ impl Buf {
 
     /// Returns an SGE of the whole buffer.
     #[must_use]
-    pub fn all(&self) -> ibv_sge {
+    pub fn whole_sge(&self) -> ibv_sge {
         self.sge(0, self.memory.len())
     }
 
@@ -79,7 +79,7 @@ impl Buf {
     /// last SGE has all other bytes.
     #[must_use]
     #[track_caller]
-    pub fn split(&self, mut offset: u64, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
+    pub fn sges_cut_at(&self, mut offset: u64, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
         let mut left = len;
         let mut sges = Vec::new();
         for &cut in cuts {

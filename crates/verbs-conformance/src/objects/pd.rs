@@ -93,7 +93,7 @@ impl Pd {
 
     /// Calls `ibv_create_qp` with a NULL send CQ or a NULL receive CQ, which is always invalid.
     #[must_use]
-    pub fn qp_without_cq(&self, init: &QpInit, send: bool) -> Option<Qp> {
+    pub fn try_qp_with_null_cq(&self, init: &QpInit, send: bool) -> Option<Qp> {
         let mut attr = init.attr();
         if send {
             attr.send_cq = std::ptr::null_mut();
@@ -202,7 +202,7 @@ fn grh_of(bytes: &[u8; 40]) -> ibv_grh {
 /// Returns true if both address vectors have the same GID and the same LID; without GRH, only the LID
 /// is compared.
 #[must_use]
-pub fn same_destination(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
+pub fn is_same_gid_and_lid(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
     // SAFETY: GIDs are 16 bytes of plain numbers.
     let gids = unsafe { a.grh.dgid.raw == b.grh.dgid.raw };
     a.is_global == b.is_global && a.dlid == b.dlid && (a.is_global == 0 || gids)

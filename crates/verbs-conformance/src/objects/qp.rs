@@ -14,12 +14,12 @@ impl Srq {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_post(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
+    pub fn try_post_recvs(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: a live SRQ; the list lives until the call returns and is well-formed.
         let errno = unsafe { ibv_post_srq_recv(self.raw(), head, &raw mut bad) };
-        refused(
+        result_of_post(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
@@ -28,8 +28,8 @@ impl Srq {
 
     /// Posts one WR.
     #[track_caller]
-    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
-        self.try_post(vec![crate::wr::recv(wr_id, sges)])
+    pub fn post_recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+        self.try_post_recvs(vec![crate::wr::recv(wr_id, sges)])
             .expect("ibv_post_srq_recv");
     }
 
@@ -117,7 +117,7 @@ impl QpInit {
     }
 }
 
-fn refused(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist> {
+fn result_of_post(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist> {
     if errno == 0 {
         Ok(())
     } else {
@@ -183,7 +183,7 @@ impl Qp {
 
     /// Panics unless the fields of `struct ibv_qp` have the values given at creation.
     #[track_caller]
-    pub fn check_fields(&self, pd: &Pd, init: &QpInit) {
+    pub fn assert_creation_fields(&self, pd: &Pd, init: &QpInit) {
         // SAFETY: the QP is live, and these fields never change.
         unsafe {
             let qp = self.raw();
@@ -286,7 +286,7 @@ impl Qp {
         // SAFETY: a live QP; the list is well-formed and lives until the call returns. Registered buffers
         // stay registered until the test has seen the completion or destroyed the QP.
         let errno = unsafe { ibv_post_send(self.raw(), head, &raw mut bad) };
-        refused(
+        result_of_post(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
@@ -327,12 +327,12 @@ impl Qp {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn try_recv(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
+    pub fn try_post_recvs(&self, mut wrs: Vec<RecvWr>) -> Result<(), RefusedPostlist> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
         // SAFETY: as in `try_post`.
         let errno = unsafe { ibv_post_recv(self.raw(), head, &raw mut bad) };
-        refused(
+        result_of_post(
             errno,
             wrs.iter()
                 .position(|wr| std::ptr::eq(&raw const wr.raw, bad)),
@@ -341,8 +341,8 @@ impl Qp {
 
     /// Posts one receive WR.
     #[track_caller]
-    pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
-        if let Err(refused) = self.try_recv(vec![crate::wr::recv(wr_id, sges)]) {
+    pub fn post_recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
+        if let Err(refused) = self.try_post_recvs(vec![crate::wr::recv(wr_id, sges)]) {
             panic!("ibv_post_recv: {refused:?}");
         }
     }

@@ -5,7 +5,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory};
 use crate::objects::ALL_ACCESS;
 use crate::pair::{QpPair, QpSpec};
@@ -71,36 +71,36 @@ enum AccessFlaw {
     QpNoRight,
 }
 
-const LEN: usize = 64;
+const REGION_BYTES: usize = 64;
 
 /// A region of 64 bytes in the middle of 192 bytes, so that its surroundings are mapped but not registered.
 struct TargetRegion {
     memory: ZeroedMemory,
     mr: crate::objects::Mr,
     /// Another protection domain, kept alive so that its key exists.
-    _other: Option<crate::objects::Pd>,
+    _other_pd: Option<crate::objects::Pd>,
 }
 
 impl TargetRegion {
     fn new(side: &crate::pair::QpSide, flaw: AccessFlaw, access: i32) -> Self {
-        let memory = ZeroedMemory::new(side.ctx.env(), side.spec.memory, 3 * LEN);
+        let memory = ZeroedMemory::new(side.ctx.env(), side.spec.memory, 3 * REGION_BYTES);
         let access = if flaw == AccessFlaw::NoRight { 0 } else { access };
         let other = (flaw == AccessFlaw::OtherPd).then(|| side.ctx.pd());
         let pd = other.as_ref().unwrap_or(&side.pd);
-        let middle = memory.as_ptr().wrapping_byte_add(LEN);
-        let mr = pd.try_reg(middle, LEN, access).expect("ibv_reg_mr");
+        let middle = memory.as_ptr().wrapping_byte_add(REGION_BYTES);
+        let mr = pd.try_reg(middle, REGION_BYTES, access).expect("ibv_reg_mr");
         Self {
             memory,
             mr,
-            _other: other,
+            _other_pd: other,
         }
     }
 
     /// Returns address and length of an access with the flaw. If the flaw concerns the key, the length is `len`.
-    fn range(&self, flaw: AccessFlaw, len: u64) -> (u64, u64) {
-        let start = self.memory.addr() + LEN as u64;
+    fn flawed_addr_and_len(&self, flaw: AccessFlaw, len: u64) -> (u64, u64) {
+        let start = self.memory.addr() + REGION_BYTES as u64;
         match flaw {
-            AccessFlaw::BeyondEnd => (start + LEN as u64 - len + 8, len),
+            AccessFlaw::BeyondEnd => (start + REGION_BYTES as u64 - len + 8, len),
             AccessFlaw::BeforeStart => (start - 8, len),
             AccessFlaw::Wraps => (u64::MAX - 7, len.max(16)),
             _ => (start, len),
@@ -121,7 +121,7 @@ impl TargetRegion {
     }
 
     fn sge(&self, flaw: AccessFlaw) -> ibv_sge {
-        let (addr, length) = self.range(flaw, LEN as u64);
+        let (addr, length) = self.flawed_addr_and_len(flaw, REGION_BYTES as u64);
         ibv_sge {
             addr,
             length: u32::try_from(length).expect("small"),
@@ -141,32 +141,32 @@ fn verbs(env: &TestEnv) -> Vec<Verb> {
 fn local_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         for verb in verbs(env) {
-            case(format!("{verb:?}, {memory:?}"));
+            record_case(format!("{verb:?}, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).pair(env);
             let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
             let remote = pair.b.buf(256);
-            pair.b.recv(9, [remote.all()]);
+            pair.b.post_recv(9, [remote.whole_sge()]);
             let mut sge = local.sge(flaw);
             if verb.is_atomic() {
                 if flaw == AccessFlaw::BeyondEnd {
-                    sge.addr = local.memory.addr() + 2 * LEN as u64 - 4;
+                    sge.addr = local.memory.addr() + 2 * REGION_BYTES as u64 - 4;
                 }
                 sge.length = 8;
             }
             let good = pair.a.buf(8);
             pair.a.post_list(vec![
-                write([good.all()], remote.remote()).id(1),
+                write([good.whole_sge()], remote.remote()).id(1),
                 any(verb, [sge], remote.remote()).id(2),
-                write([good.all()], remote.remote()).id(3),
+                write([good.whole_sge()], remote.remote()).id(3),
             ]);
             pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-            pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
+            pair.a.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
             pair.a.send_completion().expect_flushed(3);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             if !verb.is_atomic() || env.has(NicCapability::EarlyChecks) {
-                remote.memory.check_byte(0, 256, 0);
+                remote.memory.assert_filled_with(0, 256, 0);
             }
-            local.memory.check_byte(0, 3 * LEN, 0);
+            local.memory.assert_filled_with(0, 3 * REGION_BYTES, 0);
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has done nothing wrong");
         }
@@ -177,11 +177,11 @@ fn local_flaw(env: &TestEnv, flaw: AccessFlaw) {
 fn local_protection_errors_have_their_status(env: &TestEnv) {
     for verb in verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
         for flaw in [AccessFlaw::WrongKey, AccessFlaw::BeyondEnd, AccessFlaw::OtherPd] {
-            case(format!("{verb:?}, {flaw:?}"));
+            record_case(format!("{verb:?}, {flaw:?}"));
             let pair = QpSpec::rc().pair(env);
             let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
             let remote = pair.b.buf(256);
-            pair.b.recv(9, [remote.all()]);
+            pair.b.post_recv(9, [remote.whole_sge()]);
             pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
             pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
         }
@@ -198,16 +198,16 @@ fn both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
     let on_rc = spec.qp_type == IBV_QPT_RC;
     let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
     for verb in verbs(env).into_iter().filter(has) {
-        case(format!("{verb:?}"));
+        record_case(format!("{verb:?}"));
         let pair = spec.pair(env);
-        let mut sge = pair.a.buf(8).all();
+        let mut sge = pair.a.buf(8).whole_sge();
         sge.lkey ^= 0x0f0f;
         let mut remote = pair.b.buf(8).remote();
         remote.rkey ^= 0x0f0f;
-        pair.b.recv(9, []);
+        pair.b.post_recv(9, []);
         pair.a.post(any(verb, [sge], remote).id(1));
         if verb.is_send() || verb.is_write() {
-            pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+            pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has heard of nothing");
         } else {
@@ -222,8 +222,8 @@ fn length_errors_have_their_status(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
-    pair.b.recv(1, [target.sge(0, 63)]);
-    pair.a.post(send([source.all()]).id(2));
+    pair.b.post_recv(1, [target.sge(0, 63)]);
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
     pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
 }
@@ -239,8 +239,8 @@ fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &TestEnv
         addr: 0x1000,
         rkey: 0xbad,
     };
-    pair.b.recv(1, []);
-    pair.a.post(crate::wr::write_imm([local.all()], nowhere, 7).id(2));
+    pair.b.post_recv(1, []);
+    pair.a.post(crate::wr::write_imm([local.whole_sge()], nowhere, 7).id(2));
     pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
     pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
 }
@@ -252,12 +252,12 @@ fn an_atomic_without_a_place_for_its_result_is_not_made(env: &TestEnv) {
     let local = TargetRegion::new(&pair.a, AccessFlaw::BeyondEnd, ALL_ACCESS);
     let word = pair.b.buf(8);
     let outside = ibv_sge {
-        addr: local.memory.addr() + 2 * LEN as u64,
+        addr: local.memory.addr() + 2 * REGION_BYTES as u64,
         length: 8,
         lkey: local.mr.lkey(),
     };
     pair.a.post(crate::wr::fetch_add(outside, word.remote(), 1).id(1));
-    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     assert_eq!(word.memory.load(0), 0, "the remote word");
 }
 
@@ -269,7 +269,7 @@ fn local_second_sge_is_checked_too(env: &TestEnv) {
     bad.lkey ^= 0x0f0f;
     local.memory.fill_with_pattern(1);
     pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
-    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
 }
 
 fn local_read_target_needs_local_write(env: &TestEnv) {
@@ -278,9 +278,9 @@ fn local_read_target_needs_local_write(env: &TestEnv) {
         let local = pair.a.buf_with(64, IBV_ACCESS_REMOTE_READ);
         let remote = pair.b.buf(64);
         remote.memory.fill_with_pattern(1);
-        pair.a.post(read([local.all()], remote.remote()).id(1));
-        pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
-        local.memory.check_byte(0, 64, 0);
+        pair.a.post(read([local.whole_sge()], remote.remote()).id(1));
+        pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+        local.memory.assert_filled_with(0, 64, 0);
     }
 }
 
@@ -288,8 +288,8 @@ fn local_atomic_target_needs_local_write(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
     let remote = pair.b.buf(8);
-    pair.a.post(crate::wr::fetch_add(local.all(), remote.remote(), 1).id(1));
-    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.post(crate::wr::fetch_add(local.whole_sge(), remote.remote(), 1).id(1));
+    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     assert_eq!(local.memory.load(0), 0);
 }
 
@@ -298,9 +298,9 @@ fn local_source_needs_no_right(env: &TestEnv) {
     let local = pair.a.buf_with(64, 0);
     local.memory.fill_with_pattern(1);
     let remote = pair.b.buf(64);
-    pair.a.post(write([local.all()], remote.remote()).id(1));
+    pair.a.post(write([local.whole_sge()], remote.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    remote.memory.check(1);
+    remote.memory.assert_whole_pattern(1);
 }
 
 /// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. The QP still
@@ -310,62 +310,62 @@ fn send_queue_error(env: &TestEnv, spec: &QpSpec) {
     let buf = pair.a.buf(64 + 40);
     let mut bad = buf.sge(0, 8);
     bad.lkey ^= 0x0f0f;
-    pair.a.recv(7, [buf.all()]);
+    pair.a.post_recv(7, [buf.whole_sge()]);
     pair.a.post_list(vec![send([bad]).id(1), send([buf.sge(0, 8)]).id(2)]);
-    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     pair.a.send_completion().expect_flushed(2);
     assert_eq!(pair.a.qp.state(), IBV_QPS_SQE);
     let source = pair.b.buf(8);
-    pair.b.post(send([source.all()]).id(3));
+    pair.b.post(send([source.whole_sge()]).id(3));
     pair.b.send_completion().expect_sent(3, Verb::Send);
     pair.a.recv_completion().expect_received(7, 8 + pair.a.grh_len());
     // WRs posted in SQE are flushed, too.
     pair.a.post(send([buf.sge(0, 8)]).id(4));
     pair.a.send_completion().expect_flushed(4);
     pair.a.qp.to_state(IBV_QPS_RTS);
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 /// The receive fails with LOC_PROT_ERR, and the requester gets NAK-Remote Operational Error (IBTA vol. 1,
 /// 9.9.3.1: a local QP error at the responder).
 fn receive_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let target = TargetRegion::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
-        let source = pair.a.buf(LEN);
+        let source = pair.a.buf(REGION_BYTES);
         source.memory.fill_with_pattern(3);
-        pair.b.recv(1, [target.sge(flaw)]);
-        pair.b.recv(2, []);
-        pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-        pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+        pair.b.post_recv(1, [target.sge(flaw)]);
+        pair.b.post_recv(2, []);
+        pair.a.post_list(vec![send([source.whole_sge()]).id(3), send([]).id(4)]);
+        pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
         pair.b.recv_completion().expect_flushed(2);
         pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
         pair.a.send_completion().expect_flushed(4);
         assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
         assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
-        target.memory.check_byte(0, LEN, 0);
-        target.memory.check_byte(2 * LEN, LEN, 0);
+        target.memory.assert_filled_with(0, REGION_BYTES, 0);
+        target.memory.assert_filled_with(2 * REGION_BYTES, REGION_BYTES, 0);
     }
 }
 
 fn receive_too_small_on_rc(env: &TestEnv) {
     for memory in MemKind::ALL {
         for (room, len) in [(0, 1), (63, 64), (100, 5000), (4096, 1 << 20)] {
-            case(format!("{len} bytes into {room}, {memory:?}"));
+            record_case(format!("{len} bytes into {room}, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(len);
             let target = pair.b.buf(room + 8);
-            pair.b.recv(1, [target.sge(0, room)]);
-            pair.b.recv(2, []);
-            pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-            pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+            pair.b.post_recv(1, [target.sge(0, room)]);
+            pair.b.post_recv(2, []);
+            pair.a.post_list(vec![send([source.whole_sge()]).id(3), send([]).id(4)]);
+            pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
             pair.b.recv_completion().expect_flushed(2);
-            pair.a.send_completion().expect_failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+            pair.a.send_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
             pair.a.send_completion().expect_flushed(4);
             assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
-            target.memory.check_byte(room, 8, 0);
+            target.memory.assert_filled_with(room, 8, 0);
         }
     }
 }
@@ -374,10 +374,10 @@ fn receive_too_small_on_rc_in_two_sges(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
-    pair.b.recv(1, [target.sge(0, 31), target.sge(31, 32)]);
-    pair.a.post(send([source.all()]).id(2));
-    pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
-    pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    pair.b.post_recv(1, [target.sge(0, 31), target.sge(31, 32)]);
+    pair.a.post(send([source.whole_sge()]).id(2));
+    pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
+    pair.a.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
 }
 
 /// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or remains for
@@ -388,23 +388,23 @@ fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
     let source = pair.a.buf(64);
     let target = pair.b.buf(grh + 64);
     source.memory.fill_with_pattern(9);
-    pair.b.recv(1, [target.sge(0, grh + 63)]);
-    pair.a.post(send([source.all()]).id(2));
+    pair.b.post_recv(1, [target.sge(0, grh + 63)]);
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    let wcs = pair.b.rcq.drain();
+    let wcs = pair.b.rcq.poll_for_quiet_period();
     assert_eq!(target.memory.read(grh + 63, 1), [0]);
     if let Some(wc) = wcs.first() {
-        wc.expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+        wc.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
         return;
     }
     pair.a.post(send([source.sge(0, 63)]).id(3));
     pair.a.send_completion().expect_sent(3, Verb::Send);
     pair.b.recv_completion().expect_received(1, grh + 63);
-    target.memory.check_at(grh, 63, 9);
+    target.memory.assert_pattern_at(grh, 63, 9);
 }
 
 /// Returns the verbs that access remote memory, each with the access right that it needs.
-fn one_sided(env: &TestEnv) -> Vec<(Verb, i32)> {
+fn one_sided_verbs_with_right(env: &TestEnv) -> Vec<(Verb, i32)> {
     verbs(env)
         .into_iter()
         .filter(|verb| !verb.is_send())
@@ -423,18 +423,18 @@ fn one_sided(env: &TestEnv) -> Vec<(Verb, i32)> {
 /// raises an access violation event. Both sides flush the remaining WRs.
 fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
-        for (verb, right) in one_sided(env) {
-            case(format!("{verb:?}, {memory:?}"));
+        for (verb, right) in one_sided_verbs_with_right(env) {
+            record_case(format!("{verb:?}, {memory:?}"));
             let qp_access = if flaw == AccessFlaw::QpNoRight { ALL_ACCESS & !right } else { ALL_ACCESS };
             let pair = QpSpec::rc().memory(memory).access(qp_access).pair(env);
             let access = if flaw == AccessFlaw::NoRight { 0 } else { ALL_ACCESS };
             let target = TargetRegion::new(&pair.b, flaw, access);
-            let len = if verb.is_atomic() { 8 } else { LEN as u64 };
-            let (addr, len) = match target.range(flaw, len) {
+            let len = if verb.is_atomic() { 8 } else { REGION_BYTES as u64 };
+            let (addr, len) = match target.flawed_addr_and_len(flaw, len) {
                 // The flawed range of an atomic lies directly behind the region, because an atomic across the end would
                 // be misaligned.
                 (_, _) if verb.is_atomic() && flaw == AccessFlaw::BeyondEnd => {
-                    (target.memory.addr() + 2 * LEN as u64, 8)
+                    (target.memory.addr() + 2 * REGION_BYTES as u64, 8)
                 }
                 (addr, _) if verb.is_atomic() => (addr, 8),
                 other => other,
@@ -446,15 +446,15 @@ fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
             let local = pair.a.buf(usize::try_from(len).expect("small"));
             local.memory.fill_with_pattern(1);
             let before = local.memory.read(0, local.memory.len());
-            pair.b.recv(8, []);
-            pair.a.recv(9, []);
+            pair.b.post_recv(8, []);
+            pair.a.post_recv(9, []);
             pair.a.post_list(vec![
-                any(verb, [local.all()], remote).id(1),
-                any(verb, [local.all()], remote).id(2),
+                any(verb, [local.whole_sge()], remote).id(1),
+                any(verb, [local.whole_sge()], remote).id(2),
                 send([]).id(3),
             ]);
             if flaw == AccessFlaw::QpNoRight {
-                pair.a.send_completion().expect_failed(1, &without_the_right(env));
+                pair.a.send_completion().expect_failed(1, &statuses_without_right(env));
             } else {
                 pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             }
@@ -463,11 +463,11 @@ fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
             pair.a.recv_completion().expect_flushed(9);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             assert_eq!(local.memory.read(0, local.memory.len()), before, "the requester's memory");
-            target.memory.check_byte(0, 3 * LEN, 0);
+            target.memory.assert_filled_with(0, 3 * REGION_BYTES, 0);
             let wc = pair.b.recv_completion();
             if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
                 // The NIC may already have consumed the receive for the immediate.
-                wc.expect_failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
+                wc.expect_failed(8, &env.accepted_failure_statuses(IBV_WC_LOC_ACCESS_ERR));
             } else {
                 wc.expect_flushed(8);
             }
@@ -496,7 +496,7 @@ fn remote_zero_bytes_need_no_key(env: &TestEnv) {
         pair.a.post(read([], nowhere).id(2));
         pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
     }
-    pair.b.recv(3, []);
+    pair.b.post_recv(3, []);
     pair.a.post(crate::wr::write_imm([], nowhere, 77).id(4));
     let wc = pair.b.recv_completion();
     wc.expect_success(3, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -507,13 +507,13 @@ fn remote_zero_bytes_need_no_key(env: &TestEnv) {
 fn remote_rights_do_not_imply_each_other(env: &TestEnv) {
     let rights = [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC];
     for granted in rights {
-        for (verb, needed) in one_sided(env) {
-            case(format!("{verb:?} with {granted:#x}"));
+        for (verb, needed) in one_sided_verbs_with_right(env) {
+            record_case(format!("{verb:?} with {granted:#x}"));
             let pair = QpSpec::rc().pair(env);
             let target = pair.b.buf_with(8, granted | IBV_ACCESS_LOCAL_WRITE);
             let local = pair.a.buf(8);
-            pair.b.recv(1, []);
-            pair.a.post(any(verb, [local.all()], target.remote()).id(2));
+            pair.b.post_recv(1, []);
+            pair.a.post(any(verb, [local.whole_sge()], target.remote()).id(2));
             let wc = pair.a.send_completion();
             if needed == granted {
                 wc.expect_sent(2, verb);
@@ -537,18 +537,18 @@ fn remote_write_on_uc_is_dropped(env: &TestEnv) {
             ..target.remote()
         };
         for remote in [wrong_key, target.remote().plus(8), unwritable.remote()] {
-            pair.a.post(write([source.all()], remote).id(1));
+            pair.a.post(write([source.whole_sge()], remote).id(1));
             pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
         }
-        target.memory.check_byte(0, 64, 0);
-        unwritable.memory.check_byte(0, 64, 0);
+        target.memory.assert_filled_with(0, 64, 0);
+        unwritable.memory.assert_filled_with(0, 64, 0);
         pair.b.rcq.expect_empty();
         assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
-        pair.check_works();
+        pair.check_transfers_both_ways();
         // Later messages on the connection arrive after the WRITEs, so the WRITEs are lost and not merely
         // delayed.
-        target.memory.check_byte(0, 64, 0);
-        unwritable.memory.check_byte(0, 64, 0);
+        target.memory.assert_filled_with(0, 64, 0);
+        unwritable.memory.assert_filled_with(0, 64, 0);
     }
 }
 
@@ -556,7 +556,7 @@ fn remote_write_on_uc_is_dropped(env: &TestEnv) {
 ///
 /// The statuses are a remote access error and a remote invalid request error. The latter is the status for an operation
 /// that the receive queue does not support (IBTA vol. 1, 11.6.2).
-fn without_the_right(env: &TestEnv) -> Vec<ibv_wc_status> {
+fn statuses_without_right(env: &TestEnv) -> Vec<ibv_wc_status> {
     let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
     if !env.has(NicCapability::ErrorStatuses) {
         statuses.push(IBV_WC_REM_INV_REQ_ERR);
@@ -564,7 +564,7 @@ fn without_the_right(env: &TestEnv) -> Vec<ibv_wc_status> {
     statuses
 }
 
-fn set_access(pair: &QpPair, access: i32) {
+fn set_qp_access_flags(pair: &QpPair, access: i32) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_access_flags = access.cast_unsigned();
     pair.b.qp.modify(&attr, IBV_QP_ACCESS_FLAGS).expect("RTS to RTS");
@@ -574,34 +574,34 @@ fn remote_rights_of_a_queue_pair_can_change(env: &TestEnv) {
     let pair = QpSpec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).pair(env);
     let target = pair.b.buf(8);
     let local = pair.a.buf(8);
-    pair.a.post(write([local.all()], target.remote()).id(1));
+    pair.a.post(write([local.whole_sge()], target.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    set_access(&pair, IBV_ACCESS_REMOTE_READ);
-    pair.a.post(read([local.all()], target.remote()).id(2));
+    set_qp_access_flags(&pair, IBV_ACCESS_REMOTE_READ);
+    pair.a.post(read([local.whole_sge()], target.remote()).id(2));
     pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
-    pair.a.post(write([local.all()], target.remote()).id(3));
-    pair.a.send_completion().expect_failed(3, &without_the_right(env));
+    pair.a.post(write([local.whole_sge()], target.remote()).id(3));
+    pair.a.send_completion().expect_failed(3, &statuses_without_right(env));
 }
 
 /// A peer uses a key before and after the deregistration of its region.
 fn remote_region_that_came_and_went(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let local = pair.a.buf(4096);
         local.memory.fill_with_pattern(1);
         let target = pair.b.buf(4096);
         for i in 0..10 {
-            pair.a.post(write([local.all()], target.remote()).id(i));
+            pair.a.post(write([local.whole_sge()], target.remote()).id(i));
             pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
         }
-        target.memory.check(1);
+        target.memory.assert_whole_pattern(1);
         let remote = target.remote();
         assert_eq!(target.mr.try_destroy(), 0);
         local.memory.fill_with_pattern(2);
-        pair.a.post(write([local.all()], remote).id(99));
+        pair.a.post(write([local.whole_sge()], remote).id(99));
         pair.a.send_completion().expect_failed(99, &[IBV_WC_REM_ACCESS_ERR]);
-        target.memory.check(1);
+        target.memory.assert_whole_pattern(1);
     }
 }
 
@@ -617,8 +617,8 @@ fn a_failed_write_touches_nothing(env: &TestEnv) {
             addr: memory.addr(),
             rkey: mr.rkey(),
         };
-        pair.a.post(write([local.all()], remote).id(1));
+        pair.a.post(write([local.whole_sge()], remote).id(1));
         pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
-        memory.check_byte(0, 400, 0);
+        memory.assert_filled_with(0, 400, 0);
     }
 }

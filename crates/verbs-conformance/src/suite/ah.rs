@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::pair::QpSpec;
 
 tests! { "ah";
@@ -27,7 +27,7 @@ fn many_exist_at_once(env: &TestEnv) {
 fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
     let side = QpSpec::ud().create_qp_side(env);
     for port in [0, side.ctx.device_attr().phys_port_cnt + 1, 255] {
-        case(format!("port {port}"));
+        record_case(format!("port {port}"));
         let mut attr = side.ah_attr(&side.address());
         attr.port_num = port;
         assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
@@ -35,7 +35,7 @@ fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
 }
 
 fn a_gid_index_beyond_the_table_is_refused(env: &TestEnv) {
-    let side = QpSpec::ud().with(|s| s.global = true).create_qp_side(env);
+    let side = QpSpec::ud().with_change(|s| s.global = true).create_qp_side(env);
     let mut attr = side.ah_attr(&side.address());
     let len = side.ctx.port_attr().gid_tbl_len;
     if let Ok(index) = u8::try_from(len) {
@@ -63,7 +63,7 @@ fn one_of_another_domain_is_refused_or_loses_the_message(env: &TestEnv) {
     let target = pair.b.buf(64);
     let other = pair.a.ctx.pd();
     let ah = other.ah(&pair.a.ah_attr(&pair.b.address()));
-    pair.b.recv(1, [target.all()]);
+    pair.b.post_recv(1, [target.whole_sge()]);
     let wr = crate::wr::send([]).id(2).to(&ah, pair.b.qp.qpn(), crate::pair::QKEY);
     match pair.a.qp.try_post(vec![wr]) {
         Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),

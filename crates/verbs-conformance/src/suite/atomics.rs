@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::QpSpec;
 use crate::wr::{SendWr, Verb, cmp_swp, fetch_add};
@@ -23,14 +23,14 @@ tests! { "atomics";
 
 fn fetch_add_adds_and_returns_the_old_value(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let counter = pair.b.buf(64);
         let result = pair.a.buf(8);
         let mut expected = 5u64;
         counter.memory.store(8, expected);
         for add in [1, 0, 7, u64::MAX, 1 << 63, 1 << 32] {
-            pair.a.post(fetch_add(result.all(), counter.remote().plus(8), add).id(add));
+            pair.a.post(fetch_add(result.whole_sge(), counter.remote().plus(8), add).id(add));
             pair.a.send_completion().expect_sent(add, Verb::AtomicFetchAndAdd);
             assert_eq!(result.memory.load(0), expected, "old value");
             expected = expected.wrapping_add(add);
@@ -45,7 +45,7 @@ fn fetch_add_wraps_around(env: &TestEnv) {
     let result = pair.a.buf(8);
     counter.memory.store(0, u64::MAX - 1);
     for old in [u64::MAX - 1, u64::MAX, 0, 1] {
-        pair.a.post(fetch_add(result.all(), counter.remote(), 1));
+        pair.a.post(fetch_add(result.whole_sge(), counter.remote(), 1));
         pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
@@ -53,7 +53,7 @@ fn fetch_add_wraps_around(env: &TestEnv) {
 
 fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let word = pair.b.buf(8);
         let result = pair.a.buf(8);
@@ -67,7 +67,7 @@ fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
             (1 << 32, 5, 0, 0),
             (0, 0, 0, 0),
         ] {
-            pair.a.post(cmp_swp(result.all(), word.remote(), compare, swap).id(old));
+            pair.a.post(cmp_swp(result.whole_sge(), word.remote(), compare, swap).id(old));
             pair.a.send_completion().expect_sent(old, Verb::AtomicCmpAndSwp);
             assert_eq!(result.memory.load(0), old, "old value of {compare:#x} -> {swap:#x}");
             assert_eq!(word.memory.load(0), new, "new value of {compare:#x} -> {swap:#x}");
@@ -85,8 +85,8 @@ fn results_go_where_the_sges_say(env: &TestEnv) {
     pair.a.post(wr);
     pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     assert_eq!(result.memory.read(3, 8), 0x0102_0304_0506_0708_u64.to_ne_bytes());
-    result.memory.check_byte(0, 3, 0);
-    result.memory.check_byte(11, 53, 0);
+    result.memory.assert_filled_with(0, 3, 0);
+    result.memory.assert_filled_with(11, 53, 0);
 }
 
 /// IBTA vol. 1, 9.4.5: "the virtual address in the ATOMIC Command Request packet shall be naturally aligned
@@ -95,20 +95,20 @@ fn misaligned_is_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
         for offset in [1, 4, 7] {
             for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp] {
-                case(format!("{verb:?} at offset {offset}, {memory:?}"));
+                record_case(format!("{verb:?} at offset {offset}, {memory:?}"));
                 let pair = QpSpec::rc().memory(memory).pair(env);
                 let word = pair.b.buf(64);
                 let result = pair.a.buf(8);
-                let wr = SendWr::new(verb, [result.all()]).atomic(word.remote().plus(offset), 0, 9);
+                let wr = SendWr::new(verb, [result.whole_sge()]).atomic(word.remote().plus(offset), 0, 9);
                 if let Err(refused) = pair.a.qp.try_post(vec![wr.id(3)]) {
                     // The library checks the alignment itself.
                     assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
-                    pair.a.expect_silence();
-                    word.memory.check_byte(0, 64, 0);
+                    pair.a.expect_no_completions();
+                    word.memory.assert_filled_with(0, 64, 0);
                     continue;
                 }
                 pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
-                word.memory.check_byte(0, 64, 0);
+                word.memory.assert_filled_with(0, 64, 0);
                 pair.b.qp.await_state(IBV_QPS_ERR);
                 assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             }
@@ -119,7 +119,7 @@ fn misaligned_is_refused(env: &TestEnv) {
 /// The result of an atomic has 8 bytes: a smaller or larger buffer is a local error.
 fn a_result_of_another_length_is_refused(env: &TestEnv) {
     for len in [0usize, 4, 7, 9, 16] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         let pair = QpSpec::rc().pair(env);
         let word = pair.b.buf(8);
         let result = pair.a.buf(64);
@@ -135,7 +135,7 @@ fn a_result_of_another_length_is_refused(env: &TestEnv) {
                 }
             }
         }
-        result.memory.check_byte(len.min(8), 64 - len.min(8), 0xee);
+        result.memory.assert_filled_with(len.min(8), 64 - len.min(8), 0xee);
     }
 }
 
@@ -144,11 +144,11 @@ fn neighbours_stay_as_they_are(env: &TestEnv) {
     let words = pair.b.buf(64);
     words.memory.write(0, &[0xff; 64]);
     let result = pair.a.buf(8);
-    pair.a.post(fetch_add(result.all(), words.remote().plus(24), 1));
+    pair.a.post(fetch_add(result.whole_sge(), words.remote().plus(24), 1));
     pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
-    words.memory.check_byte(0, 24, 0xff);
+    words.memory.assert_filled_with(0, 24, 0xff);
     assert_eq!(words.memory.load(24), 0);
-    words.memory.check_byte(32, 32, 0xff);
+    words.memory.assert_filled_with(32, 32, 0xff);
 }
 
 fn a_chain_of_atomics_is_ordered(env: &TestEnv) {
@@ -183,7 +183,7 @@ fn atomics_on_the_own_queue_pair(env: &TestEnv) {
     let word = side.buf(8);
     let result = side.buf(8);
     for old in 0..20 {
-        side.post(fetch_add(result.all(), word.remote(), 1).id(old));
+        side.post(fetch_add(result.whole_sge(), word.remote(), 1).id(old));
         side.send_completion().expect_sent(old, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
@@ -193,10 +193,10 @@ fn atomics_on_the_own_queue_pair(env: &TestEnv) {
 fn no_credit_for_atomics(env: &TestEnv) {
     for (initiator, responder) in [(0, 1), (1, 0)] {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
-            case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
+            record_case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
             let mut pair = QpSpec::rc()
                 .short_timeouts()
-                .with(|s| {
+                .with_change(|s| {
                     s.max_rd_atomic = initiator;
                     s.max_dest_rd_atomic = responder;
                 })
@@ -205,7 +205,7 @@ fn no_credit_for_atomics(env: &TestEnv) {
             let word = pair.b.buf(8);
             let result = pair.a.buf(8);
             word.memory.store(0, 1);
-            let wr = crate::wr::any(verb, [result.all()], word.remote()).id(3);
+            let wr = crate::wr::any(verb, [result.whole_sge()], word.remote()).id(3);
             match pair.a.qp.try_post(vec![wr]) {
                 Err(refused) => assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno)),
                 Ok(()) => {

@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{QpPair, QpSpec};
 use crate::wr::{RemoteAddress, Verb, send, write};
@@ -47,7 +47,7 @@ fn capacity_is_at_least_what_was_asked_for(env: &TestEnv) {
     let ctx = Context::open(env);
     let max = ctx.device_attr().max_cqe;
     for cqe in [1, 2, 3, 100, 1000, max.min(100_000)] {
-        case(format!("{cqe} entries"));
+        record_case(format!("{cqe} entries"));
         assert!(ctx.cq(cqe).cqe() >= usize::try_from(cqe).expect("positive"));
     }
 }
@@ -59,7 +59,7 @@ fn bad_sizes_are_refused(env: &TestEnv) {
         if cqe > 0 && cqe <= max {
             continue;
         }
-        case(format!("{cqe} entries"));
+        record_case(format!("{cqe} entries"));
         let errno = ctx.try_cq(cqe, None, 0, 0).err();
         assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
     }
@@ -87,8 +87,8 @@ fn an_empty_queue_polls_nothing(env: &TestEnv) {
 /// Posts a receive at `b`, and sends a header-only message with flags from `a` to `b`.
 ///
 /// The function does not poll `b`, because a poll makes progress, and a sleeping program makes none.
-fn one_send(pair: &QpPair, flags: u32) {
-    pair.b.recv(5, []);
+fn post_recv_and_send(pair: &QpPair, flags: u32) {
+    pair.b.post_recv(5, []);
     pair.a.post(send([]).id(6).flag(flags));
     pair.a.send_completion().expect_sent(6, Verb::Send);
 }
@@ -103,10 +103,10 @@ fn an_armed_queue_makes_one_event(env: &TestEnv) {
     for _ in 0..5 {
         pair.b.rcq.arm(false);
         channel.expect_no_event();
-        one_send(&pair, 0);
-        channel.expect_event(&pair.b.rcq);
+        post_recv_and_send(&pair, 0);
+        channel.await_and_ack_event(&pair.b.rcq);
         // One arming causes one event.
-        one_send(&pair, 0);
+        post_recv_and_send(&pair, 0);
         channel.expect_no_event();
         for wc in pair.b.rcq.wait_for_completions(2) {
             wc.expect_received(5, 0);
@@ -121,16 +121,16 @@ fn what_came_before_arming_makes_no_event(env: &TestEnv) {
     let other = self::pair(env);
     let others_channel = other.b.rchannel.as_ref().expect("a channel");
     for _ in 0..5 {
-        one_send(&pair, 0);
+        post_recv_and_send(&pair, 0);
         std::thread::sleep(QUIET_PERIOD);
         pair.b.rcq.arm(false);
         other.b.rcq.arm(false);
-        one_send(&other, 0);
-        others_channel.expect_event(&other.b.rcq);
+        post_recv_and_send(&other, 0);
+        others_channel.await_and_ack_event(&other.b.rcq);
         other.b.recv_completion().expect_received(5, 0);
         channel.expect_no_event();
-        one_send(&pair, 0);
-        channel.expect_event(&pair.b.rcq);
+        post_recv_and_send(&pair, 0);
+        channel.await_and_ack_event(&pair.b.rcq);
         for wc in pair.b.rcq.wait_for_completions(2) {
             wc.expect_received(5, 0);
         }
@@ -139,7 +139,7 @@ fn what_came_before_arming_makes_no_event(env: &TestEnv) {
 
 fn an_unarmed_queue_makes_no_event(env: &TestEnv) {
     let pair = pair(env);
-    one_send(&pair, 0);
+    post_recv_and_send(&pair, 0);
     pair.b.recv_completion().expect_received(5, 0);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
 }
@@ -157,9 +157,9 @@ fn events_carry_queue_and_context(env: &TestEnv) {
     a.connect(&address);
     a.rcq.arm(false);
     a.post(send([]).id(1));
-    a.recv(2, []);
+    a.post_recv(2, []);
     assert!(channel.readable(crate::harness::wait_limit()));
-    assert_eq!(channel.event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
+    assert_eq!(channel.take_unacked_event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
     a.rcq.ack(1);
     drop(a.rcq.wait_for_completions(2));
 }
@@ -170,17 +170,17 @@ fn a_send_completion_makes_an_event(env: &TestEnv) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.scq.arm(false);
-    pair.a.post(write([source.all()], target.remote()).unsignaled());
+    pair.a.post(write([source.whole_sge()], target.remote()).unsignaled());
     channel.expect_no_event();
-    pair.a.post(write([source.all()], target.remote()).id(2));
-    channel.expect_event(&pair.a.scq);
+    pair.a.post(write([source.whole_sge()], target.remote()).id(2));
+    channel.await_and_ack_event(&pair.a.scq);
     pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
     // A SEND completes when it has consumed a receive.
     pair.a.scq.arm(false);
     pair.a.post(send([]).id(3));
     channel.expect_no_event();
-    pair.b.recv(1, []);
-    channel.expect_event(&pair.a.scq);
+    pair.b.post_recv(1, []);
+    channel.await_and_ack_event(&pair.a.scq);
     pair.a.send_completion().expect_sent(3, Verb::Send);
 }
 
@@ -188,15 +188,15 @@ fn the_descriptor_polls_and_does_not_block(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     channel.set_nonblocking(true);
-    assert_eq!(channel.event(), Err(libc::EAGAIN));
+    assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN));
     assert!(!channel.readable(Duration::ZERO));
     pair.b.rcq.arm(false);
-    one_send(&pair, 0);
+    post_recv_and_send(&pair, 0);
     assert!(channel.readable(crate::harness::wait_limit()), "poll() says nothing");
     assert!(channel.readable(Duration::ZERO), "poll() takes the event away");
-    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+    assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
     assert!(!channel.readable(Duration::ZERO), "readable after its event was taken");
-    assert_eq!(channel.event(), Err(libc::EAGAIN));
+    assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN));
     pair.b.rcq.ack(1);
 }
 
@@ -207,9 +207,9 @@ fn a_blocked_thread_is_woken(env: &TestEnv) {
         std::thread::scope(|scope| {
             let channel = pair.b.rchannel.as_ref().expect("a channel");
             channel.set_nonblocking(false);
-            let waiting = scope.spawn(|| channel.event().map(|event| event.0.addr()));
+            let waiting = scope.spawn(|| channel.take_unacked_event().map(|event| event.0.addr()));
             std::thread::sleep(Duration::from_millis(5 * (round % 2)));
-            one_send(&pair, 0);
+            post_recv_and_send(&pair, 0);
             assert_eq!(waiting.join().expect("woken"), Ok(pair.b.rcq.raw().addr()));
             pair.b.rcq.ack(1);
             pair.b.recv_completion().expect_received(5, 0);
@@ -224,7 +224,7 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
     channel.set_nonblocking(false);
     pair.a.scq.arm(false);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| channel.event().map(|event| event.0.addr()));
+        let waiting = scope.spawn(|| channel.take_unacked_event().map(|event| event.0.addr()));
         pair.a.post(send([]).id(1));
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(pair.b.qp.try_destroy(), 0);
@@ -241,7 +241,7 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &TestEnv) {
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
     for round in 0..30u64 {
         let delay = Duration::from_micros([0, 85, 500][(round % 3) as usize]);
-        case(format!("polled after {delay:?}"));
+        record_case(format!("polled after {delay:?}"));
         let (posted, begin) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let poller = scope.spawn(|| {
@@ -251,16 +251,16 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &TestEnv) {
                 while start.elapsed() < delay {
                     std::hint::spin_loop();
                 }
-                (pair.a.scq.next(), pair.b.rcq.next())
+                (pair.a.scq.await_completion(), pair.b.rcq.await_completion())
             });
-            pair.b.recv(1, [target.all()]);
+            pair.b.post_recv(1, [target.whole_sge()]);
             pair.a.scq.arm(false);
             pair.b.rcq.arm(false);
-            pair.a.post(send([source.all()]).id(round));
+            pair.a.post(send([source.whole_sge()]).id(round));
             posted.send(()).expect("the other thread polls");
             let (sends, receives) = (&pair.a.schannel, &pair.b.rchannel);
-            sends.as_ref().expect("a channel").expect_event(&pair.a.scq);
-            receives.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+            sends.as_ref().expect("a channel").await_and_ack_event(&pair.a.scq);
+            receives.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
             let (sent, received) = poller.join().expect("both completions");
             sent.expect_sent(round, Verb::Send);
             received.expect_received(1, 8);
@@ -274,12 +274,12 @@ fn arming_again_loses_no_event(env: &TestEnv) {
         let pair = pair(env);
         let (source, target) = (pair.a.buf(8), pair.b.buf(8));
         pair.a.scq.arm(false);
-        pair.a.post(write([source.all()], target.remote()).id(round));
+        pair.a.post(write([source.whole_sge()], target.remote()).id(round));
         if round % 2 == 0 {
             pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
         }
         pair.a.scq.arm(false);
-        pair.a.schannel.as_ref().expect("a channel").expect_event(&pair.a.scq);
+        pair.a.schannel.as_ref().expect("a channel").await_and_ack_event(&pair.a.scq);
     }
 }
 
@@ -288,11 +288,11 @@ fn solicited_only_waits_for_a_solicited_send(env: &TestEnv) {
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     for _ in 0..3 {
         pair.b.rcq.arm(true);
-        one_send(&pair, 0);
-        one_send(&pair, 0);
+        post_recv_and_send(&pair, 0);
+        post_recv_and_send(&pair, 0);
         channel.expect_no_event();
-        one_send(&pair, IBV_SEND_SOLICITED);
-        channel.expect_event(&pair.b.rcq);
+        post_recv_and_send(&pair, IBV_SEND_SOLICITED);
+        channel.await_and_ack_event(&pair.b.rcq);
         drop(pair.b.rcq.wait_for_completions(3));
         channel.expect_no_event();
     }
@@ -305,12 +305,12 @@ fn solicited_write_with_imm_makes_an_event(env: &TestEnv) {
     let target = pair.b.buf(8);
     pair.b.rcq.arm(true);
     for (flag, fires) in [(0, false), (IBV_SEND_SOLICITED, true)] {
-        pair.b.recv(1, []);
-        let wr = crate::wr::write_imm([source.all()], target.remote(), 1);
+        pair.b.post_recv(1, []);
+        let wr = crate::wr::write_imm([source.whole_sge()], target.remote(), 1);
         pair.a.post(wr.id(2).flag(flag));
         pair.a.send_completion().expect_sent(2, Verb::RdmaWriteWithImm);
         if fires {
-            channel.expect_event(&pair.b.rcq);
+            channel.await_and_ack_event(&pair.b.rcq);
         } else {
             channel.expect_no_event();
         }
@@ -325,14 +325,14 @@ fn solicited_only_fires_on_a_failure(env: &TestEnv) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.scq.arm(true);
-    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     channel.expect_no_event();
     let nowhere = RemoteAddress {
         addr: 8,
         rkey: 1,
     };
-    pair.a.post(write([source.all()], nowhere).id(2));
-    channel.expect_event(&pair.a.scq);
+    pair.a.post(write([source.whole_sge()], nowhere).id(2));
+    channel.await_and_ack_event(&pair.a.scq);
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
 }
@@ -341,13 +341,13 @@ fn solicited_on_ud(env: &TestEnv) {
     let pair = QpSpec::ud().with_channels().pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.buf(40);
-    pair.b.recv(1, [buf.all()]);
-    pair.b.recv(2, [buf.all()]);
+    pair.b.post_recv(1, [buf.whole_sge()]);
+    pair.b.post_recv(2, [buf.whole_sge()]);
     pair.b.rcq.arm(true);
     pair.a.post(send([]).id(3));
     channel.expect_no_event();
     pair.a.post(send([]).id(4).flag(IBV_SEND_SOLICITED));
-    channel.expect_event(&pair.b.rcq);
+    channel.await_and_ack_event(&pair.b.rcq);
     drop(pair.b.rcq.wait_for_completions(2));
 }
 
@@ -355,13 +355,13 @@ fn solicited_on_ud(env: &TestEnv) {
 /// completion. Arming for any completion widens an earlier arming for solicited ones.
 fn arming_for_any_beats_arming_for_solicited(env: &TestEnv) {
     for order in [[false, true], [true, false]] {
-        case(format!("{order:?}"));
+        record_case(format!("{order:?}"));
         let pair = pair(env);
         for solicited_only in order {
             pair.b.rcq.arm(solicited_only);
         }
-        one_send(&pair, 0);
-        pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+        post_recv_and_send(&pair, 0);
+        pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
     }
 }
 
@@ -384,9 +384,9 @@ fn several_queues_share_a_channel(env: &TestEnv) {
     }
     for index in [2usize, 0, 3, 1] {
         let side = &sides[index];
-        side.recv(1, []);
+        side.post_recv(1, []);
         side.post(send([]).id(2));
-        channel.expect_event(&side.rcq);
+        channel.await_and_ack_event(&side.rcq);
         drop(side.rcq.wait_for_completions(2));
     }
     channel.expect_no_event();
@@ -397,9 +397,9 @@ fn events_are_acknowledged_in_bulk(env: &TestEnv) {
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     for _ in 0..10 {
         pair.b.rcq.arm(false);
-        one_send(&pair, 0);
+        post_recv_and_send(&pair, 0);
         assert!(channel.readable(crate::harness::wait_limit()));
-        assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+        assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
         pair.b.recv_completion().expect_received(5, 0);
     }
     pair.b.rcq.ack(10);
@@ -410,9 +410,9 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.clone().expect("a channel");
     pair.b.rcq.arm(false);
-    one_send(&pair, 0);
+    post_recv_and_send(&pair, 0);
     assert!(channel.readable(crate::harness::wait_limit()));
-    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+    assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
     let cq = pair.b.rcq.clone();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     std::thread::scope(|scope| {
@@ -437,13 +437,13 @@ fn destroying_drops_pending_events(env: &TestEnv) {
         let address = side.address();
         side.connect(&address);
         cq.arm(false);
-        side.recv(1, []);
+        side.post_recv(1, []);
         side.post(send([]).id(2));
         assert!(channel.readable(crate::harness::wait_limit()));
         assert_eq!(side.qp.try_destroy(), 0);
         assert_eq!(cq.try_destroy(), 0);
         channel.set_nonblocking(true);
-        assert_eq!(channel.event(), Err(libc::EAGAIN), "an event of a CQ that is gone");
+        assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN), "an event of a CQ that is gone");
     }
     drop(survivor);
 }
@@ -456,11 +456,11 @@ fn event_then_poll_loses_nothing(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        case(format!("QP type {}", spec.qp_type));
+        record_case(format!("QP type {}", spec.qp_type));
         let pair = spec.depth(64).with_channels().pair(env);
         let buf = pair.b.buf(64);
         for i in 0..64 {
-            pair.b.recv(i, [buf.all()]);
+            pair.b.post_recv(i, [buf.whole_sge()]);
         }
         let reliable = pair.b.grh_len() == 0;
         std::thread::scope(|scope| {
@@ -484,14 +484,14 @@ fn event_then_poll_loses_nothing(env: &TestEnv) {
                                 pair.b.rcq.ack(events);
                                 return got;
                             }
-                            pair.b.recv(wc.id(), [buf.all()]);
+                            pair.b.post_recv(wc.id(), [buf.whole_sge()]);
                         }
                     }
                     if any {
                         continue;
                     }
                     assert!(channel.readable(crate::harness::wait_limit()), "asleep for ever, {got} received");
-                    assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
+                    assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
                     events += 1;
                 }
             });
@@ -525,20 +525,20 @@ fn event_driven_ping_pong(env: &TestEnv) {
         if let Some(wc) = side.rcq.poll(1).first() {
             return *wc;
         }
-        side.rchannel.as_ref().expect("a channel").expect_event(&side.rcq);
+        side.rchannel.as_ref().expect("a channel").await_and_ack_event(&side.rcq);
         side.recv_completion()
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for i in 0..200 {
-                pair.b.recv(i, []);
+                pair.b.post_recv(i, []);
                 wait(&pair.b).expect_received(i, 0);
                 pair.b.post(send([]).id(i));
                 pair.b.send_completion().expect_sent(i, Verb::Send);
             }
         });
         for i in 0..200 {
-            pair.a.recv(i, []);
+            pair.a.post_recv(i, []);
             pair.a.post(send([]).id(i));
             pair.a.send_completion().expect_sent(i, Verb::Send);
             wait(&pair.a).expect_received(i, 0);
@@ -552,21 +552,21 @@ fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.buf(8);
-    pair.b.recv(1, [buf.all()]);
+    pair.b.post_recv(1, [buf.whole_sge()]);
     pair.b.rcq.arm(false);
     let start = Instant::now();
     pair.a.post(send([]).id(2));
-    channel.expect_event(&pair.b.rcq);
+    channel.await_and_ack_event(&pair.b.rcq);
     let period = Duration::from_micros(u16::MAX.into());
     assert!(start.elapsed() >= period, "after {:?}", start.elapsed());
     pair.b.rcq.ack(1);
     pair.b.recv_completion().expect_received(1, 0);
     // Without moderation the next completion is reported at once.
     moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
-    pair.b.recv(3, [buf.all()]);
+    pair.b.post_recv(3, [buf.whole_sge()]);
     pair.b.rcq.arm(false);
     pair.a.post(send([]).id(4));
-    channel.expect_event(&pair.b.rcq);
+    channel.await_and_ack_event(&pair.b.rcq);
     pair.b.rcq.ack(1);
 }
 
@@ -578,10 +578,10 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
     for round in 0..5 {
         pair.b.rcq.arm(false);
         for i in 0..4 {
-            pair.b.recv(10 * round + i, [buf.all()]);
+            pair.b.post_recv(10 * round + i, [buf.whole_sge()]);
         }
         pair.a.post_list((0..4).map(|i| send([]).id(i)).collect());
-        channel.expect_event(&pair.b.rcq);
+        channel.await_and_ack_event(&pair.b.rcq);
         pair.b.rcq.ack(1);
         for i in 0..4 {
             pair.b.recv_completion().expect_received(10 * round + i, 0);
@@ -594,9 +594,9 @@ fn a_completion_that_came_before_a_failure_is_reported(env: &TestEnv) {
     for round in 0..50 {
         let pair = QpSpec::rc().with_channels().pair(env);
         let (to, from) = (pair.b.buf(8), pair.a.buf(8));
-        pair.b.recv(1, [to.all()]);
+        pair.b.post_recv(1, [to.whole_sge()]);
         let channel = pair.a.schannel.as_ref().expect("channels");
-        pair.a.post(send([from.all()]).id(round));
+        pair.a.post(send([from.whole_sge()]).id(round));
         pair.a.scq.arm(false);
         if !pair.a.scq.poll(1).is_empty() {
             continue;
@@ -605,9 +605,9 @@ fn a_completion_that_came_before_a_failure_is_reported(env: &TestEnv) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_ERR;
         pair.a.qp.modify(&attr, IBV_QP_STATE).expect("to ERR");
-        channel.expect_event(&pair.a.scq);
+        channel.await_and_ack_event(&pair.a.scq);
         pair.a.scq.ack(1);
-        let wc = pair.a.scq.next();
+        let wc = pair.a.scq.await_completion();
         let ways = [IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR];
         assert!(wc.id() == round && ways.contains(&wc.status()), "{wc:?}");
     }

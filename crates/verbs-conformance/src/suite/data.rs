@@ -1,6 +1,6 @@
 //! Every verb of every transport moves exactly the specified bytes, and completes correctly.
 
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::objects::Buf;
 use crate::pair::{QpPair, QpSide, QpSpec};
@@ -47,7 +47,7 @@ tests! { "data";
 }
 
 /// Returns message lengths that fit into one message of the side's transport.
-pub(super) fn sizes(side: &QpSide) -> Vec<usize> {
+pub(super) fn message_lengths(side: &QpSide) -> Vec<usize> {
     let mtu = mtu(side);
     if side.grh_len() > 0 {
         vec![0, 1, 8, 63, 64, 65, 200, mtu - 1, mtu]
@@ -64,9 +64,9 @@ pub(super) fn mtu(side: &QpSide) -> usize {
 fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
         let pair = spec.clone().memory(memory).pair(env);
-        for (i, len) in sizes(&pair.a).into_iter().enumerate() {
-            case(format!("{verb:?} of {len} bytes, {memory:?} memory"));
-            move_once(&pair, verb, len, i as u64 + 1, &[], &[]);
+        for (i, len) in message_lengths(&pair.a).into_iter().enumerate() {
+            record_case(format!("{verb:?} of {len} bytes, {memory:?} memory"));
+            transfer_and_check(&pair, verb, len, i as u64 + 1, &[], &[]);
         }
     }
 }
@@ -85,8 +85,8 @@ fn verb_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
                     if one_sided && (if verb == Verb::RdmaRead { i } else { j }) > 0 {
                         continue;
                     }
-                    case(format!("{verb:?} of {len} bytes, SGEs cut at {source:?} and {target:?}, {memory:?}"));
-                    move_once(&pair, verb, len, rng.next_u64(), source, target);
+                    record_case(format!("{verb:?} of {len} bytes, SGEs cut at {source:?} and {target:?}, {memory:?}"));
+                    transfer_and_check(&pair, verb, len, rng.next_u64(), source, target);
                 }
             }
         }
@@ -94,34 +94,34 @@ fn verb_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
 }
 
 /// Number of bytes on each side of a target that must stay unchanged.
-const MARGIN: usize = 24;
+const GUARD_BYTES: usize = 24;
 
 /// Returns a receive buffer with margins, filled with 0xee.
-fn guarded(side: &QpSide, len: usize) -> Buf {
-    let buf = side.buf(len + 2 * MARGIN);
-    buf.memory.write(0, &vec![0xee; len + 2 * MARGIN]);
+fn guarded_recv_buffer(side: &QpSide, len: usize) -> Buf {
+    let buf = side.buf(len + 2 * GUARD_BYTES);
+    buf.memory.write(0, &vec![0xee; len + 2 * GUARD_BYTES]);
     buf
 }
 
 #[track_caller]
 fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
-    buf.memory.check_byte(0, MARGIN, 0xee);
-    buf.memory.expect_at(MARGIN + grh, len, seed);
-    buf.memory.check_byte(MARGIN + grh + len, MARGIN, 0xee);
+    buf.memory.assert_filled_with(0, GUARD_BYTES, 0xee);
+    buf.memory.await_pattern_at(GUARD_BYTES + grh, len, seed);
+    buf.memory.assert_filled_with(GUARD_BYTES + grh + len, GUARD_BYTES, 0xee);
 }
 
 /// Sends one message from `a` to `b` (READ: reads `b`'s memory into `a`), and checks all effects.
 #[track_caller]
-fn move_once(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
+fn transfer_and_check(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
     let (a, b) = (&pair.a, &pair.b);
-    let margin = MARGIN as u64;
+    let margin = GUARD_BYTES as u64;
     let imm = u32::try_from(seed & 0xffff_ffff).expect("masked");
     let wr_id = seed ^ 0xabcd;
     if verb == Verb::RdmaRead {
-        let source = b.buf(len + MARGIN);
-        source.memory.fill_at(MARGIN, len, seed);
-        let target = guarded(a, len);
-        let sges = target.split(margin, len, target_cuts);
+        let source = b.buf(len + GUARD_BYTES);
+        source.memory.fill_at(GUARD_BYTES, len, seed);
+        let target = guarded_recv_buffer(a, len);
+        let sges = target.sges_cut_at(margin, len, target_cuts);
         a.post(any(verb, sges, source.remote().plus(margin)).id(wr_id));
         a.send_completion().expect_sent(wr_id, verb);
         check_guarded(&target, 0, len, seed);
@@ -129,14 +129,14 @@ fn move_once(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_cuts: &[us
         return;
     }
     let grh = b.grh_len();
-    let source = a.buf(len + MARGIN);
-    source.memory.fill_at(MARGIN, len, seed);
-    let sges = source.split(margin, len, source_cuts);
-    let target = guarded(b, grh + len);
+    let source = a.buf(len + GUARD_BYTES);
+    source.memory.fill_at(GUARD_BYTES, len, seed);
+    let sges = source.sges_cut_at(margin, len, source_cuts);
+    let target = guarded_recv_buffer(b, grh + len);
     if verb.is_send() {
-        b.recv(wr_id + 1, scatter(&target, grh, len, target_cuts));
+        b.post_recv(wr_id + 1, receive_sges(&target, grh, len, target_cuts));
     } else if verb.has_imm() {
-        b.recv(wr_id + 1, []);
+        b.post_recv(wr_id + 1, []);
     }
     let wr = any(verb, sges, target.remote().plus(margin)).id(wr_id);
     a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
@@ -158,12 +158,12 @@ fn move_once(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_cuts: &[us
 }
 
 /// Returns the SGEs of a receive; the first SGE also holds the GRH.
-fn scatter(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
+fn receive_sges(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
     let mut cuts = cuts.to_vec();
     if let Some(first) = cuts.first_mut() {
         *first += grh;
     }
-    target.split(MARGIN as u64, grh + len, &cuts)
+    target.sges_cut_at(GUARD_BYTES as u64, grh + len, &cuts)
 }
 
 fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
@@ -175,19 +175,19 @@ fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
         specs.push(QpSpec::uc());
     }
     for spec in specs {
-        case(format!("QP type {}", spec.qp_type));
+        record_case(format!("QP type {}", spec.qp_type));
         let pair = spec.pair(env);
         let grh = pair.b.grh_len();
         let target = pair.b.buf(500);
         target.memory.write(0, &[0xee; 500]);
-        pair.b.recv(1, target.split(0, 500, &[grh + 10, 30, 100]));
+        pair.b.post_recv(1, target.sges_cut_at(0, 500, &[grh + 10, 30, 100]));
         let source = pair.a.buf(60);
         source.memory.fill_with_pattern(5);
-        pair.a.post(crate::wr::send([source.all()]).id(2));
+        pair.a.post(crate::wr::send([source.whole_sge()]).id(2));
         pair.b.recv_completion().expect_received(1, grh + 60);
         pair.a.send_completion().expect_sent(2, Verb::Send);
-        target.memory.check_at(grh, 60, 5);
-        target.memory.check_byte(grh + 60, 440 - grh, 0xee);
+        target.memory.assert_pattern_at(grh, 60, 5);
+        target.memory.assert_filled_with(grh + 60, 440 - grh, 0xee);
     }
 }
 
@@ -197,7 +197,7 @@ fn past_the_region(env: &TestEnv, spec: &QpSpec) {
     let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
     for memory in MemKind::ALL {
         for &len in lens {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let pair = spec.clone().memory(memory).pair(env);
             let grh = pair.b.grh_len();
             let (source, target) = (pair.a.buf(len.max(1)), pair.b.buf(64 + grh + len));
@@ -212,11 +212,11 @@ fn past_the_region(env: &TestEnv, spec: &QpSpec) {
                         vec![ibv_sge { length: cut, ..whole }, rest]
                     }
                 };
-                pair.b.recv(seed, sges);
+                pair.b.post_recv(seed, sges);
                 pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
                 pair.b.recv_completion().expect_received(seed, grh + len);
                 pair.a.send_completion().expect_sent(seed, Verb::Send);
-                target.memory.expect_at(64 + grh, len, seed);
+                target.memory.await_pattern_at(64 + grh, len, seed);
             }
         }
     }
@@ -232,15 +232,15 @@ fn header_only_messages(env: &TestEnv) {
         cases.push((QpSpec::ud(), Verb::SendWithImm));
     }
     for (spec, verb) in cases {
-        case(format!("QP type {}, {verb:?}", spec.qp_type));
+        record_case(format!("QP type {}, {verb:?}", spec.qp_type));
         let pair = spec.pair(env);
         let grh = pair.b.grh_len();
         let target = pair.b.buf(40);
         for i in 0..50 {
             if grh > 0 {
-                pair.b.recv(i, [target.all()]);
+                pair.b.post_recv(i, [target.whole_sge()]);
             } else {
-                pair.b.recv(i, []);
+                pair.b.post_recv(i, []);
             }
             let wr = SendWr::new(verb, []).id(i);
             let imm = u32::try_from(i).expect("small") << 24 | 0x5a;
@@ -266,16 +266,16 @@ fn to_itself(env: &TestEnv, spec: &QpSpec) {
     let target = side.buf(300);
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
-        side.recv(seed, [target.all()]);
-        side.post(crate::wr::send([source.all()]).id(seed));
+        side.post_recv(seed, [target.whole_sge()]);
+        side.post(crate::wr::send([source.whole_sge()]).id(seed));
         side.recv_completion().expect_received(seed, 300);
         side.send_completion().expect_sent(seed, Verb::Send);
-        target.memory.check(seed);
+        target.memory.assert_whole_pattern(seed);
         source.memory.fill_with_pattern(seed + 1000);
-        side.post(crate::wr::write([source.all()], target.remote()).id(seed));
+        side.post(crate::wr::write([source.whole_sge()], target.remote()).id(seed));
         side.send_completion().expect_sent(seed, Verb::RdmaWrite);
         if spec.qp_type == verbs_abi::IBV_QPT_RC {
-            target.memory.check(seed + 1000);
+            target.memory.assert_whole_pattern(seed + 1000);
         }
     }
 }
@@ -286,15 +286,15 @@ fn both_ways_at_once(env: &TestEnv) {
     let buffers: Vec<(Buf, Buf)> = sides.iter().map(|side| (side.buf(5000), side.buf(5000))).collect();
     for round in 0..20 {
         for (i, side) in sides.iter().enumerate() {
-            side.recv(round, [buffers[i].1.all()]);
+            side.post_recv(round, [buffers[i].1.whole_sge()]);
             buffers[i].0.memory.fill_with_pattern(round * 2 + i as u64);
         }
         for (i, side) in sides.iter().enumerate() {
-            side.post(crate::wr::send([buffers[i].0.all()]).id(round));
+            side.post(crate::wr::send([buffers[i].0.whole_sge()]).id(round));
         }
         for (i, side) in sides.iter().enumerate() {
             side.recv_completion().expect_received(round, 5000);
-            buffers[i].1.memory.check(round * 2 + (1 - i as u64));
+            buffers[i].1.memory.assert_whole_pattern(round * 2 + (1 - i as u64));
         }
         for side in sides {
             side.send_completion().expect_sent(round, Verb::Send);
@@ -310,24 +310,24 @@ fn mixed_memory(env: &TestEnv) {
     let targets = MemKind::ALL.map(|kind| of(&pair.b, kind));
     sources[0].memory.fill_with_pattern(1);
     sources[1].memory.fill_with_pattern(2);
-    pair.b.recv(1, [targets[1].all(), targets[0].all()]);
-    pair.a.post(crate::wr::send([sources[0].all(), sources[1].all()]).id(2));
+    pair.b.post_recv(1, [targets[1].whole_sge(), targets[0].whole_sge()]);
+    pair.a.post(crate::wr::send([sources[0].whole_sge(), sources[1].whole_sge()]).id(2));
     pair.b.recv_completion().expect_received(1, 2000);
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    targets[1].memory.check(1);
-    targets[0].memory.check(2);
+    targets[1].memory.assert_whole_pattern(1);
+    targets[0].memory.assert_whole_pattern(2);
 }
 
 fn a_burst_of_large_messages(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         const LEN: usize = 200_000;
         let source = pair.a.buf(8 * LEN);
         let target = pair.b.buf(8 * LEN);
         source.memory.fill_with_pattern(77);
         for i in 0..8 {
-            pair.b.recv(i, [target.sge(i * LEN as u64, LEN)]);
+            pair.b.post_recv(i, [target.sge(i * LEN as u64, LEN)]);
         }
         pair.a.post_list(
             (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).id(i)).collect(),
@@ -338,7 +338,7 @@ fn a_burst_of_large_messages(env: &TestEnv) {
         for i in 0..8 {
             pair.a.send_completion().expect_sent(i, Verb::Send);
         }
-        target.memory.check(77);
+        target.memory.assert_whole_pattern(77);
     }
 }
 
@@ -347,7 +347,7 @@ fn a_burst_of_large_messages(env: &TestEnv) {
 fn random_mix_on_rc(env: &TestEnv) {
     const LEN: usize = 4096;
     for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {
-        case(format!("seed {seed}, {memory:?}"));
+        record_case(format!("seed {seed}, {memory:?}"));
         let mut rng = Rng::new(seed);
         let pair = QpSpec::rc().depth(64).memory(memory).pair(env);
         let (a, b) = (&pair.a, &pair.b);
@@ -374,13 +374,13 @@ fn random_mix_on_rc(env: &TestEnv) {
                     }
                     1 => {
                         model[at..at + len].copy_from_slice(&payload);
-                        b.recv(receives.len() as u64, []);
+                        b.post_recv(receives.len() as u64, []);
                         receives.push((len, Some(7)));
-                        crate::wr::write_imm(source.split(slot, len, &[len / 3]), remote, 7)
+                        crate::wr::write_imm(source.sges_cut_at(slot, len, &[len / 3]), remote, 7)
                     }
                     2 => {
                         model[at..at + len].copy_from_slice(&payload);
-                        b.recv(receives.len() as u64, [target.sge(at as u64, len)]);
+                        b.post_recv(receives.len() as u64, [target.sge(at as u64, len)]);
                         receives.push((len, None));
                         crate::wr::send([source.sge(slot, len)])
                     }

@@ -24,7 +24,7 @@ tests! { "events";
 
 /// Causes an async event of `b`'s queue pair, and returns the event type. The event is an access error, or
 /// the end of draining if the NIC has no error events.
-fn raise(pair: &QpPair) -> ibv_event_type {
+fn raise_event_of_b(pair: &QpPair) -> ibv_event_type {
     let env = pair.a.ctx.env();
     if env.has(NicCapability::ErrorEvents) || !env.has(NicCapability::Sqd) {
         let local = pair.a.buf(8);
@@ -32,16 +32,16 @@ fn raise(pair: &QpPair) -> ibv_event_type {
             addr: 0x1000,
             rkey: 0xbad,
         };
-        pair.a.post(write([local.all()], nowhere).id(1));
+        pair.a.post(write([local.whole_sge()], nowhere).id(1));
         pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         return IBV_EVENT_QP_ACCESS_ERR;
     }
-    drain(pair);
+    move_b_to_sqd(pair);
     IBV_EVENT_SQ_DRAINED
 }
 
 /// Moves `b` to SQD, with a request for the event that reports the end of draining.
-fn drain(pair: &QpPair) {
+fn move_b_to_sqd(pair: &QpPair) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_SQD;
     attr.en_sqd_async_notify = 1;
@@ -55,7 +55,7 @@ fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
         addr: 0x1000,
         rkey: 0xbad,
     };
-    pair.a.post(write([local.all()], nowhere).id(1));
+    pair.a.post(write([local.whole_sge()], nowhere).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
@@ -66,10 +66,10 @@ fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
 
 /// The requester sends a READ to a QP that accepts no READs (`max_dest_rd_atomic` 0).
 fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
-    let pair = QpSpec::rc().with(|s| s.max_dest_rd_atomic = 0).pair(env);
+    let pair = QpSpec::rc().with_change(|s| s.max_dest_rd_atomic = 0).pair(env);
     let local = pair.a.buf(8);
     let remote = pair.b.buf(8);
-    pair.a.post(read([local.all()], remote.remote()).id(1));
+    pair.a.post(read([local.whole_sge()], remote.remote()).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
     let event = pair.b.ctx.next_async_event();
     assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
@@ -91,7 +91,7 @@ fn a_blocked_thread_wakes_up(env: &TestEnv) {
         let waiting = scope.spawn(|| pair.b.ctx.next_async_event().kind());
         std::thread::sleep(Duration::from_millis(10));
         // The requester need not poll; the event occurs nevertheless.
-        let kind = raise(&pair);
+        let kind = raise_event_of_b(&pair);
         assert_eq!(waiting.join().expect("an event"), kind);
     });
 }
@@ -99,7 +99,7 @@ fn a_blocked_thread_wakes_up(env: &TestEnv) {
 /// `ibv_get_async_event(3)`: destroying an object waits until its events are acknowledged.
 fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    let kind = raise(&pair);
+    let kind = raise_event_of_b(&pair);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), kind);
     std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
 fn events_are_of_the_own_context(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     let bystander = QpSpec::rc().create_qp_side(env);
-    raise(&pair);
+    raise_event_of_b(&pair);
     drop(pair.b.ctx.next_async_event());
     assert!(bystander.ctx.async_event(QUIET_PERIOD).is_none());
     assert!(pair.a.ctx.async_event(Duration::ZERO).is_none());
@@ -124,7 +124,7 @@ fn events_are_of_the_own_context(env: &TestEnv) {
 /// the SRQ. It raises an event after the last WQE that it has taken.
 fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().pair(env);
-    pair.b.recv(1, []);
+    pair.b.post_recv(1, []);
     pair.b.qp.to_state(IBV_QPS_ERR);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
@@ -136,7 +136,7 @@ fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
 
 fn draining_is_an_event(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    drain(&pair);
+    move_b_to_sqd(&pair);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
     assert!(event.is_of_qp(&pair.b.qp));
@@ -156,7 +156,7 @@ fn nobody_has_to_listen(env: &TestEnv) {
             addr: 0x1000,
             rkey: 0xbad,
         };
-        x.post(write([local.all()], nowhere).id(1));
+        x.post(write([local.whole_sge()], nowhere).id(1));
         x.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

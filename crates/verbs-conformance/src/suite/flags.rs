@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory};
 use crate::pair::{QpPair, QpSide, QpSpec};
 use crate::wr::{RemoteAddress, SendWr, Verb, any, fetch_add, read, send, write};
@@ -33,11 +33,11 @@ tests! { "flags";
     all_flags_at_once [Inline],
 }
 
-fn receives(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
+fn post_recv_if_needed(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
     if verb.is_send() {
-        pair.b.recv(wr_id, [target.all()]);
+        pair.b.post_recv(wr_id, [target.whole_sge()]);
     } else if verb.has_imm() {
-        pair.b.recv(wr_id, []);
+        pair.b.post_recv(wr_id, []);
     }
 }
 
@@ -46,18 +46,18 @@ fn receives(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::objects::Buf)
 fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
         let pair = spec.clone().memory(memory).pair(env);
-        let max = pair.a.cap.max_inline_data as usize;
+        let max = pair.a.granted_cap.max_inline_data as usize;
         assert!(max >= 64, "asked for 64 bytes inline, got {max}");
         let grh = pair.b.grh_len();
         let source = pair.a.buf(max);
         let target = pair.b.buf(grh + max);
         let lengths = (0..=max).filter(|len| *len <= 130 || *len + 3 > max);
         for (i, len) in lengths.enumerate() {
-            case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
+            record_case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
             let seed = i as u64 + 1;
             target.memory.write(0, &vec![0xee; grh + max]);
             source.memory.fill_at(0, len, seed);
-            receives(&pair, verb, seed, &target);
+            post_recv_if_needed(&pair, verb, seed, &target);
             let at = target.remote().plus(grh as u64);
             pair.a.post(any(verb, [source.sge(0, len)], at).id(seed).inline());
             source.memory.write(0, &vec![0; max]);
@@ -65,8 +65,8 @@ fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
                 pair.b.recv_completion().expect_success(seed, opcode);
             }
             pair.a.send_completion().expect_sent(seed, verb);
-            target.memory.expect_at(grh, len, seed);
-            target.memory.check_byte(grh + len, max - len, 0xee);
+            target.memory.await_pattern_at(grh, len, seed);
+            target.memory.assert_filled_with(grh + len, max - len, 0xee);
         }
     }
 }
@@ -85,7 +85,7 @@ fn inline_needs_no_memory_region(env: &TestEnv) {
     pair.a.post(write([sge], target.remote()).inline());
     drop(memory);
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
-    target.memory.check(3);
+    target.memory.assert_whole_pattern(3);
 }
 
 fn inline_gathers(env: &TestEnv) {
@@ -94,17 +94,17 @@ fn inline_gathers(env: &TestEnv) {
     source.memory.fill_with_pattern(8);
     let target = pair.b.buf(64);
     for cuts in [[1, 2, 3], [0, 0, 0], [8, 8, 8], [31, 0, 1]] {
-        case(format!("{cuts:?}"));
+        record_case(format!("{cuts:?}"));
         target.memory.write(0, &[0; 64]);
-        pair.a.post(write(source.split(0, 64, &cuts), target.remote()).inline());
+        pair.a.post(write(source.sges_cut_at(0, 64, &cuts), target.remote()).inline());
         pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
-        target.memory.check(8);
-        pair.b.recv(1, [target.all()]);
+        target.memory.assert_whole_pattern(8);
+        pair.b.post_recv(1, [target.whole_sge()]);
         target.memory.write(0, &[0; 64]);
-        pair.a.post(send(source.split(0, 64, &cuts)).inline());
+        pair.a.post(send(source.sges_cut_at(0, 64, &cuts)).inline());
         pair.b.recv_completion().expect_received(1, 64);
         pair.a.send_completion().expect_sent(0, Verb::Send);
-        target.memory.check(8);
+        target.memory.assert_whole_pattern(8);
     }
 }
 
@@ -116,15 +116,15 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
     }
     for (spec, verb) in specs {
         for sges in [1, 3] {
-            case(format!("QP type {}, {verb:?}, {sges} SGEs", spec.qp_type));
+            record_case(format!("QP type {}, {verb:?}, {sges} SGEs", spec.qp_type));
             let pair = spec.pair(env);
-            let max = pair.a.cap.max_inline_data as usize;
+            let max = pair.a.granted_cap.max_inline_data as usize;
             let source = pair.a.buf(max + 1);
             let target = pair.b.buf(max + 1);
             let cuts = vec![max / 4; sges - 1];
-            let wr = any(verb, source.split(0, max + 1, &cuts), target.remote()).inline();
-            let first = pair.a.routed(any(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
-            let refused = pair.a.qp.try_post(vec![first, pair.a.routed(wr)]);
+            let wr = any(verb, source.sges_cut_at(0, max + 1, &cuts), target.remote()).inline();
+            let first = pair.a.with_ud_destination(any(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
+            let refused = pair.a.qp.try_post(vec![first, pair.a.with_ud_destination(wr)]);
             let refused = refused.expect_err("more inline data than there is room");
             assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad, Some(1));
@@ -134,8 +134,8 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
 
 fn inline_asked_for_is_granted(env: &TestEnv) {
     for wanted in [0, 1, 8, 60, 64, 100] {
-        let side = QpSpec::rc().with(|s| s.max_inline_data = wanted).create_qp_side(env);
-        assert!(side.cap.max_inline_data >= wanted, "{} for {wanted}", side.cap.max_inline_data);
+        let side = QpSpec::rc().with_change(|s| s.max_inline_data = wanted).create_qp_side(env);
+        assert!(side.granted_cap.max_inline_data >= wanted, "{} for {wanted}", side.granted_cap.max_inline_data);
     }
 }
 
@@ -146,16 +146,16 @@ fn inline_waits_for_a_receive(env: &TestEnv) {
     let target = pair.b.buf(10 * 64);
     for i in 0..10 {
         source.memory.fill_with_pattern(i);
-        pair.a.post(send([source.all()]).id(i).inline());
+        pair.a.post(send([source.whole_sge()]).id(i).inline());
     }
     source.memory.write(0, &[0; 64]);
     for i in 0..10 {
-        pair.b.recv(i, [target.sge(i * 64, 64)]);
+        pair.b.post_recv(i, [target.sge(i * 64, 64)]);
     }
     for i in 0..10 {
         pair.b.recv_completion().expect_received(i, 64);
         pair.a.send_completion().expect_sent(i, Verb::Send);
-        target.memory.check_at(usize::try_from(i).unwrap() * 64, 64, i);
+        target.memory.assert_pattern_at(usize::try_from(i).unwrap() * 64, 64, i);
     }
 }
 
@@ -168,18 +168,18 @@ fn unsignaled_makes_no_completion(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        case(format!("QP type {}", spec.qp_type));
+        record_case(format!("QP type {}", spec.qp_type));
         let pair = spec.pair(env);
         let buf = pair.a.buf(8);
         let target = pair.b.buf(64);
         for i in 0..8 {
-            pair.b.recv(i, [target.all()]);
-            pair.a.post(send([buf.all()]).id(i).unsignaled());
+            pair.b.post_recv(i, [target.whole_sge()]);
+            pair.a.post(send([buf.whole_sge()]).id(i).unsignaled());
             pair.b.recv_completion().expect_received(i, 8 + pair.b.grh_len());
         }
         pair.a.scq.expect_empty();
-        pair.b.recv(8, [target.all()]);
-        pair.a.post(send([buf.all()]).id(8));
+        pair.b.post_recv(8, [target.whole_sge()]);
+        pair.a.post(send([buf.whole_sge()]).id(8));
         pair.a.send_completion().expect_sent(8, Verb::Send);
         pair.a.scq.expect_empty();
     }
@@ -193,20 +193,20 @@ fn unsignaled_failures_complete_all_the_same(env: &TestEnv) {
         addr: 8,
         rkey: 0xbad,
     };
-    pair.a.post(write([buf.all()], nowhere).id(1).unsignaled());
+    pair.a.post(write([buf.whole_sge()], nowhere).id(1).unsignaled());
     pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
-    pair.a.post(write([buf.all()], nowhere).id(2).unsignaled());
+    pair.a.post(write([buf.whole_sge()], nowhere).id(2).unsignaled());
     pair.a.send_completion().expect_flushed(2);
 }
 
 fn sq_sig_all_signals_everything(env: &TestEnv) {
-    let pair = QpSpec::rc().with(|s| s.sig_all = true).pair(env);
+    let pair = QpSpec::rc().with_change(|s| s.sig_all = true).pair(env);
     let buf = pair.a.buf(8);
     let target = pair.b.buf(8);
     for i in 0..20 {
-        pair.a.post(write([buf.all()], target.remote()).id(i).unsignaled());
+        pair.a.post(write([buf.whole_sge()], target.remote()).id(i).unsignaled());
         pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
-        pair.b.recv(i, []);
+        pair.b.post_recv(i, []);
         pair.a.post(SendWr::new(Verb::Send, []).id(i).unsignaled());
         pair.a.send_completion().expect_sent(i, Verb::Send);
         pair.b.recv_completion().expect_received(i, 0);
@@ -224,18 +224,18 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
         specs.push((QpSpec::uc(), Verb::RdmaWrite));
     }
     for (spec, verb) in specs {
-        case(format!("QP type {}, {verb:?}", spec.qp_type));
+        record_case(format!("QP type {}, {verb:?}", spec.qp_type));
         let pair = spec.pair(env);
         let buf = pair.a.buf(8);
         let target = pair.b.buf(64);
         for round in 0..100u64 {
             if verb.is_send() {
                 for i in 0..8 {
-                    pair.b.recv(i, [target.all()]);
+                    pair.b.post_recv(i, [target.whole_sge()]);
                 }
             }
             let wrs = (0..8).map(|i| {
-                let wr = any(verb, [buf.all()], target.remote()).id(round * 8 + i);
+                let wr = any(verb, [buf.whole_sge()], target.remote()).id(round * 8 + i);
                 if i == 7 { wr } else { wr.unsignaled() }
             });
             pair.a.post_list(wrs.collect());
@@ -254,7 +254,7 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
 /// nevertheless, even if they exceed the NIC's buffers.
 fn unsignaled_sends_go_without_polling(env: &TestEnv) {
     for (len, n) in [(0, 500u64), (64, 500), (1000, 500), (5000, 200), (50_000, 60)] {
-        case(format!("{n} messages of {len} bytes"));
+        record_case(format!("{n} messages of {len} bytes"));
         let pair = QpSpec::rc().depth(512).pair(env);
         let source = pair.a.buf(len + 8);
         let target = pair.b.buf(len + 8);
@@ -264,10 +264,10 @@ fn unsignaled_sends_go_without_polling(env: &TestEnv) {
             pair.a.post(send([source.sge(0, len)]).id(i).unsignaled().flag(inline));
         }
         for i in 0..n {
-            pair.b.recv(i, [target.sge(0, len)]);
+            pair.b.post_recv(i, [target.sge(0, len)]);
             pair.b.recv_completion().expect_received(i, len);
         }
-        target.memory.check_at(0, len, len as u64);
+        target.memory.assert_pattern_at(0, len, len as u64);
     }
 }
 
@@ -277,19 +277,19 @@ fn fence_waits_for_a_read(env: &TestEnv) {
     for memory in MemKind::ALL {
         let pair = QpSpec::rc().memory(memory).pair(env);
         for (seed, len) in [(1, 8), (2, 4096), (3, 1 << 20), (4, 64)] {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let remote = pair.b.buf(len);
             let target = pair.b.buf(len);
             let between = pair.a.buf(len);
             remote.memory.fill_with_pattern(seed);
-            pair.b.recv(1, [target.all()]);
+            pair.b.post_recv(1, [target.whole_sge()]);
             pair.a.post_list(vec![
-                read([between.all()], remote.remote()).id(1).unsignaled(),
-                send([between.all()]).id(2).flag(IBV_SEND_FENCE),
+                read([between.whole_sge()], remote.remote()).id(1).unsignaled(),
+                send([between.whole_sge()]).id(2).flag(IBV_SEND_FENCE),
             ]);
             pair.b.recv_completion().expect_received(1, len);
             pair.a.send_completion().expect_sent(2, Verb::Send);
-            target.memory.check(seed);
+            target.memory.assert_whole_pattern(seed);
         }
     }
 }
@@ -301,8 +301,8 @@ fn fence_waits_for_an_atomic(env: &TestEnv) {
     let result = pair.a.buf(8);
     for old in 0..50 {
         pair.a.post_list(vec![
-            fetch_add(result.all(), word.remote(), 1).unsignaled(),
-            write([result.all()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
+            fetch_add(result.whole_sge(), word.remote(), 1).unsignaled(),
+            write([result.whole_sge()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
         ]);
         pair.a.send_completion().expect_sent(old, Verb::RdmaWrite);
         assert_eq!(copy.memory.load(0), old);
@@ -315,11 +315,11 @@ fn all_flags_at_once(env: &TestEnv) {
         let source = side.buf(16);
         let target = peer.buf(16);
         source.memory.write(0, &pattern(6, 16));
-        peer.recv(1, [target.all()]);
-        side.post(send([source.all()]).id(2).flag(flags));
+        peer.post_recv(1, [target.whole_sge()]);
+        side.post(send([source.whole_sge()]).id(2).flag(flags));
         peer.recv_completion().expect_received(1, 16);
         side.send_completion().expect_sent(2, Verb::Send);
-        target.memory.check(6);
+        target.memory.assert_whole_pattern(6);
     };
     let pair = QpSpec::rc().pair(env);
     go(&pair.a, &pair.b);

@@ -3,7 +3,7 @@
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context, Mr, Pd};
 use crate::pair::QpSpec;
@@ -32,10 +32,10 @@ tests! { "mr";
 
 fn fields_say_what_was_registered(env: &TestEnv) {
     for kind in MemKind::ALL {
-        case(format!("{kind:?}"));
+        record_case(format!("{kind:?}"));
         let pd = Context::open(env).pd();
         let buf = pd.buf_with(kind, 1000, ALL_ACCESS);
-        let fields = buf.mr.fields();
+        let fields = buf.mr.library_struct();
         assert_eq!(fields.addr, buf.memory.as_ptr());
         assert_eq!(fields.length, 1000);
         assert_eq!(fields.pd, pd.raw());
@@ -48,7 +48,7 @@ fn every_legal_access_is_accepted(env: &TestEnv) {
     let memory = ZeroedMemory::heap(64);
     for remote in 0..8 {
         let access = remote << 1 | IBV_ACCESS_LOCAL_WRITE;
-        case(format!("access {access:#x}"));
+        record_case(format!("access {access:#x}"));
         drop(pd.reg(&memory, access));
     }
     drop(pd.reg(&memory, 0));
@@ -138,7 +138,7 @@ fn any_alignment_and_length(env: &TestEnv) {
     let source = pair.a.buf(64);
     source.memory.fill_with_pattern(9);
     for (offset, len) in [(0, 1), (1, 1), (63, 2), (PAGE - 1, 2), (7, 2 * PAGE + 1)] {
-        case(format!("{len} bytes at offset {offset}"));
+        record_case(format!("{len} bytes at offset {offset}"));
         let addr = memory.as_ptr().wrapping_byte_add(offset);
         let mr = pair.b.pd.try_reg(addr, len, ALL_ACCESS).expect("ibv_reg_mr");
         // The last byte is inside the region.
@@ -155,7 +155,7 @@ fn any_alignment_and_length(env: &TestEnv) {
 
 fn overlapping_regions_are_separate(env: &TestEnv) {
     for kind in MemKind::ALL {
-        case(format!("{kind:?}"));
+        record_case(format!("{kind:?}"));
         let pair = QpSpec::rc().memory(kind).pair(env);
         let target = pair.b.buf(128);
         let again = pair.b.pd.reg(&target.memory, ALL_ACCESS);
@@ -167,9 +167,9 @@ fn overlapping_regions_are_separate(env: &TestEnv) {
             addr: target.memory.addr(),
             rkey: again.rkey(),
         };
-        pair.a.post(write([source.all()], remote).id(1));
+        pair.a.post(write([source.whole_sge()], remote).id(1));
         pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-        target.memory.check(4);
+        target.memory.assert_whole_pattern(4);
     }
 }
 
@@ -210,7 +210,7 @@ fn many_regions_at_once(env: &TestEnv) {
     let source = pair.a.buf(8);
     for (i, target) in targets.iter().enumerate().step_by(37) {
         source.memory.store(0, i as u64);
-        pair.a.post(write([source.all()], target.remote()).id(i as u64));
+        pair.a.post(write([source.whole_sge()], target.remote()).id(i as u64));
         pair.a.send_completion().expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), i as u64);
     }
@@ -243,7 +243,7 @@ fn as_many_as_the_device_says(env: &TestEnv) {
 ///
 /// `ibv_reg_mr(3)`: "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and
 /// length should be SIZE_MAX".
-fn whole(pd: &Pd) -> Mr {
+fn register_address_space(pd: &Pd) -> Mr {
     let access = ALL_ACCESS | IBV_ACCESS_ON_DEMAND;
     pd.try_reg(std::ptr::null_mut(), usize::MAX, access).expect("an implicit ODP MR")
 }
@@ -257,7 +257,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
         // The lengths cover payloads sent in the ring, and (RC only) payloads sent by reference to the
         // sender's memory.
         for len in [1u32, 64, 3000, 50_000].into_iter().filter(|len| !is_ud || *len < 4000) {
-            case(format!("UD {is_ud}, {len} bytes"));
+            record_case(format!("UD {is_ud}, {len} bytes"));
             let nothing = |mr: &Mr, addr, length| ibv_sge { addr, length, lkey: mr.lkey() };
             let room = pair.b.grh_len() + len as usize + 1;
             let target = pair.b.buf(room);
@@ -265,18 +265,18 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
             // A payload of zeros, followed by another byte.
             let source = pair.a.buf(1);
             source.memory.write(0, &[9]);
-            pair.b.recv(1, [target.all()]);
-            let sges = [nothing(&a, 0x1234_5678, len), source.all()];
+            pair.b.post_recv(1, [target.whole_sge()]);
+            let sges = [nothing(&a, 0x1234_5678, len), source.whole_sge()];
             pair.a.post(send(sges).id(2));
             pair.a.send_completion().expect_sent(2, Verb::Send);
             pair.b.recv_completion().expect_received(1, room);
-            target.memory.check_byte(pair.b.grh_len(), len as usize, 0);
-            target.memory.check_byte(room - 1, 1, 9);
+            target.memory.assert_filled_with(pair.b.grh_len(), len as usize, 0);
+            target.memory.assert_filled_with(room - 1, 1, 9);
             // The received bytes go to no memory.
             let all = nothing(&b, u64::MAX - 100_000, u32::try_from(room).expect("short"));
-            pair.b.recv(3, [all]);
+            pair.b.post_recv(3, [all]);
             let bytes = pair.a.buf(len as usize + 1);
-            pair.a.post(send([bytes.all()]).id(4));
+            pair.a.post(send([bytes.whole_sge()]).id(4));
             pair.a.send_completion().expect_sent(4, Verb::Send);
             pair.b.recv_completion().expect_received(3, room);
             if is_ud {
@@ -290,7 +290,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
             pair.a.send_completion().expect_sent(5, Verb::RdmaRead);
             pair.a.post(write([nothing(&a, 8, len)], to).id(6));
             pair.a.send_completion().expect_sent(6, Verb::RdmaWrite);
-            remote.memory.check_byte(0, len as usize, 0);
+            remote.memory.assert_filled_with(0, len as usize, 0);
         }
         assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
@@ -305,14 +305,14 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
         assert_eq!(region.rkey(), 0);
         let byte = pair.a.buf(1);
         let to = RemoteAddress { addr: 0, rkey: key(&region) };
-        pair.a.post(write([byte.all()], to).id(8));
+        pair.a.post(write([byte.whole_sge()], to).id(8));
         pair.a.send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }
 
 fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    let (local, remote) = (whole(&pair.a.pd), whole(&pair.b.pd));
+    let (local, remote) = (register_address_space(&pair.a.pd), register_address_space(&pair.b.pd));
     for len in [8, 5000] {
         let (source, target) = (ZeroedMemory::heap(len), ZeroedMemory::heap(len));
         source.fill_with_pattern(7);
@@ -321,16 +321,16 @@ fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
             length: u32::try_from(len).expect("short"),
             lkey,
         };
-        pair.b.recv(1, [sge(&target, remote.lkey())]);
+        pair.b.post_recv(1, [sge(&target, remote.lkey())]);
         pair.a.post(send([sge(&source, local.lkey())]).id(2));
         pair.a.send_completion().expect_sent(2, Verb::Send);
         pair.b.recv_completion().expect_received(1, len);
-        target.check_at(0, len, 7);
+        target.assert_pattern_at(0, len, 7);
         source.fill_with_pattern(9);
         let to = RemoteAddress { addr: target.addr(), rkey: remote.rkey() };
         pair.a.post(write([sge(&source, local.lkey())], to).id(3));
         pair.a.send_completion().expect_sent(3, Verb::RdmaWrite);
-        target.check_at(0, len, 9);
+        target.assert_pattern_at(0, len, 9);
     }
 }
 
@@ -339,27 +339,27 @@ fn what_is_not_mapped_is_refused_on_demand(env: &TestEnv) {
     unmapped.protect(1, false);
     unmapped.protect(0, false);
     let hole = ibv_sge { addr: unmapped.addr(), length: 8, lkey: 0 };
-    case("the source of a SEND".to_owned());
+    record_case("the source of a SEND".to_owned());
     let pair = QpSpec::rc().pair(env);
-    let mr = whole(&pair.a.pd);
+    let mr = register_address_space(&pair.a.pd);
     pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
-    case("the buffer of a RECV".to_owned());
+    record_case("the buffer of a RECV".to_owned());
     let pair = QpSpec::rc().pair(env);
-    let mr = whole(&pair.b.pd);
+    let mr = register_address_space(&pair.b.pd);
     let source = pair.a.buf(8);
-    pair.b.recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
-    pair.a.post(send([source.all()]).id(3));
+    pair.b.post_recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
+    pair.a.post(send([source.whole_sge()]).id(3));
     pair.b.recv_completion().expect_failed(2, &[IBV_WC_LOC_PROT_ERR]);
     pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
     for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
-        case(format!("the remote end of {verb:?}"));
+        record_case(format!("the remote end of {verb:?}"));
         let pair = QpSpec::rc().pair(env);
-        let (mr, local) = (whole(&pair.b.pd), pair.a.buf(8));
+        let (mr, local) = (register_address_space(&pair.b.pd), pair.a.buf(8));
         let to = RemoteAddress { addr: hole.addr, rkey: mr.rkey() };
         let wr = match verb {
-            Verb::RdmaRead => read([local.all()], to),
-            _ => write([local.all()], to),
+            Verb::RdmaRead => read([local.whole_sge()], to),
+            _ => write([local.whole_sge()], to),
         };
         pair.a.post(wr.id(4));
         pair.a.send_completion().expect_failed(4, &[IBV_WC_REM_ACCESS_ERR]);

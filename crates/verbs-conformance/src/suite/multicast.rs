@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::Ah;
 use crate::pair::{QKEY, QpSide, QpSpec};
 use crate::wr::{Verb, send};
@@ -54,7 +54,7 @@ fn send_to(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
     let source = side.buf(100);
     source.memory.fill_with_pattern(seed);
     let ah = address(side, gid);
-    side.post(send([source.all()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
+    side.post(send([source.whole_sge()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
     side.send_completion().expect_sent(seed, Verb::Send);
 }
 
@@ -62,7 +62,7 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let mapped = Ipv4Addr::new(239, a, b, c).to_ipv6_mapped().octets();
     for gid in [group(1), mapped] {
-        case(format!("{}", Ipv6Addr::from(gid)));
+        record_case(format!("{}", Ipv6Addr::from(gid)));
         let sender = ready_ud_qp(env);
         let members = [ready_ud_qp(env), ready_ud_qp(env), ready_ud_qp(env)];
         for member in &members {
@@ -72,8 +72,8 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
         }
         let targets = members.each_ref().map(|m| m.buf(140));
         for (member, target) in members.iter().zip(&targets) {
-            member.recv(1, [target.all()]);
-            member.recv(2, [target.all()]);
+            member.post_recv(1, [target.whole_sge()]);
+            member.post_recv(2, [target.whole_sge()]);
         }
         send_to(&sender, gid, QKEY, 5);
         for (member, target) in members.iter().zip(&targets) {
@@ -81,8 +81,8 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
             wc.expect_received(1, 140);
             assert_eq!(wc.raw().src_qp, sender.qp.qpn());
             assert_ne!(wc.raw().wc_flags & IBV_WC_GRH, 0);
-            target.memory.check_at(40, 100, 5);
-            member.expect_silence();
+            target.memory.assert_pattern_at(40, 100, 5);
+            member.expect_no_completions();
         }
         // A member also receives its own datagrams.
         send_to(&members[0], gid, QKEY, 6);
@@ -99,9 +99,9 @@ fn members_of_other_groups_get_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
-    member.recv(1, [target.all()]);
+    member.post_recv(1, [target.whole_sge()]);
     send_to(&sender, group(2), QKEY, 5);
-    member.expect_silence();
+    member.expect_no_completions();
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
@@ -109,10 +109,10 @@ fn who_has_left_gets_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
-    member.recv(1, [target.all()]);
+    member.post_recv(1, [target.whole_sge()]);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
     send_to(&sender, group(1), QKEY, 5);
-    member.expect_silence();
+    member.expect_no_completions();
     assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
 }
 
@@ -129,20 +129,20 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(40 + LEN);
     for id in 0..COUNT {
-        member.recv(id.into(), [target.all()]);
+        member.post_recv(id.into(), [target.whole_sge()]);
     }
     let source = sender.buf(LEN);
     source.memory.fill_with_pattern(5);
     let ah = address(&sender, group(1));
     for id in 0..COUNT {
-        let wr = send([source.all()]).id(id.into()).unsignaled();
+        let wr = send([source.whole_sge()]).id(id.into()).unsignaled();
         sender.post(wr.to(&ah, MULTICAST_QPN, QKEY));
     }
     drop(sender);
     for id in 0..COUNT {
         member.recv_completion().expect_received(id.into(), 40 + LEN);
     }
-    target.memory.check_at(40, LEN, 5);
+    target.memory.assert_pattern_at(40, LEN, 5);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 
@@ -150,9 +150,9 @@ fn the_q_key_counts(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
     let target = member.buf(140);
-    member.recv(1, [target.all()]);
+    member.post_recv(1, [target.whole_sge()]);
     send_to(&sender, group(1), QKEY ^ 1, 5);
-    member.expect_silence();
+    member.expect_no_completions();
     send_to(&sender, group(1), QKEY, 6);
     member.recv_completion().expect_received(1, 140);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::IBV_WC_REM_ACCESS_ERR;
 
-use crate::harness::{case, wait_limit};
+use crate::harness::{record_case, wait_limit};
 use crate::memory::MemKind;
 use crate::pair::QpSpec;
 use crate::wr::{RemoteAddress, Verb, fetch_add, read, send, write};
@@ -31,28 +31,28 @@ tests! { "order";
 /// The requester writes data by RDMA WRITE, and then notifies the receiver, another thread, by a SEND.
 fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         const LEN: usize = 1000;
         let source = pair.a.buf(LEN);
         let target = pair.b.buf(LEN);
-        pair.b.recv(0, []);
+        pair.b.post_recv(0, []);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..500 {
                     pair.b.recv_completion().expect_received(round, 0);
-                    target.memory.check(round);
+                    target.memory.assert_whole_pattern(round);
                     // The receive also permits the sender to continue.
-                    pair.b.recv(round + 1, []);
+                    pair.b.post_recv(round + 1, []);
                     pair.b.post(send([]).id(round));
                     pair.b.send_completion().expect_sent(round, Verb::Send);
                 }
             });
             for round in 0..500 {
                 source.memory.fill_with_pattern(round);
-                pair.a.recv(round, []);
+                pair.a.post_recv(round, []);
                 pair.a.post_list(vec![
-                    write([source.all()], target.remote()).unsignaled(),
+                    write([source.whole_sge()], target.remote()).unsignaled(),
                     send([]).id(round),
                 ]);
                 pair.a.send_completion().expect_sent(round, Verb::Send);
@@ -69,7 +69,7 @@ fn a_write_is_visible_when_it_completes(env: &TestEnv) {
         let target = pair.b.buf(8);
         for i in 1..2000 {
             source.memory.store(0, i);
-            pair.a.post(write([source.all()], target.remote()).id(i));
+            pair.a.post(write([source.whole_sge()], target.remote()).id(i));
             pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), i);
         }
@@ -78,7 +78,7 @@ fn a_write_is_visible_when_it_completes(env: &TestEnv) {
 
 fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let first = pair.a.buf(64);
         let second = pair.a.buf(64);
@@ -86,14 +86,14 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
         for round in 0..100 {
             first.memory.fill_with_pattern(2 * round);
             second.memory.fill_with_pattern(2 * round + 1);
-            pair.b.recv(round, [target.all()]);
+            pair.b.post_recv(round, [target.whole_sge()]);
             pair.a.post_list(vec![
-                send([first.all()]).unsignaled(),
-                write([second.all()], target.remote()).id(round),
+                send([first.whole_sge()]).unsignaled(),
+                write([second.whole_sge()], target.remote()).id(round),
             ]);
             pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
             pair.b.recv_completion().expect_received(round, 64);
-            target.memory.check(2 * round + 1);
+            target.memory.assert_whole_pattern(2 * round + 1);
         }
     }
 }
@@ -103,7 +103,7 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
 fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [8usize, 64, 1024, 4096, 20_000] {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).rnr_retry(7).pair(env);
             let sources = [pair.a.buf(len), pair.a.buf(len)];
             let target = pair.b.buf(len);
@@ -114,22 +114,22 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
                 sources[1].memory.fill_with_pattern(round + 100);
                 pair.a.post_list(vec![
                     send([]).unsignaled(),
-                    write([sources[0].all()], target.remote()).id(1),
+                    write([sources[0].whole_sge()], target.remote()).id(1),
                     send([]).unsignaled(),
-                    write([sources[1].all()], target.remote()).unsignaled(),
+                    write([sources[1].whole_sge()], target.remote()).unsignaled(),
                     send([]).id(2),
                 ]);
                 if round == 0 {
-                    pair.b.expect_silence();
+                    pair.b.expect_no_completions();
                     assert_eq!(target.memory.load(0), before, "it overtook a SEND");
                 }
                 for number in 0..3 {
-                    pair.b.recv(number, []);
+                    pair.b.post_recv(number, []);
                 }
                 for number in 0..3 {
                     pair.b.recv_completion().expect_received(number, 0);
                 }
-                target.memory.check(round + 100);
+                target.memory.assert_whole_pattern(round + 100);
                 pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
                 pair.a.send_completion().expect_sent(2, Verb::Send);
             }
@@ -140,17 +140,17 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
 /// A receiver that has received the first SEND may poll only its memory, and the requester need not poll.
 fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         for round in 1..4 {
-            pair.b.recv(1, []);
-            pair.b.recv(2, []);
+            pair.b.post_recv(1, []);
+            pair.b.post_recv(2, []);
             source.memory.store(0, round);
             pair.a.post_list(vec![
                 send([]).unsignaled(),
-                write([source.all()], target.remote()).unsignaled(),
+                write([source.whole_sge()], target.remote()).unsignaled(),
                 send([]).id(round),
             ]);
             pair.b.recv_completion().expect_received(1, 0);
@@ -167,18 +167,18 @@ fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
 
 fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
     for len in [8usize, 4096] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         let pair = QpSpec::rc().pair(env);
         let source = pair.a.buf(len);
         let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
-        pair.b.recv(1, []);
-        pair.b.recv(2, []);
+        pair.b.post_recv(1, []);
+        pair.b.post_recv(2, []);
         pair.a.post_list(vec![
             send([]).id(1),
-            write([source.all()], nowhere).id(2),
+            write([source.whole_sge()], nowhere).id(2),
             send([]).id(3),
         ]);
         pair.b.recv_completion().expect_received(1, 0);
@@ -198,11 +198,11 @@ fn a_read_sees_the_write_before_it(env: &TestEnv) {
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
             pair.a.post_list(vec![
-                write([source.all()], target.remote()).unsignaled(),
-                read([back.all()], target.remote()).id(round),
+                write([source.whole_sge()], target.remote()).unsignaled(),
+                read([back.whole_sge()], target.remote()).id(round),
             ]);
             pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
-            back.memory.check(round);
+            back.memory.assert_whole_pattern(round);
         }
     }
 }
@@ -210,20 +210,20 @@ fn a_read_sees_the_write_before_it(env: &TestEnv) {
 /// IBTA vol. 1, 9.5: a responder executes requests in the order in which they were sent.
 fn a_read_sees_the_send_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(64);
         let back = pair.a.buf(64);
         let target = pair.b.buf(64);
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
-            pair.b.recv(round, [target.all()]);
+            pair.b.post_recv(round, [target.whole_sge()]);
             pair.a.post_list(vec![
-                send([source.all()]).unsignaled(),
-                read([back.all()], target.remote()).id(round),
+                send([source.whole_sge()]).unsignaled(),
+                read([back.whole_sge()], target.remote()).id(round),
             ]);
             pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
-            back.memory.check(round);
+            back.memory.assert_whole_pattern(round);
             pair.b.recv_completion().expect_received(round, 64);
         }
     }
@@ -236,7 +236,7 @@ fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
         let target = pair.b.buf(8);
         for i in 0..2000 {
             target.memory.store(0, i);
-            pair.a.post(read([back.all()], target.remote()).id(i));
+            pair.a.post(read([back.whole_sge()], target.remote()).id(i));
             pair.a.send_completion().expect_sent(i, Verb::RdmaRead);
             assert_eq!(back.memory.load(0), i);
         }
@@ -252,8 +252,8 @@ fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
         for i in 0..100 {
             source.memory.store(0, i * 1000);
             pair.a.post_list(vec![
-                write([source.all()], target.remote()).unsignaled(),
-                fetch_add(old.all(), target.remote(), 5).id(i),
+                write([source.whole_sge()], target.remote()).unsignaled(),
+                fetch_add(old.whole_sge(), target.remote(), 5).id(i),
             ]);
             pair.a.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             assert_eq!(old.memory.load(0), i * 1000);
@@ -269,7 +269,7 @@ fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
 fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [9usize, 16, 33, 48, 63, 64] {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(64);
             let target = pair.b.buf(64);
@@ -311,7 +311,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                     Ok(())
                 });
                 for i in 0..8 {
-                    pair.a.recv(i, []);
+                    pair.a.post_recv(i, []);
                 }
                 let begin = std::time::Instant::now();
                 for round in 0..ROUNDS {
@@ -330,7 +330,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                                 break;
                             }
                             if !pair.a.rcq.poll(1).is_empty() {
-                                pair.a.recv(0, []);
+                                pair.a.post_recv(0, []);
                                 break;
                             }
                             std::thread::yield_now();
@@ -350,21 +350,21 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
 
 fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 100), (MemKind::Private, 50_000), (MemKind::Shared, 50_000)] {
-        case(format!("{len} bytes, {memory:?}"));
+        record_case(format!("{len} bytes, {memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(len);
         let target = pair.b.buf(len);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..50 {
-                    pair.b.recv(round, [target.all()]);
+                    pair.b.post_recv(round, [target.whole_sge()]);
                     pair.b.recv_completion().expect_received(round, len);
-                    target.memory.check(round);
+                    target.memory.assert_whole_pattern(round);
                 }
             });
             for round in 0..50 {
                 source.memory.fill_with_pattern(round);
-                pair.a.post(send([source.all()]).id(round));
+                pair.a.post(send([source.whole_sge()]).id(round));
                 pair.a.send_completion().expect_sent(round, Verb::Send);
                 source.memory.write(0, &vec![0; len]);
             }

@@ -36,15 +36,15 @@ tests! { "overrun";
 }
 
 /// A time longer than any NIC needs to detect an overrun.
-const LONG: Duration = Duration::from_secs(1);
+const OVERRUN_DETECTION_TIME: Duration = Duration::from_secs(1);
 
 /// Returns attributes with queues of 64 WRs, and with CQs that hold 4 completions or slightly more.
-fn spec() -> QpSpec {
-    QpSpec::rc().depth(64).with(|s| s.cqe = 4).short_timeouts()
+fn small_cq_spec() -> QpSpec {
+    QpSpec::rc().depth(64).with_change(|s| s.cqe = 4).short_timeouts()
 }
 
 /// Returns a range of numbers, one more than the number of completions that `cq` holds.
-fn too_many(cq: &Cq) -> std::ops::Range<u64> {
+fn one_more_than_cq_holds(cq: &Cq) -> std::ops::Range<u64> {
     assert!(cq.cqe() < 64, "the queue pairs can fill it");
     0..cq.cqe() as u64 + 1
 }
@@ -61,14 +61,14 @@ pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
 }
 
 #[track_caller]
-pub(super) fn await_overrun(ctx: &Context, cq: &Cq) {
+pub(super) fn await_cq_error_event(ctx: &Context, cq: &Cq) {
     let event = await_event(ctx, IBV_EVENT_CQ_ERR);
     assert!(event.is_of_cq(cq));
 }
 
 /// Expects as many completions as the CQ holds, and no more.
 #[track_caller]
-fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
+fn expect_full_cq(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
     for (wc, i) in cq.wait_for_completions(cq.cqe()).iter().zip(0..) {
         check(wc, i);
     }
@@ -76,28 +76,28 @@ fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
 }
 
 /// Returns a function that builds WRITEs from `a` to `b`; the argument is the `wr_id`.
-fn writes(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
+fn write_builder(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
-    move |i| write([source.all()], target.remote()).id(i)
+    move |i| write([source.whole_sge()], target.remote()).id(i)
 }
 
 /// Overruns the send CQ of `a`.
 #[track_caller]
-fn overrun_sends(pair: &QpPair) {
-    let write = writes(pair);
-    for i in too_many(&pair.a.scq) {
+fn overrun_send_cq_of_a(pair: &QpPair) {
+    let write = write_builder(pair);
+    for i in one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
-    await_overrun(&pair.a.ctx, &pair.a.scq);
+    await_cq_error_event(&pair.a.ctx, &pair.a.scq);
 }
 
 /// Overruns the receive CQ of `b`, and returns the status of the last SEND. The completion of this SEND's
 /// receive did not fit, so the SEND may never be acknowledged.
 #[track_caller]
-fn overrun_receives(pair: &QpPair) -> ibv_wc_status {
-    let messages = too_many(&pair.b.rcq);
+fn overrun_recv_cq_of_b(pair: &QpPair) -> ibv_wc_status {
+    let messages = one_more_than_cq_holds(&pair.b.rcq);
     for i in messages.clone() {
-        pair.b.recv(i, []);
+        pair.b.post_recv(i, []);
     }
     let mut status = IBV_WC_SUCCESS;
     for i in messages {
@@ -105,88 +105,88 @@ fn overrun_receives(pair: &QpPair) -> ibv_wc_status {
         pair.a.post(send([]).id(i));
         status = pair.a.send_completion().status();
     }
-    await_overrun(&pair.b.ctx, &pair.b.rcq);
+    await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
     status
 }
 
 fn sends_that_nobody_polls(env: &TestEnv) {
-    let pair = spec().pair(env);
-    overrun_sends(&pair);
-    expect_kept(&pair.a.scq, |wc, i| {
+    let pair = small_cq_spec().pair(env);
+    overrun_send_cq_of_a(&pair);
+    expect_full_cq(&pair.a.scq, |wc, i| {
         wc.expect_sent(i, Verb::RdmaWrite);
     });
 }
 
 fn receives_that_nobody_polls(env: &TestEnv) {
-    let pair = spec().pair(env);
-    overrun_receives(&pair);
-    expect_kept(&pair.b.rcq, |wc, i| {
+    let pair = small_cq_spec().pair(env);
+    overrun_recv_cq_of_b(&pair);
+    expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_received(i, 0);
     });
 }
 
 fn receives_of_another_process(env: &TestEnv) {
-    let (mut peer, side, _) = PeerProcess::connected(env, &spec(), 64);
-    let messages = too_many(&side.rcq);
+    let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &small_cq_spec(), 64);
+    let messages = one_more_than_cq_holds(&side.rcq);
     for i in messages.clone() {
-        side.recv(i, []);
+        side.post_recv(i, []);
     }
     for _ in messages.skip(1) {
         assert_eq!(peer.command(&PeerCommand::Send(0, 0)), PeerAnswer::Done);
     }
     // The last SEND may never be acknowledged.
-    peer.order(&PeerCommand::Send(0, 0));
-    await_overrun(&side.ctx, &side.rcq);
-    expect_kept(&side.rcq, |wc, i| {
+    peer.send_command(&PeerCommand::Send(0, 0));
+    await_cq_error_event(&side.ctx, &side.rcq);
+    expect_full_cq(&side.rcq, |wc, i| {
         wc.expect_received(i, 0);
     });
 }
 
 /// The sender does not wait for an acknowledgement, and is destroyed before it could wake the receiver.
 fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
-    let QpPair { a, b } = QpSpec::ud().depth(64).with(|s| s.cqe = 4).pair(env);
-    let messages = too_many(&b.rcq);
+    let QpPair { a, b } = QpSpec::ud().depth(64).with_change(|s| s.cqe = 4).pair(env);
+    let messages = one_more_than_cq_holds(&b.rcq);
     let buf = b.buf(64);
     for i in messages.clone() {
-        b.recv(i, [buf.all()]);
+        b.post_recv(i, [buf.whole_sge()]);
     }
     for i in messages {
         a.post(send([]).id(i));
         a.send_completion().expect_sent(i, Verb::Send);
     }
     drop(a);
-    await_overrun(&b.ctx, &b.rcq);
-    expect_kept(&b.rcq, |wc, i| {
+    await_cq_error_event(&b.ctx, &b.rcq);
+    expect_full_cq(&b.rcq, |wc, i| {
         wc.expect_received(i, 40);
     });
 }
 
 fn receives_that_are_flushed(env: &TestEnv) {
-    let pair = spec().pair(env);
-    for i in too_many(&pair.b.rcq) {
-        pair.b.recv(i, []);
+    let pair = small_cq_spec().pair(env);
+    for i in one_more_than_cq_holds(&pair.b.rcq) {
+        pair.b.post_recv(i, []);
     }
     pair.b.qp.to_state(IBV_QPS_ERR);
-    await_overrun(&pair.b.ctx, &pair.b.rcq);
-    expect_kept(&pair.b.rcq, |wc, i| {
+    await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
+    expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_flushed(i);
     });
 }
 
 /// The program sleeps until a solicited message arrives.
 fn receives_of_who_waits_for_others(env: &TestEnv) {
-    let pair = spec().with_channels().pair(env);
+    let pair = small_cq_spec().with_channels().pair(env);
     pair.b.rcq.arm(true);
-    overrun_receives(&pair);
+    overrun_recv_cq_of_b(&pair);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
-    expect_kept(&pair.b.rcq, |wc, i| {
+    expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_received(i, 0);
     });
 }
 
 /// The completions of each queue pair alone would fit into the common CQ.
 fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
-    let (mut a, mut b) = (spec().create_qp_side(env), spec().create_qp_side(env));
+    let (mut a, mut b) = (small_cq_spec().create_qp_side(env), small_cq_spec().create_qp_side(env));
     let (mut c, mut d) = (a.sibling(), b.sibling());
     for (x, y) in [(&mut a, &mut b), (&mut c, &mut d)] {
         let (of_x, of_y) = (x.address(), y.address());
@@ -194,11 +194,11 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
         y.connect(&of_x);
     }
     let (source, target) = (a.buf(8), b.buf(8));
-    for i in too_many(&a.scq) {
+    for i in one_more_than_cq_holds(&a.scq) {
         let side = if i % 2 == 0 { &a } else { &c };
-        side.post(write([source.all()], target.remote()).id(i));
+        side.post(write([source.whole_sge()], target.remote()).id(i));
     }
-    await_overrun(&a.ctx, &a.scq);
+    await_cq_error_event(&a.ctx, &a.scq);
     assert_eq!(a.scq.wait_for_completions(a.scq.cqe()).len(), a.scq.cqe());
     a.scq.expect_empty();
     let mut failed = Vec::new();
@@ -212,9 +212,9 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
 
 /// "Error occurred on a QP and it transitioned to error state" (`ibv_get_async_event(3)`).
 fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
-    let pair = spec().pair(env);
-    pair.a.recv(9, []);
-    overrun_sends(&pair);
+    let pair = small_cq_spec().pair(env);
+    pair.a.post_recv(9, []);
+    overrun_send_cq_of_a(&pair);
     assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
     // The QP's other CQ still works.
@@ -223,8 +223,8 @@ fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
 }
 
 fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &TestEnv) {
-    let pair = spec().pair(env);
-    let last = overrun_receives(&pair);
+    let pair = small_cq_spec().pair(env);
+    let last = overrun_recv_cq_of_b(&pair);
     pair.b.qp.await_state(IBV_QPS_ERR);
     if last == IBV_WC_SUCCESS {
         pair.a.post(send([]).id(7));
@@ -235,15 +235,15 @@ fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &TestEnv) {
 }
 
 fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
-    let pair = spec().pair(env);
-    overrun_sends(&pair);
+    let pair = small_cq_spec().pair(env);
+    overrun_send_cq_of_a(&pair);
     drop(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL));
-    let write = writes(&pair);
+    let write = write_builder(&pair);
     pair.a.scq.arm(false);
     for i in 50..54 {
         pair.a.post(write(i));
     }
-    expect_kept(&pair.a.scq, |wc, i| {
+    expect_full_cq(&pair.a.scq, |wc, i| {
         wc.expect_sent(i, Verb::RdmaWrite);
     });
     pair.a.scq.arm(true);
@@ -252,8 +252,8 @@ fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
 
 /// The CQ stays in error until it is destroyed.
 fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
-    let mut pair = spec().pair(env);
-    overrun_receives(&pair);
+    let mut pair = small_cq_spec().pair(env);
+    overrun_recv_cq_of_b(&pair);
     drop(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL));
     for side in [&pair.a, &pair.b] {
         side.qp.to_state(IBV_QPS_RESET);
@@ -262,7 +262,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     let (of_a, of_b) = (pair.a.address(), pair.b.address());
     pair.a.connect(&of_b);
     pair.b.to_init();
-    pair.b.recv(1, []);
+    pair.b.post_recv(1, []);
     let (attr, mask) = pair.b.rtr_attr(&of_a);
     pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
     pair.a.post(send([]).id(7));
@@ -279,8 +279,8 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
 
 /// Only the QP that completes in the overrun queue fails.
 fn a_shared_receive_queue_goes_on(env: &TestEnv) {
-    let pair = spec().with_srq().pair(env);
-    overrun_receives(&pair);
+    let pair = small_cq_spec().with_srq().pair(env);
+    overrun_recv_cq_of_b(&pair);
     let b = &pair.b;
     let (scq, rcq) = (b.ctx.cq(64), b.ctx.cq(64));
     let mut init = QpInit::new(IBV_QPT_RC, &scq, &rcq);
@@ -289,22 +289,22 @@ fn a_shared_receive_queue_goes_on(env: &TestEnv) {
     let mut other = QpSide {
         spec: b.spec.clone(),
         qp,
-        cap: init.cap,
+        granted_cap: init.cap,
         srq: b.srq.clone(),
-        tags: None,
+        tag_srq: None,
         scq,
         rcq,
         schannel: None,
         rchannel: None,
         pd: b.pd.clone(),
         ctx: b.ctx.clone(),
-        route: None,
+        ud_destination: None,
     };
     let mut sender = QpSpec::rc().create_qp_side(env);
     let (from, to) = (sender.address(), other.address());
     sender.connect(&to);
     other.connect(&from);
-    other.recv(77, []);
+    other.post_recv(77, []);
     sender.post(send([]).id(1));
     sender.send_completion().expect_sent(1, Verb::Send);
     other.recv_completion().expect_received(77, 0);
@@ -313,9 +313,9 @@ fn a_shared_receive_queue_goes_on(env: &TestEnv) {
 /// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for
 /// the object to be acknowledged".
 fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
-    let pair = spec().pair(env);
-    let write = writes(&pair);
-    for i in too_many(&pair.a.scq) {
+    let pair = small_cq_spec().pair(env);
+    let write = write_builder(&pair);
+    for i in one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
     let event = await_event(&pair.a.ctx, IBV_EVENT_CQ_ERR);
@@ -334,25 +334,25 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
 }
 
 fn a_full_queue_is_not_overrun(env: &TestEnv) {
-    let pair = spec().pair(env);
-    let write = writes(&pair);
-    for i in too_many(&pair.a.scq).skip(1) {
+    let pair = small_cq_spec().pair(env);
+    let write = write_builder(&pair);
+    for i in one_more_than_cq_holds(&pair.a.scq).skip(1) {
         pair.a.post(write(i));
     }
-    assert!(pair.a.ctx.async_event(LONG).is_none());
+    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(1..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 /// A CQ that the program polls is not overrun by any number of outstanding completions, because the program
 /// may be slow or preempted. Only the software NIC guarantees this.
 fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
-    let pair = spec().pair(env);
-    let write = writes(&pair);
+    let pair = small_cq_spec().pair(env);
+    let write = write_builder(&pair);
     let (mut posted, mut polled) = (0..u64::MAX, 0..u64::MAX);
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + OVERRUN_DETECTION_TIME;
     let hold = pair.a.scq.cqe() as u64 * 2;
     while Instant::now() < end {
         while posted.start - polled.start < hold {
@@ -370,18 +370,18 @@ fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
 
 /// Completions that exceed the CQ's size fit if the program resizes the CQ in time.
 fn a_larger_queue_is_not_overrun(env: &TestEnv) {
-    let pair = spec().pair(env);
-    let write = writes(&pair);
-    let all = too_many(&pair.a.scq);
+    let pair = small_cq_spec().pair(env);
+    let write = write_builder(&pair);
+    let all = one_more_than_cq_holds(&pair.a.scq);
     for i in all.clone() {
         pair.a.post(write(i));
     }
     assert_eq!(pair.a.scq.try_resize(63), 0);
-    assert!(pair.a.ctx.async_event(LONG).is_none());
+    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(all.count()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn a_resized_cq_can_be_overrun(env: &TestEnv) {
@@ -391,8 +391,8 @@ fn a_resized_cq_can_be_overrun(env: &TestEnv) {
         // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).
         return;
     }
-    overrun_sends(&pair);
-    expect_kept(&pair.a.scq, |wc, i| {
+    overrun_send_cq_of_a(&pair);
+    expect_full_cq(&pair.a.scq, |wc, i| {
         wc.expect_sent(i, Verb::RdmaWrite);
     });
 }
@@ -403,22 +403,22 @@ fn a_resized_cq_can_be_overrun(env: &TestEnv) {
 /// The man page does not say which completions are lost; the software NIC loses none.
 fn a_queue_may_ignore_overruns(env: &TestEnv) {
     let b = QpSpec::rc().create_qp_side(env);
-    let mut a = spec().create_qp_side(env);
+    let mut a = small_cq_spec().create_qp_side(env);
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = 4;
     attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
     attr.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-    a.scq = Cq::try_extended(&a.ctx, &mut attr).expect("ibv_create_cq_ex");
+    a.scq = Cq::try_create_extended(&a.ctx, &mut attr).expect("ibv_create_cq_ex");
     let mut init = QpInit::new(IBV_QPT_RC, &a.scq, &a.rcq);
-    init.cap = a.cap;
+    init.cap = a.granted_cap;
     a.qp = a.pd.qp(&mut init);
     let mut pair = QpPair { a, b };
     pair.connect();
-    let write = writes(&pair);
-    for i in too_many(&pair.a.scq) {
+    let write = write_builder(&pair);
+    for i in one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
-    assert!(pair.a.ctx.async_event(LONG).is_none());
+    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }

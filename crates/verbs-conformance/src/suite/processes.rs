@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::QpSpec;
 use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
@@ -35,10 +35,10 @@ tests! { "processes";
     many_processes_at_once [Processes],
 }
 
-const LEN: usize = 1 << 20;
+const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
 #[track_caller]
-fn expect(peer: &mut PeerProcess, order: PeerCommand) {
+fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
     assert_eq!(peer.command(&order), PeerAnswer::Done);
 }
 
@@ -49,7 +49,7 @@ fn expect_received(answer: PeerAnswer, id: u64, byte_len: usize, imm: Option<u32
     assert_eq!(answer, PeerAnswer::Completion { id, status, opcode, byte_len, imm });
 }
 
-const SIZES: [usize; 10] = [0, 1, 8, 64, 65, 500, 1100, 4096, 70_000, LEN];
+const MESSAGE_LENGTHS: [usize; 10] = [0, 1, 8, 64, 65, 500, 1100, 4096, 70_000, MAX_PAYLOAD_BYTES];
 
 fn rc_every_verb(env: &TestEnv) {
     for memory in MemKind::ALL {
@@ -65,18 +65,18 @@ fn uc_every_verb(env: &TestEnv) {
 }
 
 fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
-    let (mut peer, side, remote) = PeerProcess::connected(env, spec, LEN + 64);
-    let local = side.buf(LEN);
+    let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, spec, MAX_PAYLOAD_BYTES + 64);
+    let local = side.buf(MAX_PAYLOAD_BYTES);
     let mut seed = 1;
     for &verb in verbs {
-        for len in SIZES {
+        for len in MESSAGE_LENGTHS {
             if verb.is_atomic() && len != 8 {
                 continue;
             }
             seed += 1;
-            case(format!("{verb:?} of {len} bytes, {:?}", spec.memory));
+            record_case(format!("{verb:?} of {len} bytes, {:?}", spec.memory));
             if verb.is_atomic() {
-                expect(&mut peer, PeerCommand::Fill(0, 8, seed));
+                command_and_expect_done(&mut peer, PeerCommand::Fill(0, 8, seed));
                 let PeerAnswer::Word(before) = peer.command(&PeerCommand::Load(0)) else { panic!("no word") };
                 let wr = if verb == Verb::AtomicFetchAndAdd {
                     fetch_add(local.sge(0, 8), remote, 5)
@@ -90,17 +90,17 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
                 continue;
             }
             if verb == Verb::RdmaRead {
-                expect(&mut peer, PeerCommand::Fill(0, len, seed));
+                command_and_expect_done(&mut peer, PeerCommand::Fill(0, len, seed));
                 side.post(read([local.sge(0, len)], remote).id(seed));
                 side.send_completion().expect_sent(seed, verb);
-                local.memory.check_at(0, len, seed);
+                local.memory.assert_pattern_at(0, len, seed);
                 continue;
             }
             local.memory.fill_at(0, len, seed);
             if verb.is_send() {
-                expect(&mut peer, PeerCommand::Recv { id: seed, offset: 0, len });
+                command_and_expect_done(&mut peer, PeerCommand::Recv { id: seed, offset: 0, len });
             } else if verb.has_imm() {
-                expect(&mut peer, PeerCommand::Recv { id: seed, offset: 0, len: 0 });
+                command_and_expect_done(&mut peer, PeerCommand::Recv { id: seed, offset: 0, len: 0 });
             }
             side.post(any(verb, [local.sge(0, len)], remote).id(seed));
             side.send_completion().expect_sent(seed, verb);
@@ -111,39 +111,39 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
             if spec.qp_type == IBV_QPT_UC && verb == Verb::RdmaWrite {
                 // The completion of an unreliable WRITE only means that it was sent; a later SEND shows that
                 // it has arrived.
-                expect(&mut peer, PeerCommand::Recv { id: 1, offset: 0, len: 0 });
+                command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: 0, len: 0 });
                 side.post(send([]).id(2));
                 side.send_completion().expect_sent(2, Verb::Send);
                 expect_received(peer.command(&PeerCommand::Received), 1, 0, None, IBV_WC_RECV);
             }
-            expect(&mut peer, PeerCommand::Check(0, len, seed));
+            command_and_expect_done(&mut peer, PeerCommand::Check(0, len, seed));
         }
     }
     // Send a message in the opposite direction.
-    side.recv(9, [local.all()]);
-    expect(&mut peer, PeerCommand::Fill(0, 70_000, 4));
-    expect(&mut peer, PeerCommand::Send(0, 70_000));
+    side.post_recv(9, [local.whole_sge()]);
+    command_and_expect_done(&mut peer, PeerCommand::Fill(0, 70_000, 4));
+    command_and_expect_done(&mut peer, PeerCommand::Send(0, 70_000));
     side.recv_completion().expect_received(9, 70_000);
-    local.memory.check_at(0, 70_000, 4);
+    local.memory.assert_pattern_at(0, 70_000, 4);
     peer.exit_and_check();
 }
 
 fn ud_ping_pong(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let (mut peer, side, _) = PeerProcess::connected(env, &QpSpec::ud().memory(memory), 8192);
+        let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::ud().memory(memory), 8192);
         let local = side.buf(8192);
         for len in [0, 1, 8, 64, 200, 1024] {
-            case(format!("{len} bytes, {memory:?}"));
-            expect(&mut peer, PeerCommand::Recv { id: 3, offset: 0, len: 40 + len });
+            record_case(format!("{len} bytes, {memory:?}"));
+            command_and_expect_done(&mut peer, PeerCommand::Recv { id: 3, offset: 0, len: 40 + len });
             local.memory.fill_at(0, len, 5);
             side.post(crate::wr::send_imm([local.sge(0, len)], 6).id(1));
             side.send_completion().expect_sent(1, Verb::Send);
             expect_received(peer.command(&PeerCommand::Received), 3, 40 + len, Some(6), IBV_WC_RECV);
-            expect(&mut peer, PeerCommand::Check(40, len, 5));
-            side.recv(4, [local.all()]);
-            expect(&mut peer, PeerCommand::Send(40, len));
+            command_and_expect_done(&mut peer, PeerCommand::Check(40, len, 5));
+            side.post_recv(4, [local.whole_sge()]);
+            command_and_expect_done(&mut peer, PeerCommand::Send(40, len));
             side.recv_completion().expect_received(4, 40 + len);
-            local.memory.check_at(40, len, 5);
+            local.memory.assert_pattern_at(40, len, 5);
         }
         peer.exit_and_check();
     }
@@ -152,7 +152,7 @@ fn ud_ping_pong(env: &TestEnv) {
 /// The requester executes one-sided verbs while the responder's threads sleep.
 fn the_peer_needs_no_help_of_the_responder(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let (mut peer, side, remote) = PeerProcess::connected(env, &QpSpec::rc().memory(memory), 4096);
+        let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
         let local = side.buf(4096);
         let PeerAnswer::Word(before) = peer.command(&PeerCommand::CpuTime) else { panic!("no word") };
         let begin = crate::peer::cpu_time_us();
@@ -177,17 +177,17 @@ fn the_peer_needs_no_help_of_the_responder(env: &TestEnv) {
 /// The NIC of a stopped process (SIGSTOP) continues to work.
 fn a_stopped_responder_serves_one_sided_verbs(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
-        let (peer, side, remote) = PeerProcess::connected(env, &QpSpec::rc().memory(memory), 4096);
+        record_case(format!("{memory:?}"));
+        let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
         let local = side.buf(4096);
         kill_process(peer.pid(), Signal::STOP).expect("SIGSTOP");
         local.memory.fill_with_pattern(3);
-        side.post(write([local.all()], remote).id(1));
+        side.post(write([local.whole_sge()], remote).id(1));
         side.send_completion().expect_sent(1, Verb::RdmaWrite);
         local.memory.write(0, &[0; 4096]);
-        side.post(read([local.all()], remote).id(2));
+        side.post(read([local.whole_sge()], remote).id(2));
         side.send_completion().expect_sent(2, Verb::RdmaRead);
-        local.memory.check(3);
+        local.memory.assert_whole_pattern(3);
         let old = local.memory.load(0);
         side.post(fetch_add(local.sge(8, 8), remote, 1).id(3));
         side.send_completion().expect_sent(3, Verb::AtomicFetchAndAdd);
@@ -200,20 +200,20 @@ fn a_stopped_responder_serves_one_sided_verbs(env: &TestEnv) {
 /// The receiver has posted its receives and does not poll: the NIC delivers nevertheless.
 fn a_sleeping_receiver_completes_sends(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 8), (MemKind::Private, 100_000), (MemKind::Shared, 100_000)] {
-        case(format!("{len} bytes, {memory:?}"));
-        let (mut peer, side, _) = PeerProcess::connected(env, &QpSpec::rc().memory(memory), 8 * len);
+        record_case(format!("{len} bytes, {memory:?}"));
+        let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 8 * len);
         let local = side.buf(len);
         for i in 0..8 {
-            expect(&mut peer, PeerCommand::Recv { id: i, offset: i * len as u64, len });
+            command_and_expect_done(&mut peer, PeerCommand::Recv { id: i, offset: i * len as u64, len });
         }
         local.memory.fill_with_pattern(5);
         for i in 0..8 {
-            side.post(send([local.all()]).id(i));
+            side.post(send([local.whole_sge()]).id(i));
             side.send_completion().expect_sent(i, Verb::Send);
         }
         for i in 0..8 {
             expect_received(peer.command(&PeerCommand::Received), i, len, None, IBV_WC_RECV);
-            expect(&mut peer, PeerCommand::Check(usize::try_from(i).unwrap() * len, len, 5));
+            command_and_expect_done(&mut peer, PeerCommand::Check(usize::try_from(i).unwrap() * len, len, 5));
         }
         peer.exit_and_check();
     }
@@ -223,11 +223,11 @@ fn a_sleeping_receiver_completes_sends(env: &TestEnv) {
 /// polls once per millisecond.
 fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &TestEnv) {
     const POLLS: usize = 2000;
-    let (mut peer, side, _) = PeerProcess::connected(env, &QpSpec::rc(), 64);
+    let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 64);
     let local = side.buf(8);
     for id in 0..2 {
-        expect(&mut peer, PeerCommand::Recv { id, offset: 0, len: 8 });
-        side.post(send([local.all()]).id(id));
+        command_and_expect_done(&mut peer, PeerCommand::Recv { id, offset: 0, len: 8 });
+        side.post(send([local.whole_sge()]).id(id));
         let sent = (0..POLLS).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
             side.scq.poll(1).pop()
@@ -239,17 +239,17 @@ fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &TestEnv) 
 }
 
 fn an_event_wakes_another_process(env: &TestEnv) {
-    let (mut peer, side, remote) = PeerProcess::connected(env, &QpSpec::rc().with_channels(), 4096);
+    let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().with_channels(), 4096);
     let local = side.buf(8);
     for i in 0..20 {
-        expect(&mut peer, PeerCommand::Recv { id: i, offset: 0, len: 8 });
-        peer.order(&PeerCommand::ReceivedByEvent);
+        command_and_expect_done(&mut peer, PeerCommand::Recv { id: i, offset: 0, len: 8 });
+        peer.send_command(&PeerCommand::ReceivedByEvent);
         std::thread::sleep(Duration::from_millis(i % 3));
         let (opcode, imm) = if i % 2 == 0 {
-            side.post(send([local.all()]).id(i));
+            side.post(send([local.whole_sge()]).id(i));
             (IBV_WC_RECV, None)
         } else {
-            side.post(write_imm([local.all()], remote, 4).id(i));
+            side.post(write_imm([local.whole_sge()], remote, 4).id(i));
             (IBV_WC_RECV_RDMA_WITH_IMM, Some(4))
         };
         expect_received(peer.answer(), i, 8, imm, opcode);
@@ -261,15 +261,15 @@ fn an_event_wakes_another_process(env: &TestEnv) {
 fn bad_keys_are_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
         for flaw in 0..3 {
-            case(format!("{memory:?}, flaw {flaw}"));
-            let (peer, side, remote) = PeerProcess::connected(env, &QpSpec::rc().memory(memory), 4096);
+            record_case(format!("{memory:?}, flaw {flaw}"));
+            let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
             let local = side.buf(64);
             let bad = match flaw {
                 0 => RemoteAddress { rkey: remote.rkey ^ 0x77, ..remote },
                 1 => remote.plus(4096 - 63),
                 _ => RemoteAddress { addr: remote.addr - 1, ..remote },
             };
-            side.post(write([local.all()], bad).id(1));
+            side.post(write([local.whole_sge()], bad).id(1));
             side.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             peer.exit_and_check();
         }
@@ -279,48 +279,48 @@ fn bad_keys_are_refused(env: &TestEnv) {
 /// A peer uses a region of another process before and after its deregistration.
 fn freed_memory_is_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let spec = QpSpec::rc().short_timeouts().memory(memory);
-        let (mut peer, side, remote) = PeerProcess::connected(env, &spec, 1 << 16);
+        let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 1 << 16);
         let local = side.buf(64);
-        side.post(write([local.all()], remote).id(1));
+        side.post(write([local.whole_sge()], remote).id(1));
         side.send_completion().expect_sent(1, Verb::RdmaWrite);
         // Making a new queue pair destroys the old one and its buffer.
         let PeerAnswer::Made(address, _) = peer.command(&PeerCommand::Make(Box::new(spec.clone()), 1 << 16)) else {
             panic!("nothing made");
         };
         let mut second = spec.create_qp_side(env);
-        expect(&mut peer, PeerCommand::Connect(second.address()));
+        command_and_expect_done(&mut peer, PeerCommand::Connect(second.address()));
         second.connect(&address);
         let local = second.buf(64);
-        second.post(write([local.all()], remote).id(2));
+        second.post(write([local.whole_sge()], remote).id(2));
         second.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
         peer.exit_and_check();
     }
 }
 
 fn a_receive_that_is_too_small(env: &TestEnv) {
-    let (mut peer, side, _) = PeerProcess::connected(env, &QpSpec::rc(), 4096);
+    let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 4096);
     let local = side.buf(100);
-    expect(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 99 });
-    side.post(send([local.all()]).id(1));
-    side.send_completion().expect_failed(1, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 99 });
+    side.post(send([local.whole_sge()]).id(1));
+    side.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
     let PeerAnswer::Completion { id, status, .. } = peer.command(&PeerCommand::Received) else { panic!("no completion") };
     assert_eq!(id, 7);
-    assert!(env.failure(IBV_WC_LOC_LEN_ERR).contains(&status), "status {status}");
+    assert!(env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR).contains(&status), "status {status}");
     peer.exit_and_check();
 }
 
 fn not_ready_and_later_ready(env: &TestEnv) {
-    let (mut peer, side, _) = PeerProcess::connected(env, &QpSpec::rc(), 4096);
+    let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 4096);
     let local = side.buf(100);
     local.memory.fill_with_pattern(8);
-    side.post(send([local.all()]).id(1));
+    side.post(send([local.whole_sge()]).id(1));
     side.scq.expect_empty();
-    expect(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 100 });
+    command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 100 });
     expect_received(peer.command(&PeerCommand::Received), 7, 100, None, IBV_WC_RECV);
     side.send_completion().expect_sent(1, Verb::Send);
-    expect(&mut peer, PeerCommand::Check(0, 100, 8));
+    command_and_expect_done(&mut peer, PeerCommand::Check(0, 100, 8));
     peer.exit_and_check();
 }
 
@@ -328,22 +328,22 @@ fn not_ready_and_later_ready(env: &TestEnv) {
 fn fetch_add_from_three_processes(env: &TestEnv) {
     const EACH: u64 = 2000;
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let spec = QpSpec::rc().depth(32).memory(memory);
         let mut own = spec.create_qp_side(env);
         let word = own.buf(8);
         let mut sides = [own.sibling(), own.sibling()];
         let mut peers: Vec<PeerProcess> =
-            sides.iter_mut().map(|side| PeerProcess::connected_to(env, side, 64).0).collect();
+            sides.iter_mut().map(|side| PeerProcess::start_connected_to(env, side, 64).0).collect();
         let address = own.address();
         own.connect(&address);
         for peer in &mut peers {
-            peer.order(&PeerCommand::FetchAdd(word.remote(), EACH));
+            peer.send_command(&PeerCommand::FetchAdd(word.remote(), EACH));
         }
         let result = own.buf(8);
         let mut last = None;
         for i in 0..EACH {
-            own.post(fetch_add(result.all(), word.remote(), 1).id(i));
+            own.post(fetch_add(result.whole_sge(), word.remote(), 1).id(i));
             own.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             let old = result.memory.load(0);
             assert!(last < Some(old), "{old} after {last:?}");
@@ -362,14 +362,14 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
 fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
     for memory in MemKind::ALL {
         let spec = QpSpec::rc().short_timeouts().memory(memory);
-        let (mut peer, side, _) = PeerProcess::connected(env, &spec, 4096);
+        let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &spec, 4096);
         let local = side.buf(64);
-        expect(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 64 });
-        side.post(send([local.all()]).id(1));
+        command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 64 });
+        side.post(send([local.whole_sge()]).id(1));
         side.send_completion().expect_sent(1, Verb::Send);
-        side.recv(9, [local.all()]);
+        side.post_recv(9, [local.whole_sge()]);
         peer.kill();
-        side.post_list(vec![send([local.all()]).id(2), send([local.all()]).id(3).unsignaled()]);
+        side.post_list(vec![send([local.whole_sge()]).id(2), send([local.whole_sge()]).id(3).unsignaled()]);
         side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
         side.send_completion().expect_flushed(3);
         side.recv_completion().expect_flushed(9);
@@ -377,9 +377,9 @@ fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn a_killed_peer_ends_the_waiting_for_a_receive(env: &TestEnv) {
-    let (peer, side, _) = PeerProcess::connected(env, &QpSpec::rc().short_timeouts(), 4096);
+    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
     let local = side.buf(100_000);
-    side.post_list((0..4).map(|i| send([local.all()]).id(i)).collect());
+    side.post_list((0..4).map(|i| send([local.whole_sge()]).id(i)).collect());
     side.scq.expect_empty();
     peer.kill();
     side.send_completion().expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
@@ -389,7 +389,7 @@ fn a_killed_peer_ends_the_waiting_for_a_receive(env: &TestEnv) {
 }
 
 fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &TestEnv) {
-    let (peer, side, _) = PeerProcess::connected(env, &QpSpec::rc().short_timeouts(), 4096);
+    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
     peer.exit_and_check();
     side.post(send([]).id(2));
     side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
@@ -398,17 +398,17 @@ fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &TestEnv) {
 fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
     for memory in MemKind::ALL {
         for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd, Verb::RdmaWriteWithImm] {
-            case(format!("{verb:?}, {memory:?}"));
+            record_case(format!("{verb:?}, {memory:?}"));
             let spec = QpSpec::rc().short_timeouts().memory(memory);
-            let (peer, side, remote) = PeerProcess::connected(env, &spec, 4096);
+            let (peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 4096);
             let local = side.buf(8);
-            side.post(write([local.all()], remote).id(1));
+            side.post(write([local.whole_sge()], remote).id(1));
             side.send_completion().expect_sent(1, Verb::RdmaWrite);
             peer.kill();
             // This process learns of the death after a short delay.
             let deadline = std::time::Instant::now() + crate::harness::wait_limit();
             loop {
-                side.post(any(verb, [local.all()], remote).id(2));
+                side.post(any(verb, [local.whole_sge()], remote).id(2));
                 let wc = side.send_completion();
                 if wc.status() != IBV_WC_SUCCESS {
                     wc.expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
@@ -422,27 +422,27 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
 }
 
 fn a_killed_datagram_receiver_loses_messages(env: &TestEnv) {
-    let (peer, side, _) = PeerProcess::connected(env, &QpSpec::ud(), 4096);
+    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::ud(), 4096);
     let local = side.buf(500);
-    side.post(send([local.all()]).id(1));
+    side.post(send([local.whole_sge()]).id(1));
     side.send_completion().expect_sent(1, Verb::Send);
     peer.kill();
     for i in 0..1000 {
-        side.post(send([local.all()]).id(i));
+        side.post(send([local.whole_sge()]).id(i));
         side.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn many_processes_at_once(env: &TestEnv) {
     let mut peers: Vec<_> =
-        (0..8).map(|_| PeerProcess::connected(env, &QpSpec::rc().memory(MemKind::Shared), 4096)).collect();
+        (0..8).map(|_| PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(MemKind::Shared), 4096)).collect();
     for round in 0..5u64 {
         for (i, (peer, side, remote)) in peers.iter_mut().enumerate() {
             let local = side.buf(4096);
             local.memory.fill_with_pattern(round << 8 | i as u64);
-            side.post(write([local.all()], *remote).id(round));
+            side.post(write([local.whole_sge()], *remote).id(round));
             side.send_completion().expect_sent(round, Verb::RdmaWrite);
-            expect(peer, PeerCommand::Check(0, 4096, round << 8 | i as u64));
+            command_and_expect_done(peer, PeerCommand::Check(0, 4096, round << 8 | i as u64));
         }
     }
     for (peer, ..) in peers {

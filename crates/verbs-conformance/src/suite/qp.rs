@@ -4,7 +4,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::{Context, QpInit};
 use crate::pair::QpSpec;
 
@@ -35,14 +35,14 @@ fn fields_say_how_it_was_created(env: &TestEnv) {
         types.push(IBV_QPT_UD);
     }
     for qp_type in types {
-        case(format!("QP type {qp_type}"));
+        record_case(format!("QP type {qp_type}"));
         let ctx = Context::open(env);
         let (pd, send_cq, recv_cq) = (ctx.pd(), ctx.cq(32), ctx.cq(32));
         let mut init = QpInit::new(qp_type, &send_cq, &recv_cq);
-        pd.qp(&mut init).check_fields(&pd, &init);
+        pd.qp(&mut init).assert_creation_fields(&pd, &init);
         if env.has(NicCapability::Srq) {
             init.srq = Some(pd.srq());
-            pd.qp(&mut init).check_fields(&pd, &init);
+            pd.qp(&mut init).assert_creation_fields(&pd, &init);
         }
     }
 }
@@ -52,7 +52,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let device = ctx.device_attr();
     for (wrs, sges) in [(1, 1), (2, 2), (3, 1), (17, 3), (1000, 4), (100, device.max_sge.cast_unsigned())] {
-        case(format!("{wrs} WRs of {sges} SGEs"));
+        record_case(format!("{wrs} WRs of {sges} SGEs"));
         let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
         init.cap.max_send_wr = wrs;
         init.cap.max_recv_wr = wrs;
@@ -114,17 +114,17 @@ fn unknown_types_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     for qp_type in [0, 1, 7, 99, u32::MAX] {
-        case(format!("QP type {qp_type}"));
+        record_case(format!("QP type {qp_type}"));
         let refused = pd.try_qp(&mut QpInit::new(qp_type, &cq, &cq)).err();
         let allowed = [Some(libc::EINVAL), Some(libc::EOPNOTSUPP), Some(libc::ENOSYS)];
         assert!(allowed.contains(&refused), "{refused:?}");
     }
 }
 
-type Change = fn(&mut ibv_qp_cap, &ibv_device_attr);
+type CapacityChange = fn(&mut ibv_qp_cap, &ibv_device_attr);
 
-fn expect_refused(env: &TestEnv, what: &str, change: Change) {
-    case(what);
+fn expect_creation_refused(env: &TestEnv, what: &str, change: CapacityChange) {
+    record_case(what);
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
@@ -135,7 +135,7 @@ fn expect_refused(env: &TestEnv, what: &str, change: Change) {
 
 /// `ibv_create_qp(3)`: "will fail if the requested values are larger than the device supports".
 fn more_than_the_device_has_is_refused(env: &TestEnv) {
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, CapacityChange); 5] = [
         ("max_send_wr", |cap, d| cap.max_send_wr = d.max_qp_wr.cast_unsigned() + 1),
         ("max_recv_wr", |cap, d| cap.max_recv_wr = d.max_qp_wr.cast_unsigned() + 1),
         ("max_send_sge", |cap, d| cap.max_send_sge = d.max_sge.cast_unsigned() + 1),
@@ -143,12 +143,12 @@ fn more_than_the_device_has_is_refused(env: &TestEnv) {
         ("max_inline_data", |cap, _| cap.max_inline_data = 1 << 20),
     ];
     for (what, change) in changes {
-        expect_refused(env, what, change);
+        expect_creation_refused(env, what, change);
     }
 }
 
 fn huge_numbers_are_refused(env: &TestEnv) {
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, CapacityChange); 5] = [
         ("max_send_wr", |cap, _| cap.max_send_wr = u32::MAX),
         ("max_recv_wr", |cap, _| cap.max_recv_wr = u32::MAX),
         ("max_send_sge", |cap, _| cap.max_send_sge = u32::MAX),
@@ -156,7 +156,7 @@ fn huge_numbers_are_refused(env: &TestEnv) {
         ("max_inline_data", |cap, _| cap.max_inline_data = u32::MAX),
     ];
     for (what, change) in changes {
-        expect_refused(env, what, change);
+        expect_creation_refused(env, what, change);
     }
 }
 
@@ -164,7 +164,7 @@ fn missing_cqs_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
     for send in [true, false] {
-        assert!(pd.qp_without_cq(&QpInit::new(IBV_QPT_RC, &cq, &cq), send).is_none());
+        assert!(pd.try_qp_with_null_cq(&QpInit::new(IBV_QPT_RC, &cq, &cq), send).is_none());
     }
 }
 
@@ -202,7 +202,7 @@ fn create_and_destroy_many_times(env: &TestEnv) {
         };
         pair.connect();
     }
-    first.check_works();
+    first.check_transfers_both_ways();
 }
 
 /// QP numbers and other resources of a destroyed QP are reused.
@@ -216,7 +216,7 @@ fn more_than_there_can_be_at_once_one_after_the_other(env: &TestEnv) {
 
 /// All pairs are connected before any CQ is polled.
 fn thousands_of_connected_pairs(env: &TestEnv) {
-    let spec = QpSpec::rc().with(|s| {
+    let spec = QpSpec::rc().with_change(|s| {
         (s.max_send_wr, s.max_recv_wr, s.max_send_sge, s.max_recv_sge) = (4, 4, 1, 1);
         s.cqe = 4096;
     });
@@ -233,7 +233,7 @@ fn thousands_of_connected_pairs(env: &TestEnv) {
         })
         .collect();
     for (i, pair) in pairs.iter().enumerate() {
-        pair.b.recv(i as u64, []);
+        pair.b.post_recv(i as u64, []);
         pair.a.post(crate::wr::send([]).id(i as u64));
     }
     let mut heard = vec![false; pairs.len()];

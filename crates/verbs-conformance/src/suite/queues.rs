@@ -4,7 +4,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::pair::QpSpec;
 use crate::wr::{Verb, any, read, recv, send, write};
 
@@ -36,43 +36,43 @@ tests! { "queues";
     an_overflowing_cq_loses_nothing_silently [],
 }
 
-const REFUSED_FULL: i32 = libc::ENOMEM;
+const FULL_QUEUE_ERRNO: i32 = libc::ENOMEM;
 
 /// A send queue slot is occupied until the completion of its WR has been polled, even if the WR finished long
 /// ago.
 fn full_send_queue(env: &TestEnv, spec: QpSpec) {
-    let pair = spec.with(|s| s.cqe = 4096).pair(env);
-    let depth = pair.a.cap.max_send_wr;
+    let pair = spec.with_change(|s| s.cqe = 4096).pair(env);
+    let depth = pair.a.granted_cap.max_send_wr;
     assert!(depth < 4096, "a queue pair of 16 WRs got {depth}");
     let buf = pair.a.buf(8);
     for i in 0..depth {
-        pair.a.post(send([buf.all()]).id(i.into()));
+        pair.a.post(send([buf.whole_sge()]).id(i.into()));
     }
-    let one_more = pair.a.routed(send([buf.all()]).id(99));
+    let one_more = pair.a.with_ud_destination(send([buf.whole_sge()]).id(99));
     let refused = pair.a.qp.try_post(vec![one_more]).expect_err("the send queue is full");
-    assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
 fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
-    let pair = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
-    let depth = pair.a.cap.max_send_wr as usize;
+    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
+    let depth = pair.a.granted_cap.max_send_wr as usize;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8 * (depth + 5));
     source.memory.store(0, 7);
     let wrs = (0..depth + 5)
-        .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64))
+        .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64))
         .collect();
     let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
-    assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
+    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(depth)));
     for (i, wc) in pair.a.scq.wait_for_completions(depth).iter().enumerate() {
         wc.expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(i * 8), 7);
     }
-    target.memory.check_byte(8 * depth, 40, 0);
+    target.memory.assert_filled_with(8 * depth, 40, 0);
     pair.a.scq.expect_empty();
     // The second post accepts the other WRs of the list.
     let rest = (depth..depth + 5)
-        .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64));
+        .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64));
     pair.a.post_list(rest.collect());
     for (i, wc) in pair.a.scq.wait_for_completions(5).iter().enumerate() {
         wc.expect_sent((depth + i) as u64, Verb::RdmaWrite);
@@ -83,35 +83,35 @@ fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
 /// polled.
 fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    let depth = pair.a.cap.max_send_wr;
+    let depth = pair.a.granted_cap.max_send_wr;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     for i in 0..depth {
-        pair.a.post(write([source.all()], target.remote()).id(i.into()).unsignaled());
+        pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()).unsignaled());
     }
     pair.a.scq.expect_empty();
-    let one_more = pair.a.qp.try_post(vec![write([source.all()], target.remote())]);
+    let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
     let refused = one_more.expect_err("nothing has freed a slot");
-    assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
 fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
-    let pair = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
-    let depth = pair.a.cap.max_send_wr;
+    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
+    let depth = pair.a.granted_cap.max_send_wr;
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     for i in 0..depth {
-        let wr = write([source.all()], target.remote()).id(i.into());
+        let wr = write([source.whole_sge()], target.remote()).id(i.into());
         pair.a.post(if i + 1 == depth { wr } else { wr.unsignaled() });
     }
     pair.a.send_completion().expect_sent((depth - 1).into(), Verb::RdmaWrite);
     for i in 0..depth {
-        pair.a.post(write([source.all()], target.remote()).id(i.into()));
+        pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()));
     }
-    let one_more = pair.a.qp.try_post(vec![write([source.all()], target.remote())]);
-    assert_eq!(one_more.expect_err("full again").errno, REFUSED_FULL);
+    let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
+    assert_eq!(one_more.expect_err("full again").errno, FULL_QUEUE_ERRNO);
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
-    pair.a.post(write([source.all()], target.remote()).id(depth.into()));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(depth.into()));
     for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
         wc.expect_sent(i as u64 + 1, Verb::RdmaWrite);
     }
@@ -123,30 +123,30 @@ fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        case(format!("QP type {}", spec.qp_type));
+        record_case(format!("QP type {}", spec.qp_type));
         let pair = spec.pair(env);
-        let depth = pair.b.cap.max_recv_wr as usize;
+        let depth = pair.b.granted_cap.max_recv_wr as usize;
         let buf = pair.b.buf(64);
-        let wrs = (0..depth + 3).map(|i| recv(i as u64, [buf.all()])).collect();
-        let refused = pair.b.qp.try_recv(wrs).expect_err("the list is longer than the queue");
-        assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
-        let refused = pair.b.qp.try_recv(vec![recv(9, [buf.all()])]).expect_err("full");
-        assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(0)));
+        let wrs = (0..depth + 3).map(|i| recv(i as u64, [buf.whole_sge()])).collect();
+        let refused = pair.b.qp.try_post_recvs(wrs).expect_err("the list is longer than the queue");
+        assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(depth)));
+        let refused = pair.b.qp.try_post_recvs(vec![recv(9, [buf.whole_sge()])]).expect_err("full");
+        assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
     }
 }
 
 fn a_consumed_receive_makes_room(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    let depth = u64::from(pair.b.cap.max_recv_wr);
+    let depth = u64::from(pair.b.granted_cap.max_recv_wr);
     for i in 0..depth {
-        pair.b.recv(i, []);
+        pair.b.post_recv(i, []);
     }
     for i in 0..3 * depth {
         pair.a.post(send([]).id(i));
         pair.b.recv_completion().expect_received(i, 0);
         pair.a.send_completion().expect_sent(i, Verb::Send);
-        pair.b.recv(depth + i, []);
-        assert!(pair.b.qp.try_recv(vec![recv(0, [])]).is_err(), "more than the depth");
+        pair.b.post_recv(depth + i, []);
+        assert!(pair.b.qp.try_post_recvs(vec![recv(0, [])]).is_err(), "more than the depth");
     }
 }
 
@@ -156,7 +156,7 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     let sges = |n: u32| (0..n).map(|_| source.sge(0, 1)).collect::<Vec<_>>();
-    let too_many = pair.a.cap.max_send_sge + 1;
+    let too_many = pair.a.granted_cap.max_send_sge + 1;
     let wrs = vec![
         write(sges(1), target.remote()).id(1),
         write(sges(too_many), target.remote()).id(2),
@@ -167,8 +167,8 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     assert_eq!(refused.bad, Some(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.a.scq.expect_empty();
-    let sges = (0..=pair.b.cap.max_recv_sge).map(|_| target.sge(0, 1));
-    let refused = pair.b.qp.try_recv(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
+    let sges = (0..=pair.b.granted_cap.max_recv_sge).map(|_| target.sge(0, 1));
+    let refused = pair.b.qp.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(1));
     if env.has(NicCapability::ImmediateChecks) {
@@ -179,29 +179,29 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
 
 fn as_many_sges_as_granted_work(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
-    let n = pair.a.cap.max_send_sge as usize;
+    let n = pair.a.granted_cap.max_send_sge as usize;
     let source = pair.a.buf(n * 3);
     source.memory.fill_with_pattern(5);
     let target = pair.b.buf(n * 3);
-    pair.a.post(write(source.split(0, n * 3, &vec![2; n - 1]), target.remote()));
+    pair.a.post(write(source.sges_cut_at(0, n * 3, &vec![2; n - 1]), target.remote()));
     pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
-    target.memory.check(5);
-    let n = (pair.b.cap.max_recv_sge as usize).min(3 * n);
+    target.memory.assert_whole_pattern(5);
+    let n = (pair.b.granted_cap.max_recv_sge as usize).min(3 * n);
     target.memory.write(0, &[0; 1]);
-    pair.b.recv(1, target.split(0, target.memory.len(), &vec![1; n - 1]));
-    pair.a.post(send([source.all()]).id(1));
+    pair.b.post_recv(1, target.sges_cut_at(0, target.memory.len(), &vec![1; n - 1]));
+    pair.a.post(send([source.whole_sge()]).id(1));
     pair.b.recv_completion().expect_received(1, source.memory.len());
-    target.memory.check(5);
+    target.memory.assert_whole_pattern(5);
 }
 
 fn a_postlist_fills_the_queue_at_once(env: &TestEnv) {
     for depth in [1, 16, 100, 1000] {
-        case(format!("depth {depth}"));
+        record_case(format!("depth {depth}"));
         let pair = QpSpec::rc().depth(depth).pair(env);
         let source = pair.a.buf(8);
         for round in 0..3 {
             let recvs = (0..u64::from(depth)).map(|i| recv(i, [])).collect();
-            pair.b.qp.try_recv(recvs).expect("as many as asked for");
+            pair.b.qp.try_post_recvs(recvs).expect("as many as asked for");
             let sends = (0..u64::from(depth)).map(|i| send([]).id(round << 32 | i)).collect();
             pair.a.post_list(sends);
             for (i, wc) in pair.b.rcq.wait_for_completions(depth as usize).iter().enumerate() {
@@ -232,7 +232,7 @@ fn completions_come_in_order(env: &TestEnv) {
             .map(|i| {
                 let verb = verbs[usize::try_from((i * 5 + round) % verbs.len() as u64).unwrap()];
                 if verb.recv_opcode().is_some() {
-                    pair.b.recv(i, [remote.sge(8 * i, 8)]);
+                    pair.b.post_recv(i, [remote.sge(8 * i, 8)]);
                 }
                 (verb, any(verb, [local.sge(8 * i, 8)], remote.remote().plus(8 * i)).id(round << 8 | i))
             })
@@ -257,7 +257,7 @@ fn receives_are_taken_in_order(env: &TestEnv) {
         let grh = pair.b.grh_len();
         let buf = pair.b.buf(50 * 64);
         for i in 0..50 {
-            pair.b.recv(i * 3, [buf.sge(i * 64, 64)]);
+            pair.b.post_recv(i * 3, [buf.sge(i * 64, 64)]);
         }
         let source = pair.a.buf(50);
         source.memory.fill_with_pattern(1);
@@ -279,10 +279,10 @@ fn queues_wrap_around(env: &TestEnv) {
     for round in 0..300u64 {
         let burst = 1 + round % 5;
         for i in 0..burst {
-            pair.b.recv(round << 4 | i, [target.sge(8 * i, 8)]);
+            pair.b.post_recv(round << 4 | i, [target.sge(8 * i, 8)]);
         }
         source.memory.store(0, round);
-        pair.a.post_list((0..burst).map(|i| send([source.all()]).id(round << 4 | i)).collect());
+        pair.a.post_list((0..burst).map(|i| send([source.whole_sge()]).id(round << 4 | i)).collect());
         for (i, wc) in pair.b.rcq.wait_for_completions(usize::try_from(burst).unwrap()).iter().enumerate() {
             wc.expect_received(round << 4 | i as u64, 8);
             assert_eq!(target.memory.load(8 * i), round);
@@ -295,15 +295,15 @@ fn queues_wrap_around(env: &TestEnv) {
 
 fn a_queue_pair_without_send_queue(env: &TestEnv) {
     let mut pair = QpSpec::rc().unconnected(env);
-    pair.b = QpSpec::rc().with(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(env);
+    pair.b = QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(env);
     pair.connect();
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.b.recv(1, [target.all()]);
-    pair.a.post(send([source.all()]).id(2));
+    pair.b.post_recv(1, [target.whole_sge()]);
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.b.recv_completion().expect_received(1, 8);
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    if pair.b.cap.max_send_wr == 0 {
+    if pair.b.granted_cap.max_send_wr == 0 {
         let refused = pair.b.qp.try_post(vec![send([]).id(3)]).expect_err("there is no send queue");
         assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
     }
@@ -311,18 +311,18 @@ fn a_queue_pair_without_send_queue(env: &TestEnv) {
 
 fn a_queue_pair_without_receive_queue(env: &TestEnv) {
     let mut pair = QpSpec::rc().unconnected(env);
-    pair.a = QpSpec::rc().with(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).create_qp_side(env);
+    pair.a = QpSpec::rc().with_change(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).create_qp_side(env);
     pair.connect();
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.a.post(write([source.all()], target.remote()).id(2));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(2));
     pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
     if env.has(NicCapability::Read) {
-        pair.b.post(read([target.all()], source.remote()).id(2));
+        pair.b.post(read([target.whole_sge()], source.remote()).id(2));
         pair.b.send_completion().expect_sent(2, Verb::RdmaRead);
     }
-    if pair.a.cap.max_recv_wr == 0 {
-        let refused = pair.a.qp.try_recv(vec![recv(3, [])]).expect_err("there is no receive queue");
+    if pair.a.granted_cap.max_recv_wr == 0 {
+        let refused = pair.a.qp.try_post_recvs(vec![recv(3, [])]).expect_err("there is no receive queue");
         assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
     }
 }
@@ -338,7 +338,7 @@ fn one_cq_for_both_queues(env: &TestEnv) {
     a.connect(&to_b);
     b.connect(&to_a);
     for i in 0..20u64 {
-        b.recv(1000 + i, []);
+        b.post_recv(1000 + i, []);
         a.post(send([]).id(i));
         let mut wcs = cq.wait_for_completions(2);
         wcs.sort_by_key(|wc| wc.id());
@@ -355,11 +355,11 @@ fn one_cq_for_both_queues(env: &TestEnv) {
 /// The CQ must also return the completions of the sends, which are older than the answers. Otherwise the send
 /// queue would become full.
 fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
-    let spec = |wrs| QpSpec::rc().with(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
+    let spec = |wrs| QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
     let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(env));
     let cq = a.ctx.cq(256);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
-    init.cap = a.cap;
+    init.cap = a.granted_cap;
     a.qp = a.pd.qp(&mut init);
     let (to_a, to_b) = (a.address(), b.address());
     a.connect(&to_b);
@@ -368,8 +368,8 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
     let rounds = u64::from(room.min(64)) * 3 / 2;
     let mut taken = Vec::new();
     for i in 0..rounds {
-        a.recv(1000 + i, []);
-        b.recv(i, []);
+        a.post_recv(1000 + i, []);
+        b.post_recv(i, []);
         a.post(send([]).id(i));
         b.recv_completion().expect_received(i, 0);
         b.post(send([]).id(i));
@@ -384,8 +384,8 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
 }
 
 fn one_cq_for_many_queue_pairs(env: &TestEnv) {
-    let a = QpSpec::rc().with(|s| s.cqe = 1000).create_qp_side(env);
-    let b = QpSpec::rc().with(|s| s.cqe = 1000).create_qp_side(env);
+    let a = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(env);
+    let b = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(env);
     let mut pairs = Vec::new();
     for _ in 0..20 {
         let (mut x, mut y) = (a.sibling(), b.sibling());
@@ -396,7 +396,7 @@ fn one_cq_for_many_queue_pairs(env: &TestEnv) {
     }
     for round in 0..10u64 {
         for (i, (x, y)) in pairs.iter().enumerate() {
-            y.recv(round << 8 | i as u64, []);
+            y.post_recv(round << 8 | i as u64, []);
             x.post(send([]).id(round << 8 | i as u64));
         }
         for (cq, receives) in [(&b.rcq, true), (&a.scq, false)] {
@@ -421,15 +421,15 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
     // The lengths cover payloads in the ring's record, and payloads sent by reference if the NIC sends them
     // so.
     for len in [0, 8, 4000] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         let mut pair = QpSpec::rc().pair(env);
         let (request, answer) = (pair.a.buf(len + 1), pair.b.buf(len + 1));
         let (request, answer) = (request.sge(0, len), answer.sge(0, len));
         let (question, reply) = (pair.b.buf(len + 1), pair.a.buf(len + 1));
         let (question, reply) = (question.sge(0, len), reply.sge(0, len));
         for turn in 0..200u64 {
-            pair.a.recv(turn, [reply]);
-            pair.b.recv(turn, [question]);
+            pair.a.post_recv(turn, [reply]);
+            pair.b.post_recv(turn, [question]);
             pair.a.post(send([request]).id(turn));
             pair.b.recv_completion().expect_received(turn, len);
             let taken_only = turn % 20 == 19;
@@ -454,11 +454,11 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
             pair.a.post(send([request]).id(1000));
             pair.a.scq.expect_empty();
             // The receive below takes an answer to another message.
-            pair.a.recv(1001, [reply]);
+            pair.a.post_recv(1001, [reply]);
             pair.b.post(send([answer]).id(1001));
             pair.a.recv_completion().expect_received(1001, len);
             pair.a.scq.expect_empty();
-            pair.b.recv(1000, [question]);
+            pair.b.post_recv(1000, [question]);
             pair.b.recv_completion().expect_received(1000, len);
             pair.a.send_completion().expect_sent(1000, Verb::Send);
             pair.b.send_completion().expect_sent(1001, Verb::Send);
@@ -474,7 +474,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
 /// One CQ serves more queue pairs than a NIC checks in one poll; busy queue pairs do not starve the others.
 fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     const PAIRS: usize = 200;
-    let spec = QpSpec::rc().with(|s| s.cqe = 4096);
+    let spec = QpSpec::rc().with_change(|s| s.cqe = 4096);
     let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(env));
     let pairs: Vec<_> = (0..PAIRS)
         .map(|_| {
@@ -487,7 +487,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
         .collect();
     for (_, y) in &pairs {
         for i in 0..8 {
-            y.recv(i, []);
+            y.post_recv(i, []);
         }
     }
     for (x, _) in &pairs {
@@ -509,7 +509,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     // The busy queue pair sends continuously, and the rare queue pair sends one message.
     for round in 0..20 {
         let (busy, rare) = (&pairs[round * 3 % PAIRS], &pairs[(round * 7 + 100) % PAIRS]);
-        rare.1.recv(99, []);
+        rare.1.post_recv(99, []);
         rare.0.post(send([]).id(99));
         let mut heard = false;
         let deadline = std::time::Instant::now() + crate::harness::wait_limit();
@@ -517,7 +517,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
         let mut in_flight = 0;
         while !heard {
             if in_flight < 4 {
-                busy.1.recv(1, []);
+                busy.1.post_recv(1, []);
                 busy.0.post(send([]).id(1));
                 in_flight += 1;
             }
@@ -530,8 +530,8 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
                 break;
             }
         }
-        drop(b.rcq.drain());
-        drop(a.scq.drain());
+        drop(b.rcq.poll_for_quiet_period());
+        drop(a.scq.poll_for_quiet_period());
     }
 }
 
@@ -548,13 +548,13 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     };
     pair.connect();
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
-    pair.a.post(write([source.all()], target.remote()).id(1));
-    pair.a.recv(2, []);
+    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+    pair.a.post_recv(2, []);
     pair.b.post(send([]).id(3));
     let mut polls = 0;
     loop {
-        pair.a.post(write([source.all()], target.remote()).id(1));
-        let wc = cq.next();
+        pair.a.post(write([source.whole_sge()], target.remote()).id(1));
+        let wc = cq.await_completion();
         if wc.id() == 2 {
             wc.expect_received(2, 0);
             break;
@@ -563,19 +563,19 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
         polls += 1;
         assert!(polls < 2000, "receives starve");
     }
-    drop(cq.drain());
+    drop(cq.poll_for_quiet_period());
     pair.b.send_completion().expect_sent(3, Verb::Send);
     for _ in 0..2 {
-        pair.a.recv(2, []);
+        pair.a.post_recv(2, []);
         pair.b.post(send([]).id(3));
     }
-    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     let mut polls = 0;
     loop {
-        pair.a.recv(2, []);
+        pair.a.post_recv(2, []);
         pair.b.post(send([]).id(3));
         drop(pair.b.scq.poll(16));
-        let wc = cq.next();
+        let wc = cq.await_completion();
         if wc.id() == 1 {
             wc.expect_sent(1, Verb::RdmaWrite);
             break;
@@ -591,7 +591,7 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
     let device = QpSpec::rc().create_qp_side(env).ctx.device_attr();
     let depth = device.max_qp_wr.min(4000).cast_unsigned();
     for len in [8usize, 500, 1024, 3000] {
-        case(format!("{depth} messages of {len} bytes"));
+        record_case(format!("{depth} messages of {len} bytes"));
         let pair = QpSpec::rc().depth(depth).pair(env);
         let source = pair.a.buf(64 * len);
         source.memory.fill_with_pattern(6);
@@ -606,7 +606,7 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
             // A NIC may need a moment each time it finds a receive after it has found none.
             let batch = if next < 16 { 1 } else { 8.min(u64::from(depth) - next) };
             for i in 0..batch {
-                pair.b.recv(next + i, [target.sge(i * len as u64, len)]);
+                pair.b.post_recv(next + i, [target.sge(i * len as u64, len)]);
             }
             for i in 0..batch {
                 pair.b.recv_completion().expect_received(next + i, len);
@@ -626,9 +626,9 @@ fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.a.post_list((0..10).map(|i| write([source.all()], target.remote()).id(i)).collect());
+    pair.a.post_list((0..10).map(|i| write([source.whole_sge()], target.remote()).id(i)).collect());
     let mut next = 0;
-    assert_eq!(pair.a.scq.poll_count(0), 0);
+    assert_eq!(pair.a.scq.poll_result_code(0), 0);
     while next < 10 {
         for max in [1, 3] {
             for wc in pair.a.scq.poll(max) {
@@ -642,21 +642,21 @@ fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
 
 /// If a CQ is too small, either all completions arrive, or the device raises IBV_EVENT_CQ_ERR.
 fn an_overflowing_cq_loses_nothing_silently(env: &TestEnv) {
-    let side = QpSpec::rc().with(|s| s.cqe = 1).depth(64).with(|s| s.cqe = 1);
+    let side = QpSpec::rc().with_change(|s| s.cqe = 1).depth(64).with_change(|s| s.cqe = 1);
     let pair = side.pair(env);
     let capacity = pair.a.scq.cqe();
-    let depth = pair.a.cap.max_send_wr as usize;
+    let depth = pair.a.granted_cap.max_send_wr as usize;
     if capacity >= depth {
         return;
     }
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     for i in 0..depth as u64 {
-        if pair.a.qp.try_post(vec![write([source.all()], target.remote()).id(i)]).is_err() {
+        if pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote()).id(i)]).is_err() {
             break;
         }
     }
-    let wcs = pair.a.scq.drain();
+    let wcs = pair.a.scq.poll_for_quiet_period();
     if wcs.len() < depth {
         let event = pair.a.ctx.next_async_event();
         assert!([IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL].contains(&event.kind()));

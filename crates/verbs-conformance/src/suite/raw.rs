@@ -6,9 +6,9 @@ use etherparse::{PacketBuilder, VlanId};
 use verbs_abi::*;
 
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::{Buf, Context, Cq, QpInit};
-use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth, next_flow_tag, tagged_cq};
+use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth_destination_spec, next_flow_tag, try_flow_tag_cq};
 use crate::wr::{RefusedPostlist, Verb, Wc, send};
 
 tests! { "raw";
@@ -36,14 +36,14 @@ tests! { "raw";
 }
 
 /// Returns an address to which no concurrent test on the same fabric sends.
-fn mac(last: u8) -> [u8; 6] {
+fn test_mac(last: u8) -> [u8; 6] {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     [2, a, b, c, 0, last]
 }
 
 /// Returns a UDP datagram over IPv4 to an address, with the process's own addresses in it.
-fn datagram(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
-    let builder = PacketBuilder::ethernet2(mac(99), to)
+fn udp_frame(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
+    let builder = PacketBuilder::ethernet2(test_mac(99), to)
         .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
         .udp(source_port, 5678);
     let mut frame = Vec::new();
@@ -51,7 +51,7 @@ fn datagram(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
+fn source_port_spec(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
     let mut spec = ibv_flow_spec_tcp_udp::zeroed();
     spec.r#type = kind;
     spec.size = u16::try_from(size_of::<ibv_flow_spec_tcp_udp>()).expect("short");
@@ -62,19 +62,19 @@ fn ports(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
 
 /// Sends a frame and waits for its completion.
 #[track_caller]
-fn transmit(raw: &RawPacketQp, frame: &[u8]) {
+fn send_frame_and_wait(raw: &RawPacketQp, frame: &[u8]) {
     let source = raw.pd.buf(frame.len());
     source.memory.write(0, frame);
-    raw.qp.post(send([source.all()]).id(7));
-    raw.cq.next().expect_sent(7, Verb::Send);
+    raw.qp.post(send([source.whole_sge()]).id(7));
+    raw.cq.await_completion().expect_sent(7, Verb::Send);
 }
 
 /// Returns a receiver with the given rule and `recvs` posted receives, whose `wr_id` count from 0.
-fn receiver(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
+fn receiver_with_flow(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
     let mut raw = RawPacketQp::new(env);
     let buffers = (0..recvs).map(|id| {
         let buffer = raw.pd.buf(2048);
-        raw.qp.recv(id, [buffer.all()]);
+        raw.qp.post_recv(id, [buffer.whole_sge()]);
         buffer
     });
     let buffers = buffers.collect();
@@ -84,8 +84,8 @@ fn receiver(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf
 
 /// Checks that the next completion is the receive of this frame.
 #[track_caller]
-fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
-    let wc = cq.next();
+fn expect_frame_received(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
+    let wc = cq.await_completion();
     wc.expect_received(id, frame.len());
     let at = usize::try_from(id).expect("few");
     assert_eq!(buffers[at].memory.read(0, frame.len()), frame);
@@ -94,7 +94,7 @@ fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
 
 fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     let built = |result: Result<(), _>, frame: Vec<u8>| result.map(|()| frame).expect("a frame");
-    let ethernet = || PacketBuilder::ethernet2(mac(99), mac(1));
+    let ethernet = || PacketBuilder::ethernet2(test_mac(99), test_mac(1));
     let tcp6 = |port| {
         let mut frame = Vec::new();
         let packet = ethernet().ipv6([0xa0; 16], [0xb0; 16], 9);
@@ -106,13 +106,13 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
         let packet = ethernet().single_vlan(vlan).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64);
         built(packet.udp(1, 2).write(&mut frame, &[1; 60]), frame)
     };
-    let mut source_mac = eth(mac(1));
-    source_mac.val.src_mac = mac(99);
+    let mut source_mac = eth_destination_spec(test_mac(1));
+    source_mac.val.src_mac = test_mac(99);
     source_mac.mask.src_mac = [0xff; 6];
-    let mut vlan = eth(mac(1));
+    let mut vlan = eth_destination_spec(test_mac(1));
     vlan.val.vlan_tag = 0xc0c_u16.to_be();
     vlan.mask.vlan_tag = 0xfff_u16.to_be();
-    let mut type6 = eth(mac(1));
+    let mut type6 = eth_destination_spec(test_mac(1));
     type6.val.ether_type = 0x86dd_u16.to_be();
     type6.mask.ether_type = u16::MAX;
     let mut ipv4 = ibv_flow_spec_ipv4::zeroed();
@@ -134,9 +134,9 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     ipv6.mask.src_ip = [0xff; 16];
     ipv6.val.hop_limit = 9;
     ipv6.mask.hop_limit = 0xff;
-    let udp4 = datagram(mac(1), 1234, &[1; 60]);
-    let elsewhere = datagram(mac(2), 1234, &[1; 60]);
-    let here = FlowAttr::to(env, mac(1));
+    let udp4 = udp_frame(test_mac(1), 1234, &[1; 60]);
+    let elsewhere = udp_frame(test_mac(2), 1234, &[1; 60]);
+    let here = FlowAttr::to(env, test_mac(1));
     let normal = FlowAttr::new(env, IBV_FLOW_ATTR_NORMAL);
     let cases: [(&str, FlowAttr, Vec<u8>, Vec<u8>); 10] = [
         ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
@@ -149,24 +149,24 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
         ("IPv6", here.clone().spec(ipv6), tcp6(1), udp4.clone()),
         (
             "UDP",
-            here.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1234)),
+            here.clone().spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1234)),
             udp4.clone(),
-            datagram(mac(1), 1235, &[1; 60]),
+            udp_frame(test_mac(1), 1235, &[1; 60]),
         ),
         (
             "TCP",
-            here.spec(ports(IBV_FLOW_SPEC_TCP, 1)),
+            here.spec(source_port_spec(IBV_FLOW_SPEC_TCP, 1)),
             tcp6(1),
             tcp6(2),
         ),
     ];
     let sender = RawPacketQp::new(env);
     for (name, rule, yes, no) in cases {
-        case(name);
-        let (receiver, buffers) = receiver(env, &rule, 2);
-        transmit(&sender, &no);
-        transmit(&sender, &yes);
-        let wc = got(&receiver.cq, &buffers, 0, &yes);
+        record_case(name);
+        let (receiver, buffers) = receiver_with_flow(env, &rule, 2);
+        send_frame_and_wait(&sender, &no);
+        send_frame_and_wait(&sender, &yes);
+        let wc = expect_frame_received(&receiver.cq, &buffers, 0, &yes);
         assert_eq!(wc.qpn(), receiver.qp.qpn());
         receiver.cq.expect_empty();
     }
@@ -175,41 +175,41 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
 fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let group = {
-        let mut group = mac(1);
+        let mut group = test_mac(1);
         group[0] |= 1;
         group
     };
-    for to in [mac(1), group] {
+    for to in [test_mac(1), group] {
         let rule = FlowAttr::to(env, to);
-        let receivers = [(); 3].map(|()| receiver(env, &rule, 1));
-        let frame = datagram(to, 1, b"for all of you, and a few bytes more");
-        transmit(&sender, &frame);
+        let receivers = [(); 3].map(|()| receiver_with_flow(env, &rule, 1));
+        let frame = udp_frame(to, 1, b"for all of you, and a few bytes more");
+        send_frame_and_wait(&sender, &frame);
         for (receiver, buffers) in &receivers {
-            got(&receiver.cq, buffers, 0, &frame);
+            expect_frame_received(&receiver.cq, buffers, 0, &frame);
         }
     }
 }
 
 fn the_best_priority_traps(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let rule = FlowAttr::to(env, mac(1));
-    let (second, in_second) = receiver(env, &rule.clone().priority(2), 3);
-    let first = rule.clone().spec(ports(IBV_FLOW_SPEC_UDP, 1)).priority(1);
-    let (mut best, in_best) = receiver(env, &first, 3);
-    let frames = [1, 2].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 40]));
+    let rule = FlowAttr::to(env, test_mac(1));
+    let (second, in_second) = receiver_with_flow(env, &rule.clone().priority(2), 3);
+    let first = rule.clone().spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1)).priority(1);
+    let (mut best, in_best) = receiver_with_flow(env, &first, 3);
+    let frames = [1, 2].map(|port| udp_frame(test_mac(1), port, &[port.to_be_bytes()[1]; 40]));
     for frame in &frames {
-        transmit(&sender, frame);
+        send_frame_and_wait(&sender, frame);
     }
-    got(&best.cq, &in_best, 0, &frames[0]);
-    got(&second.cq, &in_second, 0, &frames[1]);
+    expect_frame_received(&best.cq, &in_best, 0, &frames[0]);
+    expect_frame_received(&second.cq, &in_second, 0, &frames[1]);
     // A flow with DONT_TRAP leaves the packets to other flows, too.
     best.flows.clear();
     let mut passing = first.clone();
     passing.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
     best.add_flow(&passing);
-    transmit(&sender, &frames[0]);
-    got(&best.cq, &in_best, 1, &frames[0]);
-    got(&second.cq, &in_second, 1, &frames[0]);
+    send_frame_and_wait(&sender, &frames[0]);
+    expect_frame_received(&best.cq, &in_best, 1, &frames[0]);
+    expect_frame_received(&second.cq, &in_second, 1, &frames[0]);
     // A flow that drops packets keeps them from all flows.
     best.flows.clear();
     let drop = ibv_flow_spec_action_drop {
@@ -217,21 +217,21 @@ fn the_best_priority_traps(env: &TestEnv) {
         size: u16::try_from(size_of::<ibv_flow_spec_action_drop>()).expect("short"),
     };
     best.add_flow(&first.spec(drop));
-    transmit(&sender, &frames[0]);
+    send_frame_and_wait(&sender, &frames[0]);
     best.cq.expect_empty();
     second.cq.expect_empty();
 }
 
 /// Receives frames until a frame of this process arrives; concurrent tests send frames, too.
 #[track_caller]
-fn next_own(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
+fn next_frame_of_process(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
     loop {
-        let wc = raw.cq.next();
+        let wc = raw.cq.await_completion();
         let buffer = &buffers[usize::try_from(wc.id()).expect("few")];
         let len = usize::try_from(wc.raw().byte_len).expect("short");
         let frame = buffer.memory.read(0, len);
-        raw.qp.recv(wc.id(), [buffer.all()]);
-        if frame[6..12] == mac(99) {
+        raw.qp.post_recv(wc.id(), [buffer.whole_sge()]);
+        if frame[6..12] == test_mac(99) {
             return frame;
         }
     }
@@ -239,71 +239,71 @@ fn next_own(raw: &RawPacketQp, buffers: &[Buf]) -> Vec<u8> {
 
 fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (rest, in_rest) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
-    let (groups, in_groups) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
-    let (other, in_other) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
-    let steered = datagram(mac(1), 1, &[1; 60]);
-    let unicast = datagram(mac(2), 2, &[2; 60]);
-    let mut multicast = datagram(mac(2), 3, &[3; 60]);
+    let (rest, in_rest) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
+    let (groups, in_groups) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
+    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let steered = udp_frame(test_mac(1), 1, &[1; 60]);
+    let unicast = udp_frame(test_mac(2), 2, &[2; 60]);
+    let mut multicast = udp_frame(test_mac(2), 3, &[3; 60]);
     multicast[0] |= 1;
     for frame in [&steered, &unicast, &multicast] {
-        transmit(&sender, frame);
+        send_frame_and_wait(&sender, frame);
     }
-    got(&other.cq, &in_other, 0, &steered);
-    assert_eq!(next_own(&rest, &in_rest), unicast);
-    assert_eq!(next_own(&rest, &in_rest), multicast);
-    assert_eq!(next_own(&groups, &in_groups), multicast);
+    expect_frame_received(&other.cq, &in_other, 0, &steered);
+    assert_eq!(next_frame_of_process(&rest, &in_rest), unicast);
+    assert_eq!(next_frame_of_process(&rest, &in_rest), multicast);
+    assert_eq!(next_frame_of_process(&groups, &in_groups), multicast);
 }
 
 fn a_sniffer_gets_what_others_get(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (sniffer, in_sniffer) = receiver(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
-    let (other, in_other) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
-    let steered = datagram(mac(1), 1, &[1; 60]);
-    let unwanted = datagram(mac(2), 2, &[2; 60]);
-    transmit(&sender, &steered);
-    transmit(&sender, &unwanted);
-    got(&other.cq, &in_other, 0, &steered);
-    assert_eq!(next_own(&sniffer, &in_sniffer), steered);
-    assert_eq!(next_own(&sniffer, &in_sniffer), unwanted);
+    let (sniffer, in_sniffer) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
+    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let steered = udp_frame(test_mac(1), 1, &[1; 60]);
+    let unwanted = udp_frame(test_mac(2), 2, &[2; 60]);
+    send_frame_and_wait(&sender, &steered);
+    send_frame_and_wait(&sender, &unwanted);
+    expect_frame_received(&other.cq, &in_other, 0, &steered);
+    assert_eq!(next_frame_of_process(&sniffer, &in_sniffer), steered);
+    assert_eq!(next_frame_of_process(&sniffer, &in_sniffer), unwanted);
 }
 
 fn several_flows_bring_a_frame_once(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let passing = {
-        let mut rule = FlowAttr::to(env, mac(1));
+        let mut rule = FlowAttr::to(env, test_mac(1));
         rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
         rule
     };
-    let (mut receiver, buffers) = receiver(env, &passing, 2);
-    receiver.add_flow(&FlowAttr::to(env, mac(1)).priority(1));
-    let frame = datagram(mac(1), 1, &[1; 60]);
-    transmit(&sender, &frame);
-    got(&receiver.cq, &buffers, 0, &frame);
+    let (mut receiver, buffers) = receiver_with_flow(env, &passing, 2);
+    receiver.add_flow(&FlowAttr::to(env, test_mac(1)).priority(1));
+    let frame = udp_frame(test_mac(1), 1, &[1; 60]);
+    send_frame_and_wait(&sender, &frame);
+    expect_frame_received(&receiver.cq, &buffers, 0, &frame);
     receiver.cq.expect_empty();
 }
 
 fn a_context_does_not_hear_itself(env: &TestEnv) {
-    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 2);
-    let frame = datagram(mac(1), 1, &[1; 60]);
-    let same = RawPacketQp::of(&receiver.ctx);
-    transmit(&same, &frame);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 2);
+    let frame = udp_frame(test_mac(1), 1, &[1; 60]);
+    let same = RawPacketQp::on_context(&receiver.ctx);
+    send_frame_and_wait(&same, &frame);
     receiver.cq.expect_empty();
-    transmit(&RawPacketQp::new(env), &frame);
-    got(&receiver.cq, &buffers, 0, &frame);
+    send_frame_and_wait(&RawPacketQp::new(env), &frame);
+    expect_frame_received(&receiver.cq, &buffers, 0, &frame);
 }
 
 fn a_flow_ends(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (mut receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 2);
-    let frame = datagram(mac(1), 1, &[1; 60]);
+    let (mut receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 2);
+    let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     receiver.flows.clear();
-    transmit(&sender, &frame);
+    send_frame_and_wait(&sender, &frame);
     receiver.cq.expect_empty();
     // A new flow may follow.
-    receiver.add_flow(&FlowAttr::to(env, mac(1)));
-    transmit(&sender, &frame);
-    got(&receiver.cq, &buffers, 0, &frame);
+    receiver.add_flow(&FlowAttr::to(env, test_mac(1)));
+    send_frame_and_wait(&sender, &frame);
+    expect_frame_received(&receiver.cq, &buffers, 0, &frame);
 }
 
 fn flows_tag_completions(env: &TestEnv) {
@@ -314,17 +314,17 @@ fn flows_tag_completions(env: &TestEnv) {
     };
     let sender = RawPacketQp::new(env);
     let mut receiver = RawPacketQp::new(env);
-    receiver.cq = tagged_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
+    receiver.cq = try_flow_tag_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
     let mut init = QpInit::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
     receiver.qp = receiver.pd.qp(&mut init);
     receiver.to_rts();
     let buffer = receiver.pd.buf(2048);
     for id in 0..2 {
-        receiver.qp.recv(id, [buffer.all()]);
+        receiver.qp.post_recv(id, [buffer.whole_sge()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.add_flow(&FlowAttr::to(env, mac(last)).spec(tag(tag_id)));
-        transmit(&sender, &datagram(mac(last), 1, &[1; 60]));
+        receiver.add_flow(&FlowAttr::to(env, test_mac(last)).spec(tag(tag_id)));
+        send_frame_and_wait(&sender, &udp_frame(test_mac(last), 1, &[1; 60]));
         assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
     }
     assert_eq!(next_flow_tag(&receiver.cq), None);
@@ -332,19 +332,19 @@ fn flows_tag_completions(env: &TestEnv) {
 
 fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 4);
-    let right = datagram(mac(1), 1, &[1; 60]);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 4);
+    let right = udp_frame(test_mac(1), 1, &[1; 60]);
     let wc = {
-        transmit(&sender, &right);
-        got(&receiver.cq, &buffers, 0, &right)
+        send_frame_and_wait(&sender, &right);
+        expect_frame_received(&receiver.cq, &buffers, 0, &right)
     };
     assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
     // Corrupts the checksum of the IPv4 header, and then that of the UDP header.
     for (id, at) in [(1, 14 + 10), (2, 14 + 20 + 6)] {
         let mut wrong = right.clone();
         wrong[at] ^= 0x55;
-        transmit(&sender, &wrong);
-        let wc = got(&receiver.cq, &buffers, id, &wrong);
+        send_frame_and_wait(&sender, &wrong);
+        let wc = expect_frame_received(&receiver.cq, &buffers, id, &wrong);
         assert_eq!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0, "byte {at}");
     }
     let mut without = right.clone();
@@ -352,50 +352,50 @@ fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     without[14 + 20 + 6..14 + 20 + 8].fill(0);
     let source = sender.pd.buf(without.len());
     source.memory.write(0, &without);
-    sender.qp.post(send([source.all()]).flag(IBV_SEND_IP_CSUM));
-    let wc = got(&receiver.cq, &buffers, 3, &right);
+    sender.qp.post(send([source.whole_sge()]).flag(IBV_SEND_IP_CSUM));
+    let wc = expect_frame_received(&receiver.cq, &buffers, 3, &right);
     assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
     assert_eq!(source.memory.read(0, without.len()), without, "the program's own bytes");
 }
 
 fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
-    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
     let sender = RawPacketQp::new(env);
-    let frame = &datagram(mac(1), 1, &[])[..20];
-    transmit(&sender, frame);
+    let frame = &udp_frame(test_mac(1), 1, &[])[..20];
+    send_frame_and_wait(&sender, frame);
     // IEEE 802.3, 3.2.8: 64 bytes including the frame check sequence, which is not delivered.
     let mut padded = frame.to_vec();
     padded.resize(60, 0);
-    got(&receiver.cq, &buffers, 0, &padded);
+    expect_frame_received(&receiver.cq, &buffers, 0, &padded);
     for len in [0, 13, 100_000] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         let sender = RawPacketQp::new(env);
         let source = sender.pd.buf(len.max(1));
         sender.qp.post(send([source.sge(0, len)]).id(1));
-        sender.cq.next().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
+        sender.cq.await_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
         sender.qp.await_state(IBV_QPS_SQE);
     }
 }
 
 fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver(env, &FlowAttr::to(env, mac(1)), 1);
-    let frames = [1, 2, 3].map(|port| datagram(mac(1), port, &[port.to_be_bytes()[1]; 60]));
-    transmit(&sender, &frames[0]);
-    transmit(&sender, &frames[1]);
-    got(&receiver.cq, &buffers, 0, &frames[0]);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let frames = [1, 2, 3].map(|port| udp_frame(test_mac(1), port, &[port.to_be_bytes()[1]; 60]));
+    send_frame_and_wait(&sender, &frames[0]);
+    send_frame_and_wait(&sender, &frames[1]);
+    expect_frame_received(&receiver.cq, &buffers, 0, &frames[0]);
     receiver.cq.expect_empty();
-    receiver.qp.recv(0, [buffers[0].all()]);
-    transmit(&sender, &frames[2]);
-    got(&receiver.cq, &buffers, 0, &frames[2]);
+    receiver.qp.post_recv(0, [buffers[0].whole_sge()]);
+    send_frame_and_wait(&sender, &frames[2]);
+    expect_frame_received(&receiver.cq, &buffers, 0, &frames[2]);
 }
 
 /// The NIC reads a frame's payload when the frame is posted, as with UD datagrams.
 fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: u16 = 12;
     let sender = RawPacketQp::new(env);
-    let (receiver, _) = receiver(env, &FlowAttr::to(env, mac(1)), 0);
-    let frames: Vec<_> = (0..COUNT).map(|port| datagram(mac(1), port, &[1; 8000])).collect();
+    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 0);
+    let frames: Vec<_> = (0..COUNT).map(|port| udp_frame(test_mac(1), port, &[1; 8000])).collect();
     let source = sender.pd.buf(frames.len() * 9000);
     for (frame, i) in frames.iter().zip(0..) {
         source.memory.write(i * 9000, frame);
@@ -407,9 +407,9 @@ fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
     }
     let target = receiver.pd.buf(frames.len() * 9000);
     for id in 0..u64::from(COUNT) {
-        receiver.qp.recv(id, [target.sge(id * 9000, 9000)]);
+        receiver.qp.post_recv(id, [target.sge(id * 9000, 9000)]);
     }
-    for wc in receiver.cq.drain() {
+    for wc in receiver.cq.poll_for_quiet_period() {
         wc.expect_received(wc.id(), frames[0].len());
         let at = usize::try_from(wc.id()).expect("few") * 9000;
         let found = target.memory.read(at, frames[0].len());
@@ -418,13 +418,13 @@ fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
 }
 
 fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &TestEnv) {
-    let (receiver, _) = receiver(env, &FlowAttr::to(env, mac(1)), 0);
+    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 0);
     assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
 }
 
 fn flows_that_cannot_be_are_refused(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let normal = FlowAttr::to(env, mac(1));
+    let normal = FlowAttr::to(env, test_mac(1));
     let with = |change: fn(&mut FlowAttr)| {
         let mut rule = normal.clone();
         change(&mut rule);
@@ -435,11 +435,11 @@ fn flows_that_cannot_be_are_refused(env: &TestEnv) {
         change(&mut rule);
         rule
     };
-    let mut short = eth(mac(1));
+    let mut short = eth_destination_spec(test_mac(1));
     short.size -= 4;
-    let mut empty = eth(mac(1));
+    let mut empty = eth_destination_spec(test_mac(1));
     empty.size = 0;
-    let mut unknown = eth(mac(1));
+    let mut unknown = eth_destination_spec(test_mac(1));
     unknown.r#type = 0x33;
     let cases = [
         ("a port", with(|rule| rule.attr.port = 2), libc::EINVAL),
@@ -457,10 +457,10 @@ fn flows_that_cannot_be_are_refused(env: &TestEnv) {
         ),
         (
             "a default with a specification",
-            FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth(mac(1))),
+            FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT).spec(eth_destination_spec(test_mac(1))),
             libc::EINVAL,
         ),
-        ("a layer twice", normal.clone().spec(eth(mac(2))), libc::EINVAL),
+        ("a layer twice", normal.clone().spec(eth_destination_spec(test_mac(2))), libc::EINVAL),
         ("a short specification", FlowAttr::new(env, 0).spec(short), libc::EINVAL),
         ("an empty specification", FlowAttr::new(env, 0).spec(empty), libc::EINVAL),
         ("an unknown one", normal.clone().spec(unknown), libc::EOPNOTSUPP),
@@ -485,14 +485,14 @@ fn only_sends_can_be_posted(env: &TestEnv) {
         IBV_WR_BIND_MW,
         IBV_WR_TSO,
     ] {
-        let posted = raw.qp.try_post(vec![send([source.all()]).opcode(opcode)]);
+        let posted = raw.qp.try_post(vec![send([source.whole_sge()]).opcode(opcode)]);
         let errno = libc::EINVAL;
         assert_eq!(posted, Err(RefusedPostlist { errno, bad: Some(0) }), "{opcode}");
     }
 }
 
 /// Returns work queues in the ready state, each with `recvs` posted receives, and their common buffer.
-fn work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
+fn ready_work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     let buffer = raw.pd.buf(2048);
     let wqs = (0..count).map(|_| {
         let wq = Wq::new(&raw.pd, &raw.ctx.cq(64)).expect("ibv_create_wq");
@@ -506,12 +506,12 @@ fn work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     (wqs.collect(), buffer)
 }
 
-const PORTS: u64 = IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP;
+const UDP_PORT_HASH_FIELDS: u64 = IBV_RX_HASH_SRC_PORT_UDP | IBV_RX_HASH_DST_PORT_UDP;
 
 fn packets_are_spread_over_work_queues(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let raw = RawPacketQp::new(env);
-    let (wqs, _buffer) = work_queues(&raw, 4, 16);
+    let (wqs, _buffer) = ready_work_queues(&raw, 4, 16);
     let table = IndTable::new(&raw.pd, &wqs, 3).expect("ibv_create_rwq_ind_table");
     // With the key of "Verifying the RSS Hash Calculation", the hash distributes ports as it
     // distributes addresses.
@@ -520,12 +520,12 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
-    let qp = table.qp(&mut key, PORTS, &raw.cq).expect("ibv_create_qp_ex");
-    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to(env, mac(1))).expect("ibv_create_flow");
+    let qp = table.try_rss_qp(&mut key, UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
+    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to(env, test_mac(1))).expect("ibv_create_flow");
     let mut of_port = BTreeMap::new();
     for _ in 0..2 {
         for port in 1..=16 {
-            transmit(&sender, &datagram(mac(1), port, &[1; 60]));
+            send_frame_and_wait(&sender, &udp_frame(test_mac(1), port, &[1; 60]));
             let mut found = wqs.iter().filter(|wq| {
                 let wcs = wq.cq.poll(1);
                 wcs.iter().for_each(|wc| assert_eq!(wc.qpn(), wq.number()));
@@ -541,9 +541,9 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
         assert!(of_port.values().any(|&n| n == wq.number()), "nothing in a queue");
     }
     // A packet without the hashed fields has a hash of 0.
-    let mut frame = datagram(mac(1), 1, &[1; 60]);
+    let mut frame = udp_frame(test_mac(1), 1, &[1; 60]);
     frame[14 + 9] = 200;
-    transmit(&sender, &frame);
+    send_frame_and_wait(&sender, &frame);
     drop(flow);
     let queue = wqs.iter().find(|wq| !wq.cq.poll(1).is_empty());
     assert_eq!(queue.map(Wq::number), Some(wqs[0].number()));
@@ -562,7 +562,7 @@ fn work_queues_have_states(env: &TestEnv) {
     assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
     assert_eq!(wq.recv(1, &buffer), Ok(()));
     assert_eq!(wq.to_state(IBV_WQS_ERR), 0);
-    let wc = raw.cq.next();
+    let wc = raw.cq.await_completion();
     wc.expect_flushed(1);
     assert_eq!(wc.qpn(), wq.number());
     assert_eq!(wq.to_state(IBV_WQS_RDY), libc::EINVAL);
@@ -573,11 +573,11 @@ fn work_queues_have_states(env: &TestEnv) {
 
 fn what_is_used_cannot_be_destroyed(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let (mut wqs, _buffer) = work_queues(&raw, 2, 0);
+    let (mut wqs, _buffer) = ready_work_queues(&raw, 2, 0);
     let mut table = IndTable::new(&raw.pd, &wqs, 1).expect("ibv_create_rwq_ind_table");
     assert_eq!(wqs[0].try_destroy(), libc::EBUSY);
     assert_eq!(wqs[0].cq.try_destroy(), libc::EBUSY);
-    let qp = table.qp(&mut [1; 40], PORTS, &raw.cq).expect("ibv_create_qp_ex");
+    let qp = table.try_rss_qp(&mut [1; 40], UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
     assert_eq!(table.try_destroy(), libc::EBUSY);
     assert_eq!(qp.try_destroy(), 0);
     assert_eq!(table.try_destroy(), 0);
@@ -586,16 +586,16 @@ fn what_is_used_cannot_be_destroyed(env: &TestEnv) {
 
 fn a_table_that_cannot_be_is_refused(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let (wqs, _buffer) = work_queues(&raw, 1, 0);
+    let (wqs, _buffer) = ready_work_queues(&raw, 1, 0);
     for log_size in [8, 31, 32, u32::MAX] {
         let made = IndTable::new(&raw.pd, &wqs, log_size).map(drop);
         assert_eq!(made, Err(libc::EINVAL), "{log_size}");
     }
     let table = IndTable::new(&raw.pd, &wqs, 0).expect("ibv_create_rwq_ind_table");
-    let short = table.qp(&mut [1; 39], PORTS, &raw.cq).map(drop);
+    let short = table.try_rss_qp(&mut [1; 39], UDP_PORT_HASH_FIELDS, &raw.cq).map(drop);
     assert_eq!(short, Err(libc::EINVAL), "a short key");
-    let fields = PORTS | IBV_RX_HASH_IPSEC_SPI;
-    let unknown = table.qp(&mut [1; 40], fields, &raw.cq).map(drop);
+    let fields = UDP_PORT_HASH_FIELDS | IBV_RX_HASH_IPSEC_SPI;
+    let unknown = table.try_rss_qp(&mut [1; 40], fields, &raw.cq).map(drop);
     assert_eq!(unknown, Err(libc::EOPNOTSUPP), "fields that are not there");
 }
 

@@ -4,7 +4,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::{ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context};
 use crate::pair::{QpPair, QpSpec};
@@ -37,17 +37,17 @@ pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
     let grh = pair.b.grh_len();
     let source = a.buf(8);
     let target = pair.b.buf(8 + grh);
-    pair.b.recv(70, [target.all()]);
-    let first = a.routed(send([source.all()]).id(71));
-    match a.qp.try_post(vec![first, wr.id(72), a.routed(send([source.all()]).id(73))]) {
+    pair.b.post_recv(70, [target.whole_sge()]);
+    let first = a.with_ud_destination(send([source.whole_sge()]).id(71));
+    match a.qp.try_post(vec![first, wr.id(72), a.with_ud_destination(send([source.whole_sge()]).id(73))]) {
         Err(refused) => {
             assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad, Some(1), "bad_wr");
             pair.b.recv_completion().expect_received(70, 8 + grh);
             a.send_completion().expect_sent(71, Verb::Send);
-            a.expect_silence();
+            a.expect_no_completions();
             assert_eq!(a.qp.state(), IBV_QPS_RTS);
-            pair.check_works();
+            pair.check_transfers_both_ways();
         }
         Ok(()) => {
             let env = a.ctx.env();
@@ -64,7 +64,7 @@ fn verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let local = pair.a.buf(8);
     let remote = pair.b.buf(8);
     remote.memory.store(0, 42);
-    expect_refused(&pair, any(verb, [local.all()], remote.remote()));
+    expect_refused(&pair, any(verb, [local.whole_sge()], remote.remote()));
     assert_eq!(remote.memory.load(0), 42);
     assert_eq!(local.memory.load(0), 0);
 }
@@ -75,12 +75,12 @@ fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let (local, remote) = (pair.a.buf(8), pair.b.buf(8));
     for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
-        case(format!("{verb:?}"));
-        let wr = any(verb, [local.all()], remote.remote());
+        record_case(format!("{verb:?}"));
+        let wr = any(verb, [local.whole_sge()], remote.remote());
         let refused = pair.a.qp.try_post(vec![wr]).expect_err("UD has no such verb");
         assert_eq!(refused.bad, Some(0));
     }
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn unknown_opcodes_are_refused(env: &TestEnv) {
@@ -90,10 +90,10 @@ fn unknown_opcodes_are_refused(env: &TestEnv) {
     }
     for spec in specs {
         for opcode in [16, 99, 255, 0x8000_0000, u32::MAX] {
-            case(format!("opcode {opcode:#x}, QP type {}", spec.qp_type));
+            record_case(format!("opcode {opcode:#x}, QP type {}", spec.qp_type));
             let pair = spec.pair(env);
             let buf = pair.a.buf(8);
-            expect_refused(&pair, pair.a.routed(send([buf.all()]).opcode(opcode)));
+            expect_refused(&pair, pair.a.with_ud_destination(send([buf.whole_sge()]).opcode(opcode)));
         }
     }
 }
@@ -106,12 +106,12 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
         if verb.is_atomic() && !env.has(NicCapability::Atomics) {
             continue;
         }
-        case(format!("{verb:?}"));
+        record_case(format!("{verb:?}"));
         let pair = QpSpec::rc().pair(env);
         let local = pair.a.buf(8);
         let remote = pair.b.buf(8);
         remote.memory.store(0, 42);
-        let wr = any(verb, [local.all()], remote.remote()).id(1).inline();
+        let wr = any(verb, [local.whole_sge()], remote.remote()).id(1).inline();
         match pair.a.qp.try_post(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
@@ -133,12 +133,12 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let mtu = super::data::mtu(&pair.a);
     for len in [mtu + 1, 2 * mtu, 1 << 20] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         let pair = QpSpec::ud().pair(env);
         let source = pair.a.buf(len);
         let target = pair.b.buf(len + 40);
-        pair.b.recv(1, [target.all()]);
-        match pair.a.qp.try_post(vec![pair.a.routed(send([source.all()]).id(2))]) {
+        pair.b.post_recv(1, [target.whole_sge()]);
+        match pair.a.qp.try_post(vec![pair.a.with_ud_destination(send([source.whole_sge()]).id(2))]) {
             Err(refused) => {
                 assert!([libc::EINVAL, libc::EMSGSIZE].contains(&refused.errno), "{refused:?}");
                 assert_eq!(refused.bad, Some(0));
@@ -151,7 +151,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
             }
         }
         pair.b.rcq.expect_empty();
-        target.memory.check_byte(0, 200, 0);
+        target.memory.assert_filled_with(0, 200, 0);
     }
 }
 
@@ -160,7 +160,7 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
     let memory = ZeroedMemory::pages((1 << 30) / PAGE);
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
         for inline in [false, true] {
-            case(format!("{verb:?}, inline {inline}"));
+            record_case(format!("{verb:?}, inline {inline}"));
             let pair = QpSpec::rc().pair(env);
             let mr = pair.a.pd.reg(&memory, ALL_ACCESS);
             let sge = ibv_sge {
@@ -169,7 +169,7 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
                 lkey: mr.lkey(),
             };
             let target = pair.b.buf(64);
-            pair.b.recv(1, [target.all()]);
+            pair.b.post_recv(1, [target.whole_sge()]);
             let wr = any(verb, [sge; 4], target.remote()).id(2);
             match pair.a.qp.try_post(vec![if inline { wr.inline() } else { wr }]) {
                 Err(refused) => {
@@ -179,7 +179,7 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
                     pair.a.send_completion().expect_failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
                 }
             }
-            target.memory.check_byte(0, 64, 0);
+            target.memory.assert_filled_with(0, 64, 0);
         }
     }
 }
@@ -189,14 +189,14 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
         if verb == Verb::RdmaRead && !env.has(NicCapability::Read) {
             continue;
         }
-        case(format!("{verb:?}"));
+        record_case(format!("{verb:?}"));
         let pair = QpSpec::rc().pair(env);
         let local = pair.a.buf(64);
         let remote = pair.b.buf(4096);
-        pair.b.recv(1, [remote.all()]);
+        pair.b.post_recv(1, [remote.whole_sge()]);
         let sge = ibv_sge {
             length: 1 << 31,
-            ..local.all()
+            ..local.whole_sge()
         };
         let wr = match verb {
             Verb::RdmaRead => read([sge], remote.remote()),
@@ -207,12 +207,12 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
             Err(refused) => assert_eq!(refused.errno, libc::EINVAL),
             Ok(()) => {
                 // The remote range is invalid, too: either side may report its error first.
-                let mut statuses = env.failure(IBV_WC_LOC_PROT_ERR);
+                let mut statuses = env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR);
                 statuses.extend([IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR]);
                 pair.a.send_completion().expect_failed(2, &statuses);
             }
         }
-        remote.memory.check_byte(0, 4096, 0);
+        remote.memory.assert_filled_with(0, 4096, 0);
     }
 }
 

@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::QpSpec;
 use crate::wr::{Verb, send, write, write_imm};
@@ -30,7 +30,7 @@ tests! { "rnr";
 fn rnr_retry_0_gives_up_at_once(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 10_000] {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).rnr_retry(0).pair(env);
             let source = pair.a.buf(len + 1);
             pair.a.post_list(vec![send([source.sge(0, len)]).id(1), send([]).id(2)]);
@@ -45,7 +45,7 @@ fn rnr_retry_0_gives_up_on_write_with_imm(env: &TestEnv) {
     let pair = QpSpec::rc().rnr_retry(0).pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.a.post(write_imm([source.all()], target.remote(), 1).id(1));
+    pair.a.post(write_imm([source.whole_sge()], target.remote(), 1).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
@@ -53,13 +53,13 @@ fn rnr_retry_3_gives_up_after_a_while(env: &TestEnv) {
     let pair = QpSpec::rc().rnr_retry(3).pair(env);
     pair.a.post(send([]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-    pair.b.expect_silence();
+    pair.b.expect_no_completions();
 }
 
 fn rnr_retry_7_waits_for_the_receive(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 200, 100_000] {
-            case(format!("{len} bytes, {memory:?}"));
+            record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).pair(env);
             let source = pair.a.buf(len + 1);
             let target = pair.b.buf(len + 1);
@@ -67,10 +67,10 @@ fn rnr_retry_7_waits_for_the_receive(env: &TestEnv) {
             pair.a.post(send([source.sge(0, len)]).id(1));
             pair.a.scq.expect_empty();
             pair.b.rcq.expect_empty();
-            pair.b.recv(2, [target.sge(0, len)]);
+            pair.b.post_recv(2, [target.sge(0, len)]);
             pair.b.recv_completion().expect_received(2, len);
             pair.a.send_completion().expect_sent(1, Verb::Send);
-            target.memory.check_at(0, len, 3);
+            target.memory.assert_pattern_at(0, len, 3);
         }
     }
 }
@@ -80,29 +80,29 @@ fn rnr_retry_7_waits_for_write_with_imm(env: &TestEnv) {
     let source = pair.a.buf(100);
     let target = pair.b.buf(100);
     source.memory.fill_with_pattern(3);
-    pair.a.post(write_imm([source.all()], target.remote(), 9).id(1));
+    pair.a.post(write_imm([source.whole_sge()], target.remote(), 9).id(1));
     pair.a.scq.expect_empty();
-    pair.b.recv(2, []);
+    pair.b.post_recv(2, []);
     let wc = pair.b.recv_completion();
     wc.expect_success(2, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!((wc.raw().byte_len, wc.imm()), (100, Some(9)));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    target.memory.check(3);
+    target.memory.assert_whole_pattern(3);
 }
 
 /// IBTA vol. 1, 9.5: an RC responder executes requests in order, so a WRITE behind a waiting SEND waits, too.
 fn what_follows_waits_too(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
         source.memory.store(0, 7);
         pair.a.post(send([]).id(1));
-        pair.a.post(write([source.all()], target.remote()).id(2));
+        pair.a.post(write([source.whole_sge()], target.remote()).id(2));
         pair.a.scq.expect_empty();
         assert_eq!(target.memory.load(0), 0, "the WRITE overtook the SEND");
-        pair.b.recv(3, []);
+        pair.b.post_recv(3, []);
         pair.b.recv_completion().expect_received(3, 0);
         pair.a.send_completion().expect_sent(1, Verb::Send);
         pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
@@ -116,13 +116,13 @@ fn the_receiver_is_not_harmed(env: &TestEnv) {
     let pair = QpSpec::rc().rnr_retry(0).pair(env);
     let source = pair.a.buf(64);
     source.memory.fill_with_pattern(1);
-    pair.a.post(send([source.all()]).id(1));
+    pair.a.post(send([source.whole_sge()]).id(1));
     pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
     let target = pair.b.buf(64);
-    pair.b.recv(2, [target.all()]);
-    pair.b.expect_silence();
-    target.memory.check_byte(0, 64, 0);
+    pair.b.post_recv(2, [target.whole_sge()]);
+    pair.b.expect_no_completions();
+    target.memory.assert_filled_with(0, 64, 0);
 }
 
 fn several_messages_wait_in_order(env: &TestEnv) {
@@ -135,25 +135,25 @@ fn several_messages_wait_in_order(env: &TestEnv) {
         if i % 5 == 0 {
             std::thread::sleep(Duration::from_millis(2));
         }
-        pair.b.recv(i, [target.sge(i * 8, 8)]);
+        pair.b.post_recv(i, [target.sge(i * 8, 8)]);
         pair.b.recv_completion().expect_received(i, 8);
     }
     for i in 0..16 {
         pair.a.send_completion().expect_sent(i, Verb::Send);
     }
-    target.memory.check(4);
+    target.memory.assert_whole_pattern(4);
 }
 
 fn waiting_while_the_other_way_goes_on(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     pair.a.post(send([]).id(1));
     for i in 0..50 {
-        pair.a.recv(i, []);
+        pair.a.post_recv(i, []);
         pair.b.post(send([]).id(i));
         pair.a.recv_completion().expect_received(i, 0);
         pair.b.send_completion().expect_sent(i, Verb::Send);
     }
-    pair.b.recv(2, []);
+    pair.b.post_recv(2, []);
     pair.b.recv_completion().expect_received(2, 0);
     pair.a.send_completion().expect_sent(1, Verb::Send);
 }
@@ -165,7 +165,7 @@ fn an_empty_srq_is_not_ready_either(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().pair(env);
     pair.a.post(send([]).id(1));
     pair.a.scq.expect_empty();
-    pair.b.recv(2, []);
+    pair.b.post_recv(2, []);
     pair.b.recv_completion().expect_received(2, 0);
     pair.a.send_completion().expect_sent(1, Verb::Send);
 }
@@ -177,17 +177,17 @@ fn lost(env: &TestEnv, spec: &QpSpec) {
         pair.a.post(send([]).id(i));
         pair.a.send_completion().expect_sent(i, Verb::Send);
     }
-    pair.b.expect_silence();
-    pair.b.recv(1, [buf.all()]);
-    pair.b.expect_silence();
+    pair.b.expect_no_completions();
+    pair.b.post_recv(1, [buf.whole_sge()]);
+    pair.b.expect_no_completions();
     pair.a.post(send([]).id(9));
     pair.b.recv_completion().expect_received(1, pair.b.grh_len());
     pair.a.send_completion().expect_sent(9, Verb::Send);
     if env.has(NicCapability::Uc) && pair.b.grh_len() == 0 {
         let source = pair.a.buf(8);
-        pair.a.post(write_imm([source.all()], buf.remote(), 1).id(10));
+        pair.a.post(write_imm([source.whole_sge()], buf.remote(), 1).id(10));
         pair.a.send_completion().expect_sent(10, Verb::RdmaWrite);
-        pair.b.expect_silence();
+        pair.b.expect_no_completions();
     }
 }
 
@@ -199,7 +199,7 @@ fn going_to_err_ends_the_waiting(env: &TestEnv) {
     for i in 0..3 {
         pair.a.send_completion().expect_flushed(i);
     }
-    pair.a.expect_silence();
+    pair.a.expect_no_completions();
     // A flush error does not tell whether the message was delivered. The receiver itself is not affected.
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }

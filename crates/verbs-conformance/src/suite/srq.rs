@@ -4,7 +4,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{QpPair, QpSide, QpSpec};
 use crate::wr::{Verb, recv, send};
@@ -32,7 +32,7 @@ tests! { "srq";
 fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let pd = Context::open(env).pd();
     for (max_wr, max_sge) in [(1, 1), (3, 2), (100, 3), (1000, 1)] {
-        case(format!("{max_wr} WRs of {max_sge} SGEs"));
+        record_case(format!("{max_wr} WRs of {max_sge} SGEs"));
         let (_srq, got) = pd.try_srq(max_wr, max_sge).expect("ibv_create_srq");
         assert!(got.max_wr >= max_wr && got.max_sge >= max_sge, "{got:?}");
     }
@@ -43,7 +43,7 @@ fn more_than_the_device_has_is_refused(env: &TestEnv) {
     let (pd, device) = (ctx.pd(), ctx.device_attr());
     let (wr, sge) = (device.max_srq_wr.cast_unsigned(), device.max_srq_sge.cast_unsigned());
     for (max_wr, max_sge) in [(wr + 1, 1), (1, sge + 1), (u32::MAX, 1), (1, u32::MAX)] {
-        case(format!("{max_wr} WRs of {max_sge} SGEs"));
+        record_case(format!("{max_wr} WRs of {max_sge} SGEs"));
         let errno = pd.try_srq(max_wr, max_sge).map(|_| ()).err();
         assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
     }
@@ -54,7 +54,7 @@ fn a_full_queue_refuses_with_bad_wr(env: &TestEnv) {
     let (srq, _) = pd.try_srq(10, 1).expect("ibv_create_srq");
     let depth = srq.query().max_wr as usize;
     let wrs = (0..depth + 3).map(|i| recv(i as u64, [])).collect();
-    let refused = srq.try_post(wrs).expect_err("the list is longer than the queue");
+    let refused = srq.try_post_recvs(wrs).expect_err("the list is longer than the queue");
     assert_eq!((refused.errno, refused.bad), (libc::ENOMEM, Some(depth)));
 }
 
@@ -63,13 +63,13 @@ fn too_many_sges_are_refused(env: &TestEnv) {
     let (srq, got) = pd.try_srq(10, 2).expect("ibv_create_srq");
     let buf = pd.buf(8);
     let sges = (0..=got.max_sge).map(|_| buf.sge(0, 1));
-    let refused = srq.try_post(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
+    let refused = srq.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(1));
 }
 
 /// Returns two pairs whose `b` sides share PD, CQs and SRQ.
-fn two_on_one(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
+fn pairs_sharing_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
     let first = spec.clone().with_srq().pair(env);
     let mut second = QpPair {
         a: spec.create_qp_side(env),
@@ -80,38 +80,38 @@ fn two_on_one(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
 }
 
 fn queue_pairs_share_it_in_order(env: &TestEnv) {
-    let (first, second) = two_on_one(env, &QpSpec::rc());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
     let source = first.a.buf(8);
     let other = second.a.buf(8);
     let target = first.b.buf(20 * 8);
     source.memory.fill_with_pattern(1);
     other.memory.fill_with_pattern(2);
     for i in 0..20 {
-        first.b.recv(i, [target.sge(i * 8, 8)]);
+        first.b.post_recv(i, [target.sge(i * 8, 8)]);
     }
     for i in 0..20 {
         let (pair, buf, seed) =
             if i % 3 == 0 { (&first, &source, 1) } else { (&second, &other, 2) };
-        pair.a.post(send([buf.all()]).id(i));
+        pair.a.post(send([buf.whole_sge()]).id(i));
         let wc = first.b.recv_completion();
         wc.expect_received(i, 8);
         assert_eq!(wc.qpn(), pair.b.qp.qpn(), "qp_num tells whose message it is");
         pair.a.send_completion().expect_sent(i, Verb::Send);
-        target.memory.check_at(usize::try_from(i).unwrap() * 8, 8, seed);
+        target.memory.assert_pattern_at(usize::try_from(i).unwrap() * 8, 8, seed);
     }
 }
 
 fn receives_go_to_whoever_is_first(env: &TestEnv) {
-    let (first, second) = two_on_one(env, &QpSpec::rc());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
     // One of the two queue pairs receives all messages.
     for i in 0..30 {
-        first.b.recv(i, []);
+        first.b.post_recv(i, []);
     }
     for i in 0..30 {
         second.a.post(send([]).id(i).unsignaled());
         if i % 8 == 7 {
             second.a.post(send([]).id(99));
-            first.b.recv(0, []);
+            first.b.post_recv(0, []);
             let wcs = first.b.rcq.wait_for_completions(9);
             assert!(wcs.iter().all(|wc| wc.status() == 0 && wc.qpn() == second.b.qp.qpn()));
             second.a.send_completion().expect_sent(99, Verb::Send);
@@ -124,12 +124,12 @@ fn receives_go_to_whoever_is_first(env: &TestEnv) {
 /// ibv_post_srq_recv(), and not ibv_post_recv()".
 fn posting_to_the_queue_pair_is_refused(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().pair(env);
-    let refused = pair.b.qp.try_recv(vec![recv(1, [])]).expect_err("a receive on a QP with an SRQ");
+    let refused = pair.b.qp.try_post_recvs(vec![recv(1, [])]).expect_err("a receive on a QP with an SRQ");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(0));
 }
 
-fn consume(pair: &QpPair, n: u64) {
+fn consume_receives(pair: &QpPair, n: u64) {
     for i in 0..n {
         pair.a.post(send([]).id(i));
         assert_eq!(pair.b.recv_completion().status(), 0);
@@ -142,17 +142,17 @@ fn the_limit_is_an_event_once(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..10 {
-        srq.recv(i, []);
+        srq.post_recv(i, []);
     }
     srq.modify(None, Some(5)).expect("ibv_modify_srq");
-    consume(&pair, 5);
+    consume_receives(&pair, 5);
     assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "5 are left, which is not below 5");
-    consume(&pair, 1);
+    consume_receives(&pair, 1);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
     assert!(event.is_of_srq(srq));
     drop(event);
-    consume(&pair, 3);
+    consume_receives(&pair, 3);
     assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "the event disarms the limit");
     assert_eq!(srq.query().srq_limit, 0);
 }
@@ -161,16 +161,16 @@ fn the_limit_can_be_set_again_and_off(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().pair(env);
     let srq = pair.b.srq.as_ref().expect("an SRQ");
     for i in 0..20 {
-        srq.recv(i, []);
+        srq.post_recv(i, []);
     }
     for limit in [18, 15] {
         srq.modify(None, Some(limit)).expect("ibv_modify_srq");
-        consume(&pair, 3);
+        consume_receives(&pair, 3);
         assert_eq!(pair.b.ctx.next_async_event().kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
     }
     srq.modify(None, Some(10)).expect("ibv_modify_srq");
     srq.modify(None, Some(0)).expect("off");
-    consume(&pair, 10);
+    consume_receives(&pair, 10);
     assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
@@ -200,17 +200,17 @@ fn query_gives_sizes_and_limit(env: &TestEnv) {
     assert!(queried.max_wr >= got.max_wr && queried.max_sge >= 3);
     // With fewer WRs than the limit in the queue, the event would occur at once and disarm the limit.
     for i in 0..5 {
-        srq.recv(i, []);
+        srq.post_recv(i, []);
     }
     srq.modify(None, Some(4)).expect("ibv_modify_srq");
     assert_eq!(srq.query().srq_limit, 4);
 }
 
 fn datagrams_share_it_too(env: &TestEnv) {
-    let (first, second) = two_on_one(env, &QpSpec::ud());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::ud());
     let target = first.b.buf(100);
     for i in 0..20 {
-        first.b.recv(i, [target.all()]);
+        first.b.post_recv(i, [target.whole_sge()]);
         let pair = if i % 2 == 0 { &first } else { &second };
         pair.a.post(send([]).id(i));
         let wc = first.b.recv_completion();
@@ -221,29 +221,29 @@ fn datagrams_share_it_too(env: &TestEnv) {
 }
 
 fn a_failing_receive_takes_only_its_queue_pair_down(env: &TestEnv) {
-    let (first, second) = two_on_one(env, &QpSpec::rc());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
     let source = first.a.buf(100);
     let target = first.b.buf(100);
-    first.b.recv(1, [target.sge(0, 10)]);
-    first.b.recv(2, [target.all()]);
-    first.a.post(send([source.all()]).id(3));
+    first.b.post_recv(1, [target.sge(0, 10)]);
+    first.b.post_recv(2, [target.whole_sge()]);
+    first.a.post(send([source.whole_sge()]).id(3));
     let wc = first.b.recv_completion();
-    wc.expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+    wc.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
     assert_eq!(wc.qpn(), first.b.qp.qpn());
-    first.a.send_completion().expect_failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    first.a.send_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
     assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
     // The other WRs of the SRQ remain for the other queue pair.
     first.b.rcq.expect_empty();
     let other = second.a.buf(100);
-    second.a.post(send([other.all()]).id(4));
+    second.a.post(send([other.whole_sge()]).id(4));
     first.b.recv_completion().expect_received(2, 100);
     second.a.send_completion().expect_sent(4, Verb::Send);
 }
 
 fn receives_survive_their_queue_pairs(env: &TestEnv) {
-    let (first, second) = two_on_one(env, &QpSpec::rc());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
     for i in 0..5 {
-        first.b.recv(i, []);
+        first.b.post_recv(i, []);
     }
     first.b.qp.to_state(IBV_QPS_ERR);
     assert_eq!(first.b.qp.try_destroy(), 0);
@@ -272,7 +272,7 @@ fn wraps_around(env: &TestEnv) {
     for round in 0..100u64 {
         let n = 1 + round % depth;
         for i in 0..n {
-            srq.recv(round << 8 | i, []);
+            srq.post_recv(round << 8 | i, []);
         }
         for i in 0..n {
             pair.a.post(send([]).id(i));
@@ -284,7 +284,7 @@ fn wraps_around(env: &TestEnv) {
 
 fn two_threads_post(env: &TestEnv) {
     const EACH: u64 = 500;
-    let (first, second) = two_on_one(env, &QpSpec::rc());
+    let (first, second) = pairs_sharing_srq(env, &QpSpec::rc());
     let srq = first.b.srq.clone().expect("an SRQ");
     let has = env.has(NicCapability::Srq);
     assert!(has);
@@ -292,7 +292,7 @@ fn two_threads_post(env: &TestEnv) {
         for _ in 0..2 {
             scope.spawn(|| {
                 for i in 0..EACH {
-                    while srq.try_post(vec![recv(i, [])]).is_err() {
+                    while srq.try_post_recvs(vec![recv(i, [])]).is_err() {
                         std::thread::yield_now();
                     }
                 }

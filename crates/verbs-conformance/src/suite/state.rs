@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::QUIET_PERIOD;
 use crate::pair::{QpAddress, QpPair, QpSide, QpSpec};
 use crate::wr::{Verb, recv, send, write};
@@ -85,7 +85,7 @@ fn walk(env: &TestEnv, spec: &QpSpec) {
 
 /// Moves a QP from RESET to `state`.
 #[track_caller]
-fn bring(side: &mut QpSide, state: ibv_qp_state) {
+fn move_from_reset_to(side: &mut QpSide, state: ibv_qp_state) {
     let peer = side.address();
     if state == IBV_QPS_RESET {
         return;
@@ -109,7 +109,7 @@ fn bring(side: &mut QpSide, state: ibv_qp_state) {
 }
 
 /// Returns attributes and mask that complete the transition to `to`, if that transition is legal.
-fn full(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
+fn full_transition_attr(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
     match to {
         IBV_QPS_INIT => side.init_attr(),
         IBV_QPS_RTR => side.rtr_attr(peer),
@@ -149,29 +149,29 @@ fn illegal_transitions(env: &TestEnv, spec: &QpSpec) {
             if open || legal.contains(&(from, to)) {
                 continue;
             }
-            case(format!("{from} to {to}"));
+            record_case(format!("{from} to {to}"));
             let mut side = spec.create_qp_side(env);
-            bring(&mut side, from);
+            move_from_reset_to(&mut side, from);
             let peer = side.address();
-            let (attr, mask) = full(&side, to, &peer);
+            let (attr, mask) = full_transition_attr(&side, to, &peer);
             assert_eq!(side.qp.modify(&attr, mask), Err(libc::EINVAL));
             expect_state(&side, from);
         }
     }
 }
 
-fn steps() -> [(ibv_qp_state, ibv_qp_state); 3] {
+fn connection_transitions() -> [(ibv_qp_state, ibv_qp_state); 3] {
     [(IBV_QPS_RESET, IBV_QPS_INIT), (IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)]
 }
 
 fn missing_attributes(env: &TestEnv, spec: &QpSpec) {
-    for (from, to) in steps() {
+    for (from, to) in connection_transitions() {
         let mut side = spec.create_qp_side(env);
-        bring(&mut side, from);
+        move_from_reset_to(&mut side, from);
         let peer = side.address();
-        let (attr, mask) = full(&side, to, &peer);
+        let (attr, mask) = full_transition_attr(&side, to, &peer);
         for bit in (0..26).map(|bit| 1 << bit).filter(|bit| mask & bit != 0 && *bit != IBV_QP_STATE) {
-            case(format!("{from} to {to} without {bit:#x}"));
+            record_case(format!("{from} to {to} without {bit:#x}"));
             assert_eq!(side.qp.modify(&attr, mask & !bit), Err(libc::EINVAL));
             expect_state(&side, from);
         }
@@ -183,11 +183,11 @@ fn missing_attributes(env: &TestEnv, spec: &QpSpec) {
 fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
     let ud = spec.qp_type == IBV_QPT_UD;
     let rc = spec.qp_type == IBV_QPT_RC;
-    for (from, to) in steps() {
+    for (from, to) in connection_transitions() {
         let mut side = spec.create_qp_side(env);
-        bring(&mut side, from);
+        move_from_reset_to(&mut side, from);
         let peer = side.address();
-        let (attr, mask) = full(&side, to, &peer);
+        let (attr, mask) = full_transition_attr(&side, to, &peer);
         // These attributes are not permitted in this transition by any table.
         let mut extras = vec![IBV_QP_EN_SQD_ASYNC_NOTIFY];
         if to == IBV_QPS_INIT {
@@ -208,7 +208,7 @@ fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
             extras.extend([IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_RNR_RETRY]);
         }
         for extra in extras {
-            case(format!("{from} to {to} with {extra:#x}"));
+            record_case(format!("{from} to {to} with {extra:#x}"));
             assert_eq!(side.qp.modify(&attr, mask | extra), Err(libc::EINVAL));
             expect_state(&side, from);
         }
@@ -219,14 +219,14 @@ fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
 /// `IBV_QP_RATE_LIMIT` and bits without a name: `ibv_cmd_modify_qp` of rdma-core answers `EOPNOTSUPP` before the driver checks
 /// the state.
 fn attributes_beyond_the_standard_ones_are_not_supported(env: &TestEnv) {
-    for (from, to) in steps() {
+    for (from, to) in connection_transitions() {
         let mut side = QpSpec::rc().create_qp_side(env);
-        bring(&mut side, from);
+        move_from_reset_to(&mut side, from);
         let peer = side.address();
-        let (mut attr, mask) = full(&side, to, &peer);
+        let (mut attr, mask) = full_transition_attr(&side, to, &peer);
         attr.rate_limit = 1000;
         for extra in [IBV_QP_RATE_LIMIT, IBV_QP_DEST_QPN << 1, 1 << 30] {
-            case(format!("{from} to {to} with {extra:#x}"));
+            record_case(format!("{from} to {to} with {extra:#x}"));
             let refused = side.qp.modify(&attr, mask | extra);
             assert_eq!(refused, Err(libc::EOPNOTSUPP));
             expect_state(&side, from);
@@ -236,23 +236,23 @@ fn attributes_beyond_the_standard_ones_are_not_supported(env: &TestEnv) {
 }
 
 fn values_out_of_range_are_refused(env: &TestEnv) {
-    let changes: [(ibv_qp_state, &str, Change); 5] = [
+    let changes: [(ibv_qp_state, &str, AttributeChange); 5] = [
         (IBV_QPS_INIT, "port 0", |a, _, _| a.port_num = 0),
         (IBV_QPS_INIT, "a port that is not there", |a, d, _| a.port_num = d.phys_port_cnt + 1),
         (IBV_QPS_RTR, "an address vector of no port", |a, d, _| a.ah_attr.port_num = d.phys_port_cnt + 1),
         (IBV_QPS_RTS, "timeout 32", |a, _, _| a.timeout = 32),
         (IBV_QPS_RTS, "timeout 255", |a, _, _| a.timeout = 255),
     ];
-    refuses(env, &changes);
+    expect_changes_refused(env, &changes);
 }
 
 /// If the table has more than 255 entries, the largest index that the field can hold is inside the table. The
 /// entry with that index is empty.
 fn a_gid_index_without_a_gid_is_refused(env: &TestEnv) {
     let mut side = QpSpec::rc().create_qp_side(env);
-    bring(&mut side, IBV_QPS_INIT);
+    move_from_reset_to(&mut side, IBV_QPS_INIT);
     let peer = side.address();
-    let (mut attr, mask) = full(&side, IBV_QPS_RTR, &peer);
+    let (mut attr, mask) = full_transition_attr(&side, IBV_QPS_RTR, &peer);
     attr.ah_attr.is_global = 1;
     attr.ah_attr.grh.sgid_index = u8::try_from(side.ctx.port_attr().gid_tbl_len).unwrap_or(255);
     let refused = side.qp.modify(&attr, mask);
@@ -283,12 +283,12 @@ fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
             if spec.qp_type == IBV_QPT_UC && !env.has(NicCapability::Uc) {
                 continue;
             }
-            case(format!("type {}, {gid:02x?}", spec.qp_type));
+            record_case(format!("type {}, {gid:02x?}", spec.qp_type));
             let mut side = spec.create_qp_side(env);
             if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
                 return;
             }
-            bring(&mut side, IBV_QPS_INIT);
+            move_from_reset_to(&mut side, IBV_QPS_INIT);
             let (attr, mask) = side.rtr_attr(&QpAddress { gid, ..side.address() });
             assert_eq!(side.qp.modify(&attr, mask), Err(errno));
             expect_state(&side, IBV_QPS_INIT);
@@ -297,7 +297,7 @@ fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
 }
 
 fn more_reads_than_the_device_has_are_refused(env: &TestEnv) {
-    let changes: [(ibv_qp_state, &str, Change); 2] = [
+    let changes: [(ibv_qp_state, &str, AttributeChange); 2] = [
         (IBV_QPS_RTR, "more READs than the device serves", |a, d, _| {
             a.max_dest_rd_atomic = u8::try_from(d.max_qp_rd_atom + 1).unwrap_or(255);
         }),
@@ -305,15 +305,15 @@ fn more_reads_than_the_device_has_are_refused(env: &TestEnv) {
             a.max_rd_atomic = u8::try_from(d.max_qp_init_rd_atom + 1).unwrap_or(255);
         }),
     ];
-    refuses(env, &changes);
+    expect_changes_refused(env, &changes);
 }
 
 fn a_pkey_index_beyond_the_table_is_refused(env: &TestEnv) {
-    refuses(env, &[(IBV_QPS_INIT, "a P_Key index beyond the table", |a, _, p| a.pkey_index = p.pkey_tbl_len)]);
+    expect_changes_refused(env, &[(IBV_QPS_INIT, "a P_Key index beyond the table", |a, _, p| a.pkey_index = p.pkey_tbl_len)]);
 }
 
 fn a_path_mtu_that_there_is_not_is_refused(env: &TestEnv) {
-    refuses(
+    expect_changes_refused(
         env,
         &[
             (IBV_QPS_RTR, "path MTU 0", |a, _, _| a.path_mtu = 0),
@@ -322,18 +322,18 @@ fn a_path_mtu_that_there_is_not_is_refused(env: &TestEnv) {
     );
 }
 
-type Change = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
+type AttributeChange = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
 
 /// Checks that each change makes the transition to a state fail, and that the QP stays as it was.
-fn refuses(env: &TestEnv, changes: &[(ibv_qp_state, &str, Change)]) {
+fn expect_changes_refused(env: &TestEnv, changes: &[(ibv_qp_state, &str, AttributeChange)]) {
     for &(to, what, change) in changes {
-        case(what);
+        record_case(what);
         let mut side = QpSpec::rc().create_qp_side(env);
-        let from = steps().into_iter().find(|step| step.1 == to).expect("a step").0;
-        bring(&mut side, from);
+        let from = connection_transitions().into_iter().find(|step| step.1 == to).expect("a step").0;
+        move_from_reset_to(&mut side, from);
         let (device, port) = (side.ctx.device_attr(), side.ctx.port_attr());
         let peer = side.address();
-        let (mut attr, mask) = full(&side, to, &peer);
+        let (mut attr, mask) = full_transition_attr(&side, to, &peer);
         change(&mut attr, &device, &port);
         assert_eq!(side.qp.modify(&attr, mask), Err(libc::EINVAL));
         expect_state(&side, from);
@@ -357,18 +357,18 @@ fn a_refused_change_changes_nothing(env: &TestEnv) {
     assert_eq!(after.dest_qp_num, before.dest_qp_num);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
 }
 
 fn unknown_states_are_refused(env: &TestEnv) {
     let pair = QpSpec::rc().pair(env);
     for state in [7, 8, 255, u32::MAX] {
-        case(format!("state {state}"));
+        record_case(format!("state {state}"));
         assert_eq!(modify_state(&pair.a, state), Err(libc::EINVAL));
         expect_state(&pair.a, IBV_QPS_RTS);
     }
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn a_wrong_current_state_is_refused(env: &TestEnv) {
@@ -380,14 +380,14 @@ fn a_wrong_current_state_is_refused(env: &TestEnv) {
     attr.cur_qp_state = IBV_QPS_SQD;
     let refused = pair.a.qp.modify(&attr, IBV_QP_STATE | IBV_QP_CUR_STATE);
     assert_eq!(refused, Err(libc::EINVAL));
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn err_is_reached_from_everywhere(env: &TestEnv) {
     for from in states(env).into_iter().filter(|state| *state != IBV_QPS_RESET) {
-        case(format!("from {from}"));
+        record_case(format!("from {from}"));
         let mut side = QpSpec::rc().create_qp_side(env);
-        bring(&mut side, from);
+        move_from_reset_to(&mut side, from);
         modify_state(&side, IBV_QPS_ERR).expect("to ERR");
         expect_state(&side, IBV_QPS_ERR);
         modify_state(&side, IBV_QPS_RESET).expect("to RESET");
@@ -396,7 +396,7 @@ fn err_is_reached_from_everywhere(env: &TestEnv) {
 }
 
 fn query_returns_what_was_set(env: &TestEnv) {
-    let spec = QpSpec::rc().with(|s| {
+    let spec = QpSpec::rc().with_change(|s| {
         s.timeout = 13;
         s.retry_cnt = 5;
         s.rnr_retry = 4;
@@ -416,7 +416,7 @@ fn query_returns_what_was_set(env: &TestEnv) {
     assert_eq!(attr.min_rnr_timer, 12);
     assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (1, 1));
     let remote = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
-    assert_eq!(attr.qp_access_flags & ALL_REMOTE, remote);
+    assert_eq!(attr.qp_access_flags & ALL_REMOTE_ACCESS, remote);
     assert_eq!(attr.port_num, env.settings.port);
     assert_eq!(attr.pkey_index, 0);
     assert_eq!(attr.ah_attr.dlid, pair.b.address().lid);
@@ -427,12 +427,12 @@ fn query_returns_what_was_set(env: &TestEnv) {
     assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
     assert!(init.cap.max_send_sge >= 4 && init.cap.max_recv_sge >= 4);
     if env.has(NicCapability::Ud) {
-        let side = QpSpec::ud().with(|s| s.qkey = 0x7654_3210).pair(env).a;
+        let side = QpSpec::ud().with_change(|s| s.qkey = 0x7654_3210).pair(env).a;
         assert_eq!(side.qp.query().0.qkey, 0x7654_3210);
     }
 }
 
-const ALL_REMOTE: u32 =
+const ALL_REMOTE_ACCESS: u32 =
     (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
 
 fn init_to_init_changes_attributes(env: &TestEnv) {
@@ -442,7 +442,7 @@ fn init_to_init_changes_attributes(env: &TestEnv) {
     attr.qp_state = IBV_QPS_INIT;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_READ.cast_unsigned();
     side.qp.modify(&attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS).expect("INIT to INIT");
-    assert_eq!(side.qp.query().0.qp_access_flags & ALL_REMOTE, IBV_ACCESS_REMOTE_READ.cast_unsigned());
+    assert_eq!(side.qp.query().0.qp_access_flags & ALL_REMOTE_ACCESS, IBV_ACCESS_REMOTE_READ.cast_unsigned());
     expect_state(&side, IBV_QPS_INIT);
 }
 
@@ -451,7 +451,7 @@ fn receives_posted_in_init_are_used(env: &TestEnv) {
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     for i in 0..3 {
-        pair.b.recv(i, []);
+        pair.b.post_recv(i, []);
     }
     pair.b.rcq.expect_empty();
     pair.b.to_rtr(&to_a);
@@ -472,10 +472,10 @@ fn rtr_receives_and_does_not_send(env: &TestEnv) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     source.memory.fill_with_pattern(3);
-    pair.a.post(write([source.all()], target.remote()).id(1));
+    pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    target.memory.check(3);
-    pair.b.recv(2, []);
+    target.memory.assert_whole_pattern(3);
+    pair.b.post_recv(2, []);
     pair.a.post(send([]).id(3));
     pair.b.recv_completion().expect_received(2, 0);
     pair.a.send_completion().expect_sent(3, Verb::Send);
@@ -484,7 +484,7 @@ fn rtr_receives_and_does_not_send(env: &TestEnv) {
         assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
     }
     pair.b.to_rts();
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 /// A send in RESET, INIT or RTR is an immediate error: `ibv_post_send(3)` and IBTA vol. 1, 10.8.2.
@@ -496,23 +496,23 @@ fn sends_before_rts_are_refused(env: &TestEnv) {
             continue;
         }
         for state in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR] {
-            case(format!("QP type {} in {state}", spec.qp_type));
+            record_case(format!("QP type {} in {state}", spec.qp_type));
             let mut side = spec.create_qp_side(env);
-            bring(&mut side, state);
-            let wr = side.routed(send([]).id(1));
+            move_from_reset_to(&mut side, state);
+            let wr = side.with_ud_destination(send([]).id(1));
             let refused = side.qp.try_post(vec![wr]).expect_err("a send before RTS");
             assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
-            side.expect_silence();
+            side.expect_no_completions();
         }
     }
 }
 
 fn receives_in_reset_are_refused(env: &TestEnv) {
     let side = QpSpec::rc().create_qp_side(env);
-    let refused = side.qp.try_recv(vec![recv(1, [])]).expect_err("a receive in RESET");
+    let refused = side.qp.try_post_recvs(vec![recv(1, [])]).expect_err("a receive in RESET");
     assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
     side.to_init();
-    side.recv(1, []);
+    side.post_recv(1, []);
 }
 
 /// IBTA vol. 1, 10.3.1.6: in SQD, WRs may be posted but are not executed.
@@ -522,19 +522,19 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        case(format!("QP type {}", spec.qp_type));
+        record_case(format!("QP type {}", spec.qp_type));
         let pair = spec.pair(env);
         let buf = pair.b.buf(64);
         for i in 0..3 {
-            pair.b.recv(i, [buf.all()]);
+            pair.b.post_recv(i, [buf.whole_sge()]);
         }
         modify_state(&pair.a, IBV_QPS_SQD).expect("RTS to SQD");
         for i in 0..3 {
             pair.a.post(send([]).id(i));
         }
         std::thread::sleep(QUIET_PERIOD);
-        pair.a.expect_silence();
-        pair.b.expect_silence();
+        pair.a.expect_no_completions();
+        pair.b.expect_no_completions();
         pair.a.qp.await_drained();
         modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
         for i in 0..3 {
@@ -549,8 +549,8 @@ fn sqd_still_receives(env: &TestEnv) {
     modify_state(&pair.b, IBV_QPS_SQD).expect("RTS to SQD");
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
-    pair.b.recv(1, []);
-    pair.a.post_list(vec![write([source.all()], target.remote()).id(1), send([]).id(2)]);
+    pair.b.post_recv(1, []);
+    pair.a.post_list(vec![write([source.whole_sge()], target.remote()).id(1), send([]).id(2)]);
     pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.b.recv_completion().expect_received(1, 0);
     pair.a.send_completion().expect_sent(2, Verb::Send);
@@ -569,13 +569,13 @@ fn sqd_changes_what_rts_cannot(env: &TestEnv) {
     modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
     let now = pair.a.qp.query().0;
     assert_eq!((now.timeout, now.retry_cnt), (9, 3));
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn no_sqd_without_rts(env: &TestEnv) {
     for from in [IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_ERR] {
         let mut side = QpSpec::rc().create_qp_side(env);
-        bring(&mut side, from);
+        move_from_reset_to(&mut side, from);
         assert_eq!(modify_state(&side, IBV_QPS_SQD), Err(libc::EINVAL), "from {from}");
     }
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use verbs_abi::*;
 
-use super::overrun::await_overrun;
+use super::overrun::await_cq_error_event;
 use crate::TestEnv;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::objects::{Buf, QpInit};
 use crate::pair::{QpSide, QpSpec};
 use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::rng::pattern;
-use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, header, operation, post_ops};
+use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, tmh_header, tag_operation, post_ops};
 use crate::wr::{RemoteAddress, Verb, Wc, read, send, send_imm};
 
 tests! { "tags";
@@ -32,17 +32,17 @@ tests! { "tags";
     operations_that_nobody_polls_overrun_their_queue [Tags, Events],
 }
 
-const ANY: u64 = u64::MAX;
+const EXACT_TAG_MASK: u64 = u64::MAX;
 
 /// A sending queue pair, and a receiving queue pair whose SRQ matches tags. The fields are dropped in the order of
 /// declaration.
-struct Tags {
+struct TagMatchingPair {
     sender: QpSide,
     receiver: QpSide,
-    tags: TagSrq,
+    tag_srq: TagSrq,
 }
 
-impl Tags {
+impl TagMatchingPair {
     fn new(env: &TestEnv) -> Self {
         let spec = QpSpec::rc();
         let mut sender = spec.create_qp_side(env);
@@ -55,25 +55,25 @@ impl Tags {
         let (to, from) = (receiver.address(), sender.address());
         receiver.connect(&from);
         sender.connect(&to);
-        Self { sender, receiver, tags }
+        Self { sender, receiver, tag_srq: tags }
     }
 
     /// Adds a receive for one tag.
-    fn add(&self, wr_id: u64, tag: u64, to: &Buf) -> u32 {
-        let handle = self.tags.add(wr_id, (tag, ANY), &[to.all()]).expect("ibv_post_srq_ops");
-        self.completes(wr_id, IBV_WC_TM_ADD);
+    fn add_tagged_recv(&self, wr_id: u64, tag: u64, to: &Buf) -> u32 {
+        let handle = self.tag_srq.add(wr_id, (tag, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
+        self.expect_recv_cq_completion(wr_id, IBV_WC_TM_ADD);
         handle
     }
 
     /// Takes the next completion of the receiver: the completion of a tag operation, or of a part of a message.
-    fn completes(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
+    fn expect_recv_cq_completion(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
         let wc = self.receiver.recv_completion();
         wc.expect_success(wr_id, opcode);
         wc
     }
 
     /// Returns a buffer with a message.
-    fn message(&self, header: &[u8], len: usize, seed: u64) -> Buf {
+    fn message_buffer(&self, header: &[u8], len: usize, seed: u64) -> Buf {
         let buf = self.sender.buf(header.len() + len);
         buf.memory.write(0, header);
         buf.memory.fill_at(header.len(), len, seed);
@@ -81,7 +81,7 @@ impl Tags {
     }
 
     fn send(&self, wr_id: u64, message: &Buf) {
-        self.sender.post(send([message.all()]).id(wr_id));
+        self.sender.post(send([message.whole_sge()]).id(wr_id));
     }
 }
 
@@ -90,62 +90,62 @@ fn flags(wc: &Wc) -> u32 {
 }
 
 fn a_message_goes_to_what_it_matches(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     for (i, len) in [0, 1, 48, 1000, 5000, 100_000].into_iter().enumerate() {
         let i = i as u64;
         let (first, second) = (tags.receiver.buf(len.max(1)), tags.receiver.buf(len.max(1)));
-        tags.add(10, 7, &first);
+        tags.add_tagged_recv(10, 7, &first);
         // This entry matches any tag whose lowest hexadecimal digit is 5.
-        tags.tags.add(11, (5, 0xf), &[second.all()]).expect("ibv_post_srq_ops");
-        tags.completes(11, IBV_WC_TM_ADD);
+        tags.tag_srq.add(11, (5, 0xf), &[second.whole_sge()]).expect("ibv_post_srq_ops");
+        tags.expect_recv_cq_completion(11, IBV_WC_TM_ADD);
         for (tag, wr_id, to) in [(0x1235, 11, &second), (7, 10, &first)] {
-            let message = tags.message(&header(EAGER, 99, tag), len, i + tag);
-            tags.sender.post(send_imm([message.all()], 77).id(i));
-            let wc = tags.completes(wr_id, IBV_WC_TM_RECV);
+            let message = tags.message_buffer(&tmh_header(EAGER, 99, tag), len, i + tag);
+            tags.sender.post(send_imm([message.whole_sge()], 77).id(i));
+            let wc = tags.expect_recv_cq_completion(wr_id, IBV_WC_TM_RECV);
             assert_eq!(wc.raw().byte_len as usize, len);
             assert_eq!(wc.imm(), Some(77));
             let expected = IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID | IBV_WC_WITH_IMM;
             assert_eq!(flags(&wc), expected);
             tags.sender.send_completion().expect_sent(i, Verb::SendWithImm);
-            to.memory.check_at(0, len, i + tag);
+            to.memory.assert_pattern_at(0, len, i + tag);
         }
     }
 }
 
 fn what_matches_nothing_is_unexpected(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (tagged, plain) = (tags.receiver.buf(8192), tags.receiver.buf(8192));
-    tags.add(1, 7, &tagged);
+    tags.add_tagged_recv(1, 7, &tagged);
     for (i, operation) in [EAGER, RNDV].into_iter().enumerate() {
         let i = i as u64;
-        let message = tags.message(&header(operation, 0, 8), 6000, i);
-        tags.tags.srq.recv(20 + i, [plain.all()]);
+        let message = tags.message_buffer(&tmh_header(operation, 0, 8), 6000, i);
+        tags.tag_srq.srq.post_recv(20 + i, [plain.whole_sge()]);
         tags.send(i, &message);
-        let wc = tags.completes(20 + i, IBV_WC_TM_RECV);
+        let wc = tags.expect_recv_cq_completion(20 + i, IBV_WC_TM_RECV);
         assert_eq!((flags(&wc), wc.raw().byte_len), (0, 6016));
-        assert_eq!(plain.memory.read(0, 16), header(operation, 0, 8));
-        plain.memory.check_at(16, 6000, i);
+        assert_eq!(plain.memory.read(0, 16), tmh_header(operation, 0, 8));
+        plain.memory.assert_pattern_at(16, 6000, i);
         tags.sender.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn messages_without_a_tag_go_to_receives(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
-    tags.add(1, 0, &tagged);
+    tags.add_tagged_recv(1, 0, &tagged);
     let messages = [
-        header(NO_TAG, 0, 0),
-        header(FIN, 0, 0),
-        header(200, 0, 0),
+        tmh_header(NO_TAG, 0, 0),
+        tmh_header(FIN, 0, 0),
+        tmh_header(200, 0, 0),
         // Incomplete headers, also of a rendezvous.
-        header(EAGER, 0, 0)[..15].to_vec(),
-        header(RNDV, 0, 0),
+        tmh_header(EAGER, 0, 0)[..15].to_vec(),
+        tmh_header(RNDV, 0, 0),
     ];
     for (i, bytes) in messages.iter().enumerate() {
         let i = i as u64;
-        tags.tags.srq.recv(20 + i, [plain.all()]);
-        tags.send(i, &tags.message(bytes, 0, 0));
-        let wc = tags.completes(20 + i, IBV_WC_TM_NO_TAG);
+        tags.tag_srq.srq.post_recv(20 + i, [plain.whole_sge()]);
+        tags.send(i, &tags.message_buffer(bytes, 0, 0));
+        let wc = tags.expect_recv_cq_completion(20 + i, IBV_WC_TM_NO_TAG);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (0, bytes.len()));
         assert_eq!(plain.memory.read(0, bytes.len()), *bytes);
         tags.sender.send_completion().expect_sent(i, Verb::Send);
@@ -153,54 +153,54 @@ fn messages_without_a_tag_go_to_receives(env: &TestEnv) {
 }
 
 fn what_comes_behind_an_unexpected_message_waits(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
     for id in 0..2 {
-        tags.tags.srq.recv(20 + id, [plain.all()]);
+        tags.tag_srq.srq.post_recv(20 + id, [plain.whole_sge()]);
     }
-    let message = tags.message(&header(EAGER, 0, 7), 8, 0);
+    let message = tags.message_buffer(&tmh_header(EAGER, 0, 7), 8, 0);
     tags.send(0, &message);
-    tags.completes(20, IBV_WC_TM_RECV);
+    tags.expect_recv_cq_completion(20, IBV_WC_TM_RECV);
     tags.sender.send_completion().expect_sent(0, Verb::Send);
     // The program has not polled the unexpected message yet; otherwise it would not have added this receive.
-    tags.tags.add(1, (7, ANY), &[tagged.all()]).expect("ibv_post_srq_ops");
-    assert_eq!(flags(&tags.completes(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
+    tags.tag_srq.add(1, (7, EXACT_TAG_MASK), &[tagged.whole_sge()]).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.expect_recv_cq_completion(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
     tags.send(1, &message);
-    tags.completes(21, IBV_WC_TM_RECV);
+    tags.expect_recv_cq_completion(21, IBV_WC_TM_RECV);
     tags.sender.send_completion().expect_sent(1, Verb::Send);
-    tags.tags.sync(2, 1).expect("ibv_post_srq_ops");
-    assert_eq!(flags(&tags.completes(2, IBV_WC_TM_SYNC)), IBV_WC_TM_SYNC_REQ);
-    tags.tags.sync(3, 2).expect("ibv_post_srq_ops");
-    assert_eq!(flags(&tags.completes(3, IBV_WC_TM_SYNC)), 0);
+    tags.tag_srq.post_tag_sync(2, 1).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.expect_recv_cq_completion(2, IBV_WC_TM_SYNC)), IBV_WC_TM_SYNC_REQ);
+    tags.tag_srq.post_tag_sync(3, 2).expect("ibv_post_srq_ops");
+    assert_eq!(flags(&tags.expect_recv_cq_completion(3, IBV_WC_TM_SYNC)), 0);
     tags.send(2, &message);
-    tags.completes(1, IBV_WC_TM_RECV);
+    tags.expect_recv_cq_completion(1, IBV_WC_TM_RECV);
     tags.sender.send_completion().expect_sent(2, Verb::Send);
 }
 
 fn what_is_deleted_matches_nothing(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
-    let handle = tags.add(1, 7, &tagged);
-    tags.tags.delete(2, handle).expect("ibv_post_srq_ops");
-    tags.completes(2, IBV_WC_TM_DEL);
-    tags.tags.srq.recv(20, [plain.all()]);
-    tags.send(0, &tags.message(&header(EAGER, 0, 7), 8, 0));
-    tags.completes(20, IBV_WC_TM_RECV);
+    let handle = tags.add_tagged_recv(1, 7, &tagged);
+    tags.tag_srq.delete(2, handle).expect("ibv_post_srq_ops");
+    tags.expect_recv_cq_completion(2, IBV_WC_TM_DEL);
+    tags.tag_srq.srq.post_recv(20, [plain.whole_sge()]);
+    tags.send(0, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 8, 0));
+    tags.expect_recv_cq_completion(20, IBV_WC_TM_RECV);
     tags.sender.send_completion().expect_sent(0, Verb::Send);
     // "Operation may fail due to concurrent tag consumption".
-    tags.tags.delete(3, handle).expect("ibv_post_srq_ops");
+    tags.tag_srq.delete(3, handle).expect("ibv_post_srq_ops");
     tags.receiver.recv_completion().expect_failed(3, &[IBV_WC_TM_ERR]);
 }
 
 /// Returns a rendezvous message for `payload`.
-fn rendezvous(tags: &Tags, tag: u64, payload: &Buf, rkey: u32) -> Buf {
+fn rendezvous_message(tags: &TagMatchingPair, tag: u64, payload: &Buf, rkey: u32) -> Buf {
     let place = RemoteAddress { rkey, ..payload.remote() };
-    tags.message(&rendezvous_header(tag, place, payload.memory.len()), 0, 0)
+    tags.message_buffer(&rendezvous_header(tag, place, payload.memory.len()), 0, 0)
 }
 
 /// Returns the headers of a rendezvous message: for tag matching and for the rendezvous.
 fn rendezvous_header(tag: u64, payload: RemoteAddress, len: usize) -> Vec<u8> {
-    let mut bytes = header(RNDV, 55, tag);
+    let mut bytes = tmh_header(RNDV, 55, tag);
     bytes.extend(payload.addr.to_be_bytes());
     bytes.extend(payload.rkey.to_be_bytes());
     bytes.extend(u32::try_from(len).expect("short").to_be_bytes());
@@ -208,56 +208,56 @@ fn rendezvous_header(tag: u64, payload: RemoteAddress, len: usize) -> Vec<u8> {
 }
 
 fn a_rendezvous_is_read_and_finished(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let fins = tags.sender.buf(64);
     for (i, len) in [1, 1000, 5000, 1_000_000].into_iter().enumerate() {
         let i = i as u64;
         let payload = tags.sender.buf(len);
         payload.memory.fill_with_pattern(i);
         let halves = [tags.receiver.buf(len / 2 + 1), tags.receiver.buf(len)];
-        let sges = [halves[0].all(), halves[1].all()];
-        tags.tags.add(30 + i, (i, ANY), &sges).expect("ibv_post_srq_ops");
-        tags.completes(30 + i, IBV_WC_TM_ADD);
+        let sges = [halves[0].whole_sge(), halves[1].whole_sge()];
+        tags.tag_srq.add(30 + i, (i, EXACT_TAG_MASK), &sges).expect("ibv_post_srq_ops");
+        tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_ADD);
         let behind = tags.receiver.buf(8);
-        tags.add(40, 77, &behind);
-        tags.sender.recv(50 + i, [fins.all()]);
-        tags.send(i, &rendezvous(&tags, i, &payload, payload.mr.rkey()));
-        tags.send(10 + i, &tags.message(&header(EAGER, 0, 77), 8, i));
-        let wc = tags.completes(30 + i, IBV_WC_TM_RECV);
+        tags.add_tagged_recv(40, 77, &behind);
+        tags.sender.post_recv(50 + i, [fins.whole_sge()]);
+        tags.send(i, &rendezvous_message(&tags, i, &payload, payload.mr.rkey()));
+        tags.send(10 + i, &tags.message_buffer(&tmh_header(EAGER, 0, 77), 8, i));
+        let wc = tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_RECV);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (IBV_WC_TM_MATCH, len));
-        let wc = tags.completes(30 + i, IBV_WC_TM_RECV);
+        let wc = tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_RECV);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (IBV_WC_TM_DATA_VALID, len));
         let mut found = halves[0].memory.read(0, (len / 2 + 1).min(len));
         found.extend(halves[1].memory.read(0, len - found.len()));
         assert_eq!(found, pattern(i, len));
-        tags.completes(40, IBV_WC_TM_RECV);
+        tags.expect_recv_cq_completion(40, IBV_WC_TM_RECV);
         tags.sender.recv_completion().expect_received(50 + i, 16);
-        assert_eq!(fins.memory.read(0, 16), header(FIN, 55, i));
+        assert_eq!(fins.memory.read(0, 16), tmh_header(FIN, 55, i));
         tags.sender.send_completion().expect_sent(i, Verb::Send);
         tags.sender.send_completion().expect_sent(10 + i, Verb::Send);
     }
 }
 
 fn a_rendezvous_that_cannot_be_read_fails(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (payload, to) = (tags.sender.buf(100), tags.receiver.buf(100));
-    tags.add(1, 7, &to);
+    tags.add_tagged_recv(1, 7, &to);
     let wrong = payload.mr.rkey() ^ 0x10;
-    tags.send(0, &rendezvous(&tags, 7, &payload, wrong));
-    assert_eq!(flags(&tags.completes(1, IBV_WC_TM_RECV)), IBV_WC_TM_MATCH);
-    let statuses = env.failure(IBV_WC_REM_ACCESS_ERR);
+    tags.send(0, &rendezvous_message(&tags, 7, &payload, wrong));
+    assert_eq!(flags(&tags.expect_recv_cq_completion(1, IBV_WC_TM_RECV)), IBV_WC_TM_MATCH);
+    let statuses = env.accepted_failure_statuses(IBV_WC_REM_ACCESS_ERR);
     tags.receiver.recv_completion().expect_failed(1, &statuses);
     assert_eq!(tags.receiver.qp.state(), IBV_QPS_ERR);
 }
 
 fn a_message_that_is_too_long_fails(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let to = tags.receiver.buf(99);
-    tags.add(1, 7, &to);
-    tags.send(0, &tags.message(&header(EAGER, 0, 7), 100, 0));
-    let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
+    tags.add_tagged_recv(1, 7, &to);
+    tags.send(0, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 100, 0));
+    let statuses = env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR);
     tags.receiver.recv_completion().expect_failed(1, &statuses);
-    let statuses = env.failure(IBV_WC_REM_INV_REQ_ERR);
+    let statuses = env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR);
     tags.sender.send_completion().expect_failed(0, &statuses);
 }
 
@@ -265,44 +265,44 @@ fn a_message_that_is_too_long_fails(env: &TestEnv) {
 /// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer (tag-matching
 /// has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of rdma-core).
 fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (to, payload) = (tags.receiver.buf(99), tags.sender.buf(100));
     let place = rendezvous_header(7, payload.remote(), 100);
-    tags.add(1, 7, &to);
-    tags.add(2, 7, &to);
-    tags.send(0, &tags.message(&place, 0, 0));
+    tags.add_tagged_recv(1, 7, &to);
+    tags.add_tagged_recv(2, 7, &to);
+    tags.send(0, &tags.message_buffer(&place, 0, 0));
     tags.receiver.recv_completion().expect_failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
     assert_eq!(to.memory.read(0, 32), place);
     tags.sender.send_completion().expect_sent(0, Verb::Send);
     // The program reads the payload and finishes the rendezvous; the queue pairs are not affected.
     let all = tags.receiver.buf(100);
     payload.memory.fill_with_pattern(3);
-    tags.receiver.post(read([all.all()], payload.remote()).id(4));
+    tags.receiver.post(read([all.whole_sge()], payload.remote()).id(4));
     tags.receiver.send_completion().expect_sent(4, Verb::RdmaRead);
-    all.memory.check_at(0, 100, 3);
-    tags.send(1, &tags.message(&header(EAGER, 0, 7), 50, 4));
-    tags.completes(2, IBV_WC_TM_RECV);
+    all.memory.assert_pattern_at(0, 100, 3);
+    tags.send(1, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 50, 4));
+    tags.expect_recv_cq_completion(2, IBV_WC_TM_RECV);
     tags.sender.send_completion().expect_sent(1, Verb::Send);
     // The tagged buffer must have room for the headers.
     let small = tags.receiver.buf(31);
-    tags.add(3, 7, &small);
-    tags.send(2, &tags.message(&place, 0, 0));
-    tags.receiver.recv_completion().expect_failed(3, &env.failure(IBV_WC_LOC_LEN_ERR));
-    tags.sender.send_completion().expect_failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    tags.add_tagged_recv(3, 7, &small);
+    tags.send(2, &tags.message_buffer(&place, 0, 0));
+    tags.receiver.recv_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
+    tags.sender.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
 }
 
 fn what_is_not_for_tags_is_refused(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let (pd, ctx) = (&tags.receiver.pd, &tags.receiver.ctx);
     let to = tags.receiver.buf(8);
     for tag in 0..4 {
-        tags.add(1, tag, &to);
+        tags.add_tagged_recv(1, tag, &to);
     }
-    assert_eq!(tags.tags.add(1, (4, ANY), &[to.all()]), Err(libc::ENOMEM));
-    assert_eq!(tags.tags.add(1, (4, ANY), &[to.all(); 3]), Err(libc::EINVAL));
-    assert_eq!(tags.tags.post(operation(9, 1)), Err(libc::EINVAL));
+    assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge()]), Err(libc::ENOMEM));
+    assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge(); 3]), Err(libc::EINVAL));
+    assert_eq!(tags.tag_srq.post_tag_operation(tag_operation(9, 1)), Err(libc::EINVAL));
     let plain = pd.srq();
-    let mut sync = operation(IBV_WR_TAG_SYNC, 1);
+    let mut sync = tag_operation(IBV_WR_TAG_SYNC, 1);
     assert_eq!(post_ops(ctx, &plain, &mut sync), Err(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 0).err(), Some(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 1 << 30).err(), Some(libc::EINVAL));
@@ -310,93 +310,93 @@ fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     // connections.
     for (qp_type, cq) in [(IBV_QPT_RC, &tags.receiver.scq), (IBV_QPT_UC, &tags.receiver.rcq)] {
         let mut init = QpInit::new(qp_type, cq, cq);
-        init.srq = Some(tags.tags.srq.clone());
+        init.srq = Some(tags.tag_srq.srq.clone());
         assert_eq!(pd.try_qp(&mut init).err(), Some(libc::EINVAL), "type {qp_type}");
     }
     tags.receiver.rcq.expect_empty();
 }
 
-const LEN: usize = 1 << 20;
+const RENDEZVOUS_BYTES: usize = 1 << 20;
 
-fn do_it(peer: &mut PeerProcess, order: PeerCommand) {
+fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
     assert_eq!(peer.command(&order), PeerAnswer::Done);
 }
 
 /// Starts another process, and connects it with a new side of this process. `here` and `there` are the numbers of tags
 /// of the SRQs in this process and in the other process.
-fn with_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSide, RemoteAddress) {
+fn connect_tag_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSide, RemoteAddress) {
     let spec = |tags| QpSpec::rc().short_timeouts().with_tags(tags);
     let mut peer = PeerProcess::start(env);
-    let make = PeerCommand::Make(Box::new(spec(there)), LEN + 4096);
+    let make = PeerCommand::Make(Box::new(spec(there)), RENDEZVOUS_BYTES + 4096);
     let PeerAnswer::Made(address, remote) = peer.command(&make) else { panic!("nothing was made") };
     let mut side = spec(here).create_qp_side(env);
-    do_it(&mut peer, PeerCommand::Connect(side.address()));
+    command_and_expect_done(&mut peer, PeerCommand::Connect(side.address()));
     side.connect(&address);
     (peer, side, remote)
 }
 
 /// Checks that the next completion of a side's receives is a tagged message.
-fn matched(side: &QpSide, wr_id: u64, expected: u32, len: usize) {
+fn expect_tagged_recv(side: &QpSide, wr_id: u64, expected: u32, len: usize) {
     let wc = side.recv_completion();
     wc.expect_success(wr_id, IBV_WC_TM_RECV);
     assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
 }
 
 /// Offsets of messages and of replies in the peer's buffer; the payload is at the start of the buffer.
-const MESSAGE: usize = LEN;
-const BACK: usize = LEN + 64;
+const MESSAGE_OFFSET: usize = RENDEZVOUS_BYTES;
+const REPLY_OFFSET: usize = RENDEZVOUS_BYTES + 64;
 
 fn messages_of_another_process_are_matched(env: &TestEnv) {
-    let (mut peer, side, remote) = with_peer(env, 4, 0);
-    let tags = side.tags.clone().expect("it has a list");
-    let (to, plain) = (side.buf(LEN), side.buf(4096));
+    let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
+    let tags = side.tag_srq.clone().expect("it has a list");
+    let (to, plain) = (side.buf(RENDEZVOUS_BYTES), side.buf(4096));
     let add = |id, tag| {
-        tags.add(id, (tag, ANY), &[to.all()]).expect("ibv_post_srq_ops");
+        tags.add(id, (tag, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
         side.recv_completion().expect_success(id, IBV_WC_TM_ADD);
     };
-    for (seed, len) in [0, 1, 100, 5000, LEN - 16].into_iter().enumerate() {
-        case(format!("an eager message of {len} bytes"));
+    for (seed, len) in [0, 1, 100, 5000, RENDEZVOUS_BYTES - 16].into_iter().enumerate() {
+        record_case(format!("an eager message of {len} bytes"));
         let seed = seed as u64;
         add(seed, 7);
-        do_it(&mut peer, PeerCommand::Write(0, header(EAGER, 1, 7)));
-        do_it(&mut peer, PeerCommand::Fill(16, len, seed));
-        do_it(&mut peer, PeerCommand::Send(0, 16 + len));
-        matched(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
-        to.memory.check_at(0, len, seed);
+        command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(EAGER, 1, 7)));
+        command_and_expect_done(&mut peer, PeerCommand::Fill(16, len, seed));
+        command_and_expect_done(&mut peer, PeerCommand::Send(0, 16 + len));
+        expect_tagged_recv(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
+        to.memory.assert_pattern_at(0, len, seed);
     }
-    for (seed, len) in [1, 5000, LEN].into_iter().enumerate() {
-        case(format!("a rendezvous of {len} bytes"));
+    for (seed, len) in [1, 5000, RENDEZVOUS_BYTES].into_iter().enumerate() {
+        record_case(format!("a rendezvous of {len} bytes"));
         let seed = 10 + seed as u64;
         add(seed, 8);
-        do_it(&mut peer, PeerCommand::Fill(0, len, seed));
-        do_it(&mut peer, PeerCommand::Recv { id: 1, offset: BACK as u64, len: 64 });
-        do_it(&mut peer, PeerCommand::Write(MESSAGE, rendezvous_header(8, remote, len)));
-        do_it(&mut peer, PeerCommand::Send(MESSAGE, 32));
-        matched(&side, seed, IBV_WC_TM_MATCH, len);
-        matched(&side, seed, IBV_WC_TM_DATA_VALID, len);
-        to.memory.check_at(0, len, seed);
+        command_and_expect_done(&mut peer, PeerCommand::Fill(0, len, seed));
+        command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: REPLY_OFFSET as u64, len: 64 });
+        command_and_expect_done(&mut peer, PeerCommand::Write(MESSAGE_OFFSET, rendezvous_header(8, remote, len)));
+        command_and_expect_done(&mut peer, PeerCommand::Send(MESSAGE_OFFSET, 32));
+        expect_tagged_recv(&side, seed, IBV_WC_TM_MATCH, len);
+        expect_tagged_recv(&side, seed, IBV_WC_TM_DATA_VALID, len);
+        to.memory.assert_pattern_at(0, len, seed);
         let PeerAnswer::Completion { status, .. } = peer.command(&PeerCommand::Received) else {
             panic!("no completion")
         };
         assert_eq!(status, IBV_WC_SUCCESS);
-        let fin = peer.command(&PeerCommand::Read(BACK, 16));
-        assert_eq!(fin, PeerAnswer::Bytes(header(FIN, 55, 8)));
+        let fin = peer.command(&PeerCommand::Read(REPLY_OFFSET, 16));
+        assert_eq!(fin, PeerAnswer::Bytes(tmh_header(FIN, 55, 8)));
     }
-    case("one that nothing matches");
-    side.srq.as_ref().expect("the same").recv(20, [plain.all()]);
-    do_it(&mut peer, PeerCommand::Write(0, header(EAGER, 1, 9)));
-    do_it(&mut peer, PeerCommand::Send(0, 16));
-    matched(&side, 20, 0, 16);
-    tags.sync(21, 1).expect("ibv_post_srq_ops");
+    record_case("one that nothing matches");
+    side.srq.as_ref().expect("the same").post_recv(20, [plain.whole_sge()]);
+    command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(EAGER, 1, 9)));
+    command_and_expect_done(&mut peer, PeerCommand::Send(0, 16));
+    expect_tagged_recv(&side, 20, 0, 16);
+    tags.post_tag_sync(21, 1).expect("ibv_post_srq_ops");
     side.recv_completion().expect_success(21, IBV_WC_TM_SYNC);
     peer.exit_and_check();
 }
 
 fn another_process_matches(env: &TestEnv) {
-    let (mut peer, side, _) = with_peer(env, 0, 4);
-    let (message, payload, back) = (side.buf(5016), side.buf(LEN), side.buf(64));
+    let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
+    let (message, payload, back) = (side.buf(5016), side.buf(RENDEZVOUS_BYTES), side.buf(64));
     let add = |peer: &mut PeerProcess, id, tag| {
-        do_it(peer, PeerCommand::AddTag { id, tag, offset: 0, len: LEN });
+        command_and_expect_done(peer, PeerCommand::AddTag { id, tag, offset: 0, len: RENDEZVOUS_BYTES });
     };
     let finished = |peer: &mut PeerProcess, id, len| {
         let PeerAnswer::Completion { id: found, status, opcode, byte_len, .. } =
@@ -410,39 +410,39 @@ fn another_process_matches(env: &TestEnv) {
     add(&mut peer, 1, 7);
     add(&mut peer, 2, 8);
     payload.memory.fill_with_pattern(5);
-    message.memory.write(0, &rendezvous_header(8, payload.remote(), LEN));
-    side.recv(9, [back.all()]);
+    message.memory.write(0, &rendezvous_header(8, payload.remote(), RENDEZVOUS_BYTES));
+    side.post_recv(9, [back.whole_sge()]);
     side.post(send([message.sge(0, 32)]).id(3));
     side.send_completion().expect_sent(3, Verb::Send);
-    finished(&mut peer, 2, LEN);
-    finished(&mut peer, 2, LEN);
-    do_it(&mut peer, PeerCommand::Check(0, LEN, 5));
+    finished(&mut peer, 2, RENDEZVOUS_BYTES);
+    finished(&mut peer, 2, RENDEZVOUS_BYTES);
+    command_and_expect_done(&mut peer, PeerCommand::Check(0, RENDEZVOUS_BYTES, 5));
     side.recv_completion().expect_received(9, 16);
-    assert_eq!(back.memory.read(0, 16), header(FIN, 55, 8));
-    message.memory.write(0, &header(EAGER, 0, 7));
+    assert_eq!(back.memory.read(0, 16), tmh_header(FIN, 55, 8));
+    message.memory.write(0, &tmh_header(EAGER, 0, 7));
     message.memory.fill_at(16, 5000, 6);
-    side.post(send([message.all()]).id(4));
+    side.post(send([message.whole_sge()]).id(4));
     side.send_completion().expect_sent(4, Verb::Send);
     finished(&mut peer, 1, 5000);
-    do_it(&mut peer, PeerCommand::Check(0, 5000, 6));
+    command_and_expect_done(&mut peer, PeerCommand::Check(0, 5000, 6));
     peer.exit_and_check();
 }
 
 /// Microseconds from the message to the death of a process. The death occurs before matching, while the payload is
 /// read, or after that.
-const MOMENTS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
+const KILL_DELAYS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
 
 fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
-    for us in MOMENTS_US {
-        case(format!("killed {us} µs after it was told to send"));
-        let (mut peer, side, remote) = with_peer(env, 4, 0);
-        let (tags, to) = (side.tags.clone().expect("it has a list"), side.buf(LEN));
-        tags.add(1, (7, ANY), &[to.all()]).expect("ibv_post_srq_ops");
+    for us in KILL_DELAYS_US {
+        record_case(format!("killed {us} µs after it was told to send"));
+        let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
+        let (tags, to) = (side.tag_srq.clone().expect("it has a list"), side.buf(RENDEZVOUS_BYTES));
+        tags.add(1, (7, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
         side.recv_completion().expect_success(1, IBV_WC_TM_ADD);
-        do_it(&mut peer, PeerCommand::Fill(0, LEN, 3));
-        do_it(&mut peer, PeerCommand::Recv { id: 1, offset: BACK as u64, len: 64 });
-        do_it(&mut peer, PeerCommand::Write(MESSAGE, rendezvous_header(7, remote, LEN)));
-        peer.order(&PeerCommand::Send(MESSAGE, 32));
+        command_and_expect_done(&mut peer, PeerCommand::Fill(0, RENDEZVOUS_BYTES, 3));
+        command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: REPLY_OFFSET as u64, len: 64 });
+        command_and_expect_done(&mut peer, PeerCommand::Write(MESSAGE_OFFSET, rendezvous_header(7, remote, RENDEZVOUS_BYTES)));
+        peer.send_command(&PeerCommand::Send(MESSAGE_OFFSET, 32));
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
         // Either the message has not arrived, or the matched message completes, with or without its payload.
@@ -459,36 +459,36 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
         };
         if ended.status() == IBV_WC_SUCCESS {
             ended.expect_success(1, IBV_WC_TM_RECV);
-            to.memory.check_at(0, LEN, 3);
+            to.memory.assert_pattern_at(0, RENDEZVOUS_BYTES, 3);
         } else {
-            ended.expect_failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            ended.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         }
         // The tag list remains usable for the next connection.
-        tags.sync(2, 0).expect("ibv_post_srq_ops");
+        tags.post_tag_sync(2, 0).expect("ibv_post_srq_ops");
         side.recv_completion().expect_success(2, IBV_WC_TM_SYNC);
     }
 }
 
 fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
-    for us in MOMENTS_US {
-        case(format!("killed {us} µs after the message"));
-        let (mut peer, side, _) = with_peer(env, 0, 4);
-        let (message, payload, back) = (side.buf(64), side.buf(LEN), side.buf(64));
-        do_it(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: LEN });
-        message.memory.write(0, &rendezvous_header(7, payload.remote(), LEN));
-        side.recv(9, [back.all()]);
+    for us in KILL_DELAYS_US {
+        record_case(format!("killed {us} µs after the message"));
+        let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
+        let (message, payload, back) = (side.buf(64), side.buf(RENDEZVOUS_BYTES), side.buf(64));
+        command_and_expect_done(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: RENDEZVOUS_BYTES });
+        message.memory.write(0, &rendezvous_header(7, payload.remote(), RENDEZVOUS_BYTES));
+        side.post_recv(9, [back.whole_sge()]);
         side.post(send([message.sge(0, 32)]).id(3));
         // The peer matches the message when it polls.
-        peer.order(&PeerCommand::Received);
+        peer.send_command(&PeerCommand::Received);
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
         let wc = side.send_completion();
         if wc.status() == IBV_WC_SUCCESS {
             wc.expect_sent(3, Verb::Send);
             side.post(send([message.sge(0, 32)]).id(4));
-            side.send_completion().expect_failed(4, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            side.send_completion().expect_failed(4, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         } else {
-            wc.expect_failed(3, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            wc.expect_failed(3, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         }
         let wc = side.recv_completion();
         if wc.status() == IBV_WC_SUCCESS {
@@ -500,14 +500,14 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
 }
 
 fn operations_that_nobody_polls_overrun_their_queue(env: &TestEnv) {
-    let tags = Tags::new(env);
+    let tags = TagMatchingPair::new(env);
     let cq = &tags.receiver.rcq;
     assert_eq!(cq.try_resize(3), 0);
     let buf = tags.receiver.buf(64);
     for i in 0..4 {
-        tags.tags.add(i, (i, ANY), &[buf.all()]).expect("ibv_post_srq_ops");
+        tags.tag_srq.add(i, (i, EXACT_TAG_MASK), &[buf.whole_sge()]).expect("ibv_post_srq_ops");
     }
-    await_overrun(&tags.receiver.ctx, cq);
+    await_cq_error_event(&tags.receiver.ctx, cq);
     for (wc, i) in cq.wait_for_completions(3).iter().zip(0..) {
         wc.expect_success(i, IBV_WC_TM_ADD);
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::{QpPair, QpSpec};
 use crate::wr::{Verb, cmp_swp, fetch_add, recv, send, write};
@@ -27,7 +27,7 @@ tests! { "threads";
 fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
     const EACH: u64 = 2000;
     // The CQ has room for all completions, because this test is not about the limits of a full CQ.
-    let pair = QpSpec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().depth(128).with_change(|s| s.cqe = 4096).pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
     let done = AtomicU64::new(0);
@@ -36,7 +36,7 @@ fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
             let (pair, source, target) = (&pair, &source, &target);
             scope.spawn(move || {
                 for i in 0..EACH {
-                    let wr = || write([source.all()], target.remote()).id(thread << 32 | i);
+                    let wr = || write([source.whole_sge()], target.remote()).id(thread << 32 | i);
                     while pair.a.qp.try_post(vec![wr()]).is_err() {
                         std::thread::yield_now();
                     }
@@ -61,7 +61,7 @@ fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
 
 fn two_threads_poll_one_cq(env: &TestEnv) {
     const TOTAL: u64 = 4000;
-    let pair = QpSpec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().depth(128).with_change(|s| s.cqe = 4096).pair(env);
     let sum = AtomicU64::new(0);
     let count = AtomicU64::new(0);
     let received = AtomicU64::new(0);
@@ -77,14 +77,14 @@ fn two_threads_poll_one_cq(env: &TestEnv) {
                     for wc in pair.b.rcq.poll(4) {
                         assert_eq!(wc.status(), 0);
                         received.fetch_add(1, Ordering::Relaxed);
-                        pair.b.recv(wc.id(), []);
+                        pair.b.post_recv(wc.id(), []);
                     }
                     std::thread::yield_now();
                 }
             });
         }
         for i in 0..100 {
-            pair.b.recv(i, []);
+            pair.b.post_recv(i, []);
         }
         for i in 0..TOTAL {
             while pair.a.qp.try_post(vec![send([]).id(i)]).is_err() {
@@ -94,7 +94,7 @@ fn two_threads_poll_one_cq(env: &TestEnv) {
     });
     assert_eq!(count.into_inner(), TOTAL, "completions");
     assert_eq!(sum.into_inner(), TOTAL * (TOTAL - 1) / 2, "sum of the wr_ids");
-    let rest = pair.b.rcq.drain().len() as u64;
+    let rest = pair.b.rcq.poll_for_quiet_period().len() as u64;
     assert_eq!(received.into_inner() + rest, TOTAL, "receives");
 }
 
@@ -106,7 +106,7 @@ fn two_threads_post_receives(env: &TestEnv) {
             let pair = &pair;
             scope.spawn(move || {
                 for i in 0..EACH {
-                    while pair.b.qp.try_recv(vec![recv(thread << 32 | i, [])]).is_err() {
+                    while pair.b.qp.try_post_recvs(vec![recv(thread << 32 | i, [])]).is_err() {
                         std::thread::yield_now();
                     }
                 }
@@ -151,10 +151,10 @@ fn many_threads_with_queue_pairs_of_their_own(env: &TestEnv) {
                 let target = pair.b.buf(1000);
                 for i in 0..200 {
                     source.memory.fill_with_pattern(thread << 32 | i);
-                    pair.b.recv(i, [target.all()]);
-                    pair.a.post(send([source.all()]).id(i));
+                    pair.b.post_recv(i, [target.whole_sge()]);
+                    pair.a.post(send([source.whole_sge()]).id(i));
                     pair.b.recv_completion().expect_received(i, 1000);
-                    target.memory.check(thread << 32 | i);
+                    target.memory.assert_whole_pattern(thread << 32 | i);
                     pair.a.send_completion().expect_sent(i, Verb::Send);
                 }
             });
@@ -168,7 +168,7 @@ fn objects_come_and_go_in_every_thread(env: &TestEnv) {
             scope.spawn(|| {
                 for _ in 0..15 {
                     let pair = QpSpec::rc().with_channels().pair(env);
-                    pair.check_works();
+                    pair.check_transfers_both_ways();
                 }
             });
         }
@@ -180,10 +180,10 @@ fn fetch_add_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 4;
     const EACH: u64 = 1500;
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let first = QpSpec::rc().depth(32).memory(memory).pair(env);
         let counter = first.b.buf(8);
-        let pairs: Vec<QpPair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
         let mut seen: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = pairs
                 .iter()
@@ -216,7 +216,7 @@ fn fetch_add_is_atomic(env: &TestEnv) {
 }
 
 /// Returns a requester with its own context, connected to a new QP of `first`'s responder.
-fn own_requester(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
+fn requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
     let mut pair = QpPair {
         a: QpSpec::rc().depth(32).memory(memory).create_qp_side(env),
         b: first.b.sibling(),
@@ -229,10 +229,10 @@ fn cmp_swp_is_atomic(env: &TestEnv) {
     const THREADS: u64 = 3;
     const EACH: u64 = 400;
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let first = QpSpec::rc().memory(memory).pair(env);
         let word = first.b.buf(8);
-        let pairs: Vec<QpPair> = (0..THREADS).map(|_| own_requester(env, &first, memory)).collect();
+        let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
         std::thread::scope(|scope| {
             for pair in &pairs {
                 let word = word.remote();
@@ -241,7 +241,7 @@ fn cmp_swp_is_atomic(env: &TestEnv) {
                     let mut expected = 0u64;
                     let mut done = 0;
                     while done < EACH {
-                        pair.a.post(cmp_swp(result.all(), word, expected, expected + 1));
+                        pair.a.post(cmp_swp(result.whole_sge(), word, expected, expected + 1));
                         pair.a.send_completion().expect_sent(0, Verb::AtomicCmpAndSwp);
                         let old = result.memory.load(0);
                         if old == expected {
@@ -260,7 +260,7 @@ fn cmp_swp_is_atomic(env: &TestEnv) {
 
 fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
     const EACH: u64 = 500;
-    let pair = QpSpec::rc().depth(64).with(|s| s.cqe = 1024).pair(env);
+    let pair = QpSpec::rc().depth(64).with_change(|s| s.cqe = 1024).pair(env);
     let counter = pair.b.buf(8);
     let result = pair.a.buf(16);
     std::thread::scope(|scope| {
@@ -285,7 +285,7 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
 /// Threads register and deregister other regions while a peer writes to a region.
 fn registering_while_others_write(env: &TestEnv) {
     for memory in MemKind::ALL {
-        case(format!("{memory:?}"));
+        record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).pair(env);
         let source = pair.a.buf(4096);
         let target = pair.b.buf(4096);
@@ -299,12 +299,12 @@ fn registering_while_others_write(env: &TestEnv) {
                 }
             });
             for i in 0..1000 {
-                pair.a.post(write([source.all()], target.remote()).id(i));
+                pair.a.post(write([source.whole_sge()], target.remote()).id(i));
                 pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
             }
             stop.store(true, Ordering::Relaxed);
         });
-        target.memory.check(1);
+        target.memory.assert_whole_pattern(1);
     }
 }
 
@@ -313,12 +313,12 @@ fn destroying_while_the_peer_sends(env: &TestEnv) {
     let first = QpSpec::rc().short_timeouts().pair(env);
     let verbs = if env.has(NicCapability::Read) { 3 } else { 2 };
     for round in 0..30u64 {
-        case(format!("round {round}"));
+        record_case(format!("round {round}"));
         let pair = siblings(&first);
         let source = pair.a.buf(64);
         let target = pair.b.buf(64);
         for i in 0..10 {
-            pair.b.recv(i, [target.all()]);
+            pair.b.post_recv(i, [target.whole_sge()]);
         }
         let b = pair.b;
         std::thread::scope(|scope| {
@@ -328,9 +328,9 @@ fn destroying_while_the_peer_sends(env: &TestEnv) {
             });
             let wrs = (0..10)
                 .map(|i| match i % verbs {
-                    0 => send([source.all()]).id(i),
-                    1 => write([source.all()], target.remote()).id(i),
-                    _ => crate::wr::read([source.all()], target.remote()).id(i),
+                    0 => send([source.whole_sge()]).id(i),
+                    1 => write([source.whole_sge()], target.remote()).id(i),
+                    _ => crate::wr::read([source.whole_sge()], target.remote()).id(i),
                 })
                 .collect();
             pair.a.post_list(wrs);
@@ -351,7 +351,7 @@ fn destroying_while_the_peer_sends(env: &TestEnv) {
 
 /// A thread polls the CQs of queue pairs that other threads create and destroy.
 fn destroying_beside_a_polling_thread(env: &TestEnv) {
-    let first = QpSpec::rc().with(|s| s.cqe = 4096).pair(env);
+    let first = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -366,7 +366,7 @@ fn destroying_beside_a_polling_thread(env: &TestEnv) {
         });
         for _ in 0..300u64 {
             let pair = siblings(&first);
-            pair.b.recv(1, []);
+            pair.b.post_recv(1, []);
             pair.a.post(send([]).id(2));
             pair.a.post(write([], crate::wr::RemoteAddress { addr: 0, rkey: 0 }).id(3));
         }
@@ -379,7 +379,7 @@ fn destroying_beside_a_polling_thread(env: &TestEnv) {
 fn changing_state_beside_posting_threads(env: &TestEnv) {
     use verbs_abi::{IBV_QPS_ERR, IBV_QPS_RESET};
     for round in 0..20u64 {
-        case(format!("round {round}"));
+        record_case(format!("round {round}"));
         let pair = QpSpec::rc().depth(64).pair(env);
         let source = pair.a.buf(8);
         let target = pair.b.buf(8);
@@ -388,7 +388,7 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for i in 0..30 {
-                        let wr = write([source.all()], target.remote()).id(i);
+                        let wr = write([source.whole_sge()], target.remote()).id(i);
                         if pair.a.qp.try_post(vec![wr]).is_ok() {
                             taken.fetch_add(1, Ordering::Relaxed);
                         }

@@ -4,9 +4,9 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::harness::case;
+use crate::harness::record_case;
 use crate::memory::ZeroedMemory;
-use crate::objects::{Buf, QUIET_PERIOD, same_destination};
+use crate::objects::{Buf, QUIET_PERIOD, is_same_gid_and_lid};
 use crate::pair::{QpPair, QKEY, QpSide, QpSpec};
 use crate::wr::{Verb, Wc, send, send_imm};
 
@@ -41,8 +41,8 @@ tests! { "ud";
 }
 
 #[track_caller]
-fn deliver(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
-    pair.b.recv(wr_id, [target.all()]);
+fn send_empty_datagram(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
+    pair.b.post_recv(wr_id, [target.whole_sge()]);
     pair.a.post(send([]).id(wr_id));
     let wc = pair.b.recv_completion();
     wc.expect_received(wr_id, 40);
@@ -53,7 +53,7 @@ fn deliver(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
 fn a_completion_names_its_source(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
-    let wc = deliver(&pair, &target, 1);
+    let wc = send_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().src_qp, pair.a.qp.qpn());
     assert_eq!(wc.qpn(), pair.b.qp.qpn());
     assert_eq!(wc.raw().pkey_index, 0);
@@ -72,7 +72,7 @@ fn is_ethernet(side: &QpSide) -> bool {
 
 /// Checks the source and destination addresses in the GRH: 16 bytes of GID each, or for RoCEv2 over IPv4 the
 /// IP header in the last 20 bytes (RoCEv2 annex A17.4.5.1).
-fn check_grh(pair: &QpPair, bytes: &[u8]) {
+fn check_grh_addresses(pair: &QpPair, bytes: &[u8]) {
     let (source, dest) = (pair.a.address().gid, pair.b.address().gid);
     let v4 = source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     if v4 && is_ethernet(&pair.a) && bytes[20] >> 4 == 4 {
@@ -91,20 +91,20 @@ fn the_grh_is_in_front(env: &TestEnv) {
     let target = pair.b.buf(140);
     source.memory.fill_with_pattern(5);
     for len in [0, 1, 100] {
-        case(format!("{len} bytes"));
+        record_case(format!("{len} bytes"));
         target.memory.write(0, &[0xee; 140]);
-        pair.b.recv(1, [target.all()]);
+        pair.b.post_recv(1, [target.whole_sge()]);
         pair.a.post(send([source.sge(0, len)]).id(2));
         let wc = pair.b.recv_completion();
         wc.expect_received(1, 40 + len);
         pair.a.send_completion().expect_sent(2, Verb::Send);
-        target.memory.check_at(40, len, 5);
-        target.memory.check_byte(40 + len, 100 - len, 0xee);
+        target.memory.assert_pattern_at(40, len, 5);
+        target.memory.assert_filled_with(40 + len, 100 - len, 0xee);
         if is_ethernet(&pair.b) {
             assert!(wc.raw().wc_flags & IBV_WC_GRH != 0, "RoCE always has a GRH");
         }
         if wc.raw().wc_flags & IBV_WC_GRH != 0 {
-            check_grh(&pair, &target.memory.read(0, 40));
+            check_grh_addresses(&pair, &target.memory.read(0, 40));
         }
     }
 }
@@ -115,16 +115,16 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &TestEnv) {
     source.memory.fill_with_pattern(5);
     let headers = pair.b.buf(40);
     let target = pair.b.buf(64);
-    pair.b.recv(1, [headers.all(), target.sge(0, 10), target.sge(10, 54)]);
-    pair.a.post(send([source.all()]).id(2));
+    pair.b.post_recv(1, [headers.whole_sge(), target.sge(0, 10), target.sge(10, 54)]);
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.b.recv_completion().expect_received(1, 104);
-    target.memory.check(5);
+    target.memory.assert_whole_pattern(5);
     // The SGEs may also split the GRH.
     target.memory.write(0, &[0; 64]);
-    pair.b.recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.all()]);
-    pair.a.post(send([source.all()]).id(2));
+    pair.b.post_recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.whole_sge()]);
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.b.recv_completion().expect_received(3, 104);
-    target.memory.check(5);
+    target.memory.assert_whole_pattern(5);
 }
 
 /// Without a global route the message has no GRH: the first 40 bytes are reserved, and their content is
@@ -135,29 +135,29 @@ fn no_grh_on_a_local_subnet(env: &TestEnv) {
         return;
     }
     let target = pair.b.buf(64);
-    let wc = deliver(&pair, &target, 1);
+    let wc = send_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().wc_flags & IBV_WC_GRH, 0);
 }
 
 fn a_global_route_brings_a_grh(env: &TestEnv) {
-    let pair = QpSpec::ud().with(|s| s.global = true).pair(env);
+    let pair = QpSpec::ud().with_change(|s| s.global = true).pair(env);
     let target = pair.b.buf(64);
-    let wc = deliver(&pair, &target, 1);
+    let wc = send_empty_datagram(&pair, &target, 1);
     assert!(wc.raw().wc_flags & IBV_WC_GRH != 0);
-    check_grh(&pair, &target.memory.read(0, 40));
+    check_grh_addresses(&pair, &target.memory.read(0, 40));
 }
 
 /// IBTA vol. 1, 9.6.1.4.1: the packet with the wrong Q_Key is silently dropped and counted.
 fn a_wrong_qkey_is_dropped(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
-    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
-    pair.b.recv(1, [target.all()]);
+    let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
+    pair.b.post_recv(1, [target.whole_sge()]);
     for qkey in [0, 1, QKEY ^ 1, QKEY ^ 0x4000_0000, u32::MAX >> 1] {
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
         pair.a.send_completion().expect_sent(2, Verb::Send);
     }
-    pair.b.expect_silence();
+    pair.b.expect_no_completions();
     pair.a.post(send([]).id(3));
     pair.b.recv_completion().expect_received(1, 40);
 }
@@ -166,24 +166,24 @@ fn a_wrong_qkey_is_dropped(env: &TestEnv) {
 fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let target = pair.b.buf(64);
-    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for qkey in [1 << 31, u32::MAX] {
-        pair.b.recv(1, [target.all()]);
+        pair.b.post_recv(1, [target.whole_sge()]);
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
         pair.b.recv_completion().expect_received(1, 40);
         pair.a.send_completion().expect_sent(2, Verb::Send);
     }
     let mut other = QpPair {
-        a: QpSpec::ud().with(|s| s.qkey = 7).create_qp_side(env),
+        a: QpSpec::ud().with_change(|s| s.qkey = 7).create_qp_side(env),
         b: pair.b,
     };
     let peer = other.b.address();
     other.a.connect(&peer);
-    other.b.recv(3, [target.all()]);
-    let (ah, qpn, _) = other.a.route.clone().expect("a route");
+    other.b.post_recv(3, [target.whole_sge()]);
+    let (ah, qpn, _) = other.a.ud_destination.clone().expect("a route");
     other.a.post(send([]).id(4).to(&ah, qpn, 1 << 31));
     other.a.send_completion().expect_sent(4, Verb::Send);
-    other.b.expect_silence();
+    other.b.expect_no_completions();
     other.a.post(send([]).id(5).to(&ah, qpn, QKEY));
     other.b.recv_completion().expect_received(3, 40);
 }
@@ -194,11 +194,11 @@ fn the_qkey_can_change(env: &TestEnv) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qkey = 99;
     pair.b.qp.modify(&attr, IBV_QP_QKEY).expect("RTS to RTS");
-    pair.b.recv(1, [target.all()]);
+    pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([]).id(2));
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    pair.b.expect_silence();
-    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    pair.b.expect_no_completions();
+    let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     pair.a.post(send([]).id(3).to(&ah, qpn, 99));
     pair.b.recv_completion().expect_received(1, 40);
 }
@@ -209,12 +209,12 @@ fn grh(target: &Buf) -> [u8; 40] {
 
 fn a_reply_follows_the_completion(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with(|s| s.global = global).pair(env);
+        let pair = QpSpec::ud().with_change(|s| s.global = global).pair(env);
         let target = pair.b.buf(64);
-        let wc = deliver(&pair, &target, 1);
+        let wc = send_empty_datagram(&pair, &target, 1);
         let ah = pair.b.pd.try_ah_from_wc(&wc, &grh(&target)).expect("ibv_create_ah_from_wc");
         let reply = pair.a.buf(64);
-        pair.a.recv(2, [reply.all()]);
+        pair.a.post_recv(2, [reply.whole_sge()]);
         let wr = send_imm([], 77).id(3).to(&ah, wc.raw().src_qp, QKEY);
         pair.b.qp.post(wr);
         let wc = pair.a.recv_completion();
@@ -227,12 +227,12 @@ fn a_reply_follows_the_completion(env: &TestEnv) {
 
 fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with(|s| s.global = global).pair(env);
+        let pair = QpSpec::ud().with_change(|s| s.global = global).pair(env);
         let target = pair.b.buf(64);
-        let wc = deliver(&pair, &target, 1);
+        let wc = send_empty_datagram(&pair, &target, 1);
         let attr = pair.b.pd.ah_attr_from_wc(&wc, &grh(&target)).expect("ibv_init_ah_from_wc");
         let expected = pair.b.ah_attr(&pair.a.address());
-        assert!(same_destination(&attr, &expected), "it leads somewhere else");
+        assert!(is_same_gid_and_lid(&attr, &expected), "it leads somewhere else");
         assert_eq!(attr.port_num, env.settings.port);
     }
 }
@@ -248,7 +248,7 @@ fn one_sender_many_receivers(env: &TestEnv) {
     let ah = sender.a.pd.ah(&sender.a.ah_attr(&receivers[0].address()));
     for round in 0..20u64 {
         for (receiver, target) in receivers.iter().zip(&target) {
-            receiver.recv(round, [target.all()]);
+            receiver.post_recv(round, [target.whole_sge()]);
         }
         let wrs = receivers.iter().enumerate().map(|(i, receiver)| {
             let imm = u32::try_from(i).expect("small");
@@ -278,7 +278,7 @@ fn many_senders_one_receiver(env: &TestEnv) {
     let target = receiver.buf(64);
     for _ in 0..20 {
         for i in 0..8 {
-            receiver.recv(i, [target.all()]);
+            receiver.post_recv(i, [target.whole_sge()]);
         }
         for sender in &senders {
             sender.post(send([]).id(1));
@@ -298,7 +298,7 @@ fn many_senders_one_receiver(env: &TestEnv) {
 fn hundreds_of_destinations(env: &TestEnv) {
     const RECEIVERS: usize = 200;
     let sender = QpSpec::ud().depth(256).pair(env).a;
-    let first = QpSpec::ud().with(|s| s.cqe = 1024).create_qp_side(env);
+    let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
     let mut receivers: Vec<QpSide> = (0..RECEIVERS).map(|_| first.sibling()).collect();
     for receiver in &mut receivers {
         receiver.connect(&sender.address());
@@ -309,7 +309,7 @@ fn hundreds_of_destinations(env: &TestEnv) {
     for round in 0..5u64 {
         let mut wrs = Vec::new();
         for receiver in &receivers {
-            receiver.recv(round, [target.all()]);
+            receiver.post_recv(round, [target.whole_sge()]);
         }
         let offset = usize::try_from(rng.below(RECEIVERS as u64)).expect("small");
         for i in 0..RECEIVERS {
@@ -332,7 +332,7 @@ fn hundreds_of_destinations(env: &TestEnv) {
 fn hundreds_of_sources(env: &TestEnv) {
     const SENDERS: usize = 200;
     let receiver = QpSpec::ud().depth(512).pair(env).b;
-    let first = QpSpec::ud().with(|s| s.cqe = 1024).create_qp_side(env);
+    let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
     let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
@@ -340,7 +340,7 @@ fn hundreds_of_sources(env: &TestEnv) {
     let target = receiver.buf(64);
     for round in 0..3u64 {
         for _ in 0..SENDERS {
-            receiver.recv(round, [target.all()]);
+            receiver.post_recv(round, [target.whole_sge()]);
         }
         for sender in &senders {
             sender.post(send([]).id(round));
@@ -360,14 +360,14 @@ fn hundreds_of_sources(env: &TestEnv) {
 fn a_busy_source_starves_nobody(env: &TestEnv) {
     const SENDERS: usize = 60;
     let receiver = QpSpec::ud().depth(512).pair(env).b;
-    let first = QpSpec::ud().with(|s| s.cqe = 4096).create_qp_side(env);
+    let first = QpSpec::ud().with_change(|s| s.cqe = 4096).create_qp_side(env);
     let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
     let target = receiver.buf(64);
     for _ in 0..100 {
-        receiver.recv(1, [target.all()]);
+        receiver.post_recv(1, [target.whole_sge()]);
     }
     // Each sender's first message has been received.
     for sender in &senders {
@@ -375,11 +375,11 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
     }
     for _ in &senders {
         assert_eq!(receiver.recv_completion().imm(), Some(1));
-        receiver.recv(1, [target.all()]);
+        receiver.post_recv(1, [target.whole_sge()]);
     }
     drop(first.scq.wait_for_completions(SENDERS));
     for rare in 1..SENDERS {
-        case(format!("sender {rare}"));
+        record_case(format!("sender {rare}"));
         let busy = &senders[rare * 7 % SENDERS];
         let rare = &senders[rare];
         if busy.qp.qpn() == rare.qp.qpn() {
@@ -389,13 +389,13 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
             busy.post(send_imm([], 2).id(0).unsignaled());
         }
         rare.post(send_imm([], 3).id(0));
-        first.scq.next().expect_sent(0, Verb::Send);
+        first.scq.await_completion().expect_sent(0, Verb::Send);
         let mut polls = 0;
         loop {
             busy.post(send_imm([], 2).id(0));
-            first.scq.next().expect_sent(0, Verb::Send);
+            first.scq.await_completion().expect_sent(0, Verb::Send);
             let wc = receiver.recv_completion();
-            receiver.recv(1, [target.all()]);
+            receiver.post_recv(1, [target.whole_sge()]);
             if wc.imm() == Some(3) {
                 break;
             }
@@ -403,9 +403,9 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
             assert!(polls < 2000, "a sender starves");
         }
         for _ in 0..4 {
-            receiver.recv(1, [target.all()]);
+            receiver.post_recv(1, [target.whole_sge()]);
         }
-        for wc in receiver.rcq.drain() {
+        for wc in receiver.rcq.poll_for_quiet_period() {
             assert_eq!(wc.imm(), Some(2));
         }
     }
@@ -419,18 +419,18 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
     let pair = QpSpec::ud().with_channels().pair(env);
     let target = pair.b.buf(64);
     for _ in 0..RECVS {
-        pair.b.recv(1, [target.all()]);
+        pair.b.post_recv(1, [target.whole_sge()]);
     }
     pair.b.rcq.arm(false);
     for n in 0..SENT {
         pair.a.post(send_imm([], u32::try_from(n).expect("few")).id(0));
     }
     drop(pair.a.scq.wait_for_completions(SENT));
-    pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+    pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
     pair.b.rcq.arm(false);
     for n in 0..SENT {
         assert_eq!(pair.b.recv_completion().imm(), u32::try_from(n).ok());
-        pair.b.recv(1, [target.all()]);
+        pair.b.post_recv(1, [target.whole_sge()]);
     }
 }
 
@@ -440,7 +440,7 @@ fn to_itself(env: &TestEnv) {
     side.connect(&address);
     let target = side.buf(64);
     for i in 0..50 {
-        side.recv(i, [target.all()]);
+        side.post_recv(i, [target.whole_sge()]);
         side.post(send([]).id(i));
         let wc = side.recv_completion();
         wc.expect_received(i, 40);
@@ -451,21 +451,21 @@ fn to_itself(env: &TestEnv) {
 
 fn a_stranger_is_never_reached(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
-    let (ah, qpn, _) = pair.a.route.clone().expect("a route");
+    let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for stranger in [qpn ^ 0x2aa, 2, 0x00ff_fffe, 0x00ff_ffff] {
         if stranger == pair.a.qp.qpn() {
             continue;
         }
-        case(format!("QP {stranger:#x}"));
+        record_case(format!("QP {stranger:#x}"));
         pair.a.post(send([]).id(1).to(&ah, stranger, QKEY));
         pair.a.send_completion().expect_sent(1, Verb::Send);
     }
-    pair.check_works();
+    pair.check_transfers_both_ways();
 }
 
 fn a_receiver_that_is_gone_loses_messages(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
-    pair.check_works();
+    pair.check_transfers_both_ways();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     for i in 0..200 {
         pair.a.post(send([]).id(i));
@@ -480,7 +480,7 @@ fn memory_may_go_before_its_queue_pair(env: &TestEnv) {
     let pair = QpSpec::ud().pair(env);
     let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
-    pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
+    pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.a.post(send([]).id(2));
     pair.a.send_completion().expect_sent(2, Verb::Send);
     memory.protect(0, false);
@@ -495,12 +495,12 @@ fn memory_may_go_while_the_program_sleeps(env: &TestEnv) {
     let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     let source = pair.a.buf(8);
-    pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
+    pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.b.rcq.arm(false);
     memory.protect(0, false);
-    pair.a.post(send([source.all()]).id(2));
+    pair.a.post(send([source.whole_sge()]).id(2));
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
+    pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
     let status = pair.b.recv_completion().raw().status;
     assert!([IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR].contains(&status), "{status}");
     memory.protect(0, true);
@@ -509,12 +509,12 @@ fn memory_may_go_while_the_program_sleeps(env: &TestEnv) {
 fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
     let connected = QpSpec::rc().pair(env);
     let target = connected.b.buf(64);
-    connected.b.recv(1, [target.all()]);
+    connected.b.post_recv(1, [target.whole_sge()]);
     let pair = QpSpec::ud().pair(env);
-    let (ah, ..) = pair.a.route.clone().expect("a route");
+    let (ah, ..) = pair.a.ud_destination.clone().expect("a route");
     pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
     pair.a.send_completion().expect_sent(2, Verb::Send);
-    connected.b.expect_silence();
+    connected.b.expect_no_completions();
     connected.a.post(send([]).id(3));
     connected.b.recv_completion().expect_received(1, 0);
 }
@@ -535,14 +535,14 @@ fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     std::thread::sleep(QUIET_PERIOD);
     source.memory.write(0, &[0xee; COUNT * LEN]);
     for i in 0..COUNT {
-        pair.b.recv(i as u64, [target.sge((i * (40 + LEN)) as u64, 40 + LEN)]);
+        pair.b.post_recv(i as u64, [target.sge((i * (40 + LEN)) as u64, 40 + LEN)]);
     }
     // Datagrams that found no receive are lost.
-    for wc in pair.b.rcq.drain() {
+    for wc in pair.b.rcq.poll_for_quiet_period() {
         let seed = wc.imm().expect("an immediate").into();
         wc.expect_received(wc.id(), 40 + LEN);
         let at = usize::try_from(wc.id()).expect("small") * (40 + LEN) + 40;
-        target.memory.check_at(at, LEN, seed);
+        target.memory.assert_pattern_at(at, LEN, seed);
     }
 }
 
@@ -555,7 +555,7 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
     let target = pair.b.buf(32 * 300);
     let slot = |i: u64| target.sge(i * 300, 296);
     for i in 0..32 {
-        pair.b.recv(i, [slot(i)]);
+        pair.b.post_recv(i, [slot(i)]);
     }
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
@@ -573,8 +573,8 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
                 let len = usize::try_from(imm % 256).expect("small");
                 wc.expect_received(wc.id(), 40 + len);
                 let at = usize::try_from(wc.id()).expect("small") * 300 + 40;
-                target.memory.check_at(at, len, imm.into());
-                pair.b.recv(wc.id(), [slot(wc.id())]);
+                target.memory.assert_pattern_at(at, len, imm.into());
+                pair.b.post_recv(wc.id(), [slot(wc.id())]);
                 if imm.is_multiple_of(50) {
                     std::thread::sleep(std::time::Duration::from_micros(100));
                 }
@@ -604,11 +604,11 @@ fn payload_of_exactly_the_mtu(env: &TestEnv) {
     let target = pair.b.buf(mtu + 40);
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
-        pair.b.recv(1, [target.all()]);
-        pair.a.post(send([source.all()]).id(2));
+        pair.b.post_recv(1, [target.whole_sge()]);
+        pair.a.post(send([source.whole_sge()]).id(2));
         pair.b.recv_completion().expect_received(1, mtu + 40);
         pair.a.send_completion().expect_sent(2, Verb::Send);
-        target.memory.check_at(40, mtu, seed);
+        target.memory.assert_pattern_at(40, mtu, seed);
     }
 }
 
@@ -618,7 +618,7 @@ fn rtr_receives(env: &TestEnv) {
     pair.a.connect(&to_b);
     pair.b.to_init();
     let target = pair.b.buf(64);
-    pair.b.recv(1, [target.all()]);
+    pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([]).id(1));
     pair.a.send_completion().expect_sent(1, Verb::Send);
     pair.b.rcq.expect_empty();
@@ -636,7 +636,7 @@ fn an_address_handle_may_go_after_the_send(env: &TestEnv) {
     let inline = if env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
     for i in 0..50 {
         let ah = pair.a.pd.ah(&attr);
-        pair.b.recv(i, [target.all()]);
+        pair.b.post_recv(i, [target.whole_sge()]);
         let wr = send([]).id(i).flag(inline).to(&ah, pair.b.qp.qpn(), QKEY);
         pair.a.post(wr);
         pair.a.send_completion().expect_sent(i, Verb::Send);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::fs::{MemfdFlags, memfd_create};
 use verbs_abi::*;
 
-use super::overrun::{await_event, await_overrun};
+use super::overrun::{await_event, await_cq_error_event};
 use crate::TestEnv;
 use crate::memory::MemKind;
 use crate::objects::{ALL_ACCESS, Context, Cq, Pd, Qp, QpInit, Srq};
@@ -35,8 +35,8 @@ tests! { "xrc";
 struct Xrc {
     sender: Qp,
     receiver: Qp,
-    srqs: [(Srq, u32, Cq); 2],
-    scq: Cq,
+    srqs_with_number_and_cq: [(Srq, u32, Cq); 2],
+    sender_cq: Cq,
     pd: Pd,
     domain: XrcDomain,
     side: QpSide,
@@ -58,7 +58,7 @@ impl Xrc {
         let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
         // An RC side provides the values of common attributes.
         let side = QpSpec::rc().rnr_retry(rnr_retry).create_qp_side(env);
-        let xrc = Self { sender, receiver, srqs, scq, pd, domain, side };
+        let xrc = Self { sender, receiver, srqs_with_number_and_cq: srqs, sender_cq: scq, pd, domain, side };
         let address = xrc.side.address();
         let (to_receiver, to_sender) = (
             QpAddress { qpn: xrc.receiver.qpn(), ..address },
@@ -73,7 +73,7 @@ impl Xrc {
     }
 
     fn srqn(&self, i: usize) -> u32 {
-        self.srqs[i].1
+        self.srqs_with_number_and_cq[i].1
     }
 }
 
@@ -82,18 +82,18 @@ fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
     let source = xrc.pd.buf(64);
     let targets = [xrc.pd.buf(64), xrc.pd.buf(64)];
     for (i, target) in targets.iter().enumerate() {
-        xrc.srqs[i].0.recv(10 + i as u64, [target.all()]);
+        xrc.srqs_with_number_and_cq[i].0.post_recv(10 + i as u64, [target.whole_sge()]);
     }
     for i in [1, 0] {
         source.memory.fill_with_pattern(i as u64);
-        xrc.sender.post(to_srq(send([source.all()]).id(i as u64), xrc.srqn(i)));
-        let wc = xrc.srqs[i].2.next();
+        xrc.sender.post(to_srq(send([source.whole_sge()]).id(i as u64), xrc.srqn(i)));
+        let wc = xrc.srqs_with_number_and_cq[i].2.await_completion();
         wc.expect_received(10 + i as u64, 64);
         assert_eq!(wc.qpn(), xrc.receiver.qpn());
-        xrc.scq.next().expect_sent(i as u64, Verb::Send);
-        targets[i].memory.check_at(0, 64, i as u64);
+        xrc.sender_cq.await_completion().expect_sent(i as u64, Verb::Send);
+        targets[i].memory.assert_pattern_at(0, 64, i as u64);
     }
-    for (_, _, cq) in &xrc.srqs {
+    for (_, _, cq) in &xrc.srqs_with_number_and_cq {
         cq.expect_empty();
     }
 }
@@ -105,13 +105,13 @@ fn long_messages_and_immediates_arrive(env: &TestEnv) {
         let source = xrc.pd.buf(len.max(1));
         let target = xrc.pd.buf(len.max(1));
         source.memory.fill_with_pattern(id);
-        xrc.srqs[0].0.recv(id, [target.all()]);
+        xrc.srqs_with_number_and_cq[0].0.post_recv(id, [target.whole_sge()]);
         xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
-        let wc = xrc.srqs[0].2.next();
+        let wc = xrc.srqs_with_number_and_cq[0].2.await_completion();
         wc.expect_received(id, len);
         assert_eq!(wc.imm(), Some(77));
-        xrc.scq.next().expect_sent(id, Verb::SendWithImm);
-        target.memory.check_at(0, len, id);
+        xrc.sender_cq.await_completion().expect_sent(id, Verb::SendWithImm);
+        target.memory.assert_pattern_at(0, len, id);
     }
 }
 
@@ -136,14 +136,14 @@ fn a_completion_channel_is_called(env: &TestEnv) {
         }
         let buf = pd.buf(8);
         for round in 0..20 {
-            srq.recv(round, [buf.all()]);
+            srq.post_recv(round, [buf.whole_sge()]);
             cq.arm(false);
             assert!(!channel.readable(Duration::ZERO));
-            sender.post(to_srq(send([buf.all()]).id(round), number));
-            channel.expect_event(&cq);
+            sender.post(to_srq(send([buf.whole_sge()]).id(round), number));
+            channel.await_and_ack_event(&cq);
             cq.ack(1);
-            cq.next().expect_received(round, 8);
-            scq.next().expect_sent(round, Verb::Send);
+            cq.await_completion().expect_received(round, 8);
+            scq.await_completion().expect_sent(round, Verb::Send);
         }
     }
     drop(srq);
@@ -153,24 +153,24 @@ fn a_receive_may_reach_past_its_region(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(72));
     source.memory.fill_with_pattern(1);
-    xrc.srqs[0].0.recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
-    xrc.sender.post(to_srq(send([source.all()]).id(6), xrc.srqn(0)));
-    xrc.srqs[0].2.next().expect_received(5, 8);
-    target.memory.check_at(64, 8, 1);
+    xrc.srqs_with_number_and_cq[0].0.post_recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
+    xrc.sender.post(to_srq(send([source.whole_sge()]).id(6), xrc.srqn(0)));
+    xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(5, 8);
+    target.memory.assert_pattern_at(64, 8, 1);
 }
 
 fn a_message_waits_for_a_receive(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(8));
-    xrc.sender.post(to_srq(send([source.all()]).id(1), xrc.srqn(1)));
-    xrc.srqs[1].2.expect_empty();
-    xrc.scq.expect_empty();
-    xrc.srqs[1].0.recv(2, [target.all()]);
-    xrc.srqs[1].2.next().expect_received(2, 8);
-    xrc.scq.next().expect_sent(1, Verb::Send);
+    xrc.sender.post(to_srq(send([source.whole_sge()]).id(1), xrc.srqn(1)));
+    xrc.srqs_with_number_and_cq[1].2.expect_empty();
+    xrc.sender_cq.expect_empty();
+    xrc.srqs_with_number_and_cq[1].0.post_recv(2, [target.whole_sge()]);
+    xrc.srqs_with_number_and_cq[1].2.await_completion().expect_received(2, 8);
+    xrc.sender_cq.await_completion().expect_sent(1, Verb::Send);
     let short = Xrc::new(env, 1);
     short.sender.post(to_srq(send([]).id(3), short.srqn(0)));
-    short.scq.next().expect_failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    short.sender_cq.await_completion().expect_failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
 fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
@@ -182,39 +182,39 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
     let srqn = xrc.srqn(0);
     let post = |wr, id, verb| {
         xrc.sender.post(to_srq(wr, srqn));
-        xrc.scq.next().expect_sent(id, verb);
+        xrc.sender_cq.await_completion().expect_sent(id, verb);
     };
-    post(read([local.all()], remote.remote()).id(1), 1, Verb::RdmaRead);
+    post(read([local.whole_sge()], remote.remote()).id(1), 1, Verb::RdmaRead);
     assert_eq!(local.memory.load(0), 40);
-    post(write([local.all()], remote.remote().plus(8)).id(2), 2, Verb::RdmaWrite);
+    post(write([local.whole_sge()], remote.remote().plus(8)).id(2), 2, Verb::RdmaWrite);
     assert_eq!(remote.memory.load(8), 40);
-    post(fetch_add(local.all(), remote.remote(), 2).id(3), 3, Verb::AtomicFetchAndAdd);
+    post(fetch_add(local.whole_sge(), remote.remote(), 2).id(3), 3, Verb::AtomicFetchAndAdd);
     assert_eq!(remote.memory.load(0), 42);
-    xrc.srqs[0].0.recv(9, []);
+    xrc.srqs_with_number_and_cq[0].0.post_recv(9, []);
     post(
-        write_imm([local.all()], remote.remote().plus(16), 6).id(4),
+        write_imm([local.whole_sge()], remote.remote().plus(16), 6).id(4),
         4,
         Verb::RdmaWriteWithImm,
     );
-    xrc.srqs[0].2.next().expect_success(9, IBV_WC_RECV_RDMA_WITH_IMM);
+    xrc.srqs_with_number_and_cq[0].2.await_completion().expect_success(9, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!(remote.memory.load(16), 40);
     // This memory is in another protection domain than the shared receive queue.
     let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
-    xrc.sender.post(to_srq(write([local.all()], other.remote()).id(5), srqn));
-    xrc.scq.next().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
+    xrc.sender.post(to_srq(write([local.whole_sge()], other.remote()).id(5), srqn));
+    xrc.sender_cq.await_completion().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(other.memory.load(0), 0);
 }
 
 fn an_unknown_queue_is_an_invalid_request(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let buf = xrc.pd.buf(8);
-    xrc.srqs[0].0.recv(1, [buf.all()]);
+    xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
-    xrc.sender.post(to_srq(send([buf.all()]).id(2), wrong.expect("a number")));
+    xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), wrong.expect("a number")));
     // Only the engine, or the calls below, make progress for the receiver.
-    xrc.scq.next().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    xrc.sender_cq.await_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
     xrc.receiver.await_state(IBV_QPS_ERR);
-    xrc.srqs[0].2.expect_empty();
+    xrc.srqs_with_number_and_cq[0].2.expect_empty();
 }
 
 fn a_domain_is_named_by_its_file(env: &TestEnv) {
@@ -243,7 +243,7 @@ fn a_domain_is_named_by_its_file(env: &TestEnv) {
 fn what_is_in_use_is_busy(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     assert_eq!(xrc.domain.try_close(), libc::EBUSY);
-    assert_eq!(xrc.srqs[0].2.try_destroy(), libc::EBUSY);
+    assert_eq!(xrc.srqs_with_number_and_cq[0].2.try_destroy(), libc::EBUSY);
     assert_eq!(xrc.pd.try_destroy(), libc::EBUSY);
 }
 
@@ -251,17 +251,17 @@ fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let opened = xrc
         .domain
-        .open_receiver(xrc.receiver.qpn(), &xrc.pd, &xrc.scq)
+        .open_receiver(xrc.receiver.qpn(), &xrc.pd, &xrc.sender_cq)
         .expect("ibv_open_qp");
     assert_eq!(opened.qpn(), xrc.receiver.qpn());
     assert_eq!(opened.state(), IBV_QPS_RTS);
     drop(opened);
     // The queue pair exists as long as a handle to it is open.
     let buf = xrc.pd.buf(8);
-    xrc.srqs[0].0.recv(1, [buf.all()]);
-    xrc.sender.post(to_srq(send([buf.all()]).id(2), xrc.srqn(0)));
-    xrc.srqs[0].2.next().expect_received(1, 8);
-    let unknown = xrc.domain.open_receiver(xrc.sender.qpn(), &xrc.pd, &xrc.scq);
+    xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
+    xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), xrc.srqn(0)));
+    xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(1, 8);
+    let unknown = xrc.domain.open_receiver(xrc.sender.qpn(), &xrc.pd, &xrc.sender_cq);
     assert_eq!(unknown.err(), Some(libc::EINVAL));
 }
 
@@ -274,19 +274,19 @@ fn only_queues_for_xrc_have_numbers(env: &TestEnv) {
 /// The receiving queue pair has no CQ: it fails at the first message whose completion does not fit.
 fn a_completion_queue_that_is_overrun_ends_its_connections(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let (srq, srqn, cq) = &xrc.srqs[0];
+    let (srq, srqn, cq) = &xrc.srqs_with_number_and_cq[0];
     assert_eq!(cq.try_resize(4), 0);
     for i in 0..6 {
-        srq.recv(i, []);
+        srq.post_recv(i, []);
     }
     for i in 0..5 {
         xrc.sender.post(to_srq(send([]).id(i), *srqn));
-        xrc.scq.next().expect_sent(i, Verb::Send);
+        xrc.sender_cq.await_completion().expect_sent(i, Verb::Send);
     }
     let ctx = xrc.pd.ctx();
-    await_overrun(ctx, cq);
+    await_cq_error_event(ctx, cq);
     xrc.sender.post(to_srq(send([]).id(5), *srqn));
-    xrc.scq.next().expect_failed(5, &[IBV_WC_REM_OP_ERR]);
+    xrc.sender_cq.await_completion().expect_failed(5, &[IBV_WC_REM_OP_ERR]);
     assert!(await_event(ctx, IBV_EVENT_QP_FATAL).is_of_qp(&xrc.receiver));
     for (wc, i) in cq.wait_for_completions(4).iter().zip(0..) {
         wc.expect_received(i, 0);

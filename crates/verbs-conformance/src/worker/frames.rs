@@ -4,7 +4,7 @@ use std::process;
 
 use verbs_abi::*;
 
-use super::message::{check_message, message};
+use super::message::{numbered_message, verified_message_number};
 use crate::env::{NicCapability, TestEnv};
 use crate::objects::{Buf, Context};
 use crate::raw::{FlowAttr, InstalledFlow, RawPacketQp};
@@ -12,11 +12,11 @@ use crate::rng::Rng;
 use crate::wr::{Verb, send};
 
 /// Maximum number of outstanding frames, and number of posted receives.
-const FRAMES: u64 = 8;
+const MAX_OUTSTANDING_FRAMES: u64 = 8;
 /// Number of bytes of the buffer for one frame.
-const ROOM: usize = 2048;
+const FRAME_BUFFER_BYTES: usize = 2048;
 /// Number of bytes of a frame's header: destination, source and type.
-const HEADER: usize = 14;
+const ETHERNET_HEADER_BYTES: usize = 14;
 /// EtherType of local experimental protocols (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 
@@ -26,15 +26,15 @@ pub(super) type Mac = [u8; 6];
 /// One worker's side of the frame exchange. The fields are dropped in the order of declaration.
 pub(super) struct FrameExchange {
     /// A flow that is created and destroyed at random, and matches no frame.
-    passing: Option<InstalledFlow>,
+    temporary_unmatched_flow: Option<InstalledFlow>,
     outgoing: Buf,
     incoming: Buf,
     raw: RawPacketQp,
     env: TestEnv,
-    own: Mac,
-    under_way: u64,
-    next: u64,
-    last: Option<u64>,
+    own_mac: Mac,
+    outstanding_sends: u64,
+    next_sent_number: u64,
+    last_received_number: Option<u64>,
 }
 
 impl FrameExchange {
@@ -46,36 +46,39 @@ impl FrameExchange {
         }
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
-        let mut raw = RawPacketQp::of(ctx);
+        let mut raw = RawPacketQp::on_context(ctx);
         raw.add_flow(&FlowAttr::to(env, own));
-        let room = usize::try_from(FRAMES).expect("small") * ROOM;
+        let room = usize::try_from(MAX_OUTSTANDING_FRAMES).expect("small") * FRAME_BUFFER_BYTES;
         let (outgoing, incoming) = (raw.pd.buf(room), raw.pd.buf(room));
-        for i in 0..FRAMES {
-            raw.qp.recv(i, [incoming.sge(i * ROOM as u64, ROOM)]);
+        for i in 0..MAX_OUTSTANDING_FRAMES {
+            raw.qp.post_recv(
+                i,
+                [incoming.sge(i * FRAME_BUFFER_BYTES as u64, FRAME_BUFFER_BYTES)],
+            );
         }
         Some(Self {
-            passing: None,
+            temporary_unmatched_flow: None,
             outgoing,
             incoming,
             raw,
             env: env.clone(),
-            own,
-            under_way: 0,
-            next: 0,
-            last: None,
+            own_mac: own,
+            outstanding_sends: 0,
+            next_sent_number: 0,
+            last_received_number: None,
         })
     }
 
     /// Returns the address to which the peer sends frames.
     pub(super) fn address(&self) -> Mac {
-        self.own
+        self.own_mac
     }
 
-    /// Sends the next frame to the peer, if fewer than [`FRAMES`] frames are outstanding. Before that, the
+    /// Sends the next frame to the peer, if fewer than [`MAX_OUTSTANDING_FRAMES`] frames are outstanding. Before that, the
     /// function creates or destroys a flow at random.
-    pub(super) fn post(&mut self, peer: Mac, rng: &mut Rng) {
+    pub(super) fn post_next_frame(&mut self, peer: Mac, rng: &mut Rng) {
         if rng.one_in(8) {
-            self.passing = match self.passing.take() {
+            self.temporary_unmatched_flow = match self.temporary_unmatched_flow.take() {
                 Some(_) => None,
                 None => {
                     let nobody = [2, 0, 0, 0, 0, u8::try_from(rng.below(256)).expect("a byte")];
@@ -87,22 +90,22 @@ impl FrameExchange {
                 }
             };
         }
-        if self.under_way == FRAMES {
+        if self.outstanding_sends == MAX_OUTSTANDING_FRAMES {
             return;
         }
-        let number = self.next;
-        let slot = number % FRAMES;
+        let number = self.next_sent_number;
+        let slot = number % MAX_OUTSTANDING_FRAMES;
         let payload = 64 + usize::try_from(rng.below(1000)).expect("small");
         let mut frame = peer.to_vec();
-        frame.extend(self.own);
+        frame.extend(self.own_mac);
         frame.extend(ETHERTYPE);
-        frame.extend(message(number, payload));
-        let at = usize::try_from(slot).expect("small") * ROOM;
+        frame.extend(numbered_message(number, payload));
+        let at = usize::try_from(slot).expect("small") * FRAME_BUFFER_BYTES;
         self.outgoing.memory.write(at, &frame);
         let sge = self.outgoing.sge(at as u64, frame.len());
         self.raw.qp.post(send([sge]).id(number));
-        self.next += 1;
-        self.under_way += 1;
+        self.next_sent_number += 1;
+        self.outstanding_sends += 1;
     }
 
     /// Polls completions, and returns the number of received frames, which are verified. Frames that found no
@@ -111,20 +114,24 @@ impl FrameExchange {
         let mut received = 0;
         for wc in self.raw.cq.poll(16) {
             if wc.raw().opcode & IBV_WC_RECV == 0 {
-                wc.expect_sent(self.next - self.under_way, Verb::Send);
-                self.under_way -= 1;
+                wc.expect_sent(self.next_sent_number - self.outstanding_sends, Verb::Send);
+                self.outstanding_sends -= 1;
                 continue;
             }
             let len = wc.raw().byte_len as usize;
             wc.expect_received(wc.id(), len);
-            let at = usize::try_from(wc.id()).expect("small") * ROOM;
+            let at = usize::try_from(wc.id()).expect("small") * FRAME_BUFFER_BYTES;
             let frame = self.incoming.memory.read(at, len);
-            assert_eq!(frame[..6], self.own, "another's frame");
-            let number = check_message(&frame[HEADER..]);
-            assert!(self.last < Some(number), "{number} after {:?}", self.last);
-            self.last = Some(number);
-            let sge = self.incoming.sge(at as u64, ROOM);
-            self.raw.qp.recv(wc.id(), [sge]);
+            assert_eq!(frame[..6], self.own_mac, "another's frame");
+            let number = verified_message_number(&frame[ETHERNET_HEADER_BYTES..]);
+            assert!(
+                self.last_received_number < Some(number),
+                "{number} after {:?}",
+                self.last_received_number
+            );
+            self.last_received_number = Some(number);
+            let sge = self.incoming.sge(at as u64, FRAME_BUFFER_BYTES);
+            self.raw.qp.post_recv(wc.id(), [sge]);
             received += 1;
         }
         received

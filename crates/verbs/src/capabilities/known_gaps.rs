@@ -14,33 +14,33 @@ struct KnownGap {
     seen_on: &'static str,
 }
 
-const RXE: &str = "rdma_rxe";
+const RXE_DRIVER: &str = "rdma_rxe";
 const RXE_SEEN_ON: &str = "Linux 6.1.192, rdma-core 44";
 
 const KNOWN_GAPS: [KnownGap; 4] = [
     KnownGap {
-        driver: RXE,
+        driver: RXE_DRIVER,
         capability: Capability::ErrorStatuses,
         behaviour: "a wrong L_Key and a RECV that is too small both fail with LOC_QP_OP_ERR",
         conformance_test: "access::local_protection_errors_have_their_status",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
-        driver: RXE,
+        driver: RXE_DRIVER,
         capability: Capability::ErrorEvents,
         behaviour: "the queue pair goes to ERR silently",
         conformance_test: "events::an_access_error_is_an_event_of_the_responder",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
-        driver: RXE,
+        driver: RXE_DRIVER,
         capability: Capability::SendQueueErrors,
         behaviour: "a failed SEND takes the whole queue pair to ERR",
         conformance_test: "access::local_failure_stops_only_the_send_queue_of_ud",
         seen_on: RXE_SEEN_ON,
     },
     KnownGap {
-        driver: RXE,
+        driver: RXE_DRIVER,
         capability: Capability::SendQueueDrain,
         behaviour: "WRs that are posted in SQD are not begun when the queue pair is back in RTS",
         conformance_test: "state::sqd_holds_sends_back_and_rts_resumes",
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn only_the_driver_that_is_known_lacks_anything() {
-        let names: Vec<_> = missing_by_driver(Some(RXE))
+        let names: Vec<_> = missing_by_driver(Some(RXE_DRIVER))
             .iter()
             .map(|lack| lack.capability)
             .collect();

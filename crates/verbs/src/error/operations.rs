@@ -278,13 +278,13 @@ const fn is_unreachable(errno: i32) -> bool {
     )
 }
 
-fn errno(source: &io::Error) -> i32 {
+fn errno_or_zero(source: &io::Error) -> i32 {
     source.raw_os_error().unwrap_or(0)
 }
 
 impl OpenError {
     pub(crate) fn of(verb: &'static str, device: String, source: io::Error) -> Self {
-        match errno(&source) {
+        match errno_or_zero(&source) {
             libc::EACCES | libc::EPERM => Self::NotPermitted {
                 device,
                 verb,
@@ -307,7 +307,7 @@ impl QueryError {
 
 impl CreateError {
     pub(crate) fn of(verb: &'static str, source: io::Error) -> Self {
-        match errno(&source) {
+        match errno_or_zero(&source) {
             libc::EMFILE | libc::ENFILE => Self::TooManyFiles { verb, source },
             libc::ENOMEM => Self::NoResources { verb, source },
             _ => Self::Refused { verb, source },
@@ -323,7 +323,7 @@ impl CreateError {
         let beyond = sizes
             .iter()
             .find(|(_, size, limit)| !(1..=*limit).contains(size));
-        match (errno(&source), beyond) {
+        match (errno_or_zero(&source), beyond) {
             (libc::EINVAL | libc::ENOMEM, Some(&(attribute, requested, limit))) => {
                 Self::LimitExceeded {
                     attribute,
@@ -340,7 +340,7 @@ impl CreateError {
 
 impl AddressError {
     pub(crate) fn of(verb: &'static str, source: io::Error) -> Self {
-        if is_unreachable(errno(&source)) {
+        if is_unreachable(errno_or_zero(&source)) {
             Self::Unreachable { verb, source }
         } else {
             Self::Refused { verb, source }
@@ -363,7 +363,7 @@ impl CreateQpError {
         sizes: &[(&'static str, u32, u32)],
     ) -> Self {
         let beyond = sizes.iter().find(|(_, size, limit)| size > limit);
-        match (errno(&source), beyond) {
+        match (errno_or_zero(&source), beyond) {
             (libc::EOPNOTSUPP | libc::ENOSYS, _) => Self::Unsupported { verb, source },
             (libc::EINVAL | libc::ENOMEM, Some(&(attribute, requested, limit))) => {
                 Self::LimitExceeded {
@@ -405,7 +405,7 @@ impl RegisterError {
         let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let lacks_local = access.bits() & remote_writes.bits() != 0
             && access.bits() & Access::LOCAL_WRITE.bits() == 0;
-        match errno(&source) {
+        match errno_or_zero(&source) {
             libc::EINVAL if len == 0 => Self::Length { len, verb, source },
             libc::EINVAL if lacks_local => Self::Access {
                 access,
@@ -443,7 +443,7 @@ impl ModifyError {
         ranges: &[(&'static str, u32, u32)],
     ) -> Self {
         let beyond = ranges.iter().find(|(_, value, limit)| value > limit);
-        match (errno(&source), beyond) {
+        match (errno_or_zero(&source), beyond) {
             (libc::EINVAL, Some(&(attribute, value, limit))) => Self::OutOfRange {
                 from,
                 to,
@@ -471,7 +471,7 @@ impl ModifyError {
 
 impl ModifySrqError {
     pub(crate) fn of(verb: &'static str, source: io::Error, limit: u32, max_wr: u32) -> Self {
-        match errno(&source) {
+        match errno_or_zero(&source) {
             libc::EINVAL if limit > max_wr => Self::LimitExceeded {
                 limit,
                 max_wr,
@@ -485,7 +485,7 @@ impl ModifySrqError {
 
 impl EventError {
     pub(crate) fn of(verb: &'static str, source: io::Error) -> Self {
-        match errno(&source) {
+        match errno_or_zero(&source) {
             libc::EINTR => Self::Interrupted { verb, source },
             libc::EAGAIN => Self::WouldBlock { verb, source },
             _ => Self::Refused { verb, source },

@@ -8,12 +8,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::types::PageSize;
 
-const HUGE_PAGE: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Zeroed, page-aligned memory; dropping the value frees it.
 pub(crate) struct PrivateMemory {
     addr: *mut u8,
-    mapped: usize,
+    mapped_bytes: usize,
 }
 
 // SAFETY: this value owns the range of addresses, and returns only a raw pointer to it.
@@ -28,10 +28,10 @@ impl PrivateMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let huge = match pages {
-            None => len >= HUGE_PAGE / 2,
+            None => len >= HUGE_PAGE_BYTES / 2,
             Some(pages) => pages == PageSize::Huge,
         };
-        let mapped = len.next_multiple_of(if huge { HUGE_PAGE } else { 4096 });
+        let mapped = len.next_multiple_of(if huge { HUGE_PAGE_BYTES } else { 4096 });
         let mut flags = MapFlags::PRIVATE;
         if pages == Some(PageSize::Huge) {
             flags |= MapFlags::HUGETLB | MapFlags::HUGE_2MB;
@@ -50,7 +50,7 @@ impl PrivateMemory {
         }
         Ok(Self {
             addr: addr.cast(),
-            mapped,
+            mapped_bytes: mapped,
         })
     }
 
@@ -63,7 +63,7 @@ impl PrivateMemory {
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
         // SAFETY: the range came from `new` and belongs to this value alone.
-        let _ = unsafe { munmap(self.addr.cast(), self.mapped) };
+        let _ = unsafe { munmap(self.addr.cast(), self.mapped_bytes) };
     }
 }
 

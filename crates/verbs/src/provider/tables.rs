@@ -10,7 +10,7 @@ use verbs_abi::Symbols;
 #[cfg(feature = "softnic")]
 pub(super) fn softnic() -> &'static Symbols {
     #[cfg(feature = "tap")]
-    if tap::is_on() {
+    if tap::is_counting_or_tracing() {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         return TAPPED.get_or_init(|| {
             softnic::observe_faults(tap::trace::append_event_line);
@@ -25,7 +25,7 @@ pub(super) fn softnic() -> &'static Symbols {
 pub(super) fn system() -> Result<&'static Symbols, libibverbs::LoadError> {
     let own = libibverbs::symbols()?;
     #[cfg(feature = "tap")]
-    if tap::is_on() {
+    if tap::is_counting_or_tracing() {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         return Ok(TAPPED.get_or_init(tap::symbols::<libibverbs::System>));
     }

@@ -28,7 +28,7 @@ impl FetchRequester {
     ) -> Result<FetchRequester> {
         let remote: RemoteMemory = link.recv()?;
         let cq = nic.cq(1)?;
-        let qp = nic.qp::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?;
+        let qp = nic.qp_builder::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?;
         let qp = connect(link, qp)?;
         let into = nic.pd.alloc(ping.payload_bytes, Access::LOCAL_WRITE)?;
         let mut list = qp.postlist(1);

@@ -10,7 +10,7 @@ use crate::nic::reap;
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send queue depth of either side.
-pub(super) const SEND_WRS: usize = 32;
+pub(super) const SEND_QUEUE_DEPTH: usize = 32;
 
 /// One WR in this many is signaled, unless the NIC reads the payload from memory. Those WRs are all
 /// signaled, because the NIC may read their buffer until they complete.
@@ -57,7 +57,7 @@ impl OutstandingWrs {
         let left = if F::NIC_READS_PAYLOAD {
             PAYLOAD_SLOTS - 1
         } else {
-            SEND_WRS / SIGNAL_EVERY as usize - 1
+            SEND_QUEUE_DEPTH / SIGNAL_EVERY as usize - 1
         };
         self.wait_for_completions(cq, left)?;
         self.posted_wrs = self.posted_wrs.wrapping_add(1);

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, RecvList, WcBuffer};
 
-use super::pending::{OutstandingWrs, SEND_WRS, layout};
+use super::pending::{OutstandingWrs, SEND_QUEUE_DEPTH, layout};
 use super::timed::LAST_MARK;
 use crate::link::WorkerLink;
 use crate::micro::form::{PayloadForm, low_half};
@@ -54,8 +54,8 @@ impl PingRecvBuffers {
     }
 }
 
-pub(super) struct SendEnd<T: SendTransport, F: PayloadForm> {
-    destination_qp: SendQp<T>,
+pub(super) struct SendPingPongEnd<T: SendTransport, F: PayloadForm> {
+    qp_and_destination: SendQp<T>,
     list: Postlist<T>,
     form: F,
     outstanding_wrs: OutstandingWrs,
@@ -64,17 +64,17 @@ pub(super) struct SendEnd<T: SendTransport, F: PayloadForm> {
     wcs: WcBuffer<1>,
 }
 
-impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
+impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
     pub(super) fn new(
         link: &mut WorkerLink,
         nic: &OpenNic,
         ping: &PingPong,
-    ) -> Result<SendEnd<T, F>> {
+    ) -> Result<SendPingPongEnd<T, F>> {
         let recvs = recv_count(ping.payload_bytes);
-        let (send_cq, recv_cq) = (nic.cq(SEND_WRS)?, nic.cq(recvs + 1)?);
+        let (send_cq, recv_cq) = (nic.cq(SEND_QUEUE_DEPTH)?, nic.cq(recvs + 1)?);
         let qp = nic
-            .qp::<T>(&send_cq, &recv_cq)
-            .max_send_wr(saturating_u32(SEND_WRS))
+            .qp_builder::<T>(&send_cq, &recv_cq)
+            .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
             .max_recv_wr(saturating_u32(recvs))
             .max_inline_data(saturating_u32(ping.inline_bytes()));
         let qp = T::build(qp)?;
@@ -82,9 +82,9 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         let to = T::connect_qps(link, nic, ping.payload_bytes, vec![qp])?.pop();
         let to = to.context("one queue pair was connected")?;
         link.barrier()?;
-        Ok(SendEnd {
+        Ok(SendPingPongEnd {
             list: to.qp.postlist(1),
-            destination_qp: to,
+            qp_and_destination: to,
             form: F::new(nic, &layout(ping))?,
             outstanding_wrs: OutstandingWrs::new(),
             recv_buffers: places,
@@ -97,7 +97,7 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
     pub(super) fn post(&mut self, number: u32) -> Result<()> {
         let (slot, signaled) = self
             .outstanding_wrs
-            .wait_for_slot::<F>(self.destination_qp.qp.send_cq(), number)?;
+            .wait_for_slot::<F>(self.qp_and_destination.qp.send_cq(), number)?;
         let stamp = u64::from(number);
         let imm = if F::STAMP_IS_IMM {
             Some(low_half(stamp))
@@ -106,11 +106,11 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         };
         self.list.clear();
         let payload = self.form.payload(slot, stamp)?;
-        let wr = T::add(&mut self.list, payload, imm, &self.destination_qp.to);
+        let wr = T::add(&mut self.list, payload, imm, &self.qp_and_destination.to);
         if signaled {
             wr.signaled();
         }
-        Ok(self.destination_qp.qp.post_send(&mut self.list)?)
+        Ok(self.qp_and_destination.qp.post_send(&mut self.list)?)
     }
 
     #[inline]
@@ -119,7 +119,7 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         let (memory, payload_bytes) = (&self.recv_buffers.memory, self.payload_bytes);
         let mut number = 0;
         loop {
-            let taken = reap(self.destination_qp.qp.recv_cq(), &mut self.wcs, |wc| {
+            let taken = reap(self.qp_and_destination.qp.recv_cq(), &mut self.wcs, |wc| {
                 let [first, last] = F::received_stamps(memory, &wc, payload_bytes)?;
                 if first != last {
                     bail!("{last:#x} at the end of message {first:#x}");
@@ -135,7 +135,7 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         self.recv_buffers.received_in_first_list += 1;
         if self.recv_buffers.received_in_first_list == self.recv_buffers.lists[0].len() {
             self.recv_buffers.received_in_first_list = 0;
-            self.destination_qp
+            self.qp_and_destination
                 .qp
                 .post_recv(&mut self.recv_buffers.lists[0])?;
             self.recv_buffers.lists.swap(0, 1);
@@ -162,6 +162,6 @@ impl<T: SendTransport, F: PayloadForm> SendEnd<T, F> {
         }
         // The last echo must be sent before the queue pair is destroyed.
         self.outstanding_wrs
-            .wait_for_completions(self.destination_qp.qp.send_cq(), 0)
+            .wait_for_completions(self.qp_and_destination.qp.send_cq(), 0)
     }
 }

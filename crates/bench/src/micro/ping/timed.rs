@@ -21,7 +21,7 @@ pub(super) fn run_timed_exchanges(
     ping: &PingPong,
     mut exchange: impl FnMut(u32) -> Result<()>,
 ) -> Result<PingPongLatency> {
-    let clock_ns = clock_read_ns();
+    let clock_ns = clock_reading_cost_ns();
     let mut samples = ExchangeSamples::new(ping)?;
     let duration_ns = ping.duration_ms.saturating_mul(1_000_000);
     let begin_ns = now_ns();
@@ -65,7 +65,7 @@ impl ExchangeSamples {
             histogram: Histogram::new_with_max(600_000_000_000, 3)?,
             sum_ns: 0,
             exchanges_per_sample: ping.exchanges_per_sample.into(),
-            latencies_per_exchange: if ping.is_one_way() { 2.0 } else { 1.0 },
+            latencies_per_exchange: if ping.has_one_way_latency() { 2.0 } else { 1.0 },
         })
     }
 
@@ -102,7 +102,7 @@ impl ExchangeSamples {
 
 /// Returns the median time of one reading of the clock. Each sample reads the clock many times in a
 /// row, so that a coarse clock still shows the time.
-fn clock_read_ns() -> u64 {
+fn clock_reading_cost_ns() -> u64 {
     const READINGS: u64 = 32;
     let mut times: Vec<u64> = (0..31)
         .map(|_| {
@@ -173,6 +173,6 @@ mod tests {
 
     #[test]
     fn the_clock_takes_time() {
-        assert!(clock_read_ns() < 1_000_000);
+        assert!(clock_reading_cost_ns() < 1_000_000);
     }
 }

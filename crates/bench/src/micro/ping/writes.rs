@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
 
-use super::pending::{OutstandingWrs, SEND_WRS, layout};
+use super::pending::{OutstandingWrs, SEND_QUEUE_DEPTH, layout};
 use super::timed::LAST_MARK;
 use crate::connect::connect;
 use crate::link::WorkerLink;
@@ -14,42 +14,42 @@ use crate::micro::verb::last_word_offset;
 use crate::nic::{OpenNic, saturating_u32};
 use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
-pub(super) struct WriteEnd<T: Connected, F: PayloadForm> {
+pub(super) struct WritePingPongEnd<T: Connected, F: PayloadForm> {
     qp: QueuePair<T>,
     list: Postlist<T>,
     form: F,
     outstanding_wrs: OutstandingWrs,
-    memory: MemoryRegion,
+    local_target_memory: MemoryRegion,
     remote: RemoteMemory,
     last_word_offset: usize,
 }
 
-impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
+impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
     pub(super) fn new(
         link: &mut WorkerLink,
         nic: &OpenNic,
         ping: &PingPong,
-    ) -> Result<WriteEnd<T, F>> {
+    ) -> Result<WritePingPongEnd<T, F>> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let bytes = ping.payload_bytes.next_multiple_of(8);
         let memory = nic.pd.alloc(bytes, access)?;
         link.send(&memory.remote())?;
         let remote = link.recv()?;
-        let cq = nic.cq(SEND_WRS)?;
+        let cq = nic.cq(SEND_QUEUE_DEPTH)?;
         let qp = nic
-            .qp::<T>(&cq, &cq)
-            .max_send_wr(saturating_u32(SEND_WRS))
+            .qp_builder::<T>(&cq, &cq)
+            .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
             .max_recv_wr(1u32)
             .max_inline_data(saturating_u32(ping.inline_bytes()))
             .build()?;
         let qp = connect(link, qp)?;
         link.barrier()?;
-        Ok(WriteEnd {
+        Ok(WritePingPongEnd {
             list: qp.postlist(1),
             qp,
             form: F::new(nic, &layout(ping))?,
             outstanding_wrs: OutstandingWrs::new(),
-            memory,
+            local_target_memory: memory,
             remote,
             last_word_offset: last_word_offset(ping.payload_bytes),
         })
@@ -76,9 +76,9 @@ impl<T: Connected, F: PayloadForm> WriteEnd<T, F> {
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         loop {
             // The bytes of one WRITE arrive in no guaranteed order, so wait for both words.
-            let last = u64::from_le(self.memory.read_u64(self.last_word_offset)?);
+            let last = u64::from_le(self.local_target_memory.read_u64(self.last_word_offset)?);
             if last != u64::from(before) {
-                let first = u64::from_le(self.memory.read_u64(0)?);
+                let first = u64::from_le(self.local_target_memory.read_u64(0)?);
                 if first == last {
                     return u32::try_from(last).context("another payload");
                 }

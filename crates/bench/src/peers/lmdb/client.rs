@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::socket::IdlePeriod;
-use super::wire::{ANSWER_BYTES, Request};
+use super::wire::{MAX_ANSWER_BYTES, Request};
 
 /// Time without an answer after which the client gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ pub(super) trait LmdbRequests {
 
     /// Checks the answer at the start of `bytes`. Returns its length, or `None` while it is
     /// incomplete.
-    fn check(&mut self, sent: &Self::SentRequest, bytes: &[u8]) -> Result<Option<usize>>;
+    fn check_answer(&mut self, sent: &Self::SentRequest, bytes: &[u8]) -> Result<Option<usize>>;
 }
 
 /// Number of answered requests, and the time that they took.
@@ -63,7 +63,7 @@ impl Client {
         Ok(Self {
             stream,
             encoded_requests: Vec::new(),
-            input: vec![0; 4 * ANSWER_BYTES].into(),
+            input: vec![0; 4 * MAX_ANSWER_BYTES].into(),
             unchecked_input_bytes: 0,
         })
     }
@@ -100,7 +100,7 @@ impl Client {
             let mut at = 0;
             while let Some(sent) = outstanding.front()
                 && let Some(length) =
-                    requests.check(sent, &self.input[at..self.unchecked_input_bytes])?
+                    requests.check_answer(sent, &self.input[at..self.unchecked_input_bytes])?
             {
                 outstanding.pop_front();
                 operations += 1;
@@ -154,7 +154,7 @@ impl Client {
 
     fn wait(&self, idle: &mut IdlePeriod, what: &str) -> Result<()> {
         let socket = std::iter::once(self.stream.as_fd());
-        let waited = idle.wait(socket, Duration::from_millis(20))?;
+        let waited = idle.spin_or_sleep(socket, Duration::from_millis(20))?;
         if waited > TIMEOUT {
             bail!("the LMDB server {what} for {} s", TIMEOUT.as_secs());
         }

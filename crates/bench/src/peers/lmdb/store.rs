@@ -82,7 +82,7 @@ impl Store {
             let mut txn = self.env.write_txn()?;
             for (requests, answers) in turns {
                 for request in requests {
-                    self.change(&mut txn, request, answers)?;
+                    self.execute_in_write_txn(&mut txn, request, answers)?;
                 }
             }
             return txn.commit().context("LMDB cannot commit");
@@ -90,18 +90,23 @@ impl Store {
         let txn = self.env.read_txn()?;
         for (requests, answers) in turns {
             for request in requests {
-                self.read(&txn, request, answers)?;
+                self.execute_in_read_txn(&txn, request, answers)?;
             }
         }
         Ok(())
     }
 
     #[inline]
-    fn change(&self, txn: &mut RwTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
+    fn execute_in_write_txn(
+        &self,
+        txn: &mut RwTxn<'_>,
+        request: &Request,
+        answers: &mut Vec<u8>,
+    ) -> Result<()> {
         let (key, value, flags) = match request {
             Request::Put { key, value } => (key, value, PutFlags::empty()),
             Request::Append { key, value } => (key, value, PutFlags::APPEND),
-            _ => return self.read(txn, request, answers),
+            _ => return self.execute_in_read_txn(txn, request, answers),
         };
         match self.db.put_with_flags(txn, flags, key, value) {
             Ok(()) => answers.push(1),
@@ -112,7 +117,12 @@ impl Store {
     }
 
     #[inline]
-    fn read(&self, txn: &RoTxn<'_>, request: &Request, answers: &mut Vec<u8>) -> Result<()> {
+    fn execute_in_read_txn(
+        &self,
+        txn: &RoTxn<'_>,
+        request: &Request,
+        answers: &mut Vec<u8>,
+    ) -> Result<()> {
         match request {
             Request::Get { key } => wire::encode_value(self.db.get(txn, key)?, answers),
             Request::Scan { from, entries } => {
@@ -127,7 +137,7 @@ impl Store {
                 }
                 answers[start..start + 4].copy_from_slice(&count.to_le_bytes());
             }
-            // Changes are executed by `change`: a batch that contains one is a writing batch.
+            // Changes are executed by `execute_in_write_txn`: a batch that contains one is a writing batch.
             Request::Put { .. } | Request::Append { .. } => answers.push(0),
         }
         Ok(())

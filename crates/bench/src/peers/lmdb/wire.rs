@@ -14,7 +14,7 @@ use anyhow::{Result, bail, ensure};
 pub(super) const MAX_SCAN_ENTRIES: u32 = 4096;
 
 /// Bytes of the longest answer.
-pub(super) const ANSWER_BYTES: usize = 4 + 16 * MAX_SCAN_ENTRIES as usize;
+pub(super) const MAX_ANSWER_BYTES: usize = 4 + 16 * MAX_SCAN_ENTRIES as usize;
 
 const GET: u8 = 1;
 const PUT: u8 = 2;

@@ -12,7 +12,7 @@ use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome
 use crate::client::error::ClientError;
 use crate::client::request::{Answer, ClientStats, Pending};
 use crate::record_cache::RecordCache;
-use crate::store::record::{DecodedBody, next_version, redo};
+use crate::store::record::{DecodedBody, redo, version_after_change};
 use crate::store::{Refusal, SetCondition};
 use crate::wire::{self, Op, RecordRequest, Request, Status};
 
@@ -20,12 +20,12 @@ impl ClientDesign for RemoteRecords {
     fn one_sided_ops(&self) -> OneSidedOps {
         OneSidedOps {
             includes_gets: true,
-            includes_changes: self.writes.is_some(),
+            includes_changes: self.write_parameters.is_some(),
         }
     }
 
     fn check(&self, op: &Op<'_>) -> Result<(), ClientError> {
-        let changes = self.writes.is_some();
+        let changes = self.write_parameters.is_some();
         if let Op::Put { ttl_ms: 1.., .. } = op {
             return Err(ClientError::Unsupported {
                 design: if changes {
@@ -48,9 +48,11 @@ impl ClientDesign for RemoteRecords {
             hash,
             ..SlotState::default()
         };
-        let known = self.writes.and_then(|_| self.record_cache.get(hash));
+        let known = self
+            .write_parameters
+            .and_then(|_| self.record_cache.get(hash));
         match known.filter(|record| *record < self.record_layout.records) {
-            Some(record) => self.access_record(pending, slot, record),
+            Some(record) => self.read_or_lock_record(pending, slot, record),
             None => self.read_neighbourhood(pending.lane_index, slot),
         }
     }
@@ -63,7 +65,7 @@ impl ClientDesign for RemoteRecords {
     ) -> Result<usize, RpcError> {
         if !self.lock_retries.is_empty() {
             self.queue.take_error()?;
-            self.retry_waiting(all, stats, done);
+            self.retry_delayed_locks(all, stats, done);
         }
         self.post_and_poll(all, stats, done)
     }
@@ -102,11 +104,11 @@ impl ClientDesign for RemoteRecords {
     }
 
     fn doorbells(&self) -> u64 {
-        self.queue.doorbells()
+        self.queue.posted_doorbells()
     }
 
     fn record_cache(&self) -> Option<&Arc<RecordCache>> {
-        self.writes.map(|_| &self.record_cache)
+        self.write_parameters.map(|_| &self.record_cache)
     }
 
     fn share_record_cache(&mut self, record_cache: Arc<RecordCache>) {
@@ -214,12 +216,12 @@ impl RemoteRecords {
             return Ok(Some(self.ask_for_record(pending, slot)));
         };
         self.slots[slot as usize].current_record = record;
-        if self.writes.is_some() {
+        if self.write_parameters.is_some() {
             self.record_cache.set(state.hash, record);
         }
         Ok(match body {
             _ if !pending.is_get => {
-                self.lock(pending.lane_index, slot);
+                self.prepare_lock_and_read(pending.lane_index, slot);
                 None
             }
             DecodedBody::Match { version, value } => Some(self.complete_get(slot, version, value)),
@@ -269,12 +271,12 @@ impl RemoteRecords {
             DecodedBody::Match {
                 version,
                 value: now,
-            } => next_version(version, now.is_some(), value.is_some(), condition),
+            } => version_after_change(version, now.is_some(), value.is_some(), condition),
             // The record belongs to another key now, or is not whole.
             DecodedBody::OtherKey | DecodedBody::Torn => {
                 self.slots[slot as usize].awaited_completion =
                     AwaitedCompletion::Unlock(AfterUnlock::FindAgain);
-                self.unlock(pending.lane_index, slot);
+                self.prepare_unlock(pending.lane_index, slot);
                 return Ok(());
             }
         };
@@ -289,13 +291,13 @@ impl RemoteRecords {
                     version,
                     value,
                 );
-                redo::seal(
+                redo::complete_entry(
                     &mut entry,
                     &self.record_layout,
                     (pending.lane_index, state.current_record),
                     state.held_lock_word,
                 );
-                self.write(pending.lane_index, slot, &entry)?;
+                self.prepare_change_writes(pending.lane_index, slot, &entry)?;
                 AwaitedCompletion::Commit { version }
             }
             Err(Refusal::Condition(version)) => {
@@ -304,7 +306,7 @@ impl RemoteRecords {
             Ok(None) | Err(_) => AwaitedCompletion::Unlock(AfterUnlock::NotFound),
         };
         self.slots[slot as usize].awaited_completion = step;
-        self.unlock(pending.lane_index, slot);
+        self.prepare_unlock(pending.lane_index, slot);
         Ok(())
     }
 
@@ -322,12 +324,12 @@ impl RemoteRecords {
                 if number < self.record_layout.records =>
             {
                 self.record_cache.set(hash, number);
-                self.access_record(pending, slot, number);
+                self.read_or_lock_record(pending, slot, number);
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::Release, Status::Ok) => {
                 self.slots[slot as usize].contended_since = None;
-                self.access_record(pending, slot, self.slots[slot as usize].current_record);
+                self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::Release, Status::Busy) => {

@@ -150,9 +150,11 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     let at =
         queue.slot_bytes() - redo::entry_bytes(&records.record_layout) + redo::ENTRY_BODY_OFFSET;
     let place = (u32::try_from(slot).expect("a slot"), at);
-    let record = records.partition_memories[0].at(records
-        .record_layout
-        .body_offset(records.slots[slot].current_record));
+    let record = records.partition_memories[0].starting_at(
+        records
+            .record_layout
+            .body_offset(records.slots[slot].current_record),
+    );
     queue.prepare_write(place, 24, record).expect("inside");
     queue.flush().expect("posted");
     let reader = other.start_get(KEY).expect("started");
@@ -183,7 +185,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let value = records.record_layout.body_offset(record.expect("known"))
         + 16
         + records.record_layout.key_bytes as u64;
-    let at = records.partition_memories[0].at(value);
+    let at = records.partition_memories[0].starting_at(value);
     let queue = &mut records.queue;
     queue.write_buffer(0, 0, b"any byte").expect("room");
     queue.prepare_write((0, 0), 8, at).expect("inside");

@@ -1,8 +1,8 @@
 use super::*;
 
 const TIMES: ConnectionTimers = ConnectionTimers {
-    response: Duration::from_millis(4000),
-    retries: 15,
+    max_response_time: Duration::from_millis(4000),
+    full_interval_resends: 15,
     time_wait: Duration::from_millis(2000),
 };
 

@@ -14,8 +14,8 @@ pub const DEFAULT_WINDOW_BYTES: u32 = 320 << 10;
 /// unused rest of the driver's receive buffer.
 pub const PACKET_OVERHEAD_BYTES: u32 = 1024;
 
-/// Default of [`RequesterConfig::probe_ns`], in nanoseconds.
-pub const DEFAULT_PROBE_NS: u64 = 500_000;
+/// Default of [`RequesterConfig::min_probe_wait_ns`], in nanoseconds.
+pub const DEFAULT_MIN_PROBE_WAIT_NS: u64 = 500_000;
 
 /// The configuration of a requester, fixed when its queue pair enters RTS.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ pub struct RequesterConfig {
     pub window_bytes: u32,
     /// Minimum time without progress before a probe, which sends requests again before the timeout; `None` disables
     /// probes. Probes do not count as retries.
-    pub probe_ns: Option<u64>,
+    pub min_probe_wait_ns: Option<u64>,
     /// DCQCN parameters; `None` if congestion notifications are ignored.
     pub congestion: Option<DcqcnParameters>,
 }
@@ -62,7 +62,7 @@ impl Default for RequesterConfig {
             pkey: 0xffff,
             window_packets: DEFAULT_WINDOW_PACKETS,
             window_bytes: DEFAULT_WINDOW_BYTES,
-            probe_ns: Some(DEFAULT_PROBE_NS),
+            min_probe_wait_ns: Some(DEFAULT_MIN_PROBE_WAIT_NS),
             congestion: Some(DcqcnParameters::SIGCOMM_2015),
         }
     }

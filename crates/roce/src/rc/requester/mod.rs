@@ -13,7 +13,7 @@ mod window;
 
 pub use crate::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
 pub use config::{
-    DEFAULT_PROBE_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, PACKET_OVERHEAD_BYTES,
+    DEFAULT_MIN_PROBE_WAIT_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, PACKET_OVERHEAD_BYTES,
     RequesterConfig,
 };
 
@@ -53,10 +53,10 @@ pub struct Requester {
     congestion: Option<ReactionPoint>,
     failure: Option<RequestFailure>,
     /// Position of a request whose payload cannot be read. Nothing is sent from this position on.
-    unreadable_request: Option<u64>,
+    unreadable_position: Option<u64>,
     /// Number of packets since the last one with an acknowledgement request.
     packets_since_ack_request: u32,
-    /// Counters since the last [`MachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_nonzero`].
     pub counts: StateMachineCounters,
 }
 
@@ -74,8 +74,9 @@ impl Requester {
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
             mtu_bytes: config.mtu_bytes,
-            max_read_packets: (window.full_packets() / max_reads_in_window(config.max_rd_atomic))
-                .max(1),
+            max_read_packets: (window.max_full_packets()
+                / max_reads_in_window(config.max_rd_atomic))
+            .max(1),
         };
         Self {
             connection,
@@ -86,7 +87,7 @@ impl Requester {
             retry: RetryState::new(&config),
             congestion: config.congestion.map(ReactionPoint::new),
             failure: None,
-            unreadable_request: None,
+            unreadable_position: None,
             packets_since_ack_request: 0,
             counts: StateMachineCounters::default(),
         }
@@ -107,7 +108,7 @@ impl Requester {
         match packet.bth.operation {
             PacketOperation::Acknowledge => self.take_acknowledge(now_ns, packet),
             PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge => {
-                self.take_result(now_ns, packet, memory);
+                self.process_result(now_ns, packet, memory);
             }
             PacketOperation::Cnp => {
                 if let Some(congestion) = &mut self.congestion {
@@ -133,7 +134,7 @@ impl Requester {
 
     /// Returns the number of requests that are posted and not done.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
+    pub fn posted_not_done(&self) -> usize {
         self.queue.len()
     }
 
@@ -164,18 +165,23 @@ impl Requester {
         memory: &mut impl LocalMemory,
         out: &mut Vec<u8>,
     ) -> bool {
-        if self.failure.is_some() || self.retry.is_receiver_awaited(now_ns) {
+        if self.failure.is_some() || self.retry.is_rnr_wait_ongoing(now_ns) {
             return false;
         }
         let Some((position, slot)) = self.sendable() else {
             return false;
         };
-        if self.congestion_until(now_ns).is_some() {
+        if self.rate_limited_until(now_ns).is_some() {
             return false;
         }
-        let next = self.queue.next();
+        let next = self.queue.next_sequence();
         let psn = self.numbering.psn(next);
-        let mut segment = segment(&self.connection, &slot.request, slot.index_of(next), psn);
+        let mut segment = segment(
+            &self.connection,
+            &slot.request,
+            slot.packet_index_of(next),
+            psn,
+        );
         let asks = self.asks_for_acknowledgement(&slot);
         segment.bth.ack_request = asks;
         let start = out.len();
@@ -202,13 +208,13 @@ impl Requester {
     /// not checked.
     fn sendable(&self) -> Option<(u64, QueuedRequest)> {
         let (position, slot) = self.queue.next_slot()?;
-        let out = self.queue.next() - self.queue.acked_until();
+        let out = self.queue.next_sequence() - self.queue.acked_until();
         let is_in_window = out < self.window_packets_for(&slot);
-        let begins = self.queue.next() == slot.first_sequence;
+        let begins = self.queue.next_sequence() == slot.first_sequence;
         let awaited = self.queue.awaited_responses();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
-        let is_held = waits_for_responses || self.unreadable_request == Some(position);
+        let is_held = waits_for_responses || self.unreadable_position == Some(position);
         (is_in_window && !is_held).then_some((position, slot))
     }
 
@@ -227,7 +233,7 @@ impl Requester {
         })
     }
 
-    fn congestion_until(&self, now_ns: u64) -> Option<u64> {
+    fn rate_limited_until(&self, now_ns: u64) -> Option<u64> {
         self.congestion
             .as_ref()
             .and_then(|congestion| congestion.blocked_until(now_ns))
@@ -237,12 +243,12 @@ impl Requester {
     /// packets in each window, and the packet that fills the window. While the rate is limited, every packet asks for
     /// one.
     fn asks_for_acknowledgement(&self, slot: &QueuedRequest) -> bool {
-        let next = self.queue.next();
+        let next = self.queue.next_sequence();
         slot.has_response()
             || next + 1 == slot.end_sequence
             || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_interval()
             || next + 1 - self.queue.acked_until() >= self.window_packets_for(slot)
-            || self.congestion_until(0).is_some()
+            || self.rate_limited_until(0).is_some()
     }
 
     /// Appends a packet; returns false if its payload cannot be read.
@@ -256,10 +262,10 @@ impl Requester {
         let len = segment.payload_bytes as usize;
         let Segment { bth, extended, .. } = segment;
         let emitted = emit_with(bth, extended, len, out, |payload| {
-            memory.read(position, segment.offset, payload)
+            memory.read_payload(position, segment.payload_offset, payload)
         });
         if emitted.is_err() {
-            self.unreadable_request = Some(position);
+            self.unreadable_position = Some(position);
             self.fail_unreadable();
         }
         emitted.is_ok()
@@ -275,11 +281,11 @@ impl Requester {
         let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
         let before = self.queue.acked_until();
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
-        self.apply_acknowledgements(now_ns, before);
+        self.on_ack_progress(now_ns, before);
         match aeth.syndrome {
             _ if reach == AckEffect::Blocked => self.rerequest_missing(now_ns),
             Syndrome::Ack(_) => {}
-            Syndrome::RnrNak(code) => self.receiver_not_ready(now_ns, sequence, code),
+            Syndrome::RnrNak(code) => self.process_rnr_nak(now_ns, sequence, code),
             Syndrome::Nak(NAK_PSN_SEQUENCE) => {
                 self.counts.rcvd_seq_err += 1;
                 self.begin_retry_after_loss(now_ns);
@@ -291,14 +297,14 @@ impl Requester {
     }
 
     /// Processes a response with a result: a READ response or an atomic acknowledgement.
-    fn take_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
+    fn process_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
         let Some(sequence) = self.answered_sequence(packet) else {
             return;
         };
         let before = self.queue.acked_until();
         let outcome =
             results::process_response(&mut self.queue, &self.connection, sequence, packet, memory);
-        self.apply_acknowledgements(now_ns, before);
+        self.on_ack_progress(now_ns, before);
         match outcome {
             ResponseOutcome::Accepted => {}
             ResponseOutcome::MissingResponse => self.rerequest_missing(now_ns),
@@ -316,7 +322,7 @@ impl Requester {
             .then_some(sequence)
     }
 
-    fn apply_acknowledgements(&mut self, now_ns: u64, before: u64) {
+    fn on_ack_progress(&mut self, now_ns: u64, before: u64) {
         let acked = self.queue.acked_until();
         if acked > before {
             self.retry.on_progress(now_ns, acked);
@@ -328,7 +334,7 @@ impl Requester {
 
     /// Fails the oldest request if its payload cannot be read.
     fn fail_unreadable(&mut self) {
-        if self.unreadable_request == Some(self.queue.done_requests() + 1) {
+        if self.unreadable_position == Some(self.queue.done_requests() + 1) {
             self.fail(RequestFailure::LocalProtection);
         }
     }
@@ -347,8 +353,8 @@ impl Requester {
     fn rerequest_missing(&mut self, now_ns: u64) {
         if self.retry.timeout_ns.is_none() {
             self.begin_retry_after_loss(now_ns);
-        } else if !self.retry.is_probe_answered_soon(now_ns) {
-            self.retry.begin_uncounted(now_ns);
+        } else if !self.retry.is_response_still_expected(now_ns) {
+            self.retry.begin_uncounted_retry(now_ns);
             self.rewind_to_acked();
         }
     }
@@ -357,8 +363,8 @@ impl Requester {
     ///
     /// The response may be late instead of lost. If packets were lost, the response to the probe shows that, and they
     /// are then sent again.
-    fn probe(&mut self, now_ns: u64) {
-        self.retry.probe(now_ns);
+    fn send_probe(&mut self, now_ns: u64) {
+        self.retry.begin_probe(now_ns);
         self.rewind_to_acked();
     }
 
@@ -380,13 +386,13 @@ impl Requester {
     }
 
     /// Processes an RNR NAK for the packet `sequence`.
-    fn receiver_not_ready(&mut self, now_ns: u64, sequence: u64, code: u8) {
+    fn process_rnr_nak(&mut self, now_ns: u64, sequence: u64, code: u8) {
         // If the packet already waits for retransmission, the NAK is a duplicate.
-        if sequence >= self.queue.next() {
+        if sequence >= self.queue.next_sequence() {
             return;
         }
         self.counts.rcvd_rnr_err += 1;
-        if self.retry.receiver_not_ready(now_ns, code) {
+        if self.retry.begin_rnr_wait(now_ns, code) {
             self.queue.rewind_to_acked();
         } else {
             self.counts.retry_rnr_exceeded_err += 1;
@@ -397,16 +403,16 @@ impl Requester {
     /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and [`transmit`](Self::transmit). `None` if only a
     /// packet or a new request can cause progress.
     #[must_use]
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn next_timer_ns(&self) -> Option<u64> {
         if self.failure.is_some() {
             return None;
         }
-        if let Some(until) = self.retry.rnr_until() {
+        if let Some(until) = self.retry.rnr_wait_end_ns() {
             return Some(until);
         }
         let timer = self.queue.has_outstanding().then(|| self.retry.timer());
         let timer = timer.flatten().map(|(at, _)| at);
-        let paced = self.sendable().and_then(|_| self.congestion_until(0));
+        let paced = self.sendable().and_then(|_| self.rate_limited_until(0));
         [timer, paced].into_iter().flatten().min()
     }
 
@@ -421,7 +427,7 @@ impl Requester {
         match self.retry.timer() {
             Some((at, _)) if at > now_ns.min(heard_ns) => {}
             Some((_, ExpiredTimer::Timeout)) => self.begin_retry(now_ns),
-            Some((_, ExpiredTimer::Probe)) => self.probe(now_ns),
+            Some((_, ExpiredTimer::Probe)) => self.send_probe(now_ns),
             None => {}
         }
     }

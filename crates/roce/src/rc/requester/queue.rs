@@ -24,13 +24,13 @@ impl QueuedRequest {
 
     /// Returns the sequence number after the last response to the READ request that asks for response `sequence`.
     pub(super) fn read_end(&self, connection: &Connection, sequence: u64) -> u64 {
-        let packets = self.index_of(self.end_sequence);
+        let packets = self.packet_index_of(self.end_sequence);
         self.first_sequence
-            + u64::from(connection.read_request_end(self.index_of(sequence), packets))
+            + u64::from(connection.read_request_end(self.packet_index_of(sequence), packets))
     }
 
     /// Returns the index of packet `sequence` within the request.
-    pub(super) fn index_of(&self, sequence: u64) -> u32 {
+    pub(super) fn packet_index_of(&self, sequence: u64) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = sequence.wrapping_sub(self.first_sequence) as u32;
         index
@@ -58,11 +58,11 @@ pub(super) struct RequestQueue {
     acked_until: u64,
     /// Sequence number of the next packet to send.
     next_sequence: u64,
-    /// Position of the request that contains packet `next`.
+    /// Position of the request that contains packet `next_sequence`.
     next_position: u64,
     /// Sequence number after the last packet that was ever sent.
     sent_end: u64,
-    /// Number of sent requests in front of `next` that wait for their responses.
+    /// Number of sent requests in front of `next_sequence` that wait for their responses.
     awaited_responses: u32,
     /// Number of SENDs that are done and not yet counted.
     uncounted_done_sends: u64,
@@ -112,7 +112,7 @@ impl RequestQueue {
         self.acked_until
     }
 
-    pub(super) fn next(&self) -> u64 {
+    pub(super) fn next_sequence(&self) -> u64 {
         self.next_sequence
     }
 
@@ -145,7 +145,7 @@ impl RequestQueue {
             .map(|slot| (self.done_requests + 1, *slot))
     }
 
-    /// Advances `next` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
+    /// Advances `next_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
     pub(super) fn advance(&mut self, slot: &QueuedRequest) {
         self.next_sequence = if slot.has_response() {
@@ -176,10 +176,10 @@ impl RequestQueue {
     }
 
     /// Records the response to packet `acked_until`.
-    pub(super) fn take_response(&mut self) {
+    pub(super) fn record_response(&mut self) {
         let taken = self.acked_until;
         self.acked_until += 1;
-        // A packet at or after `next` was taken back by a retry, so `awaited_responses` no longer counts its request.
+        // A packet at or after `next_sequence` was taken back by a retry, so `awaited_responses` no longer counts its request.
         if let Some(front) = self.slots.front()
             && self.acked_until == front.read_end(&self.connection, taken)
             && self.next_sequence > taken
@@ -189,7 +189,7 @@ impl RequestQueue {
         self.retire_front();
     }
 
-    /// Removes the oldest request if it is done, and advances `next` to `acked_until` at least.
+    /// Removes the oldest request if it is done, and advances `next_sequence` to `acked_until` at least.
     fn retire_front(&mut self) {
         if let Some(front) = self.slots.front()
             && front.end_sequence <= self.acked_until
@@ -205,7 +205,7 @@ impl RequestQueue {
         self.next_sequence = self.next_sequence.max(self.acked_until);
     }
 
-    /// Sets `next` back, so that everything that is not acknowledged is sent again.
+    /// Sets `next_sequence` back, so that everything that is not acknowledged is sent again.
     pub(super) fn rewind_to_acked(&mut self) {
         self.next_sequence = self.acked_until;
         self.next_position = self.done_requests + 1;

@@ -32,7 +32,7 @@ pub(super) fn process_response(
     let Some((position, slot)) = queue.front() else {
         return ResponseOutcome::Failed(RequestFailure::BadResponse);
     };
-    let index = slot.index_of(sequence);
+    let index = slot.packet_index_of(sequence);
     let is_last = sequence + 1 == slot.read_end(connection, sequence);
     let placed = match (slot.request.operation, packet.bth.operation) {
         (RequestOperation::Read { len, .. }, PacketOperation::ReadResponse) => {
@@ -42,7 +42,7 @@ pub(super) fn process_response(
                 packet.payload.len() == bytes as usize && packet.bth.position.is_last() == is_last;
             is_expected.then(|| match bytes {
                 0 => Ok(()),
-                _ => memory.write(position, offset, packet.payload),
+                _ => memory.write_result(position, offset, packet.payload),
             })
         }
         (
@@ -51,7 +51,7 @@ pub(super) fn process_response(
         ) => packet
             .extended
             .original_value
-            .map(|original| memory.write(position, 0, &original.to_ne_bytes())),
+            .map(|original| memory.write_result(position, 0, &original.to_ne_bytes())),
         (
             RequestOperation::AtomicWrite { .. } | RequestOperation::Flush { .. },
             PacketOperation::ReadResponse,
@@ -62,7 +62,7 @@ pub(super) fn process_response(
         None => ResponseOutcome::Failed(RequestFailure::BadResponse),
         Some(Err(_)) => ResponseOutcome::Failed(RequestFailure::LocalProtection),
         Some(Ok(())) => {
-            queue.take_response();
+            queue.record_response();
             ResponseOutcome::Accepted
         }
     }

@@ -27,17 +27,17 @@ pub(super) struct RetryState {
     rnr_retry: u8,
     rnr_retries_left: u8,
     /// Start of the current retry, if it has not led to progress yet.
-    recovering_ns: Option<u64>,
+    recovery_start_ns: Option<u64>,
     /// Start of the timeout: the first outstanding packet, the last progress, or the last retry that counts.
-    timer_ns: u64,
-    /// Start of the wait for a probe: as `timer_ns`, or the last probe.
-    probe_timer_ns: u64,
+    timeout_start_ns: u64,
+    /// Start of the wait for a probe: as `timeout_start_ns`, or the last probe.
+    probe_wait_start_ns: u64,
     /// True if the last retry does not count, so that the timeout continues.
     is_last_retry_uncounted: bool,
     /// True while a probe is outstanding: a single packet, whose response shows what is lost.
     is_probing: bool,
     /// End of the wait after an RNR NAK; nothing is sent before.
-    rnr_until: Option<u64>,
+    rnr_wait_end_ns: Option<u64>,
     min_probe_wait_ns: Option<u64>,
     /// Number of probes since a round trip was measured; each doubles the wait for the next.
     probes_since_rtt: u32,
@@ -45,7 +45,7 @@ pub(super) struct RetryState {
     mean_rtt_ns: u64,
     rtt_deviation_ns: u64,
     /// Sequence number and send time of the packet whose round trip is being measured.
-    rtt_sample: Option<(u64, u64)>,
+    rtt_measured_packet: Option<(u64, u64)>,
 }
 
 impl RetryState {
@@ -56,17 +56,17 @@ impl RetryState {
             retries_left: config.retry_cnt,
             rnr_retry: config.rnr_retry,
             rnr_retries_left: config.rnr_retry,
-            recovering_ns: None,
-            timer_ns: 0,
-            probe_timer_ns: 0,
+            recovery_start_ns: None,
+            timeout_start_ns: 0,
+            probe_wait_start_ns: 0,
             is_last_retry_uncounted: false,
             is_probing: false,
-            rnr_until: None,
-            min_probe_wait_ns: config.probe_ns,
+            rnr_wait_end_ns: None,
+            min_probe_wait_ns: config.min_probe_wait_ns,
             probes_since_rtt: 0,
             mean_rtt_ns: 0,
             rtt_deviation_ns: 0,
-            rtt_sample: None,
+            rtt_measured_packet: None,
         }
     }
 
@@ -84,13 +84,15 @@ impl RetryState {
     /// acknowledgement for the first time.
     pub(super) fn on_sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
-            self.probe_timer_ns = now_ns;
+            self.probe_wait_start_ns = now_ns;
             if !std::mem::take(&mut self.is_last_retry_uncounted) {
-                self.timer_ns = now_ns;
+                self.timeout_start_ns = now_ns;
             }
         }
-        if let (None, Some(sequence), None) = (self.rtt_sample, asks, self.recovering_ns) {
-            self.rtt_sample = Some((sequence, now_ns));
+        if let (None, Some(sequence), None) =
+            (self.rtt_measured_packet, asks, self.recovery_start_ns)
+        {
+            self.rtt_measured_packet = Some((sequence, now_ns));
         }
     }
 
@@ -98,17 +100,17 @@ impl RetryState {
     pub(super) fn on_progress(&mut self, now_ns: u64, acked: u64) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
-        self.recovering_ns = None;
-        self.timer_ns = now_ns;
-        self.probe_timer_ns = now_ns;
+        self.recovery_start_ns = None;
+        self.timeout_start_ns = now_ns;
+        self.probe_wait_start_ns = now_ns;
         self.is_last_retry_uncounted = false;
         self.is_probing = false;
-        self.rnr_until = None;
-        if let Some((sequence, sent_ns)) = self.rtt_sample
+        self.rnr_wait_end_ns = None;
+        if let Some((sequence, sent_ns)) = self.rtt_measured_packet
             && sequence < acked
         {
             self.update_rtt(now_ns.saturating_sub(sent_ns));
-            self.rtt_sample = None;
+            self.rtt_measured_packet = None;
             // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
             // (Karn).
             self.probes_since_rtt = 0;
@@ -135,7 +137,7 @@ impl RetryState {
     /// Returns true if a sign of loss may belong to the loss that the last retry repairs. The response to the
     /// retransmission cannot have arrived yet.
     pub(super) fn is_recovering(&self, now_ns: u64) -> bool {
-        self.recovering_ns.is_some_and(|since| {
+        self.recovery_start_ns.is_some_and(|since| {
             let patience_ns = self.expected_ack_ns();
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
@@ -143,8 +145,8 @@ impl RetryState {
 
     /// Returns true if the response to a retransmission may still arrive. Each retry without progress doubles that
     /// time.
-    pub(super) fn is_probe_answered_soon(&self, now_ns: u64) -> bool {
-        self.recovering_ns.is_some_and(|since| {
+    pub(super) fn is_response_still_expected(&self, now_ns: u64) -> bool {
+        self.recovery_start_ns.is_some_and(|since| {
             let patience_ns = self.expected_ack_ns();
             let patience_ns = patience_ns.saturating_mul(self.probe_backoff());
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
@@ -162,20 +164,20 @@ impl RetryState {
             return false;
         };
         self.retries_left = left;
-        self.begin_uncounted_recovery(now_ns);
+        self.begin_recovery(now_ns);
         true
     }
 
     /// Begins a retry that does not count.
-    pub(super) fn begin_uncounted(&mut self, now_ns: u64) {
+    pub(super) fn begin_uncounted_retry(&mut self, now_ns: u64) {
         self.probes_since_rtt += 1;
-        self.begin_uncounted_recovery(now_ns);
+        self.begin_recovery(now_ns);
         self.is_last_retry_uncounted = true;
     }
 
     /// Begins a retry of one packet, which does not count.
-    pub(super) fn probe(&mut self, now_ns: u64) {
-        self.begin_uncounted(now_ns);
+    pub(super) fn begin_probe(&mut self, now_ns: u64) {
+        self.begin_uncounted_retry(now_ns);
         self.is_probing = true;
     }
 
@@ -185,45 +187,45 @@ impl RetryState {
         self.is_probing
     }
 
-    fn begin_uncounted_recovery(&mut self, now_ns: u64) {
-        self.recovering_ns = Some(now_ns);
+    fn begin_recovery(&mut self, now_ns: u64) {
+        self.recovery_start_ns = Some(now_ns);
         self.is_last_retry_uncounted = false;
         self.is_probing = false;
-        self.rtt_sample = None;
+        self.rtt_measured_packet = None;
     }
 
     /// Begins the wait after an RNR NAK; returns false if the RNR retries are used up.
-    pub(super) fn receiver_not_ready(&mut self, now_ns: u64, code: u8) -> bool {
+    pub(super) fn begin_rnr_wait(&mut self, now_ns: u64, code: u8) -> bool {
         if self.rnr_retry != RNR_RETRY_UNLIMITED {
             let Some(left) = self.rnr_retries_left.checked_sub(1) else {
                 return false;
             };
             self.rnr_retries_left = left;
         }
-        self.rnr_until = Some(now_ns + rnr_wait_ns(code));
-        self.begin_uncounted_recovery(now_ns);
+        self.rnr_wait_end_ns = Some(now_ns + rnr_wait_ns(code));
+        self.begin_recovery(now_ns);
         true
     }
 
     /// Returns the end of the wait after an RNR NAK.
-    pub(super) fn rnr_until(&self) -> Option<u64> {
-        self.rnr_until
+    pub(super) fn rnr_wait_end_ns(&self) -> Option<u64> {
+        self.rnr_wait_end_ns
     }
 
     /// Ends the wait after an RNR NAK if its time has passed; returns true if the wait continues.
-    pub(super) fn is_receiver_awaited(&mut self, now_ns: u64) -> bool {
-        self.rnr_until = self.rnr_until.filter(|until| *until > now_ns);
-        self.rnr_until.is_some()
+    pub(super) fn is_rnr_wait_ongoing(&mut self, now_ns: u64) -> bool {
+        self.rnr_wait_end_ns = self.rnr_wait_end_ns.filter(|until| *until > now_ns);
+        self.rnr_wait_end_ns.is_some()
     }
 
     /// Returns the timer that expires first while packets are outstanding, and its time.
     pub(super) fn timer(&self) -> Option<(u64, ExpiredTimer)> {
         let timeout = self
             .timeout_ns
-            .map(|timeout| self.timer_ns.saturating_add(timeout));
+            .map(|timeout| self.timeout_start_ns.saturating_add(timeout));
         let probe = self.min_probe_wait_ns.map(|least| {
             let wait = least.max(self.expected_ack_ns());
-            self.probe_timer_ns
+            self.probe_wait_start_ns
                 .saturating_add(wait.saturating_mul(self.probe_backoff()))
         });
         match (timeout, probe) {

@@ -33,7 +33,7 @@ pub(super) struct PacketWindow {
 impl PacketWindow {
     pub(super) fn new(max_packets: u32, max_bytes: u32, mtu_bytes: u32) -> Self {
         let max_packets = u64::from(max_packets.max(1));
-        let full_bytes = bytes_of(mtu_bytes);
+        let full_bytes = accounted_bytes(mtu_bytes);
         let max_bytes = u64::from(max_bytes)
             .max(full_bytes)
             .min(max_packets * full_bytes);
@@ -47,14 +47,14 @@ impl PacketWindow {
     }
 
     /// Returns the number of full packets in the largest window.
-    pub(super) fn full_packets(&self) -> u32 {
+    pub(super) fn max_full_packets(&self) -> u32 {
         // The quotient is at most `max_packets`.
         u32::try_from(self.max_bytes / self.full_packet_bytes).unwrap_or(u32::MAX)
     }
 
     /// Returns the number of packets with `payload_bytes` of payload that may be outstanding.
     pub(super) fn packets_allowed(&self, payload_bytes: u32) -> u64 {
-        (self.current_bytes / bytes_of(payload_bytes)).clamp(1, self.max_packets)
+        (self.current_bytes / accounted_bytes(payload_bytes)).clamp(1, self.max_packets)
     }
 
     /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
@@ -82,7 +82,7 @@ impl PacketWindow {
 }
 
 /// Returns the bytes of the window that a packet with `payload_bytes` of payload uses.
-fn bytes_of(payload_bytes: u32) -> u64 {
+fn accounted_bytes(payload_bytes: u32) -> u64 {
     u64::from(payload_bytes) + u64::from(PACKET_OVERHEAD_BYTES)
 }
 
@@ -124,7 +124,7 @@ mod tests {
         );
         let narrow = PacketWindow::new(100, 1, 4096);
         assert_eq!(
-            (narrow.full_packets(), narrow.packets_allowed(4096)),
+            (narrow.max_full_packets(), narrow.packets_allowed(4096)),
             (1, 1)
         );
     }
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn more_short_packets_fit_than_long_ones() {
         let mut window = PacketWindow::new(256, 320 << 10, 4096);
-        assert_eq!(window.full_packets(), 64);
+        assert_eq!(window.max_full_packets(), 64);
         assert_eq!(
             (window.packets_allowed(4096), window.packets_allowed(8)),
             (64, 256)

@@ -52,7 +52,7 @@ pub struct ResponderConfig {
     /// RNR timer code: the time that a requester waits after an RNR NAK.
     pub min_rnr_timer: u8,
     /// Operations that the queue pair allows.
-    pub access: AllowedOperations,
+    pub allowed_operations: AllowedOperations,
     /// Partition key.
     pub pkey: u16,
     /// DCQCN parameters that limit the rate of READ responses; `None` if congestion notifications are ignored.
@@ -67,7 +67,7 @@ impl Default for ResponderConfig {
             first_psn: Psn::new(0),
             max_dest_rd_atomic: 16,
             min_rnr_timer: 12,
-            access: AllowedOperations::ALL,
+            allowed_operations: AllowedOperations::ALL,
             pkey: 0xffff,
             congestion: Some(DcqcnParameters::SIGCOMM_2015),
         }

@@ -61,16 +61,16 @@ impl From<Refusal> for Rejection {
 pub struct Responder {
     connection: Connection,
     numbering: PsnNumbering,
-    access: AllowedOperations,
+    allowed_operations: AllowedOperations,
     min_rnr_timer: u8,
     /// Sequence number of the next packet to execute.
     expected_sequence: u64,
     /// All packets in front of this sequence number have a reply.
     replied_up_to: u64,
     /// The latest packet that arrived ahead of `expected_sequence`, if a NAK was due for the gap.
-    nak_sent_for: Option<u64>,
+    last_ahead_sequence: Option<u64>,
     /// Arrival time of a packet ahead of `expected_sequence` whose NAK is not yet sent.
-    gap_since_ns: Option<u64>,
+    pending_nak_since_ns: Option<u64>,
     failure: Option<Refusal>,
     /// The request that was refused as invalid.
     invalid: Option<InvalidRequest>,
@@ -81,7 +81,7 @@ pub struct Responder {
     resources: ResponderResources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
-    /// Counters since the last [`MachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_nonzero`].
     pub counts: StateMachineCounters,
 }
 
@@ -98,12 +98,12 @@ impl Responder {
                 max_read_packets: 1,
             },
             numbering: PsnNumbering::new(config.first_psn),
-            access: config.access,
+            allowed_operations: config.allowed_operations,
             min_rnr_timer: config.min_rnr_timer,
             expected_sequence: FIRST_SEQUENCE,
             replied_up_to: FIRST_SEQUENCE,
-            nak_sent_for: None,
-            gap_since_ns: None,
+            last_ahead_sequence: None,
+            pending_nak_since_ns: None,
             failure: None,
             invalid: None,
             msn: 0,
@@ -117,8 +117,8 @@ impl Responder {
     }
 
     /// Changes the operations that the queue pair allows.
-    pub fn set_access(&mut self, access: AllowedOperations) {
-        self.access = access;
+    pub fn set_allowed_operations(&mut self, access: AllowedOperations) {
+        self.allowed_operations = access;
     }
 
     /// Changes the RNR timer code: the time that a requester waits after an RNR NAK.
@@ -188,7 +188,11 @@ impl Responder {
     /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
     /// packet that was only overtaken needs no NAK.
     pub fn send_gap_nak_if_due(&mut self, heard_ns: u64) {
-        if self.failure.is_none() && self.gap_since_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
+        if self.failure.is_none()
+            && self
+                .pending_nak_since_ns
+                .is_some_and(|gap_ns| gap_ns <= heard_ns)
+        {
             self.queue_sequence_nak();
         }
     }
@@ -197,7 +201,7 @@ impl Responder {
     ///
     /// If the end of a burst was dropped, no later packet shows the gap. A requester ignores a NAK for a packet that it
     /// has not sent.
-    pub fn note_host_drops(&mut self) {
+    pub fn nak_after_host_drops(&mut self) {
         if self.failure.is_none() {
             self.queue_sequence_nak();
         }
@@ -213,19 +217,19 @@ impl Responder {
     fn process(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Rejection> {
         self.check_psn(packet)?;
         let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
-        self.check_access(packet)?;
+        self.check_operation_allowed(packet)?;
         self.check_resources(packet, target)?;
         assembly::check_length(message, packet, self.connection.mtu_bytes)?;
-        assembly::check_rights(packet, target)?;
+        assembly::check_rkey_and_range(packet, target)?;
         let kind = match message {
             Some(message) => {
                 let message = message.write_payload(packet, target)?;
-                self.complete(message, packet, target)?;
+                self.complete_if_last(message, packet, target)?;
                 ReplyKind::Ack
             }
-            None => self.execute(packet, target)?,
+            None => self.execute_single_packet(packet, target)?,
         };
-        self.acknowledge(packet, kind);
+        self.advance_and_queue_reply(packet, kind);
         Ok(())
     }
 
@@ -241,14 +245,14 @@ impl Responder {
         if sequence < self.expected_sequence {
             return Err(Rejection::Duplicate);
         }
-        self.nak_sent_for = None;
-        self.gap_since_ns = None;
+        self.last_ahead_sequence = None;
+        self.pending_nak_since_ns = None;
         Ok(())
     }
 
     /// Checks that the queue pair allows the operation.
-    fn check_access(&self, packet: &Packet<'_>) -> Result<(), Rejection> {
-        if self.access.allows(packet.bth.operation) {
+    fn check_operation_allowed(&self, packet: &Packet<'_>) -> Result<(), Rejection> {
+        if self.allowed_operations.allows(packet.bth.operation) {
             Ok(())
         } else {
             Err(Rejection::Refused(Refusal::InvalidRequest))
@@ -281,7 +285,7 @@ impl Responder {
     }
 
     /// Executes a request of a single packet.
-    fn execute(
+    fn execute_single_packet(
         &mut self,
         packet: &Packet<'_>,
         target: &mut impl Target,
@@ -337,7 +341,7 @@ impl Responder {
     }
 
     /// Completes the message if this packet is its last.
-    fn complete(
+    fn complete_if_last(
         &mut self,
         message: PartialMessage,
         packet: &Packet<'_>,
@@ -360,7 +364,7 @@ impl Responder {
             Err(_) => Check::Order {
                 received: self.partial_message.map(|message| message.received_bytes()),
             },
-            Ok(_) if self.check_access(packet).is_err() => Check::Access,
+            Ok(_) if self.check_operation_allowed(packet).is_err() => Check::Access,
             Ok(_) if self.lacks_resources(packet) => Check::NoResources,
             Ok(message)
                 if assembly::check_length(message, packet, self.connection.mtu_bytes).is_err() =>
@@ -384,11 +388,11 @@ impl Responder {
 
     /// Advances to the next expected packet and queues a reply. SENDs and WRITEs get a reply only if an acknowledgement
     /// is requested.
-    fn acknowledge(&mut self, packet: &Packet<'_>, kind: ReplyKind) {
+    fn advance_and_queue_reply(&mut self, packet: &Packet<'_>, kind: ReplyKind) {
         if kind != ReplyKind::Ack {
             self.msn = self.msn.wrapping_add(1);
         }
-        let reply = self.reply(self.expected_sequence, kind);
+        let reply = self.make_reply(self.expected_sequence, kind);
         self.expected_sequence = match kind {
             ReplyKind::Read(read) => read.end_sequence,
             _ => self.expected_sequence + 1,
@@ -402,7 +406,7 @@ impl Responder {
         self.replied_up_to = self.expected_sequence;
     }
 
-    fn reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
+    fn make_reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
         Reply {
             acked_sequence: sequence,
             msn: self.msn,
@@ -422,19 +426,20 @@ impl Responder {
             Rejection::Dropped => self.counts.duplicate_request += 1,
             Rejection::Duplicate => {
                 self.counts.duplicate_request += 1;
-                self.repeat_reply(packet, target);
+                self.reply_to_duplicate(packet, target);
             }
             Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
                 if self.is_new_gap(packet) {
-                    self.gap_since_ns.get_or_insert(now_ns);
+                    self.pending_nak_since_ns.get_or_insert(now_ns);
                 }
             }
             Rejection::NotReady => {
                 if self.is_new_gap(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
-                    self.replies.push(self.reply(self.expected_sequence, nak));
+                    self.replies
+                        .push(self.make_reply(self.expected_sequence, nak));
                 }
             }
             Rejection::Refused(refusal) => {
@@ -453,7 +458,7 @@ impl Responder {
     /// counts as a new gap.
     fn is_new_gap(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
-        let before = self.nak_sent_for.replace(sequence);
+        let before = self.last_ahead_sequence.replace(sequence);
         before.is_none_or(|last| sequence <= last)
     }
 
@@ -464,12 +469,12 @@ impl Responder {
     fn queue_sequence_nak(&mut self) {
         if self.replied_up_to < self.expected_sequence {
             self.replies
-                .push(self.reply(self.expected_sequence - 1, ReplyKind::Ack));
+                .push(self.make_reply(self.expected_sequence - 1, ReplyKind::Ack));
             self.replied_up_to = self.expected_sequence;
         }
-        let nak = self.reply(self.expected_sequence, ReplyKind::Nak(NAK_PSN_SEQUENCE));
+        let nak = self.make_reply(self.expected_sequence, ReplyKind::Nak(NAK_PSN_SEQUENCE));
         self.replies.push(nak);
-        self.gap_since_ns = None;
+        self.pending_nak_since_ns = None;
     }
 
     /// Queues a NAK for a refused request; no further request is executed.
@@ -484,11 +489,11 @@ impl Responder {
         };
         self.failure = Some(refusal);
         self.replies
-            .push(self.reply(sequence, ReplyKind::Nak(code)));
+            .push(self.make_reply(sequence, ReplyKind::Nak(code)));
     }
 
     /// Replies to a request that was already executed (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
-    fn repeat_reply(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+    fn reply_to_duplicate(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
         let sequence = self.sequence_of(packet);
         if matches!(
             packet.bth.operation,
@@ -497,7 +502,7 @@ impl Responder {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
             let limit = self.resources.first_kept_after(sequence);
             let last = limit.unwrap_or(self.expected_sequence) - 1;
-            self.replies.push(self.reply(last, ReplyKind::Ack));
+            self.replies.push(self.make_reply(last, ReplyKind::Ack));
             self.replied_up_to = self.replied_up_to.max(last + 1);
             return;
         }
@@ -510,7 +515,7 @@ impl Responder {
             if !self.is_continuation(&read, sequence, packet) {
                 return;
             }
-            if let Err(refusal) = assembly::check_rights(packet, target) {
+            if let Err(refusal) = assembly::check_rkey_and_range(packet, target) {
                 self.queue_refusal_nak(sequence, refusal);
                 return;
             }
@@ -541,7 +546,7 @@ impl Responder {
 
     /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
     #[must_use]
-    pub fn deadline(&self) -> Option<u64> {
+    pub fn next_timer_ns(&self) -> Option<u64> {
         let is_held = matches!(self.replies.front()?.kind, ReplyKind::Read(_));
         let congestion = self.congestion.as_ref().filter(|_| is_held)?;
         congestion.blocked_until(0)
@@ -551,7 +556,7 @@ impl Responder {
     pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
         if self.notification.take_pending_cnp() {
             self.counts.np_cnp_sent += 1;
-            self.append_notification(out);
+            self.append_cnp(out);
             return true;
         }
         let Some(reply) = self.replies.front() else {
@@ -581,14 +586,14 @@ impl Responder {
 
     /// Returns true if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
     #[must_use]
-    pub fn has_gap(&self) -> bool {
-        self.gap_since_ns.is_some()
+    pub fn has_pending_gap_nak(&self) -> bool {
+        self.pending_nak_since_ns.is_some()
     }
 
     /// Returns true if replies or notifications are queued, or if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
     #[must_use]
-    pub fn has_replies(&self) -> bool {
-        self.notification.is_due() || self.replies.len() > 0 || self.has_gap()
+    pub fn has_pending_output(&self) -> bool {
+        self.notification.is_cnp_due() || self.replies.len() > 0 || self.has_pending_gap_nak()
     }
 
     /// Appends the next reply if it is an acknowledgement; returns false otherwise. The function accesses no memory of
@@ -603,7 +608,7 @@ impl Responder {
         true
     }
 
-    fn append_notification(&self, out: &mut Vec<u8>) {
+    fn append_cnp(&self, out: &mut Vec<u8>) {
         let mut bth = self
             .connection
             .bth(PacketOperation::Cnp, MessagePosition::Only, Psn::new(0));

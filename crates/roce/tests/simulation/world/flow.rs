@@ -268,7 +268,12 @@ impl Flow {
 }
 
 impl LocalMemory for Flow {
-    fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault> {
+    fn read_payload(
+        &mut self,
+        position: u64,
+        offset: u32,
+        into: &mut [u8],
+    ) -> Result<(), LocalFault> {
         let Some(work) = self.work(position) else {
             self.blame(format!(
                 "payload of {position} is read, which is not posted"
@@ -284,7 +289,7 @@ impl LocalMemory for Flow {
         Ok(())
     }
 
-    fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
+    fn write_result(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault> {
         let range = address(u64::from(offset), bytes.len() as u32);
         let is_right = self.work(position).is_some_and(|work| {
             let expected = match &work.expected {
@@ -314,7 +319,7 @@ impl Target for Flow {
         self.receives > 0
     }
 
-    fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         if self.is_unreliable {
             self.buffer.truncate(offset as usize);
             self.buffer.extend_from_slice(bytes);

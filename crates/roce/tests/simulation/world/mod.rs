@@ -249,7 +249,10 @@ impl World {
         }
         queue_pair.timer_ns = None;
         if let Machine::Rc(machines) = &mut queue_pair.machine
-            && machines.0.deadline().is_some_and(|at| at <= self.now_ns)
+            && machines
+                .0
+                .next_timer_ns()
+                .is_some_and(|at| at <= self.now_ns)
         {
             machines.0.apply_expired_timers(self.now_ns, self.now_ns);
         }
@@ -317,7 +320,7 @@ impl World {
         };
         let (requester, responder) = &**machines;
         let (done, failure) = (requester.done_requests(), requester.failure());
-        let deadline = [requester.deadline(), responder.deadline()]
+        let deadline = [requester.next_timer_ns(), responder.next_timer_ns()]
             .into_iter()
             .flatten()
             .min();
@@ -387,7 +390,7 @@ impl World {
             Machine::Rc(machines) => {
                 let (requester, responder) = &mut **machines;
                 while own.posted() < *quota
-                    && (requester.in_flight() as u64) < *depth
+                    && (requester.posted_not_done() as u64) < *depth
                     && requester.failure().is_none()
                 {
                     requester.post(post(own));
@@ -423,7 +426,7 @@ fn reliable(
         retry_cnt: RETRY_CNT,
         max_rd_atomic: rng.one_of(&[1, 2, 4, 16]),
         window_packets: rng.one_of(&[1, 8, 128, 512]),
-        probe_ns: rng.one_of(&[None, Some(100_000), Some(1_000_000)]),
+        min_probe_wait_ns: rng.one_of(&[None, Some(100_000), Some(1_000_000)]),
         congestion,
         ..RequesterConfig::default()
     });

@@ -23,7 +23,7 @@ const LAYOUT: RequestRegionLayout = RequestRegionLayout {
 
 struct TestBed {
     pd: ProtectionDomain,
-    port: PortGid,
+    port: PortAndGidIndex,
     cq: CompletionQueue,
 }
 
@@ -31,7 +31,7 @@ impl TestBed {
     fn new() -> Self {
         let device = verbs::Provider::softnic().device(None);
         let context = device.expect("a device").open().expect("opens");
-        let port = PortGid {
+        let port = PortAndGidIndex {
             port_num: 1,
             gid_index: context.default_gid_index(1).expect("one"),
         };
@@ -57,12 +57,12 @@ impl TestBed {
         let connected = connect_client(&self.pd, self.port, &self.cq, ends).expect("connected");
         let (qp, mut regions) = (Arc::new(connected.qp), Vec::new());
         for (place, server) in servers.iter_mut().enumerate() {
-            let tag = Tag::of_worker(place).expect("few workers");
+            let tag = WorkerTag::of_worker(place).expect("few workers");
             let slots = (LAYOUT.window, tag);
             let added = server.add_client_of_many_workers(
                 index,
                 Arc::clone(&qp),
-                connected.to.clone(),
+                connected.client_destination.clone(),
                 slots,
             );
             added.expect("added");
@@ -178,7 +178,7 @@ fn a_client_of_several_workers_tells_their_answers_apart() {
         passes(server, count);
         came.extend(answers(&mut client, count));
     }
-    let tag = |place| Tag::of_worker(place).expect("a place");
+    let tag = |place| WorkerTag::of_worker(place).expect("a place");
     let expected = [(0, 1, 0), (0, 2, 1), (1, 1, 0), (2, 1, 0)];
     assert_eq!(
         came,

@@ -30,7 +30,7 @@ struct ProducerCursor {
 /// The run of latest committed records that all have `slots` slots.
 #[derive(Clone, Copy)]
 struct EqualSizeRecords {
-    slots: u64,
+    slots_per_record: u64,
     first_position: u64,
 }
 
@@ -38,9 +38,9 @@ impl EqualSizeRecords {
     /// Records that the producer has committed a record of `slots` slots at `pos`.
     #[inline(always)]
     fn add(&mut self, pos: u64, slots: u64) {
-        if slots != self.slots {
+        if slots != self.slots_per_record {
             *self = Self {
-                slots,
+                slots_per_record: slots,
                 first_position: pos,
             };
         }
@@ -52,9 +52,10 @@ impl EqualSizeRecords {
     /// In the first lap all slots are zero. In later laps slot `pos` holds a header of the previous
     /// lap if all records of a whole lap had the same size.
     #[inline(always)]
-    fn ends_without_record(&self, pos: u64, ring_slots: u64) -> bool {
+    fn holds_no_record(&self, pos: u64, ring_slots: u64) -> bool {
         pos < ring_slots
-            || (self.first_position + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
+            || (self.first_position + ring_slots <= pos
+                && self.slots_per_record & (self.slots_per_record - 1) == 0)
     }
 }
 
@@ -70,9 +71,9 @@ impl ProducerCursor {
         self.ring.slots - 1 - (self.pos - self.head_seen)
     }
 
-    /// Implements [`Producer::consumed`].
+    /// Implements [`Producer::refresh_head`].
     #[inline(always)]
-    fn consumed(&mut self) -> Result<u64, InvalidRingValue> {
+    fn refresh_head(&mut self) -> Result<u64, InvalidRingValue> {
         // SYNC POINT C
         let head = self.ring.head().load(Ordering::Acquire);
         if head == self.head_seen {
@@ -92,7 +93,7 @@ impl ProducerCursor {
         if need <= self.free_slots() {
             return Ok(true);
         }
-        self.consumed()?;
+        self.refresh_head()?;
         Ok(need <= self.free_slots())
     }
 
@@ -172,7 +173,7 @@ impl Producer {
                 unpublished_first: None,
                 head_seen: 0,
                 equal_size: EqualSizeRecords {
-                    slots: 1,
+                    slots_per_record: 1,
                     first_position: 0,
                 },
                 placed_end: 0,
@@ -210,14 +211,14 @@ impl Producer {
     /// # Errors
     /// Returns [`InvalidRingValue`] if the value of `head` is not a position that the consumer can have.
     #[inline]
-    pub fn consumed(&mut self) -> Result<u64, InvalidRingValue> {
-        self.cursor.consumed()
+    pub fn refresh_head(&mut self) -> Result<u64, InvalidRingValue> {
+        self.cursor.refresh_head()
     }
 
     /// Returns true if the ring has room for a record with `payload` bytes.
     ///
     /// # Errors
-    /// Returns the errors of [`consumed`](Self::consumed).
+    /// Returns the errors of [`refresh_head`](Self::refresh_head).
     #[inline(always)]
     pub fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
         self.cursor.has_room(payload)
@@ -244,9 +245,9 @@ impl Producer {
     pub fn run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
             lap: RingLap::of(&self.cursor.ring, self.cursor.pos),
-            room_end: self.cursor.run_bound(),
+            room_end: self.cursor.max_record_end(),
             pos: self.cursor.pos,
-            first_position: self.cursor.first_of_run(),
+            first_position: self.cursor.first_position_if_empty(),
             first_word: 0,
             equal_size: self.cursor.equal_size,
             placed_end: self.cursor.placed_end,
@@ -263,7 +264,7 @@ impl Producer {
         self.write_terminator();
         // SYNC POINT P
         self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
-        if pos + self.cursor.equal_size.slots == self.cursor.pos {
+        if pos + self.cursor.equal_size.slots_per_record == self.cursor.pos {
             self.claim_ahead();
         }
         true
@@ -302,7 +303,7 @@ impl Producer {
             placed_end: placed,
             ..
         } = self.cursor;
-        if placed > pos || !equal_size.ends_without_record(pos, ring.slots) {
+        if placed > pos || !equal_size.holds_no_record(pos, ring.slots) {
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
     }
@@ -359,7 +360,7 @@ pub struct ProducerRun<'p> {
 impl ProducerCursor {
     /// Returns the last position at which a record may end within this lap and the free space.
     #[inline(always)]
-    fn run_bound(&self) -> u64 {
+    fn max_record_end(&self) -> u64 {
         let end_of_lap = (self.pos | (self.ring.slots - 1)) + 1;
         // One slot stays free for the terminator.
         end_of_lap.min(self.head_seen + self.ring.slots - 1)
@@ -368,7 +369,7 @@ impl ProducerCursor {
     /// Returns the position of the open postlist's first record if the postlist is still empty,
     /// else `u64::MAX`.
     #[inline(always)]
-    fn first_of_run(&self) -> u64 {
+    fn first_position_if_empty(&self) -> u64 {
         if self.unpublished_first.is_none() {
             self.pos
         } else {
@@ -413,8 +414,8 @@ impl ProducerRun<'_> {
         cursor.place(payload);
         self.lap = RingLap::of(&cursor.ring, cursor.pos);
         self.pos = cursor.pos;
-        self.first_position = cursor.first_of_run();
-        self.room_end = cursor.run_bound();
+        self.first_position = cursor.first_position_if_empty();
+        self.room_end = cursor.max_record_end();
         self.equal_size = cursor.equal_size;
         self.placed_end = cursor.placed_end;
         true

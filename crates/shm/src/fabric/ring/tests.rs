@@ -197,7 +197,7 @@ mod model_tests {
                 match op {
                     Op::Push(len) => {
                         if p.has_room(len).unwrap() {
-                            p.push(RecordHeader { extra: next, ..header(len as u32) }, len, |d| fill(&d, next));
+                            p.push(RecordHeader { extra_value: next, ..header(len as u32) }, len, |d| fill(&d, next));
                             staged.push_back((next, len));
                             next += 1;
                         }
@@ -207,7 +207,7 @@ mod model_tests {
                         for _ in 0..n {
                             let Some(place) = run.place(len) else { break };
                             fill(&place, next);
-                            run.commit(RecordHeader { extra: next, ..header(len as u32) }, len);
+                            run.commit(RecordHeader { extra_value: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             next += 1;
                         }
@@ -216,7 +216,7 @@ mod model_tests {
                     Op::PushOne(len) => {
                         if p.has_room(len).unwrap() {
                             fill(&p.place(len), next);
-                            p.publish_one(RecordHeader { extra: next, ..header(len as u32) }, len);
+                            p.publish_one(RecordHeader { extra_value: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             visible.append(&mut staged);
                             next += 1;
@@ -239,7 +239,7 @@ mod model_tests {
                         for _ in 0..n {
                             let Some(r) = records.peek().filter(|r| r.header.kind == 1) else { break };
                             let (n, len) = visible.pop_front().expect("a record that was not published");
-                            prop_assert_eq!((r.header.extra, r.header.len as usize), (n, len));
+                            prop_assert_eq!((r.header.extra_value, r.header.len as usize), (n, len));
                             prop_assert_eq!(r.payload.len(), len);
                             for i in 0..len / 8 {
                                 prop_assert_eq!(r.payload.word(i), word(n, i));
@@ -257,7 +257,7 @@ mod model_tests {
                             None => prop_assert_eq!(expected, None),
                             Some(r) => {
                                 let (n, len) = expected.expect("a record that was not published");
-                                prop_assert_eq!(r.header.extra, n);
+                                prop_assert_eq!(r.header.extra_value, n);
                                 prop_assert_eq!(r.header.len as usize, len);
                                 for i in 0..len / 8 {
                                     prop_assert_eq!(r.payload.word(i), word(n, i));
@@ -287,7 +287,7 @@ mod model_tests {
             p.push(header(0), 0, |_| ());
             p.publish();
             owned.head.store(head, Ordering::Relaxed);
-            prop_assert_eq!(p.consumed(), Err(InvalidRingValue));
+            prop_assert_eq!(p.refresh_head(), Err(InvalidRingValue));
         }
     }
 
