@@ -423,7 +423,7 @@ mod mutation {
 
     #[cfg(not(debug_assertions))]
     #[inline(always)]
-    pub(super) const fn ignores(_: AccessDenied) -> bool {
+    pub(super) const fn is_disabled_for_test(_: AccessDenied) -> bool {
         false
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 const MIN_BYTES: usize = 128;
 const MAX_BYTES: usize = 8192;
 
-/// Time for [`MAX_BYTES`] bytes from which on the task handles its bytes slowly. A gRPC server takes some 150 µs, since it
-/// decodes requests of 100 bytes. A program that copies its bytes takes less than 10 µs.
-const SLOW: Duration = Duration::from_micros(64);
+/// Time for [`MAX_BYTES`] bytes from which on the task handles its bytes slowly. tonic takes some 50 µs to 400 µs, since it
+/// decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
+const SLOW: Duration = Duration::from_micros(16);
 
 /// Number of reads after which a write no longer counts as their answer, and number of further reads after which the limit
 /// doubles.

@@ -70,7 +70,7 @@ pub(super) unsafe fn apply_atomic(ptr: *mut u64, op: AtomicOp) -> Result<u64, Me
 /// `ptr` is aligned to 8 bytes and writable. No reference to the word exists, and other threads access the
 /// same bytes as whole words only.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
+pub(super) unsafe fn apply_atomic(ptr: *mut u64, op: AtomicOp) -> Result<u64, MemoryFault> {
     use std::sync::atomic::{AtomicU64, Ordering};
     // SAFETY: contract of this function.
     let word = unsafe { AtomicU64::from_ptr(ptr) };
