@@ -35,7 +35,7 @@ const MAD_HEADER_BYTES: usize = 24;
 const MAX_MAD_BYTES: usize = 1 << 16;
 
 /// Offsets in `ib_user_mad`.
-mod at {
+mod user_mad_offset {
     pub(super) const AGENT: usize = 0;
     pub(super) const STATUS: usize = 4;
     pub(super) const TIMEOUT: usize = 8;
@@ -230,13 +230,13 @@ fn set_word(umad: &mut [u8], at: usize, value: u32) {
 fn user_mad(agent: u32, status: u32, from_lid: u16, mad: &[u8]) -> Vec<u8> {
     let mut umad = vec![0; UMAD_HEADER_BYTES];
     umad.extend_from_slice(mad);
-    set_word(&mut umad, at::AGENT, agent);
-    set_word(&mut umad, at::STATUS, status);
+    set_word(&mut umad, user_mad_offset::AGENT, agent);
+    set_word(&mut umad, user_mad_offset::STATUS, status);
     let length = u32::try_from(umad.len()).unwrap_or(u32::MAX);
-    set_word(&mut umad, at::LENGTH, length);
+    set_word(&mut umad, user_mad_offset::LENGTH, length);
     // Queue pair 1, that of the general services.
-    set_word(&mut umad, at::QPN, 1_u32.to_be());
-    umad[at::LID..at::LID + 2].copy_from_slice(&from_lid.to_be_bytes());
+    set_word(&mut umad, user_mad_offset::QPN, 1_u32.to_be());
+    umad[user_mad_offset::LID..user_mad_offset::LID + 2].copy_from_slice(&from_lid.to_be_bytes());
     umad
 }
 
@@ -260,10 +260,11 @@ pub(crate) fn send(
         return Err(libc::EINVAL);
     }
     let agent = u32::try_from(agent).map_err(|_| libc::EINVAL)?;
-    set_word(umad, at::AGENT, agent);
-    set_word(umad, at::TIMEOUT, timeout_ms.cast_unsigned());
-    set_word(umad, at::RETRIES, retries.cast_unsigned());
-    let destination = u16::from_be_bytes([umad[at::LID], umad[at::LID + 1]]);
+    set_word(umad, user_mad_offset::AGENT, agent);
+    set_word(umad, user_mad_offset::TIMEOUT, timeout_ms.cast_unsigned());
+    set_word(umad, user_mad_offset::RETRIES, retries.cast_unsigned());
+    let destination =
+        u16::from_be_bytes([umad[user_mad_offset::LID], umad[user_mad_offset::LID + 1]]);
     let (_, mad) = umad.split_at_mut(UMAD_HEADER_BYTES);
     if MadFields(mad).method() & method::RESPONSE != 0 {
         port.send_response(mad);
@@ -374,7 +375,7 @@ pub(crate) fn receive(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), Rece
     if let Some(port) = ports().get_mut(&fd) {
         port.send_waiting_datagrams();
     }
-    let agent = c_int::try_from(word(umad, at::AGENT)).unwrap_or(0);
+    let agent = c_int::try_from(word(umad, user_mad_offset::AGENT)).unwrap_or(0);
     Ok((agent, got.saturating_sub(UMAD_HEADER_BYTES)))
 }
 

@@ -145,7 +145,7 @@ enum EventKind {
 struct Pending {
     /// For each value, the call time of the last read that finds it.
     last_read_calls_ns: HashMap<u64, u64>,
-    /// The time of the event.
+    /// The time of the event at which the walk is.
     event_time_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
     /// version.

@@ -158,7 +158,7 @@ impl RequestAnswers<'_> {
             Some(_) => Some(to_u32(self.port(device)?.0)),
             None => None,
         };
-        let number = match (self.is_dump, T::NUMBER) {
+        let number = match (self.is_dump, T::LOOKUP_ATTRIBUTE) {
             (true, _) => None,
             (false, Some(number)) => Some(self.request.u32_attribute(number).ok_or(EINVAL)?),
             (false, None) => return Err(EOPNOTSUPP),

@@ -22,7 +22,7 @@ pub(crate) trait ResourceKind: Sized {
     /// The attribute with one object.
     const ENTRY: u16;
     /// The attribute by which a request names one object. `None`: requests cannot name one.
-    const NUMBER: Option<u16>;
+    const LOOKUP_ATTRIBUTE: Option<u16>;
     /// Bytes of an entry at most.
     const MAX_ENTRY_BYTES: usize;
 
@@ -42,7 +42,7 @@ impl ResourceKind for QueuePair {
     const COMMAND: u16 = command::RES_QP_GET;
     const TABLE: u16 = attr::RES_QP;
     const ENTRY: u16 = attr::RES_QP_ENTRY;
-    const NUMBER: Option<u16> = Some(attr::RES_LQPN);
+    const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_LQPN);
     const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 9 * U32_ATTRIBUTE_BYTES;
 
     fn of(process: &ProcessObjects) -> &[Self] {
@@ -78,7 +78,7 @@ impl ResourceKind for CompletionQueue {
     const COMMAND: u16 = command::RES_CQ_GET;
     const TABLE: u16 = attr::RES_CQ;
     const ENTRY: u16 = attr::RES_CQ_ENTRY;
-    const NUMBER: Option<u16> = Some(attr::RES_CQN);
+    const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_CQN);
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 3 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
@@ -103,7 +103,7 @@ impl ResourceKind for Domain {
     const TABLE: u16 = attr::RES_PD;
     const ENTRY: u16 = attr::RES_PD_ENTRY;
     /// Two processes may use the same number.
-    const NUMBER: Option<u16> = None;
+    const LOOKUP_ATTRIBUTE: Option<u16> = None;
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 2 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
 
@@ -127,7 +127,7 @@ impl ResourceKind for Region {
     const TABLE: u16 = attr::RES_MR;
     const ENTRY: u16 = attr::RES_MR_ENTRY;
     /// Clients name a region by its restrack number, which regions here do not have.
-    const NUMBER: Option<u16> = None;
+    const LOOKUP_ATTRIBUTE: Option<u16> = None;
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 4 * U32_ATTRIBUTE_BYTES + 2 * U64_ATTRIBUTE_BYTES;
 

@@ -54,6 +54,6 @@ pub fn read_memory<const N: usize>(
 ///
 /// # Errors
 /// Returns the error of `userfaultfd(2)`.
-pub fn check_page_replacement() -> io::Result<()> {
-    mem::check_page_replacement()
+pub fn check_userfaultfd() -> io::Result<()> {
+    mem::check_userfaultfd()
 }

@@ -43,7 +43,7 @@ pub use word::AtomicOp;
 
 /// Checks that a process can replace its pages while threads run; returns the error of
 /// `userfaultfd(2)` if not.
-pub(crate) fn check_page_replacement() -> std::io::Result<()> {
+pub(crate) fn check_userfaultfd() -> std::io::Result<()> {
     replace::check_write_blocking()
 }
 

@@ -211,7 +211,7 @@ impl<'a> AllReduce<'a> {
         })
     }
 
-    /// Posts receives into free slots; whether there were any.
+    /// Posts receives into free slots while the connection takes them. Returns true if it posted any.
     fn post_receives(&mut self) -> Result<bool, Error> {
         let ranks = self.plan.ranks;
         let before = link(self.links, (self.plan.rank + ranks - 1) % ranks)?;

@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::context::{context_of, nic_of, the_nic};
 use super::edge::{In, c_functions};
-use super::mr::{MrRange, register_mr};
+use super::mr::{RegisteredRange, register_mr};
 use crate::capabilities::OptionalFeature;
 use crate::device;
 use crate::dm::Dm;
@@ -139,7 +139,7 @@ pub(super) fn reg_dm_mr(
     if access & IBV_ACCESS_ZERO_BASED == 0 {
         return Err(libc::EINVAL);
     }
-    let range = MrRange {
+    let range = RegisteredRange {
         addr: dm.checked_address(offset, length, false)?,
         length,
         iova: 0,

@@ -40,7 +40,7 @@ live::object!(Mr, ibv_mr);
 /// The present registration of a region.
 struct CurrentRegistration {
     pd: Arc<Pd>,
-    range: MrRange,
+    range: RegisteredRange,
     access: c_int,
     /// Keeps the backing memory for peers.
     backing: ReachabilityGuard,
@@ -109,7 +109,7 @@ pub(super) fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> Result<*mut ibv_mr, c_int> {
-    let range = MrRange { addr, length, iova };
+    let range = RegisteredRange { addr, length, iova };
     if length == 0 || (range.is_whole_address_space() && access & IBV_ACCESS_ON_DEMAND == 0) {
         return Err(why::einval_because(
             || "length is 0, or the whole address space without IBV_ACCESS_ON_DEMAND",
@@ -133,7 +133,7 @@ pub(super) fn reg_dmabuf_mr(
 /// Makes a memory region, of device memory if `dm` is given.
 pub(super) fn register_mr(
     pd: Arc<Pd>,
-    range: &MrRange,
+    range: &RegisteredRange,
     access: c_int,
     dm: Option<Arc<Dm>>,
 ) -> Result<*mut ibv_mr, c_int> {
@@ -159,7 +159,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let access = IBV_ACCESS_LOCAL_WRITE;
-    let range = MrRange {
+    let range = RegisteredRange {
         addr: std::ptr::null_mut(),
         length: usize::MAX,
         iova: 0,
@@ -188,7 +188,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
 /// Makes the program's handle of a region that has been entered in the key table.
 fn new_mr(
     pd: Arc<Pd>,
-    range: &MrRange,
+    range: &RegisteredRange,
     access: c_int,
     (keys, backing): ((u32, u32), ReachabilityGuard),
     dm: Option<Arc<Dm>>,
@@ -213,7 +213,7 @@ fn new_mr(
 
 /// The memory that a region is made of, and the address of its first byte in work requests.
 #[derive(Clone, Copy)]
-pub(super) struct MrRange {
+pub(super) struct RegisteredRange {
     pub(super) addr: *mut c_void,
     pub(super) length: usize,
     pub(super) iova: u64,
@@ -221,9 +221,9 @@ pub(super) struct MrRange {
 
 #[allow(unsafe_code)]
 // SAFETY: `addr` is only a number here: the verbs of this file expose it and give it back to the program.
-unsafe impl Send for MrRange {}
+unsafe impl Send for RegisteredRange {}
 
-impl MrRange {
+impl RegisteredRange {
     /// Returns true for a region of the whole address space. "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should
     /// be set, addr should be 0 and length should be SIZE_MAX" (`ibv_reg_mr(3)`).
     fn is_whole_address_space(&self) -> bool {
@@ -235,7 +235,7 @@ impl MrRange {
 /// hold that keeps the memory reachable.
 fn check_and_enter_key<T>(
     pd: &Pd,
-    range: &MrRange,
+    range: &RegisteredRange,
     access: c_int,
     register: impl FnOnce(&Nic, &NewRegion<'_>) -> Result<T, c_int>,
 ) -> Result<(T, ReachabilityGuard), c_int> {
@@ -370,7 +370,7 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
         if change.addr.is_null() || change.length == 0 {
             return Err(libc::EINVAL);
         }
-        MrRange {
+        RegisteredRange {
             addr: change.addr,
             length: change.length,
             iova: change.addr.addr() as u64,
@@ -406,7 +406,7 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
 
 /// Updates the structure of a region that the program sees.
 #[allow(unsafe_code)]
-fn update_program_mr(mr: &Mr, pd: &Pd, range: &MrRange) {
+fn update_program_mr(mr: &Mr, pd: &Pd, range: &RegisteredRange) {
     let abi = mr.abi.handle();
     // SAFETY: `mr` keeps the structure; no other thread uses the region while it is changed (`ibv_rereg_mr(3)`), and
     // other threads that change it wait for `mr.now`, which the caller holds.
@@ -486,7 +486,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
     let base =
         usize::try_from(shared.owner_address.load(Ordering::Relaxed)).map_err(|_| libc::EINVAL)?;
     let now = CurrentRegistration {
-        range: MrRange {
+        range: RegisteredRange {
             addr: std::ptr::with_exposed_provenance_mut(base),
             length,
             iova: shared.iova.load(Ordering::Relaxed),

@@ -156,7 +156,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
     } else {
         None
     };
-    let result = match (refused, list.link_wrs()) {
+    let result = match (refused, list.set_pointers()) {
         (Some(errno), _) | (None, Err(errno)) => errno,
         // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `list`.
         (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },

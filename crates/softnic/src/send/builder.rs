@@ -16,7 +16,7 @@ pub(crate) struct WrBuilder {
 /// The work requests of a postlist, with the SGEs and inline bytes that they refer to.
 #[derive(Default)]
 pub(crate) struct BuiltPostlist {
-    wrs: Vec<UnlinkedWr>,
+    wrs: Vec<WrWithoutPointers>,
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
     /// The errno of the program's first mistake; 0 if there was none.
@@ -24,7 +24,7 @@ pub(crate) struct BuiltPostlist {
 }
 
 /// A work request whose pointers are not set yet: the vectors that they will point into may still be reallocated.
-struct UnlinkedWr {
+struct WrWithoutPointers {
     wr: ibv_send_wr,
     /// Its SGEs, in `BuiltPostlist::sges`.
     sges: std::ops::Range<usize>,
@@ -73,7 +73,7 @@ impl BuiltPostlist {
     ///
     /// # Errors
     /// The errno of the program's first mistake.
-    pub(crate) fn link_wrs(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
+    pub(crate) fn set_pointers(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
         if self.first_errno != 0 {
             return Err(self.first_errno);
         }
@@ -103,7 +103,7 @@ impl BuiltPostlist {
     #[inline(always)]
     pub(crate) fn append_wr(&mut self, wr: ibv_send_wr) {
         let end = self.sges.len();
-        self.wrs.push(UnlinkedWr {
+        self.wrs.push(WrWithoutPointers {
             wr,
             sges: end..end,
             inline: None,

@@ -24,7 +24,7 @@ const WRS_PER_SLEEP_PUBLICATION: u64 = 16;
 /// Octets after which the general path publishes.
 const OCTETS_PER_PUBLICATION: u64 = 1 << 20;
 
-/// Octets of extended headers (IBTA vol. 1, 9.2 to 9.3).
+/// Sizes of headers and of the ICRC, in octets (IBTA vol. 1, 7.7, 7.8, 8.3, 9.2 and 9.3).
 mod header {
     pub(super) const BTH: u64 = 12;
     pub(super) const DETH: u64 = 8;

@@ -33,7 +33,7 @@ pub(super) fn run_all() -> Result<Vec<Requirement>> {
         shared_folder()?,
         peer_memory_mapping(&reached),
         peer_memory_copying(&reached),
-        page_replacement(),
+        private_memory_mapping(),
         peer_death_notice(),
         device_files()?,
         packet_path(),
@@ -147,9 +147,9 @@ fn yama_ptrace_scope() -> String {
     )
 }
 
-fn page_replacement() -> Requirement {
+fn private_memory_mapping() -> Requirement {
     const WHAT: &str = "map private memory of programs";
-    match environment::check_page_replacement() {
+    match environment::check_userfaultfd() {
         Ok(()) => Requirement::ok(WHAT, "userfaultfd works"),
         Err(e) => Requirement::not_ok(
             WHAT,

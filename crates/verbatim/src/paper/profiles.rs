@@ -10,7 +10,7 @@ use super::number::{OurNumber, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if it does not follow from the profiles.
 pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    let value = wqe_or_header_bytes(nics, id).or_else(|| transaction_count(nics, id));
+    let value = wqe_or_header_bytes(nics, id).or_else(|| computed_traffic_or_locks(nics, id));
     let value = value
         .or_else(|| pcie_link_property(nics, id))
         .or_else(|| cluster_property(nics, id));
@@ -118,8 +118,8 @@ fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     })
 }
 
-/// Counts transactions of operations.
-fn transaction_count(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+/// Returns our number for a published number of PCIe transactions or bytes, or of locks of atomics.
+fn computed_traffic_or_locks(nics: &PublishedProfiles, id: &str) -> Option<f64> {
     let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
     let written = |bytes| {
         let one = postlist(

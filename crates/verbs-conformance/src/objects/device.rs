@@ -193,7 +193,7 @@ impl Context {
     /// Calls `ibv_query_gid`.
     ///
     /// # Errors
-    /// Returns the call's result if it is not 0.
+    /// Fails with the call's result if that is not 0.
     pub fn try_gid(&self, port: u8, index: i32) -> Result<[u8; 16], i32> {
         let mut gid = ibv_gid { raw: [0xa5; 16] };
         // SAFETY: a live context, a writable result.
@@ -207,7 +207,7 @@ impl Context {
     /// Calls `ibv_query_pkey`, and returns the P_Key in host order.
     ///
     /// # Errors
-    /// Returns the call's result if it is not 0.
+    /// Fails with the call's result if that is not 0.
     pub fn try_pkey(&self, port: u8, index: i32) -> Result<u16, i32> {
         let mut pkey = 0;
         // SAFETY: a live context, a writable result.

@@ -173,7 +173,7 @@ impl Pd {
     /// Calls `ibv_init_ah_from_wc`.
     ///
     /// # Errors
-    /// Returns the call's result if it is not 0.
+    /// Fails with the call's result if that is not 0.
     pub fn ah_attr_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<ibv_ah_attr, i32> {
         let mut wc = wc.0;
         let mut grh = grh_of(grh);
