@@ -1,17 +1,19 @@
 //! `cargo xtask dropin`: builds the command line program and the libraries that it loads into programs, and
 //! optionally installs them.
 
+use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::paths::{target_dir, workspace};
 
 /// Arguments of `cargo xtask dropin`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Install below this folder: `bin/verbatim`, `lib/verbatim/libibverbs.so.1` and `librdmacm.so.1` beside it
+    /// Install below this folder: `bin/verbatim`, the libraries in `lib/verbatim`, man pages and completions in `share`
     /// [default: build only]
     #[arg(long, value_name = "DIR")]
     install: Option<PathBuf>,
@@ -34,7 +36,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     let program = match &args.install {
         None => program(),
-        Some(root) => install(&built(), root)?,
+        Some(root) => {
+            let program = install(&built(), root)?;
+            install_documentation(&program, &root.join("share"))?;
+            program
+        }
     };
     println!("try: {} run -- ibv_devinfo", program.display());
     Ok(true)
@@ -92,8 +98,7 @@ fn built() -> PathBuf {
 fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib/verbatim"));
     for folder in [&bin, &lib] {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     let program = bin.join("verbatim");
     copy(&built.join("verbatim"), &program)?;
@@ -104,22 +109,51 @@ fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// The completions of a shell: its name, and the file below `share` in which it looks for them.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/verbatim"),
+    ("zsh", "zsh/site-functions/_verbatim"),
+    ("fish", "fish/vendor_completions.d/verbatim.fish"),
+];
+
+/// Lets the program write its man pages and completions below the folder `share`.
+fn install_documentation(program: &Path, share: &Path) -> Result<()> {
+    let run = |args: &[&OsStr]| -> Result<Vec<u8>> {
+        let out = Command::new(program)
+            .args(args)
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        ensure!(out.status.success(), "{} failed", program.display());
+        Ok(out.stdout)
+    };
+    run(&["man".as_ref(), share.join("man/man1").as_ref()])?;
+    for (shell, file) in COMPLETIONS {
+        let script = run(&["completions".as_ref(), shell.as_ref()])?;
+        let file = share.join(file);
+        let folder = file.parent().unwrap_or(share);
+        let written = fs::create_dir_all(folder).and_then(|()| fs::write(&file, script));
+        written.with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
 /// Makes a link `rdma` to the program, in a folder that `verbatim run` puts first into `PATH`.
 fn link_tool(folder: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)?;
+    fs::create_dir_all(folder)?;
     let (link, new) = (folder.join("rdma"), folder.join("rdma.new"));
-    match std::fs::remove_file(&new) {
+    match fs::remove_file(&new) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
     std::os::unix::fs::symlink("../../../bin/verbatim", &new)?;
-    std::fs::rename(new, link)
+    fs::rename(new, link)
 }
 
 /// Replaces a file atomically, because running programs may use it.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let new = to.with_extension("new");
-    std::fs::copy(from, &new)
-        .and_then(|_| std::fs::rename(&new, to))
+    fs::copy(from, &new)
+        .and_then(|_| fs::rename(&new, to))
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
 }

@@ -172,7 +172,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// The sizes of a group that is there, which is then forgotten.
+    /// Returns the sizes that came for each receive of a group, and frees the request; `None` while a receive is incomplete.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].

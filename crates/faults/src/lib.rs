@@ -14,7 +14,7 @@
 //! let plan: Plan = "verb=ibv_reg_mr,errno=ENOMEM,after=1,count=1".parse()?;
 //! let mut injector = Injector::new(plan, 7);
 //! let refused: Vec<_> = (0..3)
-//!     .map(|_| injector.verb(0, &VerbFacts::new("ibv_reg_mr")).errno)
+//!     .map(|_| injector.decide_verb_call(0, &VerbFacts::new("ibv_reg_mr")).errno)
 //!     .collect();
 //! assert_eq!(refused, [None, Some(libc::ENOMEM), None]);
 //! # Ok::<(), faults::PlanError>(())

@@ -88,10 +88,10 @@ impl<'d> CommandStrings<'d> {
 /// ```
 /// let mut decoder = kv_resp::CommandDecoder::default();
 /// decoder.feed(b"PING\r\n*2\r\n$3\r\nGET\r\n$1");
-/// assert_eq!(decoder.next_command()?.map(|c| c.at(0)), Some(&b"PING"[..]));
+/// assert_eq!(decoder.next_command()?.map(|c| c.get_or_empty(0)), Some(&b"PING"[..]));
 /// assert!(decoder.next_command()?.is_none());
 /// decoder.feed(b"\r\nk\r\n");
-/// assert_eq!(decoder.next_command()?.map(|c| c.at(1)), Some(&b"k"[..]));
+/// assert_eq!(decoder.next_command()?.map(|c| c.get_or_empty(1)), Some(&b"k"[..]));
 /// # Ok::<(), kv_resp::ProtocolError>(())
 /// ```
 #[derive(Debug, Default)]

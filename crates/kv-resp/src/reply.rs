@@ -16,9 +16,9 @@ pub enum Protocol {
 /// use kv_resp::{Protocol, ReplyWriter};
 /// let mut out = Vec::new();
 /// let mut replies = ReplyWriter::new(&mut out, Protocol::Resp2);
-/// replies.array(2);
-/// replies.bulk(b"a");
-/// replies.null();
+/// replies.begin_array(2);
+/// replies.write_bulk_string(b"a");
+/// replies.write_null();
 /// assert_eq!(out, b"*2\r\n$1\r\na\r\n$-1\r\n");
 /// ```
 #[derive(Debug)]

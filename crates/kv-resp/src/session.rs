@@ -52,7 +52,7 @@ fn execute(call: &mut CommandCall<'_>) -> CommandResult {
 /// let mut session = Session::new(1);
 /// session.feed(b"SET k v\r\nGET k\r\n");
 /// let mut out = Vec::new();
-/// session.run(&shared, &mut out, usize::MAX);
+/// session.execute_received(&shared, &mut out, usize::MAX);
 /// assert_eq!(out, b"+OK\r\n$1\r\nv\r\n");
 /// # Ok::<(), kv::store::NoMemory>(())
 /// ```

@@ -13,10 +13,10 @@
 //! [`PermittedRange`].
 //!
 //! ```
-//! use nic_core::rights::{Access, AccessDenied, Owner, QueuePair, Region, authorize, flag};
+//! use nic_core::rights::{Access, AccessDenied, Owner, AccessingQp, Region, authorize, flag};
 //!
-//! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: Owner::domain(7) };
-//! let qp = QueuePair { access: flag::REMOTE_READ | flag::REMOTE_WRITE, domain: 7, qpn: 11 };
+//! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: Owner::region_in_pd(7) };
+//! let qp = AccessingQp { requester_access: flag::REMOTE_READ | flag::REMOTE_WRITE, pd_number: 7, qpn: 11 };
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteRead, &qp).unwrap().offset(), 4);
 //! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::Range));
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteWrite, &qp), Err(AccessDenied::RegionAccess));

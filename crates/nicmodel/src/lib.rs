@@ -21,7 +21,7 @@
 //! let batched = Footprint::of_postlist(cib, &send, PostMethod::Doorbell, 16)?;
 //! assert_eq!(single.requester.mmio_writes(), 32.0);
 //! assert_eq!(batched.requester.mmio_writes(), 1.0);
-//! assert_eq!(batched.requester.dma_reads(), 1.0);
+//! assert_eq!(batched.requester.dma_reads_without_recv_wqes(), 1.0);
 //! # Ok::<(), nicmodel::OperationError>(())
 //! ```
 

@@ -119,7 +119,8 @@ impl Receiver {
         Ok(Some(request))
     }
 
-    /// The sizes of a group that is there. The request is then done with.
+    /// Returns the sizes that came for each receive of the group, and frees the request; `None` while a receive is
+    /// incomplete.
     ///
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].

@@ -252,7 +252,7 @@ mod tests {
                 assert!(woken <= 1, "{targets:?}");
                 assert!(found == 2 || woken == 1, "{found} found, {targets:?}");
                 assert_eq!(
-                    armed.disarm().is_some(),
+                    armed.disarm_and_take_waker().is_some(),
                     targets.contains(&WakeTarget::Program)
                 );
             });
@@ -277,13 +277,13 @@ mod tests {
                 }
             });
             let armed = ArmedWord(&word);
-            let _ = armed.end_direct();
-            let first = armed.disarm();
+            let _ = armed.end_program_wakes();
+            let first = armed.disarm_and_take_waker();
             armed.arm(ARMED_ANY, true);
             armed.fence_after_change();
             let found = published.load(Ordering::Relaxed) == 1;
             let target = peer.join().unwrap();
-            let second = armed.disarm();
+            let second = armed.disarm_and_take_waker();
             assert!(found || target != WakeTarget::Nobody);
             let tokens = usize::from(first.is_some()) + usize::from(second.is_some());
             assert_eq!(tokens, usize::from(target == WakeTarget::Program));
@@ -408,7 +408,7 @@ mod tests {
                 new
             };
             // The owner polls, arms and polls again, twice. A completion found while armed disarms the word.
-            let poll = || usize::from(look() && armed.disarm().is_some());
+            let poll = || usize::from(look() && armed.disarm_and_take_waker().is_some());
             let mut events = 0;
             for _ in 0..2 {
                 events += poll();

@@ -6,9 +6,9 @@
 //! file is never replaced. Adding costs no system call. A process that is killed before it adds a sum loses this sum; the
 //! sums of other processes stay.
 //!
-//! A file grows with its number. A program that reads a file by several calls can therefore get the last digits of a longer
-//! number after the shorter one, if the number gained more than one digit between the calls. Padding would prevent this,
-//! but programs such as `rdmamap` trim nothing but newlines, and blank lines would be in the output of `cat`.
+//! A file grows with its number. A program may read a file by several calls, and the number may gain several digits between
+//! them. The program then gets the last digits of the longer number after the shorter one. Padding would prevent this, but
+//! programs such as `rdmamap` trim only newlines, and `cat` would print blank lines.
 //!
 //! A message between two ports of this host counts at both ports: the sender also adds to the receiver's port. A READ
 //! or an atomic adds its response in the other direction. Acknowledgements are not counted, because shared memory has none.

@@ -158,7 +158,7 @@ const QUEUES: &[Deviation] = &[
         Wrong,
         "overrun::a_larger_queue_is_not_overrun",
         NO_MERCY,
-        "async_event(LONG).is_none()",
+        "async_event(OVERRUN_DETECTION_TIME).is_none()",
     ),
     Deviation::new(
         Missing,

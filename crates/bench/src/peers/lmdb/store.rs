@@ -176,7 +176,7 @@ mod tests {
     fn what_is_put_is_found_and_scanned_in_order() {
         let mut store = Store::new(1000).expect("opened");
         let put = |key| Request::Put { key, value: !key };
-        // Include keys within the same batch, and keys whose order differs from their byte order.
+        // The batch also GETs a key that it PUTs, and the order of the keys differs from that of their bytes.
         let keys = [300, 2, 1, 256, u64::MAX];
         let mut batch = keys.map(put).to_vec();
         batch.push(Request::Get { key: 256 });
