@@ -14,9 +14,9 @@ const MAX_GROWTH_PAUSE_SLEEPS: u32 = 4096;
 /// Decides how long a stream polls before it sleeps.
 ///
 /// A sleep costs both sides a system call, and the sleeping side some 10 µs to 30 µs. If a sleep was shorter than the
-/// longest poll, a longer poll would have been cheaper. The next poll is then twice as long. The next
-/// poll has the configured length after a long sleep, and after a poll of the longest time that found no completion: the
-/// peer may need this core to answer.
+/// longest poll, a longer poll would have been cheaper. The next poll is then twice as long. After a long sleep
+/// the next poll has the configured length. It also has this length after a poll of the longest time that found no
+/// completion: the peer may need this core to answer.
 pub(crate) struct Spin {
     configured_spin: Duration,
     current_spin: Duration,
