@@ -7,8 +7,8 @@
 //! next observation corrects it. The rate that a server could serve changes with its keys (caches) and with its load
 //! (batch sizes).
 //!
-//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::min_share_deviation`], relative to its
-//!   target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
+//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::min_share_deviation`],
+//!   relative to its target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
 //! - *Bounds*: a step moves at most [`ControlLaw::max_moved_fraction`] of the giver's requests. A server takes at most

@@ -11,11 +11,12 @@
 //! | 8..16 | key |
 //! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
-//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE`] in bit 9. If a GET found
-//! its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first entry, and bits
-//! 47..32 the number of all entries of the answer. The key at which to continue follows, then the entries, 16 bytes
-//! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `FLAG_MORE`)
-//! and the owner of the range. The answer to CEDE has the version of the handover in bits 63..16.
+//! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE`] in bit 9. If a
+//! GET found its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first
+//! entry, and bits 47..32 the number of all entries of the answer. The key at which to continue follows, then the
+//! entries, 16 bytes each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the
+//! end (flag `FLAG_MORE`) and the owner of the range. The answer to CEDE has the version of the handover in bits
+//! 63..16.
 
 use crate::tree::{MovedRange, PutCondition, RangeOwner};
 

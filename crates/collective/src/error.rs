@@ -2,8 +2,8 @@
 
 use verbs::WcStatus;
 
-/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest), [`InvalidPartCount`](Self::InvalidPartCount) and [`InvalidRange`](Self::InvalidRange)
-/// are errors of the communicator: it fails from then on.
+/// Why a call failed. All but [`UnknownRequest`](Self::UnknownRequest), [`InvalidPartCount`](Self::InvalidPartCount)
+/// and [`InvalidRange`](Self::InvalidRange) are errors of the communicator: it fails from then on.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -3,8 +3,8 @@
 //! A [`Plan`] is a list of rules. An [`Injector`] decides about each packet, verb, work request and completion. An
 //! injector has neither a clock nor a thread: the caller passes the time. A random draw depends only on the seed, the
 //! rule, the stream and the number of the occurrence in the stream. A stream is the occurrences of a queue pair or of a
-//! verb. The same plan, seed and occurrences therefore give the same faults. A further rule changes no draw of other rules. Threads
-//! that use different queue pairs do not change each other's draws.
+//! verb. The same plan, seed and occurrences therefore give the same faults. A further rule changes no draw of other
+//! rules. Threads that use different queue pairs do not change each other's draws.
 //!
 //! # Example
 //!

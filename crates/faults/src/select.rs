@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use crate::random::{RuleRandom, is_within};
 use crate::rule::Rule;
 
-/// For each rule, the maximum number of streams (queue pairs or verbs) with a counter of their own. All further streams share one counter.
+/// For each rule, the maximum number of streams (queue pairs or verbs) with a counter of their own. All further streams
+/// share one counter.
 const MAX_STREAMS: usize = 1 << 16;
 
 /// A rule and its past occurrences.

@@ -128,8 +128,8 @@ impl ServedConnection {
         }
     }
 
-    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `last_input_time` and the
-    /// connection's own last arrival.
+    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `last_input_time`
+    /// and the connection's own last arrival.
     pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
             self.readable = true;

@@ -19,8 +19,8 @@ use mio::{Interest, Registry, Token};
 /// again when another attempt can succeed. It also becomes ready when data arrives after a read that did not fill the
 /// buffer.
 ///
-/// Some types are [polled](Self::supports_polling): [`poll`](Self::poll) returns their readiness, and their descriptors report
-/// events only after [`arm`](Self::arm).
+/// Some types are [polled](Self::supports_polling): [`poll`](Self::poll) returns their readiness, and their descriptors
+/// report events only after [`arm`](Self::arm).
 pub trait Connection: Read + Write + Source + Send {
     /// Returns true if the connection can be polled without system calls.
     fn supports_polling(&self) -> bool {

@@ -6,9 +6,9 @@
 //! separately: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
-//! version than all before. A store may report no versions ([`OperationOutcome::Found`], [`OperationOutcome::Changed`]): then only the
-//! values tell which write a read saw. An operation has an unknown outcome if its client died or gave up. Such an
-//! operation may have happened at any time after its call, or never.
+//! version than all before. A store may report no versions ([`OperationOutcome::Found`],
+//! [`OperationOutcome::Changed`]): then only the values tell which write a read saw. An operation has an unknown
+//! outcome if its client died or gave up. Such an operation may have happened at any time after its call, or never.
 //!
 //! [`check`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
 //! 2017). It walks through calls and returns, and keeps all possible states of the register. An operation is executed
@@ -16,8 +16,8 @@
 //!
 //! - Operations that change nothing are executed as soon as they fit: this excludes no other order.
 //! - Versions only grow, so a state is discarded if its version exceeds one that an operation must still see.
-//! - Without versions, a state tells a value from others only until the call of the last read that found it. After that it is equivalent to any
-//!   other value. A write over a value that no read finds is executed as soon as it fits.
+//! - Without versions, a state tells a value from others only until the call of the last read that found it. After that
+//!   it is equivalent to any other value. A write over a value that no read finds is executed as soon as it fits.
 //! - A write of unknown outcome whose value was found happened before the first read that found it returned.
 //! - Changes of unknown outcome whose value no read found are equivalent, and only counted. A state that was reached
 //!   with fewer of them, or with less useful ones, covers one that was reached with more.

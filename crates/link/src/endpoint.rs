@@ -30,7 +30,8 @@ const MAX_FORWARDED_PER_RECEIVE: usize = 64;
 
 /// The sockets of one process.
 ///
-/// All functions take a shared reference. A thread needs its own [`PacketBatch`] to send and its own [`ReceiveBuffers`] to receive.
+/// All functions take a shared reference. A thread needs its own [`PacketBatch`] to send and its own [`ReceiveBuffers`]
+/// to receive.
 #[derive(Debug)]
 pub struct Endpoint {
     sockets: Vec<BoundSocket>,

@@ -4,8 +4,8 @@
 //! all groups. A process that changes a file also sets the matching BPF program.
 //!
 //! - A socket is bound before the file is written. A process that dies in between leaves no socket.
-//! - The next process that joins or calls [`ProcessGroups::remove_dead_members`] removes dead members. Until then some packets reach wrong
-//!   processes, which forward them.
+//! - The next process that joins or calls [`ProcessGroups::remove_dead_members`] removes dead members. Until then some
+//!   packets reach wrong processes, which forward them.
 //! - If several members died, the new order of the sockets is a guess. Then each member gets a probe: a packet that
 //!   contains the index to which the kernel delivers it. The receiver of the probe corrects the file
 //!   ([`ProcessGroups::correct_position`]).

@@ -234,8 +234,8 @@ pub fn dma_read_mbps(profile: &Profile) -> f64 {
     bandwidth_mbps(profile) * data / (data + header)
 }
 
-/// Upper limit of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper has 175 for Connect-IB. Link-layer
-/// packets are not subtracted.
+/// Upper limit of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper has 175 for Connect-IB.
+/// Link-layer packets are not subtracted.
 pub fn max_mmio_line_mops(profile: &Profile) -> f64 {
     let header = f64::from(profile.pcie.request_header_bytes.value);
     bandwidth_mbps(profile) / (f64::from(CACHE_LINE_BYTES) + header)

@@ -4,8 +4,8 @@
 //! - [`answer`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
 //! - [`sysfs`]: the devices as the files of sysfs describe them.
 //!
-//! The commands of the client NLDEV that only read are answered: devices, ports, the subsystem, counters, resources. All others
-//! are refused with `EOPNOTSUPP`.
+//! The commands of the client NLDEV that only read are answered: devices, ports, the subsystem, counters, resources.
+//! All others are refused with `EOPNOTSUPP`.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -142,7 +142,7 @@ pub struct Region {
 pub trait AnswerSource {
     /// The devices, in the order of their index, which begins at 0.
     fn devices(&self) -> Vec<Device>;
-    /// The processes that use a device, with what they have on it. The device is named by its index. `None` where that is not
-    /// known.
+    /// The processes that use a device, with what they have on it. The device is named by its index. `None` where that
+    /// is not known.
     fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>>;
 }

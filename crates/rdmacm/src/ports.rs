@@ -220,8 +220,8 @@ impl Ports {
         }
     }
 
-    /// Records that the listener of a port is about to close, so that [`may_open_soon`](Self::may_open_soon) returns true for
-    /// a while.
+    /// Records that the listener of a port is about to close, so that [`may_open_soon`](Self::may_open_soon) returns
+    /// true for a while.
     pub(crate) fn record_closing(&self, claim: &Claim) {
         if std::process::id() == self.process.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;

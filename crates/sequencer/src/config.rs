@@ -85,8 +85,8 @@ pub struct ServerConfig {
     /// fewer, numbers are still taken from the counter for a whole batch at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<usize>,
-    /// UD queue pairs of each worker, 1 to 64; [`Design::default_queues_per_worker`] if `None`. HERD's batches rotate over them. In the
-    /// design `spec-s0` each has its own clients.
+    /// UD queue pairs of each worker, 1 to 64; [`Design::default_queues_per_worker`] if `None`. HERD's batches rotate
+    /// over them. In the design `spec-s0` each has its own clients.
     pub queues: Option<usize>,
     /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]

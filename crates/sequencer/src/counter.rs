@@ -6,11 +6,11 @@
 //! means that the numbers are used up.
 //!
 //! - Where CPUs add ([`Counter::take_numbers`]), the counter never exceeds the limit, which is at most [`END_OF_NUMBERS`].
-//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END_OF_NUMBERS`] on are invalid: a
-//!   client that gets one stops for good. When the counter has reached this value, the server moves all queue pairs to
-//!   ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most [`MAX_WINDOW`]
-//!   outstanding requests. So the counter ends at most `MAX_CLIENTS * MAX_WINDOW` past [`ATOMICS_END_OF_NUMBERS`], which is
-//!   `u64::MAX`.
+//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END_OF_NUMBERS`] on are
+//!   invalid: a client that gets one stops for good. When the counter has reached this value, the server moves all
+//!   queue pairs to ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most
+//!   [`MAX_WINDOW`] outstanding requests. So the counter ends at most `MAX_CLIENTS * MAX_WINDOW` past
+//!   [`ATOMICS_END_OF_NUMBERS`], which is `u64::MAX`.
 //!
 //! # The limit with `atomics`
 //!
@@ -65,7 +65,8 @@ pub enum NumberRefusal {
 
 impl Counter {
     /// Creates a counter whose first number is `start`. Numbers below `limit` may be given now, and numbers below `end`
-    /// ever. When fewer than `low_water` numbers remain below the limit, [`take_numbers`](Self::take_numbers) wakes the reserver.
+    /// ever. When fewer than `low_water` numbers remain below the limit, [`take_numbers`](Self::take_numbers) wakes the
+    /// reserver.
     pub fn new(
         pd: &ProtectionDomain,
         start: u64,

@@ -1,9 +1,9 @@
 //! The state file records which numbers may have been given, so that a restarted server gives none of them again.
 //!
 //! The file has one record of 64 bytes: every number below its value may have been given. Before the server gives a
-//! number that is not below this value, it writes a higher value to a temporary file and calls `fsync`. Then it renames the file, and calls `fsync`
-//! on the directory. So the file always has the complete old or the complete new record. A kill -9 at any moment skips
-//! at most the reserved numbers.
+//! number that is not below this value, it writes a higher value to a temporary file and calls `fsync`. Then it renames
+//! the file, and calls `fsync` on the directory. So the file always has the complete old or the complete new record. A
+//! kill -9 at any moment skips at most the reserved numbers.
 //!
 //! | bytes | meaning |
 //! |---|---|

@@ -42,8 +42,8 @@ pub(crate) struct NicHost {
     pub(crate) link_to_host: SerialResource,
     /// Time at which each lock for atomics in this memory is free; empty until the first atomic.
     pub(crate) atomic_locks: Vec<SerialResource>,
-    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_write_visible_at`: the earliest of
-    /// these times.
+    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `next_write_visible_at`: the
+    /// earliest of these times.
     pub(crate) regions_with_pending_writes: Vec<(Ps, u32)>,
     pub(crate) next_write_visible_at: Ps,
 }
@@ -56,8 +56,8 @@ pub(crate) struct SimulatedNic {
     /// Number of busy processing units; `qps_waiting_for_unit`: queue pairs that wait for a unit.
     pub(crate) busy_units: usize,
     pub(crate) qps_waiting_for_unit: FifoQueue<u32>,
-    /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the next event
-    /// for them.
+    /// Messages in the order of the times at which the NIC has processed them; `next_processed_at`: the time of the
+    /// next event for them.
     pub(crate) messages_by_processed_at: FifoQueue<(Ps, u32)>,
     pub(crate) next_processed_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.

@@ -71,8 +71,8 @@ pub(crate) struct Qp {
     pub(crate) last_response_at: Ps,
     pub(crate) qkey: u32,
     pub(crate) access_flags: i32,
-    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `wqe_refetch_delay`: the delay that
-    /// this adds to the WQE on which the unit works.
+    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `wqe_refetch_delay`: the
+    /// delay that this adds to the WQE on which the unit works.
     pub(crate) wqe_refetches_until: Ps,
     pub(crate) wqe_refetch_delay: Ps,
     pub(crate) reads: OutstandingReads,

@@ -71,7 +71,8 @@ impl PostedRecvs {
         self.len
     }
 
-    /// Adds the RECVs of the list, up to the first that is refused or for which the queue has no room. Fails with the reason.
+    /// Adds the RECVs of the list, up to the first that is refused or for which the queue has no room. Fails with the
+    /// reason.
     #[inline(always)]
     pub(crate) fn extend<E>(
         &mut self,

@@ -44,8 +44,8 @@ pub(crate) fn remove_simulation() {
     IN_SIMULATION.with(|inside| inside.set(false));
     let world = WORLD.replace(std::ptr::null_mut());
     if !world.is_null() {
-        // SAFETY: the pointer came from a box (`install_simulation`), and no other reference exists, since the simulation is not
-        // borrowed.
+        // SAFETY: the pointer came from a box (`install_simulation`), and no other reference exists, since the
+        // simulation is not borrowed.
         let mut world = unsafe { Box::from_raw(world) };
         for thread in &mut world.threads {
             if let Some(stack) = thread.coroutine.take().filter(|stack| stack.started()) {
@@ -67,8 +67,9 @@ pub(crate) fn with_simulation<R>(with: impl FnOnce(&mut Simulation) -> R) -> Opt
         }
     }
     let lent = BorrowedWorld(WORLD.replace(std::ptr::null_mut()));
-    // SAFETY: NULL, or from a box that lives until `remove_simulation` (`install_simulation`). A borrower takes the pointer out of `WORLD`,
-    // so no other reference exists. A coroutine is never suspended while the simulation is borrowed.
+    // SAFETY: NULL, or from a box that lives until `remove_simulation` (`install_simulation`). A borrower takes the
+    // pointer out of `WORLD`, so no other reference exists. A coroutine is never suspended while the simulation is
+    // borrowed.
     let world = unsafe { lent.0.as_mut() }?;
     Some(with(world))
 }

@@ -54,8 +54,8 @@ pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usi
 
 /// Handles a call that sends by the kernel's own means, such as `sendfile(2)`.
 ///
-/// `by_kernel` is that call. That call is executed, and its bytes are counted, while the connection does not use RDMA. On RDMA
-/// the result is `None`, and the caller sends the bytes by [`send`].
+/// `by_kernel` is that call. That call is executed, and its bytes are counted, while the connection does not use RDMA.
+/// On RDMA the result is `None`, and the caller sends the bytes by [`send`].
 pub fn send_by_kernel(
     fd: c_int,
     by_kernel: impl FnOnce() -> io::Result<usize>,

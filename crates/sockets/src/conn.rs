@@ -73,8 +73,8 @@ pub(crate) struct Conn {
     pub(crate) send_found_no_room: AtomicBool,
     /// Number of threads that sleep in a read.
     pub(crate) sleeping_readers: AtomicU32,
-    /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps in a read, receives the wake
-    /// byte.
+    /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps in a read, receives
+    /// the wake byte.
     pub(crate) room_lock: Mutex<()>,
     pub(crate) room_available: Condvar,
     setup: Mutex<Setup>,

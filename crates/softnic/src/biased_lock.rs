@@ -290,8 +290,8 @@ impl<T> BiasedLock<T> {
             && cfg!(target_arch = "x86_64")
             && barrier::is_private_barrier_available()
         {
-            // The biased thread finds the bias when it takes the lock next; other threads take `locked_without_bias` first and see
-            // the bias then.
+            // The biased thread finds the bias when it takes the lock next; other threads take `locked_without_bias`
+            // first and see the bias then.
             habit.bias_periods += 1;
             self.biased_thread.store(habit.current_bias_word(), Relaxed);
         }

@@ -566,8 +566,8 @@ impl Cq {
         }
     }
 
-    /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check again if the event is held
-    /// back.
+    /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check
+    /// again if the event is held back.
     #[cold]
     fn report_event_outside_engine(&self, state: &mut CqState) {
         if self.report_event_if_due(state) {
@@ -1047,7 +1047,8 @@ impl CqState {
         }
     }
 
-    /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no round over queue pairs.
+    /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no
+    /// round over queue pairs.
     #[inline(always)]
     fn gather_from_one_qp(
         &mut self,
@@ -1108,8 +1109,8 @@ impl CqState {
         (n, waiting)
     }
 
-    /// [`fill_completion_buffer`](Self::fill_completion_buffer) under a fault plan that delays completions: those that are due go to the buffer. Returns
-    /// their number, and whether the engine is to check again at the next tick.
+    /// [`fill_completion_buffer`](Self::fill_completion_buffer) under a fault plan that delays completions: those that
+    /// are due go to the buffer. Returns their number, and whether the engine is to check again at the next tick.
     #[cold]
     fn fill_with_due_completions(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];

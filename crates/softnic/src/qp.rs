@@ -481,8 +481,9 @@ impl Qp {
     ///
     /// # Errors
     /// `EOPNOTSUPP` for an attribute that is not one of the [`STANDARD_ATTRIBUTES`]: of today's attributes for
-    /// `IBV_QP_RATE_LIMIT`. `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room for a ring.
-    /// `ETIMEDOUT` for a destination that does not exist ([`Port::check_destination`](crate::device::Port::check_destination)).
+    /// `IBV_QP_RATE_LIMIT`. `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room
+    /// for a ring. `ETIMEDOUT` for a destination that does not exist
+    /// ([`Port::check_destination`](crate::device::Port::check_destination)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         // So do `ibv_cmd_modify_qp` of rdma-core and nearly all drivers of the kernel (efa, erdma, irdma, mlx4, ocrdma,
         // rdmavt, rxe). Pacing is of mlx5, on raw packet queue pairs alone, and of new adapters of bnxt_re.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 const MIN_BYTES: usize = 128;
 const MAX_BYTES: usize = 8192;
 
-/// Time for [`MAX_BYTES`] bytes from which on the task handles its bytes slowly. tonic takes some 50 µs to 400 µs, since it
-/// decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
+/// A task that takes this time or longer for [`MAX_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs to
+/// 400 µs, since it decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
 const SLOW: Duration = Duration::from_micros(16);
 
 /// Number of reads after which a write no longer counts as their answer, and number of further reads after which the limit
@@ -26,7 +26,7 @@ const READS_PER_STEP: u32 = 4;
 /// in a row for which this does not hold.
 pub(crate) struct ReadLimit {
     limit_bytes: usize,
-    has_written: bool,
+    /// Number of reads since the last write.
     reads_without_write: u32,
     reads_before_doubling: u32,
     /// Time and bytes of the last read, until the task reads again.
@@ -37,7 +37,6 @@ impl ReadLimit {
     pub(crate) fn new() -> Self {
         Self {
             limit_bytes: MAX_BYTES,
-            has_written: false,
             reads_without_write: READS_PER_STEP,
             reads_before_doubling: READS_PER_STEP,
             last_read: None,
@@ -46,7 +45,7 @@ impl ReadLimit {
 
     /// Records that the program has written to the stream.
     pub(crate) fn record_write(&mut self) {
-        self.has_written = true;
+        self.reads_without_write = 0;
     }
 
     /// Records that the task reads again. Returns true if the task must yield first. `now` is called only if the task has
@@ -58,10 +57,6 @@ impl ReadLimit {
         let handled_in = now().saturating_duration_since(read_at);
         // `SLOW` is a time for `MAX_BYTES`.
         let is_slow = handled_in.as_nanos() * MAX_BYTES as u128 >= SLOW.as_nanos() * bytes as u128;
-        self.reads_without_write = match std::mem::take(&mut self.has_written) {
-            true => 0,
-            false => self.reads_without_write.saturating_add(1),
-        };
         if is_slow && self.reads_without_write < READS_PER_STEP {
             self.limit_bytes = MIN_BYTES.max(self.limit_bytes / 2);
             self.reads_before_doubling = READS_PER_STEP;
@@ -72,6 +67,7 @@ impl ReadLimit {
                 self.reads_before_doubling = READS_PER_STEP;
             }
         }
+        self.reads_without_write = self.reads_without_write.saturating_add(1);
         self.limit_bytes < MAX_BYTES
     }
 

@@ -1,12 +1,14 @@
 //! Tensors between processes, by key: a receiver asks, and the sender WRITEs from the source straight into the destination.
 //!
-//! The design is TensorFlow's. A receiver asks for a tensor by key and step. It says where the tensor is to go, by address and
-//! R_Key, and what it takes the tensor to be, by element type and shape. The sender compares. If the tensor is something else
-//! it says what; the receiver allocates memory for that and asks again. Then the sender WRITEs the tensor, striped over several queue
-//! pairs, with the index of the request as immediate. Receivers remember what a tensor was, so that most requests succeed at once.
+//! The design is TensorFlow's. A receiver asks for a tensor by key and step. It says where the tensor is to go, by
+//! address and R_Key, and what it takes the tensor to be, by element type and shape. The sender compares. If the tensor
+//! is something else it says what; the receiver allocates memory for that and asks again. Then the sender WRITEs the
+//! tensor, striped over several queue pairs, with the index of the request as immediate. Receivers remember what a
+//! tensor was, so that most requests succeed at once.
 //!
 //! - [`Peer`]: a process that has tensors for others ([`publish`](Peer::publish)), stores theirs, and connects to others.
-//! - [`ConnectedPeer`]: another one: [`get`](ConnectedPeer::get), [`put`](ConnectedPeer::put), [`remove`](ConnectedPeer::remove).
+//! - [`ConnectedPeer`]: another one: [`get`](ConnectedPeer::get), [`put`](ConnectedPeer::put),
+//!   [`remove`](ConnectedPeer::remove).
 //! - [`Tensor`], [`TensorMeta`], [`DType`]: a tensor in registered memory, and what it is.
 //! - [`PeerMessage`], [`ConnectionWindows`], [`OutstandingRequests`], [`TensorCatalogue`], [`stripes`]: the protocol; pure.
 //!

@@ -1,7 +1,8 @@
 //! The messages between two peers, each in a fixed buffer of [`MESSAGE_BYTES`]; pure.
 //!
 //! Numbers are little-endian. A message begins with a byte for its kind. The count of messages that its sender has
-//! consumed so far ([`ConnectionWindows`](crate::window::ConnectionWindows)), the index of a request, and the fields of the kind follow.
+//! consumed so far ([`ConnectionWindows`](crate::window::ConnectionWindows)), the index of a request, and the fields of
+//! the kind follow.
 
 use verbs::{RKey, RemoteMemory};
 

@@ -1,7 +1,7 @@
 //! Requests and answers over a connection.
 //!
-//! Either side asks. A request is outstanding until its one answer has come: all stripes, other metadata, or a refusal. So the
-//! memory of a request whose caller has gone stays until nothing can come any more, and is then free.
+//! Either side asks. A request is outstanding until its one answer has come: all stripes, other metadata, or a refusal.
+//! So the memory of a request whose caller has gone stays until nothing can come any more, and is then free.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
@@ -66,7 +66,7 @@ impl WaitingRequest {
     }
 }
 
-/// What is under way.
+/// The messages and requests of one connection that are not finished.
 #[derive(Debug)]
 pub(crate) struct Protocol {
     own_connection: Weak<dyn WaitingConnection>,

@@ -1,7 +1,8 @@
 //! The queue pairs of a connection: one for messages, the others for data.
 //!
-//! Messages are SENDs from fixed registered buffers into fixed registered buffers ([`ConnectionWindows`](crate::window::ConnectionWindows) says when a buffer is free). Data are
-//! RDMA WRITEs; the last of each stripe has the index of the request as its immediate.
+//! Messages are SENDs from fixed registered buffers into fixed registered buffers
+//! ([`ConnectionWindows`](crate::window::ConnectionWindows) says when a buffer is free). Data are RDMA WRITEs; the last
+//! of each stripe has the index of the request as its immediate.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,8 @@
 //! How many messages may be under way in each direction; pure.
 //!
-//! A message is sent from one of [`MAX_UNCONSUMED_MESSAGES`] fixed buffers, which is free again once the peer says that it has consumed the
-//! message. Each message says how many its sender has consumed so far. Where a side has no message to send it says so by an
-//! acknowledgement, a WRITE of no bytes with that count as its immediate.
+//! A message is sent from one of [`MAX_UNCONSUMED_MESSAGES`] fixed buffers, which is free again once the peer says that
+//! it has consumed the message. Each message says how many its sender has consumed so far. Where a side has no message
+//! to send it says so by an acknowledgement, a WRITE of no bytes with that count as its immediate.
 
 /// Messages that a side may have sent and the peer not yet consumed.
 pub const MAX_UNCONSUMED_MESSAGES: u32 = 64;

@@ -23,16 +23,16 @@
 //!   [`ProtectionDomain::alloc`] is then such that other processes of the host can map it.
 //! - `system`: `Provider::system`, the machine's own libibverbs, which is opened at run time.
 //! - `simnic`: `Provider::simnic`, simulated NICs. Without it, [`time`] and [`Waiter`] have no branch for virtual time.
-//! - `tap` (default): `verbatim run --ledger` and `verbatim trace` count and trace the verbs of the program. It costs nothing
-//!   while they do not.
+//! - `tap` (default): `verbatim run --ledger` and `verbatim trace` count and trace the verbs of the program. It costs
+//!   nothing while they do not.
 //!
 //! [`Provider::by_name`] of a provider that is not built names the feature to enable.
 //!
 //! # Errors
 //!
-//! Each kind of call has its own enum: [`OpenError`], [`RegisterError`], [`CreateQpError`], [`ModifyError`] and others. A variant
-//! has the values that decide, such as the limit of the device, and says what to change. `errno()` and `source()` have the errno.
-//! [`VerbError`] is any of them. Posts have a [`PostError`].
+//! Each kind of call has its own enum: [`OpenError`], [`RegisterError`], [`CreateQpError`], [`ModifyError`] and others.
+//! A variant has the values that decide, such as the limit of the device, and says what to change. `errno()` and
+//! `source()` have the errno. [`VerbError`] is any of them. Posts have a [`PostError`].
 //!
 //! ```
 //! use verbs::{CreateQpError, Provider, Rc};

@@ -216,8 +216,11 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// [`PostError`], with the index of the first WR that was not posted:
     /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
-    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
-    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of
+    ///   the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`),
+    ///   [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext),
+    ///   [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     ///
     /// Source: `ibv_post_send(3)`.
     #[inline]
@@ -230,8 +233,11 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// [`PostError`], with the index of the first WR that was not posted:
     /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
-    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
-    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of
+    ///   the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`),
+    ///   [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext),
+    ///   [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_send_range(
         &self,
@@ -260,8 +266,11 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// [`PostError`], with the index of the first WR that was not posted:
     /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
-    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
-    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of
+    ///   the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`),
+    ///   [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext),
+    ///   [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     pub fn post_one(&self, build: impl FnOnce(&mut Postlist<T>)) -> Result<(), PostError> {
         let mut list = self.postlist(1);
         build(&mut list);
@@ -273,8 +282,11 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// [`PostError`], with the index of the first WR that was not posted:
     /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
-    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
-    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of
+    ///   the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`),
+    ///   [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext),
+    ///   [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
@@ -285,8 +297,11 @@ impl<T: Transport> QueuePair<T> {
     /// # Errors
     /// [`PostError`], with the index of the first WR that was not posted:
     /// - [`PostErrorKind::QueueFull`](crate::PostErrorKind::QueueFull) (`ENOMEM`): poll the CQ, then post again from there.
-    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of the queue pair takes no such WR.
-    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`), [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext), [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
+    /// - [`PostErrorKind::InvalidWr`](crate::PostErrorKind::InvalidWr) (`EINVAL`): a value is invalid, or the state of
+    ///   the queue pair takes no such WR.
+    /// - [`PostErrorKind::InvalidQp`](crate::PostErrorKind::InvalidQp) (`EFAULT`),
+    ///   [`PostErrorKind::OtherContext`](crate::PostErrorKind::OtherContext),
+    ///   [`PostErrorKind::Other`](crate::PostErrorKind::Other) (any other errno).
     #[inline]
     pub fn post_recv_range(
         &self,

@@ -11,8 +11,8 @@ use crate::pd::ProtectionDomain;
 use crate::types::{Access, PageSize};
 
 impl ProtectionDomain {
-    /// Allocates and registers `len` zeroed bytes: page-aligned, and in huge pages where possible. The fast default, with every
-    /// provider. With the feature `softnic`, processes on the same host reach the bytes by a mapping.
+    /// Allocates and registers `len` zeroed bytes: page-aligned, and in huge pages where possible. The fast default,
+    /// with every provider. With the feature `softnic`, processes on the same host reach the bytes by a mapping.
     ///
     /// # Errors
     /// - [`RegisterError::Length`]: `len` is 0, or beyond the address space.
@@ -107,9 +107,9 @@ impl ProtectionDomain {
     /// deregistration. If the provider refuses to deregister, the owner is leaked.
     ///
     /// # Safety
-    /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or peers
-    /// write. Nothing in this process relies on the bytes staying as they are meanwhile (no `&[u8]` to them exists while the NIC
-    /// or a peer may write).
+    /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or
+    /// peers write. Nothing in this process relies on the bytes staying as they are meanwhile (no `&[u8]` to them
+    /// exists while the NIC or a peer may write).
     ///
     /// # Errors
     /// `owner` is dropped then.
@@ -138,8 +138,8 @@ impl ProtectionDomain {
     /// ```
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`RegisterError::Length`] (`EINVAL`) and [`RegisterError::Refused`] (`ENOSPC`) by the limits of
-    /// the kernel for segments (`shmget(2)`).
+    /// As [`alloc`](Self::alloc); [`RegisterError::Length`] (`EINVAL`) and [`RegisterError::Refused`] (`ENOSPC`) by the
+    /// limits of the kernel for segments (`shmget(2)`).
     pub fn alloc_sysv(&self, len: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         let failed = |call| RegisterError::of_allocation(call, last_error(), len, false);
         // SAFETY: a new segment, attached where the kernel likes. It is marked for destruction at once: attaching to it

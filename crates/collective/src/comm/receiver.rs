@@ -90,7 +90,8 @@ impl Receiver {
     /// are under way; try again. Groups are filled in their order; tags choose within a group.
     ///
     /// # Errors
-    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::InvalidPartCount`] for this group alone.
+    /// Those of the connection, which is then broken; [`Error::InvalidRange`], [`Error::InvalidPartCount`] for this
+    /// group alone.
     pub fn irecv(
         &mut self,
         parts: &[(&MemoryRegion, Range<usize>, u32)],

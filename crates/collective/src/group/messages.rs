@@ -41,8 +41,8 @@ struct PeerQueues {
     incoming: VecDeque<QueuedMessage<ReceiveProgress>>,
 }
 
-/// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal tags and
-/// sizes; those with different ranks do not wait for each other.
+/// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal
+/// tags and sizes; those with different ranks do not wait for each other.
 ///
 /// No call blocks. A message that never finds its match stays under way until this is dropped.
 pub struct Messages {
@@ -79,7 +79,8 @@ impl Messages {
         self.peers.get_mut(index)
     }
 
-    /// Sends to another rank. `done` is called by [`step_all_peers`](Self::step_all_peers), or at once if there is no such rank.
+    /// Sends to another rank. `done` is called by [`step_all_peers`](Self::step_all_peers), or at once if there is no
+    /// such rank.
     pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
             Some(lane) => lane.outgoing.push_back(QueuedMessage {

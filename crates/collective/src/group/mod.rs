@@ -1,10 +1,11 @@
 //! Collectives of processes on memory that is not registered.
 //!
-//! Bytes go through registered memory of the group, a part at a time, which stays in the processor's cache. So the caller's memory
-//! is never registered: no peer can write into it, even if a collective fails and the memory is freed.
+//! Bytes go through registered memory of the group, a part at a time, which stays in the processor's cache. So the
+//! caller's memory is never registered: no peer can write into it, even if a collective fails and the memory is freed.
 //!
-//! An all-reduce of at most [`SHORT_ALL_REDUCE_BYTES`] bytes doubles the distance between partners in each step (recursive doubling): it takes
-//! `log2(ranks)` messages one after the other. A longer one goes around the ring, where each rank sends the fewest bytes.
+//! An all-reduce of at most [`SHORT_ALL_REDUCE_BYTES`] bytes doubles the distance between partners in each step
+//! (recursive doubling): it takes `log2(ranks)` messages one after the other. A longer one goes around the ring, where
+//! each rank sends the fewest bytes.
 
 mod connect;
 mod messages;
@@ -219,8 +220,8 @@ impl Group {
         )))
     }
 
-    /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and get the
-    /// result from it. Partners reduce the same two operands, so all ranks have the same bytes.
+    /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and
+    /// get the result from it. Partners reduce the same two operands, so all ranks have the same bytes.
     fn doubling_all_reduce(
         &mut self,
         bytes: &mut [u8],

@@ -4,8 +4,9 @@
 //! [`Ring`](crate::ring::Ring): in step `s` rank `r` sends piece `r - s - 1` and gets piece `r - s - 2`, modulo `ranks`. It
 //! reduces what comes in the first `ranks - 1` steps; in the others the results go around.
 //!
-//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part [`PARTS_BETWEEN_STEPS`] before. So a rank
-//! has pieces to send while it waits for the ones that later steps need, and a part stays in the cache between its steps.
+//! Steps of different parts take turns: step `s` of a part is followed by step `s + 1` of the part
+//! [`PARTS_BETWEEN_STEPS`] before. So a rank has pieces to send while it waits for the ones that later steps need, and
+//! a part stays in the cache between its steps.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -21,14 +21,14 @@ pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
 use flow::{CollectivePlan, MAX_SLICES_IN_FLIGHT, RingNeighbours, SliceDestination};
 
-/// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under way while the
-/// next is made ready.
+/// Blocks are cut into so many slices at least, unless these would be shorter than [`MIN_SLICE_BYTES`]: one is under
+/// way while the next is made ready.
 const MIN_SLICES_PER_BLOCK: usize = 4;
 /// Bytes of a slice below which another message costs more than waiting.
 const MIN_SLICE_BYTES: usize = 8 << 10;
 
-/// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All ranks cut
-/// alike.
+/// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All
+/// ranks cut alike.
 pub fn slice_bytes_for_block(block_bytes: usize, most: usize) -> usize {
     let short = block_bytes
         .div_ceil(MIN_SLICES_PER_BLOCK)
@@ -66,8 +66,9 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A rank with its connections: `sender` leads to rank `rank + 1`, `receiver` comes from rank `rank - 1`. `slice_bytes`,
-    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time, at most: see [`slice_bytes_for_block`].
+    /// A rank with its connections: `sender` leads to rank `rank + 1`, `receiver` comes from rank `rank - 1`.
+    /// `slice_bytes`, a multiple of 8 and the same for all ranks, is how much of a block travels at a time, at most:
+    /// see [`slice_bytes_for_block`].
     ///
     /// # Errors
     /// There is no memory for slices.

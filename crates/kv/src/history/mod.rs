@@ -1,4 +1,5 @@
-//! A client that records its requests in a [`History`](service::history::KeyHistories), which is then checked for linearizability.
+//! A client that records its requests in a [`History`](service::history::KeyHistories), which is then checked for
+//! linearizability.
 
 mod client;
 

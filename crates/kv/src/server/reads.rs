@@ -1,6 +1,7 @@
 //! The READ-based design at the server: clients READ, and workers make all changes.
 //!
-//! With a read size of 0 clients READ an index and a log ([`ClientReadableLog`]), otherwise records ([`ClientReadableRecords`]).
+//! With a read size of 0 clients READ an index and a log ([`ClientReadableLog`]), otherwise records
+//! ([`ClientReadableRecords`]).
 
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 //!
 //! The server decides which key has which record, and keeps this mapping in private memory. In the READ-based design
 //! the server also changes records. In the atomics-based design clients change them under locks, and the server only
-//! assigns records to keys ([`find_or_assign_record`](RecordTable::find_or_assign_record)). All access is word by word, because clients READ and WRITE
-//! concurrently.
+//! assigns records to keys ([`find_or_assign_record`](RecordTable::find_or_assign_record)). All access is word by word,
+//! because clients READ and WRITE concurrently.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

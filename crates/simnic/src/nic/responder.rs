@@ -50,8 +50,8 @@ impl Simulation {
         }
     }
 
-    /// Does the work of `transfer_processed_message` for the most frequent messages, as long as these come first: SENDs of datagrams, and
-    /// unreliable WRITEs.
+    /// Does the work of `transfer_processed_message` for the most frequent messages, as long as these come first: SENDs
+    /// of datagrams, and unreliable WRITEs.
     fn receive_frequent_messages(&mut self, nic: u32, horizon: Ps) {
         let now = self.now;
         let Self {

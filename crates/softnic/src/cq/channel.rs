@@ -1,9 +1,9 @@
 //! Completion channels: their events, and the tokens that announce them.
 //!
-//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`ChannelCq::take_peer_signaled_event`]).
-//! Each event has one token in the channel's FIFO, and is taken with a token. The descriptor is therefore readable
-//! exactly as long as there is an event. A peer signals a completion queue before it writes the token, so the token may
-//! come after the event.
+//! An event is in the channel's queue, or in a completion queue that a peer has signaled
+//! ([`ChannelCq::take_peer_signaled_event`]). Each event has one token in the channel's FIFO, and is taken with a
+//! token. The descriptor is therefore readable exactly as long as there is an event. A peer signals a completion queue
+//! before it writes the token, so the token may come after the event.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

@@ -3,7 +3,8 @@
 //! A NIC writes completions to a buffer of fixed size. A completion without a place in the buffer puts the queue into
 //! error. Here, a poll makes completions from the state of the queue pairs, so each has a place. The engine therefore
 //! detects queues that are too small. It fills the queue's buffer to one completion more than the queue was made for.
-//! The queue is overrun if that one is there at [`OVERFULL_TICKS_UNTIL_ERROR`] of its checks in a row, without a poll in between.
+//! The queue is overrun if that one is there at [`OVERFULL_TICKS_UNTIL_ERROR`] of its checks in a row, without a poll
+//! in between.
 //!
 //! A queue that has room for all that its queue pairs can complete is never checked. Other queues are *watched*. The
 //! engine wakes for them ten times a second, and more rarely while nothing happens (`engine.rs`). It skips queues that

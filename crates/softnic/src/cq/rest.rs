@@ -5,7 +5,8 @@
 //! back. A thread that has waited for a tenth of a millisecond or more loses a thousandth of that time by reading a
 //! little later. Its peers write several times as much between two reads.
 //!
-//! The thread also yields if others want its core: the peer that it waits for may be one of them ([`SpinTime`](nic_core::yielding::SpinTime)).
+//! The thread also yields if others want its core: the peer that it waits for may be one of them
+//! ([`SpinTime`](nic_core::yielding::SpinTime)).
 
 use std::cell::Cell;
 use std::hint;
@@ -63,8 +64,8 @@ enum NextPollAction {
 }
 
 thread_local! {
-    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS_UNTIL_PAUSE`] the count returns to one
-    /// more than [`FRUITLESS_POLLS_UNTIL_PAUSE`].
+    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS_UNTIL_PAUSE`] the count
+    /// returns to one more than [`FRUITLESS_POLLS_UNTIL_PAUSE`].
     static FRUITLESS_POLL_COUNT: Cell<u32> = const { Cell::new(0) };
 
     static POLL_RECORD: Cell<PollRecord> = const { Cell::new(PollRecord::new()) };

@@ -13,9 +13,9 @@ pub(super) fn stop_process_for(time: Duration) {
         Ok(pidfd) => pidfd,
         Err(error) => return tracing::error!("no pause: this process cannot be named: {error}"),
     };
-    // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs `continue_after_sleep`, which
-    // allocates nothing, takes no lock and never returns. Without an exit signal, the program's handlers of SIGCHLD and
-    // its `wait` do not see the child (clone(2)).
+    // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs
+    // `continue_after_sleep`, which allocates nothing, takes no lock and never returns. Without an exit signal, the
+    // program's handlers of SIGCHLD and its `wait` do not see the child (clone(2)).
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
         0 => continue_after_sleep(std::os::fd::AsFd::as_fd(&pidfd), time),

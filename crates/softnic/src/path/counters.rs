@@ -1,7 +1,7 @@
 //! Counters of packets and of what happens to them.
 //!
-//! A process counts its own packets, those of each port apart. [`PacketCounters::publish`] adds new counts to the files of the
-//! ports ([`super::hw_counters`]).
+//! A process counts its own packets, those of each port apart. [`PacketCounters::publish`] adds new counts to the files
+//! of the ports ([`super::hw_counters`]).
 
 use std::io;
 use std::net::IpAddr;

@@ -95,7 +95,8 @@ pub(crate) struct DeliveryState {
 }
 
 impl DeliveryState {
-    /// Returns true if another check, at once, would find nothing ([`ReceiveBuffers::is_drained`](link::ReceiveBuffers::is_drained)).
+    /// Returns true if another check, at once, would find nothing
+    /// ([`ReceiveBuffers::is_drained`](link::ReceiveBuffers::is_drained)).
     pub(crate) fn is_drained(&self) -> bool {
         self.inbox.is_drained()
     }
@@ -448,8 +449,8 @@ impl PacketPath {
         self.delivered_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns [`delivered_until_ns`](Self::delivered_until_ns) for packets of the socket that gave the last ones. If that socket is
-    /// drained, it holds none that arrived before `now_ns`.
+    /// Returns [`delivered_until_ns`](Self::delivered_until_ns) for packets of the socket that gave the last ones. If
+    /// that socket is drained, it holds none that arrived before `now_ns`.
     pub(crate) fn delivered_until_ns_by(&self, delivery: &DeliveryState, now_ns: u64) -> u64 {
         if delivery.is_drained() {
             now_ns

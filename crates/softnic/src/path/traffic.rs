@@ -109,7 +109,8 @@ pub(crate) fn own_ports_key() -> u64 {
     hash.max(1)
 }
 
-/// A port of the host: the number of its process's ports ([`own_ports_key`]), and its number among them ([`PortPlace::host_wide_number`]).
+/// A port of the host: the number of its process's ports ([`own_ports_key`]), and its number among them
+/// ([`PortPlace::host_wide_number`]).
 ///
 /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The fast path of receiving: a run of short SENDs for receive WRs with at most one SGE.
 //!
 //! Such a run decides message rates. The positions in the ring and in the receive queue, which each message reads and
-//! writes, stay in registers until the run ends. Any other record or receive WR ends the run and is left to [`deliver_record`],
-//! which also reports its causes.
+//! writes, stay in registers until the run ends. Any other record or receive WR ends the run and is left to
+//! [`deliver_record`], which also reports its causes.
 
 use super::queue::RecvWqe;
 use super::*;

@@ -45,7 +45,8 @@ impl WrBuilder {
         }
     }
 
-    /// Acquires the list for this thread until [`empty_and_release`](Self::empty_and_release). Waits while another thread has the list.
+    /// Acquires the list for this thread until [`empty_and_release`](Self::empty_and_release). Waits while another
+    /// thread has the list.
     pub(crate) fn acquire_list(&self) {
         while self.is_building.swap(true, Ordering::Acquire) {
             std::thread::yield_now();

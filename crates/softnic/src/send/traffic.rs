@@ -1,11 +1,11 @@
 //! Counts what a send queue sends and gets back, for the [traffic counters](crate::path::traffic) of its port and of the
 //! ports of its destinations.
 //!
-//! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets is
-//! the distance that `posted` has moved since the first of them. Only a message of another length, or one on the general
-//! path, writes to memory. A datagram to another port counts as one of another length. The counts reach the ports after
-//! [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps ([`WRS_PER_SLEEP_PUBLICATION`]), and when the
-//! queue pair is reset or destroyed.
+//! Counting costs a fast path one comparison. As long as a program posts messages of one length, the number of packets
+//! is the distance that `posted` has moved since the first of them. Only a message of another length, or one on the
+//! general path, writes to memory. A datagram to another port counts as one of another length. The counts reach the
+//! ports after [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps
+//! ([`WRS_PER_SLEEP_PUBLICATION`]), and when the queue pair is reset or destroyed.
 
 use std::sync::Arc;
 
@@ -272,9 +272,9 @@ impl Traffic {
         of == self.run.destination_and_len || self.begin_run(posted, of)
     }
 
-    /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over a
-    /// postlist keeps the length in a register, and calls [`count_other_length`](Self::count_other_length) for messages of other lengths
-    /// only.
+    /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over
+    /// a postlist keeps the length in a register, and calls [`count_other_length`](Self::count_other_length) for
+    /// messages of other lengths only.
     #[inline(always)]
     pub(super) fn run_message_bytes(&self, kind: ShortMessage, to: DestinationPort) -> usize {
         let len = (EqualMessageRun::length_and_kind(self.run.destination_and_len) >> 1) as usize;

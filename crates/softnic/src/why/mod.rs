@@ -1,9 +1,9 @@
 //! The causes of failed work requests: the failed check, with its numbers, for the completion's `vendor_err` and for
 //! standard error.
 //!
-//! The check that fails notes the [`FailureCause`] ([`report::note_cause`]). The code that makes the failed completion takes the
-//! cause ([`report::take_last_cause`]) and reports both ([`FailureReport`]). The thread handles no other work request in between. A working
-//! program never takes these paths.
+//! The check that fails notes the [`FailureCause`] ([`report::note_cause`]). The code that makes the failed completion
+//! takes the cause ([`report::take_last_cause`]) and reports both ([`FailureReport`]). The thread handles no other work
+//! request in between. A working program never takes these paths.
 //!
 //! `VERBATIM_WHY` selects how much is printed. `each` prints every failure and every refused verb as it happens.
 //! `summary` counts failures, and prints the count and the first ones when the process ends. Without the variable, only

@@ -20,8 +20,8 @@ Examples:
   verbatim bench crowd --only ping-pong --processes 4
   verbatim bench crowd --messages 2000 --rounds 3 --json
 
-The processes poll and never yield themselves. What a crowd takes on two cores stands beside the sum of what its pairs \
-take in turn, each alone with a core for either process. Exit status 1 when a crowd takes more than twice as long.";
+The processes poll and never yield themselves. The time of a crowd on two cores is compared with the sum of the times of \
+its pairs, each measured alone with a core for either process. Exit status 1 when a crowd takes more than twice as long.";
 
 /// Arguments of `verbatim bench crowd`.
 #[derive(clap::Args)]

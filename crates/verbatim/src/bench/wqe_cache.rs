@@ -32,9 +32,9 @@ Examples:
   verbatim bench wqe-cache --verb rc-read --window 64,512,1024 --provider system --pcie-counters
   verbatim bench wqe-cache --connect HOST --threads 8 --provider system --pcie-counters
 
-Every thread posts a window, one work request a doorbell, waits for all of it and begins the next one. Reads are cache \
-lines that the NIC reads from memory: expected by the model, counted by a simulated NIC or by Intel's uncore counters \
-(PCIeRdCur, of the whole machine). What is counted beyond what is expected are WQEs that the NIC's cache had lost.";
+Each thread posts a window, with one doorbell for each work request. It waits for the whole window, then posts the next. \
+Reads are cache lines that the NIC reads from memory: expected by the model, counted by a simulated NIC or by Intel's \
+uncore counters (PCIeRdCur, of the whole machine). Reads beyond the expected ones fetch WQEs that the NIC's cache had lost.";
 
 /// Arguments of `verbatim bench wqe-cache`.
 #[derive(clap::Args)]

@@ -45,9 +45,9 @@ pub(super) fn page(report: &Report) -> String {
     append(
         &mut html,
         format_args!(
-            "<h1>What its verbs cost on {}</h1><p><code>{}</code></p><p class=\"dim\">Rates are of the model of this \
-             NIC, in 10<sup>6</sup> a second, not measurements. Each process is taken as a program on a machine of its \
-             own.</p>",
+            "<h1>What its verbs cost on {}</h1><p><code>{}</code></p><p class=\"dim\">Rates are predictions of the \
+             model of this NIC, in 10<sup>6</sup> a second, not measurements. The model assumes that each process runs \
+             on a machine of its own.</p>",
             escape(&report.nic_title),
             escape(&report.command)
         ),

@@ -59,10 +59,9 @@ Examples:
   verbatim explain --guideline multi-queue       one guideline: what it saves, what to write
   verbatim bench guidelines      a program for and against each guideline, predicted and measured
 
-Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
-NIC's resources allow, in 10^6 operations a second, not measurements. What to change: \
-steps come in the order in which to take them, each with what it adds to those before it. Processes that do the same are \
-explained as one, with their spread.";
+The model assumes that each process of the ledger runs on a machine of its own. Rates are predictions, not measurements: \
+the 10^6 operations a second that the NIC's resources allow. The changes are listed in the order in which to make them, \
+each with its gain over the changes before it. Processes that do the same are explained as one, with their spread.";
 
 /// Maximum size in bytes of a ledger that is read; this program writes no longer ledgers.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;

@@ -80,7 +80,7 @@ Examples:
   verbatim model --profiles --nic cib                  where each number comes from
   verbatim model --template > my-nic.toml; verbatim model --nic-file my-nic.toml
 
-Rates are of the model: what resources allow, in 10^6 a second, not measurements. The likely range comes \
+Rates are predictions, not measurements: what resources allow, in 10^6 a second. The likely range comes \
 from the errors of predictions for published rates. A gain marked \"noise\" is no larger than the errors of predicted gains.";
 
 /// Name of the default profile.

@@ -112,8 +112,8 @@ fn linked_parameters_and_rows(
         .enumerate()
         .map(|(at, row)| {
             let mut to = parameters_fitted_to(nics, row.id());
-            // The profile of another NIC may have taken over a parameter of this one. A parameter on which this number does not
-            // depend is left out.
+            // The profile of another NIC may have taken over a parameter of this one. A parameter on which this number
+            // does not depend is left out.
             to.retain(|parameter| all.elasticity(at, parameter).abs() >= MIN_FITTED_ELASTICITY);
             (to, row.published.id == canonical_id(row.published.id))
         })

@@ -1,10 +1,10 @@
 //! `verbatim run`: an unmodified program on the software NIC, or under the tap on the machine's own.
 //!
-//! On the software NIC the program finds the drop-in `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` before the
-//! system's libraries. The program also finds the files of an RDMA device in `/sys` and `/dev`. It replaces this process, so its
-//! signals, standard streams and exit status are its own. With `--ledger` or `--fault` this process waits for the
-//! program instead. On the machine's own NIC the program runs as without this command; the tap is added if verbs are
-//! counted or traced.
+//! On the software NIC the program finds the drop-in `libibverbs.so.1`, `librdmacm.so.1` and `libibumad.so.3` before
+//! the system's libraries. The program also finds the files of an RDMA device in `/sys` and `/dev`. It replaces this
+//! process, so its signals, standard streams and exit status are its own. With `--ledger` or `--fault` this process
+//! waits for the program instead. On the machine's own NIC the program runs as without this command; the tap is added
+//! if verbs are counted or traced.
 //!
 //! - [`identity`]: the identity that the device reports;
 //! - [`library`]: the search for the libraries, and [`mod@preload`]: the programs into which a library is preloaded;
@@ -279,8 +279,8 @@ fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
     let mut libraries = loader_variable_value(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
-        // The program's variable ends with the list of this process too, so that list appears twice. This is harmless: the loader loads each
-        // library once.
+        // The program's variable ends with the list of this process too, so that list appears twice. This is harmless:
+        // the loader loads each library once.
         libraries.push(OsStr::new(":"));
         libraries.push(own);
     }

@@ -27,8 +27,8 @@ fn use_softnic() {
     });
 }
 
-/// Calls `step` until it returns true: again at once if it has made progress, and for [`SPIN_BEFORE_SLEEP`] afterwards. Then `sleep`
-/// waits for an event.
+/// Calls `step` until it returns true: again at once if it has made progress, and for [`SPIN_BEFORE_SLEEP`] afterwards.
+/// Then `sleep` waits for an event.
 ///
 /// `step` returns `None` at the end.
 fn poll_until_done<S>(

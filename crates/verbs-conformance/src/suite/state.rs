@@ -216,8 +216,8 @@ fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
     }
 }
 
-/// `IBV_QP_RATE_LIMIT` and bits without a name: `ibv_cmd_modify_qp` of rdma-core answers `EOPNOTSUPP` before the driver checks
-/// the state.
+/// `IBV_QP_RATE_LIMIT` and bits without a name: `ibv_cmd_modify_qp` of rdma-core answers `EOPNOTSUPP` before the driver
+/// checks the state.
 fn attributes_beyond_the_standard_ones_are_not_supported(env: &TestEnv) {
     for (from, to) in connection_transitions() {
         let mut side = QpSpec::rc().create_qp_side(env);

@@ -26,7 +26,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] of a query or of creating an object, for a reason unrelated to the device's capabilities (`ENOMEM`, `EMFILE` …).
+    /// [`VerbError`] of a query or of creating an object, for a reason unrelated to the device's capabilities
+    /// (`ENOMEM`, `EMFILE` …).
     pub fn capabilities(&self) -> Result<&Capabilities, VerbError> {
         if let Some(known) = self.inner.capabilities.get() {
             return Ok(known);

@@ -167,7 +167,8 @@ operation_errors! {
             /// The bytes that the device grants.
             granted: u32,
         } => "{verb} failed: {source}";
-        /// `EOPNOTSUPP`, `ENOSYS`: the device lacks the transport; see [`Context::capabilities`](crate::Context::capabilities).
+        /// `EOPNOTSUPP`, `ENOSYS`: the device lacks the transport; see
+        /// [`Context::capabilities`](crate::Context::capabilities).
         Unsupported {} => "{verb} failed: {source}";
         /// The CQs, the SRQ and the protection domain belong to different contexts. Errno 0.
         OtherContext {} => "{verb} failed: {source}";

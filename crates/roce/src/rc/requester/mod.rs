@@ -400,8 +400,8 @@ impl Requester {
         }
     }
 
-    /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and [`transmit`](Self::transmit). `None` if only a
-    /// packet or a new request can cause progress.
+    /// Returns the time at which to call [`apply_expired_timers`](Self::apply_expired_timers) and
+    /// [`transmit`](Self::transmit). `None` if only a packet or a new request can cause progress.
     #[must_use]
     pub fn next_timer_ns(&self) -> Option<u64> {
         if self.failure.is_some() {

@@ -179,7 +179,8 @@ impl RequestQueue {
     pub(super) fn record_response(&mut self) {
         let taken = self.acked_until;
         self.acked_until += 1;
-        // A packet at or after `next_sequence` was taken back by a retry, so `awaited_responses` no longer counts its request.
+        // A packet at or after `next_sequence` was taken back by a retry, so `awaited_responses` no longer counts its
+        // request.
         if let Some(front) = self.slots.front()
             && self.acked_until == front.read_end(&self.connection, taken)
             && self.next_sequence > taken

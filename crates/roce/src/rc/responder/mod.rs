@@ -590,7 +590,8 @@ impl Responder {
         self.pending_nak_since_ns.is_some()
     }
 
-    /// Returns true if replies or notifications are queued, or if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
+    /// Returns true if replies or notifications are queued, or if a NAK waits for
+    /// [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
     #[must_use]
     pub fn has_pending_output(&self) -> bool {
         self.notification.is_cnp_due() || self.replies.len() > 0 || self.has_pending_gap_nak()
