@@ -1,5 +1,5 @@
 //! Sets the library's version nodes and symbols from `symbols.txt`.
 
 fn main() {
-    dropin_exports::link("libibumad.so.3");
+    dropin_exports::write_and_link_exports("libibumad.so.3");
 }

@@ -11,7 +11,7 @@ use pyo3::types::{PyMemoryView, PyWeakrefReference};
 use tensor::{DType, Tensor, TensorMeta};
 use verbs::{Access, MemoryRegion, ProtectionDomain};
 
-use crate::errors::{of_argument, of_system};
+use crate::errors::{exception_of_argument_error, exception_of_system_error};
 
 /// An element type as Python gives it: DLPack's code, bits and lanes.
 pub(crate) type PyDType = (u8, u8, u16);
@@ -27,7 +27,7 @@ pub(crate) fn meta(dtype: PyDType, shape: Vec<u64>) -> PyResult<TensorMeta> {
         },
         shape,
     )
-    .map_err(of_argument)
+    .map_err(exception_of_argument_error)
 }
 
 /// A tensor's bytes, by the buffer protocol.
@@ -80,7 +80,7 @@ impl Buffer {
         if let Some(region) = this.tensor.region() {
             addr = region.as_mut_ptr();
         }
-        let len = isize::try_from(len).map_err(of_argument)?;
+        let len = isize::try_from(len).map_err(exception_of_argument_error)?;
         // SAFETY: the view is writable; the memory is the tensor's, which this object keeps, and the view keeps this object. The
         // WRITEs into it have completed, so no peer changes it.
         let result = unsafe {
@@ -137,7 +137,7 @@ impl Registration {
         array: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, Self>> {
         let py = memory.py();
-        let (owner, addr, len) = exported(memory, writable)?;
+        let (owner, addr, len) = export_memory(memory, writable)?;
         // The callback comes before the registration, and gets to know it afterwards.
         let invalidate = Bound::new(py, Invalidate(Mutex::new(None)))?;
         let weak = array.map(|array| PyWeakrefReference::new_with(array, &invalidate));
@@ -157,7 +157,10 @@ impl Registration {
                 unsafe { pd.register_owned(addr.get(), len, access, kept) }
             })
         });
-        let region = region.transpose().map_err(of_system)?.map(Arc::new);
+        let region = region
+            .transpose()
+            .map_err(exception_of_system_error)?
+            .map(Arc::new);
         let registration = Self {
             is_empty: region.is_none(),
             region: Mutex::new(region),
@@ -173,11 +176,11 @@ impl Registration {
         let bytes = meta.total_bytes();
         let region = lock(&self.region).clone();
         if region.is_none() && !self.is_empty {
-            return Err(of_argument("the registered array is gone"));
+            return Err(exception_of_argument_error("the registered array is gone"));
         }
         let tensor = Tensor::new(meta, region).map_err(|region| {
             let len = region.map_or(0, |r| r.len());
-            of_argument(format!(
+            exception_of_argument_error(format!(
                 "a tensor of {bytes} bytes in {len} bytes of memory"
             ))
         })?;
@@ -195,7 +198,7 @@ impl Registration {
 }
 
 /// A view that keeps memory exported, its address and its bytes.
-fn exported(
+fn export_memory(
     memory: &Bound<'_, PyAny>,
     writable: bool,
 ) -> PyResult<(Py<PyMemoryView>, Address, usize)> {
@@ -223,7 +226,7 @@ pub(crate) struct HostMemory {
 impl HostMemory {
     /// The memory of an object with the buffer protocol.
     pub(crate) fn new(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
-        let (owner, addr, len) = exported(memory, writable)?;
+        let (owner, addr, len) = export_memory(memory, writable)?;
         Ok(Self {
             addr,
             len,

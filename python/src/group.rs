@@ -15,7 +15,9 @@ use service::NicConfig;
 use verbs::Waiter;
 
 use crate::buffer::HostMemory;
-use crate::errors::{closed, of_argument, of_system};
+use crate::errors::{
+    closed_peer_exception, exception_of_argument_error, exception_of_system_error,
+};
 
 /// How often a blocking call looks whether a signal has come.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -23,7 +25,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
 /// The exception for an error of a group.
-fn of_group(error: &Error) -> PyErr {
+fn exception_of_group_error(error: &Error) -> PyErr {
     let text = error.to_string();
     match error {
         Error::Timeout { .. } => PyTimeoutError::new_err(text),
@@ -56,7 +58,9 @@ impl Task {
             let turn = SIGNALS_EVERY.min(timeout.saturating_sub(begun.elapsed()));
             let outcome = py.detach(|| self.0.wait(turn));
             if let Some(outcome) = outcome {
-                return outcome.map(|()| true).map_err(|e| of_group(&e));
+                return outcome
+                    .map(|()| true)
+                    .map_err(|e| exception_of_group_error(&e));
             }
             py.check_signals()?;
             if begun.elapsed() >= timeout {
@@ -77,17 +81,17 @@ impl State {
 }
 
 /// Whom to tell the outcome: Python's callback first, then threads that wait.
-struct Report {
+struct OutcomeReport {
     state: Arc<State>,
     callback: Py<PyAny>,
 }
 
-impl Report {
+impl OutcomeReport {
     /// `memory` is dropped before anybody is told.
     fn tell(self, memory: impl Send, outcome: Result<(), Error>) {
         Python::attach(|py| {
             drop(memory);
-            let error = outcome.as_ref().err().map(of_group);
+            let error = outcome.as_ref().err().map(exception_of_group_error);
             if let Err(e) = self.callback.call1(py, (error,)) {
                 e.write_unraisable(py, None);
             }
@@ -103,7 +107,7 @@ type Run = Box<dyn FnOnce(&mut collective::Group) -> (Vec<HostMemory>, Result<()
 /// A collective that waits for its turn.
 struct Collective {
     run: Run,
-    report: Report,
+    report: OutcomeReport,
 }
 
 /// Runs collectives until nobody can begin one any more. After an error the connections are closed: other ranks then fail, too.
@@ -127,10 +131,10 @@ struct Message {
     peer: usize,
     tag: u32,
     memory: HostMemory,
-    report: Report,
+    report: OutcomeReport,
 }
 
-fn begin(messages: &mut Messages, message: Message) {
+fn begin_message(messages: &mut Messages, message: Message) {
     let Message {
         sends,
         peer,
@@ -155,19 +159,19 @@ fn move_messages(mut messages: Messages, begun: &Receiver<Message>, timeout: Dur
     loop {
         if messages.is_idle() {
             match begun.recv_timeout(Duration::from_secs(3600)) {
-                Ok(message) => begin(&mut messages, message),
+                Ok(message) => begin_message(&mut messages, message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
         let over = loop {
             match begun.try_recv() {
-                Ok(message) => begin(&mut messages, message),
+                Ok(message) => begin_message(&mut messages, message),
                 Err(TryRecvError::Empty) => break false,
                 Err(TryRecvError::Disconnected) => break true,
             }
         };
-        if messages.step_all_peers() {
+        if messages.progress_all_peers() {
             waiter.reset();
             moved = Instant::now();
         } else {
@@ -197,23 +201,25 @@ impl GroupListener {
         provider: String,
         device: Option<String>,
     ) -> PyResult<Self> {
-        let host: IpAddr = host.parse().map_err(of_argument)?;
+        let host: IpAddr = host.parse().map_err(exception_of_argument_error)?;
         let nic = NicConfig {
             provider,
             device,
             ..NicConfig::default()
         };
         py.detach(|| {
-            let context = nic.open().map_err(of_system)?;
-            let port = nic.port_and_gid(&context).map_err(of_system)?;
+            let context = nic.open().map_err(exception_of_system_error)?;
+            let port = nic
+                .port_and_gid(&context)
+                .map_err(exception_of_system_error)?;
             let config = Config {
                 port_num: port.port_num,
                 gid_index: Some(port.gid_index),
                 ..Config::default()
             };
-            let pd = context.alloc_pd().map_err(of_system)?;
+            let pd = context.alloc_pd().map_err(exception_of_system_error)?;
             let prepared = PreparedGroup::new(&pd, &config, (rank, ranks), host);
-            let prepared = prepared.map_err(|e| of_group(&e))?;
+            let prepared = prepared.map_err(|e| exception_of_group_error(&e))?;
             Ok(Self {
                 address: prepared.address(),
                 prepared: Mutex::new(Some(prepared)),
@@ -231,20 +237,20 @@ impl GroupListener {
     fn connect(&self, py: Python<'_>, addresses: Vec<Vec<u8>>, timeout: f64) -> PyResult<Group> {
         let taken = self.prepared.lock().map(|mut p| p.take());
         let prepared = taken.unwrap_or_else(|p| p.into_inner().take());
-        let prepared = prepared.ok_or_else(closed)?;
-        let timeout = Duration::try_from_secs_f64(timeout).map_err(of_argument)?;
+        let prepared = prepared.ok_or_else(closed_peer_exception)?;
+        let timeout = Duration::try_from_secs_f64(timeout).map_err(exception_of_argument_error)?;
         let connected = py.detach(|| prepared.connect(&addresses, timeout));
-        let (group, messages) = connected.map_err(|e| of_group(&e))?;
+        let (group, messages) = connected.map_err(|e| exception_of_group_error(&e))?;
         let (collectives, begun) = channel();
         let thread = std::thread::Builder::new().name("vb-collectives".to_owned());
         thread
             .spawn(move || run_collectives(group, &begun))
-            .map_err(of_system)?;
+            .map_err(exception_of_system_error)?;
         let (to_move, begun) = channel();
         let thread = std::thread::Builder::new().name("vb-messages".to_owned());
         thread
             .spawn(move || move_messages(messages, &begun, timeout))
-            .map_err(of_system)?;
+            .map_err(exception_of_system_error)?;
         Ok(Group {
             collectives: Mutex::new(Some(collectives)),
             messages: Mutex::new(Some(to_move)),
@@ -260,10 +266,10 @@ pub(crate) struct Group {
 }
 
 /// Gives something to the thread that does it.
-fn give<T>(to: &Mutex<Option<Sender<T>>>, what: T) -> PyResult<()> {
+fn send_to_worker<T>(to: &Mutex<Option<Sender<T>>>, what: T) -> PyResult<()> {
     let to = to.lock().unwrap_or_else(PoisonError::into_inner);
-    let to = to.as_ref().ok_or_else(closed)?;
-    to.send(what).map_err(|_| closed())
+    let to = to.as_ref().ok_or_else(closed_peer_exception)?;
+    to.send(what).map_err(|_| closed_peer_exception())
 }
 
 fn named<T: Copy>(all: &[(&str, T)], name: &str) -> PyResult<T> {
@@ -274,7 +280,7 @@ fn named<T: Copy>(all: &[(&str, T)], name: &str) -> PyResult<T> {
 }
 
 impl Group {
-    fn begin(
+    fn begin_collective(
         &self,
         callback: Py<PyAny>,
         run: impl FnOnce(&mut collective::Group) -> (Vec<HostMemory>, Result<(), Error>)
@@ -282,12 +288,12 @@ impl Group {
         + 'static,
     ) -> PyResult<Task> {
         let state = Arc::new(State::default());
-        let report = Report {
+        let report = OutcomeReport {
             state: Arc::clone(&state),
             callback,
         };
         let run = Box::new(run);
-        give(&self.collectives, Collective { run, report })?;
+        send_to_worker(&self.collectives, Collective { run, report })?;
         Ok(Task(state))
     }
 
@@ -300,7 +306,7 @@ impl Group {
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
         let state = Arc::new(State::default());
-        let report = Report {
+        let report = OutcomeReport {
             state: Arc::clone(&state),
             callback,
         };
@@ -311,13 +317,13 @@ impl Group {
             memory,
             report,
         };
-        give(&self.messages, message)?;
+        send_to_worker(&self.messages, message)?;
         Ok(Task(state))
     }
 }
 
 /// Memory that is read, and memory that is written; no two parts of the latter overlap.
-fn memory(
+fn read_and_written_memory(
     inputs: &[Bound<'_, PyAny>],
     outputs: &[Bound<'_, PyAny>],
 ) -> PyResult<(Vec<HostMemory>, Vec<HostMemory>)> {
@@ -368,7 +374,7 @@ impl Group {
     ) -> PyResult<Task> {
         let (data, op) = (named(&DataType::ALL, data)?, named(&Reduction::ALL, op)?);
         let mut memory = HostMemory::new(bytes, true)?;
-        self.begin(callback, move |group| {
+        self.begin_collective(callback, move |group| {
             let outcome = group.all_reduce(memory.as_mut_slice(), data, op);
             (vec![memory], outcome)
         })
@@ -382,7 +388,7 @@ impl Group {
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
         let mut memory = HostMemory::new(bytes, true)?;
-        self.begin(callback, move |group| {
+        self.begin_collective(callback, move |group| {
             let outcome = group.broadcast(memory.as_mut_slice(), root);
             (vec![memory], outcome)
         })
@@ -395,8 +401,8 @@ impl Group {
         outputs: Vec<Bound<'_, PyAny>>,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        let (inputs, outputs) = memory(&[input], &outputs)?;
-        self.begin(callback, move |group| {
+        let (inputs, outputs) = read_and_written_memory(&[input], &outputs)?;
+        self.begin_collective(callback, move |group| {
             with_bytes(inputs, outputs, |inputs, outputs| {
                 group.all_gather(inputs[0], outputs)
             })
@@ -413,8 +419,8 @@ impl Group {
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
         let (data, op) = (named(&DataType::ALL, data)?, named(&Reduction::ALL, op)?);
-        let (inputs, outputs) = memory(&inputs, &[output])?;
-        self.begin(callback, move |group| {
+        let (inputs, outputs) = read_and_written_memory(&inputs, &[output])?;
+        self.begin_collective(callback, move |group| {
             with_bytes(inputs, outputs, |inputs, outputs| {
                 group.reduce_scatter(inputs, outputs[0], data, op)
             })
@@ -428,8 +434,8 @@ impl Group {
         outputs: Vec<Bound<'_, PyAny>>,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        let (inputs, outputs) = memory(&inputs, &outputs)?;
-        self.begin(callback, move |group| {
+        let (inputs, outputs) = read_and_written_memory(&inputs, &outputs)?;
+        self.begin_collective(callback, move |group| {
             with_bytes(inputs, outputs, |inputs, outputs| {
                 group.all_to_all(inputs, outputs)
             })
@@ -438,7 +444,7 @@ impl Group {
 
     /// Waits for all ranks.
     fn barrier(&self, callback: Py<PyAny>) -> PyResult<Task> {
-        self.begin(callback, |group| (Vec::new(), group.barrier()))
+        self.begin_collective(callback, |group| (Vec::new(), group.barrier()))
     }
 
     /// Sends memory to a rank.

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use tensor::Outcome;
 
 use crate::buffer::Buffer;
-use crate::errors::of_operation;
+use crate::errors::exception_of_operation_error;
 
 /// How often a blocking call looks whether a signal has come.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -32,10 +32,10 @@ impl Operation {
 }
 
 /// Turns an outcome into a result for Python.
-pub(crate) fn result(outcome: Outcome) -> PyResult<Option<Buffer>> {
+pub(crate) fn outcome_to_python(outcome: Outcome) -> PyResult<Option<Buffer>> {
     match outcome {
         Ok(tensor) => Ok(tensor.map(|tensor| Buffer::new(tensor, false))),
-        Err(e) => Err(of_operation(&e)),
+        Err(e) => Err(exception_of_operation_error(&e)),
     }
 }
 
@@ -52,13 +52,13 @@ pub(crate) fn wait(
         if left.is_some_and(|left| left.is_zero()) {
             let error = operation.timeout_error(timeout.unwrap_or_default());
             py.detach(|| drop(operation));
-            return Err(of_operation(&error));
+            return Err(exception_of_operation_error(&error));
         }
         let turn = left.map_or(SIGNALS_EVERY, |left| left.min(SIGNALS_EVERY));
         if py.detach(|| operation.wait_for(turn))
             && let Some(outcome) = operation.take_outcome()
         {
-            return result(outcome);
+            return outcome_to_python(outcome);
         }
         if let Err(interrupted) = py.check_signals() {
             py.detach(|| drop(operation));
@@ -90,7 +90,7 @@ impl Operation {
     /// The outcome, once: the tensor, nothing, or an exception; also nothing while there is none.
     fn result(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
         py.detach(|| self.inner().take_outcome())
-            .map_or(Ok(None), result)
+            .map_or(Ok(None), outcome_to_python)
     }
 
     /// Ends it. Nothing comes into given memory after that.

@@ -9,7 +9,10 @@ use service::NicConfig;
 use tensor::{Config, TensorName};
 
 use crate::buffer::{Buffer, PyDType, Registration, meta};
-use crate::errors::{closed, of_argument, of_operation, of_system};
+use crate::errors::{
+    closed_peer_exception, exception_of_argument_error, exception_of_operation_error,
+    exception_of_system_error,
+};
 use crate::operation::{Operation, wait};
 
 /// Between two attempts to connect.
@@ -28,7 +31,7 @@ impl<T: Send + Sync> Closable<T> {
     }
 
     fn get(&self) -> PyResult<Arc<T>> {
-        self.slot().clone().ok_or_else(closed)
+        self.slot().clone().ok_or_else(closed_peer_exception)
     }
 
     fn close(&self) {
@@ -52,7 +55,7 @@ pub(crate) struct Peer(Closable<tensor::Peer>);
 pub(crate) struct Remote(Closable<tensor::ConnectedPeer>);
 
 fn name(key: &str, step: u64) -> PyResult<TensorName> {
-    TensorName::new(key, step).map_err(of_argument)
+    TensorName::new(key, step).map_err(exception_of_argument_error)
 }
 
 #[pymethods]
@@ -73,13 +76,15 @@ impl Peer {
                 device,
                 ..NicConfig::default()
             },
-            listen,
-            queue_pairs,
+            listen_address: listen,
+            data_queue_pairs: queue_pairs,
             capacity_bytes: capacity,
             ..Config::default()
         };
         let peer = py.detach(|| tensor::Peer::new(config));
-        Ok(Self(Closable::new(peer.map_err(of_system)?)))
+        Ok(Self(Closable::new(
+            peer.map_err(exception_of_system_error)?,
+        )))
     }
 
     /// `host:port` where others find it.
@@ -124,7 +129,7 @@ impl Peer {
     /// Tensors, bytes of those that were stored, and how many had to go.
     fn holdings(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let peer = self.0.get()?;
-        let h = py.detach(|| peer.holdings());
+        let h = py.detach(|| peer.store_statistics());
         Ok((h.tensors, h.stored_bytes, h.evicted_tensors))
     }
 
@@ -160,14 +165,14 @@ fn tensor_of((memory, array, dtype, shape): Source<'_>) -> PyResult<tensor::Tens
 }
 
 impl Remote {
-    fn begin(
+    fn begin_operation(
         &self,
         py: Python<'_>,
         begin: impl FnOnce(&tensor::ConnectedPeer) -> Result<tensor::Operation, tensor::Error> + Send,
     ) -> PyResult<tensor::Operation> {
         let remote = self.0.get()?;
         let begun = py.detach(|| begin(&remote));
-        begun.map_err(|e| of_operation(&e))
+        begun.map_err(|e| exception_of_operation_error(&e))
     }
 
     fn start_get(
@@ -180,7 +185,7 @@ impl Remote {
     ) -> PyResult<tensor::Operation> {
         let name = name(key, step)?;
         let into = into.map(tensor_of).transpose()?;
-        self.begin(py, move |remote| remote.get(name, until_there, into))
+        self.begin_operation(py, move |remote| remote.get(name, until_there, into))
     }
 
     fn start_put(
@@ -191,7 +196,7 @@ impl Remote {
         tensor: tensor::Tensor,
     ) -> PyResult<tensor::Operation> {
         let name = name(key, step)?;
-        self.begin(py, move |remote| remote.put(name, tensor))
+        self.begin_operation(py, move |remote| remote.put(name, tensor))
     }
 }
 
@@ -257,7 +262,7 @@ impl Remote {
     #[pyo3(signature = (key, step, timeout))]
     fn remove(&self, py: Python<'_>, key: &str, step: u64, timeout: Option<f64>) -> PyResult<()> {
         let name = name(key, step)?;
-        let operation = self.begin(py, move |remote| remote.remove(name))?;
+        let operation = self.begin_operation(py, move |remote| remote.remove(name))?;
         wait(py, operation, timeout).map(drop)
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct Args {
 
 /// Runs the benchmark; returns false if it fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    packages::ensure(packages::FOR_BENCH)?;
+    packages::install_missing(packages::FOR_BENCH)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["run", "--release", "-p", "verbatim", "--", "bench", "peers"])

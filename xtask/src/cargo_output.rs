@@ -58,12 +58,12 @@ impl AddAssign for Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     counts: Counts,
-    section: Option<Section>,
+    section: Option<TestProgramSection>,
     findings: Findings,
     /// The lines that each test has printed, by test name.
     outputs: HashMap<String, Vec<String>>,
     /// The name of the test whose output is being read.
-    printing: Option<String>,
+    test_being_printed: Option<String>,
 }
 
 /// Tests that the summary must report, by name.
@@ -72,9 +72,9 @@ pub(crate) struct Findings {
     /// Tests that failed.
     pub(crate) failed: Vec<Failure>,
     /// Tests that passed although they are recorded as failing.
-    pub(crate) better: Vec<String>,
+    pub(crate) passed_though_recorded_as_failing: Vec<String>,
     /// Programs that announced tests without reporting their results.
-    pub(crate) crashed: Vec<String>,
+    pub(crate) programs_without_result: Vec<String>,
 }
 
 /// A test that failed.
@@ -94,10 +94,10 @@ pub(crate) fn output_begins(name: &str) -> String {
 }
 
 /// The maximum number of lines that are kept of a failed test's output.
-const KEPT: usize = 40;
+const MAX_KEPT_OUTPUT_LINES: usize = 40;
 
 #[derive(Debug)]
-struct Section {
+struct TestProgramSection {
     name: String,
     /// True for doctests. The doctests of one crate run as several programs, whose results are
     /// added.
@@ -110,8 +110,8 @@ struct Section {
 
 impl Parser {
     /// Parses one line of the output, without its line end.
-    pub(crate) fn line(&mut self, line: &str) {
-        self.keep(line);
+    pub(crate) fn parse_line(&mut self, line: &str) {
+        self.keep_test_output(line);
         let text = line.trim_start();
         if line.starts_with(' ') {
             let begun = if let Some(name) = text.strip_prefix("Running ") {
@@ -121,7 +121,7 @@ impl Parser {
             };
             if let Some((name, doctests)) = begun {
                 self.close();
-                self.section = Some(Section {
+                self.section = Some(TestProgramSection {
                     name: name.to_owned(),
                     doctests,
                     announced: None,
@@ -140,8 +140,10 @@ impl Parser {
                 name: name.to_owned(),
                 output: Vec::new(),
             });
-        } else if let Some(name) = better(line) {
-            self.findings.better.push(name.to_owned());
+        } else if let Some(name) = parse_better_test(line) {
+            self.findings
+                .passed_though_recorded_as_failing
+                .push(name.to_owned());
         } else if let Some(n) = announced(line) {
             section.announced.get_or_insert(n);
             section.announced_sum += n;
@@ -153,16 +155,16 @@ impl Parser {
 
     /// Keeps `line` if it belongs to a test's output. libtest prints the output of each failed test
     /// under the test's name.
-    fn keep(&mut self, line: &str) {
+    fn keep_test_output(&mut self, line: &str) {
         if let Some(name) = output_of(line) {
-            self.printing = Some(name.to_owned());
+            self.test_being_printed = Some(name.to_owned());
         } else if line == OUTPUT_ENDS || line == "failures:" || result(line).is_some() {
-            self.printing = None;
-        } else if let Some(name) = &self.printing
+            self.test_being_printed = None;
+        } else if let Some(name) = &self.test_being_printed
             && !line.is_empty()
         {
             let lines = self.outputs.entry(name.clone()).or_default();
-            if lines.len() < KEPT {
+            if lines.len() < MAX_KEPT_OUTPUT_LINES {
                 lines.push(line.to_owned());
             }
         }
@@ -185,7 +187,7 @@ impl Parser {
             self.counts += result;
         } else {
             self.counts += Counts::FAIL;
-            self.findings.crashed.push(section.name);
+            self.findings.programs_without_result.push(section.name);
         }
     }
 
@@ -211,7 +213,7 @@ fn output_of(line: &str) -> Option<&str> {
 }
 
 /// Parses `test a::b ... ok, better: …` → `a::b`, as `cargo xtask conformance --check` prints it.
-fn better(line: &str) -> Option<&str> {
+fn parse_better_test(line: &str) -> Option<&str> {
     let (name, _) = line
         .strip_prefix("test ")?
         .split_once(" ... ok, better: ")?;
@@ -259,12 +261,12 @@ mod tests {
 
     fn parse(text: &str) -> (Counts, Vec<String>) {
         let (counts, findings) = parse_all(text);
-        (counts, findings.crashed)
+        (counts, findings.programs_without_result)
     }
 
     fn parse_all(text: &str) -> (Counts, Findings) {
         let mut parser = Parser::default();
-        text.lines().for_each(|line| parser.line(line));
+        text.lines().for_each(|line| parser.parse_line(line));
         parser.finish()
     }
 
@@ -298,7 +300,7 @@ mod tests {
         assert_eq!(counted, counts(1, 1, 0));
         assert_eq!(findings.failed.len(), 1);
         assert_eq!(findings.failed[0].name, "a::bad");
-        assert!(findings.crashed.is_empty());
+        assert!(findings.programs_without_result.is_empty());
     }
 
     #[test]
@@ -333,7 +335,7 @@ mod tests {
         );
         let (counted, findings) = parse_all(&text);
         assert_eq!(counted, counts(3, 0, 1));
-        assert_eq!(findings.better, ["a::b c"]);
+        assert_eq!(findings.passed_though_recorded_as_failing, ["a::b c"]);
     }
 
     #[test]

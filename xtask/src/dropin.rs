@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let program = match &args.install {
         None => program(),
         Some(root) => {
-            let program = install(&built(), root)?;
+            let program = copy_built_files(&release_folder(), root)?;
             install_documentation(&program, &root.join("share"))?;
             program
         }
@@ -60,7 +60,7 @@ pub(crate) fn install_built(dev: bool, root: &Path) -> Result<bool> {
         return Ok(false);
     }
     let folder = if dev { "debug" } else { "release" };
-    install(&target_dir().join(folder), root)?;
+    copy_built_files(&target_dir().join(folder), root)?;
     Ok(true)
 }
 
@@ -87,15 +87,15 @@ fn build_with(profile: &str) -> Result<bool> {
 
 /// Returns the path of the command line program that [`build`] builds.
 pub(crate) fn program() -> PathBuf {
-    built().join("verbatim")
+    release_folder().join("verbatim")
 }
 
-fn built() -> PathBuf {
+fn release_folder() -> PathBuf {
     target_dir().join("release")
 }
 
 /// Copies the built files below `root`; returns the program's path there.
-fn install(built: &Path, root: &Path) -> Result<PathBuf> {
+fn copy_built_files(built: &Path, root: &Path) -> Result<PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib/verbatim"));
     for folder in [&bin, &lib] {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;

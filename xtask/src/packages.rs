@@ -355,7 +355,7 @@ fn find_program(name: &str) -> bool {
 /// # Errors
 /// Returns an error if a package is missing and cannot be installed. The message names the packages
 /// and the command to run.
-pub(crate) fn ensure<'a>(
+pub(crate) fn install_missing<'a>(
     packages: impl IntoIterator<Item = &'a Package>,
 ) -> Result<Vec<&'static str>> {
     let mut missing: Vec<&Package> = Vec::new();
@@ -371,11 +371,11 @@ pub(crate) fn ensure<'a>(
     for package in &missing {
         eprintln!("missing: {} ({})", package.name, package.why);
     }
-    let by_hand = by_hand(&names);
+    let by_hand = manual_install_advice(&names);
     if !find_program("apt-get") {
         bail!("there is no apt-get to install them with; {by_hand}");
     }
-    let sudo = as_root().with_context(|| by_hand.clone())?;
+    let sudo = root_prefix_words().with_context(|| by_hand.clone())?;
     eprintln!("installing {} with apt-get", names.join(" "));
     apt_get(sudo, &["update", "-q"]).with_context(|| by_hand.clone())?;
     let mut install = vec!["install", "-q", "-y", "--no-install-recommends"];
@@ -400,11 +400,11 @@ pub(crate) fn ensure<'a>(
 /// # Errors
 /// Returns an error if this user lacks the permission, or the archive cannot be reached.
 pub(crate) fn update_lists() -> Result<()> {
-    apt_get(as_root()?, &["update", "-q"])
+    apt_get(root_prefix_words()?, &["update", "-q"])
 }
 
 /// Returns the words that precede a command that needs root.
-fn as_root() -> Result<&'static [&'static str]> {
+fn root_prefix_words() -> Result<&'static [&'static str]> {
     if is_root()? {
         Ok(&[])
     } else if find_program("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
@@ -414,7 +414,7 @@ fn as_root() -> Result<&'static [&'static str]> {
     }
 }
 
-fn by_hand(names: &[&str]) -> String {
+fn manual_install_advice(names: &[&str]) -> String {
     format!(
         "install these Debian packages (or what your system calls them), then run this again: \
          sudo apt-get install {}",
@@ -485,7 +485,7 @@ mod tests {
 
     #[test]
     fn the_advice_names_every_package() {
-        let advice = by_hand(&["gcc", "ucx-utils"]);
+        let advice = manual_install_advice(&["gcc", "ucx-utils"]);
         assert!(
             advice.ends_with("sudo apt-get install gcc ucx-utils"),
             "{advice}"

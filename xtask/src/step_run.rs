@@ -17,20 +17,20 @@ use crate::summary::Outcome;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Printing {
     /// True to print to standard error, because standard output is for JSON.
-    pub(crate) aside: bool,
+    pub(crate) to_stderr: bool,
     /// True to print the step's name before each line, because other steps print at the same time.
-    pub(crate) named: bool,
+    pub(crate) with_step_name: bool,
 }
 
 impl Printing {
     fn line(self, step: &Step, line: &[u8]) -> Result<()> {
         let mut whole = Vec::new();
-        if self.named {
+        if self.with_step_name {
             whole.extend_from_slice(step.name.as_bytes());
             whole.extend_from_slice(b"| ");
         }
         whole.extend_from_slice(line);
-        let mut out: Box<dyn Write> = if self.aside {
+        let mut out: Box<dyn Write> = if self.to_stderr {
             Box::new(std::io::stderr().lock())
         } else {
             Box::new(std::io::stdout().lock())
@@ -47,7 +47,7 @@ impl Printing {
 pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     let mut command = command(step)?;
     let shown = shown(step);
-    let apart = if printing.named { "" } else { "\n" };
+    let apart = if printing.with_step_name { "" } else { "\n" };
     printing.line(
         step,
         format!("{apart}== {}: {shown}\n", step.name).as_bytes(),
@@ -68,12 +68,12 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line)? > 0 {
         printing.line(step, &line)?;
-        parser.line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
+        parser.parse_line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r']));
         line.clear();
     }
     let status = child.wait()?;
     let (counts, findings) = parser.finish();
-    let (counts, note) = judge(step.kind, status.success(), counts, &findings);
+    let (counts, note) = counts_and_note(step.kind, status.success(), counts, &findings);
     Ok(Outcome {
         step: step.name,
         what: step.what,
@@ -86,7 +86,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
 }
 
 /// Returns the test counts of a finished command, and a note for the summary.
-fn judge(
+fn counts_and_note(
     kind: Kind,
     success: bool,
     mut counts: Counts,
@@ -100,20 +100,20 @@ fn judge(
         };
     }
     let mut notes = Vec::new();
-    if !findings.better.is_empty() {
+    if !findings.passed_though_recorded_as_failing.is_empty() {
         notes.push(format!(
             "better than recorded: {}",
-            findings.better.join(", ")
+            findings.passed_though_recorded_as_failing.join(", ")
         ));
     }
     if !findings.failed.is_empty() {
         let names: Vec<&str> = findings.failed.iter().map(|f| f.name.as_str()).collect();
         notes.push(format!("failed: {}", names.join(", ")));
     }
-    if !findings.crashed.is_empty() {
+    if !findings.programs_without_result.is_empty() {
         notes.push(format!(
             "ended without a result: {}",
-            findings.crashed.join(", ")
+            findings.programs_without_result.join(", ")
         ));
     }
     if !success && counts.failed == 0 {
@@ -159,7 +159,7 @@ fn command(step: &Step) -> Result<Command> {
         };
         command.env(name, value);
     }
-    if let Some(folder) = step.target {
+    if let Some(folder) = step.own_build_folder {
         command.env("CARGO_TARGET_DIR", target_dir().join(folder));
     }
     Ok(command)
@@ -171,7 +171,7 @@ fn shown(step: &Step) -> String {
         .iter()
         .map(|(name, value)| format!("{name}=\"{value}\" "));
     let target = step
-        .target
+        .own_build_folder
         .map(|folder| format!("CARGO_TARGET_DIR=target/{folder} "));
     let env: String = env.chain(target).collect();
     let place = if step.rxe {
@@ -198,18 +198,18 @@ mod tests {
     #[test]
     fn a_lint_is_one_check() {
         assert_eq!(
-            judge(Kind::Lint, true, counts(0, 0), &Findings::default()).0,
+            counts_and_note(Kind::Lint, true, counts(0, 0), &Findings::default()).0,
             Counts::PASS
         );
         assert_eq!(
-            judge(Kind::Lint, false, counts(0, 0), &Findings::default()).0,
+            counts_and_note(Kind::Lint, false, counts(0, 0), &Findings::default()).0,
             Counts::FAIL
         );
     }
 
     #[test]
     fn a_test_step_that_runs_nothing_fails() {
-        let (judged, note) = judge(Kind::Tests, true, counts(0, 0), &Findings::default());
+        let (judged, note) = counts_and_note(Kind::Tests, true, counts(0, 0), &Findings::default());
         assert_eq!(judged, Counts::FAIL);
         assert_eq!(note.as_deref(), Some("ran no test at all"));
     }
@@ -217,15 +217,15 @@ mod tests {
     #[test]
     fn a_failed_command_never_counts_as_good() {
         assert_eq!(
-            judge(Kind::Tests, false, counts(9, 0), &Findings::default()).0,
+            counts_and_note(Kind::Tests, false, counts(9, 0), &Findings::default()).0,
             counts(9, 1)
         );
         assert_eq!(
-            judge(Kind::Tests, false, counts(9, 2), &Findings::default()).0,
+            counts_and_note(Kind::Tests, false, counts(9, 2), &Findings::default()).0,
             counts(9, 2)
         );
         assert_eq!(
-            judge(Kind::Tests, true, counts(9, 0), &Findings::default()).0,
+            counts_and_note(Kind::Tests, true, counts(9, 0), &Findings::default()).0,
             counts(9, 0)
         );
     }

@@ -17,16 +17,20 @@ pub(crate) enum Lane {
     First,
     /// The step runs on this machine after the first group, one step at a time, beside the other
     /// groups.
-    Here,
+    ThisMachine,
     /// The step runs in the virtual machine, which keeps one processor busy.
-    Machine,
+    VirtualMachine,
     /// The step builds in its own folder.
-    Apart,
+    OwnBuildFolder,
 }
 
 impl Lane {
     /// The groups of steps that run at the same time.
-    pub(crate) const BESIDE: [Lane; 3] = [Lane::Here, Lane::Machine, Lane::Apart];
+    pub(crate) const CONCURRENT: [Lane; 3] = [
+        Lane::ThisMachine,
+        Lane::VirtualMachine,
+        Lane::OwnBuildFolder,
+    ];
 }
 
 /// A command of `cargo xtask test` or `cargo xtask check`.
@@ -44,7 +48,7 @@ pub(crate) struct Step {
     /// True if the step's programs run in the virtual machine with the kernel's Soft-RoCE.
     pub(crate) rxe: bool,
     /// A separate build folder below `target/`, for flags that would rebuild everything else.
-    pub(crate) target: Option<&'static str>,
+    pub(crate) own_build_folder: Option<&'static str>,
 }
 
 /// The step that builds the programs of all test steps. Cargo chooses the features of a dependency
@@ -62,7 +66,7 @@ pub(crate) const STEPS: &[Step] = &[
         args: &["fmt", "--all", "--check"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "modules",
@@ -72,7 +76,7 @@ pub(crate) const STEPS: &[Step] = &[
         args: &["xtask", "modules"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "book",
@@ -82,7 +86,7 @@ pub(crate) const STEPS: &[Step] = &[
         args: &["xtask", "book"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "clippy",
@@ -99,17 +103,22 @@ pub(crate) const STEPS: &[Step] = &[
         ],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "doc",
         what: "documentation",
         kind: Kind::Lint,
         lane: Lane::First,
-        args: &["doc", "--workspace", "--no-deps"],
+        args: &[
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--document-private-items",
+        ],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: BUILD,
@@ -119,13 +128,13 @@ pub(crate) const STEPS: &[Step] = &[
         args: &["build", "--workspace", "--all-targets"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "test",
         what: "unit and integration tests",
         kind: Kind::Tests,
-        lane: Lane::Here,
+        lane: Lane::ThisMachine,
         args: &[
             "test",
             "--workspace",
@@ -137,55 +146,55 @@ pub(crate) const STEPS: &[Step] = &[
         ],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "doctest",
         what: "examples in the documentation",
         kind: Kind::Tests,
-        lane: Lane::Here,
+        lane: Lane::ThisMachine,
         args: &["test", "--workspace", "--no-fail-fast", "--doc"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "private-memory",
         what: "verbs semantics between processes that cannot map each other's memory",
         kind: Kind::Tests,
-        lane: Lane::Here,
+        lane: Lane::ThisMachine,
         args: &["test", "--workspace", "--test", "softnic", "processes"],
         env: &[("VERBATIM_KEEP_PRIVATE", "1")],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "publish",
         what: "the packages of the crates for other projects, each built from what a registry would have",
         kind: Kind::Lint,
-        lane: Lane::Apart,
+        lane: Lane::OwnBuildFolder,
         args: &["xtask", "publish"],
         env: &[],
         rxe: false,
         // The command builds the packages in a folder of its own.
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "features",
         what: "lints and documentation of the crates for other projects, with each feature alone",
         kind: Kind::Lint,
-        lane: Lane::Apart,
+        lane: Lane::OwnBuildFolder,
         args: &["xtask", "features"],
         env: &[],
         rxe: false,
         // The command builds in a folder of its own.
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,
-        lane: Lane::Apart,
+        lane: Lane::OwnBuildFolder,
         args: &["test", "-p", "verbatim-shm", "--release", "--lib", "loom"],
         // The step builds all its programs itself, with settings for fast builds.
         env: &[
@@ -195,13 +204,13 @@ pub(crate) const STEPS: &[Step] = &[
             ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
         ],
         rxe: false,
-        target: Some("loom"),
+        own_build_folder: Some("loom"),
     },
     Step {
         name: "programs",
         what: "programs and suites of other projects on the drop-in, both link layers, as recorded",
         kind: Kind::Tests,
-        lane: Lane::Here,
+        lane: Lane::ThisMachine,
         args: &[
             "xtask",
             "conformance",
@@ -210,33 +219,33 @@ pub(crate) const STEPS: &[Step] = &[
         ],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "python",
         what: "the Python wheel in a fresh virtual environment",
         kind: Kind::Tests,
-        lane: Lane::Here,
+        lane: Lane::ThisMachine,
         args: &["xtask", "python"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,
-        lane: Lane::Machine,
+        lane: Lane::VirtualMachine,
         args: &["test", "--workspace", "--no-fail-fast", "--test", "system"],
         env: RXE_SUITE,
         rxe: true,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "rxe-systems",
         what: "the systems on the kernel's Soft-RoCE",
         kind: Kind::Tests,
-        lane: Lane::Machine,
+        lane: Lane::VirtualMachine,
         args: &[
             "test",
             "--workspace",
@@ -249,24 +258,24 @@ pub(crate) const STEPS: &[Step] = &[
         ],
         env: RXE_DEVICE,
         rxe: true,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "rxe-programs",
         what: "programs and suites of other projects on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
-        lane: Lane::Machine,
+        lane: Lane::VirtualMachine,
         // The command itself boots the virtual machine.
         args: &["xtask", "conformance", "--on", "rxe", "--check"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "rxe-wire",
         what: "the drop-in and the state machines of RC to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
         kind: Kind::Tests,
-        lane: Lane::Machine,
+        lane: Lane::VirtualMachine,
         // The command itself boots the virtual machines.
         args: &[
             "xtask",
@@ -287,12 +296,12 @@ pub(crate) const STEPS: &[Step] = &[
         ],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
 ];
 
 /// The steps of `cargo xtask test` that `cargo xtask check` also runs.
-pub(crate) const OF_CHECK: &[&str] = &["fmt", "clippy"];
+pub(crate) const STEPS_SHARED_WITH_CHECK: &[&str] = &["fmt", "clippy"];
 
 /// The tests that `cargo xtask check` runs.
 pub(crate) const CHECK_STEPS: &[Step] = &[
@@ -304,7 +313,7 @@ pub(crate) const CHECK_STEPS: &[Step] = &[
         args: &["test", "--workspace", "--no-fail-fast", "--lib", "--bins"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
     Step {
         name: "suite",
@@ -314,7 +323,7 @@ pub(crate) const CHECK_STEPS: &[Step] = &[
         args: &["test", "--workspace", "--test", "softnic", "roce::"],
         env: &[],
         rxe: false,
-        target: None,
+        own_build_folder: None,
     },
 ];
 
@@ -358,15 +367,15 @@ mod tests {
         // chore chooses its folder itself.
         for step in STEPS {
             let is_chore = step.args[0] == "xtask";
-            let is_apart = step.lane == Lane::Apart;
-            assert!(is_apart || step.target.is_none(), "{}", step.name);
+            let is_apart = step.lane == Lane::OwnBuildFolder;
+            assert!(is_apart || step.own_build_folder.is_none(), "{}", step.name);
             assert!(
-                !is_apart || step.target.is_some() || is_chore,
+                !is_apart || step.own_build_folder.is_some() || is_chore,
                 "{}",
                 step.name
             );
         }
-        for name in OF_CHECK {
+        for name in STEPS_SHARED_WITH_CHECK {
             assert!(STEPS.iter().any(|step| step.name == *name), "{name}");
         }
     }

@@ -10,7 +10,7 @@ use crate::cargo_output::Counts;
 use crate::packages::{self, Package};
 use crate::rxe;
 use crate::step_run::{Printing, run_step};
-use crate::steps::{BUILD, CHECK_STEPS, Kind, Lane, OF_CHECK, STEPS, Step};
+use crate::steps::{BUILD, CHECK_STEPS, Kind, Lane, STEPS, STEPS_SHARED_WITH_CHECK, Step};
 use crate::summary::{self, Outcome};
 
 /// Arguments of `cargo xtask test`.
@@ -26,11 +26,11 @@ pub(crate) struct Args {
 
 fn step_names() -> Vec<&'static str> {
     let steps = STEPS.iter().map(|step| step.name);
-    std::iter::once(PACKAGES).chain(steps).collect()
+    std::iter::once(PACKAGES_STEP).chain(steps).collect()
 }
 
 /// The name of the step that installs packages, which runs before all other steps.
-const PACKAGES: &str = "packages";
+const PACKAGES_STEP: &str = "packages";
 
 /// Arguments of `cargo xtask check`.
 #[derive(clap::Args)]
@@ -46,13 +46,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let runs_tests = |step: &Step| step.kind == Kind::Tests && wanted(step.name);
     let needs_packages = STEPS.iter().any(runs_tests);
     // Steps with their own build folder do not need the build step.
-    let needs_build = |step: &Step| runs_tests(step) && step.lane != Lane::Apart;
+    let needs_build = |step: &Step| runs_tests(step) && step.lane != Lane::OwnBuildFolder;
     let needs_build = STEPS.iter().any(needs_build);
     let steps = STEPS.iter();
     let steps: Vec<&Step> = steps
         .filter(|step| wanted(step.name) || (step.name == BUILD && needs_build))
         .collect();
-    let packages = (wanted(PACKAGES) || needs_packages).then(|| {
+    let packages = (wanted(PACKAGES_STEP) || needs_packages).then(|| {
         let needed = packages::FOR_TESTS.iter().chain(rxe::PACKAGES);
         needed.chain(packages::FOR_CONFORMANCE).collect()
     });
@@ -61,7 +61,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 /// Runs `cargo xtask check`; returns false if a step failed.
 pub(crate) fn check(args: &CheckArgs) -> Result<bool> {
-    let of_test = STEPS.iter().filter(|step| OF_CHECK.contains(&step.name));
+    let of_test = STEPS
+        .iter()
+        .filter(|step| STEPS_SHARED_WITH_CHECK.contains(&step.name));
     let steps: Vec<&Step> = of_test.chain(CHECK_STEPS).collect();
     let packages = packages::FOR_TESTS.iter().collect();
     run_all(Some(packages), &steps, args.json)
@@ -89,10 +91,13 @@ fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outco
         steps.copied().collect::<Vec<&Step>>()
     };
     let run_lane = |steps: &[&Step], named: bool| -> Result<Vec<Outcome>> {
-        let printing = Printing { aside: json, named };
+        let printing = Printing {
+            to_stderr: json,
+            with_step_name: named,
+        };
         let outcomes = steps.iter().map(|step| {
             let outcome = if step.kind == Kind::Tests && !packages_ok {
-                not_run(step)
+                outcome_for_missing_packages(step)
             } else {
                 run_step(step, printing)?
             };
@@ -102,7 +107,7 @@ fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outco
         outcomes.collect()
     };
     let mut outcomes = run_lane(&of_lane(Lane::First), false)?;
-    let mut lanes: Vec<Vec<&Step>> = Lane::BESIDE.map(of_lane).into();
+    let mut lanes: Vec<Vec<&Step>> = Lane::CONCURRENT.map(of_lane).into();
     lanes.retain(|lane| !lane.is_empty());
     let named = lanes.len() > 1;
     let beside = thread::scope(|scope| {
@@ -129,7 +134,7 @@ fn report(outcome: &Outcome, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn not_run(step: &Step) -> Outcome {
+fn outcome_for_missing_packages(step: &Step) -> Outcome {
     Outcome {
         step: step.name,
         what: step.what,
@@ -143,7 +148,7 @@ fn not_run(step: &Step) -> Outcome {
 
 fn install(needed: Vec<&Package>) -> Outcome {
     let begin = Instant::now();
-    let (ok, note) = match packages::ensure(needed) {
+    let (ok, note) = match packages::install_missing(needed) {
         Ok(installed) if installed.is_empty() => (true, None),
         Ok(installed) => (true, Some(format!("installed {}", installed.join(" ")))),
         Err(err) => {
@@ -152,7 +157,7 @@ fn install(needed: Vec<&Package>) -> Outcome {
         }
     };
     Outcome {
-        step: PACKAGES,
+        step: PACKAGES_STEP,
         what: "system packages of the tests",
         ok,
         counts: if ok { Counts::PASS } else { Counts::FAIL },
@@ -182,10 +187,10 @@ mod tests {
         let steps = [
             ("fmt", Lane::First),
             ("build", Lane::First),
-            ("test", Lane::Here),
-            ("loom", Lane::Apart),
-            ("programs", Lane::Here),
-            ("rxe-verbs", Lane::Machine),
+            ("test", Lane::ThisMachine),
+            ("loom", Lane::OwnBuildFolder),
+            ("programs", Lane::ThisMachine),
+            ("rxe-verbs", Lane::VirtualMachine),
         ];
         let owned = steps.map(|(name, lane)| step(name, lane));
         let steps: Vec<&Step> = owned.iter().collect();
@@ -200,7 +205,7 @@ mod tests {
     fn without_packages_no_test_counts_as_passed() {
         let step = Step {
             kind: Kind::Tests,
-            lane: Lane::Here,
+            lane: Lane::ThisMachine,
             args: &["--version"],
             ..step_like_first()
         };
@@ -217,7 +222,7 @@ mod tests {
             args: &[],
             env: &[],
             rxe: false,
-            target: None,
+            own_build_folder: None,
         }
     }
 }

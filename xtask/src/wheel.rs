@@ -48,7 +48,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     let out = target_dir().join("python/wheels");
     let wheel = build(&environment, true, &out)?;
     // Use a new environment: an earlier installation must not affect the test.
-    let fresh = Environment::fresh("test", &environment)?;
+    let fresh = Environment::create_with_packages_of("test", &environment)?;
     fresh.pip(&["install", "-q", "--no-index", "--no-deps"], &[&wheel])?;
     println!("     Running python/tests ({})", wheel.display());
     let mut command = fresh.command("python");
@@ -183,7 +183,7 @@ impl Environment {
     }
 
     /// Creates a new virtual environment, which also finds the packages of `base`.
-    fn fresh(name: &str, base: &Self) -> Result<Self> {
+    fn create_with_packages_of(name: &str, base: &Self) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         if environment.0.exists() {
             fs::remove_dir_all(&environment.0)?;

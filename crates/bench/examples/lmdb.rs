@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::link::{WorkerCommand, WorkerLink};
-use bench::peers::lmdb::{LmdbParameters, LmdbPeer, LmdbRate};
+use bench::peers::lmdb::{LmdbMeasurement, LmdbParameters, LmdbPeer};
 use bench::pin::{CorePair, run_pinned};
 
 /// Entries that each scan reads.
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
 }
 
 fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
-    let say = |what: &str, rate: &LmdbRate| {
+    let say = |what: &str, rate: &LmdbMeasurement| {
         println!(
             "{what:<10} {:>9.3} M/s  ({} operations, all checked, {:.2} s)",
             rate.requests_per_s() / 1e6,

@@ -18,16 +18,16 @@ struct PaddedWord(AtomicU32);
 
 /// Longest one-way bounce that is called near, in nanoseconds. On virtual machines with EPYC and
 /// Xeon processors, cores that share a cache took 20 to 70 ns. Other cores took 100 ns and more.
-pub const MAX_NEAR_NS: f64 = 80.0;
+pub const MAX_NEAR_BOUNCE_NS: f64 = 80.0;
 
 /// Measures the distance of two cores in a few milliseconds, in nanoseconds. The result is the
 /// median of several bounces, because an interrupted thread makes one bounce long.
 ///
 /// # Errors
-/// As [`bounce_ns`].
-pub fn quick_bounce_ns(cores: CorePair) -> Result<f64> {
+/// As [`one_way_bounce_ns`].
+pub fn quick_one_way_bounce_ns(cores: CorePair) -> Result<f64> {
     let bounces: Vec<_> = (0..5)
-        .map(|_| bounce_ns(cores, 4_000))
+        .map(|_| one_way_bounce_ns(cores, 4_000))
         .collect::<Result<_>>()?;
     Ok(median(&bounces).unwrap_or(f64::INFINITY))
 }
@@ -37,7 +37,7 @@ pub fn quick_bounce_ns(cores: CorePair) -> Result<f64> {
 ///
 /// # Errors
 /// When a thread cannot be pinned.
-pub fn bounce_ns(cores: CorePair, rounds: u32) -> Result<f64> {
+pub fn one_way_bounce_ns(cores: CorePair, rounds: u32) -> Result<f64> {
     let line = PaddedWord(AtomicU32::new(0));
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| -> Result<()> {
@@ -81,9 +81,9 @@ mod tests {
 
     #[test]
     fn a_bounce_takes_time() {
-        let ns = bounce_ns(CorePair::first_two().unwrap(), 2_000).unwrap();
+        let ns = one_way_bounce_ns(CorePair::first_two().unwrap(), 2_000).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
-        let ns = quick_bounce_ns(CorePair::first_two().unwrap()).unwrap();
+        let ns = quick_one_way_bounce_ns(CorePair::first_two().unwrap()).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
     }
 }

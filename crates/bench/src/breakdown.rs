@@ -11,7 +11,7 @@
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::bounce::quick_bounce_ns;
+use crate::bounce::quick_one_way_bounce_ns;
 use crate::goal::{BareRingLimit, CoreDistance, Row};
 use crate::micro::one_core;
 use crate::micro::task::MeasurementTask;
@@ -72,7 +72,7 @@ pub struct Breakdown {
 /// One round of one side of a row.
 struct RowSideRound {
     one_core_phases: PhaseMeasurement,
-    two_cores_ns: f64,
+    two_core_ns_per_message: f64,
     bounce_before_after_ns: [f64; 2],
 }
 
@@ -141,15 +141,15 @@ fn measure_round(
             _ => bare_phases::measure(limit.has_payload, limit.list, duration_ms),
         }
     })?;
-    let before = quick_bounce_ns(bench.cores)?;
+    let before = quick_one_way_bounce_ns(bench.cores)?;
     let rate = match side {
         MeasuredImplementation::Ours => rows::measure(bench, row)?,
         MeasuredImplementation::Limit => limit::measure(bench, limit)?,
     };
     Ok(RowSideRound {
         one_core_phases: one_core,
-        two_cores_ns: 1e3 / rate.value,
-        bounce_before_after_ns: [before, quick_bounce_ns(bench.cores)?],
+        two_core_ns_per_message: 1e3 / rate.value,
+        bounce_before_after_ns: [before, quick_one_way_bounce_ns(bench.cores)?],
     })
 }
 
@@ -200,7 +200,12 @@ fn summary(row: Row, side: MeasuredImplementation, rounds: &[RowSideRound]) -> R
             round.bounce_before_after_ns.map(CoreDistance::of_bounce_ns) == [distance; 2]
         };
         let there: Vec<_> = rounds.iter().filter(is_there).collect();
-        let ns = median(&there.iter().map(|r| r.two_cores_ns).collect::<Vec<_>>())?;
+        let ns = median(
+            &there
+                .iter()
+                .map(|r| r.two_core_ns_per_message)
+                .collect::<Vec<_>>(),
+        )?;
         let bounces: Vec<_> = there
             .iter()
             .flat_map(|r| r.bounce_before_after_ns)
@@ -240,7 +245,7 @@ mod tests {
                 cycles: Some(ns),
                 verified_ops: 10,
             },
-            two_cores_ns,
+            two_core_ns_per_message: two_cores_ns,
             bounce_before_after_ns: bounce_ns,
         }
     }

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use collective::{Config, DataType, Reduction, Ring, ring_of};
+use collective::{Config, DataType, Reduction, Ring, connect_local_ring};
 use serde::Serialize;
 use verbs::{Access, Context, MemoryRegion, ProtectionDomain};
 
@@ -112,13 +112,13 @@ pub(crate) fn run_rank(
 ) -> Result<RankMeasurement> {
     let len = setup.bytes.max(4);
     let (buffer, other) = (pd.alloc(len, Access::ALL)?, pd.alloc(len, Access::ALL)?);
-    let mut verified = run_checked(ring, &buffer, &other, setup)?;
+    let mut verified = run_once_and_verify(ring, &buffer, &other, setup)?;
     let begun = verbs::time::now();
     for _ in 0..setup.iterations {
         run_once(ring, &buffer, &other, setup)?;
     }
     let took = verbs::time::now() - begun;
-    verified &= run_checked(ring, &buffer, &other, setup)?;
+    verified &= run_once_and_verify(ring, &buffer, &other, setup)?;
     Ok(RankMeasurement {
         duration: took,
         verified,
@@ -150,7 +150,7 @@ fn initial_element(rank: usize, at: usize) -> f32 {
 }
 
 /// Fills the buffers, runs the collective once, and returns true if the result is right.
-fn run_checked(
+fn run_once_and_verify(
     ring: &mut Ring,
     buffer: &MemoryRegion,
     other: &MemoryRegion,
@@ -213,7 +213,7 @@ pub fn run(
         lanes: setup.lanes,
         ..*config
     };
-    let rings = ring_of(&domains, &config, setup.slice_bytes)?;
+    let rings = connect_local_ring(&domains, &config, setup.slice_bytes)?;
     let measured = std::thread::scope(|scope| {
         let ranks = rings.into_iter().zip(&domains);
         let threads =

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::bounce::MAX_NEAR_NS;
+use crate::bounce::MAX_NEAR_BOUNCE_NS;
 use crate::micro::verb::Verb;
 use crate::peers::bare::BareMessageExchange;
 
@@ -175,7 +175,7 @@ impl CoreDistance {
     /// Returns the distance for a one-way bounce time of a cache line.
     #[must_use]
     pub fn of_bounce_ns(ns: f64) -> CoreDistance {
-        if ns <= MAX_NEAR_NS {
+        if ns <= MAX_NEAR_BOUNCE_NS {
             CoreDistance::Near
         } else {
             CoreDistance::Far
@@ -185,7 +185,7 @@ impl CoreDistance {
 
 impl Row {
     /// Rows of the software NIC as this project's programs use it, in the order of the table.
-    pub const EMBEDDED: [Row; 24] = [
+    pub const OWN_PROGRAM_ROWS: [Row; 24] = [
         Row::UdSend,
         Row::RcSend0,
         Row::UcSend0,
@@ -240,7 +240,7 @@ impl Row {
 
     /// Returns every row.
     pub fn all() -> impl Iterator<Item = Row> {
-        let rows = Row::EMBEDDED.into_iter().chain(Row::DROP_IN);
+        let rows = Row::OWN_PROGRAM_ROWS.into_iter().chain(Row::DROP_IN);
         rows.chain(Row::WIRE)
     }
 

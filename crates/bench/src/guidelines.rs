@@ -94,7 +94,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
             let parameters = MicroParameters {
                 payload_bytes: Some(60),
                 wrs_per_doorbell: Some(choose(keeps, 16, 1)),
-                queue_pairs: Some(6),
+                queue_pairs_per_thread: Some(6),
                 ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
@@ -111,7 +111,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 60, 61)),
                 wrs_per_doorbell: Some(1),
-                queue_pairs: Some(6),
+                queue_pairs_per_thread: Some(6),
                 ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
@@ -128,7 +128,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
             let parameters = MicroParameters {
                 payload_bytes: Some(16),
                 inline: Some(keeps),
-                queue_pairs: Some(6),
+                queue_pairs_per_thread: Some(6),
                 ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
@@ -144,7 +144,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 signal_every: Some(choose(keeps, 64, 1)),
-                queue_pairs: Some(10),
+                queue_pairs_per_thread: Some(10),
                 ..MicroParameters::default()
             };
             (Verb::RcWrite, parameters)
@@ -160,8 +160,8 @@ pub const ALL: [GuidelinePrograms; 13] = [
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
                 payload_bytes: Some(choose(keeps, 0, 4)),
-                queue_pairs: Some(6),
-                processes: Some(1),
+                queue_pairs_per_thread: Some(6),
+                other_side_processes: Some(1),
                 ..MicroParameters::default()
             };
             (Verb::UdSend, parameters)
@@ -202,7 +202,7 @@ pub const ALL: [GuidelinePrograms; 13] = [
         peer_machines: 1,
         program: stream_program(|keeps| {
             let parameters = MicroParameters {
-                queue_pairs: Some(choose(keeps, 10, 1)),
+                queue_pairs_per_thread: Some(choose(keeps, 10, 1)),
                 ..MicroParameters::default()
             };
             (Verb::RcWrite, parameters)
@@ -220,8 +220,8 @@ pub const ALL: [GuidelinePrograms; 13] = [
                 atomic_counters: Some(choose(keeps, 512, 8)),
                 counter_spacing_bytes: Some(choose(keeps, 8, 4096)),
                 window: Some(64),
-                queue_pairs: Some(2),
-                processes: Some(1),
+                queue_pairs_per_thread: Some(2),
+                other_side_processes: Some(1),
                 ..MicroParameters::default()
             };
             (Verb::Atomics, parameters)
@@ -264,8 +264,8 @@ pub const ALL: [GuidelinePrograms; 13] = [
                 let parameters = MicroParameters {
                     payload_bytes: Some(choose(keeps, 48, 24)),
                     wrs_per_doorbell: Some(choose(keeps, 8, 16)),
-                    queue_pairs: Some(2),
-                    processes: Some(1),
+                    queue_pairs_per_thread: Some(2),
+                    other_side_processes: Some(1),
                     ..MicroParameters::default()
                 };
                 (Verb::RcRead, parameters)
@@ -359,7 +359,7 @@ impl GuidelinePrograms {
             ProgramKind::Stream { .. } => {
                 let task = self.task(keeps, (rounds / 100).max(1), 1, 1)?;
                 let mut runner = WorkerPool::new(CorePair::first_two()?, worker);
-                let outcome = runner.measure(&NicChoice::first_of("softnic"), &task)?;
+                let outcome = runner.measure(&NicChoice::first_device_of("softnic"), &task)?;
                 self.work_per_second(&task, &outcome)
             }
         }
@@ -393,7 +393,7 @@ impl GuidelinePrograms {
     /// Selects the relevant process among those counted on the software NIC and scales its profile
     /// up. The result has all threads of the program on the guideline's NIC.
     #[must_use]
-    pub fn scaled_to_nic(
+    pub fn profile_scaled_to_guideline_nic(
         &self,
         keeps: bool,
         counted: &[OperationProfile],
@@ -415,7 +415,9 @@ impl GuidelinePrograms {
         };
         let one = match inbound {
             true => counted.iter().max_by_key(received)?,
-            false => counted.iter().max_by_key(|process| process.operations())?,
+            false => counted
+                .iter()
+                .max_by_key(|process| process.posted_operations())?,
         };
         let mut all = one.clone();
         // The NIC decides how it delivers a message; the counts of a program cannot show it.
@@ -449,7 +451,7 @@ impl GuidelinePrograms {
         };
         let (verb, mut parameters) = of(keeps);
         parameters.threads = Some(threads);
-        parameters.processes = Some(processes);
+        parameters.other_side_processes = Some(processes);
         Ok(MeasurementTask::Stream(VerbStream::new(
             verb,
             &parameters,

@@ -23,7 +23,7 @@ pub struct NicChoice {
 impl NicChoice {
     /// Selects the first device of a provider, and its first port.
     #[must_use]
-    pub fn first_of(provider: &str) -> NicChoice {
+    pub fn first_device_of(provider: &str) -> NicChoice {
         NicChoice {
             provider: provider.to_owned(),
             device: None,
@@ -117,7 +117,7 @@ impl OpenNic {
             Some(MemoryPages::Small) => self.pd.alloc_in_pages(bytes, access, PageSize::Small)?,
             Some(MemoryPages::Huge) => {
                 let memory = self.pd.alloc_in_pages(bytes, access, PageSize::Huge);
-                memory.with_context(|| no_huge_pages(bytes))?
+                memory.with_context(|| no_huge_pages_message(bytes))?
             }
         })
     }
@@ -128,7 +128,7 @@ impl OpenNic {
 }
 
 /// Returns a message that says why huge pages are missing, and what to do.
-fn no_huge_pages(bytes: usize) -> String {
+fn no_huge_pages_message(bytes: usize) -> String {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = info
         .lines()
@@ -175,7 +175,7 @@ mod tests {
     fn a_wrong_nic_is_refused_with_what_there_is() {
         let choice = |provider: &str, device: Option<&str>| NicChoice {
             device: device.map(str::to_owned),
-            ..NicChoice::first_of(provider)
+            ..NicChoice::first_device_of(provider)
         };
         assert!(choice("softnic", None).device_name().is_ok());
         let wrong = choice("softnic", Some("mlx5_0")).device_name().unwrap_err();

@@ -158,7 +158,7 @@ fn repeat_until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -
     while done < count {
         let more = step()?;
         if more == 0 {
-            timeout.fail_if_over(what)?;
+            timeout.fail_if_over_after_empty_poll(what)?;
         }
         done += more;
     }

@@ -22,7 +22,7 @@ impl CorePair {
     /// When the process may use only one core: two processes that take turns would measure the
     /// scheduler.
     pub fn first_two() -> Result<CorePair> {
-        let allowed = allowed()?;
+        let allowed = allowed_cores()?;
         match allowed[..] {
             [requester, responder, ..] => Ok(CorePair {
                 requester,
@@ -41,11 +41,13 @@ impl CorePair {
     ///
     /// # Errors
     /// When the system does not report the usable cores.
-    pub fn thread_cores(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
+    pub fn thread_cores_of_both_sides(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
         let (mut one, mut other) = (vec![self.requester], vec![self.responder]);
         if threads > 1 {
             let chosen = [self.requester, self.responder];
-            let rest = allowed()?.into_iter().filter(|core| !chosen.contains(core));
+            let rest = allowed_cores()?
+                .into_iter()
+                .filter(|core| !chosen.contains(core));
             for (turn, core) in rest.enumerate() {
                 if turn.is_multiple_of(2) {
                     &mut one
@@ -64,7 +66,7 @@ impl CorePair {
     /// # Errors
     /// When the system does not report the usable cores.
     pub fn own_side_cores(&self, threads: usize) -> Result<Vec<usize>> {
-        let (mut one, other) = self.thread_cores(threads)?;
+        let (mut one, other) = self.thread_cores_of_both_sides(threads)?;
         if threads > 1 {
             one.extend(other);
         }
@@ -79,7 +81,7 @@ impl CorePair {
         if requester == responder {
             bail!("the two processes need two different cores, not core {requester} twice");
         }
-        let allowed = allowed()?;
+        let allowed = allowed_cores()?;
         for core in [requester, responder] {
             if !allowed.contains(&core) {
                 bail!("core {core} may not be used here; choose two of {allowed:?}");
@@ -96,7 +98,7 @@ impl CorePair {
 ///
 /// # Errors
 /// When the system does not report them.
-pub fn allowed() -> Result<Vec<usize>> {
+pub fn allowed_cores() -> Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU)
         .filter(|core| set.is_set(*core))
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_child_runs_where_it_was_put_and_the_parent_stays() {
-        let before = allowed().unwrap();
+        let before = allowed_cores().unwrap();
         let core = *before.last().unwrap();
         let child = spawn_on(
             core,
@@ -181,7 +183,7 @@ mod tests {
             text.split_whitespace().last(),
             Some(core.to_string().as_str())
         );
-        assert_eq!(allowed().unwrap(), before);
+        assert_eq!(allowed_cores().unwrap(), before);
     }
 
     #[test]

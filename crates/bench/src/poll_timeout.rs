@@ -48,7 +48,7 @@ impl PollTimeout {
 
     /// Notes a poll without an event. Returns true once no event has happened for the whole time.
     #[inline]
-    pub(crate) fn is_over_after_poll(&mut self) -> bool {
+    pub(crate) fn is_over_after_empty_poll(&mut self) -> bool {
         if simnic::is_simulated() {
             simnic::idle(SIMULATED_POLL_COST_NS, None);
         } else if self.pauses_between_polls {
@@ -70,8 +70,8 @@ impl PollTimeout {
 
     /// Notes a poll without an event. Fails once no event has happened for the whole time.
     #[inline]
-    pub(crate) fn fail_if_over(&mut self, what: &str) -> Result<()> {
-        if self.is_over_after_poll() {
+    pub(crate) fn fail_if_over_after_empty_poll(&mut self, what: &str) -> Result<()> {
+        if self.is_over_after_empty_poll() {
             bail!(
                 "nothing came for {} s: {what}",
                 self.limit_ns / 1_000_000_000
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn a_timeout_ends() {
         let mut timeout = PollTimeout::new(1_000_000);
-        while timeout.fail_if_over("the test").is_ok() {}
+        while timeout.fail_if_over_after_empty_poll("the test").is_ok() {}
         timeout.reset();
-        assert!(!timeout.is_over_after_poll());
+        assert!(!timeout.is_over_after_empty_poll());
     }
 }

@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::link::{WorkerCommand, WorkerLink};
 
 /// Version of the protocol; every change of the workers' jobs increments it.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Time for which the connecting side waits for the listening side.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ struct Hello {
 impl Hello {
     fn new(connections: usize, task_description: &Value) -> Hello {
         Hello {
-            protocol: PROTOCOL,
+            protocol: PROTOCOL_VERSION,
             commit: env!("VERBATIM_COMMIT").to_owned(),
             connections,
             task_description: task_description.clone(),

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use anyhow::Result;
 
-use crate::bounce::{bounce_ns, quick_bounce_ns};
+use crate::bounce::{one_way_bounce_ns, quick_one_way_bounce_ns};
 use crate::goal::{BareRingLimit, PeerSystem, Row};
 use crate::peers::redis;
 use crate::rows::{self, limit, peer};
@@ -50,20 +50,20 @@ pub fn run(
     let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink.clamp(1, 1000))?;
     let mut redis = None;
     'rounds: for round in 0..bench.settings.rounds {
-        let ns = bounce_ns(bench.cores, bounce_rounds)?;
+        let ns = one_way_bounce_ns(bench.cores, bounce_rounds)?;
         bounces.push(ns);
         on_event(&RunEvent::Bounce {
             round,
             bounce_ns: ns,
         });
-        let mut before = quick_bounce_ns(bench.cores)?;
+        let mut before = quick_one_way_bounce_ns(bench.cores)?;
         for (row, side) in measurement_order(rows, round) {
             if should_end() {
                 break 'rounds;
             }
             on_event(&RunEvent::Begin { round, row, side });
             let measured = measure(bench, row, side, &mut redis);
-            let after = quick_bounce_ns(bench.cores)?;
+            let after = quick_one_way_bounce_ns(bench.cores)?;
             match measured {
                 Ok(measured) => {
                     let sample = RowSample::new(measured, round, row, side, [before, after]);

@@ -10,7 +10,7 @@ use crate::link::WorkerLink;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
 use crate::peers::{bare_pair, hostcopy, lmdb, udp};
-use crate::pin::allowed;
+use crate::pin::allowed_cores;
 use crate::probe;
 use crate::rows::{connections, wire};
 
@@ -26,7 +26,7 @@ pub fn run_jobs(link: &mut WorkerLink, nic: Option<&NicChoice>) -> Result<()> {
             Job::Micro(mut order) => {
                 if let Some(nic) = nic {
                     order.nic = nic.clone();
-                    order.cores = allowed()?;
+                    order.cores = allowed_cores()?;
                 }
                 lanes::run_worker_side(link, &order)
             }

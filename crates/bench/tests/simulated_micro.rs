@@ -5,7 +5,7 @@
 use bench::micro::{
     MeasuredRole, MeasurementTask, MicroParameters, StreamRate, TaskResult, Verb, VerbStream,
 };
-use bench::simulated::micro::{run, run_counted};
+use bench::simulated::micro::{run, run_with_nic_counters};
 use nicmodel::Profile;
 use nicmodel::profile::builtin;
 use nicmodel::published;
@@ -26,7 +26,7 @@ fn busy(nic: &Profile, direction: MeasuredRole) -> MicroParameters {
     MicroParameters {
         measured_role: direction,
         threads: Some(nic.host.cores.value as usize),
-        queue_pairs: Some(4),
+        queue_pairs_per_thread: Some(4),
         ..MicroParameters::default()
     }
 }
@@ -61,7 +61,7 @@ fn the_peaks_of_both_directions_are_those_published() {
     };
     let on_one_queue_pair = |parameters| MicroParameters {
         wrs_per_doorbell: Some(1),
-        queue_pairs: Some(1),
+        queue_pairs_per_thread: Some(1),
         ..parameters
     };
     let (outbound, inbound) = (MeasuredRole::Outbound, MeasuredRole::Inbound);
@@ -154,7 +154,7 @@ fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
     let cib = nic("cib");
     let of = |queue_pairs| {
         let parameters = MicroParameters {
-            queue_pairs: Some(queue_pairs),
+            queue_pairs_per_thread: Some(queue_pairs),
             ..MicroParameters::default()
         };
         // WRITEs need no receiving core.
@@ -196,7 +196,7 @@ fn counted_reads_are_those_expected_and_the_misses() {
             MeasuredRole::Inbound => expected.responder.lines_read(),
         };
         let (outcome, counters) =
-            run_counted(cib, &MeasurementTask::Stream(stream)).expect("it runs");
+            run_with_nic_counters(cib, &MeasurementTask::Stream(stream)).expect("it runs");
         let TaskResult::Rate(rate) = outcome else {
             panic!("a stream has a rate");
         };

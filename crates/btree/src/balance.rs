@@ -11,7 +11,7 @@
 //!   relative to its target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`ControlLaw::max_moved_fraction`] of the giver's requests. A server takes at most
+//! - *Bounds*: a step moves at most [`ControlLaw::max_moved_fraction_of_giver`] of the giver's requests. A server takes at most
 //!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
@@ -30,7 +30,7 @@ pub struct ServerLoad {
 }
 
 impl ServerLoad {
-    /// Decodes the entries of the answer to [`Op::Load`](crate::Op::Load); returns `None` if there are fewer than two.
+    /// Decodes the entries of the answer to [`Op::ReadServerLoad`](crate::Op::ReadServerLoad); returns `None` if there are fewer than two.
     pub fn decode(entries: &[(u64, u64)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;
@@ -53,9 +53,9 @@ pub struct ControlLaw {
     /// Fraction of the deviation that a step moves, 0 to 1: below 1 the share approaches its target without overshoot.
     pub moved_deviation_fraction: f64,
     /// Largest fraction of the giver's requests that a step moves, 0 to 1.
-    pub max_moved_fraction: f64,
+    pub max_moved_fraction_of_giver: f64,
     /// Smallest number of sampled keys at the giver; with fewer, nothing is moved.
-    pub min_sample: usize,
+    pub min_sampled_keys_at_giver: usize,
 }
 
 impl Default for ControlLaw {
@@ -63,8 +63,8 @@ impl Default for ControlLaw {
         Self {
             min_share_deviation: 0.03,
             moved_deviation_fraction: 0.8,
-            max_moved_fraction: 0.5,
-            min_sample: 32,
+            max_moved_fraction_of_giver: 0.5,
+            min_sampled_keys_at_giver: 32,
         }
     }
 }
@@ -146,8 +146,11 @@ impl Balancer {
         for (i, load) in loads.iter().enumerate() {
             match self.previous_loads[i].replace(load.clone()) {
                 Some(before) if load.server_clock_ns > before.server_clock_ns => {
-                    self.capacity_observed[i] |=
-                        update_observed(&mut self.observed_loads[i], &before, load);
+                    self.capacity_observed[i] |= update_observed_load_and_capacity(
+                        &mut self.observed_loads[i],
+                        &before,
+                        load,
+                    );
                 }
                 _ => is_first = true,
             }
@@ -157,7 +160,8 @@ impl Balancer {
         if is_first || loads.iter().any(|load| load.unfinished_takes > 0) {
             return None;
         }
-        let pairs = (0..self.split_keys.len()).map(|left| (left, self.share_to_move(left)));
+        let pairs = (0..self.split_keys.len())
+            .map(|left| (left, self.share_to_move_right_and_smaller_target(left)));
         let relative = |(_, (shift, least)): &(usize, (f64, f64))| shift.abs() / least;
         let worst = pairs.max_by(|a, b| relative(a).total_cmp(&relative(b)))?;
         if relative(&worst).is_nan() || relative(&worst) < self.law.min_share_deviation {
@@ -181,7 +185,7 @@ impl Balancer {
 
     /// Returns the share of two neighbours' requests that should move from the left to the right one (negative: from
     /// right to left), and the target share of the smaller neighbour.
-    fn share_to_move(&self, left: usize) -> (f64, f64) {
+    fn share_to_move_right_and_smaller_target(&self, left: usize) -> (f64, f64) {
         let (a, b) = (self.observed_loads[left], self.observed_loads[left + 1]);
         let (rate, capacity) = (a.rate + b.rate, a.capacity + b.capacity);
         if rate <= 0.0 || capacity <= 0.0 {
@@ -201,13 +205,13 @@ impl Balancer {
         };
         let share = self.law.moved_deviation_fraction * shift.abs() * rate
             / self.observed_loads[giver].rate.max(1e-9);
-        let share = share.min(self.law.max_moved_fraction);
+        let share = share.min(self.law.max_moved_fraction_of_giver);
         let low = giver.checked_sub(1).map_or(0, |i| self.split_keys[i]);
         let high = self.split_keys.get(giver).copied();
         // Discards sampled keys outside the giver's present range.
         let mut sample = loads[giver].sampled_keys.clone();
         sample.retain(|key| *key >= low && high.is_none_or(|high| *key < high));
-        if sample.len() < self.law.min_sample {
+        if sample.len() < self.law.min_sampled_keys_at_giver {
             return None;
         }
         sample.sort_unstable();
@@ -240,7 +244,11 @@ impl Balancer {
 
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn update_observed(seen: &mut ObservedLoad, before: &ServerLoad, after: &ServerLoad) -> bool {
+fn update_observed_load_and_capacity(
+    seen: &mut ObservedLoad,
+    before: &ServerLoad,
+    after: &ServerLoad,
+) -> bool {
     let ns = (after.server_clock_ns - before.server_clock_ns) as f64;
     let requests = after.requests.saturating_sub(before.requests) as f64;
     let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64;

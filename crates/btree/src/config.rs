@@ -113,7 +113,7 @@ impl ServerConfig {
 
     /// Returns the number of nodes that the memory has room for.
     pub(crate) fn node_capacity(&self) -> u64 {
-        Store::nodes_for(self.node_bytes, self.keys)
+        Store::nodes_needed_for_keys(self.node_bytes, self.keys)
     }
 }
 

@@ -27,7 +27,7 @@ fn request(bytes: &[u8]) {
     let Some((op, tree, number)) = Op::decode(bytes) else {
         return;
     };
-    if op != Op::Load {
+    if op != Op::ReadServerLoad {
         assert_eq!(key_and_tree_of(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);

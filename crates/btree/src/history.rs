@@ -25,11 +25,11 @@ use crate::wire::Op;
 /// Fillers around a hot key.
 pub const FILLERS_PER_HOT_KEY: u64 = 16;
 /// Judged keys in a group.
-const GROUP_KEYS: u64 = 1 + FILLERS_PER_HOT_KEY;
+const JUDGED_KEYS_PER_GROUP: u64 = 1 + FILLERS_PER_HOT_KEY;
 /// Stable keys per group; the judged keys lie between two of them.
-const STABLE_PER_GROUP: u64 = 8;
+const STABLE_KEYS_PER_GROUP: u64 = 8;
 /// Distance between the first keys of two groups.
-const GROUP_DISTANCE: u64 = STABLE_PER_GROUP * STABLE_KEY_DISTANCE;
+const GROUP_DISTANCE: u64 = STABLE_KEYS_PER_GROUP * STABLE_KEY_DISTANCE;
 /// Index of the group's stable key that precedes its judged keys.
 const STABLE_INDEX_BEFORE_JUDGED: u64 = 3;
 /// Duration of each phase of inserting fillers, and of deleting them.
@@ -51,29 +51,31 @@ pub struct RecordingParameters {
 /// Returns the number of stable keys of a tree with `keys` hot keys. Key number `i` has the value [`load::value_of`]
 /// with stamp 0.
 pub fn stable_key_count(keys: u64) -> u64 {
-    keys * STABLE_PER_GROUP
+    keys * STABLE_KEYS_PER_GROUP
 }
 
 /// Returns the judged key with this number.
 fn judged_key(number: u64) -> u64 {
-    let place = match number % GROUP_KEYS {
+    let place = match number % JUDGED_KEYS_PER_GROUP {
         0 => STABLE_KEY_DISTANCE / 2 - 1,
         filler => 8 * filler,
     };
-    number / GROUP_KEYS * GROUP_DISTANCE + STABLE_INDEX_BEFORE_JUDGED * STABLE_KEY_DISTANCE + place
+    number / JUDGED_KEYS_PER_GROUP * GROUP_DISTANCE
+        + STABLE_INDEX_BEFORE_JUDGED * STABLE_KEY_DISTANCE
+        + place
 }
 
 /// Returns the number of a judged key, or `None` for other keys.
 fn judged_key_number(key: u64) -> Option<u64> {
-    let first = key / GROUP_DISTANCE * GROUP_KEYS;
-    (first..first + GROUP_KEYS).find(|&number| judged_key(number) == key)
+    let first = key / GROUP_DISTANCE * JUDGED_KEYS_PER_GROUP;
+    (first..first + JUDGED_KEYS_PER_GROUP).find(|&number| judged_key(number) == key)
 }
 
 /// Sends requests until `stop` returns true and everything is answered, and records requests and answers.
 ///
 /// # Errors
 /// If the server cannot be reached any more, or the file cannot be written.
-pub fn run_client(
+pub fn run_recording_client(
     requests: &mut impl ExecuteRequests,
     plan: &RecordingParameters,
     recorder: &mut HistoryRecorder,
@@ -94,7 +96,7 @@ pub fn run_client(
             let (op, token) = match chosen.take() {
                 Some(chosen) => chosen,
                 None => requester
-                    .choose_request()
+                    .choose_and_record_request()
                     .map_err(|e| file_write_error(&e))?,
             };
             if !requests.submit(plan.tree, &op, token)? {
@@ -150,13 +152,13 @@ struct Requester<'p> {
 
 impl Requester<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
-    fn choose_request(&mut self) -> io::Result<(Op, u64)> {
+    fn choose_and_record_request(&mut self) -> io::Result<(Op, u64)> {
         let dice = self.random.below(32);
         let (op, asked) = match dice {
-            0 => self.choose_scan()?,
+            0 => self.choose_and_record_scan()?,
             1..22 => {
-                let number = self.random.below(self.plan.hot_keys.max(1)) * GROUP_KEYS;
-                self.choose_point_request(number, dice)?
+                let number = self.random.below(self.plan.hot_keys.max(1)) * JUDGED_KEYS_PER_GROUP;
+                self.choose_and_record_point_request(number, dice)?
             }
             _ => {
                 let group = self.random.below(self.plan.hot_keys.max(1));
@@ -170,7 +172,7 @@ impl Requester<'_> {
                     (_, 0) => 17,
                     _ => 21,
                 };
-                self.choose_point_request(group * GROUP_KEYS + filler, what)?
+                self.choose_and_record_point_request(group * JUDGED_KEYS_PER_GROUP + filler, what)?
             }
         };
         self.last_token += 1;
@@ -179,7 +181,7 @@ impl Requester<'_> {
     }
 
     /// Chooses a request for one judged key: `what` is 1 to 21, and half of the values are lookups.
-    fn choose_point_request(
+    fn choose_and_record_point_request(
         &mut self,
         number: u64,
         what: u64,
@@ -204,7 +206,7 @@ impl Requester<'_> {
     }
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
-    fn choose_scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
+    fn choose_and_record_scan(&mut self) -> io::Result<(Op, OutstandingRequest)> {
         let all = self.plan.hot_keys.max(1) * GROUP_DISTANCE;
         let from = self.random.below(all);
         let width = 1 + self.random.below(3 * GROUP_DISTANCE);
@@ -218,8 +220,8 @@ impl Requester<'_> {
         let until = end.unwrap_or(from + 6 * GROUP_DISTANCE).min(all);
         let number = self.recorder.record_call(0, RegisterAction::Scan)?;
         let mut reads = Vec::new();
-        let numbers =
-            from / GROUP_DISTANCE * GROUP_KEYS..until.div_ceil(GROUP_DISTANCE) * GROUP_KEYS;
+        let numbers = from / GROUP_DISTANCE * JUDGED_KEYS_PER_GROUP
+            ..until.div_ceil(GROUP_DISTANCE) * JUDGED_KEYS_PER_GROUP;
         for judged in numbers.filter(|&judged| (from..until).contains(&judged_key(judged))) {
             reads.push((
                 judged_key(judged),
@@ -245,24 +247,26 @@ impl Requester<'_> {
         let asked = asked.ok_or_else(|| io::Error::other("an answer came to no request"))?;
         match (asked, done.answer) {
             // The outcome is unknown, so nothing is recorded.
-            (_, Answer::Lost) => Ok(()),
-            (OutstandingRequest::Point(number), Answer::Full) => {
+            (_, Answer::NoAnswerInTime) => Ok(()),
+            (OutstandingRequest::Point(number), Answer::StoreFull) => {
                 self.recorder.record_no_room(number)
             }
             (OutstandingRequest::Point(number), Answer::Value(value)) => {
                 let outcome = value.map_or(OperationOutcome::Absent, |value| {
-                    OperationOutcome::Found { value }
+                    OperationOutcome::FoundUnversioned { value }
                 });
                 self.recorder.record_answer(number, outcome)
             }
             (OutstandingRequest::Point(number), Answer::Changed { found }) => {
-                let outcome = OperationOutcome::Changed { found };
+                let outcome = OperationOutcome::UnversionedAnswer { found };
                 self.recorder.record_answer(number, outcome)
             }
             (OutstandingRequest::Scan(scan), Answer::Entries { entries, next }) => {
-                if let Err((fault, key)) =
-                    scan.check_answer(entries, next, stable_key_count(self.plan.hot_keys))
-                {
+                if let Err((fault, key)) = scan.check_order_range_and_stable_keys(
+                    entries,
+                    next,
+                    stable_key_count(self.plan.hot_keys),
+                ) {
                     return self
                         .recorder
                         .record_wrong_scan(scan.history_number, fault, key);
@@ -273,7 +277,7 @@ impl Requester<'_> {
                     .filter(|(key, _)| next.is_none_or(|n| *key < n));
                 for &(key, number) in covered {
                     let outcome = match entries.binary_search_by_key(&key, |entry| entry.0) {
-                        Ok(place) => OperationOutcome::Found {
+                        Ok(place) => OperationOutcome::FoundUnversioned {
                             value: entries[place].1,
                         },
                         Err(_) => OperationOutcome::Absent,
@@ -291,7 +295,7 @@ impl Requester<'_> {
 
 impl OutstandingScan {
     /// Checks the order, the range and the stable keys of an answer. The recorded history covers the judged keys.
-    fn check_answer(
+    fn check_order_range_and_stable_keys(
         &self,
         entries: &[(u64, u64)],
         next: Option<u64>,
@@ -348,9 +352,9 @@ mod tests {
 
     #[test]
     fn judged_keys_have_numbers_and_are_no_stable_ones() {
-        let keys: BTreeSet<u64> = (0..10 * GROUP_KEYS).map(judged_key).collect();
-        assert_eq!(keys.len() as u64, 10 * GROUP_KEYS);
-        for number in 0..10 * GROUP_KEYS {
+        let keys: BTreeSet<u64> = (0..10 * JUDGED_KEYS_PER_GROUP).map(judged_key).collect();
+        assert_eq!(keys.len() as u64, 10 * JUDGED_KEYS_PER_GROUP);
+        for number in 0..10 * JUDGED_KEYS_PER_GROUP {
             let key = judged_key(number);
             assert_eq!(judged_key_number(key), Some(number));
             assert!(
@@ -374,19 +378,22 @@ mod tests {
         let hot = (judged_key(0), 77);
         let all = [stable(3), hot, stable(4), stable(5)];
         let end = Some(load::stable_key(6));
-        assert_eq!(scan(end, 100).check_answer(&all, None, 8), Ok(()));
         assert_eq!(
-            scan(None, 4).check_answer(&all, Some(load::stable_key(6)), 8),
+            scan(end, 100).check_order_range_and_stable_keys(&all, None, 8),
+            Ok(())
+        );
+        assert_eq!(
+            scan(None, 4).check_order_range_and_stable_keys(&all, Some(load::stable_key(6)), 8),
             Ok(()),
             "it may go on"
         );
         assert_eq!(
-            scan(None, 100).check_answer(&all, None, 6),
+            scan(None, 100).check_order_range_and_stable_keys(&all, None, 6),
             Ok(()),
             "there are no more"
         );
         let fault = |end, limit, entries: &[(u64, u64)], next| {
-            let fault = scan(end, limit).check_answer(entries, next, 8);
+            let fault = scan(end, limit).check_order_range_and_stable_keys(entries, next, 8);
             fault.expect_err("it is wrong")
         };
         let without_4 = [stable(3), hot, stable(5)];
@@ -445,7 +452,7 @@ mod tests {
         };
         let mut polls = 0u32;
         let mut until = |enough: &dyn Fn(&ServerStats) -> bool| {
-            run_client(&mut pipeline, &plan, &mut recorder, || {
+            run_recording_client(&mut pipeline, &plan, &mut recorder, || {
                 polls += 1;
                 polls.is_multiple_of(256) && enough(&server.stats())
             })
@@ -454,7 +461,10 @@ mod tests {
         until(&|stats| stats.tree.splits > 2 && stats.tree.merges > 2 && stats.scans > 20);
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
-        assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP_KEYS, 0));
+        assert_eq!(
+            (verdict.keys, verdict.unknown),
+            (2 * JUDGED_KEYS_PER_GROUP, 0)
+        );
         // A stable key is removed behind the client's back.
         store
             .remove(0, load::stable_key(1))

@@ -166,7 +166,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     }
 
     #[inline]
-    pub(crate) fn is_last(self) -> bool {
+    pub(crate) fn is_last_of_level(self) -> bool {
         self.0.word(LEVEL_FLAGS_COUNT_INDEX) & FLAG_LAST_OF_LEVEL != 0
     }
 
@@ -183,7 +183,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
     pub(crate) fn key_upper_bound(self) -> Option<u64> {
-        (!self.is_last()).then(|| self.0.word(HIGH_FENCE_WORD))
+        (!self.is_last_of_level()).then(|| self.0.word(HIGH_FENCE_WORD))
     }
 
     /// Returns the number of keys that are less than or equal to `key`.
@@ -221,7 +221,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         {
             return NextStep::Restart;
         }
-        if !self.is_last() && key >= header.word(HIGH_FENCE_WORD) {
+        if !self.is_last_of_level() && key >= header.word(HIGH_FENCE_WORD) {
             return match header.word(SIBLING_WORD) {
                 0 => NextStep::Restart,
                 sibling => NextStep::Sibling(sibling),

@@ -90,7 +90,7 @@ impl TreeSize {
 
 /// A group of cache lines that every walk touches equally often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct LineGroup {
+struct CacheLineGroup {
     /// A walk touches a given line of the group once in so many walks.
     walks_per_touch: u64,
     /// Number of lines in this group; no other group has them.
@@ -106,8 +106,8 @@ struct LineGroup {
 /// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalkCost {
-    sequential_lines: Vec<LineGroup>,
-    interleaved_lines: Vec<LineGroup>,
+    sequential_lines: Vec<CacheLineGroup>,
+    interleaved_lines: Vec<CacheLineGroup>,
     /// Bytes of all lines of the tree.
     tree_bytes: u64,
     /// Time of a walk's comparisons on the core.
@@ -135,8 +135,8 @@ impl WalkCost {
         }
         let steps = u64::from(entries.ilog2() + 1) * levels.len() as u64;
         let comparison_time = Duration::from_nanos(SEARCH_STEP_NS * steps);
-        let bytes = set_working_sets(&mut sequential);
-        set_working_sets(&mut interleaved);
+        let bytes = set_working_sets_and_sum_bytes(&mut sequential);
+        set_working_sets_and_sum_bytes(&mut interleaved);
         Self {
             sequential_lines: sequential,
             interleaved_lines: interleaved,
@@ -179,8 +179,8 @@ impl WalkCost {
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes, of which nothing was prefetched.
-fn lines_without_prefetch(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
-    let group = |choices: u64, lines: u64| LineGroup {
+fn lines_without_prefetch(nodes: u64, node_lines: u64) -> Vec<CacheLineGroup> {
+    let group = |choices: u64, lines: u64| CacheLineGroup {
         walks_per_touch: nodes * choices,
         lines: nodes * lines,
         lines_per_walk: 1,
@@ -202,17 +202,17 @@ fn lines_without_prefetch(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
-fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2] {
+fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [CacheLineGroup; 2] {
     let fetched = 1 + node_lines;
     [
-        LineGroup {
+        CacheLineGroup {
             walks_per_touch: nodes,
             lines: nodes * fetched,
             lines_per_walk: fetched,
             is_prefetched: true,
             working_set_bytes: 0,
         },
-        LineGroup {
+        CacheLineGroup {
             walks_per_touch: nodes * node_lines,
             lines: nodes * node_lines,
             lines_per_walk: 1,
@@ -223,7 +223,7 @@ fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup
 }
 
 /// Sets the working sets and returns the bytes of all lines.
-fn set_working_sets(groups: &mut [LineGroup]) -> u64 {
+fn set_working_sets_and_sum_bytes(groups: &mut [CacheLineGroup]) -> u64 {
     groups.sort_by_key(|group| group.walks_per_touch);
     groups.iter_mut().fold(0, |sum, group| {
         group.working_set_bytes = sum + group.lines * CACHE_LINE_BYTES;
@@ -295,7 +295,8 @@ mod tests {
             let all = shape.nodes_per_level().iter().sum::<u64>() * node * CACHE_LINE_BYTES;
             for together in [0, 2, 5] {
                 let cost = WalkCost::of(&shape, together);
-                let last = |groups: &[LineGroup]| groups.last().expect("some").working_set_bytes;
+                let last =
+                    |groups: &[CacheLineGroup]| groups.last().expect("some").working_set_bytes;
                 assert_eq!(last(&cost.sequential_lines), all);
                 assert_eq!(last(&cost.interleaved_lines), all);
                 assert_eq!(cost.tree_bytes, all);
@@ -308,7 +309,7 @@ mod tests {
         let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
         assert_eq!(cost.sequential_lines[0].working_set_bytes, CACHE_LINE_BYTES);
         let ordered =
-            |groups: &[LineGroup]| groups.is_sorted_by_key(|group| group.working_set_bytes);
+            |groups: &[CacheLineGroup]| groups.is_sorted_by_key(|group| group.working_set_bytes);
         assert!(ordered(&cost.sequential_lines) && ordered(&cost.interleaved_lines));
         // Each of three levels has the header, five steps among 16 lines of keys, and the value.
         assert_eq!(cost.sequential_lines.len(), 3 * 7);

@@ -40,12 +40,12 @@ const OPCODE_INSERT: u8 = 3;
 const OPCODE_UPDATE: u8 = 4;
 const OPCODE_DELETE: u8 = 5;
 const OPCODE_SCAN: u8 = 6;
-const OPCODE_SCAN_TO: u8 = 7;
+const OPCODE_SCAN_BELOW_END: u8 = 7;
 const OPCODE_FREEZE: u8 = 8;
 const OPCODE_THAW: u8 = 9;
 const OPCODE_CEDE: u8 = 10;
 const OPCODE_TAKE: u8 = 11;
-const OPCODE_LOAD: u8 = 12;
+const OPCODE_READ_SERVER_LOAD: u8 = 12;
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,20 +54,26 @@ pub(crate) enum Status {
     /// Success, or a change whose condition did not hold: [`FLAG_FOUND`] tells whether the key was present.
     Ok = 0,
     /// The server has no memory for the request.
-    Full = 1,
+    StoreFull = 1,
     /// A client has held a node's lock for too long: the requester should retry.
     Busy = 2,
     /// The key belongs to another server.
     Moved = 3,
     /// The server does not understand the request.
-    Bad = 4,
+    MalformedOrRefused = 4,
 }
 
 impl Status {
     fn of(word: u64) -> Option<Self> {
-        [Self::Ok, Self::Full, Self::Busy, Self::Moved, Self::Bad]
-            .into_iter()
-            .find(|s| *s as u64 == word & 0xff)
+        [
+            Self::Ok,
+            Self::StoreFull,
+            Self::Busy,
+            Self::Moved,
+            Self::MalformedOrRefused,
+        ]
+        .into_iter()
+        .find(|s| *s as u64 == word & 0xff)
     }
 }
 
@@ -112,7 +118,7 @@ pub enum Op {
         end: Option<u64>,
     },
     /// Reads a server's load counters and key sample: see [`ServerLoad`](crate::balance::ServerLoad).
-    Load,
+    ReadServerLoad,
 }
 
 /// A step of a handover: see [`crate::tree`].
@@ -135,13 +141,13 @@ pub enum HandoverStep {
 }
 
 impl Op {
-    /// Returns the key by which the request is routed to a server; 0 for [`Op::Load`].
+    /// Returns the key by which the request is routed to a server; 0 for [`Op::ReadServerLoad`].
     #[inline]
     pub fn key(&self) -> u64 {
         match *self {
             Self::Get { key } | Self::Put { key, .. } | Self::Delete { key } => key,
             Self::Scan { from, .. } | Self::Handover { from, .. } => from,
-            Self::Load => 0,
+            Self::ReadServerLoad => 0,
         }
     }
 
@@ -172,7 +178,7 @@ impl Op {
             Self::Delete { .. } => (OPCODE_DELETE, None),
             Self::Scan { end, .. } => (
                 if end.is_some() {
-                    OPCODE_SCAN_TO
+                    OPCODE_SCAN_BELOW_END
                 } else {
                     OPCODE_SCAN
                 },
@@ -187,7 +193,7 @@ impl Op {
                 };
                 (op, end)
             }
-            Self::Load => (OPCODE_LOAD, None),
+            Self::ReadServerLoad => (OPCODE_READ_SERVER_LOAD, None),
         };
         bytes[0] = op;
         bytes[1] = tree;
@@ -234,7 +240,7 @@ impl Op {
                 end: None,
                 limit,
             },
-            OPCODE_SCAN_TO => Self::Scan {
+            OPCODE_SCAN_BELOW_END => Self::Scan {
                 from: key,
                 end: Some(last?),
                 limit,
@@ -243,7 +249,7 @@ impl Op {
             OPCODE_THAW => handover(HandoverStep::Thaw),
             OPCODE_CEDE => handover(HandoverStep::Cede { to: small }),
             OPCODE_TAKE => handover(HandoverStep::Take { giver: small }),
-            OPCODE_LOAD => Self::Load,
+            OPCODE_READ_SERVER_LOAD => Self::ReadServerLoad,
             _ => return None,
         };
         Some((op, tree, u32::from_le_bytes([n0, n1, n2, n3])))
@@ -259,22 +265,22 @@ pub(crate) fn key_and_tree_of(bytes: &[u8]) -> Option<(u64, u8)> {
 
 /// Returns the first word of an answer.
 #[inline]
-pub(crate) fn answer_word(status: Status, found: bool) -> u64 {
+pub(crate) fn answer_first_word(status: Status, found: bool) -> u64 {
     status as u64 | if found { FLAG_FOUND } else { 0 }
 }
 
 /// Returns the first word of an answer that carries a version, below 2^48.
-pub(crate) fn version_word(status: Status, version: u64) -> u64 {
+pub(crate) fn first_word_with_version(status: Status, version: u64) -> u64 {
     status as u64 | version << 16
 }
 
-/// Extracts the version from a [`version_word`].
-pub(crate) fn version_of(word: u64) -> u64 {
+/// Extracts the version from a [`first_word_with_version`].
+pub(crate) fn version_in_first_word(word: u64) -> u64 {
     word >> 16
 }
 
 /// Encodes an answer with status `Moved`.
-pub(crate) fn encode_moved(moved: &MovedRange) -> [u8; 32] {
+pub(crate) fn encode_moved_answer(moved: &MovedRange) -> [u8; 32] {
     let more = if moved.end.is_some() { FLAG_MORE } else { 0 };
     let words = [
         Status::Moved as u64 | more,
@@ -290,7 +296,7 @@ pub(crate) fn encode_moved(moved: &MovedRange) -> [u8; 32] {
 }
 
 /// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`FLAG_MORE`].
-pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
+pub(crate) fn scan_message_first_word(first: usize, count: usize, more: bool) -> u64 {
     let flag = if more { FLAG_MORE } else { 0 };
     flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32
 }
@@ -393,7 +399,7 @@ mod tests {
                     Op::Handover { step, from, end }
                 }
             ),
-            Just(Op::Load),
+            Just(Op::ReadServerLoad),
         ]
     }
 
@@ -408,7 +414,7 @@ mod tests {
         #[test]
         fn who_has_keys_is_told(from: u64, end: Option<u64>, server: u16, version in 0u64..1 << 48) {
             let moved = MovedRange { from, end, owner: RangeOwner { server, version } };
-            let bytes = encode_moved(&moved);
+            let bytes = encode_moved_answer(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);
             prop_assert_eq!(answer.moved_range(), moved);
@@ -426,7 +432,7 @@ mod tests {
 
         #[test]
         fn the_word_of_a_scan_says_where_its_entries_belong(first in 0usize..65536, count in 0usize..65536, more: bool) {
-            let mut bytes = scan_word(first, count, more).to_le_bytes().to_vec();
+            let mut bytes = scan_message_first_word(first, count, more).to_le_bytes().to_vec();
             bytes.extend(7u64.to_le_bytes());
             bytes.extend([1; ENTRY_BYTES]);
             let answer = Answer::decode(&bytes).expect("an answer");

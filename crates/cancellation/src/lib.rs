@@ -32,7 +32,7 @@ impl HoldOff {
     #[allow(clippy::new_without_default, reason = "it has an effect")]
     pub fn new() -> Self {
         Self {
-            previous_state: set_state(PTHREAD_CANCEL_DISABLE),
+            previous_state: set_cancel_state(PTHREAD_CANCEL_DISABLE),
             not_send: PhantomData,
         }
     }
@@ -41,7 +41,7 @@ impl HoldOff {
 impl Drop for HoldOff {
     #[inline]
     fn drop(&mut self) {
-        set_state(self.previous_state);
+        set_cancel_state(self.previous_state);
     }
 }
 
@@ -50,7 +50,7 @@ const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 #[inline]
 #[allow(unsafe_code)]
-fn set_state(state: c_int) -> c_int {
+fn set_cancel_state(state: c_int) -> c_int {
     unsafe extern "C" {
         fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
     }
@@ -65,24 +65,24 @@ fn set_state(state: c_int) -> c_int {
 #[derive(Clone, Copy)]
 enum WaitMode {
     /// Whoever looks for it.
-    Callee,
+    TakerWaits,
     /// [`take_or_wait`], on a descriptor that it has not been told yet.
-    Wrapper,
+    TakeOrWaitWaits,
     /// [`take_or_wait`], on this one.
-    WrapperOn(c_int),
+    TakeOrWaitWaitsOn(c_int),
 }
 
 thread_local! {
-    static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::Callee) };
+    static WAIT_MODE: Cell<WaitMode> = const { Cell::new(WaitMode::TakerWaits) };
 }
 
 /// Whether a function that would wait for an event on `fd` returns `EAGAIN` instead, because the calling thread is in
 /// [`take_or_wait`], which waits for it.
 #[must_use]
 pub fn is_wait_deferred(fd: c_int) -> bool {
-    let outside = !matches!(WAIT_MODE.get(), WaitMode::Callee);
+    let outside = !matches!(WAIT_MODE.get(), WaitMode::TakerWaits);
     if outside {
-        WAIT_MODE.set(WaitMode::WrapperOn(fd));
+        WAIT_MODE.set(WaitMode::TakeOrWaitWaitsOn(fd));
     }
     outside
 }
@@ -100,10 +100,10 @@ pub fn is_wait_deferred(fd: c_int) -> bool {
 #[allow(unsafe_code)]
 pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int {
     loop {
-        WAIT_MODE.set(WaitMode::Wrapper);
+        WAIT_MODE.set(WaitMode::TakeOrWaitWaits);
         let taken = take();
-        let waits = WAIT_MODE.replace(WaitMode::Callee);
-        let WaitMode::WrapperOn(fd) = waits else {
+        let waits = WAIT_MODE.replace(WaitMode::TakerWaits);
+        let WaitMode::TakeOrWaitWaitsOn(fd) = waits else {
             return taken;
         };
         if taken == 0 || errno() != libc::EAGAIN {

@@ -100,7 +100,7 @@ impl CapturedPackets {
             .reserve(RECORD_HEADER_BYTES + MAX_PACKET_HEADER_BYTES + datagram.payload.len());
         self.bytes.resize(frame, 0);
         datagram
-            .emit(&mut self.bytes)
+            .append_frame(&mut self.bytes)
             .inspect_err(|_| self.bytes.truncate(start))?;
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         // Seconds have 32 bits, which suffice until 2106.
@@ -124,7 +124,7 @@ impl Capture {
     pub fn create(path: &Path) -> Result<Self, OpenError> {
         let write = || {
             let (file, temporary) = new_file(path)?;
-            keep_or_remove(&temporary, || fs::rename(&temporary, path))?;
+            run_step_or_remove_file(&temporary, || fs::rename(&temporary, path))?;
             Ok(Self::from_file(file))
         };
         write().map_err(|source| open_error(path, source))
@@ -141,7 +141,7 @@ impl Capture {
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(source) => return Err(open_error(path, source)),
             }
-            match create_linked(path) {
+            match create_unless_exists(path) {
                 Ok(file) => return Ok(Self::from_file(file)),
                 // Another process has created the file first.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -261,20 +261,23 @@ fn new_file(path: &Path) -> io::Result<(File, PathBuf)> {
         .append(true)
         .create_new(true)
         .open(&temporary)?;
-    keep_or_remove(&temporary, || file.write_all(&PCAP_FILE_HEADER))?;
+    run_step_or_remove_file(&temporary, || file.write_all(&PCAP_FILE_HEADER))?;
     Ok((file, temporary))
 }
 
 /// Creates a file at `path`, header included, unless the path already exists.
-fn create_linked(path: &Path) -> io::Result<File> {
+fn create_unless_exists(path: &Path) -> io::Result<File> {
     let (file, temporary) = new_file(path)?;
-    keep_or_remove(&temporary, || fs::hard_link(&temporary, path))?;
+    run_step_or_remove_file(&temporary, || fs::hard_link(&temporary, path))?;
     fs::remove_file(&temporary)?;
     Ok(file)
 }
 
 /// Runs `step`, and removes `temporary` if the step fails.
-fn keep_or_remove(temporary: &Path, step: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+fn run_step_or_remove_file(
+    temporary: &Path,
+    step: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     step().inspect_err(|_| {
         // Report only the error of the step.
         let _ = fs::remove_file(temporary);

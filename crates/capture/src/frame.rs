@@ -52,7 +52,7 @@ fn ethernet_address(ip: IpAddr) -> [u8; 6] {
 
 impl Datagram<'_> {
     /// Appends the Ethernet frame of the datagram, with checksums.
-    pub(crate) fn emit(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
+    pub(crate) fn append_frame(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
         let too_long = FrameError::TooLong(self.payload.len());
         let udp_len = u16::try_from(self.payload.len() + 8).map_err(|_| too_long)?;
         let (src, dst) = (self.src.ip().to_canonical(), self.dst.ip().to_canonical());

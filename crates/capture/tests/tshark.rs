@@ -12,7 +12,7 @@ use roce::cm::{
     RtuOrDrep,
 };
 use roce::cm::{
-    IpHeader, ReferredMessage, SidrRep, SidrReq, TransportService, reason, sidr_status,
+    IpCmHeader, ReferredMessage, SidrRep, SidrReq, TransportService, reason, sidr_status,
 };
 use roce::icrc::{self, FrameAddresses, IcrcFields};
 use roce::mad::{GSI_QKEY, GSI_QPN};
@@ -200,7 +200,7 @@ fn send_message(wire: &mut Wire, number: u32, message: &CmMessage) {
 }
 
 fn req(addresses: FrameAddresses) -> Req {
-    let header = IpHeader {
+    let header = IpCmHeader {
         addresses,
         src_port: 43_210,
     };

@@ -18,8 +18,8 @@ const PLOT_RIGHT_X: f64 = 736.0;
 const PLOT_HEIGHT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
 /// Height of a line of text, and maximum number of its letters.
-const TITLE_LINE: (f64, usize) = (21.0, 82);
-const SMALL_LINE: (f64, usize) = (16.0, 116);
+const TITLE_LINE_HEIGHT_AND_LETTERS: (f64, usize) = (21.0, 82);
+const SMALL_LINE_HEIGHT_AND_LETTERS: (f64, usize) = (16.0, 116);
 
 /// A picture under construction, which grows downwards.
 struct SvgPicture {
@@ -57,8 +57,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
         body: String::new(),
         next_y: 10.0,
     };
-    picture.paragraph(&chart.title, TITLE_LINE, true);
-    picture.paragraph(&chart.caption, SMALL_LINE, false);
+    picture.paragraph(&chart.title, TITLE_LINE_HEIGHT_AND_LETTERS, true);
+    picture.paragraph(&chart.caption, SMALL_LINE_HEIGHT_AND_LETTERS, false);
     let (top, bottom) = (picture.next_y + 14.0, picture.next_y + 14.0 + PLOT_HEIGHT);
     let points = || chart.series.iter().flat_map(|series| &series.points);
     let published = || {
@@ -106,10 +106,14 @@ pub(crate) fn svg(chart: &Chart) -> String {
     );
     picture.next_y = legend_top + height + 4.0;
     for words in note::coincidence_sentences(&chart.series, &chart.x, &y) {
-        picture.paragraph(&words, SMALL_LINE, false);
+        picture.paragraph(&words, SMALL_LINE_HEIGHT_AND_LETTERS, false);
     }
     if y.is_log() {
-        picture.paragraph("The y axis is logarithmic.", SMALL_LINE, false);
+        picture.paragraph(
+            "The y axis is logarithmic.",
+            SMALL_LINE_HEIGHT_AND_LETTERS,
+            false,
+        );
     }
     to_svg(chart, &picture)
 }

@@ -40,7 +40,7 @@ impl Hello {
     }
 
     /// How many queue pairs the peer has.
-    pub fn lanes(&self) -> usize {
+    pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
@@ -230,7 +230,7 @@ impl PreparedReceiver {
     }
 
     /// Queue pairs of this end.
-    pub fn lanes(&self) -> usize {
+    pub fn lane_count(&self) -> usize {
         self.end.qps.len()
     }
 
@@ -275,9 +275,9 @@ pub fn connected_pair(
 ) -> Result<(Sender, Receiver), Error> {
     let sender = PreparedSender::new(from, config)?;
     let to_receiver = sender.hello(0);
-    let receiver = PreparedReceiver::new(to, config, to_receiver.lanes())?;
+    let receiver = PreparedReceiver::new(to, config, to_receiver.lane_count())?;
     let to_sender = receiver.hello(0);
-    let to_receiver = to_receiver.with_at_most_lanes(receiver.lanes());
+    let to_receiver = to_receiver.with_at_most_lanes(receiver.lane_count());
     let receiver = receiver.connect(&to_receiver, None)?;
     Ok((sender.connect(&to_sender, None)?, receiver))
 }

@@ -15,13 +15,13 @@ pub fn messages(bytes: &[u8]) {
         return;
     };
     match kind % 3 {
-        0 => handle(bytes),
+        0 => check_listen_handle(bytes),
         1 => hello(bytes),
         _ => entries(bytes),
     }
 }
 
-fn handle(bytes: &[u8]) {
+fn check_listen_handle(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<{ ListenHandle::BYTES }>() else {
         return;
     };
@@ -36,8 +36,8 @@ fn hello(bytes: &[u8]) {
     };
     let json = serde_json::to_vec(&hello).expect("it was JSON");
     let again: Hello = serde_json::from_slice(&json).expect("its own JSON");
-    assert_eq!(again.lanes(), hello.lanes());
-    assert!(hello.with_at_most_lanes(2).lanes() <= 2);
+    assert_eq!(again.lane_count(), hello.lane_count());
+    assert!(hello.with_at_most_lanes(2).lane_count() <= 2);
 }
 
 /// Sends as much as the entries permit, to each of the receives.

@@ -28,7 +28,7 @@ const CHECK_INTERVAL_NS: u64 = 1_000_000;
 /// A watch that is asked now and then.
 pub(crate) struct PeerMonitor {
     watch: Option<Box<dyn PeerWatch>>,
-    empty_calls_since_check: u32,
+    empty_calls_since_clock_read: u32,
     next_check_ns: u64,
     is_gone: bool,
 }
@@ -37,7 +37,7 @@ impl PeerMonitor {
     pub(crate) fn new(watch: Option<Box<dyn PeerWatch>>) -> Self {
         Self {
             watch,
-            empty_calls_since_check: 0,
+            empty_calls_since_clock_read: 0,
             next_check_ns: 0,
             is_gone: false,
         }
@@ -48,9 +48,9 @@ impl PeerMonitor {
         let Some(watch) = &mut self.watch else {
             return false;
         };
-        self.empty_calls_since_check += 1;
-        if !self.is_gone && self.empty_calls_since_check >= EMPTY_CALLS_PER_CLOCK_READ {
-            self.empty_calls_since_check = 0;
+        self.empty_calls_since_clock_read += 1;
+        if !self.is_gone && self.empty_calls_since_clock_read >= EMPTY_CALLS_PER_CLOCK_READ {
+            self.empty_calls_since_clock_read = 0;
             let now = verbs::time::now_ns();
             if now >= self.next_check_ns {
                 self.next_check_ns = now + CHECK_INTERVAL_NS;

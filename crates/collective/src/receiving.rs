@@ -8,12 +8,12 @@ use crate::request_pool::{Request, RequestPool};
 
 /// The bytes that came for each receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReceivedSizes {
+pub struct GroupPartSizes {
     sizes: [u32; MAX_PARTS_PER_GROUP],
     count: usize,
 }
 
-impl ReceivedSizes {
+impl GroupPartSizes {
     /// One size a receive, in their order.
     ///
     /// # Panics
@@ -35,8 +35,8 @@ impl ReceivedSizes {
 
 #[derive(Debug)]
 struct ReceivingState {
-    buffer_sizes: ReceivedSizes,
-    received_sizes: Option<ReceivedSizes>,
+    buffer_sizes: GroupPartSizes,
+    received_sizes: Option<GroupPartSizes>,
 }
 
 /// The meaning of an immediate that has arrived.
@@ -47,7 +47,7 @@ pub enum ImmediateResult {
     /// The group of one receive is there.
     Complete,
     /// The group of several receives is there; their sizes are in its completion record.
-    CompleteWithSizes {
+    SizesInCompletionRecord {
         /// The number of the group, from 0.
         group: u64,
         /// Its receives.
@@ -72,7 +72,7 @@ struct PostedGroup {
     parts: usize,
     lanes_left: usize,
     /// The size, as the first lane told it.
-    first_lane_imm: Option<u32>,
+    size_from_first_lane: Option<u32>,
 }
 
 impl ReceiveQueue {
@@ -96,7 +96,7 @@ impl ReceiveQueue {
         if !(1..=MAX_PARTS_PER_GROUP).contains(&parts) {
             return Err(Error::InvalidPartCount(parts));
         }
-        let room = ReceivedSizes::new(room);
+        let room = GroupPartSizes::new(room);
         let Some(request) = self.pool.allocate(ReceivingState {
             buffer_sizes: room,
             received_sizes: None,
@@ -107,7 +107,7 @@ impl ReceiveQueue {
             request,
             parts,
             lanes_left: self.received_groups_per_lane.len(),
-            first_lane_imm: None,
+            size_from_first_lane: None,
         });
         Ok(Some((
             request,
@@ -128,7 +128,7 @@ impl ReceiveQueue {
         };
         self.received_groups_per_lane[lane] += 1;
         waiting.lanes_left -= 1;
-        let expected = waiting.first_lane_imm.get_or_insert(imm);
+        let expected = waiting.size_from_first_lane.get_or_insert(imm);
         if *expected != imm {
             let what = format!("lanes say that group {group} has {expected} and {imm} bytes");
             return Err(Error::Protocol(what));
@@ -138,9 +138,9 @@ impl ReceiveQueue {
         }
         let parts = waiting.parts;
         if parts > 1 {
-            return Ok(ImmediateResult::CompleteWithSizes { group, parts });
+            return Ok(ImmediateResult::SizesInCompletionRecord { group, parts });
         }
-        self.complete_group(group, ReceivedSizes::new(&[imm]))?;
+        self.complete_group(group, GroupPartSizes::new(&[imm]))?;
         Ok(ImmediateResult::Complete)
     }
 
@@ -148,7 +148,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// More came than was posted.
-    pub fn complete_group(&mut self, group: u64, came: ReceivedSizes) -> Result<(), Error> {
+    pub fn complete_group(&mut self, group: u64, came: GroupPartSizes) -> Result<(), Error> {
         let at = usize::try_from(group.wrapping_sub(self.first_posted_group)).ok();
         let Some(waiting) = at.and_then(|at| self.posted_groups.get(at)) else {
             return Err(Error::Protocol(format!("group {group} does not wait")));
@@ -176,7 +176,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn take_if_complete(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
+    pub fn take_if_complete(&mut self, request: Request) -> Result<Option<GroupPartSizes>, Error> {
         let came = self.pool.get(request)?.received_sizes;
         if came.is_some() {
             self.pool.free(request);
@@ -187,7 +187,7 @@ impl ReceiveQueue {
     /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
     pub(crate) fn start_flush(&mut self) -> Option<Request> {
         let state = ReceivingState {
-            buffer_sizes: ReceivedSizes::new(&[]),
+            buffer_sizes: GroupPartSizes::new(&[]),
             received_sizes: None,
         };
         self.pool.allocate(state)
@@ -195,7 +195,7 @@ impl ReceiveQueue {
 
     /// Such a request is done.
     pub(crate) fn complete_flush(&mut self, request: Request) -> Result<(), Error> {
-        self.pool.get(request)?.received_sizes = Some(ReceivedSizes::new(&[]));
+        self.pool.get(request)?.received_sizes = Some(GroupPartSizes::new(&[]));
         Ok(())
     }
 

@@ -91,7 +91,7 @@ impl HelloSocket {
         }
     }
 
-    fn send_hello(&mut self, hello: &Hello) -> Result<(), Error> {
+    fn queue_hello(&mut self, hello: &Hello) -> Result<(), Error> {
         let json = serde_json::to_vec(hello).map_err(|e| self.error_with_peer(e))?;
         let len = u32::try_from(json.len()).map_err(|e| self.error_with_peer(e))?;
         self.unsent_bytes.extend_from_slice(&len.to_le_bytes());
@@ -113,7 +113,7 @@ impl HelloSocket {
     }
 
     /// Reads until so many bytes are there; whether they are.
-    fn has_read_bytes(&mut self, bytes: usize) -> Result<bool, Error> {
+    fn try_read_bytes(&mut self, bytes: usize) -> Result<bool, Error> {
         let mut buffer = [0; 1024];
         while self.received_bytes.len() < bytes {
             let most = (bytes - self.received_bytes.len()).min(buffer.len());
@@ -129,7 +129,7 @@ impl HelloSocket {
 
     /// The peer's hello, once it is there.
     fn receive_hello(&mut self) -> Result<Option<Hello>, Error> {
-        if !self.has_read_bytes(4)? {
+        if !self.try_read_bytes(4)? {
             return Ok(None);
         }
         let len = self
@@ -141,7 +141,7 @@ impl HelloSocket {
         if len > MAX_MESSAGE_BYTES {
             return Err(self.error_with_peer(format!("it sends a message of {len} bytes")));
         }
-        if !self.has_read_bytes(4 + len)? {
+        if !self.try_read_bytes(4 + len)? {
             return Ok(None);
         }
         let hello = serde_json::from_slice(&self.received_bytes[4..])
@@ -165,9 +165,9 @@ pub struct PendingConnect {
 
 #[derive(Debug)]
 enum ConnectStage {
-    Hello(PreparedSender),
-    Ready(Box<Sender>),
-    Done,
+    AwaitingHello(PreparedSender),
+    SendingReadyByte(Box<Sender>),
+    SenderTaken,
 }
 
 impl PendingConnect {
@@ -186,10 +186,10 @@ impl PendingConnect {
             reason: e.to_string(),
         })?;
         let mut messages = HelloSocket::new(stream, handle.addr);
-        messages.send_hello(&sender.hello(handle.token))?;
+        messages.queue_hello(&sender.hello(handle.token))?;
         Ok(Self {
             messages,
-            stage: ConnectStage::Hello(sender),
+            stage: ConnectStage::AwaitingHello(sender),
         })
     }
 
@@ -201,25 +201,26 @@ impl PendingConnect {
         if !self.messages.flush()? {
             return Ok(None);
         }
-        if let ConnectStage::Hello(_) = self.stage {
+        if let ConnectStage::AwaitingHello(_) = self.stage {
             let Some(peer) = self.messages.receive_hello()? else {
                 return Ok(None);
             };
-            let stage = std::mem::replace(&mut self.stage, ConnectStage::Done);
-            if let ConnectStage::Hello(sender) = stage {
+            let stage = std::mem::replace(&mut self.stage, ConnectStage::SenderTaken);
+            if let ConnectStage::AwaitingHello(sender) = stage {
                 let watch = self.messages.stream.try_clone();
                 let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
-                self.stage =
-                    ConnectStage::Ready(Box::new(sender.connect(&peer, Some(Box::new(watch)))?));
+                self.stage = ConnectStage::SendingReadyByte(Box::new(
+                    sender.connect(&peer, Some(Box::new(watch)))?,
+                ));
                 self.messages.unsent_bytes.push(SENDER_READY_BYTE);
             }
         }
         if !self.messages.flush()? {
             return Ok(None);
         }
-        match std::mem::replace(&mut self.stage, ConnectStage::Done) {
-            ConnectStage::Ready(sender) => Ok(Some(*sender)),
-            ConnectStage::Hello(_) | ConnectStage::Done => {
+        match std::mem::replace(&mut self.stage, ConnectStage::SenderTaken) {
+            ConnectStage::SendingReadyByte(sender) => Ok(Some(*sender)),
+            ConnectStage::AwaitingHello(_) | ConnectStage::SenderTaken => {
                 Err(self.messages.error_with_peer("this end was taken before"))
             }
         }
@@ -264,8 +265,8 @@ struct PendingAccept {
 
 #[derive(Debug)]
 enum AcceptStage {
-    Hello,
-    Ready(Box<Receiver>),
+    AwaitingHello,
+    AwaitingReadyByte(Box<Receiver>),
 }
 
 impl Listener {
@@ -303,7 +304,7 @@ impl Listener {
     /// # Errors
     /// A sender that knew the handle failed, or a verb did. The listener can still be used.
     pub fn poll(&mut self) -> Result<Option<Receiver>, Error> {
-        self.accept_pending();
+        self.accept_connections();
         let mut at = 0;
         while at < self.pending.len() {
             let next = self.pending[at].poll(&self.pd, &self.config, self.handle.token);
@@ -314,7 +315,7 @@ impl Listener {
                     return Ok(Some(receiver));
                 }
                 Err(AcceptFailure::UnknownPeer) => drop(self.pending.remove(at)),
-                Err(AcceptFailure::Sender(error)) => {
+                Err(AcceptFailure::PermittedPeer(error)) => {
                     drop(self.pending.remove(at));
                     return Err(error);
                 }
@@ -324,7 +325,7 @@ impl Listener {
     }
 
     /// Takes connections that have come. An error is one of the connection that failed, and so nobody's here.
-    fn accept_pending(&mut self) {
+    fn accept_connections(&mut self) {
         while let Ok((stream, peer)) = self.listener.accept() {
             if stream.set_nonblocking(true).is_err() {
                 continue;
@@ -334,7 +335,7 @@ impl Listener {
             }
             self.pending.push(PendingAccept {
                 messages: HelloSocket::new(stream, peer),
-                stage: AcceptStage::Hello,
+                stage: AcceptStage::AwaitingHello,
             });
         }
     }
@@ -345,7 +346,7 @@ enum AcceptFailure {
     /// It never said that it knows the handle.
     UnknownPeer,
     /// It did.
-    Sender(Error),
+    PermittedPeer(Error),
 }
 
 impl PendingAccept {
@@ -355,7 +356,7 @@ impl PendingAccept {
         config: &Config,
         token: u64,
     ) -> Result<Option<Receiver>, AcceptFailure> {
-        if let AcceptStage::Hello = self.stage {
+        if let AcceptStage::AwaitingHello = self.stage {
             let heard = self
                 .messages
                 .receive_hello()
@@ -365,16 +366,18 @@ impl PendingAccept {
                 return Err(AcceptFailure::UnknownPeer);
             }
             let receiver = self.connect(pd, config, &peer);
-            self.stage = AcceptStage::Ready(Box::new(receiver.map_err(AcceptFailure::Sender)?));
+            self.stage = AcceptStage::AwaitingReadyByte(Box::new(
+                receiver.map_err(AcceptFailure::PermittedPeer)?,
+            ));
         }
         let ready = self.messages.flush();
-        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.has_read_bytes(1)?));
-        if !ready.map_err(AcceptFailure::Sender)? {
+        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.try_read_bytes(1)?));
+        if !ready.map_err(AcceptFailure::PermittedPeer)? {
             return Ok(None);
         }
-        match std::mem::replace(&mut self.stage, AcceptStage::Hello) {
-            AcceptStage::Ready(receiver) => Ok(Some(*receiver)),
-            AcceptStage::Hello => Ok(None),
+        match std::mem::replace(&mut self.stage, AcceptStage::AwaitingHello) {
+            AcceptStage::AwaitingReadyByte(receiver) => Ok(Some(*receiver)),
+            AcceptStage::AwaitingHello => Ok(None),
         }
     }
 
@@ -385,12 +388,12 @@ impl PendingAccept {
         config: &Config,
         peer: &Hello,
     ) -> Result<Receiver, Error> {
-        let receiver = PreparedReceiver::new(pd, config, peer.lanes())?;
-        self.messages.send_hello(&receiver.hello(0))?;
+        let receiver = PreparedReceiver::new(pd, config, peer.lane_count())?;
+        self.messages.queue_hello(&receiver.hello(0))?;
         let watch = self.messages.stream.try_clone();
         let watch = watch.map_err(|e| self.messages.error_with_peer(e))?;
         // A sender may have more queue pairs than are wanted here.
-        let peer = peer.with_at_most_lanes(receiver.lanes());
+        let peer = peer.with_at_most_lanes(receiver.lane_count());
         receiver.connect(&peer, Some(Box::new(watch)))
     }
 }

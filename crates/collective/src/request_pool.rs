@@ -28,7 +28,7 @@ impl<T> RequestPool<T> {
     }
 
     /// How many are there for the taking.
-    pub(crate) fn free_slots(&self) -> usize {
+    pub(crate) fn free_slot_count(&self) -> usize {
         self.free_indices.len()
     }
 

@@ -31,7 +31,7 @@ pub struct MatchedGroup<P> {
 #[derive(Debug)]
 pub enum SendMatch<P> {
     /// No receive of the group has the tag, or there is no room for another request: try again.
-    NoMatch,
+    TryAgain,
     /// The send waits for the others of its group.
     Incomplete(Request),
     /// It was the last of its group.
@@ -113,7 +113,7 @@ impl<P: Copy> SendQueue<P> {
     pub fn match_send(&mut self, tag: u32, len: u32, payload: P) -> Result<SendMatch<P>, Error> {
         let mut open = self.cts_entries.iter().zip(&self.matched_sends_of_group);
         let Some(at) = open.position(|(to, claimed)| claimed.is_none() && to.tag == tag) else {
-            return Ok(SendMatch::NoMatch);
+            return Ok(SendMatch::TryAgain);
         };
         let to = self.cts_entries[at];
         if len > to.buffer_bytes {
@@ -124,7 +124,7 @@ impl<P: Copy> SendQueue<P> {
             payload_len: len,
             is_delivered: false,
         }) else {
-            return Ok(SendMatch::NoMatch);
+            return Ok(SendMatch::TryAgain);
         };
         self.matched_sends_of_group[at] = Some(MatchedSend {
             payload,
@@ -192,6 +192,6 @@ impl<P: Copy> SendQueue<P> {
 
     /// Whether there is room for another request.
     pub fn has_request_room(&self) -> bool {
-        self.pool.free_slots() > 0
+        self.pool.free_slot_count() > 0
     }
 }

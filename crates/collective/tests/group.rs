@@ -166,7 +166,7 @@ fn messages_of_both_directions_pass_each_other() {
         }
         let begun = Instant::now();
         while !messages.is_idle() && begun.elapsed() < WAIT {
-            if !messages.step_all_peers() {
+            if !messages.progress_all_peers() {
                 std::thread::yield_now();
             }
         }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use collective::{
-    ClearToSend, Error, ImmediateResult, MAX_REQUESTS, ReceiveQueue, ReceivedSizes, Request,
+    ClearToSend, Error, GroupPartSizes, ImmediateResult, MAX_REQUESTS, ReceiveQueue, Request,
     SendGroup, SendMatch, SendQueue,
 };
 use proptest::prelude::*;
@@ -106,7 +106,7 @@ impl World {
         let len =
             u32::try_from(u64::from(room.expect("one")) * u64::from(share) / 256).expect("less");
         match self.sending.match_send(to.tag, len, ()).expect("it fits") {
-            SendMatch::NoMatch => {}
+            SendMatch::TryAgain => {}
             SendMatch::Incomplete(request) => self.sends.push_back((request, len)),
             SendMatch::Ready(request, group) => {
                 self.sends.push_back((request, len));
@@ -149,9 +149,9 @@ impl World {
             .handle_immediate(lane, imm)
             .expect("it was posted")
         {
-            ImmediateResult::CompleteWithSizes { group: came, parts } => {
+            ImmediateResult::SizesInCompletionRecord { group: came, parts } => {
                 assert_eq!((came, parts), (group, sizes.len()));
-                let sizes = ReceivedSizes::new(&sizes);
+                let sizes = GroupPartSizes::new(&sizes);
                 self.receiving
                     .complete_group(group, sizes)
                     .expect("they fit");
@@ -236,7 +236,7 @@ fn a_send_that_is_longer_than_its_receive_is_refused() {
     ));
     assert!(matches!(
         sending.match_send(4, 1, ()),
-        Ok(SendMatch::NoMatch)
+        Ok(SendMatch::TryAgain)
     ));
     assert!(matches!(
         sending.match_send(3, 10, ()),

@@ -47,7 +47,7 @@ fn the_smaller_number_of_queue_pairs_holds() {
             PendingConnect::new(&pd, &lanes(ours), &listener.handle()).expect("begins");
         let (mut sender, mut receiver) = meet(&mut listener, connecting);
         assert_eq!(
-            (sender.lanes(), receiver.lanes()),
+            (sender.lane_count(), receiver.lane_count()),
             (ours.min(theirs), ours.min(theirs))
         );
         let (from, to) = (pd.alloc(999, Access::ALL), pd.alloc(999, Access::ALL));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use collective::{Config, DataType, Reduction, Ring, ring_of};
+use collective::{Config, DataType, Reduction, Ring, connect_local_ring};
 use verbs::{Access, MemoryRegion, ProtectionDomain, Provider};
 
 /// The work of every rank in a test.
@@ -19,7 +19,7 @@ fn on_threads(ranks: usize, lanes: usize, slice_bytes: usize, work: Work) {
         lanes,
         ..Config::default()
     };
-    let rings = ring_of(&domains, &config, slice_bytes).expect("a ring");
+    let rings = connect_local_ring(&domains, &config, slice_bytes).expect("a ring");
     let threads: Vec<_> = rings
         .into_iter()
         .zip(domains)
@@ -157,7 +157,7 @@ fn all_collectives_are_right_on_simulated_nics() {
             lanes,
             ..Config::default()
         };
-        let rings = ring_of(&domains, &config, 1024).expect("a ring");
+        let rings = connect_local_ring(&domains, &config, 1024).expect("a ring");
         for (rank, (ring, pd)) in rings.into_iter().zip(domains).enumerate() {
             // A simulated thread begins with what fits onto a page of its stack.
             let mut ring = Box::new(ring);

@@ -27,7 +27,7 @@ use std::process::Command;
 ///
 /// # Panics
 /// Panics if no build script calls this function, or `symbols.txt` is malformed. The build stops with the message.
-pub fn link(soname: &str) {
+pub fn write_and_link_exports(soname: &str) {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=symbols.txt");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -73,7 +73,7 @@ struct ExportedSymbols {
     /// Version nodes of the library, each with its parent.
     nodes: Vec<(String, Option<String>)>,
     /// Numbers in the names of the private nodes, such as 34 in `IBVERBS_PRIVATE_34`.
-    private: Vec<String>,
+    private_node_numbers: Vec<String>,
     symbols: Vec<Symbol>,
 }
 
@@ -94,7 +94,7 @@ impl ExportedSymbols {
                     let parent = (parent != "-").then(|| parent.to_owned());
                     exports.nodes.push((name.to_owned(), parent));
                 }
-                ["private", abi] => exports.private.push(abi.to_owned()),
+                ["private", abi] => exports.private_node_numbers.push(abi.to_owned()),
                 [kind, name, node] => exports.symbols.push(Symbol {
                     kind: kind.to_owned(),
                     name: name.to_owned(),
@@ -113,7 +113,7 @@ impl ExportedSymbols {
             let parent = parent.as_deref().unwrap_or_default();
             writeln!(map, "{name} {{ }} {parent};").expect("a String takes all");
         }
-        for abi in &self.private {
+        for abi in &self.private_node_numbers {
             writeln!(map, "IBVERBS_PRIVATE_{abi} {{ }};").expect("a String takes all");
         }
         map
@@ -128,7 +128,7 @@ impl ExportedSymbols {
         };
         let mut rust = String::new();
         for symbol in &self.symbols {
-            let versions = self.versions(symbol);
+            let versions = self.labels_and_versioned_names(symbol);
             if symbol.kind == "flag" {
                 global_asm(
                     &mut rust,
@@ -159,7 +159,7 @@ impl ExportedSymbols {
     }
 
     /// Returns the label and the versioned name of each export of `symbol`.
-    fn versions(&self, symbol: &Symbol) -> Vec<(String, String)> {
+    fn labels_and_versioned_names(&self, symbol: &Symbol) -> Vec<(String, String)> {
         if symbol.node != "PRIVATE" {
             assert!(
                 self.nodes.iter().any(|(name, _)| *name == symbol.node),
@@ -170,7 +170,7 @@ impl ExportedSymbols {
             return vec![(label, format!("{}@@{}", symbol.name, symbol.node))];
         }
         let mut seen = BTreeSet::new();
-        self.private
+        self.private_node_numbers
             .iter()
             .map(|abi| {
                 let name = symbol.name.replace("{ABI}", abi);

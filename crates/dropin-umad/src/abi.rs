@@ -65,7 +65,7 @@ pub(crate) struct RegAttr {
     rmpp_version: u8,
 }
 
-fn fail(errno: c_int) -> c_int {
+fn set_errno_and_negate(errno: c_int) -> c_int {
     // SAFETY: the pointer is to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
     -errno
@@ -103,7 +103,7 @@ unsafe fn string<'a>(text: *const c_char) -> Option<&'a str> {
 ///
 /// # Safety
 /// As [`string`].
-unsafe fn device(name: *const c_char) -> Option<Device> {
+unsafe fn device_by_name_or_default(name: *const c_char) -> Option<Device> {
     // SAFETY: contract of this function.
     if let Some(name) = unsafe { string(name) } {
         return devices::named(name);
@@ -124,7 +124,7 @@ fn first_active_ib_port(device: &Device) -> Option<u8> {
 }
 
 /// Returns the number of an existing port; 0 stands for the first active InfiniBand port, or else for port 1.
-fn port_number(device: &Device, asked: c_int) -> Option<u8> {
+fn existing_port_or_default(device: &Device, asked: c_int) -> Option<u8> {
     let number = match asked {
         0 => first_active_ib_port(device).unwrap_or(1),
         _ => u8::try_from(asked).ok()?,
@@ -172,15 +172,15 @@ pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
     max: c_int,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device(name) }) else {
-        return fail(libc::ENODEV);
+    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
+        return set_errno_and_negate(libc::ENODEV);
     };
     let count = device.ports.len() + 1;
     if guids.is_null() {
         return c_int::try_from(count).unwrap_or(c_int::MAX);
     }
     if usize::try_from(max).unwrap_or(0) < count {
-        return fail(libc::ENOMEM);
+        return set_errno_and_negate(libc::ENOMEM);
     }
     for (at, number) in (0..count).zip(0..=u8::MAX) {
         let guid = match number {
@@ -239,8 +239,8 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
 /// `name` is NULL or a string; `ca` has room.
 pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device(name) }) else {
-        return fail(libc::ENODEV);
+    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
+        return set_errno_and_negate(libc::ENODEV);
     };
     // SAFETY: contract of this function; zeroes are a value of the structure.
     let ca = unsafe {
@@ -264,7 +264,7 @@ pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa
         let port: *mut UmadPort = unsafe { libc::calloc(1, size_of::<UmadPort>()) }.cast();
         // SAFETY: zeroed memory of the structure's size, if it is there.
         let Some(filled) = (unsafe { port.as_mut() }) else {
-            return fail(libc::ENOMEM);
+            return set_errno_and_negate(libc::ENOMEM);
         };
         fill_port(filled, &device, number, info);
         ca.ports[usize::from(number)] = port;
@@ -280,7 +280,7 @@ pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa
 pub(crate) unsafe extern "C" fn umad_release_ca(ca: *mut UmadCa) -> c_int {
     // SAFETY: contract of this function.
     let Some(ca) = (unsafe { ca.as_mut() }) else {
-        return fail(libc::ENODEV);
+        return set_errno_and_negate(libc::ENODEV);
     };
     for port in &mut ca.ports {
         if !port.is_null() {
@@ -305,14 +305,14 @@ pub(crate) unsafe extern "C" fn umad_get_port(
     to: *mut UmadPort,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device(name) }) else {
-        return fail(libc::ENODEV);
+    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
+        return set_errno_and_negate(libc::ENODEV);
     };
-    let Some(number) = port_number(&device, number) else {
-        return fail(libc::ENODEV);
+    let Some(number) = existing_port_or_default(&device, number) else {
+        return set_errno_and_negate(libc::ENODEV);
     };
     let Some(info) = device.ports.get(usize::from(number) - 1) else {
-        return fail(libc::ENODEV);
+        return set_errno_and_negate(libc::ENODEV);
     };
     // SAFETY: contract of this function; zeroes are a value of the structure.
     let to = unsafe {
@@ -330,7 +330,7 @@ pub(crate) unsafe extern "C" fn umad_get_port(
 pub(crate) unsafe extern "C" fn umad_release_port(port: *mut UmadPort) -> c_int {
     // SAFETY: contract of this function.
     let Some(port) = (unsafe { port.as_mut() }) else {
-        return fail(libc::ENODEV);
+        return set_errno_and_negate(libc::ENODEV);
     };
     // SAFETY: the array was allocated by `calloc`.
     unsafe { libc::free(port.pkeys.cast()) };
@@ -346,7 +346,7 @@ pub(crate) extern "C" fn umad_get_issm_path(
     _path: *mut c_char,
     _max: c_int,
 ) -> c_int {
-    fail(libc::ENODEV)
+    set_errno_and_negate(libc::ENODEV)
 }
 
 /// `umad_open_port(3)`. Returns the descriptor of the port.
@@ -355,18 +355,18 @@ pub(crate) extern "C" fn umad_get_issm_path(
 /// `name` is NULL or a string.
 pub(crate) unsafe extern "C" fn umad_open_port(name: *const c_char, number: c_int) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device(name) }) else {
-        return fail(libc::ENODEV);
+    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
+        return set_errno_and_negate(libc::ENODEV);
     };
-    let number = port_number(&device, number);
+    let number = existing_port_or_default(&device, number);
     let info = number.and_then(|number| device.ports.get(usize::from(number) - 1));
     // An Ethernet port has no subnet manager and no LID.
     let Some(lid) = info.and_then(|port| port.subnet.as_ref()?.lid) else {
-        return fail(libc::ENODEV);
+        return set_errno_and_negate(libc::ENODEV);
     };
     match port::open(lid) {
         Ok(fd) => fd,
-        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO)),
+        Err(e) => set_errno_and_negate(e.raw_os_error().unwrap_or(libc::EIO)),
     }
 }
 
@@ -375,7 +375,7 @@ pub(crate) extern "C" fn umad_close_port(fd: c_int) -> c_int {
     if port::close(fd) {
         0
     } else {
-        fail(libc::EINVAL)
+        set_errno_and_negate(libc::EINVAL)
     }
 }
 
@@ -501,13 +501,13 @@ pub(crate) unsafe extern "C" fn umad_send(
     retries: c_int,
 ) -> c_int {
     let Ok(length) = usize::try_from(length) else {
-        return fail(libc::EINVAL);
+        return set_errno_and_negate(libc::EINVAL);
     };
     // SAFETY: contract of this function.
     let umad = unsafe { std::slice::from_raw_parts_mut(umad.cast(), UMAD_HEADER_BYTES + length) };
     match port::send(fd, agent, umad, timeout_ms, retries) {
         Ok(()) => 0,
-        Err(errno) => fail(errno),
+        Err(errno) => set_errno_and_negate(errno),
     }
 }
 
@@ -522,7 +522,7 @@ pub(crate) unsafe extern "C" fn umad_recv(
     timeout_ms: c_int,
 ) -> c_int {
     if umad.is_null() || length.is_null() {
-        return fail(libc::EINVAL);
+        return set_errno_and_negate(libc::EINVAL);
     }
     if timeout_ms != 0 {
         match umad_poll(fd, timeout_ms) {
@@ -543,18 +543,18 @@ pub(crate) unsafe extern "C" fn umad_recv(
             set_length(len);
             agent
         }
-        Err(ReceiveFailure::TooShort(len)) => {
+        Err(ReceiveFailure::BufferTooShort(len)) => {
             set_length(len);
-            fail(libc::ENOSPC)
+            set_errno_and_negate(libc::ENOSPC)
         }
-        Err(ReceiveFailure::Errno(errno)) => fail(errno),
+        Err(ReceiveFailure::Errno(errno)) => set_errno_and_negate(errno),
     }
 }
 
 /// `umad_poll(3)`.
 pub(crate) extern "C" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
     if !port::is_open(fd) {
-        return fail(libc::EINVAL);
+        return set_errno_and_negate(libc::EINVAL);
     }
     let mut polled = libc::pollfd {
         fd,
@@ -564,8 +564,8 @@ pub(crate) extern "C" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
     // SAFETY: one structure.
     match unsafe { libc::poll(&raw mut polled, 1, timeout_ms) } {
         1 if polled.revents == libc::POLLIN => 0,
-        0 => fail(libc::ETIMEDOUT),
-        _ => fail(libc::EIO),
+        0 => set_errno_and_negate(libc::ETIMEDOUT),
+        _ => set_errno_and_negate(libc::EIO),
     }
 }
 
@@ -573,13 +573,13 @@ pub(crate) extern "C" fn umad_poll(fd: c_int, timeout_ms: c_int) -> c_int {
 ///
 /// # Safety
 /// `mask` is NULL or has 128 bits.
-unsafe fn gets_requests(mask: *const c_long) -> bool {
+unsafe fn mask_names_any_method(mask: *const c_long) -> bool {
     // SAFETY: contract of this function.
     !mask.is_null() && unsafe { *mask != 0 || *mask.add(1) != 0 }
 }
 
 fn register(fd: c_int, class: u8, gets_requests: bool) -> c_int {
-    port::register(fd, class, gets_requests).unwrap_or_else(fail)
+    port::register(fd, class, gets_requests).unwrap_or_else(set_errno_and_negate)
 }
 
 /// `umad_register(3)`. Returns the agent.
@@ -595,8 +595,8 @@ pub(crate) unsafe extern "C" fn umad_register(
 ) -> c_int {
     match u8::try_from(class) {
         // SAFETY: contract of this function.
-        Ok(class) => register(fd, class, unsafe { gets_requests(mask) }),
-        Err(_) => fail(libc::EINVAL),
+        Ok(class) => register(fd, class, unsafe { mask_names_any_method(mask) }),
+        Err(_) => set_errno_and_negate(libc::EINVAL),
     }
 }
 
@@ -614,8 +614,8 @@ pub(crate) unsafe extern "C" fn umad_register_oui(
     match u8::try_from(class) {
         // The classes of vendors with an identifier.
         // SAFETY: contract of this function.
-        Ok(class @ 0x30..=0x4f) => register(fd, class, unsafe { gets_requests(mask) }),
-        _ => fail(libc::EINVAL),
+        Ok(class @ 0x30..=0x4f) => register(fd, class, unsafe { mask_names_any_method(mask) }),
+        _ => set_errno_and_negate(libc::EINVAL),
     }
 }
 
@@ -650,7 +650,7 @@ pub(crate) extern "C" fn umad_unregister(fd: c_int, agent: c_int) -> c_int {
     if port::unregister(fd, agent) {
         0
     } else {
-        fail(libc::EINVAL)
+        set_errno_and_negate(libc::EINVAL)
     }
 }
 

@@ -6,11 +6,11 @@ use rdma_netlink::{Device, sysfs};
 use subnet::{ChannelAdapter, Port, PortTraffic, Subnet};
 
 /// The folder of the devices.
-const CLASS: &str = "/sys/class/infiniband";
+const INFINIBAND_CLASS_FOLDER: &str = "/sys/class/infiniband";
 
 /// Returns the devices, in the order of their names.
 pub(crate) fn all() -> Vec<Device> {
-    sysfs::devices(Path::new(CLASS))
+    sysfs::devices(Path::new(INFINIBAND_CLASS_FOLDER))
 }
 
 /// Returns the device of this name.
@@ -20,7 +20,7 @@ pub(crate) fn named(name: &str) -> Option<Device> {
 
 /// Returns the folder of a device.
 pub(crate) fn folder(device: &Device) -> PathBuf {
-    Path::new(CLASS).join(&device.name)
+    Path::new(INFINIBAND_CLASS_FOLDER).join(&device.name)
 }
 
 /// Returns the folder of a port.

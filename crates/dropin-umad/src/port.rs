@@ -28,7 +28,7 @@ pub(crate) const UMAD_HEADER_BYTES: usize = 64;
 /// Agents of a port at most (`IB_UMAD_MAX_AGENTS`).
 const MAX_AGENTS: usize = 32;
 /// Open ports of a process at most.
-const MAX_PORTS: usize = 32;
+const MAX_OPEN_PORTS: usize = 32;
 /// Bytes of a datagram before the data of its class, which return when a request times out.
 const MAD_HEADER_BYTES: usize = 24;
 /// Largest datagram that a program may send.
@@ -61,7 +61,7 @@ impl Drop for RegisteredAgent {
 }
 
 /// An open port.
-struct Port {
+struct OpenPort {
     socket: UnixDatagram,
     folder: PathBuf,
     /// Number of the port in this process.
@@ -72,7 +72,7 @@ struct Port {
     waiting: VecDeque<Vec<u8>>,
 }
 
-impl Drop for Port {
+impl Drop for OpenPort {
     fn drop(&mut self) {
         let _ = fs::remove_file(
             self.folder
@@ -81,9 +81,9 @@ impl Drop for Port {
     }
 }
 
-static PORTS: Mutex<BTreeMap<RawFd, Port>> = Mutex::new(BTreeMap::new());
+static PORTS: Mutex<BTreeMap<RawFd, OpenPort>> = Mutex::new(BTreeMap::new());
 
-fn ports() -> MutexGuard<'static, BTreeMap<RawFd, Port>> {
+fn ports() -> MutexGuard<'static, BTreeMap<RawFd, OpenPort>> {
     PORTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -93,7 +93,7 @@ fn socket_name(pid: u32, number: usize) -> String {
 
 /// Calls `act` with a file of the folder under a name that fits into the address of a socket, however long the path of
 /// the folder is.
-fn with_short_path<T>(
+fn with_short_socket_path<T>(
     folder: &Path,
     name: &str,
     act: impl FnOnce(&Path) -> io::Result<T>,
@@ -118,16 +118,16 @@ pub(crate) fn open(lid: u16) -> io::Result<RawFd> {
         _ => remove_stale(&folder),
     }
     let mut ports = ports();
-    let number = (0..MAX_PORTS)
+    let number = (0..MAX_OPEN_PORTS)
         .find(|number| ports.values().all(|port| port.number_in_process != *number))
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EMFILE))?;
     let name = socket_name(std::process::id(), number);
     // A process with this number may have been killed.
     let _ = fs::remove_file(folder.join(&name));
-    let socket = with_short_path(&folder, &name, |path| UnixDatagram::bind(path))?;
+    let socket = with_short_socket_path(&folder, &name, |path| UnixDatagram::bind(path))?;
     socket.set_nonblocking(true)?;
     let fd = socket.as_raw_fd();
-    let port = Port {
+    let port = OpenPort {
         socket,
         folder,
         number_in_process: number,
@@ -178,7 +178,7 @@ pub(crate) fn register(fd: RawFd, class: u8, gets_requests: bool) -> Result<c_in
         let socket = socket_name(std::process::id(), port.number_in_process);
         let target = format!("{socket}:{number}");
         if let Some((socket, _)) = read_agent_link(&path) {
-            let is_alive = with_short_path(&port.folder, &socket, |path| {
+            let is_alive = with_short_socket_path(&port.folder, &socket, |path| {
                 UnixDatagram::unbound()?.connect(path)
             });
             if is_alive.is_ok() {
@@ -278,18 +278,18 @@ pub(crate) fn send(
         SubnetAnswer::Response(response) => {
             port.queue_to_program(user_mad(agent, 0, destination, &response))
         }
-        SubnetAnswer::Program if port.forward_request(destination, mad) => {}
-        SubnetAnswer::Program | SubnetAnswer::Nobody if timeout_ms != 0 => {
+        SubnetAnswer::ForRegisteredProgram if port.forward_request(destination, mad) => {}
+        SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent if timeout_ms != 0 => {
             let status = libc::ETIMEDOUT.cast_unsigned();
             let mad = &mad[..MAD_HEADER_BYTES];
             port.queue_to_program(user_mad(agent, status, destination, mad));
         }
-        SubnetAnswer::Program | SubnetAnswer::Nobody => {}
+        SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent => {}
     }
     Ok(())
 }
 
-impl Port {
+impl OpenPort {
     /// Returns the number that names this port of this process and an agent.
     fn reply_tid_prefix(&self, agent: u32) -> u32 {
         let number = u32::try_from(self.number_in_process).unwrap_or(0);
@@ -330,7 +330,7 @@ impl Port {
     }
 
     fn send_to(&self, socket: &str, bytes: &[u8]) -> io::Result<()> {
-        with_short_path(&self.folder, socket, |path| {
+        with_short_socket_path(&self.folder, socket, |path| {
             self.socket.send_to(bytes, path)
         })?;
         Ok(())
@@ -339,11 +339,11 @@ impl Port {
     /// Adds a datagram to those that this port's program receives.
     fn queue_to_program(&mut self, datagram: Vec<u8>) {
         self.waiting.push_back(datagram);
-        self.send_waiting_datagrams();
+        self.put_waiting_datagrams_into_own_socket();
     }
 
     /// Sends waiting datagrams into the own socket while it has room.
-    fn send_waiting_datagrams(&mut self) {
+    fn put_waiting_datagrams_into_own_socket(&mut self) {
         let own = socket_name(std::process::id(), self.number_in_process);
         while let Some(first) = self.waiting.front() {
             if self.send_to(&own, first).is_err() {
@@ -367,13 +367,13 @@ pub(crate) fn receive(fd: RawFd, umad: &mut [u8]) -> Result<(c_int, usize), Rece
     };
     let whole = receive(&mut [], libc::MSG_PEEK | libc::MSG_TRUNC)?;
     if whole > umad.len() {
-        return Err(ReceiveFailure::TooShort(
+        return Err(ReceiveFailure::BufferTooShort(
             whole - UMAD_HEADER_BYTES.min(whole),
         ));
     }
     let got = receive(umad, 0)?;
     if let Some(port) = ports().get_mut(&fd) {
-        port.send_waiting_datagrams();
+        port.put_waiting_datagrams_into_own_socket();
     }
     let agent = c_int::try_from(word(umad, user_mad_offset::AGENT)).unwrap_or(0);
     Ok((agent, got.saturating_sub(UMAD_HEADER_BYTES)))
@@ -384,5 +384,5 @@ pub(crate) enum ReceiveFailure {
     /// An error number.
     Errno(c_int),
     /// The MAD has this length, and the program has less room.
-    TooShort(usize),
+    BufferTooShort(usize),
 }

@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// With `wheels`, a process that has listed devices and opened none reports nothing, because many Python
 /// libraries check for devices.
-const VARIABLE: &str = "VERBATIM_PRELOADED";
+const PRELOADED_VARIABLE: &str = "VERBATIM_PRELOADED";
 
 /// True once the process has listed the devices.
-static LISTED: AtomicBool = AtomicBool::new(false);
+static DEVICES_LISTED: AtomicBool = AtomicBool::new(false);
 /// True once the process has opened a device.
-static OPENED: AtomicBool = AtomicBool::new(false);
+static DEVICE_OPENED: AtomicBool = AtomicBool::new(false);
 
 /// Records that the process lists the devices.
 pub(crate) fn record_listing() {
-    LISTED.store(true, Ordering::Relaxed);
+    DEVICES_LISTED.store(true, Ordering::Relaxed);
 }
 
 /// Records that the process has opened a device of the software NIC.
 pub(crate) fn record_open() {
-    OPENED.store(true, Ordering::Relaxed);
+    DEVICE_OPENED.store(true, Ordering::Relaxed);
 }
 
 /// Runs `at_load` when the library is loaded.
@@ -34,21 +34,21 @@ pub(crate) fn record_open() {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    if std::env::var_os(VARIABLE).is_some() {
+    if std::env::var_os(PRELOADED_VARIABLE).is_some() {
         // SAFETY: the function lives as long as the program.
         unsafe { libc::atexit(at_exit) };
     }
 }
 
 extern "C" fn at_exit() {
-    if OPENED.load(Ordering::Relaxed) {
+    if DEVICE_OPENED.load(Ordering::Relaxed) {
         return;
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let what = if let Some(other) = unreplaced_libibverbs(&maps) {
         format!("has loaded {other} and opened no device of the software NIC")
-    } else if LISTED.load(Ordering::Relaxed)
-        && std::env::var_os(VARIABLE).is_none_or(|v| v != "wheels")
+    } else if DEVICES_LISTED.load(Ordering::Relaxed)
+        && std::env::var_os(PRELOADED_VARIABLE).is_none_or(|v| v != "wheels")
     {
         "has asked for RDMA devices and opened none".to_owned()
     } else {

@@ -12,7 +12,7 @@ struct SoftNic;
 
 impl tap::Provider for SoftNic {
     const NAME: &'static str = "softnic";
-    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
+    const PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
 
     fn symbols() -> &'static Symbols {
         softnic::symbols()

@@ -31,7 +31,7 @@ const RATES: [(u32, c_int, c_int); 23] = [
 ];
 
 /// `IBV_RATE_MAX`: the code of every rate that has no code of its own.
-const MAX: u32 = 0;
+const RATE_MAX_CODE: u32 = 0;
 
 fn find(is: impl Fn(&(u32, c_int, c_int)) -> bool) -> Option<(u32, c_int, c_int)> {
     RATES.into_iter().find(is)
@@ -44,7 +44,7 @@ pub(crate) extern "C" fn ibv_rate_to_mult(rate: u32) -> c_int {
 
 /// Returns the code of a rate in multiples of 2.5 Gbit/s; `IBV_RATE_MAX` if the rate has no code.
 pub(crate) extern "C" fn mult_to_ibv_rate(mult: c_int) -> u32 {
-    find(|r| r.1 == mult && mult != 0).map_or(MAX, |r| r.0)
+    find(|r| r.1 == mult && mult != 0).map_or(RATE_MAX_CODE, |r| r.0)
 }
 
 /// Returns the rate of a code in Mbit/s; -1 if the code is unknown.
@@ -54,5 +54,5 @@ pub(crate) extern "C" fn ibv_rate_to_mbps(rate: u32) -> c_int {
 
 /// Returns the code of a rate in Mbit/s; `IBV_RATE_MAX` if the rate has no code.
 pub(crate) extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> u32 {
-    find(|r| r.2 == mbps).map_or(MAX, |r| r.0)
+    find(|r| r.2 == mbps).map_or(RATE_MAX_CODE, |r| r.0)
 }

@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     size: usize,
 ) -> c_int {
     if dir.is_null() || file.is_null() || buf.is_null() {
-        return fail(libc::EINVAL);
+        return set_errno_and_return_minus_1(libc::EINVAL);
     }
     // SAFETY: the caller promises strings.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     let mut text = vec![0; size.min(MOST_BYTES)];
     let len = match softnic::read_sysfs_text(&path, &mut text) {
         Ok(len) => len,
-        Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO)),
+        Err(e) => return set_errno_and_return_minus_1(e.raw_os_error().unwrap_or(libc::EIO)),
     };
     // The written bytes include the terminating zero, unless `size` is 0.
     let written = text.get(..=len).map_or(0, <[u8]>::len);
@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     c_int::try_from(len).unwrap_or(c_int::MAX)
 }
 
-fn fail(errno: c_int) -> c_int {
+fn set_errno_and_return_minus_1(errno: c_int) -> c_int {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = errno };
     -1

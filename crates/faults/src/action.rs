@@ -10,7 +10,7 @@ pub enum Action {
     /// The verb fails with this errno.
     Errno(i32),
     /// A work request completes with this `ibv_wc_status` and is not executed.
-    Status(u32),
+    CompleteWithStatus(u32),
     /// The receiver of a work request is not ready, for this number of nanoseconds.
     ReceiverNotReady(u64),
     /// A completion is delayed by a random number of nanoseconds between the two values.
@@ -38,7 +38,7 @@ pub enum PacketAction {
     Reorder(u64, u64),
     /// All packets that match the rule share this rate in bits per second. A packet that would wait
     /// longer than 100 ms is lost.
-    Rate(u64),
+    LimitRate(u64),
     /// The packet is lost if it goes between the two addresses, in either direction.
     Partition(NetworkPartition),
 }
@@ -71,7 +71,7 @@ pub enum DeviceAction {
 
 impl PacketAction {
     /// Returns true if the action applies to both directions unless the rule names one.
-    pub(crate) fn is_symmetric(self) -> bool {
+    pub(crate) fn applies_to_both_directions(self) -> bool {
         matches!(self, Self::Partition(_))
     }
 }

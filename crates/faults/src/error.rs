@@ -9,7 +9,7 @@ pub enum PlanError {
     /// The plan has no rule.
     #[error("the plan has no rule; a rule is such as: verb=ibv_reg_mr,errno=ENOMEM,count=1")]
     Empty,
-    /// The plan has more rules than [`MAX_RULES`](crate::MAX_RULES); the field is their number.
+    /// The plan has more rules than [`MAX_RULES`]; the field is their number.
     #[error("the plan has {0} rules; at most {max} are possible", max = MAX_RULES)]
     TooMany(usize),
     /// A rule is not valid.

@@ -4,7 +4,7 @@ use crate::action::{Action, DeviceAction};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
 use crate::packets;
 use crate::plan::Plan;
-use crate::random::{RuleRandom, between, hash_text};
+use crate::random::{RuleRandom, hash_text, map_draw_to_range};
 use crate::rule::{Rule, Trigger};
 use crate::select::RuleState;
 use crate::verdict::{
@@ -108,7 +108,7 @@ impl Injector {
             }
             verdict.struck.add(index);
             let fault = match state.rule.action {
-                Action::Status(status) => Some(WorkFault::Status(status)),
+                Action::CompleteWithStatus(status) => Some(WorkFault::Status(status)),
                 Action::ReceiverNotReady(time) => Some(WorkFault::ReceiverNotReady(time)),
                 Action::Incident(incident) => {
                     let target = incident_queue_pair(&state.rule, facts.queue_pair);
@@ -143,7 +143,8 @@ impl Injector {
                 && let Some(strike) = state.try_strike(facts.queue_pair.creation_number.into())
             {
                 struck.add(index);
-                delay = delay.saturating_add(between(state.draw_detail(strike), low, high));
+                delay =
+                    delay.saturating_add(map_draw_to_range(state.draw_detail(strike), low, high));
             }
         }
         (delay, struck)
@@ -173,7 +174,7 @@ impl Injector {
                 && let Action::Incident(incident) = state.rule.action
             {
                 struck.add(index);
-                happenings.push((incident, state.rule.queue_pair()));
+                happenings.push((incident, state.rule.queue_pair_of_filter()));
             }
         }
         self.record_link_state(now_ns, &happenings);
@@ -209,7 +210,7 @@ fn is_pending_timed_rule(state: &RuleState) -> bool {
 /// rule's filter.
 fn incident_queue_pair(rule: &Rule, occurred: QueuePair) -> QueuePair {
     match occurred.creation_number {
-        0 => rule.queue_pair(),
+        0 => rule.queue_pair_of_filter(),
         _ => occurred,
     }
 }

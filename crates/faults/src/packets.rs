@@ -2,7 +2,7 @@
 
 use crate::action::{Action, MAX_RATE_QUEUE_NS, PacketAction};
 use crate::facts::{Direction, PacketFacts};
-use crate::random::between;
+use crate::random::map_draw_to_range;
 use crate::select::RuleState;
 use crate::verdict::PacketVerdict;
 
@@ -34,7 +34,9 @@ pub(crate) fn apply_rule(
     let strike = state.try_strike(stream);
     if let PacketAction::Delay(low, high) = action {
         // Later packets wait behind a delayed packet, whether or not the rule strikes them.
-        let own = strike.map_or(0, |strike| between(state.draw_detail(strike), low, high));
+        let own = strike.map_or(0, |strike| {
+            map_draw_to_range(state.draw_detail(strike), low, high)
+        });
         let before = state
             .last_release_ns_by_stream
             .get(&stream)
@@ -55,16 +57,17 @@ pub(crate) fn apply_rule(
         PacketAction::Duplicate => fate.duplicate = true,
         PacketAction::Corrupt => {
             let bits = u64::from(facts.bytes) * 8;
-            let bit = between(state.draw_detail(strike), 0, bits.saturating_sub(1));
+            let bit = map_draw_to_range(state.draw_detail(strike), 0, bits.saturating_sub(1));
             fate.corrupt_bit = u32::try_from(bit).ok().filter(|_| bits > 0);
         }
         PacketAction::Ecn => fate.ecn = true,
         PacketAction::Delay(..) => {}
         PacketAction::Reorder(low, high) => {
-            let time = between(state.draw_detail(strike), low, high);
+            let time = map_draw_to_range(state.draw_detail(strike), low, high);
             fate.delay_ns = fate.delay_ns.saturating_add(time);
         }
-        PacketAction::Rate(rate) => match rate_limit_wait_ns(state, rate, now_ns, facts.bytes) {
+        PacketAction::LimitRate(rate) => match rate_limit_wait_ns(state, rate, now_ns, facts.bytes)
+        {
             Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
             None => fate.drop = true,
         },
@@ -80,7 +83,7 @@ fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &Pack
     };
     divided
         && filter.includes_time(now_ns)
-        && filter.includes_direction(facts.direction, action.is_symmetric())
+        && filter.includes_direction(facts.direction, action.applies_to_both_directions())
         && filter.operation.is_none_or(|name| name == facts.operation)
         && filter.includes_queue_pair(facts.queue_pair)
         && filter.includes_peer(facts.peer())
@@ -89,12 +92,12 @@ fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &Pack
 /// Returns the time in nanoseconds that a packet waits at a limited rate; `None` if it would exceed
 /// `QUEUE_NS`.
 fn rate_limit_wait_ns(state: &mut RuleState, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
-    let start = state.next_free_ns.max(now_ns);
+    let start = state.rate_limit_free_at_ns.max(now_ns);
     let wait = start - now_ns;
     if wait > MAX_RATE_QUEUE_NS {
         return None;
     }
     let time = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(rate.max(1));
-    state.next_free_ns = start.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
+    state.rate_limit_free_at_ns = start.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
     Some(wait)
 }

@@ -17,7 +17,7 @@ pub struct Plan {
 }
 
 /// The words of a rule, each with its value if it has one.
-type RuleWords = Vec<(String, Option<String>)>;
+type RuleSettings = Vec<(String, Option<String>)>;
 
 impl Plan {
     /// Parses a TOML document of `[[rule]]` tables, whose keys are the words of a line:
@@ -51,27 +51,27 @@ impl Plan {
             let table = rule
                 .as_table()
                 .ok_or_else(|| wrong("a rule is not a table"))?;
-            let words = table.iter().map(|(key, value)| toml_word(key, value));
-            let words: Result<RuleWords, String> = words.collect();
+            let words = table.iter().map(|(key, value)| toml_setting(key, value));
+            let words: Result<RuleSettings, String> = words.collect();
             all.push(words.map_err(|reason| PlanError::Rule {
                 number: at + 1,
                 text: table.keys().cloned().collect::<Vec<_>>().join(","),
                 reason,
             })?);
         }
-        Self::from_words(&all)
+        Self::from_rule_settings(&all)
     }
 
-    fn from_words(all: &[RuleWords]) -> Result<Self, PlanError> {
+    fn from_rule_settings(all: &[RuleSettings]) -> Result<Self, PlanError> {
         match all.len() {
             0 => return Err(PlanError::Empty),
             1..=MAX_RULES => {}
             many => return Err(PlanError::TooMany(many)),
         }
         let rules = all.iter().enumerate().map(|(at, words)| {
-            Rule::from_words(words).map_err(|reason| PlanError::Rule {
+            Rule::from_settings(words).map_err(|reason| PlanError::Rule {
                 number: at + 1,
-                text: format_words(words),
+                text: format_rule_settings(words),
                 reason,
             })
         });
@@ -92,7 +92,7 @@ impl Plan {
 }
 
 /// Converts a key and a value of TOML to a word of a rule.
-fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
+fn toml_setting(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
     let value = match value {
         toml::Value::Boolean(true) => None,
         toml::Value::String(text) => Some(text.trim().to_owned()),
@@ -104,7 +104,7 @@ fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>),
 }
 
 /// Formats the words of a rule as a line, for messages.
-fn format_words(words: &RuleWords) -> String {
+fn format_rule_settings(words: &RuleSettings) -> String {
     let words = words.iter().map(|(word, value)| match value {
         Some(value) => format!("{word}={value}"),
         None => word.clone(),
@@ -118,15 +118,15 @@ impl FromStr for Plan {
     /// Parses a plan in a line.
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let rules = text.split([';', '\n']).map(str::trim);
-        let all: Vec<RuleWords> = rules
+        let all: Vec<RuleSettings> = rules
             .filter(|rule| !rule.is_empty())
-            .map(|rule| rule.split(',').map(line_word).collect())
+            .map(|rule| rule.split(',').map(parse_line_setting).collect())
             .collect();
-        Self::from_words(&all)
+        Self::from_rule_settings(&all)
     }
 }
 
-fn line_word(text: &str) -> (String, Option<String>) {
+fn parse_line_setting(text: &str) -> (String, Option<String>) {
     match text.split_once('=') {
         Some((word, value)) => (word.trim().to_owned(), Some(value.trim().to_owned())),
         None => (text.trim().to_owned(), None),

@@ -45,7 +45,7 @@ pub(crate) fn is_within(draw: u64, probability: f64) -> bool {
 }
 
 /// Returns a number from `low` to `high`, both included.
-pub(crate) fn between(draw: u64, low: u64, high: u64) -> u64 {
+pub(crate) fn map_draw_to_range(draw: u64, low: u64, high: u64) -> u64 {
     match high.saturating_sub(low).checked_add(1) {
         Some(width) => low + draw % width,
         None => draw,
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn numbers_are_between_their_ends() {
-        assert_eq!(between(17, 5, 5), 5);
-        assert_eq!(between(u64::MAX, 0, u64::MAX), u64::MAX);
-        assert!((0..100).all(|draw| (3..=9).contains(&between(draw, 3, 9))));
+        assert_eq!(map_draw_to_range(17, 5, 5), 5);
+        assert_eq!(map_draw_to_range(u64::MAX, 0, u64::MAX), u64::MAX);
+        assert!((0..100).all(|draw| (3..=9).contains(&map_draw_to_range(draw, 3, 9))));
     }
 }

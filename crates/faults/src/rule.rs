@@ -57,11 +57,11 @@ pub(crate) struct Selection {
 }
 
 /// The words for actions.
-const ACTIONS: &str = "drop, duplicate, corrupt, ecn, delay=TIME, reorder=TIME, rate=RATE, partition=ADDRESS/ADDRESS, \
+const ACTIONS_HELP: &str = "drop, duplicate, corrupt, ecn, delay=TIME, reorder=TIME, rate=RATE, partition=ADDRESS/ADDRESS, \
                        errno=NAME, status=NAME, rnr=TIME, late=TIME, event=NAME, link-down=TIME, pause=TIME";
 
 /// Words of a rule with a value, except `link-down`; a rule has each word at most once.
-const FILTERS: &str =
+const SETTING_NAMES: &str =
     "verb, opcode, qp, qpn, peer, peer-qpn, direction, from, until, for, p, after, every, count";
 
 impl Rule {
@@ -69,27 +69,30 @@ impl Rule {
     ///
     /// # Errors
     /// Returns the error message, which lists the allowed values.
-    pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
+    pub(crate) fn from_settings(words: &[(String, Option<String>)]) -> Result<Self, String> {
         let mut action = None;
         let mut rest = BTreeMap::new();
         let mut texts = Vec::new();
         for (word, value) in words {
-            texts.push(word_text(word, value.as_deref())?);
+            texts.push(format_setting(word, value.as_deref())?);
             let value = value.as_deref();
             if let Some(found) = parse_action(word, value)? {
                 if action.replace(found).is_some() {
-                    return Err(format!("it has two actions; a rule has one of: {ACTIONS}"));
+                    return Err(format!(
+                        "it has two actions; a rule has one of: {ACTIONS_HELP}"
+                    ));
                 }
             } else if let Some(value) = value {
                 if rest.insert(word.as_str(), value).is_some() {
                     return Err(format!("it has {word} twice"));
                 }
             } else {
-                return Err(format!("{word:?} is no action; actions are {ACTIONS}"));
+                return Err(format!("{word:?} is no action; actions are {ACTIONS_HELP}"));
             }
         }
-        let action = action.ok_or_else(|| format!("it has no action; actions are {ACTIONS}"))?;
-        RuleText(rest).into_rule(texts.join(","), action)
+        let action =
+            action.ok_or_else(|| format!("it has no action; actions are {ACTIONS_HELP}"))?;
+        RemainingSettings(rest).into_rule(texts.join(","), action)
     }
 
     /// Returns the action of the rule.
@@ -105,7 +108,7 @@ impl Rule {
     }
 
     /// Returns the queue pair of the rule's filter; 0 stands for any.
-    pub(crate) fn queue_pair(&self) -> QueuePair {
+    pub(crate) fn queue_pair_of_filter(&self) -> QueuePair {
         QueuePair {
             creation_number: self.filter.qp_creation_number.unwrap_or(0),
             qpn: self.filter.qpn.unwrap_or(0),
@@ -120,7 +123,7 @@ impl fmt::Display for Rule {
 }
 
 /// Formats a word and its value as in a line.
-fn word_text(word: &str, value: Option<&str>) -> Result<String, String> {
+fn format_setting(word: &str, value: Option<&str>) -> Result<String, String> {
     let parts = [Some(word), value];
     if parts
         .iter()
@@ -160,14 +163,14 @@ fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, Strin
             let (low, high) = parse_time_range_ns(given()?)?;
             packet(PacketAction::Reorder(low, high))
         }
-        "rate" => packet(PacketAction::Rate(parse_bits_per_second(given()?)?)),
+        "rate" => packet(PacketAction::LimitRate(parse_bits_per_second(given()?)?)),
         "partition" => packet(PacketAction::Partition(parse_partition(given()?)?)),
         "errno" => Ok(Some(Action::Errno(
             parse_named_value(ERRNOS, "", "errno", given()?)?.1,
         ))),
         "status" => {
             let status = parse_named_value(STATUSES, "IBV_WC_", "status", given()?)?;
-            Ok(Some(Action::Status(status.1)))
+            Ok(Some(Action::CompleteWithStatus(status.1)))
         }
         "rnr" => Ok(Some(Action::ReceiverNotReady(parse_time_ns(given()?)?))),
         "late" => {
@@ -200,20 +203,20 @@ fn parse_partition(text: &str) -> Result<NetworkPartition, String> {
 }
 
 /// The words of a rule apart from its action.
-struct RuleText<'a>(BTreeMap<&'a str, &'a str>);
+struct RemainingSettings<'a>(BTreeMap<&'a str, &'a str>);
 
-impl RuleText<'_> {
+impl RemainingSettings<'_> {
     fn into_rule(mut self, text: String, action: Action) -> Result<Rule, String> {
         let occasion = self.trigger(action)?;
         let filter = self.filter(occasion)?;
         let selection = self.selection(occasion)?;
         if let Some(word) = self.0.keys().next() {
-            let known = FILTERS.split(", ").any(|filter| filter == *word);
+            let known = SETTING_NAMES.split(", ").any(|filter| filter == *word);
             return Err(if known {
                 format!("{word} means nothing beside this action")
             } else {
                 format!(
-                    "{word:?} is unknown; a rule has an action ({ACTIONS}) and any of {FILTERS}"
+                    "{word:?} is unknown; a rule has an action ({ACTIONS_HELP}) and any of {SETTING_NAMES}"
                 )
             });
         }
@@ -239,7 +242,7 @@ impl RuleText<'_> {
         });
         match (action, verb.transpose()?) {
             (Action::Packet(_), _) => Ok(Trigger::Packet),
-            (Action::Status(_) | Action::ReceiverNotReady(_), _) => Ok(Trigger::Work),
+            (Action::CompleteWithStatus(_) | Action::ReceiverNotReady(_), _) => Ok(Trigger::Work),
             (Action::DelayCompletion(..), _) => Ok(Trigger::Completion),
             (_, Some(_)) if self.0.contains_key("opcode") => {
                 Err("it has both verb and opcode".to_owned())
@@ -371,7 +374,7 @@ impl Rule {
     fn check_combinations(&self) -> Result<(), String> {
         let receives = self.filter.operation == Some("RECV");
         match self.action {
-            Action::Status(status)
+            Action::CompleteWithStatus(status)
                 if receives && !RECV_STATUSES.iter().any(|(_, s)| *s == status) =>
             {
                 let possible: Vec<_> = RECV_STATUSES.iter().map(|(name, _)| *name).collect();

@@ -22,7 +22,7 @@ pub(crate) struct RuleState {
     /// The time at which the last delayed packet of each stream leaves, in nanoseconds.
     pub(crate) last_release_ns_by_stream: HashMap<u64, u64>,
     /// The time in nanoseconds at which the limited rate lets the next packet leave.
-    pub(crate) next_free_ns: u64,
+    pub(crate) rate_limit_free_at_ns: u64,
 }
 
 /// An occurrence that a rule struck.
@@ -46,7 +46,7 @@ impl RuleState {
             struck: 0,
             matches_by_stream: HashMap::new(),
             last_release_ns_by_stream: HashMap::new(),
-            next_free_ns: 0,
+            rate_limit_free_at_ns: 0,
         }
     }
 

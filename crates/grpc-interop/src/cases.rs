@@ -14,7 +14,9 @@ use crate::messages::{
 };
 use crate::rpc::test::test_service_client::TestServiceClient;
 use crate::rpc::unimplemented::unimplemented_service_client::UnimplementedServiceClient;
-use crate::service::{ECHO_INITIAL, ECHO_TRAILING, MAX_MESSAGE_BYTES};
+use crate::service::{
+    ECHOED_INITIAL_METADATA_KEY, ECHOED_TRAILING_METADATA_KEY, MAX_MESSAGE_BYTES,
+};
 
 /// A client of the service.
 pub type Client = TestServiceClient<Channel>;
@@ -217,16 +219,17 @@ async fn custom_metadata(client: &mut Client) -> CaseResult {
     let initial = MetadataValue::from_static("test_initial_metadata_value");
     let trailing = MetadataValue::from_bytes(&[0xab; 3]);
     let mut asks = Request::new(tokio_stream::iter([streaming_request(1, 1)]));
-    asks.metadata_mut().insert(ECHO_INITIAL, initial.clone());
     asks.metadata_mut()
-        .insert_bin(ECHO_TRAILING, trailing.clone());
+        .insert(ECHOED_INITIAL_METADATA_KEY, initial.clone());
+    asks.metadata_mut()
+        .insert_bin(ECHOED_TRAILING_METADATA_KEY, trailing.clone());
     let response = client.full_duplex_call(asks).await?;
-    let got = response.metadata().get(ECHO_INITIAL);
+    let got = response.metadata().get(ECHOED_INITIAL_METADATA_KEY);
     check(got == Some(&initial), "no initial metadata")?;
     let mut responses = response.into_inner();
     while responses.message().await?.is_some() {}
     let trailers = responses.trailers().await?.unwrap_or_default();
-    let got = trailers.get_bin(ECHO_TRAILING);
+    let got = trailers.get_bin(ECHOED_TRAILING_METADATA_KEY);
     check(got == Some(&trailing), "no trailing metadata")
 }
 

@@ -18,8 +18,8 @@ use crate::rpc::test::test_service_server::{TestService, TestServiceServer};
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
 /// Metadata that the server sends back, in front and behind.
-pub(crate) const ECHO_INITIAL: &str = "x-grpc-test-echo-initial";
-pub(crate) const ECHO_TRAILING: &str = "x-grpc-test-echo-trailing-bin";
+pub(crate) const ECHOED_INITIAL_METADATA_KEY: &str = "x-grpc-test-echo-initial";
+pub(crate) const ECHOED_TRAILING_METADATA_KEY: &str = "x-grpc-test-echo-trailing-bin";
 
 /// The service, to be added to a server of tonic.
 pub fn server() -> TestServiceServer<impl TestService> {
@@ -52,10 +52,12 @@ fn payload(size: i32) -> Result<Payload, Status> {
 }
 
 /// Sends metadata back as the client asks.
-fn echo<T, R>(request: &Request<T>, response: &mut Response<R>) {
+fn echo_initial_metadata<T, R>(request: &Request<T>, response: &mut Response<R>) {
     let from = request.metadata();
-    if let Some(value) = from.get(ECHO_INITIAL) {
-        response.metadata_mut().insert(ECHO_INITIAL, value.clone());
+    if let Some(value) = from.get(ECHOED_INITIAL_METADATA_KEY) {
+        response
+            .metadata_mut()
+            .insert(ECHOED_INITIAL_METADATA_KEY, value.clone());
     }
 }
 
@@ -96,7 +98,7 @@ impl TestService for Service {
             .then(|| payload(asks.response_size))
             .transpose()?;
         let mut response = Response::new(SimpleResponse { payload });
-        echo(&request, &mut response);
+        echo_initial_metadata(&request, &mut response);
         Ok(response)
     }
 
@@ -132,8 +134,11 @@ impl TestService for Service {
         request: Request<Streaming<StreamingOutputCallRequest>>,
     ) -> Result<Response<Self::FullDuplexCallStream>, Status> {
         let mut echoed = Response::new(());
-        echo(&request, &mut echoed);
-        let trailing = request.metadata().get_bin(ECHO_TRAILING).cloned();
+        echo_initial_metadata(&request, &mut echoed);
+        let trailing = request
+            .metadata()
+            .get_bin(ECHOED_TRAILING_METADATA_KEY)
+            .cloned();
         let mut requests = request.into_inner();
         let (to, responses) = mpsc::channel(4);
         tokio::spawn(async move {
@@ -151,7 +156,9 @@ impl TestService for Service {
             };
             let mut status = status;
             if let Some(value) = trailing {
-                status.metadata_mut().insert_bin(ECHO_TRAILING, value);
+                status
+                    .metadata_mut()
+                    .insert_bin(ECHOED_TRAILING_METADATA_KEY, value);
             }
             let _ = to.send(Err(status)).await;
         });

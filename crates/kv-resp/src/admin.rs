@@ -27,7 +27,7 @@ pub(crate) fn ping(call: &mut CommandCall<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
         (None, _) => call.replies.write_simple_string("PONG"),
         (Some(message), 2) => call.replies.write_bulk_string(message),
-        _ => return Err(CommandError::Count("ping".to_owned())),
+        _ => return Err(CommandError::WrongArgumentCount("ping".to_owned())),
     }
     Ok(())
 }
@@ -57,12 +57,12 @@ pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
         None => call.connection_state.protocol,
         Some(Some(2)) => Protocol::Resp2,
         Some(Some(3)) => Protocol::Resp3,
-        Some(Some(_)) => return Err(CommandError::NoProtocol),
-        Some(None) => return Err(CommandError::BadProtocol),
+        Some(Some(_)) => return Err(CommandError::UnsupportedProtocolVersion),
+        Some(None) => return Err(CommandError::ProtocolVersionNotInteger),
     };
     match call.args.get(2) {
         None => {}
-        Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoAuth),
+        Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoUsersExist),
         Some(word) => return Err(CommandError::Hello(escape_preview(word))),
     }
     call.connection_state.protocol = protocol;
@@ -145,7 +145,7 @@ fn sections(shared: &SharedState) -> [(&'static str, String); 5] {
                  expired_keys:{}\r\nevicted_keys:{}\r\nrefused_full:{}\r\n",
                 load_relaxed(&shared.connections_total),
                 load_relaxed(&shared.connections_refused),
-                load_relaxed(&shared.commands),
+                load_relaxed(&shared.commands_received),
                 load_relaxed(&shared.error_replies),
                 load_relaxed(&shared.protocol_errors),
                 stats.expired,
@@ -202,7 +202,7 @@ pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
         return Err(CommandError::Subcommand(escape_preview(part)));
     }
     if call.args.count() < 3 {
-        return Err(CommandError::Count("config|get".to_owned()));
+        return Err(CommandError::WrongArgumentCount("config|get".to_owned()));
     }
     let mut found = settings().to_vec();
     found.retain(|(name, _)| {

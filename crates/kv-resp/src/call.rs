@@ -17,7 +17,7 @@ pub struct SharedState {
     pub(crate) open_connections: AtomicU64,
     pub(crate) connections_total: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
-    pub(crate) commands: AtomicU64,
+    pub(crate) commands_received: AtomicU64,
     pub(crate) error_replies: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
 }
@@ -31,7 +31,7 @@ impl SharedState {
             open_connections: AtomicU64::new(0),
             connections_total: AtomicU64::new(0),
             connections_refused: AtomicU64::new(0),
-            commands: AtomicU64::new(0),
+            commands_received: AtomicU64::new(0),
             error_replies: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
         }
@@ -59,9 +59,9 @@ pub(crate) enum CommandError {
     #[error("ERR increment or decrement would overflow")]
     Overflow,
     #[error("ERR decrement would overflow")]
-    Negation,
+    DecrementOverflow,
     #[error("ERR {0} options at the same time are not compatible")]
-    Incompatible(&'static str),
+    IncompatibleOptions(&'static str),
     #[error("ERR Unsupported option {0}")]
     Option(String),
     #[error("ERR invalid expire time in '{0}' command")]
@@ -73,19 +73,19 @@ pub(crate) enum CommandError {
     #[error("ERR what was asked for together is longer than {MAX_REPLY_BYTES} bytes")]
     ReplyTooLong,
     #[error("ERR wrong number of arguments for '{0}' command")]
-    Count(String),
+    WrongArgumentCount(String),
     #[error("ERR unknown command '{name}', with args beginning with: {args}")]
-    Unknown { name: String, args: String },
+    UnknownCommand { name: String, args: String },
     #[error("ERR unknown subcommand '{0}'")]
     Subcommand(String),
     #[error("ERR Syntax error in HELLO option '{0}'")]
     Hello(String),
     #[error("NOPROTO unsupported protocol version")]
-    NoProtocol,
+    UnsupportedProtocolVersion,
     #[error("ERR Protocol version is not an integer or out of range")]
-    BadProtocol,
+    ProtocolVersionNotInteger,
     #[error("ERR there are no users and no passwords")]
-    NoAuth,
+    NoUsersExist,
     #[error("ERR DB index is out of range")]
     Database,
 }

@@ -139,7 +139,7 @@ impl ServedConnection {
         if now.saturating_duration_since(self.last_input_at.max(busy)) < self.poll_time {
             return PollResult::Idle;
         }
-        if self.connection.arm() {
+        if self.connection.arm_unless_ready() {
             self.polled = false;
             return PollResult::Armed;
         }

@@ -20,7 +20,7 @@ use mio::{Interest, Registry, Token};
 /// buffer.
 ///
 /// Some types are [polled](Self::supports_polling): [`poll`](Self::poll) returns their readiness, and their descriptors
-/// report events only after [`arm`](Self::arm).
+/// report events only after [`arm_unless_ready`](Self::arm_unless_ready).
 pub trait Connection: Read + Write + Source + Send {
     /// Returns true if the connection can be polled without system calls.
     fn supports_polling(&self) -> bool {
@@ -34,7 +34,7 @@ pub trait Connection: Read + Write + Source + Send {
 
     /// Makes the descriptors report readiness, before the thread sleeps. Returns false if the connection is already
     /// ready.
-    fn arm(&mut self) -> bool {
+    fn arm_unless_ready(&mut self) -> bool {
         true
     }
 

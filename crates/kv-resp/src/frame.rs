@@ -25,16 +25,16 @@ pub(crate) const MAX_KEPT_BUFFER_BYTES: usize = 1 << 20;
 pub enum ProtocolError {
     /// The number of strings is malformed or above [`MAX_COMMAND_STRINGS`].
     #[error("invalid multibulk length")]
-    Arguments,
+    InvalidStringCount,
     /// The length is malformed or above [`MAX_BULK_BYTES`].
     #[error("invalid bulk length")]
-    Bulk,
+    InvalidBulkLength,
     /// Another byte stands where a bulk string must begin.
     #[error("expected '$', got '{}'", .0.escape_ascii())]
     Dollar(u8),
     /// The line with a count is too long.
     #[error("too big count string")]
-    Count,
+    CountLineTooLong,
     /// A bulk string is longer than its length.
     #[error("expected CRLF after a bulk string")]
     Crlf,
@@ -141,12 +141,14 @@ impl CommandDecoder {
             match self.bytes.get(self.decoded_to) {
                 None => return Ok(None),
                 Some(b'*') => {
-                    let Some((count, at)) = self.parse_count_line(ProtocolError::Arguments)? else {
+                    let Some((count, at)) =
+                        self.parse_count_line(ProtocolError::InvalidStringCount)?
+                    else {
                         return Ok(None);
                     };
                     let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
                     if count > MAX_COMMAND_STRINGS {
-                        return Err(ProtocolError::Arguments);
+                        return Err(ProtocolError::InvalidStringCount);
                     }
                     self.ranges.clear();
                     (self.missing_strings, self.decoded_to) = (count, at);
@@ -184,7 +186,7 @@ impl CommandDecoder {
         let line = &line[..line.len().min(MAX_COUNT_BYTES)];
         let Some(end) = line.iter().position(|b| *b == b'\r') else {
             return if line.len() == MAX_COUNT_BYTES {
-                Err(ProtocolError::Count)
+                Err(ProtocolError::CountLineTooLong)
             } else {
                 Ok(None)
             };
@@ -206,12 +208,12 @@ impl CommandDecoder {
             Some(b'$') => {}
             Some(other) => return Err(ProtocolError::Dollar(*other)),
         }
-        let Some((length, from)) = self.parse_count_line(ProtocolError::Bulk)? else {
+        let Some((length, from)) = self.parse_count_line(ProtocolError::InvalidBulkLength)? else {
             return Ok(false);
         };
-        let length = usize::try_from(length).map_err(|_| ProtocolError::Bulk)?;
+        let length = usize::try_from(length).map_err(|_| ProtocolError::InvalidBulkLength)?;
         if length > MAX_BULK_BYTES {
-            return Err(ProtocolError::Bulk);
+            return Err(ProtocolError::InvalidBulkLength);
         }
         let end = from + length;
         if end - self.start > MAX_COMMAND_BYTES {

@@ -143,7 +143,7 @@ impl FrontEnd {
             connections: shared.open_connections.load(Ordering::Relaxed),
             connections_total: shared.connections_total.load(Ordering::Relaxed),
             connections_refused: shared.connections_refused.load(Ordering::Relaxed),
-            commands: shared.commands.load(Ordering::Relaxed),
+            commands: shared.commands_received.load(Ordering::Relaxed),
             errors: shared.error_replies.load(Ordering::Relaxed),
             protocol_errors: shared.protocol_errors.load(Ordering::Relaxed),
         }

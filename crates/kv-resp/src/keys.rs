@@ -34,22 +34,22 @@ fn reply_matching_key_count(
 
 pub(crate) fn del(call: &mut CommandCall<'_>) -> CommandResult {
     reply_matching_key_count(call, |call, key| {
-        let (hash, mut partition) = call.shared.store.lock(key);
+        let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
 pub(crate) fn exists(call: &mut CommandCall<'_>) -> CommandResult {
     reply_matching_key_count(call, |call, key| {
-        let (hash, mut partition) = call.shared.store.lock(key);
+        let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
         partition.get(hash, key).is_some()
     })
 }
 
 /// Returns the milliseconds until a key expires; -1 if it never does, -2 if the key is absent.
-fn left_ms(call: &CommandCall<'_>) -> i64 {
+fn time_to_live_ms(call: &CommandCall<'_>) -> i64 {
     let key = call.args.get_or_empty(1);
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let now = partition.now_ms();
     match partition.get(hash, key) {
         None => -2,
@@ -59,7 +59,7 @@ fn left_ms(call: &CommandCall<'_>) -> i64 {
 }
 
 pub(crate) fn ttl(call: &mut CommandCall<'_>) -> CommandResult {
-    let left = left_ms(call);
+    let left = time_to_live_ms(call);
     // Rounds to the nearest second, as Redis does.
     let seconds = if left < 0 {
         left
@@ -71,20 +71,24 @@ pub(crate) fn ttl(call: &mut CommandCall<'_>) -> CommandResult {
 }
 
 pub(crate) fn pttl(call: &mut CommandCall<'_>) -> CommandResult {
-    let left = left_ms(call);
+    let left = time_to_live_ms(call);
     call.replies.write_integer(left);
     Ok(())
 }
 
 pub(crate) fn expire(call: &mut CommandCall<'_>) -> CommandResult {
-    expire_in(call, "expire", SECOND)
+    set_expiry_and_reply(call, "expire", SECOND)
 }
 
 pub(crate) fn pexpire(call: &mut CommandCall<'_>) -> CommandResult {
-    expire_in(call, "pexpire", MILLISECOND)
+    set_expiry_and_reply(call, "pexpire", MILLISECOND)
 }
 
-fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> CommandResult {
+fn set_expiry_and_reply(
+    call: &mut CommandCall<'_>,
+    name: &'static str,
+    unit: Duration,
+) -> CommandResult {
     let key = call.args.get_or_empty(1);
     let (mut absent, mut present, mut later, mut sooner) = (false, false, false, false);
     for word in call.args.strings_from(3) {
@@ -97,14 +101,14 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
         }
     }
     if absent && (present || later || sooner) {
-        return Err(CommandError::Incompatible("NX and XX, GT or LT"));
+        return Err(CommandError::IncompatibleOptions("NX and XX, GT or LT"));
     }
     if later && sooner {
-        return Err(CommandError::Incompatible("GT and LT"));
+        return Err(CommandError::IncompatibleOptions("GT and LT"));
     }
     let time =
         parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let now = partition.now_ms();
     let at = expiry_time_ms(now, time, unit).ok_or(CommandError::Expire(name))?;
     let Some(before) = partition.get(hash, key).map(|e| e.expiry_time_ms) else {
@@ -131,7 +135,7 @@ fn expire_in(call: &mut CommandCall<'_>, name: &'static str, unit: Duration) -> 
 
 pub(crate) fn persist(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.get_or_empty(1);
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let expires = partition
         .get(hash, key)
         .is_some_and(|e| e.expiry_time_ms != 0);

@@ -316,12 +316,12 @@ impl LoadConnections {
             if waited > TIMEOUT {
                 return Err(LoadError::NoAnswer);
             }
-            self.wait(waited > POLL_TIME_BEFORE_SLEEP, &mut events)?;
+            self.process_descriptor_events(waited > POLL_TIME_BEFORE_SLEEP, &mut events)?;
         }
     }
 
     /// Processes events of the descriptors, and sleeps for one if `sleep` is true.
-    fn wait(&mut self, sleep: bool, events: &mut Events) -> io::Result<()> {
+    fn process_descriptor_events(&mut self, sleep: bool, events: &mut Events) -> io::Result<()> {
         let polled = self.clients.iter().any(|c| c.connection.supports_polling());
         if polled && !sleep {
             // Polled connections report no events before they are armed.
@@ -332,7 +332,7 @@ impl LoadConnections {
             // Some connections may have become ready meanwhile.
             let mut armed = true;
             for client in &mut self.clients {
-                let arms = client.connection.arm();
+                let arms = client.connection.arm_unless_ready();
                 client.readable |= !arms;
                 armed &= arms;
             }

@@ -77,8 +77,8 @@ impl Connection for RdmaConnection {
         self.0.poll()
     }
 
-    fn arm(&mut self) -> bool {
-        self.0.arm()
+    fn arm_unless_ready(&mut self) -> bool {
+        self.0.arm_unless_arrived()
     }
 
     fn keep_alive_interval(&self) -> Option<Duration> {

@@ -24,7 +24,7 @@ fn preview_args(args: CommandStrings<'_>) -> String {
 fn execute(call: &mut CommandCall<'_>) -> CommandResult {
     let name = call.args.get_or_empty(0);
     let Some(command) = find(call.commands, name) else {
-        return Err(CommandError::Unknown {
+        return Err(CommandError::UnknownCommand {
             name: escape_preview(name),
             args: preview_args(call.args),
         });
@@ -36,7 +36,7 @@ fn execute(call: &mut CommandCall<'_>) -> CommandResult {
         count == command.arity
     };
     if !fits {
-        return Err(CommandError::Count(command.name.to_owned()));
+        return Err(CommandError::WrongArgumentCount(command.name.to_owned()));
     }
     (command.run)(call)
 }
@@ -99,7 +99,7 @@ impl Session {
                 Ok(Some(args)) => args,
                 Ok(None) => break,
                 Err(error) => {
-                    refuse(&mut replies, &error);
+                    reply_protocol_error(&mut replies, &error);
                     shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
                     self.state.must_close = true;
                     break;
@@ -126,13 +126,15 @@ impl Session {
                 call.replies.write_error(&error.to_string());
             }
         }
-        shared.commands.fetch_add(commands, Ordering::Relaxed);
+        shared
+            .commands_received
+            .fetch_add(commands, Ordering::Relaxed);
         shared.error_replies.fetch_add(errors, Ordering::Relaxed);
         self.state.must_close || out.len() < most
     }
 }
 
-fn refuse(replies: &mut ReplyWriter<'_>, error: &ProtocolError) {
+fn reply_protocol_error(replies: &mut ReplyWriter<'_>, error: &ProtocolError) {
     replies.write_error(&format!("ERR Protocol error: {error}"));
 }
 

@@ -9,7 +9,7 @@ use kv::store::{Refusal, SetCondition, SetOptions};
 
 pub(crate) fn get(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.get_or_empty(1);
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     match partition.get(hash, key) {
         Some(entry) => call.replies.write_bulk_string(entry.value),
         None => call.replies.write_null(),
@@ -21,7 +21,7 @@ pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
     call.replies.begin_array(call.args.count() - 1);
     let begun = call.replies.output_length();
     for key in call.args.strings_from(1) {
-        let (hash, mut partition) = call.shared.store.lock(key);
+        let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
         match partition.get(hash, key) {
             Some(entry) => call.replies.write_bulk_string(entry.value),
             None => call.replies.write_null(),
@@ -33,7 +33,7 @@ pub(crate) fn mget(call: &mut CommandCall<'_>) -> CommandResult {
 
 pub(crate) fn strlen(call: &mut CommandCall<'_>) -> CommandResult {
     let key = call.args.get_or_empty(1);
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let length = partition.get(hash, key).map_or(0, |e| e.value.len());
     call.replies
         .write_integer(i64::try_from(length).unwrap_or(i64::MAX));
@@ -92,7 +92,7 @@ impl SetCommandOptions {
 
 pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
     let (key, value) = (call.args.get_or_empty(1), call.args.get_or_empty(2));
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     if call.args.count() == 3 {
         partition.set(hash, key, value, SetOptions::default())?;
         call.replies.write_simple_string("OK");
@@ -117,8 +117,10 @@ pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
     };
     match partition.set(hash, key, value, how) {
         Ok(_) if !options.returns_old_value => call.replies.write_simple_string("OK"),
-        Err(Refusal::Condition(_)) if !options.returns_old_value => call.replies.write_null(),
-        Ok(_) | Err(Refusal::Condition(_)) => {}
+        Err(Refusal::ConditionNotMetAtVersion(_)) if !options.returns_old_value => {
+            call.replies.write_null()
+        }
+        Ok(_) | Err(Refusal::ConditionNotMetAtVersion(_)) => {}
         Err(other) => return Err(other.into()),
     }
     Ok(())
@@ -126,11 +128,11 @@ pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
 
 pub(crate) fn mset(call: &mut CommandCall<'_>) -> CommandResult {
     if call.args.count().is_multiple_of(2) {
-        return Err(CommandError::Count("mset".to_owned()));
+        return Err(CommandError::WrongArgumentCount("mset".to_owned()));
     }
     let mut strings = call.args.strings_from(1);
     while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
-        let (hash, mut partition) = call.shared.store.lock(key);
+        let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
         partition.set(hash, key, value, SetOptions::default())?;
     }
     call.replies.write_simple_string("OK");
@@ -152,14 +154,14 @@ pub(crate) fn incrby(call: &mut CommandCall<'_>) -> CommandResult {
 
 pub(crate) fn decrby(call: &mut CommandCall<'_>) -> CommandResult {
     let by = parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
-    let by = by.checked_neg().ok_or(CommandError::Negation)?;
+    let by = by.checked_neg().ok_or(CommandError::DecrementOverflow)?;
     add(call, by)
 }
 
 /// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
 fn add(call: &mut CommandCall<'_>, by: i64) -> CommandResult {
     let key = call.args.get_or_empty(1);
-    let (hash, mut partition) = call.shared.store.lock(key);
+    let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let (before, expires_ms) = match partition.get(hash, key) {
         None => (0, 0),
         Some(entry) => {

@@ -132,7 +132,7 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// Returns true if items are in records of fixed size, which never expire and are never dropped.
-    pub fn has_records(&self) -> bool {
+    pub fn keeps_items_in_records(&self) -> bool {
         self.record_layout().is_some()
     }
 

@@ -8,7 +8,9 @@ use rpc::{RpcError, UdPortConfig};
 use service::lock_recovery::LockRecovery;
 use service::random::from_system;
 use service::worker::Mailbox;
-use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
+use service::{
+    ClientSlot, ClientsConnected, FreeSlots, Protocol, RefusedClient, ServerError, Service,
+};
 use verbs::{CompletionQueue, Context, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
@@ -25,8 +27,8 @@ mod reads;
 mod table;
 mod worker;
 
-use self::herd::HerdItems;
-use atomics::LockedRecords;
+use self::herd::HerdServerDesign;
+use atomics::ClientLockedRecords;
 use design::{ConnectingClient, ServerDesign};
 use reads::{ClientReadableLog, ClientReadableRecords};
 use table::RecordTables;
@@ -45,7 +47,7 @@ pub struct Kv {
     layout: RequestRegionLayout,
     max_answer_bytes: usize,
     workers: Vec<Arc<WorkerShared>>,
-    slots: FreeSlots,
+    free_client_slots: FreeSlots,
 }
 
 /// The server's dependence on its surroundings: clock, seed, threads and simulated cost.
@@ -97,7 +99,7 @@ impl Drop for Session {
         let Self { kv, slot } = self;
         kv.design.close_memory(slot.index());
         for worker in &kv.workers {
-            worker.mailbox.send(Command::Remove(Arc::clone(slot)));
+            worker.mailbox.send(Command::RemoveClient(Arc::clone(slot)));
         }
     }
 }
@@ -152,7 +154,7 @@ impl Service for Kv {
             layout,
             max_answer_bytes: mtu,
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
-            slots: FreeSlots::new(config.max_clients),
+            free_client_slots: FreeSlots::new(config.max_clients),
             config,
         });
         Ok((kv, workers))
@@ -185,7 +187,7 @@ impl Service for Kv {
                 self.max_answer_bytes
             )));
         }
-        let slot = self.slots.take_free_slot().ok_or_else(|| {
+        let slot = self.free_client_slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
             RefusedClient::temporary(format!("this server has its {max} clients already"))
         })?;
@@ -210,11 +212,11 @@ impl Service for Kv {
         self.design.run(worker)
     }
 
-    fn stats(&self, clients: ClientCounts) -> ServerStats {
+    fn stats(&self, clients: ClientsConnected) -> ServerStats {
         let design = self.design.stats();
         let mut stats = ServerStats {
-            clients: clients.connected,
-            clients_total: clients.ever_connected,
+            clients: clients.now,
+            clients_total: clients.ever,
             recovered_locks: design.recovered_locks,
             expelled: design.expelled_clients,
             store: design.store,
@@ -284,7 +286,7 @@ impl Kv {
             let slots =
                 slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
-                Command::Add(Box::new(PendingConnection {
+                Command::AddClient(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
                     session_id: hello.session,
                     window,
@@ -327,12 +329,12 @@ fn create_store_and_design(
     Ok(match (config.design, config.record_layout()) {
         (Design::Herd, _) => {
             let store = store()?;
-            (Arc::clone(&store), Box::new(HerdItems { store }))
+            (Arc::clone(&store), Box::new(HerdServerDesign { store }))
         }
         (_, None) => {
             let store = Arc::new(Store::new_registered(&of, pd).map_err(no_memory)?);
             let design = ClientReadableLog {
-                log: HerdItems {
+                log: HerdServerDesign {
                     store: Arc::clone(&store),
                 },
                 lock_recovery: lock_recovery(Vec::new()),
@@ -353,7 +355,7 @@ fn create_store_and_design(
         }
         (Design::Atomics, Some(shape)) => {
             let tables = tables(shape, true)?;
-            let design = LockedRecords {
+            let design = ClientLockedRecords {
                 lock_recovery: lock_recovery(tables.tables_by_partition().to_vec()),
                 tables,
                 lease_ms: config.lease_ms,

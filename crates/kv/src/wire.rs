@@ -42,7 +42,7 @@ const OPCODE_PART: u8 = 4;
 const OPCODE_LOCATE: u8 = 5;
 const OPCODE_CLAIM: u8 = 6;
 const OPCODE_RELEASE: u8 = 7;
-const FLAG_COMPARES: u8 = 0x10;
+const FLAG_IF_VERSION: u8 = 0x10;
 const FLAG_EXPIRES: u8 = 0x20;
 const FLAG_IF_ABSENT: u8 = 0x40;
 const FLAG_IF_PRESENT: u8 = 0x80;
@@ -59,17 +59,17 @@ pub(crate) enum Status {
     /// The key is absent.
     NotFound = 1,
     /// The condition does not hold; the answer has the present version.
-    Condition = 2,
+    ConditionNotMet = 2,
     /// The store is full.
     Full = 3,
     /// The key or the value is too long.
     TooLong = 4,
     /// The server does not understand the request, or its design does not serve it.
-    Bad = 5,
+    BadRequest = 5,
     /// A part arrived. The last part gets the request's answer instead.
-    Part = 6,
+    PartReceived = 6,
     /// The lease of the lock has not expired yet.
-    Busy = 7,
+    LeaseNotExpired = 7,
 }
 
 impl Status {
@@ -77,12 +77,12 @@ impl Status {
         [
             Self::Ok,
             Self::NotFound,
-            Self::Condition,
+            Self::ConditionNotMet,
             Self::Full,
             Self::TooLong,
-            Self::Bad,
-            Self::Part,
-            Self::Busy,
+            Self::BadRequest,
+            Self::PartReceived,
+            Self::LeaseNotExpired,
         ]
         .into_iter()
         .find(|s| *s as u8 == byte)
@@ -151,7 +151,9 @@ impl<'a> Op<'a> {
                     SetCondition::Always => {}
                     SetCondition::Absent => op |= FLAG_IF_ABSENT,
                     SetCondition::Present => op |= FLAG_IF_PRESENT,
-                    SetCondition::Version(version) => (op, compare) = (op | FLAG_COMPARES, version),
+                    SetCondition::Version(version) => {
+                        (op, compare) = (op | FLAG_IF_VERSION, version)
+                    }
                 }
                 if ttl != 0 {
                     op |= FLAG_EXPIRES;
@@ -160,7 +162,7 @@ impl<'a> Op<'a> {
             Self::Delete { version, .. } => {
                 op = OPCODE_DELETE;
                 if let Some(version) = version {
-                    (op, compare) = (op | FLAG_COMPARES, version);
+                    (op, compare) = (op | FLAG_IF_VERSION, version);
                 }
             }
         }
@@ -175,7 +177,7 @@ impl<'a> Op<'a> {
         }
         header[4..].copy_from_slice(&seq.to_le_bytes());
         into.extend_from_slice(&header);
-        if op & FLAG_COMPARES != 0 {
+        if op & FLAG_IF_VERSION != 0 {
             into.extend_from_slice(&compare.to_le_bytes());
         }
         if op & FLAG_EXPIRES != 0 {
@@ -238,7 +240,8 @@ pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     if op == OPCODE_PART {
         return None;
     }
-    let extra = 8 * usize::from(op & FLAG_COMPARES != 0) + 8 * usize::from(op & FLAG_EXPIRES != 0);
+    let extra =
+        8 * usize::from(op & FLAG_IF_VERSION != 0) + 8 * usize::from(op & FLAG_EXPIRES != 0);
     bytes.get(REQUEST_HEADER_BYTES + extra..REQUEST_HEADER_BYTES + extra + usize::from(key))
 }
 
@@ -281,7 +284,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
             bytes,
         });
     }
-    let compare = if op & FLAG_COMPARES != 0 {
+    let compare = if op & FLAG_IF_VERSION != 0 {
         Some(r.u64()?)
     } else {
         None
@@ -304,7 +307,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
                 (0, _) => SetCondition::Always,
                 (FLAG_IF_ABSENT, _) => SetCondition::Absent,
                 (FLAG_IF_PRESENT, _) => SetCondition::Present,
-                (FLAG_COMPARES, Some(version)) => SetCondition::Version(version),
+                (FLAG_IF_VERSION, Some(version)) => SetCondition::Version(version),
                 _ => return None,
             };
             Op::Put {
@@ -314,7 +317,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
                 ttl_ms,
             }
         }
-        (OPCODE_DELETE, 0 | FLAG_COMPARES) if value.is_empty() => Op::Delete {
+        (OPCODE_DELETE, 0 | FLAG_IF_VERSION) if value.is_empty() => Op::Delete {
             key,
             version: compare,
         },
@@ -342,7 +345,7 @@ pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PAR
 
 /// Returns the first word of an answer.
 #[inline]
-pub(crate) fn answer_word(status: Status, version: u64) -> u64 {
+pub(crate) fn first_answer_word(status: Status, version: u64) -> u64 {
     version << 24 | status as u64
 }
 
@@ -352,7 +355,7 @@ pub(crate) struct Reply<'a> {
     pub(crate) status: Status,
     pub(crate) version_or_record: u64,
     /// Length of the whole value and offset of this chunk, if the value is sent in chunks.
-    pub(crate) chunk_length_and_offset: Option<(usize, usize)>,
+    pub(crate) value_length_and_chunk_offset: Option<(usize, usize)>,
     pub(crate) value: &'a [u8],
 }
 
@@ -370,7 +373,7 @@ pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
     Some(Reply {
         status,
         version_or_record: word >> 24,
-        chunk_length_and_offset: chunk,
+        value_length_and_chunk_offset: chunk,
         value: r.0,
     })
 }
@@ -443,12 +446,14 @@ mod tests {
             bytes: b"bytes",
         };
         assert_eq!(decode(&part), Some(decoded));
-        let mut answer = answer_word(Status::Condition, 77).to_le_bytes().to_vec();
+        let mut answer = first_answer_word(Status::ConditionNotMet, 77)
+            .to_le_bytes()
+            .to_vec();
         answer.extend_from_slice(b"v");
         let reply = Reply {
-            status: Status::Condition,
+            status: Status::ConditionNotMet,
             version_or_record: 77,
-            chunk_length_and_offset: None,
+            value_length_and_chunk_offset: None,
             value: b"v",
         };
         assert_eq!(decode_answer(&answer), Some(reply));

@@ -55,19 +55,19 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
             continue;
         };
         let (value, version) = match end.outcome {
-            OperationOutcome::Value { value, version } => (value, Some(version)),
-            OperationOutcome::Found { value } => (value, None),
+            OperationOutcome::FoundVersioned { value, version } => (value, Some(version)),
+            OperationOutcome::FoundUnversioned { value } => (value, None),
             _ => continue,
         };
         let Some(&write) = writes.get(&value) else {
-            return Err((Reason::NeverWritten, vec![i]));
+            return Err((Reason::ReadNeverWritten, vec![i]));
         };
         let set = &operations[write];
         if set.call_ns > end.at_ns {
             return Err((Reason::ReadBeforeWrite, vec![i, write]));
         }
         if set.end.is_some() && !set.may_change_register() {
-            return Err((Reason::WriteRefused, vec![write, i]));
+            return Err((Reason::ReadRefusedWrite, vec![write, i]));
         }
         let Some(version) = version else {
             if set.end.is_none() {
@@ -88,7 +88,7 @@ fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, 
     };
     found.retain(|&i, _| !has_version(i));
     Ok(ObservedValues {
-        versions: versions.into_iter().map(|(k, (v, _))| (k, v)).collect(),
-        unversioned_first_returns: found,
+        version_by_value: versions.into_iter().map(|(k, (v, _))| (k, v)).collect(),
+        first_return_ns_by_unversioned_write: found,
     })
 }

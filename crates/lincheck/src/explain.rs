@@ -11,18 +11,18 @@ const MAX_OPERATIONS_TO_DESCRIBE: usize = 24;
 const MAX_OPERATIONS_TO_SHRINK: usize = 512;
 
 /// The operations of a window, and the possible states at its beginning.
-struct ExplainedWindow {
+struct FailingWindow {
     operations: Vec<usize>,
     /// Changes that were outstanding at the beginning of the window: they may have happened before.
     optional: Vec<usize>,
-    start: RegisterState,
+    start_state: RegisterState,
     /// The time at which the misfit returns.
     misfit_return_ns: u64,
 }
 
-impl ExplainedWindow {
+impl FailingWindow {
     fn find_failure(&self, history: &History<'_>) -> Option<WalkFailure> {
-        let start = WalkConfiguration::new(self.start);
+        let start = WalkConfiguration::new(self.start_state);
         let (all, optional) = (&self.operations, &self.optional);
         history
             .walk(all, optional, start, self.misfit_return_ns)
@@ -33,7 +33,7 @@ impl ExplainedWindow {
 /// Returns the violation at which a walk failed.
 pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation {
     let misfit = first_misfit(history, failed.impossible_operation);
-    let mut window = shortest_window(history, misfit);
+    let mut window = shortest_failing_window(history, misfit);
     shrink(history, &mut window, misfit);
     let look_ahead = window.operations.len() + window.optional.len() > MAX_OPERATIONS_TO_DESCRIBE;
     let failed = window.find_failure(&History {
@@ -57,7 +57,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation 
         misfit: Some(history.operations[misfit]),
         unknown_outcomes: unknown,
         states_before_misfit: before,
-        ..Violation::of(Reason::Order, history.operations, &shown)
+        ..Violation::of(Reason::NoValidOrder, history.operations, &shown)
     }
 }
 
@@ -100,7 +100,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
 }
 
 /// Returns the shortest window before the misfit in which the misfit still does not fit.
-fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
+fn shortest_failing_window(history: &History<'_>, misfit: usize) -> FailingWindow {
     let end_of = |i: usize| history.must_happen_by_ns(i);
     let last = end_of(misfit).unwrap_or(u64::MAX);
     // Known operations are in the order from the last return to the first. All operations of unknown outcome are
@@ -117,7 +117,7 @@ fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
         .unwrap_or(0);
     let shows = |length: usize| {
         let known = &known[..returned + length];
-        window(history, known, &unknown, misfit)
+        window_if_failing(history, known, &unknown, misfit)
     };
     let most = known.len() - returned;
     let (mut length, mut found) = (1, None);
@@ -137,21 +137,21 @@ fn shortest_window(history: &History<'_>, misfit: usize) -> ExplainedWindow {
             None => low = middle,
         }
     }
-    found.unwrap_or(ExplainedWindow {
+    found.unwrap_or(FailingWindow {
         operations: known.iter().chain(&unknown).copied().collect(),
         optional: Vec::new(),
-        start: RegisterState::EMPTY,
+        start_state: RegisterState::EMPTY,
         misfit_return_ns: last,
     })
 }
 
 /// Returns the window of these operations if it fails from any starting state.
-fn window(
+fn window_if_failing(
     history: &History<'_>,
     known: &[usize],
     unknown: &[usize],
     misfit: usize,
-) -> Option<ExplainedWindow> {
+) -> Option<FailingWindow> {
     let operation = |i: usize| &history.operations[i];
     let begins = known
         .iter()
@@ -165,17 +165,17 @@ fn window(
         known.iter().partition(|&&i| operation(i).call_ns <= begins);
     let changes = |i: &usize| operation(*i).may_change_register();
     inside.extend(unknown);
-    let window = ExplainedWindow {
+    let window = FailingWindow {
         operations: inside,
         optional: under_way.into_iter().filter(changes).collect(),
-        start: RegisterState::ANYTHING,
+        start_state: RegisterState::ANYTHING,
         misfit_return_ns: history.must_happen_by_ns(misfit)?,
     };
     window.find_failure(history).map(|_| window)
 }
 
 /// Removes operations that do not change the register, as long as the window still fails.
-fn shrink(history: &History<'_>, window: &mut ExplainedWindow, misfit: usize) {
+fn shrink(history: &History<'_>, window: &mut FailingWindow, misfit: usize) {
     if window.operations.len() > MAX_OPERATIONS_TO_SHRINK {
         return;
     }

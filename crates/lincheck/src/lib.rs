@@ -6,11 +6,11 @@
 //! separately: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
-//! version than all before. A store may report no versions ([`OperationOutcome::Found`],
-//! [`OperationOutcome::Changed`]): then only the values tell which write a read saw. An operation has an unknown
+//! version than all before. A store may report no versions ([`OperationOutcome::FoundUnversioned`],
+//! [`OperationOutcome::UnversionedAnswer`]): then only the values tell which write a read saw. An operation has an unknown
 //! outcome if its client died or gave up. Such an operation may have happened at any time after its call, or never.
 //!
-//! [`check`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
+//! [`check()`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
 //! 2017). It walks through calls and returns, and keeps all possible states of the register. An operation is executed
 //! when it returns at the latest. These rules keep the number of states small, so that histories can be long:
 //!
@@ -53,7 +53,7 @@ mod search;
 mod violation;
 
 pub use check::check;
-pub use violation::{MAX_SHOWN, Reason, Violation};
+pub use violation::{MAX_WINDOW_OPERATIONS, Reason, Violation};
 
 /// An operation of a process on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl WriteCondition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OperationOutcome {
     /// A read found a value.
-    Value {
+    FoundVersioned {
         /// The value.
         value: u64,
         /// The version of the value.
@@ -154,13 +154,13 @@ pub enum OperationOutcome {
         version: u64,
     },
     /// A read found a value in a store that reports no versions.
-    Found {
+    FoundUnversioned {
         /// The value.
         value: u64,
     },
     /// The answer to a write or a removal in a store that reports no versions. The change was made if its condition
     /// held.
-    Changed {
+    UnversionedAnswer {
         /// True if the register had a value before.
         found: bool,
     },
@@ -170,8 +170,8 @@ impl OperationOutcome {
     /// Returns true if the outcome has a version.
     pub(crate) fn has_version(&self) -> bool {
         match self {
-            Self::Value { .. } | Self::Done { .. } | Self::Refused { .. } => true,
-            Self::Absent | Self::Found { .. } | Self::Changed { .. } => false,
+            Self::FoundVersioned { .. } | Self::Done { .. } | Self::Refused { .. } => true,
+            Self::Absent | Self::FoundUnversioned { .. } | Self::UnversionedAnswer { .. } => false,
         }
     }
 }
@@ -193,10 +193,13 @@ impl Operation {
         match (self.end.map(|end| end.outcome), self.action) {
             (None, action) => !action.is_read_only(),
             (
-                Some(OperationOutcome::Changed { found }),
+                Some(OperationOutcome::UnversionedAnswer { found }),
                 RegisterAction::Write { condition, .. },
             ) => condition.holds(found) == Some(true),
-            (Some(OperationOutcome::Changed { found }), RegisterAction::Remove { .. }) => found,
+            (
+                Some(OperationOutcome::UnversionedAnswer { found }),
+                RegisterAction::Remove { .. },
+            ) => found,
             (Some(outcome), _) => matches!(outcome, OperationOutcome::Done { .. }),
         }
     }

@@ -141,16 +141,19 @@ impl RegisterState {
         match (action, outcome) {
             (
                 RegisterAction::Read | RegisterAction::Scan,
-                OperationOutcome::Value { value, version },
+                OperationOutcome::FoundVersioned { value, version },
             ) => self.assuming_version(version)?.assuming_value(value),
-            (RegisterAction::Read | RegisterAction::Scan, OperationOutcome::Found { value }) => {
-                self.assuming_value(value)
-            }
+            (
+                RegisterAction::Read | RegisterAction::Scan,
+                OperationOutcome::FoundUnversioned { value },
+            ) => self.assuming_value(value),
             (
                 RegisterAction::Read | RegisterAction::Scan | RegisterAction::Remove { .. },
                 OperationOutcome::Absent,
             ) => self.assuming_absent(),
-            (_, OperationOutcome::Changed { found }) => self.after_reported_change(action, found),
+            (_, OperationOutcome::UnversionedAnswer { found }) => {
+                self.after_reported_change(action, found)
+            }
             (RegisterAction::Write { value, condition }, OperationOutcome::Done { version }) => {
                 let before = self.assuming_condition(condition)?;
                 (version > before.version).then_some(Self {
@@ -200,7 +203,7 @@ impl RegisterState {
     }
 
     /// Returns the state after a write of unknown outcome whose value was later found without a version.
-    pub(crate) fn after_found(self, action: RegisterAction) -> Option<Self> {
+    pub(crate) fn after_write_found_later(self, action: RegisterAction) -> Option<Self> {
         match action {
             RegisterAction::Write { value, condition } => self
                 .assuming_condition(condition)?
@@ -220,7 +223,11 @@ impl RegisterState {
 
     /// Returns the state after a change of unknown outcome that happens. `seen` is the version with which its value was
     /// later found.
-    pub(crate) fn after_unknown(self, action: RegisterAction, seen: Option<u64>) -> Option<Self> {
+    pub(crate) fn after_unknown_outcome(
+        self,
+        action: RegisterAction,
+        seen: Option<u64>,
+    ) -> Option<Self> {
         match (action, seen) {
             (RegisterAction::Read | RegisterAction::Scan, _) => None,
             (RegisterAction::Write { .. }, Some(version)) => {
@@ -240,7 +247,7 @@ impl RegisterState {
 
     /// Returns true if an outstanding operation with this outcome can no longer happen, because versions only grow.
     pub(crate) fn excludes(&self, action: RegisterAction, outcome: OperationOutcome) -> bool {
-        let (OperationOutcome::Value { version, .. }
+        let (OperationOutcome::FoundVersioned { version, .. }
         | OperationOutcome::Done { version }
         | OperationOutcome::Refused { version }) = outcome
         else {

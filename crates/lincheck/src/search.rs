@@ -122,10 +122,10 @@ pub(crate) struct History<'h> {
 #[derive(Debug, Default)]
 pub(crate) struct ObservedValues {
     /// The version with which each value was found.
-    pub(crate) versions: HashMap<u64, u64>,
+    pub(crate) version_by_value: HashMap<u64, u64>,
     /// Writes of unknown outcome whose value was found without a version, with the first return of such a read: the
     /// write has happened by then.
-    pub(crate) unversioned_first_returns: HashMap<usize, u64>,
+    pub(crate) first_return_ns_by_unversioned_write: HashMap<usize, u64>,
 }
 
 /// The kinds of events of a walk, in the order in which simultaneous events are processed.
@@ -135,16 +135,16 @@ enum EventKind {
     /// An operation returned, so it has happened.
     Return,
     /// A read that found the value of a write of unknown outcome returned, so the write has happened.
-    Found,
+    FoundByRead,
     /// An optional operation can no longer happen.
     Expire,
 }
 
 /// The outstanding operations of a walk.
 #[derive(Debug, Default)]
-struct Pending {
+struct OutstandingOperations {
     /// For each value, the call time of the last read that finds it.
-    last_read_calls_ns: HashMap<u64, u64>,
+    last_read_call_ns_by_value: HashMap<u64, u64>,
     /// The time of the event at which the walk is.
     event_time_ns: u64,
     /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
@@ -158,10 +158,10 @@ struct Pending {
     unknown_counts_by_kind: CountsByActionKind,
 }
 
-impl Pending {
+impl OutstandingOperations {
     /// Returns true if all reads that find a value have been called.
     fn all_reads_called(&self, value: u64) -> bool {
-        let last = self.last_read_calls_ns.get(&value);
+        let last = self.last_read_call_ns_by_value.get(&value);
         last.is_none_or(|last_ns| *last_ns <= self.event_time_ns)
     }
 }
@@ -170,7 +170,9 @@ impl History<'_> {
     /// Returns the version with which the value of a change was found.
     fn observed_version(&self, action: RegisterAction) -> Option<u64> {
         match action {
-            RegisterAction::Write { value, .. } => self.observed.versions.get(&value).copied(),
+            RegisterAction::Write { value, .. } => {
+                self.observed.version_by_value.get(&value).copied()
+            }
             _ => None,
         }
     }
@@ -179,7 +181,11 @@ impl History<'_> {
     pub(crate) fn must_happen_by_ns(&self, i: usize) -> Option<u64> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
-            None => self.observed.unversioned_first_returns.get(&i).copied(),
+            None => self
+                .observed
+                .first_return_ns_by_unversioned_write
+                .get(&i)
+                .copied(),
         }
     }
 
@@ -188,7 +194,7 @@ impl History<'_> {
         let Operation { action, end, .. } = self.operations[i];
         match end {
             Some(end) => state.after(action, end.outcome),
-            None => state.after_found(action),
+            None => state.after_write_found_later(action),
         }
     }
 
@@ -202,26 +208,28 @@ impl History<'_> {
         until_ns: u64,
     ) -> Result<u64, WalkFailure> {
         let mut events = Vec::with_capacity(2 * operations.len());
-        let mut pending = Pending::default();
+        let mut pending = OutstandingOperations::default();
         for &i in operations {
             let operation = &self.operations[i];
             // Simultaneous calls come first, which excludes fewer orders.
             events.push((operation.call_ns, EventKind::Call, i));
             let event = operation
                 .end
-                .map_or(EventKind::Found, |_| EventKind::Return);
+                .map_or(EventKind::FoundByRead, |_| EventKind::Return);
             let end = self.must_happen_by_ns(i).filter(|at_ns| *at_ns <= until_ns);
             events.extend(end.map(|at_ns| (at_ns, event, i)));
             let outcome = operation.end.filter(|_| end.is_some()).map(|e| e.outcome);
-            if let Some(OperationOutcome::Value { value, .. } | OperationOutcome::Found { value }) =
-                outcome
+            if let Some(
+                OperationOutcome::FoundVersioned { value, .. }
+                | OperationOutcome::FoundUnversioned { value },
+            ) = outcome
             {
-                let last = pending.last_read_calls_ns.entry(value).or_default();
+                let last = pending.last_read_call_ns_by_value.entry(value).or_default();
                 *last = operation.call_ns.max(*last);
             }
         }
         for &i in optional {
-            if self.add_optional(&mut pending, i) {
+            if self.add_optional_and_needs_expiry(&mut pending, i) {
                 events.extend(
                     self.must_happen_by_ns(i)
                         .map(|at_ns| (at_ns, EventKind::Expire, i)),
@@ -263,7 +271,7 @@ impl History<'_> {
 
     /// Registers an optional change. Returns true if it needs an expiry event; a change with a version expires by that
     /// version.
-    fn add_optional(&self, pending: &mut Pending, i: usize) -> bool {
+    fn add_optional_and_needs_expiry(&self, pending: &mut OutstandingOperations, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(OperationOutcome::Done { version }) = end.map(|end| end.outcome) else {
             pending.known_operations.push(i);
@@ -277,7 +285,7 @@ impl History<'_> {
         false
     }
 
-    fn add_call(&self, pending: &mut Pending, i: usize) {
+    fn add_call(&self, pending: &mut OutstandingOperations, i: usize) {
         let action = self.operations[i].action;
         if self.must_happen_by_ns(i).is_some() {
             pending.known_operations.push(i);
@@ -310,7 +318,7 @@ impl History<'_> {
     /// Returns all configurations in which this operation has happened.
     fn configurations_after(
         &self,
-        pending: &Pending,
+        pending: &OutstandingOperations,
         configurations: &[WalkConfiguration],
         returns: usize,
     ) -> Vec<WalkConfiguration> {
@@ -318,7 +326,7 @@ impl History<'_> {
         let mut open = Vec::new();
         let visit =
             |mut new: WalkConfiguration, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
-                if self.execute_no_ops(pending, &mut new) && visited.add(&new) {
+                if self.execute_no_ops_if_all_possible(pending, &mut new) && visited.add(&new) {
                     open.push(new);
                 }
             };
@@ -340,7 +348,11 @@ impl History<'_> {
 
     /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
     /// longer happen.
-    fn execute_no_ops(&self, pending: &Pending, configuration: &mut WalkConfiguration) -> bool {
+    fn execute_no_ops_if_all_possible(
+        &self,
+        pending: &OutstandingOperations,
+        configuration: &mut WalkConfiguration,
+    ) -> bool {
         for &i in &pending.known_operations {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
@@ -375,19 +387,23 @@ impl History<'_> {
     }
 
     /// Returns true if an operation is a write over an existing value, with a value that no read of the walk finds.
-    fn is_unread_overwrite(&self, pending: &Pending, i: usize) -> bool {
+    fn is_unread_overwrite(&self, pending: &OutstandingOperations, i: usize) -> bool {
         let operation = &self.operations[i];
         let RegisterAction::Write { value, .. } = operation.action else {
             return false;
         };
         let outcome = operation.end.map(|end| end.outcome);
-        outcome == Some(OperationOutcome::Changed { found: true })
+        outcome == Some(OperationOutcome::UnversionedAnswer { found: true })
             && operation.may_change_register()
-            && !pending.last_read_calls_ns.contains_key(&value)
+            && !pending.last_read_call_ns_by_value.contains_key(&value)
     }
 
     /// Returns all configurations that one more operation can produce.
-    fn successors(&self, pending: &Pending, from: &WalkConfiguration) -> Vec<WalkConfiguration> {
+    fn successors(
+        &self,
+        pending: &OutstandingOperations,
+        from: &WalkConfiguration,
+    ) -> Vec<WalkConfiguration> {
         let mut steps = Vec::new();
         let mut step = |state: Option<RegisterState>, change: &dyn Fn(&mut WalkConfiguration)| {
             if let Some(state) = state {
@@ -418,7 +434,7 @@ impl History<'_> {
         for (&version, all) in pending.unknown_by_found_version.range(state.version..) {
             for &i in all {
                 let action = self.operations[i].action;
-                step(state.after_unknown(action, Some(version)), &|_| {});
+                step(state.after_unknown_outcome(action, Some(version)), &|_| {});
             }
         }
         for (&version, all) in pending.unknown_by_required_version.range(state.version..) {
@@ -429,12 +445,12 @@ impl History<'_> {
                     },
                     write => write,
                 };
-                step(state.after_unknown(action, None), &|_| {});
+                step(state.after_unknown_outcome(action, None), &|_| {});
             }
         }
         for (kind, action) in ACTION_OF_KIND.into_iter().enumerate() {
             if from.happened_unknown_changes[kind] < pending.unknown_counts_by_kind[kind] {
-                step(state.after_unknown(action, None), &|c| {
+                step(state.after_unknown_outcome(action, None), &|c| {
                     c.happened_unknown_changes[kind] += 1
                 });
             }
@@ -444,7 +460,10 @@ impl History<'_> {
 }
 
 /// Removes changes of unknown outcome that can no longer happen.
-fn remove_impossible_changes(pending: &mut Pending, configurations: &[WalkConfiguration]) {
+fn remove_impossible_changes(
+    pending: &mut OutstandingOperations,
+    configurations: &[WalkConfiguration],
+) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);
     for of in [

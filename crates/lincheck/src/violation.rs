@@ -8,13 +8,13 @@ use crate::{Operation, OperationOutcome, RegisterAction, WriteCondition};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The misfit fits into no order of the window's operations, whatever the register held before.
-    Order,
+    NoValidOrder,
     /// A read found a value that no operation set.
-    NeverWritten,
+    ReadNeverWritten,
     /// A read found a value before it was set.
     ReadBeforeWrite,
     /// A read found a value whose write was refused.
-    WriteRefused,
+    ReadRefusedWrite,
     /// A value was found with two versions.
     TwoVersions,
     /// Two writes set the same value: such a history cannot be checked.
@@ -24,10 +24,10 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Order => "no order of these operations gives what they came to",
-            Self::NeverWritten => "a value was read that nobody set",
+            Self::NoValidOrder => "no order of these operations gives what they came to",
+            Self::ReadNeverWritten => "a value was read that nobody set",
             Self::ReadBeforeWrite => "a value was read before it was set",
-            Self::WriteRefused => "a value was read whose write had been refused",
+            Self::ReadRefusedWrite => "a value was read whose write had been refused",
             Self::TwoVersions => "a value was read with two versions",
             Self::DuplicateValue => "a value was set twice, which a history may not have",
         })
@@ -39,12 +39,12 @@ impl fmt::Display for Reason {
 pub struct Violation {
     /// The reason.
     pub reason: Reason,
-    /// The operations that show the violation, in the order of their calls. If they are more than [`MAX_SHOWN`], the
+    /// The operations that show the violation, in the order of their calls. If they are more than [`MAX_WINDOW_OPERATIONS`], the
     /// last to return.
     pub window: Vec<Operation>,
     /// Number of operations that were left out.
     pub left_out: usize,
-    /// The operation that fits nowhere, with [`Reason::Order`].
+    /// The operation that fits nowhere, with [`Reason::NoValidOrder`].
     pub misfit: Option<Operation>,
     /// Possible values of the register before the misfit returned.
     pub states_before_misfit: Vec<String>,
@@ -55,14 +55,14 @@ pub struct Violation {
 impl std::error::Error for Violation {}
 
 /// Largest number of operations in a [`Violation::window`], so that people can read it.
-pub const MAX_SHOWN: usize = 64;
+pub const MAX_WINDOW_OPERATIONS: usize = 64;
 
 impl Violation {
     pub(crate) fn of(reason: Reason, operations: &[Operation], at: &[usize]) -> Self {
         let mut window: Vec<Operation> = at.iter().map(|&i| operations[i]).collect();
         window.sort_by_key(|o| std::cmp::Reverse(o.end.map(|end| end.at_ns)));
-        let left_out = window.len().saturating_sub(MAX_SHOWN);
-        window.truncate(MAX_SHOWN);
+        let left_out = window.len().saturating_sub(MAX_WINDOW_OPERATIONS);
+        window.truncate(MAX_WINDOW_OPERATIONS);
         window.sort_by_key(|o| o.call_ns);
         Self {
             reason,
@@ -98,14 +98,14 @@ impl fmt::Display for RegisterAction {
 impl fmt::Display for OperationOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Value { value, version } => write!(f, "{value:#x}, version {version}"),
+            Self::FoundVersioned { value, version } => write!(f, "{value:#x}, version {version}"),
             Self::Absent => f.write_str("not there"),
             Self::Done { version } => write!(f, "done, version {version}"),
             Self::Refused { version: 0 } => f.write_str("refused, not there"),
             Self::Refused { version } => write!(f, "refused, version {version} is there"),
-            Self::Found { value } => write!(f, "{value:#x}"),
-            Self::Changed { found: true } => f.write_str("was there before"),
-            Self::Changed { found: false } => f.write_str("was not there before"),
+            Self::FoundUnversioned { value } => write!(f, "{value:#x}"),
+            Self::UnversionedAnswer { found: true } => f.write_str("was there before"),
+            Self::UnversionedAnswer { found: false } => f.write_str("was not there before"),
         }
     }
 }

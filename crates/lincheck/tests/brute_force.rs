@@ -17,7 +17,7 @@ fn happens(
     match action {
         RegisterAction::Read | RegisterAction::Scan => {
             let outcome = match there {
-                Some((value, version)) => OperationOutcome::Value { value, version },
+                Some((value, version)) => OperationOutcome::FoundVersioned { value, version },
                 None => OperationOutcome::Absent,
             };
             ((there, highest), outcome)
@@ -56,9 +56,11 @@ fn comes_to(
     let (then, outcome) = happens(now, action, version);
     let found = now.0.is_some();
     let outcome = match outcome {
-        OperationOutcome::Value { value, .. } if plain => OperationOutcome::Found { value },
+        OperationOutcome::FoundVersioned { value, .. } if plain => {
+            OperationOutcome::FoundUnversioned { value }
+        }
         OperationOutcome::Absent if action.is_read_only() => outcome,
-        _ if plain => OperationOutcome::Changed { found },
+        _ if plain => OperationOutcome::UnversionedAnswer { found },
         outcome => outcome,
     };
     (then, outcome)
@@ -67,12 +69,12 @@ fn comes_to(
 /// Returns all versions in a history.
 fn versions(history: &[Operation]) -> Vec<u64> {
     let of_outcome = |o: &Operation| match o.end?.outcome {
-        OperationOutcome::Value { version, .. }
+        OperationOutcome::FoundVersioned { version, .. }
         | OperationOutcome::Done { version }
         | OperationOutcome::Refused { version } => Some(version),
         OperationOutcome::Absent
-        | OperationOutcome::Found { .. }
-        | OperationOutcome::Changed { .. } => None,
+        | OperationOutcome::FoundUnversioned { .. }
+        | OperationOutcome::UnversionedAnswer { .. } => None,
     };
     let of_action = |o: &Operation| match o.action {
         RegisterAction::Write {
@@ -189,17 +191,19 @@ fn spoil(operation: &mut Operation, how: u64) {
     };
     let version = how % 4;
     end.outcome = match (end.outcome, how % 5) {
-        (OperationOutcome::Value { value, version }, 0) => OperationOutcome::Value {
-            value,
-            version: version + 1,
-        },
-        (OperationOutcome::Value { .. }, 1) => OperationOutcome::Absent,
-        (OperationOutcome::Value { version, .. }, _) => OperationOutcome::Value {
+        (OperationOutcome::FoundVersioned { value, version }, 0) => {
+            OperationOutcome::FoundVersioned {
+                value,
+                version: version + 1,
+            }
+        }
+        (OperationOutcome::FoundVersioned { .. }, 1) => OperationOutcome::Absent,
+        (OperationOutcome::FoundVersioned { version, .. }, _) => OperationOutcome::FoundVersioned {
             value: 100 + how % 8,
             version,
         },
         (OperationOutcome::Absent, 0) if operation.action == RegisterAction::Read => {
-            OperationOutcome::Value {
+            OperationOutcome::FoundVersioned {
                 value: 100 + how % 8,
                 version: version + 1,
             }
@@ -226,9 +230,11 @@ fn spoil_plain(operation: &mut Operation, how: u64) {
     };
     let value = 100 + how % 8;
     end.outcome = match (end.outcome, how % 3) {
-        (OperationOutcome::Changed { found }, _) => OperationOutcome::Changed { found: !found },
-        (OperationOutcome::Found { .. }, 0) => OperationOutcome::Absent,
-        _ => OperationOutcome::Found { value },
+        (OperationOutcome::UnversionedAnswer { found }, _) => {
+            OperationOutcome::UnversionedAnswer { found: !found }
+        }
+        (OperationOutcome::FoundUnversioned { .. }, 0) => OperationOutcome::Absent,
+        _ => OperationOutcome::FoundUnversioned { value },
     };
 }
 

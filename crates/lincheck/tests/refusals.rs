@@ -40,7 +40,7 @@ fn get(process: u64, from: u64, to: u64, value: u64, version: u64) -> Operation 
         from,
         to,
         RegisterAction::Read,
-        OperationOutcome::Value { value, version },
+        OperationOutcome::FoundVersioned { value, version },
     )
 }
 
@@ -93,7 +93,7 @@ fn a_stale_read_is_refused_and_shown_in_two_lines() {
     assert!(check(&history).is_ok());
     history.push(get(3, 50_050, 50_060, 499, 499));
     let violation = violation(&history);
-    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(violation.reason, Reason::NoValidOrder);
     assert_eq!(
         violation.window,
         [
@@ -120,7 +120,7 @@ fn a_lost_update_is_refused() {
         cas(2, (21, 41), 3, 1, 3),
     ];
     let violation = violation(&history);
-    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(violation.reason, Reason::NoValidOrder);
     assert_eq!(violation.window.len(), 3, "{violation}");
     // One compare-and-set after the other is linearizable.
     assert!(check(&[history[0], history[1], cas(2, (21, 41), 3, 2, 3)]).is_ok());
@@ -129,7 +129,7 @@ fn a_lost_update_is_refused() {
 #[test]
 fn values_from_nowhere_are_refused() {
     let of = |history: &[Operation]| violation(history).reason;
-    assert_eq!(of(&[get(1, 0, 10, 5, 1)]), Reason::NeverWritten);
+    assert_eq!(of(&[get(1, 0, 10, 5, 1)]), Reason::ReadNeverWritten);
     assert_eq!(
         of(&[get(1, 0, 10, 5, 1), put(2, 20, 30, 5, 1)]),
         Reason::ReadBeforeWrite
@@ -144,13 +144,16 @@ fn values_from_nowhere_are_refused() {
         },
         OperationOutcome::Refused { version: 0 },
     );
-    assert_eq!(of(&[refused, get(1, 6, 10, 5, 1)]), Reason::WriteRefused);
+    assert_eq!(
+        of(&[refused, get(1, 6, 10, 5, 1)]),
+        Reason::ReadRefusedWrite
+    );
     let put = put(2, 0, 5, 5, 1);
     assert_eq!(
         of(&[put, get(1, 6, 9, 5, 1), get(1, 10, 12, 5, 2)]),
         Reason::TwoVersions
     );
-    assert_eq!(of(&[put, get(1, 6, 9, 5, 2)]), Reason::Order);
+    assert_eq!(of(&[put, get(1, 6, 9, 5, 2)]), Reason::NoValidOrder);
     assert_eq!(of(&[put, put]), Reason::DuplicateValue);
 }
 
@@ -165,7 +168,7 @@ fn a_version_never_comes_back() {
     );
     let after = |version| [put(1, 0, 10, 1, 1), remove, put(1, 40, 50, 2, version)];
     assert!(check(&after(2)).is_ok());
-    assert_eq!(violation(&after(1)).reason, Reason::Order);
+    assert_eq!(violation(&after(1)).reason, Reason::NoValidOrder);
 }
 
 #[test]
@@ -243,7 +246,7 @@ fn a_window_is_short_also_when_many_are_under_way() {
     assert!(check(&history).is_ok());
     history.push(get(41, 30_000, 30_001, 1_000, 1_000));
     let violation = violation(&history);
-    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(violation.reason, Reason::NoValidOrder);
     assert!(
         violation.window.len() <= 64 && violation.left_out == 0,
         "{violation}"

@@ -21,7 +21,7 @@ fn operation(
 
 fn write(time: (u64, u64), value: u64, condition: WriteCondition, found: bool) -> Operation {
     let action = RegisterAction::Write { value, condition };
-    operation(time, action, OperationOutcome::Changed { found })
+    operation(time, action, OperationOutcome::UnversionedAnswer { found })
 }
 
 fn put(time: (u64, u64), value: u64, found: bool) -> Operation {
@@ -38,14 +38,14 @@ fn update(time: (u64, u64), value: u64, found: bool) -> Operation {
 
 fn remove(time: (u64, u64), found: bool) -> Operation {
     let action = RegisterAction::Remove { version: None };
-    operation(time, action, OperationOutcome::Changed { found })
+    operation(time, action, OperationOutcome::UnversionedAnswer { found })
 }
 
 fn get(time: (u64, u64), value: u64) -> Operation {
     operation(
         time,
         RegisterAction::Read,
-        OperationOutcome::Found { value },
+        OperationOutcome::FoundUnversioned { value },
     )
 }
 
@@ -87,7 +87,7 @@ fn a_stale_read_is_refused_and_shown_in_few_lines() {
     let stale = get((50_050, 50_060), 499);
     history.push(stale);
     let violation = violation(&history);
-    assert_eq!(violation.reason, Reason::Order);
+    assert_eq!(violation.reason, Reason::NoValidOrder);
     assert_eq!(violation.misfit, Some(stale));
     assert!(violation.window.len() <= 4, "{violation}");
     let text = violation.to_string();
@@ -103,7 +103,7 @@ fn a_lost_update_is_refused() {
         update((20, 30), 2, true),
         get((40, 50), 1),
     ];
-    assert_eq!(violation(&history).reason, Reason::Order);
+    assert_eq!(violation(&history).reason, Reason::NoValidOrder);
     // The read is right while the update is outstanding. An update that was refused must have found nothing.
     is_right(&[history[0], update((20, 60), 2, true), history[2]]);
     assert!(check(&[history[0], update((20, 30), 2, false), history[2]]).is_err());
@@ -114,7 +114,7 @@ fn a_lost_update_is_refused() {
         get((30, 40), 2),
         get((50, 60), 1),
     ];
-    assert_eq!(violation(&back).reason, Reason::Order);
+    assert_eq!(violation(&back).reason, Reason::NoValidOrder);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_ghost_after_a_delete_is_refused() {
     is_right(&[&history[..], &[other, get((40, 50), 2)]].concat());
     // A scan misses a value that is present all the time.
     let missed = [history[0], gone((20, 30))];
-    assert_eq!(violation(&missed).reason, Reason::Order);
+    assert_eq!(violation(&missed).reason, Reason::NoValidOrder);
     assert!(violation(&missed).to_string().contains("SCAN -> not there"));
 }
 
@@ -145,7 +145,7 @@ fn an_insert_that_succeeded_twice_is_refused() {
     let violation = violation(&twice);
     assert_eq!(
         (violation.reason, violation.window.len()),
-        (Reason::Order, 2)
+        (Reason::NoValidOrder, 2)
     );
     is_right(&[twice[0], insert((10, 50), 2, true)]);
     let between = remove((20, 30), true);
@@ -155,24 +155,24 @@ fn an_insert_that_succeeded_twice_is_refused() {
 #[test]
 fn values_from_nowhere_are_refused() {
     let of = |history: &[Operation]| violation(history).reason;
-    assert_eq!(of(&[get((0, 10), 5)]), Reason::NeverWritten);
+    assert_eq!(of(&[get((0, 10), 5)]), Reason::ReadNeverWritten);
     let late = put((20, 30), 5, false);
     assert_eq!(of(&[get((0, 10), 5), late]), Reason::ReadBeforeWrite);
     let refused = update((0, 5), 5, false);
-    assert_eq!(of(&[refused, get((6, 10), 5)]), Reason::WriteRefused);
+    assert_eq!(of(&[refused, get((6, 10), 5)]), Reason::ReadRefusedWrite);
     // The outcome is not an answer to this action.
     let odd = operation(
         (0, 5),
         RegisterAction::Read,
-        OperationOutcome::Changed { found: false },
+        OperationOutcome::UnversionedAnswer { found: false },
     );
-    assert_eq!(of(&[odd]), Reason::Order);
+    assert_eq!(of(&[odd]), Reason::NoValidOrder);
     let odd = operation(
         (0, 5),
         RegisterAction::Remove { version: Some(3) },
-        OperationOutcome::Changed { found: false },
+        OperationOutcome::UnversionedAnswer { found: false },
     );
-    assert_eq!(of(&[odd]), Reason::Order);
+    assert_eq!(of(&[odd]), Reason::NoValidOrder);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn receive(receiver: &Endpoint, stop: &AtomicBool) -> (u64, u64) {
         let stopping = stop.load(Ordering::Relaxed);
         let count = receiver.receive(&mut inbox, |received| {
             let fine = icrc::split(received.bytes).and_then(|(transport, icrc)| {
-                icrc::recover_identification(&received.frame, transport, icrc)
+                icrc::recover_identification(&received.icrc_fields, transport, icrc)
             });
             *(if fine.is_some() { &mut good } else { &mut bad }) += 1;
         });

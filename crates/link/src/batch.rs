@@ -147,12 +147,14 @@ impl PacketBatch {
                 0
             }
         };
-        let frame = self.first_frame(flow).gso_segment_fields(identification);
+        let frame = self
+            .first_segment_icrc_fields(flow)
+            .gso_segment_fields(identification);
         icrc::append(&frame, &mut self.bytes, start);
     }
 
     /// Returns the frame of the first segment of a burst.
-    fn first_frame(&self, flow: &PacketFlow) -> IcrcFields {
+    fn first_segment_icrc_fields(&self, flow: &PacketFlow) -> IcrcFields {
         IcrcFields {
             addresses: flow.addresses,
             src_port: self.src_udp_port,
@@ -189,7 +191,7 @@ impl PacketBatch {
     }
 
     /// Removes the first `count` waiting bursts.
-    pub(crate) fn remove_sent(&mut self, count: usize) {
+    pub(crate) fn remove_first_unsent(&mut self, count: usize) {
         self.sent_bursts += count;
         if self.sent_bursts >= self.bursts.len() {
             self.clear();
@@ -202,7 +204,7 @@ impl PacketBatch {
 
     /// Returns the packets of a burst as sent on the wire, each with its frame.
     pub(crate) fn packets(&self, burst: &GsoBurst) -> impl Iterator<Item = (IcrcFields, &[u8])> {
-        let first = self.first_frame(&burst.flow);
+        let first = self.first_segment_icrc_fields(&burst.flow);
         let packets = self.bytes(burst).chunks(burst.segment_bytes);
         (0..)
             .zip(packets)
@@ -214,7 +216,7 @@ impl PacketBatch {
         let Some(burst) = self.unsent().first().copied() else {
             return;
         };
-        let frame = self.first_frame(&burst.flow);
+        let frame = self.first_segment_icrc_fields(&burst.flow);
         let mut singles = Vec::with_capacity(usize::from(burst.packet_count));
         for packet in self.bytes[burst.start..burst.end].chunks_mut(burst.segment_bytes) {
             let start = singles.last().map_or(burst.start, |b: &GsoBurst| b.end);
@@ -298,7 +300,7 @@ mod tests {
         let mut batch = PacketBatch::new(4791);
         (0..3).for_each(|_| batch.push(&flow(2), &packet(0, 20)));
         batch.push(&flow(2), &packet(0, 12));
-        let frame = batch.first_frame(&flow(2));
+        let frame = batch.first_segment_icrc_fields(&flow(2));
         let identifications = |batch: &PacketBatch| -> Vec<Option<u16>> {
             let packets = |b| batch.bytes(b).chunks(b.segment_bytes);
             let check = |packet| {
@@ -323,7 +325,7 @@ mod tests {
             batch.push_damaged(&flow(2), &packet(0, 20), bit);
             batch.push(&flow(2), &packet(0, 20));
             assert_eq!(shape(&batch), [(1, 24); 3]);
-            let frame = batch.first_frame(&flow(2));
+            let frame = batch.first_segment_icrc_fields(&flow(2));
             let is_whole = |b: &GsoBurst| {
                 let (transport, icrc) = icrc::split(batch.bytes(b))?;
                 icrc::recover_identification(&frame, transport, icrc)
@@ -345,11 +347,11 @@ mod tests {
         let mut batch = PacketBatch::new(4791);
         batch.push(&flow(2), &packet(0, 20));
         batch.push(&flow(3), &packet(0, 20));
-        batch.remove_sent(1);
+        batch.remove_first_unsent(1);
         assert_eq!(batch.len(), 1);
         batch.push(&flow(3), &packet(0, 20));
         assert_eq!(shape(&batch), [(2, 48)]);
-        batch.remove_sent(1);
+        batch.remove_first_unsent(1);
         assert!(batch.is_empty());
     }
 

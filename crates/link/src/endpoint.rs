@@ -45,9 +45,9 @@ pub struct Endpoint {
 pub struct ReceiveBuffers {
     buffers: receive::ReceiverBuffers,
     /// Number of messages for the next system call: doubled after a full call, small after an empty one.
-    next_messages: usize,
+    max_messages_of_next_call: usize,
     /// True if the last system call returned fewer messages than requested.
-    is_drained: bool,
+    is_last_socket_drained: bool,
     /// True if the last receive has left no packet at any socket.
     are_all_sockets_empty: bool,
     /// Index of the socket from which the last packets came.
@@ -60,8 +60,8 @@ impl Default for ReceiveBuffers {
     fn default() -> ReceiveBuffers {
         ReceiveBuffers {
             buffers: receive::ReceiverBuffers::new(),
-            next_messages: MIN_MESSAGES_PER_CALL,
-            is_drained: false,
+            max_messages_of_next_call: MIN_MESSAGES_PER_CALL,
+            is_last_socket_drained: false,
             last_socket: None,
             receives_before_repoll: 0,
             are_all_sockets_empty: false,
@@ -73,8 +73,8 @@ impl ReceiveBuffers {
     /// Returns true if the socket of the last packets was empty then, so that an immediate second receive would find
     /// nothing.
     #[must_use]
-    pub fn is_drained(&self) -> bool {
-        self.is_drained
+    pub fn is_last_socket_drained(&self) -> bool {
+        self.is_last_socket_drained
     }
 
     /// Returns true if the last [`Endpoint::receive`] polled all sockets and left no packet at any of them.
@@ -204,10 +204,10 @@ impl Endpoint {
         while let Some(first) = batch.unsent().first() {
             let source = first.flow.addresses.src();
             let Some(socket) = self.socket_of(source) else {
-                if let Some(counters) = self.counters_of(source) {
+                if let Some(counters) = self.counters_of_or_first(source) {
                     add(&counters.send_err, usize::from(first.packet_count));
                 }
-                batch.remove_sent(1);
+                batch.remove_first_unsent(1);
                 continue;
             };
             if first.packet_count > 1 && socket.segmentation_refused.load(Ordering::Relaxed) {
@@ -231,18 +231,18 @@ impl Endpoint {
                             .for_each(|burst| observe_burst(socket, batch, burst, observe));
                     }
                     let bursts = bursts.len();
-                    batch.remove_sent(bursts);
+                    batch.remove_first_unsent(bursts);
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                Err(error) => Self::handle_send_error(socket, batch, error),
+                Err(error) => Self::split_or_drop_refused_burst(socket, batch, error),
             }
         }
         sent
     }
 
     /// Handles the first burst, which the kernel has refused.
-    fn handle_send_error(socket: &BoundSocket, batch: &mut PacketBatch, error: Errno) {
+    fn split_or_drop_refused_burst(socket: &BoundSocket, batch: &mut PacketBatch, error: Errno) {
         let Some(packets) = batch.unsent().first().map(|b| usize::from(b.packet_count)) else {
             return;
         };
@@ -254,7 +254,7 @@ impl Endpoint {
             return;
         }
         add(&socket.counters.send_err, packets);
-        batch.remove_sent(1);
+        batch.remove_first_unsent(1);
     }
 
     fn socket_of(&self, source: IpAddr) -> Option<&BoundSocket> {
@@ -262,7 +262,7 @@ impl Endpoint {
     }
 
     /// Returns the counters of an address; those of the first address if no socket has this one.
-    fn counters_of(&self, ip: IpAddr) -> Option<&Counters> {
+    fn counters_of_or_first(&self, ip: IpAddr) -> Option<&Counters> {
         let socket = self.socket_of(ip).or(self.sockets.first())?;
         Some(&socket.counters)
     }
@@ -271,7 +271,7 @@ impl Endpoint {
     ///
     /// A call polls only the socket of the last packets for some turns, then all ready sockets, by one system call each.
     /// So further packets may be waiting, even if the result is 0. In that case the descriptor is readable, and
-    /// [`ReceiveBuffers::is_drained`] is false.
+    /// [`ReceiveBuffers::is_last_socket_drained`] is false.
     ///
     /// Packets for other processes of the fabric are forwarded instead. Packets for QPN 1 are always passed to `take`.
     pub fn receive(
@@ -286,7 +286,7 @@ impl Endpoint {
             inbox.receives_before_repoll = turns;
             return self.receive_from(socket, inbox, &mut take);
         }
-        inbox.is_drained = false;
+        inbox.is_last_socket_drained = false;
         self.receive_from_any(inbox, &mut take)
     }
 
@@ -304,7 +304,9 @@ impl Endpoint {
                 inbox.last_socket = Some(i);
             } else if let Some(shared) = &self.shared {
                 let mut counted = |packet: ReceivedPacket<'_>| {
-                    if let Some(counters) = self.counters_of(packet.frame.addresses.dst()) {
+                    if let Some(counters) =
+                        self.counters_of_or_first(packet.icrc_fields.addresses.dst())
+                    {
                         add(&counters.forward_rcvd_pkts, 1);
                         add(&counters.rcvd_pkts, 1);
                         add(&counters.rcvd_bytes, packet.bytes.len());
@@ -317,8 +319,8 @@ impl Endpoint {
         });
         // The next packets almost always come to the same socket, where one system call finds them.
         inbox.receives_before_repoll = RECEIVES_BEFORE_REPOLL;
-        inbox.is_drained &= ready <= 1;
-        inbox.are_all_sockets_empty = ready == 0 || inbox.is_drained;
+        inbox.is_last_socket_drained &= ready <= 1;
+        inbox.are_all_sockets_empty = ready == 0 || inbox.is_last_socket_drained;
         count
     }
 
@@ -329,13 +331,15 @@ impl Endpoint {
         take: &mut impl FnMut(ReceivedPacket<'_>),
     ) -> usize {
         // An error belongs to an earlier packet (an ICMP message), and says nothing about waiting packets.
-        let messages = inbox.buffers.receive(socket.as_fd(), inbox.next_messages);
+        let messages = inbox
+            .buffers
+            .receive(socket.as_fd(), inbox.max_messages_of_next_call);
         let messages = messages.unwrap_or(0);
-        inbox.is_drained = messages < inbox.next_messages;
-        inbox.next_messages = match messages {
+        inbox.is_last_socket_drained = messages < inbox.max_messages_of_next_call;
+        inbox.max_messages_of_next_call = match messages {
             0 => MIN_MESSAGES_PER_CALL,
-            all if all == inbox.next_messages => (all * 2).min(receive::MAX_MESSAGES),
-            _ => inbox.next_messages,
+            all if all == inbox.max_messages_of_next_call => (all * 2).min(receive::MAX_MESSAGES),
+            _ => inbox.max_messages_of_next_call,
         };
         let mut count = 0;
         for i in 0..messages {
@@ -377,8 +381,8 @@ impl Endpoint {
             if let Some(shared) = &self.shared
                 && !shared.is_for_this_process(&packet)
             {
-                if shared.handle_foreign(socket, &packet) {
-                    shared.check_groups(&self.sockets, true);
+                if shared.take_probe_or_forward(socket, &packet) {
+                    shared.remove_dead_members_and_probe(&self.sockets, true);
                 }
                 continue;
             }
@@ -395,7 +399,7 @@ impl Endpoint {
     /// # Errors
     /// No process has the slot, or its queue is full. The packet is counted.
     pub fn forward(&self, slot: u16, packet: &ReceivedPacket<'_>) -> io::Result<()> {
-        let counters = self.counters_of(packet.frame.addresses.dst());
+        let counters = self.counters_of_or_first(packet.icrc_fields.addresses.dst());
         match self.shared.as_ref().zip(counters) {
             Some((shared, counters)) => shared.forward(slot, packet, counters),
             None => Err(io::ErrorKind::NotFound.into()),
@@ -406,7 +410,7 @@ impl Endpoint {
     /// Misdirected packets cause the same, but later.
     pub fn remove_dead_members(&self) {
         if let Some(shared) = &self.shared {
-            shared.check_groups(&self.sockets, false);
+            shared.remove_dead_members_and_probe(&self.sockets, false);
         }
     }
 }
@@ -439,7 +443,7 @@ fn observe_burst(
     };
     for (frame, bytes) in batch.packets(burst) {
         observe(&SentPacket {
-            frame,
+            icrc_fields: frame,
             traffic_class: burst.flow.traffic_class,
             hop_limit,
             bytes,

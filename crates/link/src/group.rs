@@ -60,7 +60,7 @@ impl ProcessGroups {
         let namespace = "/proc/self/ns/net";
         let namespace = fs::metadata(namespace).map_err(failed(namespace))?.ino();
         let pid = u64::from(std::process::id());
-        let start = liveness::start_time(pid)
+        let start = liveness::start_time_ticks(pid)
             .and_then(|start| start.ok_or(io::ErrorKind::NotFound.into()))
             .map_err(failed("/proc/self/stat"))?;
         Ok(ProcessGroups {
@@ -136,7 +136,7 @@ impl ProcessGroups {
     }
 
     /// Returns the state of the group, with its order marked as doubtful.
-    pub(crate) fn mark_order_uncertain(
+    pub(crate) fn group_state_with_uncertain_order(
         &self,
         socket: &BoundSocket,
     ) -> Result<GroupState, LinkError> {
@@ -162,7 +162,7 @@ impl ProcessGroups {
     }
 
     /// Returns true if this process has joined the groups, and not its parent before a fork.
-    pub(crate) fn is_of_this_process(&self) -> bool {
+    pub(crate) fn was_joined_by_this_process(&self) -> bool {
         u64::from(std::process::id()) == self.own_member.pid
     }
 

@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 10 + 2 * 16;
 
 /// The forwarding socket of this process, and the folder of the other processes' sockets.
 #[derive(Debug)]
-pub(crate) struct Handover {
+pub(crate) struct ForwardingSocket {
     socket: UnixDatagram,
     /// Descriptor of the folder. Paths through `/proc/self/fd` are short whatever the folder's path is; a socket's path
     /// has 107 bytes at most.
@@ -30,8 +30,8 @@ pub(crate) struct Handover {
     socket_file: PathBuf,
 }
 
-impl Handover {
-    pub(crate) fn open(fabric: &Fabric) -> Result<Handover, LinkError> {
+impl ForwardingSocket {
+    pub(crate) fn open(fabric: &Fabric) -> Result<ForwardingSocket, LinkError> {
         let path = fabric.folder.join(name(fabric.slot));
         let open = || {
             let folder = fs::File::open(&fabric.folder)?;
@@ -45,7 +45,7 @@ impl Handover {
             Ok((socket, folder))
         };
         match open() {
-            Ok((socket, folder)) => Ok(Handover {
+            Ok((socket, folder)) => Ok(ForwardingSocket {
                 socket,
                 folder,
                 socket_file: path,
@@ -81,7 +81,7 @@ impl Handover {
     }
 }
 
-impl AsFd for Handover {
+impl AsFd for ForwardingSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -96,7 +96,7 @@ fn socket_path(folder: &fs::File, slot: u16) -> PathBuf {
 }
 
 fn encode(packet: &ReceivedPacket<'_>) -> Vec<u8> {
-    let frame = &packet.frame;
+    let frame = &packet.icrc_fields;
     let mut bytes = Vec::with_capacity(HEADER_BYTES + packet.bytes.len());
     let family = match frame.addresses {
         FrameAddresses::V4 { .. } => 4,
@@ -179,7 +179,7 @@ mod tests {
         fs::create_dir(&long).unwrap();
         let open = |slot| {
             let folder = long.clone();
-            Handover::open(&Fabric { folder, slot }).unwrap()
+            ForwardingSocket::open(&Fabric { folder, slot }).unwrap()
         };
         let (here, there) = (open(1), open(2));
         let frame = IcrcFields {

@@ -10,7 +10,7 @@ const MIN_BYTES: usize = 12 + 4;
 pub struct ReceivedPacket<'a> {
     /// Addresses and ports. The identification is the one that a Linux sender with a socket would have written: the
     /// packet's index in a burst that this host has reassembled. [`roce::icrc::recover_identification`] uses it as a guess.
-    pub frame: IcrcFields,
+    pub icrc_fields: IcrcFields,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live) of the received packet.
@@ -23,7 +23,7 @@ pub struct ReceivedPacket<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentPacket<'a> {
     /// Addresses, ports and identification.
-    pub frame: IcrcFields,
+    pub icrc_fields: IcrcFields,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
     /// Hop limit (IPv4: time to live), also if it is the host's default.
@@ -41,7 +41,7 @@ impl<'a> ReceivedPacket<'a> {
         bytes: &'a [u8],
     ) -> Option<ReceivedPacket<'a>> {
         (bytes.len() >= MIN_BYTES).then_some(ReceivedPacket {
-            frame,
+            icrc_fields: frame,
             traffic_class,
             hop_limit,
             bytes,

@@ -9,7 +9,7 @@ use crate::config::{Config, Fabric, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
 use crate::group::{GroupState, ProcessGroups};
-use crate::handover::Handover;
+use crate::handover::ForwardingSocket;
 use crate::packet::ReceivedPacket;
 use crate::socket::BoundSocket;
 use crate::steering::FIRST_PROBE_QPN;
@@ -23,7 +23,7 @@ const MISDIRECTED_PER_CHECK: u64 = 1024;
 #[derive(Debug)]
 pub(crate) struct SharedGroups {
     group: ProcessGroups,
-    handover: Handover,
+    handover: ForwardingSocket,
     misdirected: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ impl SharedGroups {
         }
         Ok(SharedGroups {
             group: ProcessGroups::new(fabric, port)?,
-            handover: Handover::open(fabric)?,
+            handover: ForwardingSocket::open(fabric)?,
             misdirected: AtomicU64::new(0),
         })
     }
@@ -55,10 +55,13 @@ impl SharedGroups {
     /// Removes dead members from the groups. If `doubtful`, or if several died, each member gets a probe.
     ///
     /// Errors of files and of kernel memory are ignored: misdirected packets are then still forwarded.
-    pub(crate) fn check_groups(&self, sockets: &[BoundSocket], doubtful: bool) {
+    pub(crate) fn remove_dead_members_and_probe(&self, sockets: &[BoundSocket], doubtful: bool) {
         for socket in sockets {
             let outcome = match self.group.remove_dead_members(socket) {
-                Ok(None) if doubtful => self.group.mark_order_uncertain(socket).map(Some),
+                Ok(None) if doubtful => self
+                    .group
+                    .group_state_with_uncertain_order(socket)
+                    .map(Some),
                 other => other,
             };
             if let Ok(Some(outcome)) = outcome
@@ -78,10 +81,14 @@ impl SharedGroups {
 
     /// Handles a packet that is not for this process: a probe, or a packet to forward. Returns true if so many were
     /// misdirected that the order of the processes is doubtful.
-    pub(crate) fn handle_foreign(&self, socket: &BoundSocket, packet: &ReceivedPacket<'_>) -> bool {
+    pub(crate) fn take_probe_or_forward(
+        &self,
+        socket: &BoundSocket,
+        packet: &ReceivedPacket<'_>,
+    ) -> bool {
         let slot = (packet.dest_qpn() >> SLOT_SHIFT) as u16;
         if slot == 0 {
-            self.handle_probe(socket, packet);
+            self.correct_own_position_by_probe(socket, packet);
             return false;
         }
         let gone =
@@ -127,8 +134,8 @@ impl SharedGroups {
 
     /// Handles a packet with the QPN of a probe. Only one from this port of this address comes from this user; others
     /// are ignored.
-    fn handle_probe(&self, socket: &BoundSocket, packet: &ReceivedPacket<'_>) {
-        let (addresses, ports) = (packet.frame.addresses, packet.frame);
+    fn correct_own_position_by_probe(&self, socket: &BoundSocket, packet: &ReceivedPacket<'_>) {
+        let (addresses, ports) = (packet.icrc_fields.addresses, packet.icrc_fields);
         let own = addresses.src() == addresses.dst() && ports.src_port == ports.dst_port;
         let generation = packet.bytes.get(8..16).and_then(|b| b.try_into().ok());
         let place = (packet.dest_qpn() & (FIRST_PROBE_QPN - 1)) as usize;
@@ -144,7 +151,7 @@ impl SharedGroups {
 
     /// Leaves the groups and closes the sockets.
     pub(crate) fn leave(&self, sockets: Vec<BoundSocket>) {
-        if self.group.is_of_this_process() {
+        if self.group.was_joined_by_this_process() {
             self.handover.remove();
             // After an error, the next process that joins finds the files unchanged, and its probes correct them.
             let _ = self.group.leave(sockets);

@@ -50,7 +50,8 @@ fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
         poll(&mut fds, None).unwrap();
         endpoint.receive(&mut inbox, |received| {
             let (transport, icrc) = icrc::split(received.bytes).unwrap();
-            let identification = icrc::recover_identification(&received.frame, transport, icrc);
+            let identification =
+                icrc::recover_identification(&received.icrc_fields, transport, icrc);
             let (class, limit) = (received.traffic_class, received.hop_limit);
             all.push((transport.to_vec(), identification, class, limit));
         });
@@ -237,9 +238,12 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
         let mut seen = Vec::new();
         let sent = endpoint.send_observed(&mut batch, |sent| {
             let (transport, icrc) = icrc::split(sent.bytes).unwrap();
-            assert_eq!(icrc, icrc::icrc(&sent.frame, transport));
-            assert_eq!((sent.frame.src_port, sent.frame.dst_port), (port, port));
-            let identification = Some(sent.frame.identification);
+            assert_eq!(icrc, icrc::icrc(&sent.icrc_fields, transport));
+            assert_eq!(
+                (sent.icrc_fields.src_port, sent.icrc_fields.dst_port),
+                (port, port)
+            );
+            let identification = Some(sent.icrc_fields.identification);
             let limit = Some(sent.hop_limit);
             seen.push((
                 transport.to_vec(),

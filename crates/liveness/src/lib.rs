@@ -11,9 +11,9 @@ use rustix::process::{Pid, test_kill_process};
 ///
 /// # Errors
 /// Where there is no telling: this process has no more descriptors.
-pub fn start_time(pid: u64) -> io::Result<Option<u64>> {
+pub fn start_time_ticks(pid: u64) -> io::Result<Option<u64>> {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => Ok(parse_stat(&stat)),
+        Ok(stat) => Ok(start_time_from_stat(&stat)),
         // ESRCH: it ended while its file was open.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
@@ -26,7 +26,7 @@ const PF_EXITING: u32 = 4;
 
 /// The start time in the text of `/proc/PID/stat`; `None` for a process that is dead or being taken down.
 #[must_use]
-pub fn parse_stat(stat: &str) -> Option<u64> {
+pub fn start_time_from_stat(stat: &str) -> Option<u64> {
     // The second field is the program's name in parentheses and may contain anything, also `)`.
     let rest = stat.get(stat.rfind(')')? + 2..)?;
     let mut fields = rest.split(' ');
@@ -48,7 +48,7 @@ pub fn parse_stat(stat: &str) -> Option<u64> {
 /// because this process has no descriptor left.
 #[must_use]
 pub fn is_alive(pid: u64, start: u64) -> bool {
-    match start_time(pid) {
+    match start_time_ticks(pid) {
         Ok(found) => found == Some(start),
         Err(_) => to_pid(pid).is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH)),
     }
@@ -71,20 +71,20 @@ mod tests {
     #[test]
     fn stat_with_a_hostile_name_is_parsed() {
         let stat = "42 (a) R 1 (b) S 1 42 42 0 -1 4194304 1 0 0 0 1 2 0 0 20 0 1 0 777 0 0";
-        assert_eq!(parse_stat(stat), Some(777));
+        assert_eq!(start_time_from_stat(stat), Some(777));
         assert_eq!(
-            parse_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"),
+            start_time_from_stat("42 (a) Z 1 42 42 0 -1 4 1 0 0 0 1 2 0 0 20 0 1 0 777 0"),
             None
         );
         let exiting = "42 (a) R 1 42 42 0 -1 4194308 1 0 0 0 1 2 0 0 20 0 1 0 777 0";
-        assert_eq!(parse_stat(exiting), None);
-        assert_eq!(parse_stat(""), None);
-        assert_eq!(parse_stat("1 (x)"), None);
+        assert_eq!(start_time_from_stat(exiting), None);
+        assert_eq!(start_time_from_stat(""), None);
+        assert_eq!(start_time_from_stat("1 (x)"), None);
     }
 
     #[test]
     fn this_process_lives_and_pid_0_does_not() {
-        let start = start_time(own_pid()).unwrap().unwrap();
+        let start = start_time_ticks(own_pid()).unwrap().unwrap();
         assert!(is_alive(own_pid(), start));
         assert!(!is_alive(own_pid(), start + 1));
         assert!(!is_alive(0, start));

@@ -34,7 +34,7 @@ impl<'a> DecisionBytes<'a> {
     }
 
     /// Returns true for one of `times` values of the next byte.
-    pub(crate) fn rarely(&mut self, times: u8) -> bool {
+    pub(crate) fn one_in(&mut self, times: u8) -> bool {
         self.byte() % times == times - 1
     }
 

@@ -40,7 +40,7 @@ pub fn run(tables: ProviderTables, bytes: &[u8]) {
         if input.is_empty() {
             break;
         }
-        world.step(&mut input);
+        world.call_one_verb(&mut input);
     }
     world.destroy_all();
 }

@@ -23,7 +23,7 @@ pub(crate) use objects::World;
 
 impl World<'_> {
     /// Calls one verb.
-    pub(crate) fn step(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(crate) fn call_one_verb(&mut self, input: &mut DecisionBytes<'_>) {
         // SAFETY: handles are NULL or live; verbs that create, change or destroy objects may also get
         // destroyed handles. Other pointers lead to places of the right type.
         unsafe {
@@ -33,11 +33,11 @@ impl World<'_> {
                 return self.import(input);
             }
             if verb == 239 {
-                return self.tags(input);
+                return self.post_tag_op_or_write_tag_header(input);
             }
             if verb == 238 && self.device.has_ethernet {
                 let (base, shown) = (self.arena_start(), (self.tables, self.device));
-                return self.raw.step(shown, base, input);
+                return self.raw.call_one_verb(shown, base, input);
             }
             match verb % 40 {
                 0 => self.make_pd(input),
@@ -63,12 +63,12 @@ impl World<'_> {
                 25..=29 => self.post_send(input),
                 30 | 31 => self.post_recv(input),
                 32 | 33 => self.poll(input),
-                34 => self.notify(input),
-                35 => self.events(input),
-                36 => self.window(input),
-                37 => self.multicast(input),
-                38 => self.domains_and_memory(input),
-                _ => self.post_extended(input),
+                34 => self.arm_cq(input),
+                35 => self.fetch_and_ack_events(input),
+                36 => self.make_bind_or_end_mw(input),
+                37 => self.attach_or_detach_mcast(input),
+                38 => self.make_or_end_domains_and_dm(input),
+                _ => self.post_send_extended(input),
             }
         }
     }
@@ -88,7 +88,7 @@ impl World<'_> {
         }
         let verbs = self.tables.symbols;
         // SAFETY: as in `step`.
-        unsafe { self.events(&mut DecisionBytes::new(&[])) };
+        unsafe { self.fetch_and_ack_events(&mut DecisionBytes::new(&[])) };
         for qp in self.qps.iter().filter(|qp| qp.live) {
             for last in 0..4 {
                 let mut gid = ibv_gid { raw: [0xff; 16] };

@@ -95,7 +95,7 @@ impl ListenComm {
     }
 
     /// Returns the next connection, or `None` if none is complete.
-    pub(crate) fn accept(&self) -> Result<Option<Arc<NcclComm>>, CallFailure> {
+    pub(crate) fn poll_accept(&self) -> Result<Option<Arc<NcclComm>>, CallFailure> {
         let receiver = lock(&self.listener)?.poll()?;
         Ok(receiver
             .map(|receiver| NcclComm::new(CommDirection::Recv(Box::new(receiver)), self.device)))
@@ -103,7 +103,7 @@ impl ListenComm {
 }
 
 /// Connects to a handle; returns `None` until the connection is complete.
-pub(crate) fn connect(
+pub(crate) fn begin_or_poll_connect(
     device: &'static Device,
     bytes: &[u8; ListenHandle::BYTES],
 ) -> Result<Option<Arc<NcclComm>>, CallFailure> {
@@ -150,15 +150,16 @@ impl NcclComm {
     /// Registers memory that NCCL owns.
     ///
     /// # Safety
-    /// As for [`verbs::raw::register`].
+    /// As for [`verbs::raw::register_borrowed`].
     pub(crate) unsafe fn register(
         &self,
         data: *mut c_void,
         size: usize,
     ) -> Result<MemoryHandle, CallFailure> {
         // SAFETY: contract of this function.
-        let region =
-            unsafe { verbs::raw::register(&self.device.pd, data.cast(), size, Access::ALL) };
+        let region = unsafe {
+            verbs::raw::register_borrowed(&self.device.pd, data.cast(), size, Access::ALL)
+        };
         let region = region.map_err(|e| CallFailure {
             code: abi::SYSTEM_ERROR,
             reason: format!("{size} bytes at {data:p} cannot be registered: {e}"),
@@ -252,7 +253,10 @@ impl NcclComm {
 
 impl PendingRequest {
     /// Returns true once the request is complete, and then appends the sizes, at most 8.
-    pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, CallFailure> {
+    pub(crate) fn append_sizes_if_complete(
+        &self,
+        sizes: &mut Vec<u32>,
+    ) -> Result<bool, CallFailure> {
         match &mut *lock(&self.comm.direction)? {
             CommDirection::Send(sender) => {
                 let done = sender.test(self.request)?;

@@ -70,7 +70,7 @@ fn open_all() -> Result<Vec<&'static Device>, String> {
     let config = config()?;
     let mut found = Vec::new();
     for device in provider.devices().map_err(|e| e.to_string())? {
-        let ports = ports(&device).map_err(|e| format!("{}: {e}", device.name()))?;
+        let ports = open_and_query_ports(&device).map_err(|e| format!("{}: {e}", device.name()))?;
         for (port, context, number) in ports {
             if port.state == PortState::Active {
                 let config = Config {
@@ -90,7 +90,9 @@ fn open_all() -> Result<Vec<&'static Device>, String> {
 }
 
 /// Opens a device; returns each port with the context and the port's number.
-fn ports(device: &verbs::Device) -> Result<Vec<(PortAttr, Context, u8)>, verbs::VerbError> {
+fn open_and_query_ports(
+    device: &verbs::Device,
+) -> Result<Vec<(PortAttr, Context, u8)>, verbs::VerbError> {
     let context = device.open()?;
     let ports = context.query_device()?.phys_port_cnt;
     (1..=ports)
@@ -146,13 +148,13 @@ fn open(
         empty_buffer: nothing.map_err(|e| format!("{name}: {e}"))?,
         pd,
         config,
-        listen_addr: address(gid)?,
+        listen_addr: listen_address(gid)?,
     })))
 }
 
 /// Returns the address at which receivers listen: the configured one, the port's own, or else
 /// loopback.
-fn address(gid: Gid) -> Result<IpAddr, String> {
+fn listen_address(gid: Gid) -> Result<IpAddr, String> {
     if let Ok(text) = std::env::var(LISTEN_ADDRESS_ENV_VAR) {
         return text
             .parse()

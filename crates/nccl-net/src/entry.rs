@@ -191,7 +191,7 @@ pub(crate) unsafe extern "C" fn connect_v6(
         let device = device::get(dev).map_err(invalid)?;
         // SAFETY: a handle has 128 bytes.
         let bytes = unsafe { object_at(handle.cast::<[u8; ListenHandle::BYTES]>(), "handle") }?;
-        if let Some(comm) = comm::connect(device, bytes)? {
+        if let Some(comm) = comm::begin_or_poll_connect(device, bytes)? {
             // SAFETY: as above.
             unsafe { write(send_comm, into_pointer(comm), "sendComm") }?;
         }
@@ -241,7 +241,7 @@ pub(crate) unsafe extern "C" fn accept_v6(
             write(recv_comm, null_mut(), "recvComm")?;
             object_at(listen_comm.cast::<ListenComm>(), "listenComm")
         }?;
-        if let Some(comm) = listening.accept()? {
+        if let Some(comm) = listening.poll_accept()? {
             // SAFETY: as above.
             unsafe { write(recv_comm, into_pointer(comm), "recvComm") }?;
         }
@@ -366,7 +366,7 @@ struct GroupedReceives<S> {
 ///
 /// # Safety
 /// The arrays have `n` elements; comm and mhandles are of this plugin.
-unsafe fn receive<S: Copy + TryInto<usize>>(
+unsafe fn irecv_grouped<S: Copy + TryInto<usize>>(
     pointer: *mut c_void,
     arrays: &GroupedReceives<S>,
     request: *mut *mut c_void,
@@ -421,7 +421,7 @@ pub(crate) unsafe extern "C" fn irecv_v10(
         mhandles,
     };
     // SAFETY: NCCL's arrays.
-    unsafe { receive(pointer, &arrays, request) }
+    unsafe { irecv_grouped(pointer, &arrays, request) }
 }
 
 pub(crate) unsafe extern "C" fn irecv_v9(
@@ -454,7 +454,7 @@ pub(crate) unsafe extern "C" fn irecv(
         mhandles,
     };
     // SAFETY: NCCL's arrays.
-    unsafe { receive(pointer, &arrays, request) }
+    unsafe { irecv_grouped(pointer, &arrays, request) }
 }
 
 pub(crate) unsafe extern "C" fn iflush(
@@ -501,7 +501,7 @@ pub(crate) unsafe extern "C" fn test(
             object_at(request.cast::<PendingRequest>(), "request")
         }?;
         let mut came = Vec::new();
-        if !pending.test(&mut came)? {
+        if !pending.append_sizes_if_complete(&mut came)? {
             return Ok(());
         }
         if !sizes.is_null() {

@@ -14,7 +14,7 @@ mod codes;
 mod timers;
 mod transitions;
 
-pub use attributes::{AddressVector, AttrMask, Attributes};
+pub use attributes::{AddressVectorToCheck, AttrMask, AttributesToCheck};
 pub use check::{DeviceLimits, ModifyQpError, check_transition};
 pub use codes::{QpState, QpType, UnknownQpState, UnsupportedQpType};
 pub use timers::{ack_timeout_ns, path_mtu_bytes, rnr_timer_ns};

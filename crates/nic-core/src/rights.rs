@@ -96,9 +96,9 @@ impl Access {
 /// The word of a normal region is the number of its protection domain. Windows, and regions of the whole address space,
 /// have additional upper bits. One comparison therefore admits the usual case; only other cases need further checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(u32);
+pub struct OwningPdOrQp(u32);
 
-impl Owner {
+impl OwningPdOrQp {
     /// Limit of protection domain numbers: a number is at least 1 and less than `PD_NUMBER_LIMIT`.
     pub const PD_NUMBER_LIMIT: u32 = 1 << 30;
 
@@ -120,7 +120,7 @@ impl Owner {
     /// `number`.
     #[inline]
     #[must_use]
-    pub const fn whole_space(number: u32) -> Self {
+    pub const fn whole_address_space_in_pd(number: u32) -> Self {
         Self(Self::WHOLE_SPACE_BIT | number)
     }
 
@@ -186,7 +186,7 @@ impl Owner {
 
     /// Returns true if the owner admits remote requests to queue pair `qp`.
     #[inline(always)]
-    const fn admits_remote(self, qp: &AccessingQp) -> bool {
+    const fn admits_remote(self, qp: &QpMemoryRights) -> bool {
         self.admits_local(qp.pd_number)
             || self.0 == Self::WINDOW_TYPE_1_BITS | qp.pd_number
             || self.0 == Self::WINDOW_TYPE_2_BITS | qp.qpn
@@ -194,7 +194,7 @@ impl Owner {
 
     /// Returns true for a region of the whole address space.
     #[inline(always)]
-    const fn is_whole_space(self) -> bool {
+    const fn is_whole_address_space(self) -> bool {
         self.0 & Self::WINDOW_TYPE_2_BITS == Self::WHOLE_SPACE_BIT
     }
 }
@@ -209,7 +209,7 @@ pub struct Region {
     /// Access rights: bits of [`flag`]; other bits are ignored.
     pub access: u32,
     /// Owner of the region or window.
-    pub owner: Owner,
+    pub owner: OwningPdOrQp,
 }
 
 /// The fields of a queue pair that determine its rights to memory on its own side.
@@ -217,16 +217,16 @@ pub struct Region {
 /// For a remote access, it is the responder's queue pair. For a local access, it is the queue pair or receive queue
 /// whose work request has the SGEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessingQp {
+pub struct QpMemoryRights {
     /// Rights granted to requesters, `qp_access_flags`. Local accesses do not need them.
     pub requester_access: u32,
-    /// Number of the protection domain, or [`Owner::NO_DOMAIN`].
+    /// Number of the protection domain, or [`OwningPdOrQp::NO_DOMAIN`].
     pub pd_number: u32,
     /// Queue pair number, which type 2 windows check.
     pub qpn: u32,
 }
 
-impl AccessingQp {
+impl QpMemoryRights {
     /// Makes the fields for local accesses of a queue pair in protection domain `domain`.
     #[inline(always)]
     #[must_use]
@@ -364,7 +364,7 @@ impl PermittedRange {
 pub fn authorize_region(
     region: &Region,
     access: Access,
-    qp: &AccessingQp,
+    qp: &QpMemoryRights,
 ) -> Result<RegionGrant, AccessDenied> {
     let flag = access.flag();
     let by_queue_pair = access.is_local() || qp.requester_access & flag != 0;
@@ -379,7 +379,7 @@ pub fn authorize_region(
     Ok(RegionGrant {
         start: region.start,
         len: region.len,
-        on_demand: region.owner.is_whole_space(),
+        on_demand: region.owner.is_whole_address_space(),
     })
 }
 
@@ -392,7 +392,7 @@ pub fn authorize(
     region: &Region,
     (addr, len): (u64, u64),
     access: Access,
-    qp: &AccessingQp,
+    qp: &QpMemoryRights,
 ) -> Result<PermittedRange, AccessDenied> {
     authorize_region(region, access, qp)?.permit_range(addr, len)
 }

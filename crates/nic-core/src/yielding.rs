@@ -59,7 +59,7 @@ impl SpinTime {
     }
 
     /// Records the duration of a yield after an unsuccessful spin.
-    pub fn yielded(&mut self, took_ns: u64) {
+    pub fn record_yield(&mut self, took_ns: u64) {
         self.spin_ns = if took_ns < MAX_IDLE_YIELD_NS {
             (2 * self.spin_ns).min(LONGEST_SPIN_ALONE_NS)
         } else if took_ns < MIN_BUSY_YIELD_NS {
@@ -86,7 +86,7 @@ mod tests {
 
     fn after(yields: &[u64]) -> SpinTime {
         let mut yielding = SpinTime::new();
-        yields.iter().for_each(|took| yielding.yielded(*took));
+        yields.iter().for_each(|took| yielding.record_yield(*took));
         yielding
     }
 

@@ -115,12 +115,12 @@ impl LinkTransactions {
     }
 
     /// Data and headers of one kind to the device.
-    pub fn bytes_to_device_by(&self, kind: TransactionKind) -> f64 {
+    pub fn bytes_to_device_of_kind(&self, kind: TransactionKind) -> f64 {
         self.sum_where(|p| p.kind() == kind, Transactions::bytes_to_device)
     }
 
     /// Packets to the device of one kind.
-    pub fn tlps_to_device_by(&self, kind: TransactionKind) -> f64 {
+    pub fn tlps_to_device_of_kind(&self, kind: TransactionKind) -> f64 {
         self.sum_where(|p| p.kind() == kind, |t| t.tlps_to_device)
     }
 

@@ -8,7 +8,7 @@ use crate::{Bounds, Footprint, Mix, MixOperation, Operation, PostMethod, Role, T
 ///
 /// # Panics
 /// If the model's arithmetic panics or returns a rate that is negative or not a number.
-pub fn nic_profile(bytes: &[u8]) {
+pub fn check_profile_of_any_bytes(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
@@ -17,7 +17,7 @@ pub fn nic_profile(bytes: &[u8]) {
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
     assert!(!profile.numbers().is_empty());
-    if let Some(there) = profile.on_dpu() {
+    if let Some(there) = profile.as_seen_from_dpu() {
         check_rates(&there);
     }
     check_rates(&profile);
@@ -50,6 +50,6 @@ fn check_rates(profile: &Profile) {
 mod tests {
     #[test]
     fn the_corpus_of_nic_profiles_is_replayed() {
-        corpus::replay("nic_profile", super::nic_profile);
+        corpus::replay("nic_profile", super::check_profile_of_any_bytes);
     }
 }

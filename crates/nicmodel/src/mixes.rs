@@ -82,7 +82,7 @@ impl NamedMix {
 /// Returns the mixes of the publications that this NIC can execute.
 ///
 /// "As many cores as needed" is all cores of the profile.
-pub fn all(profile: &Profile) -> Vec<NamedMix> {
+pub fn executable_mixes(profile: &Profile) -> Vec<NamedMix> {
     let mut all = verb_benchmarks(profile);
     all.extend(systems(profile));
     all.retain(|named| {
@@ -99,7 +99,9 @@ pub fn all(profile: &Profile) -> Vec<NamedMix> {
 
 /// Returns the mix of this name.
 pub fn get(profile: &Profile, name: &str) -> Option<NamedMix> {
-    all(profile).into_iter().find(|named| named.name == name)
+    executable_mixes(profile)
+        .into_iter()
+        .find(|named| named.name == name)
 }
 
 /// Returns the published number for this NIC: `ids` are pairs of profile and id.

@@ -259,7 +259,7 @@ impl OperationProfile {
             return Err(OpProfileError::Version(self.version));
         }
         for qp in &self.queue_pairs {
-            let sent = qp.operations();
+            let sent = qp.posted_operations();
             let atomics = qp.atomics_of_known_address();
             let problems = [
                 (qp.postlists > sent, "more postlists than operations"),
@@ -284,13 +284,13 @@ impl OperationProfile {
     }
 
     /// Operations that were posted.
-    pub fn operations(&self) -> u64 {
-        saturating_sum(self.queue_pairs.iter().map(QueuePair::operations))
+    pub fn posted_operations(&self) -> u64 {
+        saturating_sum(self.queue_pairs.iter().map(QueuePair::posted_operations))
     }
 
     /// Operations that a rate counts: posted operations, or received messages if none was posted.
-    pub fn requests(&self) -> u64 {
-        match self.operations() {
+    pub fn posted_or_received_operations(&self) -> u64 {
+        match self.posted_operations() {
             0 => saturating_sum(
                 self.queue_pairs
                     .iter()
@@ -326,10 +326,10 @@ impl OperationProfile {
                     false
                 });
             }
-            qp.postlists = qp.postlists.min(qp.operations());
+            qp.postlists = qp.postlists.min(qp.posted_operations());
             qp.runs = qp.runs.min(qp.postlists);
-            qp.adjacent_reads = qp.adjacent_reads.min(qp.operations());
-            if qp.atomics_of_known_address() > qp.operations() {
+            qp.adjacent_reads = qp.adjacent_reads.min(qp.posted_operations());
+            if qp.atomics_of_known_address() > qp.posted_operations() {
                 qp.atomic_slots.clear();
             }
         }
@@ -342,7 +342,10 @@ impl OperationProfile {
     ///
     /// # Errors
     /// Returned if the NIC cannot execute one of the operations.
-    pub fn link_transactions(&self, profile: &Profile) -> Result<LinkTransactions, OperationError> {
+    pub fn link_transactions_per_operation(
+        &self,
+        profile: &Profile,
+    ) -> Result<LinkTransactions, OperationError> {
         let mut all = LinkTransactions::default();
         for load in self.mix().iter().flat_map(|mix| &mix.loads) {
             let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
@@ -357,7 +360,9 @@ impl OperationProfile {
 
     /// Queue pairs with posted operations.
     pub fn posting_queue_pairs(&self) -> impl Iterator<Item = &QueuePair> {
-        self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
+        self.queue_pairs
+            .iter()
+            .filter(|qp| qp.posted_operations() > 0)
     }
 
     /// Effective number of queue pairs in use at a time: equally busy queue pairs with the load of the busiest would
@@ -365,7 +370,7 @@ impl OperationProfile {
     pub fn effective_queue_pairs(&self) -> u32 {
         let mut busy = BusyQueuePairs::default();
         for (begins, qp) in self.queue_pair_starts_and_ends() {
-            busy.set_in_use(qp.operations(), begins);
+            busy.begin_or_end_use(qp.posted_operations(), begins);
         }
         busy.max_effective_count
     }
@@ -376,7 +381,7 @@ impl OperationProfile {
         let each = self.queue_pairs.iter();
         let each = each.map(|qp| saturating_sum(qp.received.iter().map(|counted| counted.count)));
         let busiest = each.clone().max().unwrap_or(0).max(1);
-        round_to_u32(count_to_f64(saturating_sum(each)) / count_to_f64(busiest)).max(1)
+        round_to_u32_at_least_1(count_to_f64(saturating_sum(each)) / count_to_f64(busiest)).max(1)
     }
 
     /// Most queue pairs that were in use at a time.
@@ -420,7 +425,7 @@ impl OperationProfile {
     ///
     /// Work apart from verbs is not included. `None` if nothing was posted or received.
     pub fn mix(&self) -> Option<Mix> {
-        let total = self.requests();
+        let total = self.posted_or_received_operations();
         if total == 0 {
             return None;
         }
@@ -536,7 +541,7 @@ impl QueuePair {
     }
 
     /// Operations that were posted.
-    pub fn operations(&self) -> u64 {
+    pub fn posted_operations(&self) -> u64 {
         saturating_sum(self.sent.iter().map(|counted| counted.count))
     }
 
@@ -549,7 +554,7 @@ impl QueuePair {
 
     /// Mean number of operations in a postlist; 1 without postlists.
     pub fn mean_postlist(&self) -> f64 {
-        (count_to_f64(self.operations()) / count_to_f64(self.postlists.max(1))).max(1.0)
+        (count_to_f64(self.posted_operations()) / count_to_f64(self.postlists.max(1))).max(1.0)
     }
 
     /// The queue pair's postlists by method: single work requests go by MMIO, longer postlists by doorbell and DMA.
@@ -557,7 +562,7 @@ impl QueuePair {
     ///
     /// Returns one entry if the lengths are unknown, or do not add up to [`postlists`](Self::postlists).
     pub fn postlists_by_method(&self) -> Vec<PostlistsByMethod> {
-        let operations = count_to_f64(self.operations());
+        let operations = count_to_f64(self.posted_operations());
         let all = vec![PostlistsByMethod {
             mean_len: self.mean_postlist(),
             work_request_share: 1.0,
@@ -584,8 +589,8 @@ impl QueuePair {
     }
 
     /// Mean number of operations in a run, which could have been one postlist; 1 without runs.
-    pub fn mean_run(&self) -> f64 {
-        (count_to_f64(self.operations()) / count_to_f64(self.runs.max(1))).max(1.0)
+    pub fn mean_operations_per_run(&self) -> f64 {
+        (count_to_f64(self.posted_operations()) / count_to_f64(self.runs.max(1))).max(1.0)
     }
 
     /// Atomics whose address is known.
@@ -598,7 +603,9 @@ impl QueuePair {
     pub fn effective_atomic_locks(&self) -> Option<u32> {
         let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
         (busiest > 0).then(|| {
-            round_to_u32(count_to_f64(self.atomics_of_known_address()) / count_to_f64(busiest))
+            round_to_u32_at_least_1(
+                count_to_f64(self.atomics_of_known_address()) / count_to_f64(busiest),
+            )
         })
     }
 }
@@ -645,7 +652,7 @@ impl Default for BusyQueuePairs {
 }
 
 impl BusyQueuePairs {
-    fn set_in_use(&mut self, work: u64, begins: bool) {
+    fn begin_or_end_use(&mut self, work: u64, begins: bool) {
         let count = self.queue_pairs_by_operations.entry(work).or_default();
         if begins {
             *count += 1;
@@ -654,8 +661,9 @@ impl BusyQueuePairs {
                 .queue_pairs_by_operations
                 .last_key_value()
                 .map_or(1, |(work, _)| *work);
-            let even =
-                round_to_u32(count_to_f64(self.total_operations) / count_to_f64(busiest.max(1)));
+            let even = round_to_u32_at_least_1(
+                count_to_f64(self.total_operations) / count_to_f64(busiest.max(1)),
+            );
             self.max_effective_count = self.max_effective_count.max(even);
         } else {
             *count -= 1;
@@ -684,7 +692,7 @@ pub(crate) fn count_to_f64(count: u64) -> f64 {
     clippy::cast_sign_loss,
     reason = "was clamped to the range"
 )]
-pub(crate) fn round_to_u32(number: f64) -> u32 {
+pub(crate) fn round_to_u32_at_least_1(number: f64) -> u32 {
     number.round().clamp(1.0, 1e9) as u32
 }
 

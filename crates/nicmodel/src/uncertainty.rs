@@ -39,7 +39,7 @@ pub struct PredictedRate {
     /// The bottleneck by the model; `None` if only a simulation gives the rate.
     pub bottleneck: Option<Resource>,
     /// True if the profile was fitted again without this rate.
-    pub refitted_without: bool,
+    pub profile_refitted_without_rate: bool,
     /// The published rate, in 10^6 a second.
     pub published_mops: f64,
     /// The predicted rate, in 10^6 a second.
@@ -72,7 +72,7 @@ static ALL: LazyLock<Vec<PredictedRate>> = LazyLock::new(|| {
 });
 
 /// Returns the predictions for published rates that no number was fitted to.
-pub fn all() -> &'static [PredictedRate] {
+pub fn unfitted_predictions() -> &'static [PredictedRate] {
     &ALL
 }
 
@@ -119,7 +119,7 @@ fn parse_line(line: &'static str) -> Result<PredictedRate, String> {
             "" => None,
             name => Some(parse_bottleneck(name)?),
         },
-        refitted_without: how == "left-out",
+        profile_refitted_without_rate: how == "left-out",
         published_mops: rate(published)?,
         predicted_mops: rate(predicted)?,
     };
@@ -185,7 +185,7 @@ fn range_from_errors(
 
 /// Returns the range in which a rate probably lies that the model predicts with this bottleneck.
 pub fn likely_range_of_rate(bottleneck: Resource, mops: f64) -> Option<LikelyRange> {
-    range_from_errors(all(), Some(bottleneck), mops)
+    range_from_errors(unfitted_predictions(), Some(bottleneck), mops)
 }
 
 /// Returns the range in which the rate of a mix probably lies. `None` if a resource is unknown, which may make the rate
@@ -210,7 +210,11 @@ static NOISES: LazyLock<Vec<(Resource, Resource, f64)>> = LazyLock::new(|| {
     let mut noises = Vec::new();
     for before in Resource::ALL {
         for after in Resource::ALL {
-            noises.push((before, after, noise_from_error_pairs(all(), before, after)));
+            noises.push((
+                before,
+                after,
+                noise_from_error_pairs(unfitted_predictions(), before, after),
+            ));
         }
     }
     noises
@@ -222,7 +226,8 @@ fn noise_from_error_pairs(rows: &[PredictedRate], before: Resource, after: Resou
         for (at, one) in rows.iter().enumerate() {
             for other in &rows[at + 1..] {
                 let pair = is_pair(one, other) || is_pair(other, one);
-                let one_profile = !one.refitted_without && !other.refitted_without;
+                let one_profile =
+                    !one.profile_refitted_without_rate && !other.profile_refitted_without_rate;
                 if pair && one_profile && one.nic == other.nic {
                     errors.push(one.log_error() - other.log_error());
                 }
@@ -246,7 +251,7 @@ mod tests {
         let rows = parse(ERRORS_CSV).expect("the table of this crate");
         assert_eq!(rows.len(), ERRORS_CSV.lines().count() - 1);
         assert!(rows.len() >= 20, "{}", rows.len());
-        for row in all() {
+        for row in unfitted_predictions() {
             let known = published::get(row.id).expect("published");
             assert_eq!(row.published_mops, known.value, "{}", row.id);
         }
@@ -299,7 +304,7 @@ mod tests {
             id: "seq_rpc_base_1c",
             nic: "CIB",
             bottleneck: Some(bottleneck),
-            refitted_without: false,
+            profile_refitted_without_rate: false,
             published_mops: error.exp(),
             predicted_mops: 1.0,
         };
@@ -354,7 +359,7 @@ mod tests {
             assert!((between - 0.23).abs() < 1e-9, "{between}");
         }
         // A rate that was left out is predicted by another profile than the rest.
-        all[0].refitted_without = true;
+        all[0].profile_refitted_without_rate = true;
         assert!(logarithm(&all[..4], Resource::Cpu, Resource::Cpu) < 1e-9);
         assert_eq!(
             noise_from_error_pairs(&[], Resource::Cpu, Resource::Cpu),
@@ -366,18 +371,29 @@ mod tests {
     #[test]
     fn published_rates_lie_in_their_ranges() {
         let (mut inside, mut inside_without) = (0, 0);
-        for (at, row) in all().iter().enumerate() {
-            let others = [&all()[..at], &all()[at + 1..]].concat();
+        for (at, row) in unfitted_predictions().iter().enumerate() {
+            let others = [
+                &unfitted_predictions()[..at],
+                &unfitted_predictions()[at + 1..],
+            ]
+            .concat();
             let contains = |range: LikelyRange| {
                 (range.low_mops..=range.high_mops).contains(&row.published_mops)
             };
-            let with = range_from_errors(all(), row.bottleneck, row.predicted_mops);
+            let with =
+                range_from_errors(unfitted_predictions(), row.bottleneck, row.predicted_mops);
             let without = range_from_errors(&others, row.bottleneck, row.predicted_mops);
             inside += usize::from(contains(with.expect("errors")));
             inside_without += usize::from(contains(without.expect("errors")));
         }
-        let counts = format!("{inside} and {inside_without} of {}", all().len());
-        assert!(5 * inside >= 4 * all().len(), "{counts}");
-        assert!(5 * inside_without >= 4 * all().len() - 5, "{counts}");
+        let counts = format!(
+            "{inside} and {inside_without} of {}",
+            unfitted_predictions().len()
+        );
+        assert!(5 * inside >= 4 * unfitted_predictions().len(), "{counts}");
+        assert!(
+            5 * inside_without >= 4 * unfitted_predictions().len() - 5,
+            "{counts}"
+        );
     }
 }

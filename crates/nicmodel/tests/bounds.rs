@@ -40,7 +40,7 @@ fn ud_send(payload: u32, postlist: f64) -> MixOperation {
 fn published_rates_within_3_percent_where_fitted_and_10_where_predicted() {
     let (mut fitted, mut predicted) = (0, 0);
     for profile in builtins() {
-        for named in mixes::all(profile) {
+        for named in mixes::executable_mixes(profile) {
             let Some(published) = named.published else {
                 continue;
             };
@@ -304,7 +304,7 @@ fn what_is_unknown_is_named() {
     assert_eq!(send.unknown, [Resource::Cpu, Resource::NicOutbound]);
     let reads = named(nic("cx3"), "outbound-read");
     assert_eq!(reads.unknown, [Resource::Cpu, Resource::QueuePairUnits]);
-    for mix in mixes::all(nic("cib")) {
+    for mix in mixes::executable_mixes(nic("cib")) {
         let bounds = bounds(nic("cib"), &mix.mix);
         assert!(
             bounds.unknown.is_empty(),

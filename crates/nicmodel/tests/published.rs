@@ -360,7 +360,7 @@ fn bytes_to_the_responders_host() {
     assert_eq!(responder.recv_wqe_reads(), 1.0);
     assert_eq!(responder.bytes_to_device(), 64.0 + 22.0);
     assert_eq!(
-        responder.bytes_to_device_by(TransactionKind::MmioWrite),
+        responder.bytes_to_device_of_kind(TransactionKind::MmioWrite),
         0.0
     );
 }

@@ -1,12 +1,12 @@
 //! The kernel's answers (`linux:drivers/infiniband/core/nldev.c`, `netlink.c`).
 
 use crate::message::MessageBuilder;
-use crate::numbers::{NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, command};
+use crate::numbers::{CLIENT_NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, command};
 use crate::request::{Request, requests};
 use crate::resource::ResourceKind;
 use crate::{
-    AnswerSource, CompletionQueue, Device, Domain, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
-    QueuePair, Region,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
+    ProtectionDomain, QueuePair, Region,
 };
 
 /// `errno(3)` of Linux.
@@ -29,7 +29,7 @@ pub fn answer(datagram: &[u8], port_id: u32, source: &impl AnswerSource) -> Vec<
     let mut sent = Vec::new();
     for request in requests(datagram) {
         let is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP;
-        let answers = RequestAnswers {
+        let answers = RequestBeingAnswered {
             request,
             port_id,
             is_dump,
@@ -50,29 +50,29 @@ pub fn answer(datagram: &[u8], port_id: u32, source: &impl AnswerSource) -> Vec<
 }
 
 /// A request that is being answered.
-struct RequestAnswers<'a> {
+struct RequestBeingAnswered<'a> {
     request: Request<'a>,
     port_id: u32,
     is_dump: bool,
 }
 
-impl RequestAnswers<'_> {
+impl RequestBeingAnswered<'_> {
     /// The answers, or the errno of the refusal.
     fn answer(&self, source: &impl AnswerSource) -> Result<Vec<MessageBuilder>, i32> {
         let (client, asked) = (self.request.kind >> 10, self.request.kind & 0x3ff);
-        if client != NLDEV {
+        if client != CLIENT_NLDEV {
             return Err(EINVAL);
         }
         match asked {
-            command::GET => self.devices(&source.devices()),
-            command::PORT_GET => self.ports(&source.devices()),
-            command::SYS_GET => Ok(vec![self.system()]),
-            command::RES_GET => self.resources(source),
-            command::RES_QP_GET => self.objects::<QueuePair>(source),
-            command::RES_CQ_GET => self.objects::<CompletionQueue>(source),
-            command::RES_MR_GET => self.objects::<Region>(source),
-            command::RES_PD_GET => self.objects::<Domain>(source),
-            command::STAT_GET => self.counters(&source.devices()),
+            command::GET => self.device_answers(&source.devices()),
+            command::PORT_GET => self.port_answers(&source.devices()),
+            command::SYS_GET => Ok(vec![self.subsystem_answer()]),
+            command::RES_GET => self.resource_summaries(source),
+            command::RES_QP_GET => self.object_answers::<QueuePair>(source),
+            command::RES_CQ_GET => self.object_answers::<CompletionQueue>(source),
+            command::RES_MR_GET => self.object_answers::<Region>(source),
+            command::RES_PD_GET => self.object_answers::<ProtectionDomain>(source),
+            command::STAT_GET => self.port_counter_answers(&source.devices()),
             _ => Err(EOPNOTSUPP),
         }
     }
@@ -83,13 +83,13 @@ impl RequestAnswers<'_> {
 
     /// The device that the request names.
     fn device<'d>(&self, devices: &'d [Device]) -> Result<(usize, &'d Device), i32> {
-        let index = self.request.device().ok_or(EINVAL)?;
+        let index = self.request.device_index().ok_or(EINVAL)?;
         devices.get(index).map(|it| (index, it)).ok_or(EINVAL)
     }
 
     /// The devices that the request names: one, or all for a dump that names none.
     fn selected<'d>(&self, devices: &'d [Device]) -> Result<Vec<(usize, &'d Device)>, i32> {
-        if self.is_dump && self.request.device().is_none() {
+        if self.is_dump && self.request.device_index().is_none() {
             return Ok(devices.iter().enumerate().collect());
         }
         Ok(vec![self.device(devices)?])
@@ -97,12 +97,12 @@ impl RequestAnswers<'_> {
 
     /// The port of `device` that the request names, by its number.
     fn port<'d>(&self, device: &'d Device) -> Result<(usize, &'d Port), i32> {
-        let number = self.request.port().ok_or(EINVAL)?;
+        let number = self.request.port_number().ok_or(EINVAL)?;
         let port = number.checked_sub(1).and_then(|at| device.ports.get(at));
         port.map(|port| (number, port)).ok_or(EINVAL)
     }
 
-    fn devices(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
+    fn device_answers(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         let of = |(index, device): (usize, &Device)| {
             let mut message = self.message(command::GET);
             put_device(&mut message, index, device);
@@ -111,7 +111,7 @@ impl RequestAnswers<'_> {
         Ok(self.selected(devices)?.into_iter().map(of).collect())
     }
 
-    fn ports(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
+    fn port_answers(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         let (index, device) = self.device(devices)?;
         let of = |(number, port): (usize, &Port)| {
             let mut message = self.message(command::PORT_GET);
@@ -128,14 +128,14 @@ impl RequestAnswers<'_> {
 
     /// The subsystem. The kernel copies pages that are registered when a process forks, so that it needs no
     /// `ibv_fork_init(3)`; registered memory of this device needs none either.
-    fn system(&self) -> MessageBuilder {
+    fn subsystem_answer(&self) -> MessageBuilder {
         let mut message = self.message(command::SYS_GET);
         message.put_u8(attr::SYS_NETNS_MODE, NETNS_MODE_SHARED);
         message.put_u8(attr::SYS_COPY_ON_FORK, 1);
         message
     }
 
-    fn resources(&self, source: &impl AnswerSource) -> Result<Vec<MessageBuilder>, i32> {
+    fn resource_summaries(&self, source: &impl AnswerSource) -> Result<Vec<MessageBuilder>, i32> {
         let devices = source.devices();
         let of = |(index, device): (usize, &Device)| {
             let mut message = self.message(command::RES_GET);
@@ -148,13 +148,13 @@ impl RequestAnswers<'_> {
     }
 
     /// The objects of one kind, of all processes: for a dump a table in each message, otherwise one object by its number.
-    fn objects<T: ResourceKind>(
+    fn object_answers<T: ResourceKind>(
         &self,
         source: &impl AnswerSource,
     ) -> Result<Vec<MessageBuilder>, i32> {
         let devices = source.devices();
         let (index, device) = self.device(&devices)?;
-        let port = match self.request.port() {
+        let port = match self.request.port_number() {
             Some(_) => Some(to_u32(self.port(device)?.0)),
             None => None,
         };
@@ -182,11 +182,11 @@ impl RequestAnswers<'_> {
         while objects.peek().is_some() {
             let mut message = self.message(T::COMMAND);
             put_handle(&mut message, index, device);
-            let table = message.begin_nested(T::TABLE);
+            let table = message.begin_nested(T::TABLE_ATTRIBUTE);
             while message.len() + T::MAX_ENTRY_BYTES <= MAX_DATAGRAM_BYTES
                 && let Some((pid, object)) = objects.next()
             {
-                let entry = message.begin_nested(T::ENTRY);
+                let entry = message.begin_nested(T::ENTRY_ATTRIBUTE);
                 object.put(&mut message, pid);
                 message.end_nested(entry);
             }
@@ -197,7 +197,7 @@ impl RequestAnswers<'_> {
     }
 
     /// The counters of a port, as `rdma statistic show link` asks for them; those of queue pairs are not counted apart.
-    fn counters(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
+    fn port_counter_answers(&self, devices: &[Device]) -> Result<Vec<MessageBuilder>, i32> {
         if self.request.asks_resource_counters() || self.is_dump {
             return Err(EOPNOTSUPP);
         }
@@ -289,7 +289,7 @@ fn put_port(message: &mut MessageBuilder, number: usize, port: &Port) {
     if let Some(state) = port.physical_state {
         message.put_u8(attr::PORT_PHYS_STATE, state);
     }
-    if let Some((name, index)) = &port.interface {
+    if let Some((name, index)) = &port.interface_name_and_index {
         message.put_u32(attr::NDEV_INDEX, *index);
         message.put_text(attr::NDEV_NAME, name);
     }

@@ -1,8 +1,8 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
 use crate::{
-    AnswerSource, CompletionQueue, Device, Domain, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
-    QueuePair, Region, Subnet, answer,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, Port, PortSubnetAttributes,
+    ProcessObjects, ProtectionDomain, QueuePair, Region, answer,
 };
 
 /// Two devices, one of each kind, with more regions than fit into a datagram.
@@ -13,15 +13,15 @@ impl AnswerSource for ExampleSource {
         let roce = Port {
             state: Some(4),
             physical_state: Some(5),
-            interface: Some(("eth0".to_owned(), 7)),
+            interface_name_and_index: Some(("eth0".to_owned(), 7)),
             counters: (0..300).map(|i| (format!("counter_{i}"), i)).collect(),
             ..Port::default()
         };
         let infiniband = Port {
-            subnet: Some(Subnet {
+            subnet: Some(PortSubnetAttributes {
                 prefix: Some(0xfe80 << 48),
                 lid: Some(1),
-                ..Subnet::default()
+                ..PortSubnetAttributes::default()
             }),
             ..Port::default()
         };
@@ -65,7 +65,7 @@ impl AnswerSource for ExampleSource {
                     use_count: 2,
                 })
                 .collect(),
-            domains: vec![Domain {
+            domains: vec![ProtectionDomain {
                 number: 1,
                 use_count: 4,
             }],

@@ -1,7 +1,7 @@
 //! The RDMA netlink family (`NETLINK_RDMA`, `linux:include/uapi/rdma/rdma_netlink.h`) for a device that the kernel does not
 //! know: requests of clients such as `rdma(8)` of iproute2, and the kernel's answers.
 //!
-//! - [`answer`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
+//! - [`answer()`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
 //! - [`sysfs`]: the devices as the files of sysfs describe them.
 //!
 //! The commands of the client NLDEV that only read are answered: devices, ports, the subsystem, counters, resources.
@@ -47,16 +47,16 @@ pub struct Port {
     /// Physical state of IBTA vol. 1, 14.2.5.6 (`PortPhysicalState`); 5 is `LinkUp`.
     pub physical_state: Option<u8>,
     /// Attributes of an InfiniBand port alone; `None` for RoCE.
-    pub subnet: Option<Subnet>,
+    pub subnet: Option<PortSubnetAttributes>,
     /// The network interface beside the port: its name and its index.
-    pub interface: Option<(String, u32)>,
+    pub interface_name_and_index: Option<(String, u32)>,
     /// Counters of the port and their values.
     pub counters: Vec<(String, u64)>,
 }
 
 /// An InfiniBand port's place in its subnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subnet {
+pub struct PortSubnetAttributes {
     /// `port_cap_flags` of `ibv_query_port(3)`.
     pub capabilities: Option<u32>,
     /// Upper half of GID 0, as a number.
@@ -79,7 +79,7 @@ pub struct ProcessObjects {
     /// Its completion queues.
     pub completion_queues: Vec<CompletionQueue>,
     /// Its protection domains.
-    pub domains: Vec<Domain>,
+    pub domains: Vec<ProtectionDomain>,
     /// Its memory regions.
     pub regions: Vec<Region>,
 }
@@ -118,7 +118,7 @@ pub struct CompletionQueue {
 
 /// A protection domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Domain {
+pub struct ProtectionDomain {
     /// Its number.
     pub number: u32,
     /// Number of objects that use it.

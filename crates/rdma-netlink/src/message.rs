@@ -1,6 +1,8 @@
 //! Messages, as the kernel writes them.
 
-use crate::numbers::{NLA_F_NESTED, NLDEV, NLM_F_CAPPED, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR};
+use crate::numbers::{
+    CLIENT_NLDEV, NLA_F_NESTED, NLM_F_CAPPED, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR,
+};
 use crate::request::{HEADER_BYTES, Request};
 
 /// A message that is being written. Numbers are in the byte order of the host.
@@ -30,7 +32,7 @@ impl MessageBuilder {
     /// An answer of the client NLDEV.
     pub(crate) fn answer(command: u16, request: &Request<'_>, port_id: u32, is_dump: bool) -> Self {
         let flags = if is_dump { NLM_F_MULTI } else { 0 };
-        Self::new(NLDEV << 10 | command, request, port_id, flags)
+        Self::new(CLIENT_NLDEV << 10 | command, request, port_id, flags)
     }
 
     /// The end of a dump.

@@ -15,7 +15,7 @@ pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
 pub(crate) const NLA_TYPE_MASK: u16 = 0x3fff;
 
 /// `RDMA_NL_NLDEV`: the client is in the bits of a message's type from bit 10 on (`RDMA_NL_GET_TYPE`).
-pub(crate) const NLDEV: u16 = 5;
+pub(crate) const CLIENT_NLDEV: u16 = 5;
 
 /// `rdma_nldev_command`.
 pub(crate) mod command {

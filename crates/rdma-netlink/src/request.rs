@@ -63,12 +63,12 @@ impl<'a> Request<'a> {
     }
 
     /// `RDMA_NLDEV_ATTR_DEV_INDEX`.
-    pub(crate) fn device(&self) -> Option<usize> {
+    pub(crate) fn device_index(&self) -> Option<usize> {
         usize::try_from(self.u32_attribute(attribute::DEV_INDEX)?).ok()
     }
 
     /// `RDMA_NLDEV_ATTR_PORT_INDEX`.
-    pub(crate) fn port(&self) -> Option<usize> {
+    pub(crate) fn port_number(&self) -> Option<usize> {
         usize::try_from(self.u32_attribute(attribute::PORT_INDEX)?).ok()
     }
 

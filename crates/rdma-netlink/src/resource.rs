@@ -3,7 +3,7 @@
 
 use crate::message::MessageBuilder;
 use crate::numbers::{attribute as attr, command};
-use crate::{CompletionQueue, Domain, ProcessObjects, QueuePair, Region};
+use crate::{CompletionQueue, ProcessObjects, ProtectionDomain, QueuePair, Region};
 
 /// Bytes of an attribute with a number of at most 32 bits, and with one of 64 bits.
 const U32_ATTRIBUTE_BYTES: usize = 8;
@@ -18,9 +18,9 @@ pub(crate) trait ResourceKind: Sized {
     /// The command that asks for objects of this kind.
     const COMMAND: u16;
     /// The attribute with all objects of a message.
-    const TABLE: u16;
+    const TABLE_ATTRIBUTE: u16;
     /// The attribute with one object.
-    const ENTRY: u16;
+    const ENTRY_ATTRIBUTE: u16;
     /// The attribute by which a request names one object. `None`: requests cannot name one.
     const LOOKUP_ATTRIBUTE: Option<u16>;
     /// Bytes of an entry at most.
@@ -40,8 +40,8 @@ pub(crate) trait ResourceKind: Sized {
 
 impl ResourceKind for QueuePair {
     const COMMAND: u16 = command::RES_QP_GET;
-    const TABLE: u16 = attr::RES_QP;
-    const ENTRY: u16 = attr::RES_QP_ENTRY;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_QP;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_QP_ENTRY;
     const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_LQPN);
     const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 9 * U32_ATTRIBUTE_BYTES;
 
@@ -76,8 +76,8 @@ impl ResourceKind for QueuePair {
 
 impl ResourceKind for CompletionQueue {
     const COMMAND: u16 = command::RES_CQ_GET;
-    const TABLE: u16 = attr::RES_CQ;
-    const ENTRY: u16 = attr::RES_CQ_ENTRY;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_CQ;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_CQ_ENTRY;
     const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_CQN);
     const MAX_ENTRY_BYTES: usize =
         ENTRY_HEADER_BYTES + 3 * U32_ATTRIBUTE_BYTES + U64_ATTRIBUTE_BYTES;
@@ -98,10 +98,10 @@ impl ResourceKind for CompletionQueue {
     }
 }
 
-impl ResourceKind for Domain {
+impl ResourceKind for ProtectionDomain {
     const COMMAND: u16 = command::RES_PD_GET;
-    const TABLE: u16 = attr::RES_PD;
-    const ENTRY: u16 = attr::RES_PD_ENTRY;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_PD;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_PD_ENTRY;
     /// Two processes may use the same number.
     const LOOKUP_ATTRIBUTE: Option<u16> = None;
     const MAX_ENTRY_BYTES: usize =
@@ -124,8 +124,8 @@ impl ResourceKind for Domain {
 
 impl ResourceKind for Region {
     const COMMAND: u16 = command::RES_MR_GET;
-    const TABLE: u16 = attr::RES_MR;
-    const ENTRY: u16 = attr::RES_MR_ENTRY;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_MR;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_MR_ENTRY;
     /// Clients name a region by its restrack number, which regions here do not have.
     const LOOKUP_ATTRIBUTE: Option<u16> = None;
     const MAX_ENTRY_BYTES: usize =

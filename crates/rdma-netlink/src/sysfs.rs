@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::{Device, Port, Subnet};
+use crate::{Device, Port, PortSubnetAttributes};
 
 /// The devices with a folder in `class`, which is `/sys/class/infiniband` or a copy of it, in the order of their names. A file
 /// that is missing or says nonsense leaves out what it is about.
@@ -47,14 +47,14 @@ fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
         state: leading_number(&folder.join("state")),
         physical_state: leading_number(&folder.join("phys_state")),
         subnet: is_infiniband.then(|| subnet(folder)),
-        interface: interface.filter(|_| !is_infiniband),
+        interface_name_and_index: interface.filter(|_| !is_infiniband),
         counters: counters(&folder.join("hw_counters")),
     }
 }
 
-fn subnet(folder: &Path) -> Subnet {
+fn subnet(folder: &Path) -> PortSubnetAttributes {
     let gid = read_trimmed(&folder.join("gids/0")).unwrap_or_default();
-    Subnet {
+    PortSubnetAttributes {
         capabilities: hexadecimal(&folder.join("cap_mask")),
         prefix: gid.get(..19).and_then(parse_guid),
         lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
@@ -171,7 +171,7 @@ mod tests {
             state: Some(4),
             physical_state: Some(5),
             subnet: None,
-            interface: Some(("eth0".to_owned(), 7)),
+            interface_name_and_index: Some(("eth0".to_owned(), 7)),
             counters: vec![("sent_pkts".to_owned(), 12)],
         };
         let device = Device {
@@ -200,7 +200,10 @@ mod tests {
             ],
         );
         let devices = devices(class.path());
-        let names = devices[0].ports.iter().map(|port| port.interface.clone());
+        let names = devices[0]
+            .ports
+            .iter()
+            .map(|port| port.interface_name_and_index.clone());
         let expected = [("eth0".to_owned(), 7), ("lo".to_owned(), 1)].map(Some);
         assert_eq!(names.collect::<Vec<_>>(), expected);
     }
@@ -224,7 +227,7 @@ mod tests {
         let [device] = &devices[..] else {
             panic!("{devices:?}");
         };
-        let subnet = Subnet {
+        let subnet = PortSubnetAttributes {
             capabilities: Some(0x1_0000),
             prefix: Some(0xfe80 << 48),
             lid: Some(1),

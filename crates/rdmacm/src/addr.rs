@@ -80,10 +80,13 @@ impl IdAddress {
 
     /// Returns port space and port of the service at this address, for an id of `port_space`. Addresses of `AF_IB`
     /// contain their own port space. `None` if their service id does not fit any port space.
-    pub(crate) fn service(&self, port_space: rdma_port_space) -> Option<(rdma_port_space, u16)> {
+    pub(crate) fn port_space_and_port(
+        &self,
+        port_space: rdma_port_space,
+    ) -> Option<(rdma_port_space, u16)> {
         match self {
             Self::Ip(addr) => Some((port_space, addr.port())),
-            Self::Ib(addr) => addr.service(),
+            Self::Ib(addr) => addr.port_space_and_port(),
         }
     }
 
@@ -293,7 +296,7 @@ mod tests {
             flowinfo: 2,
             gid: [3; 16],
             service_id: 4,
-            mask: 5,
+            service_id_mask: 5,
             scope_id: 6,
         });
         let (c, len) = to_c(ib);

@@ -22,7 +22,7 @@ pub struct Channel<E> {
 
 impl<E> Channel<E> {
     pub(crate) fn new() -> Result<Arc<Self>> {
-        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `clear_if_empty`.
+        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `clear_eventfd_if_empty`.
         Ok(Arc::new(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC)?,
             queue: Mutex::new(VecDeque::new()),
@@ -54,7 +54,7 @@ impl<E> Channel<E> {
                 let mut queue = lock(&self.queue);
                 if let Some(event) = queue.pop_front() {
                     prepare(&event);
-                    self.clear_if_empty(&queue);
+                    self.clear_eventfd_if_empty(&queue);
                     return Ok(event);
                 }
             }
@@ -77,12 +77,12 @@ impl<E> Channel<E> {
         let mut queue = lock(&self.queue);
         let (taken, kept): (VecDeque<E>, _) = queue.drain(..).partition(is_taken);
         *queue = kept;
-        self.clear_if_empty(&queue);
+        self.clear_eventfd_if_empty(&queue);
         Vec::from(taken)
     }
 
     /// Makes the descriptor unreadable if the queue is empty. Does not wait if it is already unreadable.
-    fn clear_if_empty(&self, queue: &VecDeque<E>) {
+    fn clear_eventfd_if_empty(&self, queue: &VecDeque<E>) {
         if queue.is_empty() {
             let readable = poll(
                 &mut [PollFd::new(&self.fd, PollFlags::IN)],

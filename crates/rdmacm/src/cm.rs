@@ -9,13 +9,13 @@ use std::time::Duration;
 use verbs_abi::{Gsi, Symbols};
 
 use crate::addr::{IdAddress, gid_of};
-use crate::device::Device;
+use crate::device::DevicePort;
 use crate::errno::{Errno, Result};
 use crate::fork;
 use crate::gsi;
 use crate::lock::lock;
 use crate::mad::{MadConnections, Settings};
-use crate::ports::Ports;
+use crate::ports::PortFolder;
 use crate::service::ServiceThread;
 
 /// The functions that a verbs provider supplies to connection management.
@@ -53,15 +53,15 @@ pub fn set_provider(find: FindProvider) {
 ///
 /// # Errors
 /// `ENODEV` if no device exists; otherwise the error of opening it.
-pub fn default_device() -> Result<&'static Device> {
+pub fn default_device() -> Result<&'static DevicePort> {
     Ok(Cm::get()?.default_device())
 }
 
 /// The connection manager of this process.
 pub(crate) struct Cm {
     /// The ports of all devices; at least one.
-    pub(crate) devices: Vec<Device>,
-    pub(crate) ports: &'static Ports,
+    pub(crate) device_ports: Vec<DevicePort>,
+    pub(crate) ports: &'static PortFolder,
     pub(crate) service: &'static ServiceThread,
     pub(crate) answer_timeout: Duration,
     gsi: Option<&'static Gsi>,
@@ -80,7 +80,7 @@ extern "C" fn notify_peers_at_exit() {
     if let Ok(cm) = CM.try_lock()
         && let Some((pid, cm)) = *cm
         && pid == std::process::id()
-        && let Some(hub) = cm.started_hub()
+        && let Some(hub) = cm.mad_connections_if_started()
     {
         hub.notify_exit();
     }
@@ -101,10 +101,10 @@ impl Cm {
         }
         let find = PROVIDER.get().ok_or(Errno(libc::ENODEV))?;
         let provider = find().map_err(Errno)?;
-        let devices = Device::open_all(provider.verbs)?;
+        let devices = DevicePort::open_all(provider.verbs)?;
         let new: &'static Self = Box::leak(Box::new(Self {
-            devices,
-            ports: Box::leak(Box::new(Ports::open(&provider.fabric_dir)?)),
+            device_ports: devices,
+            ports: Box::leak(Box::new(PortFolder::open(&provider.fabric_dir)?)),
             service: ServiceThread::start()?,
             answer_timeout: provider.answer_timeout,
             gsi: provider.gsi,
@@ -116,14 +116,14 @@ impl Cm {
     }
 
     /// The first port of the first device.
-    pub(crate) fn default_device(&self) -> &Device {
+    pub(crate) fn default_device(&self) -> &DevicePort {
         // `open_all` fails where there is none.
-        &self.devices[0]
+        &self.device_ports[0]
     }
 
     /// The port that has an own address; the first port for addresses that none has, such as 127.0.0.1.
-    pub(crate) fn device_of(&self, own: IdAddress) -> &Device {
-        let mut devices = self.devices.iter();
+    pub(crate) fn device_port_of(&self, own: IdAddress) -> &DevicePort {
+        let mut devices = self.device_ports.iter();
         let found = devices.find(|device| device.has_address(own));
         found.unwrap_or_else(|| self.default_device())
     }
@@ -134,7 +134,7 @@ impl Cm {
         let gsi = self
             .gsi
             .filter(|_| !self.default_device().is_infiniband())?;
-        let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
+        let (gid, is_by_packets) = gsi::gid_and_reached_by_packets(gsi, gid_of(to));
         is_by_packets.then_some(gid)
     }
 
@@ -150,7 +150,7 @@ impl Cm {
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the NIC does not reach other hosts; otherwise the error of opening QP1.
-    pub(crate) fn hub(&self) -> Result<&Arc<MadConnections>> {
+    pub(crate) fn mad_connections_or_start(&self) -> Result<&Arc<MadConnections>> {
         let gsi = self.gsi.ok_or(Errno(libc::EOPNOTSUPP))?;
         let _starting = lock(&self.mad_hub_start_lock);
         if self.mad_hub.get().is_none() {
@@ -169,7 +169,7 @@ impl Cm {
     }
 
     /// Returns the connections by MADs, if they were started.
-    pub(crate) fn started_hub(&self) -> Option<&Arc<MadConnections>> {
+    pub(crate) fn mad_connections_if_started(&self) -> Option<&Arc<MadConnections>> {
         self.mad_hub.get()
     }
 }

@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use crate::addr::IdAddress;
 use crate::channel::Channel;
-use crate::device::check;
+use crate::device::check_returned_errno;
 use crate::endpoint::{Endpoint, EndpointEvent, EventDetail};
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
@@ -75,10 +75,10 @@ pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event
         let event = channel.next(|event| {
             // The queue is still locked here, so no thread can destroy the id in between.
             event.endpoint.count_reported();
-            make_id(event);
+            make_id_for_request_event(event);
         })?;
         let endpoint = Arc::clone(&event.endpoint);
-        match id_of(&endpoint).and_then(|id| convert(id, event)) {
+        match id_of(&endpoint).and_then(|id| act_on_and_convert_event(id, event)) {
             Some(event) => return Ok(Box::into_raw(event).cast()),
             None => endpoint.count_acknowledged(),
         }
@@ -86,7 +86,7 @@ pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event
 }
 
 /// Makes the id of a requested connection, so that later events find it.
-fn make_id(event: &EndpointEvent) {
+fn make_id_for_request_event(event: &EndpointEvent) {
     if let EventDetail::Request { new, .. } = &event.detail
         && let Some(listener) = id_of(&event.endpoint)
     {
@@ -97,7 +97,7 @@ fn make_id(event: &EndpointEvent) {
 }
 
 /// Performs the library's action for the event, and makes the C event. `None` if the program must not see the event.
-fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
+fn act_on_and_convert_event(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
     let mut abi = rdma_cm_event::zeroed();
     abi.id = id.abi();
     abi.event = event.kind;
@@ -117,7 +117,7 @@ fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
         EventDetail::Datagram { qp, private_data } => made.set_datagram(id, &qp, &private_data),
         EventDetail::Request { new, request } => {
             let new_id = id_of(&new)?;
-            if let Err(Errno(errno)) = take_request(id, new_id, &request) {
+            if let Err(Errno(errno)) = set_up_requested_id(id, new_id, &request) {
                 tracing::warn!("a connection request is lost: errno {errno}");
                 new.close();
                 // SAFETY: the program has not seen the id yet.
@@ -139,7 +139,7 @@ fn convert(id: &CmId, event: EndpointEvent) -> Option<Box<CmEvent>> {
             // member `arg` in it.
             unsafe { param.write(arg) };
         }
-        EventDetail::Joined(membership) => made.set_joined(id, &membership),
+        EventDetail::Joined(membership) => made.attach_and_set_joined_group(id, &membership),
     }
     match made.abi.event {
         RDMA_CM_EVENT_CONNECT_RESPONSE if !id.qp().is_null() => {
@@ -176,7 +176,7 @@ fn connect_qp_and_establish(id: &CmId) -> Result {
 }
 
 /// Sets addresses, device and parameters of the id of a requested connection.
-fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
+fn set_up_requested_id(listener: &CmId, new: &CmId, request: &Request) -> Result {
     listener.endpoint.count_request_taken();
     new.set_source(match request.dst {
         IdAddress::Ib(addr) => IdAddress::Ib(addr.as_request_destination()),
@@ -250,7 +250,7 @@ impl CmEvent {
         if self.abi.event == RDMA_CM_EVENT_ESTABLISHED
             && let Some(from) = id.source()
         {
-            ud.ah_attr = id.device().address_vector(from, qp);
+            ud.ah_attr = id.device_port().address_vector(from, qp);
             ud.qp_num = qp.qpn;
             ud.qkey = qp.qkey;
         }
@@ -258,7 +258,7 @@ impl CmEvent {
     }
 
     /// Attaches the queue pair to a joined group, and fills in the address of the group for the program.
-    fn set_joined(&mut self, id: &CmId, membership: &GroupMembership) {
+    fn attach_and_set_joined_group(&mut self, id: &CmId, membership: &GroupMembership) {
         let mut ud = rdma_ud_param::zeroed();
         ud.private_data = ptr::with_exposed_provenance(membership.context);
         if let Some(from) = id.source() {
@@ -267,7 +267,7 @@ impl CmEvent {
                 gid: membership.mgid,
                 ..QpAddress::default()
             };
-            ud.ah_attr = id.device().address_vector(from, &group);
+            ud.ah_attr = id.device_port().address_vector(from, &group);
             // The GRH is needed on either link layer, since a GID identifies the group.
             ud.ah_attr.is_global = 1;
             ud.qp_num = 0x00ff_ffff;
@@ -279,8 +279,8 @@ impl CmEvent {
                 raw: membership.mgid,
             };
             // SAFETY: the id's live queue pair.
-            let attached = check(unsafe {
-                (id.device().verbs.ibv_attach_mcast)(id.qp(), &raw const gid, membership.mlid)
+            let attached = check_returned_errno(unsafe {
+                (id.device_port().verbs.ibv_attach_mcast)(id.qp(), &raw const gid, membership.mlid)
             });
             if let Err(Errno(errno)) = attached {
                 self.abi.event = RDMA_CM_EVENT_MULTICAST_ERROR;
@@ -291,7 +291,7 @@ impl CmEvent {
 }
 
 /// For a synchronous id, waits for the outcome of a call; other ids get the outcome as an event.
-pub(crate) fn wait_for_outcome(id: &CmId) -> Result {
+pub(crate) fn wait_for_outcome_if_synchronous(id: &CmId) -> Result {
     if !id.extra().is_synchronous {
         return Ok(());
     }

@@ -107,7 +107,7 @@ unsafe fn read_param(
             None => (param.qp_num, param.srq),
         }
     };
-    let device = id.device();
+    let device = id.device_port();
     let is_datagram = id.is_datagram();
     let within = |asked: u8, max: u8, all: u8| asked == all || asked <= max;
     if !is_datagram
@@ -165,16 +165,16 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     let (Some(mut src), Some(mut dst)) = (id.source(), id.destination()) else {
         return Err(INVALID);
     };
-    if !id.has_device() {
+    if !id.is_bound_to_device() {
         return Err(INVALID);
     }
     // SAFETY: contract of this function.
     let mut given = unsafe { read_param(param, RDMA_CM_EVENT_CONNECT_REQUEST, id) }?;
-    let device = id.device();
+    let device = id.device_port();
     for end in [&mut src, &mut dst] {
         if let IdAddress::Ib(addr) = end {
             // The loopback address stands for the port itself, and messages name its GID.
-            let of_port = id.endpoint.cm.device_of(IdAddress::Ib(*addr));
+            let of_port = id.endpoint.cm.device_port_of(IdAddress::Ib(*addr));
             addr.gid = of_port.gid(IdAddress::Ib(*addr));
         }
     }
@@ -193,18 +193,18 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         extra.responder_resources = given.params.responder_resources;
         (extra.ece, private_data)
     };
-    let psn = id.endpoint.connection_params().local.psn;
+    let psn = id.endpoint.connection_params().local.first_psn_from_peer;
     let qp_type = id.qp_type();
     // A service id without a port space has no listener; a listener that receives it rejects the request.
     let port_space = dst
-        .service(id.endpoint.port_space)
+        .port_space_and_port(id.endpoint.port_space)
         .map_or(id.endpoint.port_space, |(port_space, _)| port_space);
     id.endpoint.connect(Request {
         port_space,
         qp_type,
         src,
         dst,
-        qp: device.address_of(src, given.local_qpn, psn),
+        qp: device.qp_address_of(src, given.local_qpn, psn),
         params: given.params,
         ece,
         path_mtu: path_mtu(id, dst),
@@ -216,7 +216,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
 
 /// Returns the coded MTU of the path to `dst`: that of the port, or less if the IP packets to `dst` are smaller.
 fn path_mtu(id: &CmId, dst: IdAddress) -> u8 {
-    let of_port = id.device().active_mtu;
+    let of_port = id.device_port().active_mtu;
     let largest = match dst {
         IdAddress::Ip(dst) if id.endpoint.cm.gid_reached_by_packets(dst.ip()).is_some() => {
             addr::mtu_to(dst).unwrap_or(u32::MAX)
@@ -257,7 +257,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
     };
     // SAFETY: contract of this function.
     let mut given = unsafe { read_param(param, kind, id) }?;
-    let device = id.device();
+    let device = id.device_port();
     let src = id.source().ok_or(INVALID)?;
     let ece = {
         let mut extra = id.extra();
@@ -280,7 +280,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
         id.connect_qp(&ends)?;
     }
     let accepted = id.endpoint.accept(AcceptReply {
-        qp: device.address_of(src, given.local_qpn, ends.local.psn),
+        qp: device.qp_address_of(src, given.local_qpn, ends.local.first_psn_from_peer),
         params: given.params,
         ece,
         private_data: given.private_data,

@@ -17,12 +17,12 @@ use crate::wire::{NegotiatedParams, QpAddress};
 pub const DEFAULT_PKEY: u16 = u16::MAX;
 
 /// Default ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
-pub(crate) const ACK_TIMEOUT: u8 = 19;
+pub(crate) const DEFAULT_ACK_TIMEOUT_CODE: u8 = 19;
 /// Hop limit of every connection, as Linux uses it for RoCE (`IPV6_DEFAULT_HOPLIMIT`).
 pub(crate) const HOP_LIMIT: u8 = 64;
 
 /// A port of an open device. All ports of a device have the same context and protection domain.
-pub struct Device {
+pub struct DevicePort {
     /// Functions of libibverbs.
     pub verbs: &'static Symbols,
     /// Device context, which stays open until the process ends.
@@ -51,11 +51,11 @@ pub struct Device {
 struct XrcDomain(*mut ibv_xrcd);
 
 // SAFETY: handles of libibverbs may be used from any thread, and all operations of this module are thread-safe.
-unsafe impl Send for Device {}
+unsafe impl Send for DevicePort {}
 // SAFETY: as above; the only field that changes is behind a lock.
-unsafe impl Sync for Device {}
+unsafe impl Sync for DevicePort {}
 
-impl Drop for Device {
+impl Drop for DevicePort {
     fn drop(&mut self) {
         if !self.owns_context_and_pd {
             return;
@@ -68,7 +68,7 @@ impl Drop for Device {
     }
 }
 
-impl Device {
+impl DevicePort {
     /// Opens all devices: their ports, those of the first device first. At least one.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl Device {
         let mut attr = ibv_device_attr::zeroed();
         // SAFETY: contract of this function; a place for what is asked.
         unsafe {
-            let asked = check((verbs.ibv_query_device)(context, &raw mut attr));
+            let asked = check_returned_errno((verbs.ibv_query_device)(context, &raw mut attr));
             let pd = match asked {
                 Ok(()) => (verbs.ibv_alloc_pd)(context),
                 Err(_) => ptr::null_mut(),
@@ -150,7 +150,7 @@ impl Device {
         let mut port = ibv_port_attr::zeroed();
         // SAFETY: contract of this function; the pointers lead to places for the results.
         unsafe {
-            check((verbs.ibv_query_port)(context, port_num, &raw mut port))?;
+            check_returned_errno((verbs.ibv_query_port)(context, port_num, &raw mut port))?;
             let mut gids = Vec::new();
             for index in 0..port.gid_tbl_len {
                 let mut gid = ibv_gid::zeroed();
@@ -165,7 +165,7 @@ impl Device {
             let mut pkeys = Vec::new();
             for index in 0..c_int::from(port.pkey_tbl_len) {
                 let mut pkey = 0;
-                check((verbs.ibv_query_pkey)(
+                check_returned_errno((verbs.ibv_query_pkey)(
                     context,
                     port_num,
                     index,
@@ -286,10 +286,10 @@ impl Device {
 
     /// Returns the address of a queue pair of this device, for the local address `own`.
     #[must_use]
-    pub fn address_of(&self, own: IdAddress, qpn: u32, psn: u32) -> QpAddress {
+    pub fn qp_address_of(&self, own: IdAddress, qpn: u32, psn: u32) -> QpAddress {
         QpAddress {
             qpn,
-            psn,
+            first_psn_from_peer: psn,
             lid: self.lid,
             gid: self.gid(own),
             qkey: RDMA_UDP_QKEY,
@@ -319,7 +319,12 @@ impl Device {
     }
 
     /// The path record from one of the own addresses to a port with the GID `dgid` and the LID `dlid`.
-    pub(crate) fn path(&self, from: IdAddress, dgid: [u8; 16], dlid: u16) -> ibv_sa_path_rec {
+    pub(crate) fn path_record(
+        &self,
+        from: IdAddress,
+        dgid: [u8; 16],
+        dlid: u16,
+    ) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
@@ -343,7 +348,7 @@ impl Device {
         path.rate_selector = 2;
         path.rate = u8::try_from(IBV_RATE_100_GBPS).unwrap_or(0);
         path.packet_life_time_selector = 2;
-        path.packet_life_time = ACK_TIMEOUT - 1;
+        path.packet_life_time = DEFAULT_ACK_TIMEOUT_CODE - 1;
         path
     }
 
@@ -427,7 +432,7 @@ impl Device {
             mtu => mtu.into(),
         };
         attr.dest_qp_num = ends.remote.qpn;
-        attr.rq_psn = ends.local.psn;
+        attr.rq_psn = ends.local.first_psn_from_peer;
         let mut mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
         if is_reliable_responder(qp_type) {
             attr.max_dest_rd_atomic = ends.params.responder_resources;
@@ -446,7 +451,7 @@ impl Device {
     /// `qp` is a live queue pair of this device's provider.
     pub unsafe fn modify_qp(&self, qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Result {
         // SAFETY: contract of this function.
-        check(unsafe { (self.verbs.ibv_modify_qp)(qp, attr, mask) })
+        check_returned_errno(unsafe { (self.verbs.ibv_modify_qp)(qp, attr, mask) })
     }
 }
 
@@ -467,10 +472,10 @@ fn rts_attr(
 ) -> (ibv_qp_attr, c_int) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_RTS;
-    attr.sq_psn = ends.remote.psn;
+    attr.sq_psn = ends.remote.first_psn_from_peer;
     let mut mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
     if is_reliable_requester(qp_type) || is_reliable_responder(qp_type) {
-        attr.timeout = ack_timeout.unwrap_or(ACK_TIMEOUT);
+        attr.timeout = ack_timeout.unwrap_or(DEFAULT_ACK_TIMEOUT_CODE);
         mask |= IBV_QP_TIMEOUT;
     }
     if is_reliable_requester(qp_type) {
@@ -486,7 +491,7 @@ fn rts_attr(
 ///
 /// # Errors
 /// The errno.
-pub fn check(returned: c_int) -> Result {
+pub fn check_returned_errno(returned: c_int) -> Result {
     match returned {
         0 => Ok(()),
         errno if errno > 0 => Err(Errno(errno)),

@@ -32,7 +32,7 @@ thread_local! {
 ///
 /// # Errors
 /// The error of opening `/dev/null`.
-pub(crate) fn prepare_replacement() -> Result {
+pub(crate) fn open_dev_null_for_children() -> Result {
     let mut fds = lock(&FDS);
     if fds.dev_null.is_none() {
         fds.dev_null = Some(std::fs::File::open("/dev/null")?.into());

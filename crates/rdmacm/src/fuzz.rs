@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::addr::IdAddress;
-use crate::ports::{IdBinding, Ports, owner_of, port_range};
+use crate::ports::{IdBinding, PortFolder, owner_of, parse_port_range};
 use crate::process::ProcessIdentity;
 use crate::wire::CmMessage;
 
@@ -38,14 +38,14 @@ pub fn messages(bytes: &[u8]) {
 /// A file that is not a port is deleted, a port is claimed twice, or its listener is not reached.
 pub fn ports(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        assert!(port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
+        assert!(parse_port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
         assert!(owner_of(text).is_none() || !text.contains('/'));
     }
     let folder = FuzzFabricFolder::new();
     for line in bytes.split(|&b| b == b'\n').take(16) {
         folder.add(line);
     }
-    if let Ok(ports) = Ports::open(&folder.0) {
+    if let Ok(ports) = PortFolder::open(&folder.0) {
         use_ports(&ports, &folder);
     }
     assert!(
@@ -57,7 +57,7 @@ pub fn ports(bytes: &[u8]) {
 const PORT_SPACE: u32 = 0x0106;
 const PORT: u16 = 7471;
 
-fn use_ports(ports: &Ports, folder: &FuzzFabricFolder) {
+fn use_ports(ports: &PortFolder, folder: &FuzzFabricFolder) {
     let at = |port| IdAddress::Ip(SocketAddr::from(([10, 0, 0, 1], port)));
     let binding = |port, reuse| IdBinding {
         addr: at(port),
@@ -73,13 +73,13 @@ fn use_ports(ports: &Ports, folder: &FuzzFabricFolder) {
         assert!(!reuse || ports.claim(PORT_SPACE, binding(0, false)).is_ok());
         if let Ok(_listener) = ports.listen(&mut claim) {
             // A process that opens the folder removes stale names.
-            drop(Ports::open(&folder.0));
+            drop(PortFolder::open(&folder.0));
             assert!(ports.connect(PORT_SPACE, at(PORT)).is_ok());
         }
-        ports.record_closing(&claim);
+        ports.record_listener_closing(&claim);
         ports.release(&claim);
         assert!(ports.connect(PORT_SPACE, at(PORT)).is_err());
-        ports.may_open_soon(PORT_SPACE, at(PORT));
+        ports.may_listen_soon(PORT_SPACE, at(PORT));
     }
 }
 

@@ -31,7 +31,7 @@ pub struct IbAddr {
     pub(crate) gid: [u8; 16],
     pub(crate) service_id: u64,
     /// The valid bits of `service_id`; the others are wildcards.
-    pub(crate) mask: u64,
+    pub(crate) service_id_mask: u64,
     pub(crate) scope_id: u64,
 }
 
@@ -52,7 +52,8 @@ impl IbAddr {
         let of = |number: u64, mask: u64| if number == 0 { 0 } else { mask };
         Self {
             service_id: (u64::from(port_space) << PORT_SPACE_SHIFT) | u64::from(port),
-            mask: of(u64::from(port_space), PORT_SPACE_MASK) | of(u64::from(port), PORT_MASK),
+            service_id_mask: of(u64::from(port_space), PORT_SPACE_MASK)
+                | of(u64::from(port), PORT_MASK),
             ..self
         }
     }
@@ -63,7 +64,7 @@ impl IbAddr {
             flowinfo: u32::from_be(c.sib_flowinfo),
             gid: c.sib_addr.ib_u,
             service_id: u64::from_be(c.sib_sid),
-            mask: u64::from_be(c.sib_sid_mask),
+            service_id_mask: u64::from_be(c.sib_sid_mask),
             scope_id: c.sib_scope_id,
         }
     }
@@ -75,18 +76,18 @@ impl IbAddr {
             sib_flowinfo: self.flowinfo.to_be(),
             sib_addr: ib_addr { ib_u: self.gid },
             sib_sid: self.service_id.to_be(),
-            sib_sid_mask: self.mask.to_be(),
+            sib_sid_mask: self.service_id_mask.to_be(),
             sib_scope_id: self.scope_id,
         }
     }
 
     /// Returns the port of the address; 0 for any port.
     pub(crate) fn port(&self) -> u16 {
-        (self.service_id & self.mask) as u16
+        (self.service_id & self.service_id_mask) as u16
     }
 
     /// Returns port space and port of the address; `None` if the port space does not fit into 32 bits.
-    pub(crate) fn service(&self) -> Option<(rdma_port_space, u16)> {
+    pub(crate) fn port_space_and_port(&self) -> Option<(rdma_port_space, u16)> {
         let port_space = u32::try_from(self.service_id >> PORT_SPACE_SHIFT).ok()?;
         Some((port_space, self.service_id as u16))
     }
@@ -120,8 +121,8 @@ impl IbAddr {
     ///
     /// # Errors
     /// `EPROTONOSUPPORT` if an id of `port_space` cannot have the requested service id.
-    pub(crate) fn select_service(self, port_space: rdma_port_space) -> Result<Self> {
-        let mask = self.mask & PORT_SPACE_MASK;
+    pub(crate) fn with_selected_port_space(self, port_space: rdma_port_space) -> Result<Self> {
+        let mask = self.service_id_mask & PORT_SPACE_MASK;
         let asked = self.service_id & mask;
         // An id of RDMA_PS_IB may have any of these port spaces.
         let selected = [RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP]
@@ -132,7 +133,7 @@ impl IbAddr {
             .ok_or(Errno(libc::EPROTONOSUPPORT))?;
         Ok(Self {
             service_id: selected | u64::from(self.port()),
-            mask: self.mask | PORT_SPACE_MASK,
+            service_id_mask: self.service_id_mask | PORT_SPACE_MASK,
             ..self
         })
     }
@@ -140,8 +141,9 @@ impl IbAddr {
     /// Returns the address of an id that has got its port.
     pub(crate) fn with_port(self, port: u16) -> Self {
         Self {
-            service_id: (self.service_id & self.mask & PORT_SPACE_MASK) | u64::from(port),
-            mask: u64::MAX,
+            service_id: (self.service_id & self.service_id_mask & PORT_SPACE_MASK)
+                | u64::from(port),
+            service_id_mask: u64::MAX,
             ..self
         }
     }
@@ -150,7 +152,7 @@ impl IbAddr {
     /// `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn as_request_destination(self) -> Self {
         Self {
-            mask: u64::MAX,
+            service_id_mask: u64::MAX,
             scope_id: 0,
             ..self
         }
@@ -160,7 +162,7 @@ impl IbAddr {
     pub(crate) fn as_request_source(self) -> Self {
         Self {
             service_id: 0,
-            mask: 0,
+            service_id_mask: 0,
             scope_id: 0,
             ..self
         }
@@ -183,7 +185,7 @@ mod tests {
             pkey: 0x8001,
             flowinfo: 0x0123_4567,
             service_id: 0x0106_1d2f,
-            mask: 0xffff_ffff_ffff_0000,
+            service_id_mask: 0xffff_ffff_ffff_0000,
             scope_id: 3,
             ..addr("fe80::1:2")
         };
@@ -211,7 +213,7 @@ mod tests {
     fn a_service_id_is_a_port_space_and_a_port() {
         let at = |ps, port| {
             let a = addr("fe80::1").with_service(ps, port);
-            (a.service_id, a.mask)
+            (a.service_id, a.service_id_mask)
         };
         assert_eq!(at(RDMA_PS_TCP, 7471), (0x0106_1d2f, u64::MAX));
         assert_eq!(at(RDMA_PS_UDP, 0), (0x0111_0000, !0xffff));
@@ -222,7 +224,7 @@ mod tests {
                 service_id: id,
                 ..addr("::")
             }
-            .service()
+            .port_space_and_port()
         };
         assert_eq!(service(0x013f_0001), Some((RDMA_PS_IB, 1)));
         assert_eq!(service(0x1_0000_0000_0001), None);
@@ -233,12 +235,12 @@ mod tests {
         let select = |ps, service_id, mask| {
             let asked = IbAddr {
                 service_id,
-                mask,
+                service_id_mask: mask,
                 ..addr("::")
             };
             asked
-                .select_service(ps)
-                .map(|a| (a.service_id, a.mask))
+                .with_selected_port_space(ps)
+                .map(|a| (a.service_id, a.service_id_mask))
                 .map_err(|e| e.0)
         };
         let unsupported = Err(libc::EPROTONOSUPPORT);
@@ -279,10 +281,16 @@ mod tests {
     #[test]
     fn a_bound_address_names_its_service_in_full() {
         let asked = addr("fe80::1").with_service(RDMA_PS_TCP, 0);
-        let bound = asked.select_service(RDMA_PS_TCP).unwrap().with_port(99);
-        assert_eq!((bound.service_id, bound.mask), (0x0106_0063, u64::MAX));
+        let bound = asked
+            .with_selected_port_space(RDMA_PS_TCP)
+            .unwrap()
+            .with_port(99);
         assert_eq!(
-            (bound.port(), bound.service()),
+            (bound.service_id, bound.service_id_mask),
+            (0x0106_0063, u64::MAX)
+        );
+        assert_eq!(
+            (bound.port(), bound.port_space_and_port()),
             (99, Some((RDMA_PS_TCP, 99)))
         );
         assert_eq!(bound.gid, asked.gid);
@@ -300,17 +308,20 @@ mod tests {
     #[test]
     fn a_request_says_which_service_and_that_its_sender_has_none() {
         let asked = IbAddr {
-            mask: 7,
+            service_id_mask: 7,
             scope_id: 5,
             ..addr("fe80::1")
         }
         .with_service(RDMA_PS_IB, 4);
         let own = asked.as_request_destination();
         assert_eq!(
-            (own.service_id, own.mask, own.scope_id),
+            (own.service_id, own.service_id_mask, own.scope_id),
             (0x013f_0004, u64::MAX, 0)
         );
         let peer = asked.as_request_source();
-        assert_eq!((peer.service_id, peer.mask, peer.gid), (0, 0, asked.gid));
+        assert_eq!(
+            (peer.service_id, peer.service_id_mask, peer.gid),
+            (0, 0, asked.gid)
+        );
     }
 }

@@ -16,7 +16,7 @@ use verbs_abi::*;
 use crate::addr::{self, IdAddress};
 use crate::address_list::AddressList;
 use crate::channel::Channel;
-use crate::device::{DEFAULT_PKEY, Device};
+use crate::device::{DEFAULT_PKEY, DevicePort};
 use crate::endpoint::{Endpoint, EndpointEvent};
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
@@ -35,7 +35,7 @@ pub struct ChannelHandle {
 const MAX_DESTROYED_HANDLES: usize = 64;
 
 /// Addresses of destroyed handles, oldest first.
-static DESTROYED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
+static DESTROYED_CHANNEL_HANDLES: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 
 impl ChannelHandle {
     /// Makes a channel and returns its handle for the program.
@@ -79,7 +79,7 @@ impl ChannelHandle {
         if lock(&this.channel).take().is_none() {
             return;
         }
-        let mut destroyed = lock(&DESTROYED);
+        let mut destroyed = lock(&DESTROYED_CHANNEL_HANDLES);
         destroyed.push_back(handle.expose_provenance());
         if destroyed.len() > MAX_DESTROYED_HANDLES
             && let Some(oldest) = destroyed.pop_front()
@@ -291,8 +291,8 @@ impl CmId {
     }
 
     /// The port that it is on, or will be: that of its own address.
-    pub fn device(&self) -> &'static Device {
-        self.endpoint.cm.device_of(self.source_or_none())
+    pub fn device_port(&self) -> &'static DevicePort {
+        self.endpoint.cm.device_port_of(self.source_or_none())
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -300,7 +300,7 @@ impl CmId {
     }
 
     /// Returns true if the id is bound to the device.
-    pub(crate) fn has_device(&self) -> bool {
+    pub(crate) fn is_bound_to_device(&self) -> bool {
         !self.verbs().is_null()
     }
 
@@ -337,7 +337,7 @@ impl CmId {
 
     /// Binds the id to the device.
     pub(crate) fn bind_to_device(&self) {
-        let device = self.device();
+        let device = self.device_port();
         let source = self.source_or_none();
         self.set_verbs(device.context);
         self.set_port_num(device.port_num);
@@ -363,9 +363,9 @@ impl CmId {
             IdAddress::Ip(to) => self.endpoint.cm.gid_reached_by_packets(to.ip()),
             IdAddress::Ib(_) => None,
         };
-        let peer = self.endpoint.cm.device_of(to);
+        let peer = self.endpoint.cm.device_port_of(to);
         let dgid = by_packets.unwrap_or_else(|| peer.gid(to));
-        let path = self.device().path(from, dgid, peer.lid());
+        let path = self.device_port().path_record(from, dgid, peer.lid());
         let path = Box::new(UnsafeCell::new(path));
         self.change_route(|route| {
             // SAFETY: the path record lives until it is replaced, and every byte pattern is valid for each member of

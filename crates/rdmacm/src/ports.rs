@@ -26,14 +26,14 @@ use rustix::net::{
 use crate::addr::IdAddress;
 use crate::errno::{Errno, Result};
 use crate::process::ProcessIdentity;
-use names::{CLOSED, NOT_LISTENING_SUFFIX, NamedAddress, closed_file, link_prefix};
+use names::{CLOSED_FILE_SUFFIX, NOT_LISTENING_SUFFIX, NamedAddress, closed_file, link_prefix};
 
 pub(crate) use names::{IdBinding, owner_of};
 
 /// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
 const LISTENER_REOPEN_WINDOW: Duration = Duration::from_secs(2);
 /// The folder of port numbers, as used by one process.
-pub(crate) struct Ports {
+pub(crate) struct PortFolder {
     folder: OwnedFd,
     path: PathBuf,
     process: ProcessIdentity,
@@ -42,9 +42,9 @@ pub(crate) struct Ports {
     next_port: AtomicU64,
 }
 
-/// A port that an id owns; [`Ports::release`] frees it.
+/// A port that an id owns; [`PortFolder::release`] frees it.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct PortClaim {
     /// Name of the symbolic link.
     link_name: String,
     /// Name of the socket to which the link points, if the port has a listener.
@@ -53,7 +53,7 @@ pub(crate) struct Claim {
     pub(crate) binding: IdBinding,
 }
 
-impl Claim {
+impl PortClaim {
     /// Returns the name of the listener's socket.
     pub(crate) fn listener_socket_name(&self) -> &str {
         &self.listener_socket_name
@@ -64,14 +64,14 @@ impl Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnreachedReason {
     /// No process listens at the address.
-    Refused,
+    NoListener,
     /// The listener's queue is full: try again later.
-    Busy,
+    BacklogFull,
     /// A system call failed.
     Failed(Errno),
 }
 
-impl Ports {
+impl PortFolder {
     /// Opens the folder of port numbers in the fabric's folder `fabric`, and removes names of dead processes.
     pub(crate) fn open(fabric: &Path) -> Result<Self> {
         let fabric_fd = rustix::fs::open(
@@ -98,7 +98,7 @@ impl Ports {
             next_socket_number: AtomicU64::new(1),
             next_port: AtomicU64::new(offset),
         };
-        ports.clean_up();
+        ports.remove_names_of_dead_processes();
         Ok(ports)
     }
 
@@ -107,7 +107,7 @@ impl Ports {
     /// # Errors
     /// `EADDRINUSE` if the port is taken at this address. `EADDRNOTAVAIL` if a wildcard is involved (as in Linux's
     /// `rdma_bind_addr`), or if no port is free.
-    pub(crate) fn claim(&self, port_space: u32, binding: IdBinding) -> Result<Claim> {
+    pub(crate) fn claim(&self, port_space: u32, binding: IdBinding) -> Result<PortClaim> {
         if binding.addr.port() == 0 {
             return self.claim_any(port_space, binding);
         }
@@ -118,7 +118,7 @@ impl Ports {
         Ok(claim)
     }
 
-    fn claim_any(&self, port_space: u32, binding: IdBinding) -> Result<Claim> {
+    fn claim_any(&self, port_space: u32, binding: IdBinding) -> Result<PortClaim> {
         let (low, high) = ephemeral_ports();
         let count = u64::from(high - low) + 1;
         for _ in 0..count {
@@ -139,7 +139,7 @@ impl Ports {
                 Ok(()) => return Ok(claim),
                 Err(rustix::io::Errno::EXIST) => {
                     if self.owner(&claim.link_name).is_none_or(|p| !p.is_alive()) {
-                        self.clean_up();
+                        self.remove_names_of_dead_processes();
                     }
                 }
                 Err(e) => return Err(e.into()),
@@ -148,7 +148,7 @@ impl Ports {
         Err(Errno(libc::EADDRNOTAVAIL))
     }
 
-    fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> Claim {
+    fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> PortClaim {
         binding.addr = binding.addr.with_port(port);
         let n = self.next_socket_number.fetch_add(1, Ordering::Relaxed);
         let mut link = NamedAddress::of(binding).link_name(port_space, port);
@@ -156,7 +156,7 @@ impl Ports {
             // Several links may have the same port until one of their owners listens.
             link = format!("{link}+{}-{n}", self.process);
         }
-        Claim {
+        PortClaim {
             link_name: link,
             listener_socket_name: format!("{}-{n}", self.process),
             port_space,
@@ -168,7 +168,7 @@ impl Ports {
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`: other ids share the port by `RDMA_OPTION_ID_REUSEADDR`.
-    pub(crate) fn listen(&self, claim: &mut Claim) -> Result<OwnedFd> {
+    pub(crate) fn listen(&self, claim: &mut PortClaim) -> Result<OwnedFd> {
         let socket = new_socket()?;
         let _held = self.lock_folder()?;
         if claim.binding.reuse {
@@ -213,16 +213,16 @@ impl Ports {
     }
 
     /// Frees a port. Does nothing in a child that was forked from its owner.
-    pub(crate) fn release(&self, claim: &Claim) {
+    pub(crate) fn release(&self, claim: &PortClaim) {
         if std::process::id() == self.process.pid() {
             let _ = unlinkat(&self.folder, &claim.listener_socket_name, AtFlags::empty());
             let _ = unlinkat(&self.folder, &claim.link_name, AtFlags::empty());
         }
     }
 
-    /// Records that the listener of a port is about to close, so that [`may_open_soon`](Self::may_open_soon) returns
+    /// Records that the listener of a port is about to close, so that [`may_listen_soon`](Self::may_listen_soon) returns
     /// true for a while.
-    pub(crate) fn record_closing(&self, claim: &Claim) {
+    pub(crate) fn record_listener_closing(&self, claim: &PortClaim) {
         if std::process::id() == self.process.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
             let name = closed_file(claim.binding.addr.port());
@@ -239,18 +239,18 @@ impl Ports {
     /// Some programs listen for one connection, close, and listen for the next (perftest, for datagrams as well).
     /// Others bind a port, publish its number, and then listen (qperf). Over a network, the resolution of the address
     /// gives them enough time for that.
-    pub(crate) fn may_open_soon(&self, port_space: u32, addr: IdAddress) -> bool {
-        let Some((port_space, port)) = addr.service(port_space) else {
+    pub(crate) fn may_listen_soon(&self, port_space: u32, addr: IdAddress) -> bool {
+        let Some((port_space, port)) = addr.port_space_and_port(port_space) else {
             return false;
         };
-        let candidates = NamedAddress::listeners_for(addr);
-        self.changed_recently(&closed_file(port))
+        let candidates = NamedAddress::listener_addresses_for(addr);
+        self.file_changed_recently(&closed_file(port))
             || candidates
                 .into_iter()
-                .any(|candidate| self.changed_recently(&candidate.link_name(port_space, port)))
+                .any(|candidate| self.file_changed_recently(&candidate.link_name(port_space, port)))
     }
 
-    fn changed_recently(&self, name: &str) -> bool {
+    fn file_changed_recently(&self, name: &str) -> bool {
         let Ok(stat) = statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return false;
         };
@@ -268,19 +268,21 @@ impl Ports {
         port_space: u32,
         addr: IdAddress,
     ) -> std::result::Result<OwnedFd, UnreachedReason> {
-        let (port_space, port) = addr.service(port_space).ok_or(UnreachedReason::Refused)?;
+        let (port_space, port) = addr
+            .port_space_and_port(port_space)
+            .ok_or(UnreachedReason::NoListener)?;
         let socket = new_socket().map_err(UnreachedReason::Failed)?;
-        for candidate in NamedAddress::listeners_for(addr) {
+        for candidate in NamedAddress::listener_addresses_for(addr) {
             let link = candidate.link_name(port_space, port);
             let to = self.address(&link).map_err(UnreachedReason::Failed)?;
             match connect(&socket, &to) {
                 Ok(()) => return Ok(socket),
-                Err(rustix::io::Errno::AGAIN) => return Err(UnreachedReason::Busy),
+                Err(rustix::io::Errno::AGAIN) => return Err(UnreachedReason::BacklogFull),
                 Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => {}
                 Err(e) => return Err(UnreachedReason::Failed(e.into())),
             }
         }
-        Err(UnreachedReason::Refused)
+        Err(UnreachedReason::NoListener)
     }
 
     /// Returns the address of the socket `name`, which is short however long the folder's path is.
@@ -331,14 +333,14 @@ impl Ports {
             match self.owner(&link) {
                 Some(owner) if owner.is_alive() => {}
                 _ => {
-                    self.remove(&link);
+                    self.remove_link_and_socket(&link);
                     continue;
                 }
             }
             if may_share && shares {
                 continue;
             }
-            if let Some(errno) = address.conflict(other) {
+            if let Some(errno) = address.bind_conflict_errno(other) {
                 return Err(Errno(errno));
             }
         }
@@ -346,7 +348,7 @@ impl Ports {
     }
 
     /// Removes a link and the socket to which it points; if the target is not a socket name, only the link.
-    fn remove(&self, link: &str) {
+    fn remove_link_and_socket(&self, link: &str) {
         if let Ok(target) = readlinkat(&self.folder, link, Vec::new())
             && target
                 .to_str()
@@ -358,12 +360,12 @@ impl Ports {
     }
 
     /// Removes the names of processes that have ended.
-    fn clean_up(&self) {
+    fn remove_names_of_dead_processes(&self) {
         let Ok(_held) = self.lock_folder() else {
             return;
         };
         for name in self.names().unwrap_or_default() {
-            if name.ends_with(CLOSED) && !self.changed_recently(&name) {
+            if name.ends_with(CLOSED_FILE_SUFFIX) && !self.file_changed_recently(&name) {
                 let _ = unlinkat(&self.folder, name.as_str(), AtFlags::empty());
                 continue;
             }
@@ -404,12 +406,12 @@ fn new_socket() -> Result<OwnedFd> {
 fn ephemeral_ports() -> (u16, u16) {
     std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
-        .and_then(|text| port_range(&text))
+        .and_then(|text| parse_port_range(&text))
         .unwrap_or((32_768, 60_999))
 }
 
 /// Parses the first and the last port of a range.
-pub(crate) fn port_range(text: &str) -> Option<(u16, u16)> {
+pub(crate) fn parse_port_range(text: &str) -> Option<(u16, u16)> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse::<u16>);
     let range = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     Some(range).filter(|&(low, high)| 0 < low && low <= high)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use liveness::{is_alive, start_time};
+use liveness::{is_alive, start_time_ticks};
 
 use crate::errno::Result;
 
@@ -24,7 +24,7 @@ impl ProcessIdentity {
         let pid = std::process::id();
         Ok(Self {
             pid,
-            start_time: start_time(pid.into())?.unwrap_or(0),
+            start_time: start_time_ticks(pid.into())?.unwrap_or(0),
         })
     }
 

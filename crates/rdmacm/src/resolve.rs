@@ -24,7 +24,9 @@ pub fn bind(id: &CmId, addr: IdAddress) -> Result {
         IdAddress::Ip(addr) if specific && !addr::is_local(addr.ip())? => {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
-        IdAddress::Ib(addr) if specific && !(id.device().is_infiniband() && has_gid(id, &addr)) => {
+        IdAddress::Ib(addr)
+            if specific && !(id.device_port().is_infiniband() && host_has_gid(id, &addr)) =>
+        {
             return Err(Errno(libc::ENODEV));
         }
         _ => {}
@@ -46,8 +48,8 @@ pub fn bind(id: &CmId, addr: IdAddress) -> Result {
 }
 
 /// Whether a port of this host has the GID.
-fn has_gid(id: &CmId, addr: &IbAddr) -> bool {
-    let mut devices = id.endpoint.cm.devices.iter();
+fn host_has_gid(id: &CmId, addr: &IbAddr) -> bool {
+    let mut devices = id.endpoint.cm.device_ports.iter();
     devices.any(|device| device.has_gid(&addr.gid))
 }
 
@@ -91,7 +93,7 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
             None if is_multicast => loopback_of_family(dst.ip()),
             // A port with a single loopback address does not have the whole loopback network.
             None if by_packets && dst.ip().is_loopback() => {
-                id.device().loopback_address().unwrap_or(dst.ip())
+                id.device_port().loopback_address().unwrap_or(dst.ip())
             }
             None => dst.ip(),
         }
@@ -121,14 +123,14 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     if !is_reached {
         id.endpoint
             .change_phase(&[EndpointPhase::Bound], EndpointPhase::Bound)?;
-        id.endpoint.report(
+        id.endpoint.report_event(
             RDMA_CM_EVENT_ADDR_ERROR,
             -libc::EHOSTUNREACH,
             EventDetail::None,
         );
         return Ok(());
     }
-    addr_resolved(id)
+    report_addr_resolved(id)
 }
 
 /// Returns true if the host has a route to `dst`.
@@ -152,7 +154,7 @@ fn resolve_ib(id: &CmId, src: Option<IdAddress>, dst: IbAddr) -> Result {
     // Checks the phase before anything changes.
     id.endpoint
         .change_phase(&[EndpointPhase::Bound], EndpointPhase::Bound)?;
-    if !id.has_device() {
+    if !id.is_bound_to_device() {
         let source = if dst.is_any() {
             source.to_loopback()
         } else {
@@ -164,7 +166,7 @@ fn resolve_ib(id: &CmId, src: Option<IdAddress>, dst: IbAddr) -> Result {
         id.set_source(IdAddress::Ib(source));
     }
     id.set_destination(IdAddress::Ib(dst));
-    addr_resolved(id)
+    report_addr_resolved(id)
 }
 
 /// Returns the local GID from which `dst` is reached: the same GID, or one in its subnet (`cma_resolve_ib_dev`).
@@ -172,11 +174,11 @@ fn resolve_ib(id: &CmId, src: Option<IdAddress>, dst: IbAddr) -> Result {
 /// # Errors
 /// `ENODEV` if the port has no such GID or is not in the partition.
 fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
-    let device = id.device();
+    let device = id.device_port();
     if device.pkey_index(IdAddress::Ib(dst)).is_err() {
         return Err(Errno(libc::ENODEV));
     }
-    if has_gid(id, &dst) {
+    if host_has_gid(id, &dst) {
         return Ok(dst.gid);
     }
     let mut gids = device.gids().iter();
@@ -184,12 +186,12 @@ fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
     found.ok_or(Errno(libc::ENODEV))
 }
 
-fn addr_resolved(id: &CmId) -> Result {
+fn report_addr_resolved(id: &CmId) -> Result {
     id.endpoint
         .change_phase(&[EndpointPhase::Bound], EndpointPhase::AddrResolved)?;
     id.bind_to_device();
     id.endpoint
-        .report(RDMA_CM_EVENT_ADDR_RESOLVED, 0, EventDetail::None);
+        .report_event(RDMA_CM_EVENT_ADDR_RESOLVED, 0, EventDetail::None);
     Ok(())
 }
 
@@ -201,14 +203,14 @@ pub fn resolve_route(id: &CmId) -> Result {
     if let Some(IdAddress::Ib(dst)) = id.destination() {
         id.endpoint
             .change_phase(&[EndpointPhase::AddrResolved], EndpointPhase::AddrResolved)?;
-        if !id.device().is_infiniband() {
+        if !id.device_port().is_infiniband() {
             // RoCE needs a network interface, which a GID does not determine.
             return Err(Errno(libc::ENODEV));
         }
-        if !dst.is_any() && !has_gid(id, &dst) {
+        if !dst.is_any() && !host_has_gid(id, &dst) {
             // A subnet manager returns this error for an unknown GID.
             id.endpoint
-                .report(RDMA_CM_EVENT_ROUTE_ERROR, -libc::EINVAL, EventDetail::None);
+                .report_event(RDMA_CM_EVENT_ROUTE_ERROR, -libc::EINVAL, EventDetail::None);
             return Ok(());
         }
     }
@@ -216,6 +218,6 @@ pub fn resolve_route(id: &CmId) -> Result {
         .change_phase(&[EndpointPhase::AddrResolved], EndpointPhase::RouteResolved)?;
     id.set_path_record();
     id.endpoint
-        .report(RDMA_CM_EVENT_ROUTE_RESOLVED, 0, EventDetail::None);
+        .report_event(RDMA_CM_EVENT_ROUTE_RESOLVED, 0, EventDetail::None);
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(crate) enum TimerPurpose {
     /// End TIMEWAIT: no packet of the connection can be in flight.
     TimeWaitExit,
     /// Repeat a message of a connection by MADs, or end that connection; the value is the number of the alarm.
-    Mad(u64),
+    MadConnectionAlarm(u64),
     /// Look again for the listeners of queued requests by MADs.
     RetryMads,
 }
@@ -59,12 +59,12 @@ pub(crate) struct ServiceThread {
 }
 
 /// Token of the eventfd that wakes the thread; watched objects have other tokens.
-const WAKE: u64 = 0;
+const WAKE_TOKEN: u64 = 0;
 
 impl ServiceThread {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
-        fork::prepare_replacement()?;
+        fork::open_dev_null_for_children()?;
         // Signals must be delivered to the program's threads, not to this one.
         let mask = fork::block_signals();
         let builder = std::thread::Builder::new().name("rdmacm".to_owned());
@@ -78,14 +78,14 @@ impl ServiceThread {
         started?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let data = epoll::EventData::new_u64(WAKE);
+        let data = epoll::EventData::new_u64(WAKE_TOKEN);
         epoll::add(&epoll, &wake, data, epoll::EventFlags::IN)?;
         let service: &'static Self = Box::leak(Box::new(Self {
             epoll,
             wake,
             watched: Mutex::default(),
             timers: Mutex::default(),
-            next: AtomicU64::new(WAKE + 1),
+            next: AtomicU64::new(WAKE_TOKEN + 1),
         }));
         fork::close_in_children(&service.epoll);
         fork::close_in_children(&service.wake);
@@ -124,7 +124,7 @@ impl ServiceThread {
     }
 
     /// Suspends calls of [`EventHandler::on_readable`] for a watched socket, or resumes them.
-    pub(crate) fn pause_reading(&self, socket: &OwnedFd, token: u64, pause_reading: bool) {
+    pub(crate) fn set_reading_paused(&self, socket: &OwnedFd, token: u64, pause_reading: bool) {
         let data = epoll::EventData::new_u64(token);
         let events = if pause_reading {
             epoll::EventFlags::empty()
@@ -175,7 +175,7 @@ impl ServiceThread {
             }
             for event in &events {
                 let token = event.data.u64();
-                if token == WAKE {
+                if token == WAKE_TOKEN {
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                     continue;
                 }

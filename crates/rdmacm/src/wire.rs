@@ -12,7 +12,7 @@ use crate::ib::IbAddr;
 /// First byte of every message: the version of this encoding.
 const VERSION: u8 = 2;
 /// Largest number of bytes of a message: its fixed part and 255 bytes of private data.
-pub(crate) const MAX_MESSAGE: usize = 512;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 512;
 
 /// The address of a queue pair: its number and the port that leads to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct QpAddress {
     pub qpn: u32,
     /// PSN of the first packet that the peer sends to this queue pair. Each side announces the PSN that it expects
     /// (IBTA vol. 1, 12.7.31, "Starting PSN").
-    pub psn: u32,
+    pub first_psn_from_peer: u32,
     /// LID of the queue pair's port; 0 on Ethernet.
     pub lid: u16,
     /// GID of the queue pair's port, in network byte order.
@@ -84,7 +84,7 @@ pub(crate) enum CmMessage {
     /// Request to disconnect (DREQ).
     Disconnect,
     /// Reply to a disconnect request (DREP).
-    Disconnected,
+    DisconnectReply,
 }
 
 /// Reasons of a rejection, of IBTA vol. 1, 12.6.7.2.
@@ -152,7 +152,7 @@ impl CmMessage {
                 w.private_data(private_data);
             }
             Self::Disconnect => w.u8(KIND_DISCONNECT),
-            Self::Disconnected => w.u8(KIND_DISCONNECTED),
+            Self::DisconnectReply => w.u8(KIND_DISCONNECTED),
         }
         w.0
     }
@@ -187,7 +187,7 @@ impl CmMessage {
                 private_data: r.private_data()?,
             },
             KIND_DISCONNECT => Self::Disconnect,
-            KIND_DISCONNECTED => Self::Disconnected,
+            KIND_DISCONNECTED => Self::DisconnectReply,
             _ => return Err(MalformedMessage),
         };
         if r.0.is_empty() {
@@ -237,7 +237,7 @@ impl MessageWriter {
                 self.0.extend(a.gid);
                 self.u32(a.flowinfo);
                 self.u64(a.service_id);
-                self.u64(a.mask);
+                self.u64(a.service_id_mask);
                 self.u64(a.scope_id);
             }
         }
@@ -245,7 +245,7 @@ impl MessageWriter {
 
     fn qp(&mut self, qp: &QpAddress) {
         self.u32(qp.qpn);
-        self.u32(qp.psn);
+        self.u32(qp.first_psn_from_peer);
         self.u16(qp.lid);
         self.0.extend(qp.gid);
         self.u32(qp.qkey);
@@ -311,7 +311,7 @@ impl MessageReader<'_> {
                 gid: self.bytes()?,
                 flowinfo: self.u32()?,
                 service_id: self.u64()?,
-                mask: self.u64()?,
+                service_id_mask: self.u64()?,
                 scope_id: self.u64()?,
             }),
             _ => return Err(MalformedMessage),
@@ -321,7 +321,7 @@ impl MessageReader<'_> {
     fn qp(&mut self) -> Result<QpAddress, MalformedMessage> {
         Ok(QpAddress {
             qpn: self.u32()?,
-            psn: self.u32()?,
+            first_psn_from_peer: self.u32()?,
             lid: self.u16()?,
             gid: self.bytes()?,
             qkey: self.u32()?,
@@ -368,7 +368,7 @@ mod tests {
             dst: IdAddress::Ip("[fe80::1%3]:7471".parse().unwrap()),
             qp: QpAddress {
                 qpn: 0x00ab_cdef,
-                psn: 0x0012_3456,
+                first_psn_from_peer: 0x0012_3456,
                 lid: 9,
                 gid: [7; 16],
                 qkey: 5,
@@ -394,7 +394,7 @@ mod tests {
             flowinfo: 2,
             gid: [3; 16],
             service_id: 4,
-            mask: 5,
+            service_id_mask: 5,
             scope_id: 6,
         };
         vec![
@@ -416,7 +416,7 @@ mod tests {
                 private_data: vec![3; 148],
             },
             CmMessage::Disconnect,
-            CmMessage::Disconnected,
+            CmMessage::DisconnectReply,
         ]
     }
 
@@ -424,7 +424,7 @@ mod tests {
     fn every_message_comes_back_and_fits() {
         for message in all() {
             let bytes = message.encode();
-            assert!(bytes.len() <= MAX_MESSAGE, "{} bytes", bytes.len());
+            assert!(bytes.len() <= MAX_MESSAGE_BYTES, "{} bytes", bytes.len());
             assert_eq!(CmMessage::decode(&bytes), Ok(message));
         }
     }

@@ -22,7 +22,7 @@ const RETRY_COUNT: u8 = 7;
 /// that overrun it; this server lets them wait.
 const RNR_RETRY_UNLIMITED: u8 = 7;
 /// The RNR timer code, for 0.01 ms: the time that a peer waits after finding no receive.
-const MIN_RNR_TIMER: u8 = 1;
+const MIN_RNR_TIMER_CODE: u8 = 1;
 /// Outstanding READs and atomics. The protocol uses none; the value is that of Valkey's server.
 const READ_ATOMIC_DEPTH: u8 = 1;
 
@@ -43,9 +43,9 @@ const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 /// The kind of a connection management event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CmEvent {
-    Resolved,
-    Request,
-    Response,
+    AddressOrRouteResolved,
+    ConnectRequest,
+    ConnectResponse,
     Established,
     Refused,
     Unreachable,
@@ -173,7 +173,7 @@ impl OwnedCmId {
             })
         };
         let (mut rtr, rtr_mask) = step(IBV_QPS_RTR)?;
-        rtr.min_rnr_timer = MIN_RNR_TIMER;
+        rtr.min_rnr_timer = MIN_RNR_TIMER_CODE;
         let (mut rts, rts_mask) = step(IBV_QPS_RTS)?;
         // Ignore the RNR retry count from the peer: this end waits for the peer's receives.
         rts.rnr_retry = RNR_RETRY_UNLIMITED;
@@ -197,9 +197,11 @@ impl OwnedCmId {
             about
         };
         let news = match kind {
-            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => CmEvent::Resolved,
-            RDMA_CM_EVENT_CONNECT_REQUEST => CmEvent::Request,
-            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEvent::Response,
+            RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                CmEvent::AddressOrRouteResolved
+            }
+            RDMA_CM_EVENT_CONNECT_REQUEST => CmEvent::ConnectRequest,
+            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEvent::ConnectResponse,
             RDMA_CM_EVENT_ESTABLISHED => CmEvent::Established,
             RDMA_CM_EVENT_REJECTED => CmEvent::Refused,
             RDMA_CM_EVENT_ADDR_ERROR
@@ -212,7 +214,7 @@ impl OwnedCmId {
             | RDMA_CM_EVENT_DEVICE_REMOVAL => CmEvent::Disconnected,
             _ => CmEvent::Other,
         };
-        if news != CmEvent::Request {
+        if news != CmEvent::ConnectRequest {
             return Some((news, None));
         }
         // SAFETY: the id of a request, which no other code knows.

@@ -13,7 +13,7 @@ use crate::error::ProtocolError;
 use crate::queue::{ConnectedQp, PeerArrival};
 use crate::stream::ByteStream;
 
-/// The time that [`Connection::wait`] polls before sleeping; waking takes about as long.
+/// The time that [`Connection::wait_for_arrival`] polls before sleeping; waking takes about as long.
 const SPIN_BEFORE_SLEEP: Duration = Duration::from_micros(50);
 
 /// The state of a connection.
@@ -33,7 +33,7 @@ enum ConnectionPhase {
 /// A program can wait for bytes, and for room to write, in two ways:
 ///
 /// - Call [`poll`](Self::poll) repeatedly. It makes no system call.
-/// - Call [`arm`](Self::arm), and sleep until one of the two [descriptors](Self::fds) becomes
+/// - Call [`arm_unless_arrived`](Self::arm_unless_arrived), and sleep until one of the two [descriptors](Self::fds) becomes
 ///   readable (edge-triggered). Then read or write again.
 ///
 /// A server calls [`keep_alive`](Self::keep_alive) every [`KEEP_ALIVE_INTERVAL`](Self::KEEP_ALIVE_INTERVAL).
@@ -78,7 +78,7 @@ impl Connection {
         self.id.destination()
     }
 
-    /// Returns the descriptors that become readable at the next arrival after [`arm`](Self::arm):
+    /// Returns the descriptors that become readable at the next arrival after [`arm_unless_arrived`](Self::arm_unless_arrived):
     /// those of the completion channel and of the event channel.
     pub fn fds(&self) -> [RawFd; 2] {
         [self.queue.fd(), self.id.fd()]
@@ -92,11 +92,11 @@ impl Connection {
 
     /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
     /// then read or write first.
-    pub fn arm(&mut self) -> bool {
-        if self.queue.post_receives().is_err() || self.queue.arm().is_err() {
+    pub fn arm_unless_arrived(&mut self) -> bool {
+        if self.queue.repost_used_receives().is_err() || self.queue.arm().is_err() {
             return false;
         }
-        let (before, _) = (self.phase, self.take_events());
+        let (before, _) = (self.phase, self.process_cm_events());
         !self.poll() && before == self.phase
     }
 
@@ -105,7 +105,7 @@ impl Connection {
     ///
     /// # Errors
     /// The errors of `poll(2)`.
-    pub fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
+    pub fn wait_for_arrival(&mut self, timeout: Duration) -> io::Result<bool> {
         let begun = Instant::now();
         while begun.elapsed() < timeout.min(SPIN_BEFORE_SLEEP) {
             if self.poll() {
@@ -113,7 +113,7 @@ impl Connection {
             }
             std::hint::spin_loop();
         }
-        if !self.arm() {
+        if !self.arm_unless_arrived() {
             return Ok(true);
         }
         let left = timeout.saturating_sub(begun.elapsed());
@@ -152,7 +152,7 @@ impl Connection {
             Ok(match arrival {
                 PeerArrival::Data { imm, len } => stream.on_data(imm, len),
                 PeerArrival::Command(bytes) => stream.on_command(&bytes),
-                PeerArrival::WrongLength(len) => Err(ProtocolError::CommandLength(len)),
+                PeerArrival::CommandOfWrongLength(len) => Err(ProtocolError::CommandLength(len)),
             }?)
         });
         match taken {
@@ -170,7 +170,7 @@ impl Connection {
     }
 
     /// Processes connection management events.
-    fn take_events(&mut self) {
+    fn process_cm_events(&mut self) {
         while let Some((news, _)) = self.id.next() {
             match (news, self.phase) {
                 (CmEvent::Established, ConnectionPhase::Accepting) => {
@@ -197,7 +197,7 @@ impl Connection {
             return Ok(());
         }
         while self.stream.has_command() && self.queue.has_command_room() {
-            let Some(command) = self.stream.next_command() else {
+            let Some(command) = self.stream.take_next_command() else {
                 break;
             };
             if let Err(e) = self.queue.send_command(&command.encode()) {
@@ -246,7 +246,7 @@ impl Read for Connection {
             self.send_commands()?;
             return Ok(usize::try_from(len).unwrap_or(0));
         }
-        self.take_events();
+        self.process_cm_events();
         match self.phase {
             ConnectionPhase::Failed(kind) => Err(self.failure(kind)),
             // More bytes may have arrived before the disconnect event.
@@ -267,7 +267,7 @@ impl Write for Connection {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
             let mut room = self.queue.writable_bytes(rest.len());
-            if room == 0 || self.stream.writable() == 0 {
+            if room == 0 || self.stream.writable_bytes() == 0 {
                 self.process_completions()?;
                 room = self.queue.writable_bytes(rest.len());
             }
@@ -278,7 +278,7 @@ impl Write for Connection {
             }
             // A shorter piece may be inline, or fit the staging memory, although the whole does
             // not.
-            let most = room.min(self.stream.writable());
+            let most = room.min(self.stream.writable_bytes());
             let Some(piece) = self.stream.reserve_write(most) else {
                 break;
             };
@@ -292,7 +292,7 @@ impl Write for Connection {
         if done > 0 || bytes.is_empty() {
             return Ok(done);
         }
-        self.take_events();
+        self.process_cm_events();
         match self.phase {
             ConnectionPhase::Disconnected => Err(ErrorKind::BrokenPipe.into()),
             _ => Err(ErrorKind::WouldBlock.into()),

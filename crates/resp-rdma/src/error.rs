@@ -17,7 +17,7 @@ pub enum ProtocolError {
     Opcode(u16),
     /// The peer registers an empty buffer, or one that exceeds the address space.
     #[error("the peer registers {len} bytes at {addr:#x} as its receive buffer")]
-    Buffer {
+    InvalidBuffer {
         /// The address of the buffer.
         addr: u64,
         /// The length of the buffer in bytes.
@@ -33,7 +33,7 @@ pub enum ProtocolError {
     },
     /// An immediate counts fewer bytes than its own message has.
     #[error("the immediate counts {imm} bytes of a message of {len}")]
-    Immediate {
+    ImmediateTooSmall {
         /// The immediate.
         imm: u32,
         /// Bytes of the message.
@@ -41,7 +41,7 @@ pub enum ProtocolError {
     },
     /// The peer requests answers without receiving any.
     #[error("the peer asks for {0} answers, and takes none of them")]
-    TooManyRequests(usize),
+    TooManyUnsentAnswers(usize),
 }
 
 impl From<ProtocolError> for io::Error {
@@ -58,10 +58,10 @@ pub enum SetupError {
     #[error(
         "connections by rdma_cm are made on the software NIC only, and this is a device of the provider {0}"
     )]
-    Provider(String),
+    NotSoftwareNic(String),
     /// The length of the receive buffer is out of range.
     #[error("a receive buffer of {0} bytes: it has 64 KiB to 16 MiB")]
-    BufferBytes(u32),
+    ReceiveBufferOutOfRange(u32),
     /// A step of connection management failed.
     #[error("{step} failed: {source}")]
     Cm {

@@ -43,17 +43,17 @@ pub fn stream(mut bytes: &[u8]) {
                 Ok(())
             }
             4 => {
-                let before = stream.writable();
+                let before = stream.writable_bytes();
                 if let Some(piece) = stream.reserve_write(number) {
                     let (begin, end) = peer.expect("it has told of a buffer");
                     let piece_end = piece.addr + u64::from(piece.len);
                     assert!(begin <= piece.addr && piece_end <= end && piece.len <= number);
-                    assert_eq!(stream.writable(), before - piece.len);
+                    assert_eq!(stream.writable_bytes(), before - piece.len);
                 }
                 Ok(())
             }
             _ => {
-                let command = stream.next_command();
+                let command = stream.take_next_command();
                 told += usize::from(command == Some(Command::RegisterXferMemory(own)));
                 if a & 1 == 1 {
                     stream.queue_keep_alive();
@@ -133,7 +133,7 @@ mod tests {
 
         /// Sends at most `most` bytes to `other`, and the pending control messages.
         fn send(&mut self, other: &mut Self, most: u32) {
-            while let Some(command) = self.stream.next_command() {
+            while let Some(command) = self.stream.take_next_command() {
                 other.incoming.push_back(Message::Command(command.encode()));
             }
             let left = u32::try_from(self.to_send - self.sent).expect("small");

@@ -13,7 +13,7 @@
 //! starts again at the first byte.
 //!
 //! Only [`Connector::connect`] blocks. A program polls a [`Connection`] without system calls, or
-//! [arms](Connection::arm) it and sleeps on its two descriptors.
+//! [arms](Connection::arm_unless_arrived) it and sleeps on its two descriptors.
 //!
 //! Source: `valkey:src/rdma.c`, `valkey-doc:topics/RDMA.md`.
 

@@ -24,15 +24,17 @@ impl Connector {
     /// Makes a connector on an open device, which must be a software NIC.
     ///
     /// # Errors
-    /// [`SetupError::Provider`], [`SetupError::BufferBytes`], or no protection domain can be
+    /// [`SetupError::NotSoftwareNic`], [`SetupError::ReceiveBufferOutOfRange`], or no protection domain can be
     /// allocated.
     pub fn new(context: &Context, config: Config) -> Result<Self, SetupError> {
         let provider = context.provider().name();
         if provider != verbs::Provider::softnic().name() {
-            return Err(SetupError::Provider(provider.to_owned()));
+            return Err(SetupError::NotSoftwareNic(provider.to_owned()));
         }
         if !RECV_BUFFER_BYTES_RANGE.contains(&config.receive_buffer_bytes) {
-            return Err(SetupError::BufferBytes(config.receive_buffer_bytes));
+            return Err(SetupError::ReceiveBufferOutOfRange(
+                config.receive_buffer_bytes,
+            ));
         }
         let pd = context.alloc_pd()?;
         Ok(Self { pd, config })
@@ -55,14 +57,14 @@ impl Connector {
         };
         id.resolve_addr(to)
             .map_err(SetupError::cm("rdma_resolve_addr"))?;
-        expect(CmEvent::Resolved)?;
+        expect(CmEvent::AddressOrRouteResolved)?;
         id.resolve_route()
             .map_err(SetupError::cm("rdma_resolve_route"))?;
-        expect(CmEvent::Resolved)?;
+        expect(CmEvent::AddressOrRouteResolved)?;
         let prepared = Prepared::new(&self.pd, &self.config)?;
         id.connect(prepared.qpn())
             .map_err(SetupError::cm("rdma_connect"))?;
-        expect(CmEvent::Response)?;
+        expect(CmEvent::ConnectResponse)?;
         let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
         id.establish().map_err(SetupError::cm("rdma_establish"))?;
         Ok(Connection::new(id, queue, true))
@@ -123,7 +125,7 @@ impl Listener {
             let Some((news, requested)) = self.id.next() else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            if news != CmEvent::Request {
+            if news != CmEvent::ConnectRequest {
                 continue;
             }
             let id = requested.ok_or(io::ErrorKind::OutOfMemory)?;

@@ -73,7 +73,7 @@ pub(crate) enum PeerArrival {
     /// A control message.
     Command([u8; COMMAND_BYTES]),
     /// A control message of a wrong length, with its bytes.
-    WrongLength(usize),
+    CommandOfWrongLength(usize),
     /// `imm` bytes in the receive buffer, announced by a message of `len` bytes.
     Data { imm: u32, len: u32 },
 }
@@ -129,7 +129,7 @@ impl Prepared {
         let private = pd.alloc(private, Access::LOCAL_WRITE)?;
         let mut recvs = qp.recv_list(RECV_REPOST_BATCH);
         for slot in 0..POSTED_RECEIVES {
-            recvs.recv(slot_of(&private, slot), slot as u64);
+            recvs.recv(command_slot(&private, slot), slot as u64);
             if recvs.len() == RECV_REPOST_BATCH || slot + 1 == POSTED_RECEIVES {
                 qp.post_recv(&mut recvs)?;
                 recvs.clear();
@@ -176,7 +176,7 @@ impl Prepared {
 }
 
 /// Returns the slot for the control message of a receive.
-fn slot_of(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
+fn command_slot(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
     let start = slot * COMMAND_BYTES;
     private
         .slice(start..start + COMMAND_BYTES)
@@ -244,7 +244,7 @@ impl ConnectedQp {
             self.staged_bytes = self.staged_bytes.wrapping_add(to.len);
         }
         self.posted_wrs = self.posted_wrs.wrapping_add(1);
-        let signaled = self.mark_signal_if_due();
+        let signaled = self.take_signal_due();
         let id = (u64::from(self.posted_wrs) << 32) | u64::from(self.staged_bytes);
         self.list.clear();
         let wr = if inline {
@@ -285,7 +285,7 @@ impl ConnectedQp {
 
     /// Returns true if the WR that was just counted must be signaled: after each quarter of the
     /// send queue or of the staging ring.
-    fn mark_signal_if_due(&mut self) -> bool {
+    fn take_signal_due(&mut self) -> bool {
         let quarter = self.resources.staging_bytes / 4;
         let due = self.posted_wrs.wrapping_sub(self.signal_covered_wrs) >= SEND_QUEUE_WRS / 4
             || self.staged_bytes.wrapping_sub(self.signal_covered_bytes) >= quarter;
@@ -337,7 +337,7 @@ impl ConnectedQp {
                 let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
                 let recvs = &mut self.resources.recvs;
                 recvs.recv(
-                    slot_of(&self.resources.command_and_staging_memory, slot),
+                    command_slot(&self.resources.command_and_staging_memory, slot),
                     slot as u64,
                 );
                 if recvs.len() == recvs.capacity() {
@@ -354,7 +354,7 @@ impl ConnectedQp {
     }
 
     /// Reposts the used receives.
-    pub(crate) fn post_receives(&mut self) -> Result<(), verbs::PostError> {
+    pub(crate) fn repost_used_receives(&mut self) -> Result<(), verbs::PostError> {
         let recvs = &mut self.resources.recvs;
         if recvs.is_empty() {
             return Ok(());
@@ -369,7 +369,7 @@ impl ConnectedQp {
     pub(crate) fn arm(&mut self) -> Result<(), verbs::EventError> {
         if self.armed {
             // Take a pending event, or the channel would keep it.
-            let _ = self.resources.channel.wait();
+            let _ = self.resources.channel.wait_for_cq_event();
         }
         self.armed = true;
         self.resources.cq.req_notify(false)
@@ -422,7 +422,7 @@ impl ConnectedQp {
 fn received_command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> PeerArrival {
     let len = usize::try_from(wc.byte_len()).unwrap_or(usize::MAX);
     if len != COMMAND_BYTES {
-        return PeerArrival::WrongLength(len);
+        return PeerArrival::CommandOfWrongLength(len);
     }
     let slot = usize::try_from(wc.wr_id()).unwrap_or(0);
     let mut bytes = [0; COMMAND_BYTES];

@@ -55,7 +55,7 @@ impl ByteStream {
     /// Processes a control message from the peer.
     ///
     /// # Errors
-    /// The errors of [`Command::decode`]; [`ProtocolError::Buffer`], [`ProtocolError::TooManyRequests`].
+    /// The errors of [`Command::decode`]; [`ProtocolError::InvalidBuffer`], [`ProtocolError::TooManyUnsentAnswers`].
     pub fn on_command(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         match Command::decode(bytes)? {
             Command::GetServerFeature { select, .. } => {
@@ -70,7 +70,7 @@ impl ByteStream {
                 let end = buffer.addr.checked_add(buffer.len.into());
                 if buffer.len == 0 || end.is_none() {
                     let AnnouncedBuffer { addr, len, .. } = buffer;
-                    return Err(ProtocolError::Buffer { addr, len });
+                    return Err(ProtocolError::InvalidBuffer { addr, len });
                 }
                 self.peer_buffer = Some(buffer);
                 self.written_bytes = 0;
@@ -83,7 +83,7 @@ impl ByteStream {
     /// arrived. `len` is the length of the message itself, which may be the last of a group.
     ///
     /// # Errors
-    /// [`ProtocolError::Overrun`], [`ProtocolError::Immediate`].
+    /// [`ProtocolError::Overrun`], [`ProtocolError::ImmediateTooSmall`].
     pub fn on_data(&mut self, imm: u32, len: u32) -> Result<(), ProtocolError> {
         let left = if self.own_buffer_announced {
             self.own_buffer.len - self.received_bytes
@@ -94,7 +94,7 @@ impl ByteStream {
             return Err(ProtocolError::Overrun { imm, left });
         }
         if imm < len {
-            return Err(ProtocolError::Immediate { imm, len });
+            return Err(ProtocolError::ImmediateTooSmall { imm, len });
         }
         self.received_bytes += imm;
         Ok(())
@@ -127,7 +127,7 @@ impl ByteStream {
     }
 
     /// Returns the number of bytes that may be written now.
-    pub fn writable(&self) -> u32 {
+    pub fn writable_bytes(&self) -> u32 {
         self.peer_buffer
             .map_or(0, |peer| peer.len - self.written_bytes)
     }
@@ -154,7 +154,7 @@ impl ByteStream {
     }
 
     /// Takes the next control message to send.
-    pub fn next_command(&mut self) -> Option<Command> {
+    pub fn take_next_command(&mut self) -> Option<Command> {
         let next = self.unsent_commands.pop_front();
         self.own_buffer_announced |= matches!(next, Some(Command::RegisterXferMemory(_)));
         next
@@ -167,7 +167,7 @@ impl ByteStream {
 
     fn queue_command(&mut self, command: Command) -> Result<(), ProtocolError> {
         if self.unsent_commands.len() >= MAX_UNSENT_COMMANDS {
-            return Err(ProtocolError::TooManyRequests(MAX_UNSENT_COMMANDS));
+            return Err(ProtocolError::TooManyUnsentAnswers(MAX_UNSENT_COMMANDS));
         }
         self.unsent_commands.push_back(command);
         Ok(())
@@ -191,16 +191,19 @@ mod tests {
     /// Returns a stream that has announced its buffer.
     fn open() -> ByteStream {
         let mut stream = ByteStream::new(OWN);
-        let first = stream.next_command();
+        let first = stream.take_next_command();
         assert_eq!(first, Some(Command::RegisterXferMemory(OWN)));
-        assert_eq!(stream.next_command(), None);
+        assert_eq!(stream.take_next_command(), None);
         stream
     }
 
     #[test]
     fn nothing_is_written_before_the_peer_has_a_buffer() {
         let mut stream = open();
-        assert_eq!((stream.writable(), stream.reserve_write(5)), (0, None));
+        assert_eq!(
+            (stream.writable_bytes(), stream.reserve_write(5)),
+            (0, None)
+        );
     }
 
     #[test]
@@ -224,9 +227,9 @@ mod tests {
         stream.on_data(40, 1).expect("a group fits");
         assert_eq!(stream.unread_offset_and_len(), (60, 40));
         stream.consume(39);
-        assert_eq!(stream.next_command(), None);
+        assert_eq!(stream.take_next_command(), None);
         stream.consume(1);
-        let again = stream.next_command();
+        let again = stream.take_next_command();
         assert_eq!(again, Some(Command::RegisterXferMemory(OWN)));
         assert_eq!(stream.unread_offset_and_len(), (0, 0));
         stream.on_data(100, 100).expect("empty again");
@@ -237,7 +240,7 @@ mod tests {
         let mut stream = ByteStream::new(OWN);
         let early = Err(ProtocolError::Overrun { imm: 1, left: 0 });
         assert_eq!(stream.on_data(1, 1), early);
-        stream.next_command();
+        stream.take_next_command();
         stream.on_data(100, 100).expect("told");
         stream.consume(100);
         assert_eq!(stream.on_data(1, 1), early);
@@ -251,7 +254,7 @@ mod tests {
         assert_eq!(stream.on_data(2, 2), overrun);
         let overrun = stream.on_data(u32::MAX, 0);
         assert!(matches!(overrun, Err(ProtocolError::Overrun { .. })));
-        let short = Err(ProtocolError::Immediate { imm: 0, len: 1 });
+        let short = Err(ProtocolError::ImmediateTooSmall { imm: 0, len: 1 });
         assert_eq!(stream.on_data(0, 1), short);
         stream.on_data(0, 0).expect("nothing is allowed");
     }
@@ -260,7 +263,7 @@ mod tests {
     fn buffers_that_are_none_are_refused() {
         let mut stream = open();
         for (addr, len) in [(0x1000, 0), (u64::MAX, 2)] {
-            let refused = Err(ProtocolError::Buffer { addr, len });
+            let refused = Err(ProtocolError::InvalidBuffer { addr, len });
             assert_eq!(stream.on_command(&register(addr, len)), refused);
         }
     }
@@ -275,9 +278,9 @@ mod tests {
         for _ in 0..MAX_UNSENT_COMMANDS {
             stream.on_command(&question.encode()).expect("room");
         }
-        let flood = Err(ProtocolError::TooManyRequests(MAX_UNSENT_COMMANDS));
+        let flood = Err(ProtocolError::TooManyUnsentAnswers(MAX_UNSENT_COMMANDS));
         assert_eq!(stream.on_command(&question.encode()), flood);
-        assert_eq!(stream.next_command(), Some(question));
+        assert_eq!(stream.take_next_command(), Some(question));
         let wish = Command::SetClientFeature {
             select: 0,
             features: 1,

@@ -9,7 +9,7 @@ use roce::packet::Packet;
 use roce::rc::requester::{
     LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
 };
-use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, ResponderTarget};
 
 /// Number of requests that are posted at once.
 const POSTLIST: usize = 16;
@@ -48,7 +48,7 @@ impl LocalMemory for Memory {
     }
 }
 
-impl Target for Memory {
+impl ResponderTarget for Memory {
     fn begin_receive(&mut self) -> bool {
         true
     }
@@ -83,7 +83,7 @@ impl Target for Memory {
         self.copy_out(addr, into).ok_or(Refusal::RemoteAccess)
     }
 
-    fn atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Err(Refusal::InvalidRequest)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use crate::packet::{ExtendedHeaders, Packet, Reth};
-use crate::target::{Refusal, Target};
+use crate::target::{Refusal, ResponderTarget};
 
 /// Largest message (IBTA vol. 1, 9.7.4.1.6).
 const MAX_MESSAGE_BYTES: u32 = 1 << 31;
@@ -47,7 +47,7 @@ impl PartialMessage {
     pub(crate) fn write_payload(
         self,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<Self, Refusal> {
         let payload = packet.payload;
         #[allow(clippy::cast_possible_truncation)] // at most the MTU
@@ -75,10 +75,10 @@ impl PartialMessage {
     ///
     /// # Errors
     /// The target's refusal.
-    pub(crate) fn finish(
+    pub(crate) fn complete_with_last_packet(
         self,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<(), Refusal> {
         let ExtendedHeaders { imm, ieth, .. } = packet.extended;
         let solicited = packet.bth.solicited;
@@ -103,7 +103,7 @@ impl PartialMessage {
 
 /// Returns true if a packet consumes a receive work request: the first of a SEND, or the last of a WRITE with immediate
 /// (IBTA vol. 1, 9.7.4.1.4).
-pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
+pub(crate) fn consumes_receive_work_request(packet: &Packet<'_>) -> bool {
     match packet.bth.operation {
         PacketOperation::Send => packet.bth.position.is_first(),
         PacketOperation::Write => packet.extended.imm.is_some(),
@@ -148,7 +148,7 @@ pub(crate) fn check_length(
 ) -> Result<(), Refusal> {
     let is_valid = match message {
         Some(message) => has_valid_length(message, packet, mtu_bytes),
-        None => is_other_request_valid(packet),
+        None => is_valid_unless_send_or_write(packet),
     };
     is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
 }
@@ -181,7 +181,7 @@ fn has_valid_length(message: PartialMessage, packet: &Packet<'_>, mtu_bytes: u32
 }
 
 /// Returns true if a request other than SEND and WRITE is well-formed.
-fn is_other_request_valid(packet: &Packet<'_>) -> bool {
+fn is_valid_unless_send_or_write(packet: &Packet<'_>) -> bool {
     let ExtendedHeaders {
         reth, atomic, feth, ..
     } = packet.extended;
@@ -208,7 +208,7 @@ fn is_other_request_valid(packet: &Packet<'_>) -> bool {
 /// The target's refusal.
 pub(crate) fn check_rkey_and_range(
     packet: &Packet<'_>,
-    target: &mut impl Target,
+    target: &mut impl ResponderTarget,
 ) -> Result<(), Refusal> {
     match (packet.extended.reth, packet.bth.operation) {
         (Some(reth), PacketOperation::Write) if reth.len > 0 => {

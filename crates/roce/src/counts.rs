@@ -35,7 +35,7 @@ pub struct StateMachineCounters {
 
 impl StateMachineCounters {
     /// Returns the counters and resets them to 0; `None` if all of them are 0.
-    pub fn take_nonzero(&mut self) -> Option<Self> {
+    pub fn take_unless_all_zero(&mut self) -> Option<Self> {
         if *self == Self::default() {
             return None;
         }

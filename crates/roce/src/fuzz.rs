@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use crate::cm::{CmError, CmMessage, IpHeader};
+use crate::cm::{CmError, CmMessage, IpCmHeader};
 use crate::icrc::{self, FrameAddresses, IcrcFields};
 use crate::packet::Packet;
 
@@ -81,9 +81,9 @@ pub fn mads(bytes: &[u8]) {
                 CmMessage::SidrReq(req) => &*req.private_data,
                 _ => return,
             };
-            if let Ok((header, consumer)) = IpHeader::parse(private_data) {
+            if let Ok((header, consumer)) = IpCmHeader::parse(private_data) {
                 let again = [&header.emit()[..], consumer].concat();
-                assert_eq!(IpHeader::parse(&again), Ok((header, consumer)));
+                assert_eq!(IpCmHeader::parse(&again), Ok((header, consumer)));
             }
         }
     }

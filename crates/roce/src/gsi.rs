@@ -8,7 +8,7 @@ use crate::cm::CmMessage;
 use crate::mad::MAD_BYTES;
 
 /// Position of the slot's lowest bit in a communication id and in a SIDR request id.
-pub const SLOT_SHIFT: u32 = 22;
+pub const SLOT_SHIFT_IN_COMM_ID: u32 = 22;
 
 /// Bytes of a [`DeliveredMad`].
 pub const DELIVERED_MAD_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
@@ -38,7 +38,7 @@ impl CmMessage {
         };
         // The upper ten bits remain.
         #[allow(clippy::cast_possible_truncation)]
-        MadRecipient::Slot((id >> SLOT_SHIFT) as u16)
+        MadRecipient::Slot((id >> SLOT_SHIFT_IN_COMM_ID) as u16)
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     fn the_upper_ten_bits_of_an_id_are_the_slot() {
         let rtu = CmMessage::Rtu(RtuOrDrep {
             local_comm_id: 5,
-            remote_comm_id: 1023 << SLOT_SHIFT | 77,
+            remote_comm_id: 1023 << SLOT_SHIFT_IN_COMM_ID | 77,
             private_data: BoundedData::default(),
         });
         assert_eq!(rtu.recipient(), MadRecipient::Slot(1023));
@@ -110,7 +110,7 @@ mod tests {
         });
         assert_eq!(request.recipient(), MadRecipient::Listener);
         let mad = CmMessage::SidrRep(SidrRep {
-            request_id: 3 << SLOT_SHIFT,
+            request_id: 3 << SLOT_SHIFT_IN_COMM_ID,
             status: 1,
             qpn: 0,
             service_id: 0,

@@ -12,14 +12,14 @@ pub enum Refusal {
     /// NAK remote operational error.
     RemoteOperational,
     /// RNR NAK for this packet: another queue pair of the shared receive queue took the receive work request that
-    /// [`Target::begin_receive`] reported. The connection continues.
+    /// [`ResponderTarget::begin_receive`] reported. The connection continues.
     NotReady,
 }
 
 /// The memory and the receive work requests of the responder's queue pair.
 ///
 /// `write` and `read` access ranges that `check_write` and `check_read` have permitted, in parts.
-pub trait Target {
+pub trait ResponderTarget {
     /// Returns true if a receive work request is available for a message that begins now. The receive work request
     /// stays reserved until [`finish_receive`](Self::finish_receive).
     ///
@@ -74,7 +74,12 @@ pub trait Target {
     ///
     /// # Errors
     /// The reason of the refusal.
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal>;
+    fn execute_atomic(
+        &mut self,
+        addr: u64,
+        rkey: u32,
+        atomic: AtomicOperation,
+    ) -> Result<u64, Refusal>;
 
     /// Executes a FLUSH.
     ///

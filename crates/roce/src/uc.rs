@@ -9,7 +9,7 @@ use crate::packet::{Packet, emit_with};
 use crate::psn::Psn;
 use crate::request::{LocalMemory, Request, RequestFailure, RequestOperation};
 use crate::segment::{Connection, segment};
-use crate::target::{Refusal, Target};
+use crate::target::{Refusal, ResponderTarget};
 
 /// The sender of an unreliable connection: a SEND or WRITE is done when its last packet has been sent.
 #[derive(Debug)]
@@ -18,10 +18,10 @@ pub struct Sender {
     queue: VecDeque<Request>,
     done_requests: u64,
     /// Packets of the oldest request that have been sent.
-    sent_packets: u32,
+    sent_packets_of_oldest_request: u32,
     next_psn: Psn,
     failure: Option<RequestFailure>,
-    /// Counters since the last [`StateMachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
     pub counts: StateMachineCounters,
 }
 
@@ -39,7 +39,7 @@ impl Sender {
             },
             queue: VecDeque::new(),
             done_requests: 0,
-            sent_packets: 0,
+            sent_packets_of_oldest_request: 0,
             next_psn: first_psn,
             failure: None,
             counts: StateMachineCounters::default(),
@@ -71,7 +71,12 @@ impl Sender {
                 return false;
             }
         };
-        let segment = segment(&self.connection, request, self.sent_packets, self.next_psn);
+        let segment = segment(
+            &self.connection,
+            request,
+            self.sent_packets_of_oldest_request,
+            self.next_psn,
+        );
         let position = self.done_requests + 1;
         let len = segment.payload_bytes as usize;
         let emitted = emit_with(&segment.bth, &segment.extended, len, out, |payload| {
@@ -82,13 +87,13 @@ impl Sender {
             return false;
         }
         self.next_psn = self.next_psn.plus(1);
-        self.sent_packets += 1;
-        if self.sent_packets == packets {
+        self.sent_packets_of_oldest_request += 1;
+        if self.sent_packets_of_oldest_request == packets {
             let is_send = matches!(request.operation, RequestOperation::Send { .. });
             self.counts.rdma_sends += u64::from(is_send);
             self.queue.pop_front();
             self.done_requests += 1;
-            self.sent_packets = 0;
+            self.sent_packets_of_oldest_request = 0;
         }
         true
     }
@@ -137,7 +142,7 @@ impl Receiver {
     }
 
     /// Processes a received packet. Packets that do not continue a message are ignored.
-    pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+    pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl ResponderTarget) {
         let is_message = packet.bth.transport == Transport::Uc
             && matches!(
                 packet.bth.operation,
@@ -167,12 +172,12 @@ impl Receiver {
         &mut self,
         message: Option<PartialMessage>,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<Option<PartialMessage>, Refusal> {
         let Some(message) = assembly::check_opcode_sequence(message, packet)? else {
             return Ok(None);
         };
-        if assembly::needs_receive(packet) && !target.begin_receive() {
+        if assembly::consumes_receive_work_request(packet) && !target.begin_receive() {
             return Err(Refusal::NotReady);
         }
         assembly::check_length(Some(message), packet, self.mtu_bytes)?;
@@ -181,7 +186,7 @@ impl Receiver {
         if !packet.bth.position.is_last() {
             return Ok(Some(message));
         }
-        message.finish(packet, target)?;
+        message.complete_with_last_packet(packet, target)?;
         Ok(None)
     }
 }

@@ -77,7 +77,7 @@ impl Server {
     /// Limits the answers per doorbell to `answers`, 1 or more. Requests are still handled batch by
     /// batch.
     #[must_use]
-    pub fn with_max_answers(self, answers: usize) -> Self {
+    pub fn with_max_answers_per_doorbell(self, answers: usize) -> Self {
         Self {
             max_answers_per_doorbell: answers.max(1),
             ..self
@@ -302,7 +302,7 @@ impl Client {
     /// # Errors
     /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
     #[inline]
-    pub fn send_imm(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
+    pub fn send_header_only_requests(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server_destination else {
             return Err(RpcError::Config("not connected".into()));
         };
@@ -334,8 +334,8 @@ impl Client {
         };
         self.prepared_count_and_imm = (0, 0);
         self.request_postlist.clear();
-        let (outbox, number) = self.port.outbox();
-        match outbox.stage(number, payload) {
+        let (outbox, number) = self.port.outbox_and_next_number();
+        match outbox.stage_unless_inline(number, payload) {
             None => self
                 .request_postlist
                 .send_with_imm(Inline(payload), server, imm),

@@ -60,8 +60,8 @@ impl RequestReply<'_> {
     /// [`UdPortConfig::max_send_payload_bytes`](crate::UdPortConfig::max_send_payload_bytes).
     #[inline]
     pub fn send_payload(self, payload: &[u8]) {
-        let (outbox, first) = self.port.outbox();
-        match outbox.stage(first + self.answer_postlist.len() as u64, payload) {
+        let (outbox, first) = self.port.outbox_and_next_number();
+        match outbox.stage_unless_inline(first + self.answer_postlist.len() as u64, payload) {
             None => {
                 self.answer_postlist.send_with_imm(
                     Inline(payload),

@@ -5,7 +5,7 @@
 //! all slots are collected in a postlist, which is posted with one doorbell. The `wr_id` of a
 //! signaled work request is the number of its slot.
 //!
-//! [`Prepared`] is the queue before the server's queue pair is known, and [`OneSided`] the
+//! [`PreparedOneSidedQueue`] is the queue before the server's queue pair is known, and [`OneSidedQueue`] the
 //! connected queue. A system implements [`RequestSteps`]: the next step of a slot whose work requests have
 //! completed.
 
@@ -23,7 +23,7 @@ mod tests;
 
 /// A queue that is not connected yet.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedOneSidedQueue {
     pd: ProtectionDomain,
     qp: PreparedQp<Rc>,
     cq: CompletionQueue,
@@ -31,7 +31,7 @@ pub struct Prepared {
     max_wrs_per_doorbell: usize,
 }
 
-impl Prepared {
+impl PreparedOneSidedQueue {
     /// Creates a queue for `window` simultaneous requests of up to `work_requests` work requests
     /// each. A doorbell posts up to `batch` work requests, and never more than [`MAX_BATCH`].
     ///
@@ -78,9 +78,9 @@ impl Prepared {
     ///
     /// # Errors
     /// When a verb fails.
-    pub fn connect(self, peer: &QpEndpoint, room: usize) -> Result<OneSided, RpcError> {
+    pub fn connect(self, peer: &QpEndpoint, room: usize) -> Result<OneSidedQueue, RpcError> {
         let qp = self.qp.connect(peer)?;
-        Ok(OneSided {
+        Ok(OneSidedQueue {
             prepared_wrs: qp.postlist(MAX_BATCH),
             qp,
             cq: self.cq,
@@ -98,7 +98,7 @@ impl Prepared {
 ///
 /// A place in a buffer is a slot and an offset in bytes from the start of the slot's buffer.
 #[derive(Debug)]
-pub struct OneSided {
+pub struct OneSidedQueue {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     /// Work requests of the next doorbell.
@@ -131,11 +131,11 @@ impl Scratch {
 
 /// Returns the error of a server that names memory outside of its announced region.
 #[cold]
-fn outside_region() -> RpcError {
+fn outside_region_error() -> RpcError {
     RpcError::Config("a place outside of the server's memory".to_owned())
 }
 
-impl OneSided {
+impl OneSidedQueue {
     /// Returns the bytes of a slot's buffer.
     #[inline]
     pub fn slot_bytes(&self) -> usize {
@@ -199,7 +199,7 @@ impl OneSided {
         let into = self.slot_buffers.slice(start..start + bytes)?;
         let read = self
             .prepared_wrs
-            .rdma_read(into, from.ok_or_else(outside_region)?);
+            .rdma_read(into, from.ok_or_else(outside_region_error)?);
         read.signaled().wr_id(slot.into());
         if self.prepared_wrs.len() >= self.max_wrs_per_doorbell {
             return self.flush();
@@ -222,7 +222,7 @@ impl OneSided {
     ) -> Result<(), RpcError> {
         let start = self.buffer_offset(slot, at);
         let into = self.slot_buffers.slice(start..start + 8)?;
-        let word = word.ok_or_else(outside_region)?;
+        let word = word.ok_or_else(outside_region_error)?;
         let swap = self.prepared_wrs.atomic_cmp_and_swp(into, word, from, to);
         if signaled {
             swap.signaled().wr_id(slot.into());
@@ -253,7 +253,7 @@ impl OneSided {
         let start = self.buffer_offset(slot, at);
         let from = self.slot_buffers.slice(start..start + bytes)?;
         self.prepared_wrs
-            .rdma_write(from, to.ok_or_else(outside_region)?);
+            .rdma_write(from, to.ok_or_else(outside_region_error)?);
         Ok(())
     }
 
@@ -308,7 +308,7 @@ impl OneSided {
     /// When posting fails.
     #[inline]
     pub fn flush(&mut self) -> Result<(), RpcError> {
-        self.post_first(self.prepared_wrs.len())
+        self.post_first_and_drop_rest(self.prepared_wrs.len())
     }
 
     /// Posts the first `n` prepared work requests and drops the others. Tests of recovery use this
@@ -317,7 +317,7 @@ impl OneSided {
     /// # Errors
     /// When posting fails.
     #[inline]
-    pub fn post_first(&mut self, n: usize) -> Result<(), RpcError> {
+    pub fn post_first_and_drop_rest(&mut self, n: usize) -> Result<(), RpcError> {
         let n = n.min(self.prepared_wrs.len());
         if n == 0 {
             self.prepared_wrs.clear();
@@ -340,11 +340,11 @@ pub trait RequestSteps {
     type Done<'b>;
 
     /// Returns the queue.
-    fn queue(&mut self) -> &mut OneSided;
+    fn queue(&mut self) -> &mut OneSidedQueue;
 
     /// Handles the completion of a slot's signaled work request. Returns the result of the request,
     /// or `None` if the request needs further steps. `bytes` is scratch space as long as a slot's
-    /// buffer, for [`read_buffer`](OneSided::read_buffer).
+    /// buffer, for [`read_buffer`](OneSidedQueue::read_buffer).
     ///
     /// # Errors
     /// When the queue cannot be used any more.
@@ -361,7 +361,7 @@ pub trait RequestSteps {
     /// number of completions.
     ///
     /// # Errors
-    /// A [noted](OneSided::record_error) error, a failed work request, or a failed verb.
+    /// A [noted](OneSidedQueue::record_error) error, a failed work request, or a failed verb.
     #[inline]
     fn post_and_poll(
         &mut self,

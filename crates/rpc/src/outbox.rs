@@ -60,7 +60,7 @@ impl Outbox {
     /// # Panics
     /// When the payload is longer than the maximum given at creation.
     #[inline]
-    pub(crate) fn stage(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
+    pub(crate) fn stage_unless_inline(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
         (payload.len() > self.max_inline_bytes).then(|| self.copy_to_ring_slot(number, payload))
     }
 
@@ -105,7 +105,9 @@ mod tests {
             // The worst case: the whole send queue is outstanding while a list is built.
             let under_way = posted.saturating_sub(DEPTH)..posted;
             for number in posted..posted + list {
-                let slot = outbox.stage(number, b"twelve bytes").expect("not inline");
+                let slot = outbox
+                    .stage_unless_inline(number, b"twelve bytes")
+                    .expect("not inline");
                 assert_eq!((slot.len(), slot.addr() % 8), (12, 0));
                 if let Some(before) = last.insert(slot.addr(), number) {
                     assert!(!under_way.contains(&before), "{number} over {before}");
@@ -120,11 +122,11 @@ mod tests {
     #[test]
     fn memory_is_registered_only_for_what_does_not_fit_inline() {
         let inline = Outbox::new(&pd(), 16, 16, 10).expect("made");
-        assert!(inline.ring.is_none() && inline.stage(0, &[1; 16]).is_none());
+        assert!(inline.ring.is_none() && inline.stage_unless_inline(0, &[1; 16]).is_none());
         let some = Outbox::new(&pd(), 16, 8, 10).expect("made");
-        assert!(some.stage(0, &[1; 8]).is_none());
+        assert!(some.stage_unless_inline(0, &[1; 8]).is_none());
         let slot = some
-            .stage(3, &[7; 9])
+            .stage_unless_inline(3, &[7; 9])
             .expect("nine bytes are more than eight");
         let ring = some.ring.as_ref().expect("memory");
         let mut there = [0; 9];
@@ -137,6 +139,6 @@ mod tests {
     #[should_panic(expected = "made for less")]
     fn more_than_was_announced_is_a_mistake_of_the_caller() {
         let outbox = Outbox::new(&pd(), 8, 0, 1).expect("made");
-        outbox.stage(0, &[0; 9]);
+        outbox.stage_unless_inline(0, &[0; 9]);
     }
 }

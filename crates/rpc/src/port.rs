@@ -215,7 +215,7 @@ impl UdPort {
     /// Returns the outbox for payload of the next [`post`](Self::post), and the number of that
     /// post's first message.
     #[inline]
-    pub(crate) fn outbox(&self) -> (&Outbox, u64) {
+    pub(crate) fn outbox_and_next_number(&self) -> (&Outbox, u64) {
         (&self.outbox, self.posted_sends)
     }
 

@@ -3,24 +3,24 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use rdmacm::device::{Device, last_errno};
+use rdmacm::device::{DevicePort, last_errno};
 use rdmacm::errno::Result;
 use verbs_abi::*;
 
 /// Largest number of completions per poll.
-const POLL: c_int = 32;
+const MAX_COMPLETIONS_PER_POLL: c_int = 32;
 
 /// An array for the completions of one poll.
-pub(crate) type Completions = [ibv_wc; POLL.cast_unsigned() as usize];
+pub(crate) type Completions = [ibv_wc; MAX_COMPLETIONS_PER_POLL.cast_unsigned() as usize];
 
 /// An array of zeroed completions.
 pub(crate) const NO_COMPLETIONS: Completions =
-    [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
+    [const { ibv_wc::zeroed() }; MAX_COMPLETIONS_PER_POLL.cast_unsigned() as usize];
 
 /// A completion queue with its own channel, whose descriptor does not block. Queue pairs that use it must be destroyed
 /// before it is dropped.
 pub(crate) struct Cq {
-    device: &'static Device,
+    device: &'static DevicePort,
     channel: *mut ibv_comp_channel,
     raw: *mut ibv_cq,
 }
@@ -33,7 +33,7 @@ impl Cq {
     ///
     /// # Errors
     /// The error of making the channel or the queue.
-    pub(crate) fn new(device: &'static Device, cqe: c_int) -> Result<Self> {
+    pub(crate) fn new(device: &'static DevicePort, cqe: c_int) -> Result<Self> {
         let mut made = Self {
             device,
             channel: nonblocking_channel(device)?,
@@ -56,7 +56,7 @@ impl Cq {
     /// Polls the queue; returns the number of completions in `wcs`.
     pub(crate) fn poll(&self, wcs: &mut Completions) -> usize {
         // SAFETY: the completion queue is live, and `wcs` has room for POLL completions.
-        let n = unsafe { ibv_poll_cq(self.raw, POLL, wcs.as_mut_ptr()) };
+        let n = unsafe { ibv_poll_cq(self.raw, MAX_COMPLETIONS_PER_POLL, wcs.as_mut_ptr()) };
         usize::try_from(n).unwrap_or(0)
     }
 
@@ -100,7 +100,7 @@ impl Drop for Cq {
 }
 
 /// Makes a completion channel whose descriptor does not block.
-fn nonblocking_channel(device: &Device) -> Result<*mut ibv_comp_channel> {
+fn nonblocking_channel(device: &DevicePort) -> Result<*mut ibv_comp_channel> {
     // SAFETY: the device is open, and the descriptor belongs to a live channel.
     unsafe {
         let channel = (device.verbs.ibv_create_comp_channel)(device.context);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::pair::{BufferedUdQp, ReceivedDatagram};
-use crate::protocol::{Datagram as Message, SenderHeader};
+use crate::protocol::{SenderHeader, UdpDatagram as Message};
 use crate::sizes::QueueSizes;
 use crate::wait::lock;
 use crate::wait::{
@@ -55,7 +55,7 @@ struct DatagramState {
     sizes: QueueSizes,
     peer: Option<SocketAddr>,
     routes: HashMap<SocketAddr, PeerRoute>,
-    arrived: VecDeque<(SocketAddr, UnreadDatagram)>,
+    unread_datagrams: VecDeque<(SocketAddr, UnreadDatagram)>,
     /// Number of datagrams in `arrived` that came over UDP.
     unread_udp_datagrams: usize,
     error: Option<Errno>,
@@ -88,7 +88,7 @@ impl DatagramSocket {
             sizes: QueueSizes::default(),
             peer: None,
             routes: HashMap::new(),
-            arrived: VecDeque::new(),
+            unread_datagrams: VecDeque::new(),
             unread_udp_datagrams: 0,
             error: None,
             udp_receive_buffer: vec![0; MAX_UDP_DATAGRAM_BYTES].into(),
@@ -125,7 +125,7 @@ impl DatagramSocket {
         Ok(())
     }
 
-    pub(crate) fn name(&self, peer: bool) -> Result<SocketAddr> {
+    pub(crate) fn own_or_peer_address(&self, peer: bool) -> Result<SocketAddr> {
         let state = self.lock();
         let name = if peer {
             state.udp.peer_addr()
@@ -162,7 +162,7 @@ impl DatagramSocket {
         };
         let _ = wait::wait_until(&self.0, Deadline::after(SILENT_ROUTE_LIFETIME), sent);
         let mut state = self.lock();
-        state.arrived.clear();
+        state.unread_datagrams.clear();
         state.pair = None;
         state.waiters.wake_others();
     }
@@ -248,12 +248,12 @@ impl WaitableState for DatagramState {
         let mut any = false;
         if let Some(pair) = &mut self.pair {
             let mut received = Vec::new();
-            any = pair.progress(|datagram| received.push(datagram));
+            any = pair.poll_completions(|datagram| received.push(datagram));
             for datagram in received {
-                self.take_rdma(datagram);
+                self.queue_rdma_datagram(datagram);
             }
         }
-        any |= self.take_udp();
+        any |= self.receive_udp_datagrams();
         if any {
             self.waiters.wake_others();
         }
@@ -261,7 +261,7 @@ impl WaitableState for DatagramState {
 
     fn events(&mut self, asked: libc::c_short) -> libc::c_short {
         let mut found = 0;
-        if !self.arrived.is_empty() || self.error.is_some() {
+        if !self.unread_datagrams.is_empty() || self.error.is_some() {
             found |= asked & (libc::POLLIN | libc::POLLRDNORM);
         }
         if self.pair.as_ref().is_none_or(BufferedUdQp::has_room) {
@@ -273,7 +273,7 @@ impl WaitableState for DatagramState {
         found
     }
 
-    fn arm(&mut self) -> bool {
+    fn arm_and_check_missed(&mut self) -> bool {
         if let Some(pair) = &mut self.pair {
             pair.arm();
         }
@@ -291,7 +291,7 @@ impl WaitableState for DatagramState {
         &mut self.waiters
     }
 
-    fn blocking(&mut self) -> &mut BlockingMode {
+    fn blocking_mode(&mut self) -> &mut BlockingMode {
         &mut self.blocking
     }
 }
@@ -386,7 +386,7 @@ impl DatagramState {
     }
 
     /// Receives all datagrams that have arrived over UDP; returns true if there was one.
-    fn take_udp(&mut self) -> bool {
+    fn receive_udp_datagrams(&mut self) -> bool {
         let mut any = false;
         loop {
             let (len, from) = match self.udp.recv_from(&mut self.udp_receive_buffer) {
@@ -413,7 +413,7 @@ impl DatagramState {
             if !is_answer && self.unread_udp_datagrams < MAX_UNREAD_UDP_DATAGRAMS {
                 self.unread_udp_datagrams += 1;
                 let arrived = UnreadDatagram::Udp(payload.to_vec());
-                self.arrived.push_back((from, arrived));
+                self.unread_datagrams.push_back((from, arrived));
             }
             if self.add_route(from, sender).is_err() || is_answer {
                 continue;
@@ -441,7 +441,7 @@ impl DatagramState {
     }
 
     /// Processes a datagram that has arrived over RDMA.
-    fn take_rdma(&mut self, datagram: ReceivedDatagram) {
+    fn queue_rdma_datagram(&mut self, datagram: ReceivedDatagram) {
         let Some(pair) = &mut self.pair else { return };
         let mut head = [0; SenderHeader::MAX_BYTES];
         let len = datagram.len().min(head.len());
@@ -451,7 +451,7 @@ impl DatagramState {
                 if let Some(route) = self.routes.get_mut(&from) {
                     route.last_heard = Instant::now();
                 }
-                self.arrived
+                self.unread_datagrams
                     .push_back((from, UnreadDatagram::Rdma(datagram, at)));
             }
             _ => pair.repost(&datagram),
@@ -464,7 +464,8 @@ impl DatagramState {
         }
         // From the first receive on, peers can learn the queue pair's address.
         self.pair()?;
-        let (Some((from, arrived)), Some(pair)) = (self.arrived.front(), &mut self.pair) else {
+        let (Some((from, arrived)), Some(pair)) = (self.unread_datagrams.front(), &mut self.pair)
+        else {
             return Ok(None);
         };
         let from = *from;
@@ -486,7 +487,7 @@ impl DatagramState {
             }
         };
         if flags & libc::MSG_PEEK == 0 {
-            match self.arrived.pop_front() {
+            match self.unread_datagrams.pop_front() {
                 Some((_, UnreadDatagram::Rdma(datagram, _))) => pair.repost(&datagram),
                 Some((_, UnreadDatagram::Udp(_))) => self.unread_udp_datagrams -= 1,
                 None => {}

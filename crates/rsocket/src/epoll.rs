@@ -36,7 +36,7 @@ struct DescriptorSet {
 static SETS: Mutex<BTreeMap<RawFd, Arc<DescriptorSet>>> = Mutex::new(BTreeMap::new());
 
 /// The bits that `epoll_event.events` and `poll(2)` share.
-const POLL_BITS: u32 = 0x3fff;
+const BITS_SHARED_WITH_POLL: u32 = 0x3fff;
 /// Longest time after which a change by another thread is noticed.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -132,7 +132,7 @@ pub(crate) fn wait(
     timeout_ms: c_int,
 ) -> Result<Vec<libc::epoll_event>> {
     let set = find(number)?;
-    let deadline = Deadline::from_poll(timeout_ms);
+    let deadline = Deadline::from_poll_timeout_ms(timeout_ms);
     loop {
         let mut fds = vec![for_reading(number)];
         fds.extend(
@@ -142,11 +142,14 @@ pub(crate) fn wait(
                 .map(|(&fd, interest)| libc::pollfd {
                 fd,
                 #[allow(clippy::cast_possible_truncation)] // 14 bits
-                events: (interest.events & POLL_BITS) as libc::c_short,
+                events: (interest.events & BITS_SHARED_WITH_POLL) as libc::c_short,
                 revents: 0,
             }),
         );
-        rpoll(&mut fds, deadline.sooner(RECHECK_INTERVAL).timeout_ms())?;
+        rpoll(
+            &mut fds,
+            deadline.or_after_if_sooner(RECHECK_INTERVAL).timeout_ms(),
+        )?;
         set.clear_notification();
         if fds.first().is_some_and(|f| f.revents & libc::POLLNVAL != 0) {
             return Err(Errno(libc::EBADF));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use verbs_abi::*;
 
-use rdmacm::device::{Device, last_errno};
+use rdmacm::device::{DevicePort, last_errno};
 use rdmacm::errno::{Errno, Result};
 
 /// Zeroed, registered memory. It is deregistered and freed on drop.
@@ -19,7 +19,7 @@ pub(crate) struct ZeroedRegion {
     mr: *mut ibv_mr,
     lkey: u32,
     rkey: u32,
-    device: &'static Device,
+    device: &'static DevicePort,
 }
 
 // SAFETY: an address range and a registration, which only this value owns.
@@ -31,7 +31,7 @@ impl ZeroedRegion {
     /// # Safety
     /// `pd` is a live protection domain of the device.
     pub(crate) unsafe fn new(
-        device: &'static Device,
+        device: &'static DevicePort,
         pd: *mut ibv_pd,
         len: usize,
         access: c_int,

@@ -65,7 +65,7 @@ impl Listener {
     /// # Errors
     /// Returns an error if the address is not an IP address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let own = self.0.socket.name(false);
+        let own = self.0.socket.own_or_peer_address(false);
         own.and_then(|own| own.ip()).map_err(to_io)
     }
 
@@ -131,11 +131,11 @@ impl Write for Stream {
 }
 
 /// A socket, and the event for which [`poll`] waits.
-pub struct Wanted(libc::pollfd);
+pub struct SocketAndAwaitedEvent(libc::pollfd);
 
-impl Wanted {
+impl SocketAndAwaitedEvent {
     /// Waits until a connection can be accepted.
-    pub fn connection(listener: &Listener) -> Self {
+    pub fn incoming_connection(listener: &Listener) -> Self {
         Self::of(&listener.0, libc::POLLIN)
     }
 
@@ -163,7 +163,7 @@ impl Wanted {
 /// # Errors
 /// Returns an error if the system's `poll(2)` does, for example because of a signal.
 pub fn poll(
-    wanted: impl IntoIterator<Item = Wanted>,
+    wanted: impl IntoIterator<Item = SocketAndAwaitedEvent>,
     timeout: Option<Duration>,
 ) -> io::Result<usize> {
     let mut fds: Vec<libc::pollfd> = wanted.into_iter().map(|wanted| wanted.0).collect();

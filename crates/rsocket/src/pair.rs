@@ -15,7 +15,7 @@ use crate::memory::ZeroedRegion;
 use crate::sizes::QueueSizes;
 use rdmacm::QpAddress;
 use rdmacm::addr::IdAddress;
-use rdmacm::device::{Device, check, last_errno};
+use rdmacm::device::{DevicePort, check_returned_errno, last_errno};
 use rdmacm::errno::{Errno, Result};
 
 /// Bytes of the global routing header in front of a received datagram (`ibv_post_recv(3)`).
@@ -39,7 +39,7 @@ impl ReceivedDatagram {
 
 /// A UD queue pair with its buffers.
 pub(crate) struct BufferedUdQp {
-    device: &'static Device,
+    device: &'static DevicePort,
     cq: Cq,
     qp: *mut ibv_qp,
     send_buffers: ZeroedRegion,
@@ -51,7 +51,7 @@ pub(crate) struct BufferedUdQp {
     /// complete in order.
     posted_sends: u64,
     completed_sends: u64,
-    send_queue_wrs: u64,
+    max_outstanding_sends: u64,
     max_inline: usize,
     address_handles: HashMap<(u16, [u8; 16]), *mut ibv_ah>,
 }
@@ -60,7 +60,7 @@ pub(crate) struct BufferedUdQp {
 unsafe impl Send for BufferedUdQp {}
 
 impl BufferedUdQp {
-    pub(crate) fn new(device: &'static Device, sizes: QueueSizes) -> Result<Self> {
+    pub(crate) fn new(device: &'static DevicePort, sizes: QueueSizes) -> Result<Self> {
         // `enum ibv_mtu`: 1 is 256 bytes, and each following value is twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
@@ -83,7 +83,7 @@ impl BufferedUdQp {
             recv_stride,
             posted_sends: 0,
             completed_sends: 0,
-            send_queue_wrs: sq.into(),
+            max_outstanding_sends: sq.into(),
             max_inline: sizes.max_inline.into(),
             address_handles: HashMap::new(),
         };
@@ -126,7 +126,7 @@ impl BufferedUdQp {
     pub(crate) fn address(&self, ip: IpAddr) -> QpAddress {
         // SAFETY: the queue pair is live.
         let qpn = unsafe { (*self.qp).qp_num };
-        self.device.address_of(ip.into(), qpn, 0)
+        self.device.qp_address_of(ip.into(), qpn, 0)
     }
 
     /// Returns the largest datagram in bytes.
@@ -141,7 +141,7 @@ impl BufferedUdQp {
 
     /// Returns true if the send queue has room for a datagram.
     pub(crate) fn has_room(&self) -> bool {
-        self.posted_sends - self.completed_sends < self.send_queue_wrs
+        self.posted_sends - self.completed_sends < self.max_outstanding_sends
     }
 
     /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_room),
@@ -152,7 +152,7 @@ impl BufferedUdQp {
     pub(crate) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
         let ah = self.address_handle(from, to)?;
         let [head, tail] = parts;
-        let at = (self.posted_sends % self.send_queue_wrs) as usize * self.mtu;
+        let at = (self.posted_sends % self.max_outstanding_sends) as usize * self.mtu;
         self.send_buffers.write(at, head);
         self.send_buffers.write(at + head.len(), tail);
         let len = head.len() + tail.len();
@@ -176,7 +176,7 @@ impl BufferedUdQp {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair and the address handle are live. The work request is copied, and the buffer stays
         // valid until it has completed.
-        check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })?;
+        check_returned_errno(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })?;
         self.posted_sends += 1;
         Ok(())
     }
@@ -209,7 +209,7 @@ impl BufferedUdQp {
     }
 
     /// Polls the completion queue and passes received datagrams to `received`. Returns true if a completion was found.
-    pub(crate) fn progress(&mut self, mut received: impl FnMut(ReceivedDatagram)) -> bool {
+    pub(crate) fn poll_completions(&mut self, mut received: impl FnMut(ReceivedDatagram)) -> bool {
         let mut any = false;
         let mut wcs = NO_COMPLETIONS;
         loop {
@@ -260,7 +260,7 @@ impl BufferedUdQp {
         wr.num_sge = 1;
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is live, and the buffer lives as long as the queue pair.
-        check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
+        check_returned_errno(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
     }
 
     /// Takes the events of the channel and arms the completion queue, so that the channel becomes readable at the next

@@ -10,7 +10,7 @@ use rdmacm::errno::{Errno, INVALID, Result};
 
 /// Implements `poll(2)`; some of `fds` may be rsockets. Returns the number of entries with events.
 pub(crate) fn rpoll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize> {
-    poll_until(fds, Deadline::from_poll(timeout_ms))
+    poll_until(fds, Deadline::from_poll_timeout_ms(timeout_ms))
 }
 
 fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
@@ -20,7 +20,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     }
     let waiter = WaitingThread::of_this_thread()?;
     loop {
-        waiter.reset();
+        waiter.clear_wake_ups();
         // Polls the descriptors of the rsockets and the waiter, followed by those that are not rsockets.
         let mut below = vec![for_reading(waiter.fd())];
         let mut found = 0;
@@ -41,7 +41,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
                 .map(|(fd, _)| *fd),
         );
         let wait = if found > 0 {
-            Deadline::from_poll(0)
+            Deadline::from_poll_timeout_ms(0)
         } else {
             deadline
         };

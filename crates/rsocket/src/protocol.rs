@@ -92,7 +92,7 @@ impl ConnData {
                 0
             };
         bytes[2..4].copy_from_slice(&self.peer_send_credits.to_be_bytes());
-        bytes[7] = to_scale(self.iomap_entries);
+        bytes[7] = encode_entry_count(self.iomap_entries);
         bytes[8..24].copy_from_slice(&self.target_sgl.to_wire());
         bytes[24..].copy_from_slice(&self.first_recv_buffer.to_wire());
         bytes
@@ -108,7 +108,7 @@ impl ConnData {
         Some(Self {
             peer_send_credits: u16::from_be_bytes([bytes[2], bytes[3]]),
             iomap_entries: if bytes[1] & FLAG_HAS_IOMAP_ENTRIES != 0 {
-                from_scale(bytes[7])
+                decode_entry_count(bytes[7])
             } else {
                 0
             },
@@ -119,15 +119,15 @@ impl ConnData {
 }
 
 /// Encodes a number of entries in 8 bits: exactly up to 128, above that in steps of 256.
-fn to_scale(entries: u16) -> u8 {
+fn encode_entry_count(entries: u16) -> u8 {
     match u8::try_from(entries) {
         Ok(exact @ 0..=128) => exact,
         _ => 128 | (entries >> 8).min(127) as u8,
     }
 }
 
-/// Decodes a number that [`to_scale`] encoded; the result is not larger than that number.
-fn from_scale(scale: u8) -> u16 {
+/// Decodes a number that [`encode_entry_count`] encoded; the result is not larger than that number.
+fn decode_entry_count(scale: u8) -> u16 {
     match scale {
         0..=128 => u16::from(scale),
         _ => u16::from(scale & 127) << 8,
@@ -136,7 +136,7 @@ fn from_scale(scale: u8) -> u16 {
 
 /// Returns the number of entries that both ends use if one of them has `entries`.
 pub(crate) fn agreed_iomap_entries(entries: u16) -> u16 {
-    from_scale(to_scale(entries))
+    decode_entry_count(encode_entry_count(entries))
 }
 
 /// The meaning of an immediate value.
@@ -229,14 +229,14 @@ impl SenderHeader {
 
 /// The contents of a datagram over UDP: the address of the sender's queue pair, and the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Datagram<'a> {
+pub(crate) struct UdpDatagram<'a> {
     pub(crate) sender: QpAddress,
     /// True for the answer to a datagram over UDP, which the program does not receive.
     pub(crate) is_answer: bool,
     pub(crate) payload: &'a [u8],
 }
 
-impl<'a> Datagram<'a> {
+impl<'a> UdpDatagram<'a> {
     /// Tag that distinguishes these datagrams from those of other programs.
     const TAG: [u8; 4] = *b"VbDg";
 
@@ -263,7 +263,7 @@ impl<'a> Datagram<'a> {
         Some(Self {
             sender: QpAddress {
                 qpn: u32::from_be_bytes(*qpn),
-                psn: 0,
+                first_psn_from_peer: 0,
                 lid: u16::from_be_bytes([l0, l1]),
                 gid: *gid,
                 qkey: u32::from_be_bytes(*qkey),
@@ -286,7 +286,7 @@ pub fn fuzz_messages(bytes: &[u8]) {
     if let Some((label, len)) = SenderHeader::decode(bytes) {
         assert_eq!(label.encode(), bytes[..len]);
     }
-    if let Some(datagram) = Datagram::decode(bytes) {
+    if let Some(datagram) = UdpDatagram::decode(bytes) {
         assert_eq!(datagram.encode(), bytes);
     }
     if let Some(imm) = bytes.first_chunk().copied().map(u32::from_be_bytes)

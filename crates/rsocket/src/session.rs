@@ -104,7 +104,7 @@ impl WaitableState for Session {
         found
     }
 
-    fn arm(&mut self) -> bool {
+    fn arm_and_check_missed(&mut self) -> bool {
         let Some(stream) = &mut self.stream else {
             return false;
         };
@@ -123,7 +123,7 @@ impl WaitableState for Session {
         &mut self.waiters
     }
 
-    fn blocking(&mut self) -> &mut BlockingMode {
+    fn blocking_mode(&mut self) -> &mut BlockingMode {
         &mut self.blocking
     }
 }
@@ -180,7 +180,12 @@ impl Session {
                     .peer
                     .as_ref()
                     .ok_or(Errno(libc::EPROTO))
-                    .and_then(|peer| self.stream.as_mut().ok_or(INVALID)?.set_peer(peer));
+                    .and_then(|peer| {
+                        self.stream
+                            .as_mut()
+                            .ok_or(INVALID)?
+                            .set_peer_conn_data(peer)
+                    });
                 match set {
                     Ok(()) => self.phase = SocketPhase::Connected,
                     Err(Errno(errno)) => self.fail(errno),
@@ -213,7 +218,7 @@ impl Session {
         self.pending_so_error = errno;
     }
 
-    pub(crate) fn take_error(&mut self, otherwise: c_int) -> Errno {
+    pub(crate) fn take_error_or(&mut self, otherwise: c_int) -> Errno {
         match std::mem::take(&mut self.pending_so_error) {
             0 => Errno(otherwise),
             errno => Errno(errno),
@@ -225,7 +230,7 @@ impl Session {
         match self.phase {
             SocketPhase::Connecting | SocketPhase::Accepting => None,
             SocketPhase::Connected => Some(Ok(())),
-            _ => Some(Err(self.take_error(libc::ECONNREFUSED))),
+            _ => Some(Err(self.take_error_or(libc::ECONNREFUSED))),
         }
     }
 
@@ -251,7 +256,7 @@ impl Session {
     }
 
     /// For a listener, returns the next request as a connecting session, with the peer's address.
-    pub(crate) fn take_request(&mut self) -> Option<Result<(Self, IdAddress)>> {
+    pub(crate) fn accept_next_request(&mut self) -> Option<Result<(Self, IdAddress)>> {
         loop {
             let news = match CmNotification::next(&self.channel) {
                 Ok(news) => news,
@@ -286,7 +291,7 @@ impl Session {
         // SAFETY: contract of this function.
         unsafe {
             let id = CmId::borrow(handle)?;
-            let (stream, channel_handle, channel) = match self.prepare(id, peer) {
+            let (stream, channel_handle, channel) = match self.make_stream_and_channel(id, peer) {
                 Ok(prepared) => prepared,
                 Err(e) => {
                     connect::destroy_with_queues(handle);
@@ -328,7 +333,7 @@ impl Session {
     ///
     /// # Safety
     /// `id` has no other user. If this function fails, `id` has no queue pair.
-    unsafe fn prepare(
+    unsafe fn make_stream_and_channel(
         &self,
         id: &CmId,
         peer: Option<ConnData>,
@@ -336,7 +341,10 @@ impl Session {
         let peer = peer.ok_or(Errno(libc::EPROTO))?;
         // SAFETY: contract of this function.
         let mut stream = unsafe { Stream::new(id, self.sizes) }?;
-        match stream.set_peer(&peer).and_then(|()| own_channel()) {
+        match stream
+            .set_peer_conn_data(&peer)
+            .and_then(|()| own_channel())
+        {
             Ok((handle, channel)) => Ok((stream, handle, channel)),
             Err(e) => {
                 id.destroy_qp();

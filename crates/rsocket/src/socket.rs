@@ -124,7 +124,7 @@ impl StreamSocket {
                     return Err(Errno(libc::EALREADY));
                 }
                 SocketPhase::Connected => return Err(Errno(libc::EISCONN)),
-                SocketPhase::Failed => return Err(session.take_error(libc::ECONNREFUSED)),
+                SocketPhase::Failed => return Err(session.take_error_or(libc::ECONNREFUSED)),
                 SocketPhase::Listening | SocketPhase::Closed => return Err(INVALID),
             }
             session.start_connecting(addr)?;
@@ -141,7 +141,7 @@ impl StreamSocket {
             if self.lock().phase != SocketPhase::Listening {
                 return Err(INVALID);
             }
-            let new = self.wait_unless_nonblocking(0, Session::take_request)?;
+            let new = self.wait_unless_nonblocking(0, Session::accept_next_request)?;
             let (session, peer) = new?;
             let (socket, fd) = Self::from_session(self.domain, session);
             if !self.lock().blocking.is_nonblocking() {
@@ -163,7 +163,7 @@ impl StreamSocket {
     }
 
     /// Returns the own address, or the peer's if `peer` is true.
-    pub(crate) fn name(&self, peer: bool) -> Result<IdAddress> {
+    pub(crate) fn own_or_peer_address(&self, peer: bool) -> Result<IdAddress> {
         let session = self.lock();
         let id = session.cm_id()?;
         if peer {

@@ -17,7 +17,7 @@ use crate::cq::Cq;
 use crate::memory::ZeroedRegion;
 use crate::protocol::{ConnData, IOMAP_ENTRY_SIZE, Immediate, RemoteBuffer, agreed_iomap_entries};
 use crate::sizes::QueueSizes;
-use rdmacm::device::{Device, check};
+use rdmacm::device::{DevicePort, check_returned_errno};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
 
@@ -72,7 +72,7 @@ struct PeerWritableBuffer {
 
 /// One end of a byte stream.
 pub(crate) struct Stream {
-    device: &'static Device,
+    device: &'static DevicePort,
     qp: *mut ibv_qp,
     pub(crate) cq: Cq,
     /// Target SGL, iomap and receive buffer, which the peer writes.
@@ -87,11 +87,11 @@ pub(crate) struct Stream {
     /// Index of the peer's target that gets the next receive buffer.
     next_remote_target: usize,
     /// Unused rest of the current target; `target_index`: the target's index.
-    target_rest: RemoteBuffer,
+    unused_rest_of_target: RemoteBuffer,
     target_index: usize,
-    /// Number of data messages sent; `send_limit`: the number of the first one that must not be sent yet.
+    /// Number of data messages sent; `first_forbidden_message`: the number of the first one that must not be sent yet.
     sent_messages: u16,
-    send_limit: u16,
+    first_forbidden_message: u16,
     free_data_wrs: u16,
     free_control_wrs: u16,
     send_buffer_position: usize,
@@ -155,8 +155,8 @@ impl Stream {
     /// # Safety
     /// `id` is bound to a device.
     unsafe fn without_qp(id: &CmId, sizes: QueueSizes) -> Result<Self> {
-        let device = id.device();
-        let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
+        let device = id.device_port();
+        let shared_len = Self::recv_buffer_offset(sizes.iomap_entries) + sizes.recv_buffer;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: the protection domain belongs to an id that is bound to the device.
         let (shared, private) = unsafe {
@@ -176,10 +176,10 @@ impl Stream {
             sizes,
             remote_target_sgl: RemoteBuffer::default(),
             next_remote_target: 0,
-            target_rest: RemoteBuffer::default(),
+            unused_rest_of_target: RemoteBuffer::default(),
             target_index: 0,
             sent_messages: 0,
-            send_limit: 0,
+            first_forbidden_message: 0,
             free_data_wrs: sizes.sq_wrs - CONTROL_WRS,
             free_control_wrs: CONTROL_WRS,
             send_buffer_position: 0,
@@ -232,12 +232,12 @@ impl Stream {
     }
 
     /// Returns the offset of the receive buffer in the shared memory, which follows the iomap.
-    fn recv_buffer_at(iomap_entries: u16) -> usize {
-        Self::iomap_at(iomap_entries)
+    fn recv_buffer_offset(iomap_entries: u16) -> usize {
+        Self::iomap_entry_offset(iomap_entries)
     }
 
     /// Returns the offset of iomap entry `index` in the shared memory.
-    fn iomap_at(index: u16) -> usize {
+    fn iomap_entry_offset(index: u16) -> usize {
         TARGET_SGL_ENTRIES * RemoteBuffer::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
     }
 
@@ -255,7 +255,7 @@ impl Stream {
             first_recv_buffer: RemoteBuffer {
                 addr: self
                     .peer_written_memory
-                    .address(Self::recv_buffer_at(self.sizes.iomap_entries)),
+                    .address(Self::recv_buffer_offset(self.sizes.iomap_entries)),
                 rkey,
                 len: (self.sizes.recv_buffer / 2) as u32,
             },
@@ -266,17 +266,17 @@ impl Stream {
     ///
     /// # Errors
     /// `EPROTO` if the data is invalid.
-    pub(crate) fn set_peer(&mut self, peer: &ConnData) -> Result {
+    pub(crate) fn set_peer_conn_data(&mut self, peer: &ConnData) -> Result {
         if peer.target_sgl.len == 0 {
             return Err(Errno(libc::EPROTO));
         }
         self.remote_target_sgl = peer.target_sgl;
         self.free_peer_iomap_entries = (0..peer.iomap_entries).collect();
-        self.target_rest = peer.first_recv_buffer;
+        self.unused_rest_of_target = peer.first_recv_buffer;
         self.target_index = 0;
         // The first target is in use, so the next receive buffer goes to the second one.
         self.next_remote_target = 1 % peer.target_sgl.len as usize;
-        self.send_limit = peer.peer_send_credits;
+        self.first_forbidden_message = peer.peer_send_credits;
         Ok(())
     }
 
@@ -298,13 +298,13 @@ impl Stream {
 
     /// Returns true if a write would not block, including writes that fail.
     pub(crate) fn can_write(&self) -> bool {
-        self.has_room() || self.has_shut_down || self.final_status.is_some()
+        self.can_send_data() || self.has_shut_down || self.final_status.is_some()
     }
 
-    fn has_room(&self) -> bool {
+    fn can_send_data(&self) -> bool {
         self.free_data_wrs > 0
             && self.free_send_bytes > 0
-            && self.sent_messages != self.send_limit
+            && self.sent_messages != self.first_forbidden_message
             && self.current_remote_target().len > 0
     }
 
@@ -317,8 +317,8 @@ impl Stream {
 
     /// Returns the target for the next data.
     fn current_remote_target(&self) -> RemoteBuffer {
-        if self.target_rest.len > 0 {
-            return self.target_rest;
+        if self.unused_rest_of_target.len > 0 {
+            return self.unused_rest_of_target;
         }
         let at = self.target_index * RemoteBuffer::SIZE;
         RemoteBuffer::from_words(
@@ -332,25 +332,25 @@ impl Stream {
     /// Sends as much of `bytes` as fits now; returns the number of bytes.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut done = 0;
-        while done < bytes.len() && self.has_room() {
-            if self.target_rest.len == 0 {
-                self.target_rest = self.current_remote_target();
+        while done < bytes.len() && self.can_send_data() {
+            if self.unused_rest_of_target.len == 0 {
+                self.unused_rest_of_target = self.current_remote_target();
                 self.mark_target_used();
             }
             let rest = bytes.get(done..).unwrap_or_default();
             let len = rest
                 .len()
                 .min(MAX_WRITE_BYTES)
-                .min(self.target_rest.len as usize)
+                .min(self.unused_rest_of_target.len as usize)
                 .min(self.free_send_bytes);
             let chunk = rest.get(..len).unwrap_or_default();
-            let RemoteBuffer { addr, rkey, .. } = self.target_rest;
+            let RemoteBuffer { addr, rkey, .. } = self.unused_rest_of_target;
             let imm = Immediate::Data(len as u32);
             self.post_data(chunk, RemoteAddress { addr, rkey }, Some(imm))?;
             self.sent_messages = self.sent_messages.wrapping_add(1);
-            self.target_rest.addr += len as u64;
-            self.target_rest.len -= len as u32;
-            if self.target_rest.len == 0 {
+            self.unused_rest_of_target.addr += len as u64;
+            self.unused_rest_of_target.len -= len as u32;
+            if self.unused_rest_of_target.len == 0 {
                 self.target_index = (self.target_index + 1) % TARGET_SGL_ENTRIES;
             }
             done += len;
@@ -437,7 +437,7 @@ impl Stream {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is live. The work request is copied, including inline data, and the send buffer stays
         // valid until the work request has completed.
-        check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })
+        check_returned_errno(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })
     }
 
     /// Sends a control message: this end sends no more, or is closed.
@@ -456,7 +456,7 @@ impl Stream {
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
         let len = bytes.len().min(self.readable_bytes);
         let size = self.sizes.recv_buffer;
-        let base = Self::recv_buffer_at(self.sizes.iomap_entries);
+        let base = Self::recv_buffer_offset(self.sizes.iomap_entries);
         let first = len.min(size - self.recv_buffer_position);
         let (head, tail) = bytes.split_at_mut(first);
         let tail = tail.get_mut(..len - first).unwrap_or_default();
@@ -490,7 +490,7 @@ impl Stream {
             }
             let imm = Immediate::Credits(self.received_messages.wrapping_add(self.sizes.rq_wrs));
             let posted = if buffer_due {
-                let base = Self::recv_buffer_at(self.sizes.iomap_entries);
+                let base = Self::recv_buffer_offset(self.sizes.iomap_entries);
                 let mut bytes = RemoteBuffer {
                     addr: self
                         .peer_written_memory
@@ -524,7 +524,7 @@ impl Stream {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is live. The work request has no buffer, since the sender determines the address of
         // the payload.
-        check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
+        check_returned_errno(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
     }
 }
 

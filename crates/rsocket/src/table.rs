@@ -122,10 +122,10 @@ impl RSocket {
     }
 
     /// Returns the own address, or the peer's if `peer` is true.
-    pub(crate) fn name(&self, peer: bool) -> Result<IdAddress> {
+    pub(crate) fn own_or_peer_address(&self, peer: bool) -> Result<IdAddress> {
         match self {
-            Stream(s) => s.name(peer),
-            Datagram(s) => s.name(peer).map(IdAddress::Ip),
+            Stream(s) => s.own_or_peer_address(peer),
+            Datagram(s) => s.own_or_peer_address(peer).map(IdAddress::Ip),
         }
     }
 
@@ -149,7 +149,7 @@ impl RSocket {
     /// Implements `recvfrom(2)`.
     pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, IdAddress)> {
         match self {
-            Stream(s) => Ok((s.recv(bytes, flags)?, s.name(true)?)),
+            Stream(s) => Ok((s.recv(bytes, flags)?, s.own_or_peer_address(true)?)),
             Datagram(s) => s
                 .recv(bytes, flags)
                 .map(|(len, from)| (len, IdAddress::Ip(from))),

@@ -48,7 +48,7 @@ impl WaitingThread {
     }
 
     /// Clears earlier wake-ups.
-    pub(crate) fn reset(&self) {
+    pub(crate) fn clear_wake_ups(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
@@ -97,12 +97,12 @@ impl Deadline {
     }
 
     /// Converts a timeout of `poll(2)`; negative means never.
-    pub(crate) fn from_poll(timeout_ms: i32) -> Self {
+    pub(crate) fn from_poll_timeout_ms(timeout_ms: i32) -> Self {
         u64::try_from(timeout_ms).map_or(Self::NEVER, |ms| Self::after(Duration::from_millis(ms)))
     }
 
     /// Returns this deadline, or `duration` from now if that is earlier.
-    pub(crate) fn sooner(self, duration: Duration) -> Self {
+    pub(crate) fn or_after_if_sooner(self, duration: Duration) -> Self {
         let soon = Instant::now().checked_add(duration);
         Self(match (self.0, soon) {
             (Some(at), Some(soon)) => Some(at.min(soon)),
@@ -135,7 +135,7 @@ pub(crate) trait WaitableState {
     fn events(&mut self, asked: libc::c_short) -> libc::c_short;
 
     /// Arms the descriptors for future events; returns true if an event may have occurred in the meantime.
-    fn arm(&mut self) -> bool;
+    fn arm_and_check_missed(&mut self) -> bool;
 
     /// Returns the descriptors that become readable when an event occurs.
     fn descriptors(&self) -> Vec<libc::pollfd>;
@@ -144,7 +144,7 @@ pub(crate) trait WaitableState {
     fn waiters(&mut self) -> &mut SocketWaiters;
 
     /// Returns the blocking mode of the socket.
-    fn blocking(&mut self) -> &mut BlockingMode;
+    fn blocking_mode(&mut self) -> &mut BlockingMode;
 }
 
 /// The blocking mode of a socket, and the number of non-blocking calls that found nothing.
@@ -192,10 +192,10 @@ pub(crate) fn wait_until<S: WaitableState, T>(
                 continue;
             }
             let waiter = WaitingThread::of_this_thread()?;
-            waiter.reset();
+            waiter.clear_wake_ups();
             inner.waiters().add(&waiter);
             // Completions from before the arming cause no event.
-            if inner.arm()
+            if inner.arm_and_check_missed()
                 && let Some(found) = ready(&mut inner)
             {
                 return Ok(found);
@@ -222,7 +222,7 @@ pub(crate) fn wait_unless_nonblocking<S: WaitableState, T>(
         if let Some(found) = ready(&mut inner) {
             return Ok(found);
         }
-        let blocking = inner.blocking();
+        let blocking = inner.blocking_mode();
         if blocking.is_nonblocking || flags & libc::MSG_DONTWAIT != 0 {
             blocking.fruitless_calls = blocking.fruitless_calls.wrapping_add(1);
             let yields = blocking.fruitless_calls.is_multiple_of(CALLS_PER_YIELD);
@@ -251,7 +251,11 @@ pub(crate) fn poll_events<S: WaitableState>(
         return found;
     };
     inner.waiters().add(waiter);
-    let found = if inner.arm() { inner.events(events) } else { 0 };
+    let found = if inner.arm_and_check_missed() {
+        inner.events(events)
+    } else {
+        0
+    };
     if found == 0 {
         fds.extend(inner.descriptors());
     }

@@ -23,7 +23,7 @@ pub struct Client {
     session: Option<Session>,
     design: Design,
     results: LaneResults,
-    first_number: u64,
+    first_number_of_server: u64,
     target: ServerLocation<Rendezvous>,
 }
 
@@ -99,7 +99,7 @@ impl Client {
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
-    pub fn connect_through(
+    pub fn connect_in_process(
         connector: Connector,
         context: &Context,
         config: ClientConfig,
@@ -126,10 +126,10 @@ impl Client {
             session: None,
             design: Design::SpecS0,
             results: LaneResults::default(),
-            first_number: 0,
+            first_number_of_server: 0,
             target,
         };
-        client.reconnect()?;
+        client.open_session_with_retries()?;
         Ok(client)
     }
 
@@ -139,8 +139,8 @@ impl Client {
     }
 
     /// Returns the first number of the server.
-    pub fn first_number(&self) -> u64 {
-        self.first_number
+    pub fn first_number_of_server(&self) -> u64 {
+        self.first_number_of_server
     }
 
     /// Gets numbers until the time is over or there are enough. The report includes failures.
@@ -156,7 +156,7 @@ impl Client {
         (self.results.refused_requests, self.results.wrong_guesses) = (0, 0);
         loop {
             let Some(session) = &mut self.session else {
-                match self.reconnect() {
+                match self.open_session_with_retries() {
                     Ok(()) => continue,
                     Err(e) => {
                         run.failures.end_reason = Some(e.to_string());
@@ -165,15 +165,23 @@ impl Client {
                 }
             };
             let end = match &mut session.lane {
-                AnyLane::Atomics(lane) => run.drive(&mut **lane, &mut self.results),
-                AnyLane::Rpc(lane) => run.drive(&mut **lane, &mut self.results),
-                AnyLane::Spread(lane) => run.drive(&mut **lane, &mut self.results),
-                AnyLane::Spec(lane) => run.drive(&mut **lane, &mut self.results),
+                AnyLane::Atomics(lane) => {
+                    run.keep_window_full_until_end(&mut **lane, &mut self.results)
+                }
+                AnyLane::Rpc(lane) => {
+                    run.keep_window_full_until_end(&mut **lane, &mut self.results)
+                }
+                AnyLane::Spread(lane) => {
+                    run.keep_window_full_until_end(&mut **lane, &mut self.results)
+                }
+                AnyLane::Spec(lane) => {
+                    run.keep_window_full_until_end(&mut **lane, &mut self.results)
+                }
             };
             match end {
-                SessionEnd::Done => break,
+                SessionEnd::RunFinished => break,
                 // The next session guesses right: see `lanes`, rule 4.
-                SessionEnd::NewSession => self.session = None,
+                SessionEnd::ContinueInNewSession => self.session = None,
                 SessionEnd::UsedUp => {
                     run.failures.end_reason = Some("the numbers are used up".to_owned());
                     break;
@@ -190,7 +198,7 @@ impl Client {
                 }
             }
         }
-        self.report(run)
+        self.take_report_of_run(run)
     }
 
     /// Gets exactly `count` numbers.
@@ -216,7 +224,7 @@ impl Client {
         })
     }
 
-    fn report(&mut self, run: ClientRun) -> ClientReport {
+    fn take_report_of_run(&mut self, run: ClientRun) -> ClientReport {
         let seconds =
             Duration::from_nanos(run.last_answer_time_ns.saturating_sub(run.start_time_ns))
                 .as_secs_f64();
@@ -249,7 +257,7 @@ impl Client {
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
-    fn reconnect(&mut self) -> Result<(), ClientError> {
+    fn open_session_with_retries(&mut self) -> Result<(), ClientError> {
         let until = time::now() + self.config.reconnect_timeout();
         let opened =
             self.target
@@ -263,7 +271,7 @@ impl Client {
             )));
         }
         self.design = accepted.design;
-        self.first_number = accepted.start;
+        self.first_number_of_server = accepted.start;
         self.session = Some(session);
         Ok(())
     }

@@ -142,7 +142,7 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// Returns the number of UD queue pairs of each worker.
-    pub fn queues(&self) -> usize {
+    pub fn queues_per_worker(&self) -> usize {
         self.queues
             .unwrap_or(self.design.default_queues_per_worker())
     }
@@ -158,12 +158,12 @@ impl service::ServerConfig for ServerConfig {
                 return Err("answers to a doorbell are those of a batch but in spec-s0".to_owned());
             }
         }
-        in_range("queues", self.queues(), 1..=64)?;
-        if !self.split.is_power_of_two() || !self.queues().is_multiple_of(self.split) {
+        in_range("queues", self.queues_per_worker(), 1..=64)?;
+        if !self.split.is_power_of_two() || !self.queues_per_worker().is_multiple_of(self.split) {
             return Err(format!(
                 "split is {}: it must be a power of two that divides the {} queues",
                 self.split,
-                self.queues()
+                self.queues_per_worker()
             ));
         }
         in_range(

@@ -114,7 +114,7 @@ pub(crate) enum SpecAnswer {
 impl DatagramNetwork for datagram::Client {
     #[inline]
     fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError> {
-        self.send_imm(count, guess)
+        self.send_header_only_requests(count, guess)
     }
 
     #[inline]

@@ -185,7 +185,7 @@ impl NumberSet {
 
     /// Returns how many numbers the set contains.
     pub fn len(&self) -> u64 {
-        self.flushed().len
+        self.with_pending_runs_merged().len
     }
 
     /// Returns true if the set is empty.
@@ -201,7 +201,7 @@ impl NumberSet {
 
     /// Returns the numbers as runs `first..=last`, in order.
     pub fn runs(&self) -> Vec<(u64, u64)> {
-        let set = self.flushed();
+        let set = self.with_pending_runs_merged();
         let mut runs: Vec<(u64, u64)> = Vec::new();
         let mut add = |first: u64, last: u64| match runs.last_mut() {
             Some(r) if r.1.checked_add(1) == Some(first) => r.1 = last,
@@ -251,7 +251,7 @@ impl NumberSet {
     }
 
     /// Returns the set with all runs in the maps.
-    fn flushed(&self) -> Cow<'_, Self> {
+    fn with_pending_runs_merged(&self) -> Cow<'_, Self> {
         let mut set = Cow::Borrowed(self);
         if self.has_pending_runs() {
             set.to_mut().flush();

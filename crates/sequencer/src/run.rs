@@ -10,9 +10,9 @@ use crate::{ClientConfig, FailureCounts, RunEnd, WindowPolicy};
 
 /// The reason why a session ended.
 pub(crate) enum SessionEnd {
-    Done,
+    RunFinished,
     /// No error, but the run continues in a new session.
-    NewSession,
+    ContinueInNewSession,
     UsedUp,
     Failed {
         lost: usize,
@@ -134,7 +134,11 @@ impl ClientRun {
     /// The function is not inlined, so that its stack frame is small: with hundreds of simulated clients, none is in
     /// the caches.
     #[inline(never)]
-    pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, results: &mut LaneResults) -> SessionEnd {
+    pub(crate) fn keep_window_full_until_end<L: Lane>(
+        &mut self,
+        lane: &mut L,
+        results: &mut LaneResults,
+    ) -> SessionEnd {
         let broken = |lane: &L, why: &dyn std::fmt::Display| SessionEnd::Failed {
             lost: lane.unanswered_requests(),
             why: why.to_string(),
@@ -198,10 +202,10 @@ impl ClientRun {
                     return SessionEnd::UsedUp;
                 }
                 if stopping || results.received_numbers >= self.target_numbers {
-                    return SessionEnd::Done;
+                    return SessionEnd::RunFinished;
                 }
                 if lane.needs_new_session() {
-                    return SessionEnd::NewSession;
+                    return SessionEnd::ContinueInNewSession;
                 }
             }
             fresh = None;
@@ -213,7 +217,7 @@ impl ClientRun {
             {
                 let late = since.saturating_add(self.answer_timeout_ns);
                 let end = self.end_time_ns.filter(|_| !stopping);
-                waiter.idle_polling(end.map_or(late, |end| end.min(late)));
+                waiter.idle_polling_cq_until(end.map_or(late, |end| end.min(late)));
             } else {
                 waiter.idle();
             }
@@ -273,7 +277,8 @@ mod tests {
                 batch: 1,
                 ..ClientConfig::default()
             };
-            ClientRun::new(RunEnd::Count(1), &config).drive(self, &mut LaneResults::default())
+            ClientRun::new(RunEnd::Count(1), &config)
+                .keep_window_full_until_end(self, &mut LaneResults::default())
         }
     }
 
@@ -311,7 +316,7 @@ mod tests {
             }
             is_there
         });
-        assert!(matches!(lane.run(), SessionEnd::Done));
+        assert!(matches!(lane.run(), SessionEnd::RunFinished));
     }
 
     #[test]
@@ -371,8 +376,9 @@ mod tests {
             sends: Vec::new(),
         };
         let mut results = LaneResults::default();
-        let end = ClientRun::new(RunEnd::Count(16), &config).drive(&mut lane, &mut results);
-        assert!(matches!(end, SessionEnd::Done) && results.received_numbers == 16);
+        let end = ClientRun::new(RunEnd::Count(16), &config)
+            .keep_window_full_until_end(&mut lane, &mut results);
+        assert!(matches!(end, SessionEnd::RunFinished) && results.received_numbers == 16);
         lane.sends
     }
 

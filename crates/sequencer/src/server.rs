@@ -8,7 +8,7 @@ use std::time::Duration;
 use rpc::{RpcError, RpcWorkerCounts, UdPortConfig, datagram, herd};
 use service::worker::lock;
 use service::{
-    ClientCounts, ClientSlot, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
+    ClientSlot, ClientsConnected, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
     Service, qp::connect_responder_qp,
 };
 use verbs::{Access, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QueuePair, Rc};
@@ -49,7 +49,7 @@ pub enum ServerRuntime {
 
 /// A client's resources at the server.
 #[derive(Debug)]
-pub struct Session {
+pub struct ClientResources {
     sequencer: Arc<Sequencer>,
     slot: ClientSlot,
     worker_slots: Vec<ClientSlotAtWorker>,
@@ -64,7 +64,7 @@ struct ClientSlotAtWorker {
     reserved_window: usize,
 }
 
-impl Drop for Session {
+impl Drop for ClientResources {
     fn drop(&mut self) {
         for slot in self.worker_slots.drain(..) {
             let ClientSlotAtWorker {
@@ -85,7 +85,7 @@ impl Service for Sequencer {
     type Runtime = ServerRuntime;
     type Worker = RpcServer;
     type WorkerError = RpcError;
-    type Session = Session;
+    type Session = ClientResources;
     type Stats = ServerStats;
 
     fn new(
@@ -136,7 +136,10 @@ impl Service for Sequencer {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
+    fn accept(
+        self: &Arc<Self>,
+        hello: &Hello,
+    ) -> Result<(Accepted, ClientResources), RefusedClient> {
         let design = self.config.design;
         if hello.design != design {
             return Err(RefusedClient::permanent(format!(
@@ -154,7 +157,7 @@ impl Service for Sequencer {
             let max = self.config.max_clients;
             RefusedClient::temporary(format!("this server has its {max} clients already"))
         };
-        let mut session = Session {
+        let mut session = ClientResources {
             sequencer: Arc::clone(self),
             slot: self.free_client_slots.take_free_slot().ok_or_else(full)?,
             worker_slots: Vec::new(),
@@ -187,7 +190,7 @@ impl Service for Sequencer {
         Some(("reserver".to_owned(), Box::new(work)))
     }
 
-    fn stats(&self, clients: ClientCounts) -> ServerStats {
+    fn stats(&self, clients: ClientsConnected) -> ServerStats {
         let (start, next) = (self.counter.first_number(), self.counter.next_number());
         let mut counts = RpcWorkerCounts::default();
         for worker in &self.workers {
@@ -203,8 +206,8 @@ impl Service for Sequencer {
             doorbells: counts.doorbells,
             postlists: counts.postlists,
             strangers: counts.strangers,
-            clients: clients.connected,
-            clients_total: clients.ever_connected,
+            clients: clients.now,
+            clients_total: clients.ever,
             start,
             next,
         }
@@ -287,12 +290,16 @@ fn create_datagram_worker(
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
         if config.rotate {
-            let server = server.with_answer_queues(pd, config.queues(), port)?;
-            return Ok(server.with_max_answers(answers));
+            let server = server.with_answer_queues(pd, config.queues_per_worker(), port)?;
+            return Ok(server.with_max_answers_per_doorbell(answers));
         }
-        Ok(server.with_max_answers(answers))
+        Ok(server.with_max_answers_per_doorbell(answers))
     };
-    let receiving = if config.rotate { 1 } else { config.queues() };
+    let receiving = if config.rotate {
+        1
+    } else {
+        config.queues_per_worker()
+    };
     let servers = (0..receiving).map(server);
     let servers: Result<Vec<_>, RpcError> = servers.collect();
     let servers = servers.map_err(ServerError::service)?;
@@ -317,7 +324,7 @@ fn create_herd_worker(
             Design::Rpc => 1,
             _ => config.batch,
         },
-        answer_queues: config.queues(),
+        answer_queues: config.queues_per_worker(),
         scan: config.scan,
         queues_per_batch: config.split,
     };
@@ -357,7 +364,7 @@ impl Sequencer {
                 match state.reserve_below(target) {
                     Ok(()) => self.counter.raise_limit(target),
                     Err(e) => {
-                        failure.set(format!("no more numbers can be reserved: {e}"));
+                        failure.record_if_first(format!("no more numbers can be reserved: {e}"));
                         std::thread::park_timeout(Duration::from_millis(100));
                     }
                 }
@@ -372,7 +379,7 @@ impl Sequencer {
         }
     }
 
-    fn accepted(&self, endpoint: verbs::QpEndpoint) -> Accepted {
+    fn accepted_without_memory(&self, endpoint: verbs::QpEndpoint) -> Accepted {
         Accepted {
             design: self.config.design,
             start: self.counter.first_number(),
@@ -400,7 +407,7 @@ impl Sequencer {
         Ok(Accepted {
             counter: Some(counter),
             limit: Some(limit),
-            ..self.accepted(endpoint)
+            ..self.accepted_without_memory(endpoint)
         })
     }
 
@@ -412,7 +419,7 @@ impl Sequencer {
         let peer = hello.ud.ok_or_else(|| missing_endpoint("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
         let to = to.map_err(RefusedClient::temporary)?;
-        let (worker, index) = self.take_slot(hello.window, worker_slots)?;
+        let (worker, index) = self.take_slot_at_least_busy_worker(hello.window, worker_slots)?;
         let added = worker
             .mailbox
             .send_and_wait(|done| Command::AddDatagram { index, to, done });
@@ -421,7 +428,7 @@ impl Sequencer {
         let endpoint = worker.endpoints.get(queue);
         let endpoint =
             endpoint.ok_or_else(|| RefusedClient::temporary("the worker has no endpoint"))?;
-        Ok(self.accepted(*endpoint))
+        Ok(self.accepted_without_memory(*endpoint))
     }
 
     fn admit_herd(
@@ -458,7 +465,7 @@ impl Sequencer {
             added.map_err(RefusedClient::temporary)?;
             Ok::<_, RefusedClient>(found)
         };
-        let mut accepted = self.accepted(endpoint);
+        let mut accepted = self.accepted_without_memory(endpoint);
         if hello.spread {
             for number in 0..self.workers.len() {
                 let tag = herd::WorkerTag::of_worker(number);
@@ -469,7 +476,7 @@ impl Sequencer {
                 accepted.layout = Some(layout);
             }
         } else {
-            let (worker, index) = self.take_slot(0, worker_slots)?;
+            let (worker, index) = self.take_slot_at_least_busy_worker(0, worker_slots)?;
             let (slots, layout) = add(worker, index, herd::WorkerTag::SINGLE_WORKER)?;
             (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
         }
@@ -477,7 +484,7 @@ impl Sequencer {
     }
 
     /// Takes a slot at the worker with the fewest clients. Returns the worker and the client's index there.
-    fn take_slot(
+    fn take_slot_at_least_busy_worker(
         &self,
         window: usize,
         worker_slots: &mut Vec<ClientSlotAtWorker>,

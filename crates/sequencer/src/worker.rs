@@ -218,7 +218,7 @@ impl WorkerLoop for RunningWorker<'_> {
     type Counts = RpcWorkerCounts;
 
     #[cold]
-    fn execute(&mut self, command: Command) -> bool {
+    fn execute_and_continue(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove { index, window } => {
@@ -243,7 +243,7 @@ impl WorkerLoop for RunningWorker<'_> {
     fn wait_briefly(&self, waiter: &mut Waiter) {
         match &self.engine {
             RpcServer::Datagram(..) => waiter.idle(),
-            RpcServer::Herd(s) => waiter.idle_reading(s.polled_memory()),
+            RpcServer::Herd(s) => waiter.idle_polling_memory(s.polled_memory()),
         }
     }
 
@@ -269,7 +269,7 @@ impl WorkerLoop for RunningWorker<'_> {
                 // After an interrupted wait the worker polls and sleeps again.
                 let woken = poll(&mut fds, None).is_ok();
                 if woken && fds[0].revents().contains(PollFlags::IN) {
-                    channel.wait()?;
+                    channel.wait_for_cq_event()?;
                 }
                 waiter.reset();
                 wake.drain();

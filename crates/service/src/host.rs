@@ -75,7 +75,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     }
 
     /// Returns the statistics so far, with these counts of clients.
-    fn stats(&self, clients: ClientCounts) -> Self::Stats;
+    fn stats(&self, clients: ClientsConnected) -> Self::Stats;
 
     /// Stops offering anything new to clients; called before their connections end.
     fn stop_offering(&self) {}
@@ -134,11 +134,11 @@ impl ServerError {
 
 /// Counts of a server's clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ClientCounts {
+pub struct ClientsConnected {
     /// Clients that are connected now.
-    pub connected: u64,
+    pub now: u64,
     /// Clients that have ever connected.
-    pub ever_connected: u64,
+    pub ever: u64,
 }
 
 /// The first failure of any of a server's threads. Clones share it.
@@ -147,7 +147,7 @@ pub struct FirstFailure(Arc<Mutex<Option<String>>>);
 
 impl FirstFailure {
     /// Records a failure; only the first one is kept.
-    pub fn set(&self, what: String) {
+    pub fn record_if_first(&self, what: String) {
         tracing::error!("{what}");
         lock(&self.0).get_or_insert(what);
     }
@@ -163,20 +163,20 @@ impl FirstFailure {
 pub(crate) struct RunningService<S: Service> {
     pub(crate) service: Arc<S>,
     pub(crate) failure: FirstFailure,
-    clients: Arc<ServedClients>,
+    clients: Arc<ClientCounters>,
 }
 
 #[derive(Debug, Default)]
-struct ServedClients {
+struct ClientCounters {
     connected: AtomicU64,
     ever_connected: AtomicU64,
 }
 
 /// A client that is counted as connected as long as this value lives.
 #[derive(Debug)]
-struct ConnectedClientCount(Arc<ServedClients>);
+struct ConnectedClientGuard(Arc<ClientCounters>);
 
-impl Drop for ConnectedClientCount {
+impl Drop for ConnectedClientGuard {
     fn drop(&mut self) {
         self.0.connected.fetch_sub(1, Ordering::Relaxed);
     }
@@ -186,7 +186,7 @@ impl Drop for ConnectedClientCount {
 #[derive(Debug)]
 pub(crate) struct AttachedSession<T> {
     _session: T,
-    _counted: ConnectedClientCount,
+    _counted: ConnectedClientGuard,
 }
 
 impl<S: Service> RunningService<S> {
@@ -206,7 +206,10 @@ impl<S: Service> RunningService<S> {
     }
 
     /// Fails for an invalid configuration, and for a device that cannot run it.
-    pub(crate) fn check(context: &Context, config: &S::Config) -> Result<(), ServerError> {
+    pub(crate) fn check_config_and_device(
+        context: &Context,
+        config: &S::Config,
+    ) -> Result<(), ServerError> {
         config.check().map_err(ServerError::Config)?;
         config.check_device(context.capabilities()?)?;
         Ok(())
@@ -214,7 +217,8 @@ impl<S: Service> RunningService<S> {
 
     pub(crate) fn run_worker(&self, index: usize, worker: S::Worker) {
         if let Err(e) = self.service.work(index, worker) {
-            self.failure.set(format!("worker {index} failed: {e}"));
+            self.failure
+                .record_if_first(format!("worker {index} failed: {e}"));
         }
     }
 
@@ -224,7 +228,7 @@ impl<S: Service> RunningService<S> {
     ) -> Result<(AcceptedOf<S>, AttachedSession<S::Session>), RefusedClient> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
         self.clients.connected.fetch_add(1, Ordering::Relaxed);
-        let counted = ConnectedClientCount(Arc::clone(&self.clients));
+        let counted = ConnectedClientGuard(Arc::clone(&self.clients));
         let (accepted, session) = self.service.accept(hello)?;
         self.clients.ever_connected.fetch_add(1, Ordering::Relaxed);
         let attached = AttachedSession {
@@ -235,9 +239,9 @@ impl<S: Service> RunningService<S> {
     }
 
     pub(crate) fn stats(&self) -> S::Stats {
-        self.service.stats(ClientCounts {
-            connected: self.clients.connected.load(Ordering::Relaxed),
-            ever_connected: self.clients.ever_connected.load(Ordering::Relaxed),
+        self.service.stats(ClientsConnected {
+            now: self.clients.connected.load(Ordering::Relaxed),
+            ever: self.clients.ever_connected.load(Ordering::Relaxed),
         })
     }
 }

@@ -50,7 +50,9 @@ pub use client::{ClientSession, ConnectError, ServerLocation};
 pub use config::ServerConfig;
 pub use connector::LocalConnector;
 pub use design::UnsupportedDesign;
-pub use host::{AcceptedOf, ClientCounts, FirstFailure, HelloOf, ServerError, Service, WelcomeOf};
+pub use host::{
+    AcceptedOf, ClientsConnected, FirstFailure, HelloOf, ServerError, Service, WelcomeOf,
+};
 pub use local::{LocalServer, LocalWorker};
 pub use nic::{NicConfig, OpenError};
 pub use protocol::{Hello, Protocol, Welcome};

@@ -33,7 +33,7 @@ impl<S: Service> LocalServer<S> {
         config: S::Config,
         runtime: S::Runtime,
     ) -> Result<Self, ServerError> {
-        RunningService::<S>::check(context, &config)?;
+        RunningService::<S>::check_config_and_device(context, &config)?;
         let (host, workers) = RunningService::new(context, config, runtime)?;
         let of = |(index, worker)| LocalWorker {
             running_service: Arc::clone(&host),

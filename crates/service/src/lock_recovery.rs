@@ -3,7 +3,7 @@
 //!
 //! Such a client locks an object by a compare-and-swap of its lock word, WRITEs the object, and
 //! unlocks it. The client may die, stop or become slow while it holds the lock. Other clients
-//! complain if they wait longer than half of the lease ([`LockRecovery::handle_complaint`]). The server then
+//! complain if they wait longer than half of the lease ([`LockRecovery::try_free_lock_on_complaint`]). The server then
 //! proceeds in this order:
 //!
 //! 1. If the owner is connected, the server waits until the same acquisition has lasted for a lease
@@ -54,7 +54,7 @@ pub fn lock_word_owner(word: u64) -> u32 {
 pub trait LockTable: Debug + Send + Sync + 'static {
     /// Returns the lock word of an object, or `None` if the object does not exist. Object numbers
     /// are untrusted input from clients.
-    fn lock_of(&self, object: u64) -> Option<&AtomicU64>;
+    fn lock_word_of(&self, object: u64) -> Option<&AtomicU64>;
 
     /// Returns the owner in a lock word, which is not 0.
     fn owner_of(&self, word: u64) -> u32 {
@@ -66,7 +66,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
 
     /// Returns the index of the part that a redo entry refers to. The entry may hold arbitrary
     /// bytes.
-    fn table_index(entry: &[u8]) -> Option<usize>;
+    fn table_index_of_redo_entry(entry: &[u8]) -> Option<usize>;
 
     /// Executes a redo entry and frees its lock. This requires a complete entry whose lock word
     /// belongs to `owner` and equals the object's. Returns true if the entry was executed. The
@@ -111,7 +111,7 @@ pub struct ClientAccess {
 impl<T: LockTable> LockRecovery<T> {
     /// Creates a set without clients. `tables` are the parts of the objects, empty if clients only
     /// READ. With `threads`, a separate thread revokes a client's access, so that no worker waits.
-    /// Without, as on a simulated NIC, the caller of [`handle_complaint`](Self::handle_complaint) revokes it.
+    /// Without, as on a simulated NIC, the caller of [`try_free_lock_on_complaint`](Self::try_free_lock_on_complaint) revokes it.
     pub fn new(tables: Vec<Arc<T>>, lease: Duration, threads: bool) -> Self {
         Self {
             tables,
@@ -211,7 +211,8 @@ impl<T: LockTable> LockRecovery<T> {
             if memory.read_at(i * bytes, &mut entry).is_err() {
                 continue;
             }
-            let table = T::table_index(&entry).and_then(|index| self.tables.get(index));
+            let table =
+                T::table_index_of_redo_entry(&entry).and_then(|index| self.tables.get(index));
             if table.is_some_and(|table| table.execute_redo_entry(&entry, owner)) {
                 self.recovered_locks.fetch_add(1, Ordering::Relaxed);
             }
@@ -221,11 +222,11 @@ impl<T: LockTable> LockRecovery<T> {
     /// Handles the complaint of a client that waits too long for an object's lock. Frees the lock
     /// once its lease is over. Returns true if the lock is free now or does not exist; otherwise
     /// the client must complain again later.
-    pub fn handle_complaint(self: &Arc<Self>, part: usize, object: u64) -> bool {
+    pub fn try_free_lock_on_complaint(self: &Arc<Self>, part: usize, object: u64) -> bool {
         let Some(table) = self.tables.get(part) else {
             return true;
         };
-        let Some(lock_of) = table.lock_of(object) else {
+        let Some(lock_of) = table.lock_word_of(object) else {
             return true;
         };
         let word = lock_of.load(Ordering::Acquire);

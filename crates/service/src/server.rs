@@ -39,7 +39,7 @@ impl<S: Service> Server<S> {
     /// When the server cannot start. The first check is for [`ServerError::Unsupported`]: the
     /// device lacks what the design needs.
     pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
-        RunningService::<S>::check(context, &config)?;
+        RunningService::<S>::check_config_and_device(context, &config)?;
         let listen = |source| ServerError::Listen {
             address: config.listen().to_owned(),
             source,

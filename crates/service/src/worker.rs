@@ -109,7 +109,7 @@ pub trait WorkerLoop {
     type Counts: Clone + Default;
 
     /// Executes a command. Returns false if the worker must stop.
-    fn execute(&mut self, command: Self::Command) -> bool;
+    fn execute_and_continue(&mut self, command: Self::Command) -> bool;
 
     /// Processes what is pending, and returns the amount of work done.
     ///
@@ -142,7 +142,9 @@ pub fn run<W: WorkerLoop>(
     let mut waiter = Waiter::new().with_spins_and_yields(512, 1_500);
     let mut polls = 0u32;
     loop {
-        if mailbox.has_commands.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
+        if mailbox.has_commands.load(Ordering::Relaxed)
+            && !execute_commands_and_continue(work, mailbox)
+        {
             publish_counts(work, mailbox);
             return Ok(());
         }
@@ -170,9 +172,14 @@ fn publish_counts<W: WorkerLoop>(work: &W, mailbox: &Mailbox<W::Command, W::Coun
 }
 
 #[cold]
-fn execute_commands<W: WorkerLoop>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
+fn execute_commands_and_continue<W: WorkerLoop>(
+    work: &mut W,
+    mailbox: &Mailbox<W::Command, W::Counts>,
+) -> bool {
     // Clear the flag before taking the commands: a later command sets it again.
     mailbox.has_commands.swap(false, Ordering::AcqRel);
     let commands = std::mem::take(&mut *lock(&mailbox.commands));
-    commands.into_iter().all(|command| work.execute(command))
+    commands
+        .into_iter()
+        .all(|command| work.execute_and_continue(command))
 }

@@ -8,20 +8,20 @@ use crate::mem;
 ///
 /// # Panics
 /// Panics if a parser panics.
-pub fn texts(bytes: &[u8]) {
+pub fn parse_system_texts(bytes: &[u8]) {
     name::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
     mem::fuzz(text);
-    let _ = liveness::parse_stat(text);
+    let _ = liveness::start_time_from_stat(text);
 }
 
 /// Reads a ring between two queue pairs into which a peer has written any bytes.
 ///
 /// # Panics
 /// Panics if one side of the ring panics, or accepts what no correct peer writes.
-pub fn records(bytes: &[u8]) {
+pub fn read_ring_records(bytes: &[u8]) {
     ring::fuzz(bytes);
 }
 
@@ -29,11 +29,11 @@ pub fn records(bytes: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_of_texts_is_replayed() {
-        corpus::replay("texts", super::texts);
+        corpus::replay("texts", super::parse_system_texts);
     }
 
     #[test]
     fn the_corpus_of_records_is_replayed() {
-        corpus::replay("records", super::records);
+        corpus::replay("records", super::read_ring_records);
     }
 }

@@ -31,7 +31,7 @@ mod word;
 
 #[cfg(any(test, fuzzing))]
 pub use areas::fuzz;
-pub use backing::{RangeBacking, ReachabilityGuard, backing_of};
+pub use backing::{RangeBacking, ReachabilityGuard, find_or_make_backing};
 pub use copy::copy;
 pub use fault::MemoryFault;
 pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};

@@ -13,9 +13,9 @@ use crate::queue::Ps;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CoreCaches {
     /// The core's private cache, in bytes. A hit in it costs no time beyond the program's own work.
-    pub(crate) private_bytes: f64,
+    pub(crate) private_cache_bytes: f64,
     /// The last-level cache, which cores share, in bytes.
-    pub(crate) last_level_bytes: f64,
+    pub(crate) last_level_cache_bytes: f64,
     pub(crate) last_level_hit_ns: f64,
     pub(crate) memory_latency_ns: f64,
     /// Largest number of lines that a core fetches at the same time.
@@ -28,8 +28,8 @@ impl CoreCaches {
         let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |n| n.value);
         let count = |number: &Option<Sourced<u32>>| number.as_ref().map(|n| f64::from(n.value));
         Some(Self {
-            private_bytes: count(&host.core_cache_bytes).unwrap_or(0.0),
-            last_level_bytes: count(&host.cache_bytes).unwrap_or(0.0),
+            private_cache_bytes: count(&host.core_cache_bytes).unwrap_or(0.0),
+            last_level_cache_bytes: count(&host.cache_bytes).unwrap_or(0.0),
             last_level_hit_ns: known(&host.cache_hit_ns),
             memory_latency_ns: host.memory_ns.as_ref()?.value,
             max_outstanding_lines: count(&host.outstanding_misses).unwrap_or(1.0),
@@ -45,8 +45,8 @@ impl CoreCaches {
         )]
         let (set, lines, overlapped) = (set_bytes as f64, lines as f64, overlapped.max(1) as f64);
         let share = |cache: f64| if set > cache { cache / set } else { 1.0 };
-        let own = share(self.private_bytes);
-        let cached = share(self.last_level_bytes).max(own);
+        let own = share(self.private_cache_bytes);
+        let cached = share(self.last_level_cache_bytes).max(own);
         let line_ns =
             (cached - own) * self.last_level_hit_ns + (1.0 - cached) * self.memory_latency_ns;
         let at_once = overlapped.min(self.max_outstanding_lines.max(1.0));
@@ -68,8 +68,8 @@ mod tests {
     use super::*;
 
     const CACHES: CoreCaches = CoreCaches {
-        private_bytes: 1000.0,
-        last_level_bytes: 10_000.0,
+        private_cache_bytes: 1000.0,
+        last_level_cache_bytes: 10_000.0,
         last_level_hit_ns: 20.0,
         memory_latency_ns: 100.0,
         max_outstanding_lines: 10.0,

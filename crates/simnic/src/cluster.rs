@@ -44,13 +44,13 @@ impl HostOrDpu {
 pub enum ClusterError {
     /// The profile lacks numbers that the simulation needs.
     #[error(transparent)]
-    Missing(#[from] MissingCosts),
+    MissingCosts(#[from] MissingCosts),
     /// This thread already has a simulated cluster.
     #[error("this thread has a simulated cluster already: drop that one first")]
-    Occupied,
+    ThreadHasCluster,
     /// More machines than LIDs in a subnet; a machine with a DPU takes two LIDs.
     #[error("{0} machines take more than the {MAX_MACHINES} LIDs that an InfiniBand subnet has")]
-    TooMany(usize),
+    TooManyMachines(usize),
 }
 
 /// Threads that wait for ever: no event is left.
@@ -68,14 +68,14 @@ impl Cluster {
         let places = if profile.dpu.is_some() { 2 } else { 1 };
         let count = u32::try_from(machines).ok();
         let Some(count) = count.filter(|_| machines <= MAX_MACHINES / places) else {
-            return Err(ClusterError::TooMany(machines));
+            return Err(ClusterError::TooManyMachines(machines));
         };
         let costs = NicParameters::of(profile)?;
         let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
         world.add_machines(profile, count);
         let unknown_of_cores = PlaceCosts::of(profile, 1.0).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {
-            return Err(ClusterError::Occupied);
+            return Err(ClusterError::ThreadHasCluster);
         }
         Ok(Self {
             unknown_core_costs: unknown_of_cores,

@@ -12,7 +12,7 @@ use crate::caches::CoreCaches;
 use crate::queue::Ps;
 
 /// Limit of the number of distinct locks of a NIC, as a logarithm.
-const MAX_LOCK_BITS: u32 = 16;
+const MAX_ATOMIC_LOCK_BITS: u32 = 16;
 
 /// The reason why a profile cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -50,8 +50,8 @@ pub(crate) struct PlaceCosts {
     pub(crate) mmio_write: Ps,
     pub(crate) poll_cqe: Ps,
     pub(crate) post_recv: Ps,
-    pub(crate) uncontended_add: Ps,
-    pub(crate) contended_add: Ps,
+    pub(crate) uncontended_atomic_add: Ps,
+    pub(crate) contended_atomic_add: Ps,
     pub(crate) server_request_work: Ps,
     pub(crate) empty_memory_poll: Ps,
     /// Factor by which this core is slower than the host's core, whose time programs give.
@@ -93,7 +93,7 @@ impl NicParameters {
                 .atomics
                 .lock_bits
                 .as_ref()
-                .map_or(0, |bits| bits.value.min(MAX_LOCK_BITS)),
+                .map_or(0, |bits| bits.value.min(MAX_ATOMIC_LOCK_BITS)),
             max_inline_bytes: profile.wqe.max_inline_bytes.value,
             mtu: profile.port.mtu_bytes.value,
             read_wqe_cache_entries: read_wqe_cache_entries(profile),
@@ -120,8 +120,8 @@ impl PlaceCosts {
             mmio_write: core("host.mmio_write_ns", &host.mmio_write_ns),
             poll_cqe: core("host.poll_cqe_ns", &host.poll_cqe_ns),
             post_recv: core("host.post_recv_ns", &host.post_recv_ns),
-            uncontended_add: core("host.atomic_add_ns", &host.atomic_add_ns),
-            contended_add: core("host.contended_add_ns", &host.contended_add_ns),
+            uncontended_atomic_add: core("host.atomic_add_ns", &host.atomic_add_ns),
+            contended_atomic_add: core("host.contended_add_ns", &host.contended_add_ns),
             server_request_work: core("host.request_ns", &host.request_ns)
                 + ps_from_ns(value_or_zero(&host.written_line_ns)),
             empty_memory_poll: ps_from_ns(value_or_zero(&host.empty_look_ns)),
@@ -200,7 +200,7 @@ pub(crate) struct OperationCosts {
     /// Time on a port to the responder; `response_wire_time`: back to the requester.
     pub(crate) request_wire_time: Ps,
     pub(crate) response_wire_time: Ps,
-    /// PCIe transfers with the cores and memory of each [`CorePlace`](nicmodel::CorePlace).
+    /// PCIe transfers with the cores and memory of each [`CorePlace`].
     pub(crate) transfers_by_place: [PcieTransfers; MAX_PLACES],
 }
 
@@ -269,7 +269,7 @@ impl CostTable {
     /// Makes an empty table for the NIC of a profile, as seen from the host and from the DPU.
     pub(crate) fn new(profile: &Profile) -> Self {
         let mut profiles = vec![profile.clone()];
-        profiles.extend(profile.on_dpu());
+        profiles.extend(profile.as_seen_from_dpu());
         let send = Operation::header_only(Transport::Ud).with_signaled_fraction(1.0);
         let (mut doorbell, mut cqe) = <([PcieCost; MAX_PLACES], [PcieCost; MAX_PLACES])>::default();
         for (place, profile) in profiles.iter().enumerate() {
@@ -389,7 +389,9 @@ fn compute_operation_costs(
         requester_unit_time: ps_from_ns(
             units * requester_processing_ns(profile, &operation, lines),
         ),
-        inbound_processing_time: ps_from_ns(nicmodel::bounds::inbound_ns(profile, &operation)?),
+        inbound_processing_time: ps_from_ns(nicmodel::bounds::nic_ns_per_arriving_operation(
+            profile, &operation,
+        )?),
         request_wire_time: wire(one.network.to_responder),
         response_wire_time: wire(one.network.to_requester),
         transfers_by_place: with,

@@ -32,9 +32,9 @@ pub(crate) struct Cq {
     pub(crate) cqes: FifoQueue<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
-    /// Thread that polled the queue last; `poller_wait_period`: the stamp of that thread at the time.
+    /// Thread that polled the queue last; `wait_period_at_last_poll`: the stamp of that thread at the time.
     pub(crate) last_polling_thread: Option<u32>,
-    pub(crate) poller_wait_period: u64,
+    pub(crate) wait_period_at_last_poll: u64,
 }
 
 const _: () = assert!(size_of::<Option<Cq>>() == 64);
@@ -52,7 +52,7 @@ impl Cq {
             thread.further_polled_cqs.push(number);
             thread.polls_several_cqs = true;
         }
-        (self.last_polling_thread, self.poller_wait_period) = (Some(me), thread.wait_period);
+        (self.last_polling_thread, self.wait_period_at_last_poll) = (Some(me), thread.wait_period);
     }
 
     /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.

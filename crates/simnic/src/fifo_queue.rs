@@ -68,7 +68,7 @@ impl<T: Copy> FifoQueue<T> {
     #[inline(always)]
     pub(crate) fn push(&mut self, item: T) {
         if self.items.len() == self.items.capacity() {
-            self.make_room();
+            self.compact_or_grow();
         }
         self.items.push(item);
     }
@@ -76,7 +76,7 @@ impl<T: Copy> FifoQueue<T> {
     /// Moves all items to the front if they fill less than half of the memory; otherwise the memory grows.
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self) {
+    fn compact_or_grow(&mut self) {
         if self.head > self.items.len() / 2 {
             self.items.drain(..self.head);
             self.head = 0;
@@ -124,13 +124,13 @@ impl<T: Copy> FifoQueue<T> {
         let last = self.items.last().map_or(0, &at);
         self.push(item);
         if last > time {
-            self.restore_order(time, at);
+            self.move_last_to_its_time(time, at);
         }
     }
 
     /// Moves the last item to its place by time, usually a short way.
     #[inline]
-    fn restore_order(&mut self, time: u64, at: impl Fn(&T) -> u64) {
+    fn move_last_to_its_time(&mut self, time: u64, at: impl Fn(&T) -> u64) {
         let queued = &mut self.items[self.head..];
         let mut place = queued.len() - 1;
         let item = queued[place];

@@ -1,7 +1,7 @@
 //! The simulated NIC: whole clusters in virtual time, on one thread.
 //!
 //! A [`Cluster`] has machines, each with a NIC, a PCIe link and cores as a profile of `nicmodel` describes them. Its
-//! machines are devices of a provider ([`symbols`]) with the same C ABI as all other providers. So every program that
+//! machines are devices of a provider ([`provider_symbols`]) with the same C ABI as all other providers. So every program that
 //! uses the verbs runs on it: real code on simulated threads ([`Cluster::spawn`]), whose verbs cost virtual time and
 //! cause events.
 //!
@@ -48,9 +48,11 @@ mod threads;
 mod timetable;
 mod world;
 
-pub use abi::symbols;
+pub use abi::provider_symbols;
 pub use cluster::{Cluster, ClusterError, DeadlockedThreads, HostOrDpu};
 pub use costs::MissingCosts;
 pub use machine::NicCounters;
-pub use spend::{spend, spend_empty_polls, spend_requests, spend_shared_add, spend_touches};
+pub use spend::{
+    spend, spend_empty_polls, spend_random_accesses, spend_server_request_work, spend_shared_add,
+};
 pub use threads::{idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns};

@@ -27,7 +27,7 @@ pub(crate) struct InFlightMessage {
     pub(crate) status: u8,
     pub(crate) signaled: bool,
     /// Index of the additional fields of a READ or atomic in [`InFlightMessages`].
-    pub(crate) read_fields_index: u32,
+    pub(crate) read_or_atomic_fields_index: u32,
     /// Number of work requests in flight that this message represents: programs post lists of equal datagrams without
     /// payload. The other fields do not change while it is more than one.
     pub(crate) work_request_count: u32,
@@ -63,22 +63,22 @@ pub(crate) struct ReadOrAtomicFields {
 pub(crate) struct InFlightMessages {
     slots: Vec<InFlightMessage>,
     free_slots: Vec<u32>,
-    read_fields_pool: Vec<ReadOrAtomicFields>,
-    free_read_fields: Vec<u32>,
+    read_or_atomic_fields_pool: Vec<ReadOrAtomicFields>,
+    free_read_or_atomic_fields: Vec<u32>,
 }
 
 /// Index of the additional fields for messages that have none.
-pub(crate) const NO_READ_FIELDS: u32 = u32::MAX;
+pub(crate) const NO_READ_OR_ATOMIC_FIELDS: u32 = u32::MAX;
 
 impl InFlightMessages {
     /// Stores the additional fields of a READ or atomic; returns their index.
-    pub(crate) fn put_read_fields(&mut self, answer: ReadOrAtomicFields) -> u32 {
-        if let Some(free) = self.free_read_fields.pop() {
-            self.read_fields_pool[free as usize] = answer;
+    pub(crate) fn put_read_or_atomic_fields(&mut self, answer: ReadOrAtomicFields) -> u32 {
+        if let Some(free) = self.free_read_or_atomic_fields.pop() {
+            self.read_or_atomic_fields_pool[free as usize] = answer;
             return free;
         }
-        self.read_fields_pool.push(answer);
-        last_index(self.read_fields_pool.len())
+        self.read_or_atomic_fields_pool.push(answer);
+        last_index(self.read_or_atomic_fields_pool.len())
     }
 
     #[inline(always)]
@@ -101,9 +101,9 @@ impl InFlightMessages {
         if this.work_request_count > 0 {
             return;
         }
-        let answer = this.read_fields_index;
-        if answer != NO_READ_FIELDS {
-            self.free_read_fields.push(answer);
+        let answer = this.read_or_atomic_fields_index;
+        if answer != NO_READ_OR_ATOMIC_FIELDS {
+            self.free_read_or_atomic_fields.push(answer);
         }
         self.free_slots.push(message);
     }
@@ -114,9 +114,12 @@ impl InFlightMessages {
     }
 
     /// Returns the additional fields of a READ or atomic.
-    pub(crate) fn read_fields(&mut self, message: u32) -> Option<&mut ReadOrAtomicFields> {
-        let answer = self.slots[message as usize].read_fields_index;
-        self.read_fields_pool.get_mut(answer as usize)
+    pub(crate) fn read_or_atomic_fields(
+        &mut self,
+        message: u32,
+    ) -> Option<&mut ReadOrAtomicFields> {
+        let answer = self.slots[message as usize].read_or_atomic_fields_index;
+        self.read_or_atomic_fields_pool.get_mut(answer as usize)
     }
 }
 

@@ -7,7 +7,9 @@ use crate::costs::{OperationCostKey, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
-use crate::message::{InFlightMessage, NO_READ_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS};
+use crate::message::{
+    InFlightMessage, NO_READ_OR_ATOMIC_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS,
+};
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, WorkRequestKind};
 use crate::recvs::RecvList;
@@ -121,7 +123,7 @@ impl Simulation {
                 cost_index: shape,
                 status: SUCCESS_STATUS,
                 signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
-                read_fields_index: NO_READ_FIELDS,
+                read_or_atomic_fields_index: NO_READ_OR_ATOMIC_FIELDS,
                 work_request_count: 1,
             });
             qp.unsent_messages.push((message, 1));
@@ -185,9 +187,9 @@ impl Simulation {
             Payload::EMPTY
         };
         let answer = if shape.has_response_data && !kind.inline {
-            self.put_read_fields(id, (index, home), request)?
+            self.put_read_or_atomic_fields(id, (index, home), request)?
         } else {
-            NO_READ_FIELDS
+            NO_READ_OR_ATOMIC_FIELDS
         };
         let shape = self.cost_table.get(id);
         if shape.fetches_payload {
@@ -214,7 +216,7 @@ impl Simulation {
             cost_index: id,
             status: SUCCESS_STATUS,
             signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
-            read_fields_index: answer,
+            read_or_atomic_fields_index: answer,
             work_request_count: 1,
         });
         if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
@@ -231,7 +233,7 @@ impl Simulation {
     }
 
     /// Stores the fields of a READ or atomic that its response needs; returns their index.
-    fn put_read_fields(
+    fn put_read_or_atomic_fields(
         &mut self,
         shape: u16,
         (index, home): (u32, u32),
@@ -255,7 +257,7 @@ impl Simulation {
             local_lkey: local.map_or(0, |sge| sge.lkey),
             read_sequence: cache_slot,
         };
-        Ok(self.messages.put_read_fields(answer))
+        Ok(self.messages.put_read_or_atomic_fields(answer))
     }
 
     /// Returns the shape of work requests of this kind, or the errno of their refusal.
@@ -273,7 +275,7 @@ impl Simulation {
         if num_sge > cap.max_send_sge && !kind.inline {
             return Err(libc::EINVAL);
         }
-        if verb.is_atomic() && (length != 8 || !self.costs.has_atomics) {
+        if verb.is_atomic() && (length != 8 || !self.nic_parameters.has_atomics) {
             return Err(libc::EINVAL);
         }
         let key = OperationCostKey {
@@ -412,7 +414,7 @@ impl Simulation {
     ) -> Option<usize> {
         let clock = self.clock();
         let queue = self.cqs.get_mut(cq as usize)?.as_mut()?;
-        if queue.poller_wait_period != self.current_wait_period
+        if queue.wait_period_at_last_poll != self.current_wait_period
             && let Some(current) = self.current_thread
         {
             queue.record_first_poll(cq, current, &mut self.threads[current as usize]);

@@ -124,7 +124,7 @@ impl<E: Copy> EventQueue<E> {
             let new = self.new_node(at, event);
             self.insert_into_bucket((at >> BUCKET_SHIFT).max(self.base_bucket), at, new);
         } else {
-            self.add_to_bin(bin, at, event);
+            self.add_to_bin_or_heap(bin, at, event);
         }
     }
 
@@ -132,7 +132,7 @@ impl<E: Copy> EventQueue<E> {
     #[inline(always)]
     pub(crate) fn pop_until(&mut self, until: Ps) -> Option<(Ps, E)> {
         let Some(index) = self.first_nonempty_bucket() else {
-            return self.pop_later(until);
+            return self.pop_outside_buckets(until);
         };
         let head = self.buckets[index];
         let EventNode {
@@ -168,7 +168,7 @@ impl<E: Copy> EventQueue<E> {
     pub(crate) fn next_at(&self) -> Option<Ps> {
         match self.first_nonempty_bucket() {
             Some(index) => Some(self.nodes[self.buckets[index] as usize].at),
-            None => self.next_later_time(),
+            None => self.next_time_outside_buckets(),
         }
     }
 
@@ -253,7 +253,7 @@ impl<E: Copy> EventQueue<E> {
 
     /// Adds an event to the end of its bin, or to the heap.
     #[inline(never)]
-    fn add_to_bin(&mut self, bin: u64, at: Ps, event: E) {
+    fn add_to_bin_or_heap(&mut self, bin: u64, at: Ps, event: E) {
         if bin - self.last_bucketed_bin >= BINS as u64 {
             let order = self.next_insertion_order;
             self.next_insertion_order += 1;
@@ -335,7 +335,7 @@ impl<E: Copy> EventQueue<E> {
     /// Returns the time of the next event if no bucket has one.
     #[cold]
     #[inline(never)]
-    fn next_later_time(&self) -> Option<Ps> {
+    fn next_time_outside_buckets(&self) -> Option<Ps> {
         let Some(bin) = self.first_nonempty_bin() else {
             return self.events_after_bins.peek().map(|Reverse(later)| later.at);
         };
@@ -353,8 +353,8 @@ impl<E: Copy> EventQueue<E> {
     /// Takes the next event if no bucket has one.
     #[cold]
     #[inline(never)]
-    fn pop_later(&mut self, until: Ps) -> Option<(Ps, E)> {
-        let first = self.next_later_time()?;
+    fn pop_outside_buckets(&mut self, until: Ps) -> Option<(Ps, E)> {
+        let first = self.next_time_outside_buckets()?;
         if first > until {
             return None;
         }

@@ -44,7 +44,7 @@ impl PostedRecv {
 impl RecvRun {
     /// Adds a RECV to the run if it continues the run; returns true if it does.
     #[inline(always)]
-    fn extend_by(&mut self, recv: PostedRecv) -> bool {
+    fn extend_if_continued_by(&mut self, recv: PostedRecv) -> bool {
         if self.count == 1 {
             self.addr_stride = recv.addr.wrapping_sub(self.first.addr);
             self.continuing_recv = self.first.following_in_run(self.addr_stride);
@@ -103,7 +103,11 @@ impl PostedRecvs {
             }
             let recv = recv?;
             self.len += 1;
-            if !self.runs.back_mut().is_some_and(|run| run.extend_by(recv)) {
+            if !self
+                .runs
+                .back_mut()
+                .is_some_and(|run| run.extend_if_continued_by(recv))
+            {
                 self.runs.push(RecvRun {
                     first: recv,
                     continuing_recv: recv,

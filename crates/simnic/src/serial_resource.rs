@@ -14,14 +14,14 @@ pub(crate) struct SerialResource {
 
 impl SerialResource {
     /// Returns the waiting time of a request at `at`.
-    fn waiting_time(&mut self, at: Ps) -> Ps {
+    fn record_request_and_get_wait(&mut self, at: Ps) -> Ps {
         self.last_request_at = self.last_request_at.max(at);
         self.free_at.saturating_sub(self.last_request_at)
     }
 
     /// Uses the resource for `time` as soon as it is free; returns the end of the use.
     pub(crate) fn reserve_time(&mut self, at: Ps, time: Ps) -> Ps {
-        let wait = self.waiting_time(at);
+        let wait = self.record_request_and_get_wait(at);
         self.free_at = self.last_request_at + wait + time;
         at + wait + time
     }

@@ -6,7 +6,7 @@ use crate::queue::Ps;
 use crate::threads::{catch_up_events, is_simulated, with_simulation};
 
 /// Advances the calling simulated thread's clock by the work of a server for `count` requests, without the verbs.
-pub fn spend_requests(count: u64) {
+pub fn spend_server_request_work(count: u64) {
     if is_simulated() {
         with_simulation(|world| {
             let time = world.current_place_costs().server_request_work * count;
@@ -48,7 +48,7 @@ pub fn spend_shared_add(addr: u64) {
         };
         let clock = world.clock();
         let costs = world.current_place_costs();
-        let (own, contended) = (costs.uncontended_add, costs.contended_add);
+        let (own, contended) = (costs.uncontended_atomic_add, costs.contended_atomic_add);
         let line = world.shared_line(addr / 64, thread);
         let cost = if line.owner_thread == thread {
             own
@@ -67,7 +67,7 @@ pub fn spend_shared_add(addr: u64) {
 ///
 /// The time follows from the core's caches and its memory latency in the profile (`caches`). Without a memory latency
 /// in the profile it is 0.
-pub fn spend_touches(working_set_bytes: u64, lines: u64, overlapped: u64) {
+pub fn spend_random_accesses(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if is_simulated() {
         with_simulation(|world| {
             let Some(caches) = &world.current_place_costs().caches else {
@@ -95,7 +95,7 @@ mod tests {
             let time = Rc::new(Cell::new(None));
             let end = Rc::clone(&time);
             cluster.spawn(cluster.machine(0), "walks", move || {
-                spend_touches(1 << 30, 10, 1);
+                spend_random_accesses(1 << 30, 10, 1);
                 end.set(now());
             });
             cluster.run().expect("it ends");
@@ -106,6 +106,6 @@ mod tests {
         profile.host.memory_ns.as_mut().expect("cib has it").value = 100.0;
         assert_eq!(taken(&profile), Some(Duration::from_micros(1)));
         // A thread that is not simulated has no simulated core, so the call has no effect.
-        spend_touches(1 << 30, 10, 1);
+        spend_random_accesses(1 << 30, 10, 1);
     }
 }

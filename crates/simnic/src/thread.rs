@@ -57,9 +57,9 @@ const _: () = assert!(std::mem::offset_of!(SimulatedThread, further_polled_cqs) 
 pub(crate) enum ThreadState {
     Running,
     /// Resumes at its time, regardless of events.
-    Stopped,
+    ResumesAtTime,
     /// Resumes at its time, or when something that it polled changes.
-    Waiting,
+    ResumesAtTimeOrChange,
     Done,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn wake_if_waiting(
     let Some(sleeper) = threads.get_mut(thread as usize) else {
         return;
     };
-    if sleeper.state != ThreadState::Waiting {
+    if sleeper.state != ThreadState::ResumesAtTimeOrChange {
         return;
     }
     let at = at.max(sleeper.clock);

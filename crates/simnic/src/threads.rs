@@ -84,12 +84,12 @@ impl Simulation {
             body();
         });
         let clock = self.now;
-        self.wait_periods_given += 1;
+        self.last_wait_period_number += 1;
         self.thread_names.push(name);
         self.threads.push(SimulatedThread {
             machine,
             clock,
-            state: ThreadState::Stopped,
+            state: ThreadState::ResumesAtTime,
             resume_at: clock,
             timer_event_at: Ps::MAX,
             coroutine: Some(Box::new(stack)),
@@ -99,7 +99,7 @@ impl Simulation {
             polling: PollingLoop::default(),
             first_polled_cq: None,
             further_polled_cqs: Vec::new(),
-            wait_period: self.wait_periods_given,
+            wait_period: self.last_wait_period_number,
         });
         self.events.push(clock, SimulationEvent::Resume { thread });
     }
@@ -164,7 +164,7 @@ impl Simulation {
             return false;
         };
         let me = &mut self.threads[thread as usize];
-        (me.state, me.resume_at, me.clock) = (ThreadState::Stopped, clock, clock);
+        (me.state, me.resume_at, me.clock) = (ThreadState::ResumesAtTime, clock, clock);
         self.events.push(clock, SimulationEvent::Resume { thread });
         true
     }
@@ -181,7 +181,7 @@ impl Simulation {
             cqs,
             mrs,
             events,
-            wait_periods_given: stamps,
+            last_wait_period_number: stamps,
             ..
         } = self;
         let me = &mut threads[thread as usize];
@@ -216,7 +216,7 @@ impl Simulation {
             self.apply_due_writes();
             return false;
         }
-        (me.state, me.resume_at, me.clock) = (ThreadState::Waiting, next, clock);
+        (me.state, me.resume_at, me.clock) = (ThreadState::ResumesAtTimeOrChange, next, clock);
         if next < me.timer_event_at {
             me.timer_event_at = next;
             events.push(next, SimulationEvent::Resume { thread });
@@ -225,20 +225,23 @@ impl Simulation {
     }
 
     /// Returns true if a thread must resume for its event now, and has not resumed before.
-    fn is_due(&mut self, thread: u32) -> bool {
+    fn take_due_wake_up(&mut self, thread: u32) -> bool {
         let now = self.now;
         let woken = &mut self.threads[thread as usize];
         let timer = woken.timer_event_at == now;
         if timer {
             woken.timer_event_at = Ps::MAX;
         }
-        if !matches!(woken.state, ThreadState::Stopped | ThreadState::Waiting) {
+        if !matches!(
+            woken.state,
+            ThreadState::ResumesAtTime | ThreadState::ResumesAtTimeOrChange
+        ) {
             return false;
         }
         if woken.resume_at <= now {
             return true;
         }
-        if timer && woken.state == ThreadState::Waiting {
+        if timer && woken.state == ThreadState::ResumesAtTimeOrChange {
             woken.timer_event_at = woken.resume_at;
             self.events
                 .push(woken.timer_event_at, SimulationEvent::Resume { thread });
@@ -256,7 +259,7 @@ impl Simulation {
                 self.run_event(event, at);
                 continue;
             };
-            if !self.is_due(thread) {
+            if !self.take_due_wake_up(thread) {
                 continue;
             }
             let woken = &self.threads[thread as usize];
@@ -522,7 +525,7 @@ mod tests {
                 cqes: FifoQueue::default(),
                 handle: std::ptr::null(),
                 last_polling_thread: None,
-                poller_wait_period: 0,
+                wait_period_at_last_poll: 0,
             }));
         });
         let found = Rc::new(RefCell::new(Vec::new()));

@@ -20,7 +20,7 @@ use crate::thread::SimulatedThread;
 pub(crate) struct Simulation {
     /// Number that distinguishes handles of this simulation from those of another.
     pub(crate) id: u64,
-    pub(crate) costs: NicParameters,
+    pub(crate) nic_parameters: NicParameters,
     pub(crate) cost_table: CostTable,
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<SimulationEvent>,
@@ -41,7 +41,7 @@ pub(crate) struct Simulation {
     pub(crate) current_machine: u32,
     pub(crate) current_wait_period: u64,
     /// Number of stamps that were given.
-    pub(crate) wait_periods_given: u64,
+    pub(crate) last_wait_period_number: u64,
     /// End of the run.
     pub(crate) run_end: Ps,
     /// Cache lines to which several cores add; there are few.
@@ -54,7 +54,7 @@ impl Simulation {
         Self {
             id,
             cost_table: CostTable::new(profile),
-            costs,
+            nic_parameters: costs,
             now: 0,
             events: EventQueue::new(),
             machines: Vec::new(),
@@ -70,7 +70,7 @@ impl Simulation {
             current_thread_clock: 0,
             current_machine: 0,
             current_wait_period: 0,
-            wait_periods_given: 0,
+            last_wait_period_number: 0,
             run_end: 0,
             shared_lines: Vec::new(),
             rng_state: seed,
@@ -79,7 +79,7 @@ impl Simulation {
 
     /// Adds machines of a profile: hosts, and as many DPUs if the profile has one.
     pub(crate) fn add_machines(&mut self, profile: &Profile, count: u32) {
-        let there = profile.on_dpu();
+        let there = profile.as_seen_from_dpu();
         let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
         let dpu = there.as_ref().zip(speed);
         let hosts = PlaceCosts::of(profile, 1.0);
@@ -164,7 +164,7 @@ impl Simulation {
         match event {
             SimulationEvent::Resume { .. } => {}
             SimulationEvent::DoorbellArrived { qp } => self.handle_arrived_postlist(qp, at),
-            SimulationEvent::SendNext { qp } => self.send_next(qp, at),
+            SimulationEvent::SendNext { qp } => self.send_due_wqes(qp, at),
             SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
             SimulationEvent::SendResponse { message } => self.send_response(message),
             SimulationEvent::ResponseArrived { message } => self.handle_response(message),

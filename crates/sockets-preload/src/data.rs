@@ -111,13 +111,13 @@ export! {
         send_file(out, from, offset, count), else real::sendfile(out, from, offset, count);
     /// `splice(2)`
     fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: u32) -> ssize_t =
-        by_kernel(from, to), else real::splice(from, from_at, to, to_at, len, flags);
+        demote_both_to_tcp(from, to), else real::splice(from, from_at, to, to_at, len, flags);
 }
 
-type Outcome = Option<std::io::Result<usize>>;
+type ResultUnlessLeftToKernel = Option<std::io::Result<usize>>;
 
 /// Takes both descriptors back to TCP.
-fn by_kernel(from: c_int, to: c_int) -> Outcome {
+fn demote_both_to_tcp(from: c_int, to: c_int) -> ResultUnlessLeftToKernel {
     calls::demote(from);
     calls::demote(to);
     None
@@ -131,7 +131,7 @@ unsafe fn received_from(
     len: size_t,
     flags: c_int,
     addr_len: *mut socklen_t,
-) -> Outcome {
+) -> ResultUnlessLeftToKernel {
     // SAFETY: contract of this function.
     let got = unsafe { calls::recv(fd, Buffers::new(&single_iovec(to, len)), flags) }?;
     if !addr_len.is_null() {
@@ -149,7 +149,7 @@ unsafe fn sent_to(
     len: size_t,
     flags: c_int,
     addr: *const sockaddr,
-) -> Outcome {
+) -> ResultUnlessLeftToKernel {
     if !addr.is_null() && flags & libc::MSG_FASTOPEN != 0 {
         calls::demote(fd);
         return None;
@@ -186,7 +186,7 @@ unsafe fn adopt_passed_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
 
 /// # Safety
 /// That of `recvmsg(2)`.
-unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
+unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> ResultUnlessLeftToKernel {
     // SAFETY: contract of this function.
     let header = unsafe { msg.as_mut() }?;
     if flags & libc::MSG_ERRQUEUE != 0 {
@@ -203,7 +203,7 @@ unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome 
 
 /// # Safety
 /// That of `sendmsg(2)`.
-unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
+unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> ResultUnlessLeftToKernel {
     // SAFETY: contract of this function.
     let header = unsafe { msg.as_ref() }?;
     if header.msg_controllen > 0 || flags & libc::MSG_FASTOPEN != 0 {
@@ -219,7 +219,12 @@ unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
 ///
 /// # Safety
 /// That of `sendfile(2)`.
-unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> Outcome {
+unsafe fn send_file(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ResultUnlessLeftToKernel {
     if !calls::is_connection(out) {
         return None;
     }
@@ -228,7 +233,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: size_t) 
         let sent = unsafe { real::sendfile(out, from, offset, count) };
         usize::try_from(sent).map_err(|_| std::io::Error::last_os_error())
     };
-    if let Some(sent) = calls::send_by_kernel(out, by_kernel) {
+    if let Some(sent) = calls::send_by_kernel_unless_rdma(out, by_kernel) {
         return Some(sent);
     }
     let mut bytes = [0u8; 32 * 1024];

@@ -148,7 +148,7 @@ export! {
     }
     /// `ioctl(2)`: the argument as above.
     fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
-        let unread = if request == libc::FIONREAD { calls::unread_bytes(fd) } else { None };
+        let unread = if request == libc::FIONREAD { calls::unread_bytes_unknown_to_kernel(fd) } else { None };
         if let Some(unread) = unread {
             let to: *mut c_int = std::ptr::with_exposed_provenance_mut(usize::try_from(arg).unwrap_or(0));
             if to.is_null() {

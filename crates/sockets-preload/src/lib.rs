@@ -35,7 +35,7 @@ extern "C" fn parent() {
 extern "C" fn load() {
     // SAFETY: functions that are there as long as the process.
     unsafe { libc::pthread_atfork(None, Some(parent), Some(child)) };
-    sockets::calls::at_start();
+    sockets::calls::adopt_inherited_sockets();
 }
 
 /// Called by the loader.

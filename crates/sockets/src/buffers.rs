@@ -83,7 +83,7 @@ impl<'a> Buffers<'a> {
     }
 
     /// Returns the pieces of `len` bytes from `skip` on as an I/O vector.
-    pub(crate) fn vector(self, skip: usize, len: usize) -> Vec<iovec> {
+    pub(crate) fn iovecs_of_range(self, skip: usize, len: usize) -> Vec<iovec> {
         self.pieces(skip, len)
             .map(|(base, iov_len)| iovec {
                 iov_base: base.cast::<c_void>(),

@@ -25,15 +25,15 @@ pub fn on_accept(listener: c_int, fd: c_int) {
     if fd < 0 {
         return;
     }
-    let domain = real::option(listener, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
-    let kind = real::option(listener, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
+    let domain = real::int_socket_option(listener, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
+    let kind = real::int_socket_option(listener, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
     on_socket(fd, domain, kind);
 }
 
 /// Records that a socket connects.
 pub fn before_connect(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
-        conn.is_connecting_side
+        conn.called_connect
             .store(true, std::sync::atomic::Ordering::Relaxed);
     }
 }
@@ -56,11 +56,11 @@ pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usi
 ///
 /// `by_kernel` is that call. That call is executed, and its bytes are counted, while the connection does not use RDMA.
 /// On RDMA the result is `None`, and the caller sends the bytes by [`send`].
-pub fn send_by_kernel(
+pub fn send_by_kernel_unless_rdma(
     fd: c_int,
     by_kernel: impl FnOnce() -> io::Result<usize>,
 ) -> Option<io::Result<usize>> {
-    table::conn(fd)?.send_before_rdma(fd, by_kernel)
+    table::conn(fd)?.send_by_kernel_unless_rdma(fd, by_kernel)
 }
 
 /// Returns true if the descriptor is a connection of this library.
@@ -85,15 +85,15 @@ pub fn before_shutdown(fd: c_int) {
 
 /// Removes a descriptor that is about to be closed.
 pub fn before_close(fd: c_int) {
-    if table::find(fd).is_some() && is_own_process() {
+    if table::find(fd).is_some() && is_table_owner_process() {
         table::remove(fd);
     }
 }
 
 /// Removes descriptors that are about to be closed.
 pub fn before_close_range(first: u32, last: u32) {
-    if is_own_process() {
-        for fd in table::range(first, last) {
+    if is_table_owner_process() {
+        for fd in table::fds_with_entry(first, last) {
             table::remove(fd);
         }
     }
@@ -101,15 +101,18 @@ pub fn before_close_range(first: u32, last: u32) {
 
 /// Records that `to` has become a duplicate of `from`.
 pub fn on_dup(from: c_int, to: c_int) {
-    if to >= 0 && (table::find(from).is_some() || table::find(to).is_some()) && is_own_process() {
-        table::copy(from, to);
+    if to >= 0
+        && (table::find(from).is_some() || table::find(to).is_some())
+        && is_table_owner_process()
+    {
+        table::duplicate_entry(from, to);
     }
 }
 
 /// Returns the number of bytes that can be read at once, if the kernel does not know it.
 #[must_use]
-pub fn unread_bytes(fd: c_int) -> Option<u64> {
-    table::conn(fd)?.unread_bytes()
+pub fn unread_bytes_unknown_to_kernel(fd: c_int) -> Option<u64> {
+    table::conn(fd)?.unread_bytes_unknown_to_kernel()
 }
 
 /// Registers a new epoll instance.
@@ -155,16 +158,16 @@ pub fn select_wait(
     deadline: Option<Instant>,
     sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
 ) -> Option<c_int> {
-    let mut fds = sets.to_poll()?;
+    let mut fds = sets.to_pollfds_if_managed()?;
     let n = poll::poll(&mut fds, deadline, sleep);
-    Some(if n < 0 { n } else { sets.take_ready(&fds) })
+    Some(if n < 0 { n } else { sets.write_ready_fds(&fds) })
 }
 
 /// Demotes all connections, because `exec` is about to replace the program.
 pub fn before_exec() {
-    if is_own_process() {
+    if is_table_owner_process() {
         for (fd, conn) in table::all_conns() {
-            if !conn.is_tcp() {
+            if !conn.is_plain_tcp() {
                 conn.demote(fd, Reason::OtherProcess);
             }
         }
@@ -181,9 +184,9 @@ pub fn after_fork_in_parent() {
 /// Registers a socket that came from another process by a message or by `exec`. A connection that is on RDMA is demoted
 /// to TCP.
 pub fn adopt_socket(fd: c_int) {
-    let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
-    let kind = real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
-    let listens = real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1);
+    let domain = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
+    let kind = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
+    let listens = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1);
     if listens {
         return;
     }
@@ -195,7 +198,7 @@ pub fn adopt_socket(fd: c_int) {
 }
 
 /// Adopts the sockets that the previous program of this process had on RDMA; called at the start of a program.
-pub fn at_start() {
+pub fn adopt_inherited_sockets() {
     if let Ok(fds) = nic::inherited_connections() {
         fds.into_iter().for_each(adopt_socket);
     }
@@ -207,14 +210,14 @@ pub fn after_fork_in_child() {
     crate::page::forget_pid();
     OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
     for (_, conn) in table::all_conns() {
-        conn.after_fork();
+        conn.after_fork_in_child();
     }
 }
 
 static OWN_PID: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
 
 /// Returns true if this process owns the table: a child of `vfork(2)` only borrows its parent's memory.
-fn is_own_process() -> bool {
+fn is_table_owner_process() -> bool {
     use std::sync::atomic::Ordering::Relaxed;
     let pid = real::getpid();
     OWN_PID

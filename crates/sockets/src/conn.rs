@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use verbs::{QpEndpoint, RemoteMemory};
 
-use crate::nic::{self, Nic, Prepared, Sender, lock};
+use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
 use crate::page::{Page, stage, state};
 use crate::reason::Reason;
 use crate::ring::{Arena, Ring};
@@ -39,7 +39,7 @@ pub(crate) enum Phase {
     /// The connection stays on TCP, and calls go to the kernel unchanged.
     Tcp = 3,
     /// Another process moved the connection to RDMA; the first use in this process demotes it.
-    OtherProcess = 4,
+    RdmaByOtherProcess = 4,
 }
 
 impl Phase {
@@ -48,7 +48,7 @@ impl Phase {
             0 => Self::NotStarted,
             1 => Self::WaitingForPeer,
             2 => Self::Ready,
-            4 => Self::OtherProcess,
+            4 => Self::RdmaByOtherProcess,
             _ => Self::Tcp,
         }
     }
@@ -62,10 +62,10 @@ pub(crate) struct Conn {
     generation: AtomicU32,
     data_calls_before_setup: AtomicU32,
     /// True if this side connected; false if it accepted.
-    pub(crate) is_connecting_side: AtomicBool,
+    pub(crate) called_connect: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
-    pub(crate) tcp_readers: AtomicU32,
-    pub(crate) tcp_writers: AtomicU32,
+    pub(crate) running_tcp_reads: AtomicU32,
+    pub(crate) running_tcp_writes: AtomicU32,
     /// Bytes that plain calls have moved in each direction.
     pub(crate) tcp_bytes_received: AtomicU64,
     pub(crate) tcp_bytes_sent: AtomicU64,
@@ -86,7 +86,7 @@ pub(crate) struct Conn {
 struct Setup {
     page: Option<Arc<Page>>,
     own_side: usize,
-    prepared: Option<Prepared>,
+    prepared: Option<UnconnectedQp>,
     ring: Option<Ring>,
     ring_arena_number: usize,
 }
@@ -94,14 +94,14 @@ struct Setup {
 /// The state for receiving.
 #[derive(Default)]
 pub(crate) struct Rx {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<PageAndSide>,
     pub(crate) ring: Option<Ring>,
 }
 
 /// The state for sending.
 #[derive(Default)]
 pub(crate) struct Tx {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<PageAndSide>,
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
     /// True if the program had not set `TCP_NODELAY`.
@@ -113,7 +113,7 @@ pub(crate) struct Tx {
 
 /// A page, and this process's side of it.
 #[derive(Clone)]
-pub(crate) struct Link {
+pub(crate) struct PageAndSide {
     pub(crate) page: Arc<Page>,
     pub(crate) own_side: usize,
 }
@@ -125,9 +125,9 @@ impl Default for Conn {
             phase: AtomicU8::new(Phase::Tcp as u8),
             generation: AtomicU32::new(0),
             data_calls_before_setup: AtomicU32::new(0),
-            is_connecting_side: AtomicBool::new(false),
-            tcp_readers: AtomicU32::new(0),
-            tcp_writers: AtomicU32::new(0),
+            called_connect: AtomicBool::new(false),
+            running_tcp_reads: AtomicU32::new(0),
+            running_tcp_writes: AtomicU32::new(0),
             tcp_bytes_received: AtomicU64::new(0),
             tcp_bytes_sent: AtomicU64::new(0),
             send_found_no_room: AtomicBool::new(false),
@@ -146,7 +146,7 @@ impl Conn {
     pub(crate) fn reset(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.data_calls_before_setup.store(0, Ordering::Relaxed);
-        self.is_connecting_side.store(false, Ordering::Relaxed);
+        self.called_connect.store(false, Ordering::Relaxed);
         self.tcp_bytes_received.store(0, Ordering::Relaxed);
         self.tcp_bytes_sent.store(0, Ordering::Relaxed);
         self.send_found_no_room.store(false, Ordering::Relaxed);
@@ -173,8 +173,8 @@ impl Conn {
 
     /// Returns true if the kernel alone knows the readiness.
     #[inline]
-    pub(crate) fn is_tcp(&self) -> bool {
-        !matches!(self.phase(), Phase::Ready | Phase::OtherProcess)
+    pub(crate) fn is_plain_tcp(&self) -> bool {
+        !matches!(self.phase(), Phase::Ready | Phase::RdmaByOtherProcess)
     }
 
     /// Begins a data call: continues the change to RDMA if possible. Returns the resulting phase.
@@ -189,8 +189,8 @@ impl Conn {
             {
                 phase
             }
-            Phase::NotStarted | Phase::WaitingForPeer | Phase::OtherProcess => {
-                if self.advance_setup(fd) == Phase::OtherProcess {
+            Phase::NotStarted | Phase::WaitingForPeer | Phase::RdmaByOtherProcess => {
+                if self.advance_setup(fd) == Phase::RdmaByOtherProcess {
                     self.demote(fd, Reason::OtherProcess);
                 }
                 self.phase()
@@ -209,7 +209,7 @@ impl Conn {
         let before = real::errno();
         if let Ok(mut setup) = self.setup.try_lock() {
             let result = match self.phase() {
-                Phase::NotStarted => self.find_page(fd, &mut setup),
+                Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
                 Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
                 _ => Ok(()),
             };
@@ -230,20 +230,20 @@ impl Conn {
                 .stage
                 .store(stage::CLOSED, Ordering::Release);
             if crate::stale::has_ended(&page) {
-                totals::remove_page(&page);
+                totals::remove_page_and_add_to_totals(&page);
             }
         }
         if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::get_if_made()) {
-            nic.give_ring(setup.ring_arena_number, ring.offset());
+            nic.free_ring(setup.ring_arena_number, ring.offset());
         }
         setup.prepared = None;
         self.set_phase(Phase::Tcp);
     }
 
-    fn find_page(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
+    fn find_or_claim_page(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let unsupported = |_| Reason::NoResources;
-        let is_tcp =
-            real::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP);
+        let is_tcp = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
+            == Some(libc::IPPROTO_TCP);
         let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
         let (own, peer) = addresses.ok_or(Reason::Unsupported)?;
         if !address::is_this_host(own, peer) {
@@ -258,24 +258,24 @@ impl Conn {
         if let Ok(page) = Page::open(&path, false)
             && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
         {
-            self.adopt_page(page, setup.own_side);
+            self.adopt_page_of_other_process(page, setup.own_side);
             return Ok(());
         }
         self.check_tcp_byte_counts(fd)?;
         for _ in 0..8 {
             let page = Page::open(&path, true).map_err(unsupported)?;
             match claim_side(&page, setup.own_side, nic, cookie) {
-                Claim::Claimed => {
+                SideClaimOutcome::Claimed => {
                     setup.page = Some(Arc::new(page));
                     self.set_phase(Phase::WaitingForPeer);
                     return self.continue_setup(fd, setup);
                 }
-                Claim::OtherProcess => {
-                    self.adopt_page(page, setup.own_side);
+                SideClaimOutcome::OtherProcess => {
+                    self.adopt_page_of_other_process(page, setup.own_side);
                     return Ok(());
                 }
-                Claim::Stale => {
-                    totals::remove_page(&page);
+                SideClaimOutcome::Stale => {
+                    totals::remove_page_and_add_to_totals(&page);
                 }
             }
         }
@@ -284,11 +284,11 @@ impl Conn {
 
     /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
     fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), Reason> {
-        let idle = self.tcp_readers.load(Ordering::Acquire)
-            + self.tcp_writers.load(Ordering::Acquire)
+        let idle = self.running_tcp_reads.load(Ordering::Acquire)
+            + self.running_tcp_writes.load(Ordering::Acquire)
             == 0;
-        let (sent, taken) = real::bytes_by_kernel(fd).ok_or(Reason::Unsupported)?;
-        let syn = u64::from(self.is_connecting_side.load(Ordering::Relaxed));
+        let (sent, taken) = real::sent_and_read_bytes_by_kernel(fd).ok_or(Reason::Unsupported)?;
+        let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
         let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
         let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
         // While another thread is inside a call, its bytes are not counted yet.
@@ -299,7 +299,7 @@ impl Conn {
     }
 
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
-    fn adopt_page(&self, page: Page, side: usize) {
+    fn adopt_page_of_other_process(&self, page: Page, side: usize) {
         let owner = page.side(side);
         let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
         let offset =
@@ -310,14 +310,14 @@ impl Conn {
                 .ok()
                 .and_then(|arena| Ring::at(arena, offset)),
         };
-        let link = Link {
+        let link = PageAndSide {
             page: Arc::new(page),
             own_side: side,
         };
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         (rx.link, rx.ring, tx.link) = (Some(link.clone()), ring, Some(link));
-        self.set_phase(Phase::OtherProcess);
+        self.set_phase(Phase::RdmaByOtherProcess);
     }
 
     /// Continues the change to RDMA as far as the peer's stage permits.
@@ -338,7 +338,7 @@ impl Conn {
         }
         let nic = nic::get().map_err(|_| Reason::NoResources)?;
         if setup.prepared.is_none() {
-            self.prepare(nic, setup, &page)
+            self.create_and_publish_qp_and_ring(nic, setup, &page)
                 .map_err(|_| Reason::NoResources)?;
         }
         if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
@@ -349,10 +349,15 @@ impl Conn {
     }
 
     /// Creates the queue pair and the ring, and publishes them to the peer.
-    fn prepare(&self, nic: &Nic, setup: &mut Setup, page: &Page) -> io::Result<()> {
+    fn create_and_publish_qp_and_ring(
+        &self,
+        nic: &Nic,
+        setup: &mut Setup,
+        page: &Page,
+    ) -> io::Result<()> {
         let (ring, remote, place) = nic.take_ring()?;
         (setup.ring_arena_number, setup.ring) = (place.number, Some(ring.clone()));
-        let prepared = nic.prepare()?;
+        let prepared = nic.create_unconnected_qp()?;
         let side = page.side(setup.own_side);
         let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
         if !side.set_message_for_peer(&text) {
@@ -380,7 +385,7 @@ impl Conn {
         let mut tx = lock(&self.tx);
         // No thread may be inside a plain read once wake bytes can arrive.
         self.set_phase(Phase::Ready);
-        if self.tcp_readers.load(Ordering::SeqCst) > 0 {
+        if self.running_tcp_reads.load(Ordering::SeqCst) > 0 {
             self.set_phase(Phase::WaitingForPeer);
             return Ok(());
         }
@@ -390,16 +395,16 @@ impl Conn {
             serde_json::from_slice(&text).map_err(|_| failed)?;
         let prepared = setup.prepared.take().ok_or(failed)?;
         let sender = prepared.connect(&endpoint, remote).map_err(|_| failed)?;
-        let link = Link {
+        let link = PageAndSide {
             page: Arc::clone(page),
             own_side: setup.own_side,
         };
         // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
-        tx.had_nagle = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
+        tx.had_nagle = real::int_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
         real::set_nodelay(fd, true);
         (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
         (rx.link, rx.ring) = (Some(link), setup.ring.clone());
-        let incoming = page.dir(1 - setup.own_side);
+        let incoming = page.direction_words(1 - setup.own_side);
         incoming.tcp_bytes_received.store(
             self.tcp_bytes_received.load(Ordering::Acquire),
             Ordering::Relaxed,
@@ -414,9 +419,9 @@ impl Conn {
 
     /// Begins a plain read; returns `None` if the connection is no longer plain.
     pub(crate) fn enter_tcp_read(&self) -> Option<TcpCall<'_>> {
-        self.tcp_readers.fetch_add(1, Ordering::SeqCst);
-        let call = TcpCall(&self.tcp_readers);
-        self.is_tcp().then_some(call)
+        self.running_tcp_reads.fetch_add(1, Ordering::SeqCst);
+        let call = TcpCall(&self.running_tcp_reads);
+        self.is_plain_tcp().then_some(call)
     }
 
     /// Demotes both directions to TCP. Bytes that were sent by RDMA are received before bytes sent by TCP.
@@ -427,7 +432,7 @@ impl Conn {
             Phase::NotStarted | Phase::WaitingForPeer => {
                 return self.stay_on_tcp(&mut setup, reason);
             }
-            Phase::Ready | Phase::OtherProcess => {}
+            Phase::Ready | Phase::RdmaByOtherProcess => {}
         }
         let before = real::errno();
         let _rx = lock(&self.rx);
@@ -438,7 +443,7 @@ impl Conn {
             real::set_nodelay(fd, false);
         }
         tx.sender = None;
-        if self.phase() == Phase::OtherProcess {
+        if self.phase() == Phase::RdmaByOtherProcess {
             self.set_phase(Phase::Ready);
         }
         real::set_errno(before);
@@ -476,13 +481,13 @@ impl Conn {
     }
 
     /// Closes this side.
-    fn close_side(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
+    fn close_side(&self, fd: i32, link: &PageAndSide, setup: &Setup, ring: Option<Ring>) {
         demote_page(link, fd, Reason::Shutdown);
-        let incoming = link.page.dir(1 - link.own_side);
+        let incoming = link.page.direction_words(1 - link.own_side);
         // The kernel would reset the connection if unread wake bytes were left at close.
         let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
         let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
-            >= incoming.first_rdma_byte.load(Ordering::Relaxed);
+            >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
         while by_tcp && read < incoming.wake_bytes_sent.load(Ordering::Acquire) {
             let n = real::discard(fd, incoming.wake_bytes_sent.load(Ordering::Acquire) - read);
             let Ok(n @ 1..) = u64::try_from(n) else { break };
@@ -492,19 +497,19 @@ impl Conn {
         let own = link.page.side(link.own_side);
         own.stage.store(stage::CLOSED, Ordering::Release);
         if crate::stale::has_ended(&link.page) {
-            totals::remove_page(&link.page);
+            totals::remove_page_and_add_to_totals(&link.page);
         }
         // The ring is freed only if it is empty: another process may still have to read from it.
         let is_read = ring
             .as_ref()
-            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_received.load(Ordering::Relaxed));
+            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
         if let (Some(ring), Some(nic), true) = (ring, nic::get_if_made(), is_read) {
-            nic.give_ring(setup.ring_arena_number, ring.offset());
+            nic.free_ring(setup.ring_arena_number, ring.offset());
         }
     }
 
     /// Gives up the parent's queue pairs; called in a forked child.
-    pub(crate) fn after_fork(&self) {
+    pub(crate) fn after_fork_in_child(&self) {
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),
@@ -519,7 +524,7 @@ impl Conn {
         std::mem::forget(setup.prepared.take());
         tx.nic = None;
         match self.phase() {
-            Phase::Ready => self.set_phase(Phase::OtherProcess),
+            Phase::Ready => self.set_phase(Phase::RdmaByOtherProcess),
             Phase::WaitingForPeer => {
                 // The first of the two processes to use the connection claims the page.
                 *setup = Setup::default();
@@ -547,9 +552,9 @@ impl Drop for TcpCall<'_> {
 }
 
 /// Demotes both directions of a page to TCP. A sleeping peer is woken first.
-fn demote_page(link: &Link, fd: i32, reason: Reason) {
+fn demote_page(link: &PageAndSide, fd: i32, reason: Reason) {
     let page = &link.page;
-    let dirs = [page.dir(0), page.dir(1)];
+    let dirs = [page.direction_words(0), page.direction_words(1)];
     let _held = [dirs[0].lock_sending(), dirs[1].lock_sending()];
     let (outgoing, incoming) = (dirs[link.own_side], dirs[1 - link.own_side]);
     if dirs
@@ -584,20 +589,20 @@ pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) {
     }
 }
 
-enum Claim {
+enum SideClaimOutcome {
     Claimed,
     OtherProcess,
     Stale,
 }
 
 /// Claims a side of a page for this process.
-fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
+fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutcome {
     let (own, peer) = (page.side(side), page.side(1 - side));
     if peer.is_dead()
         || peer.stage.load(Ordering::Acquire) == stage::CLOSED
             && own.pid.load(Ordering::Acquire) == 0
     {
-        return Claim::Stale;
+        return SideClaimOutcome::Stale;
     }
     if own
         .pid
@@ -606,9 +611,9 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     {
         let same = own.cookie.load(Ordering::Acquire) == cookie;
         return if same {
-            Claim::OtherProcess
+            SideClaimOutcome::OtherProcess
         } else {
-            Claim::Stale
+            SideClaimOutcome::Stale
         };
     }
     own.cookie.store(cookie, Ordering::Release);
@@ -617,9 +622,9 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     own.stage.store(stage::PAGE_FOUND, Ordering::Release);
     // Another process may have removed the file as stale; the peer would then never find this page.
     if page.is_current() {
-        Claim::Claimed
+        SideClaimOutcome::Claimed
     } else {
-        Claim::Stale
+        SideClaimOutcome::Stale
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::page::{Dir, state};
+use crate::page::{DirectionWords, state};
 use crate::ring::RING_BYTES;
 
 /// Returns how many bytes of the ring can be read. The peer writes the tail, so it may have any value: a tail that a
 /// ring cannot hold gives no bytes.
-pub(crate) fn readable(tail: u64, dir: &Dir<'_>) -> usize {
-    let there = tail.wrapping_sub(dir.rdma_bytes_received.load(Ordering::Relaxed));
+pub(crate) fn readable_ring_bytes(tail: u64, dir: &DirectionWords<'_>) -> usize {
+    let there = tail.wrapping_sub(dir.rdma_bytes_taken.load(Ordering::Relaxed));
     usize::try_from(there)
         .ok()
         .filter(|there| *there <= RING_BYTES)
@@ -16,19 +16,19 @@ pub(crate) fn readable(tail: u64, dir: &Dir<'_>) -> usize {
 }
 
 /// Returns how many bytes a read would return at once, if the kernel does not know it.
-pub(crate) fn readable_without_kernel(tail: u64, dir: &Dir<'_>) -> Option<u64> {
-    let first = dir.first_rdma_byte.load(Ordering::Acquire);
+pub(crate) fn readable_bytes_unknown_to_kernel(tail: u64, dir: &DirectionWords<'_>) -> Option<u64> {
+    let first = dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
     let before = first.saturating_sub(dir.tcp_bytes_received.load(Ordering::Relaxed));
     let is_rdma = matches!(
         dir.state.load(Ordering::Acquire),
         state::RDMA | state::DEMOTED
     );
-    let all = before.saturating_add(readable(tail, dir) as u64);
+    let all = before.saturating_add(readable_ring_bytes(tail, dir) as u64);
     (is_rdma && all > 0).then_some(all)
 }
 
 /// Returns how many wake bytes of the peer were not taken yet.
-pub(crate) fn untaken_wake_bytes(dir: &Dir<'_>) -> u64 {
+pub(crate) fn untaken_wake_bytes(dir: &DirectionWords<'_>) -> u64 {
     let sent = dir.wake_bytes_sent.load(Ordering::Acquire);
     sent.saturating_sub(dir.wake_bytes_taken.load(Ordering::Relaxed))
 }

@@ -58,7 +58,7 @@ struct Watch {
     /// True for a one-shot watch that has reported.
     has_oneshot_fired: bool,
     /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
-    last_reported_tail: Option<u64>,
+    received_bytes_at_last_report: Option<u64>,
 }
 
 /// Returns the upper half of tokens, which no pointer of a program and no small number has.
@@ -98,21 +98,21 @@ impl Epoll {
     }
 
     /// Returns true if a wait would find an event of a watched connection.
-    pub(crate) fn is_ready(&self) -> bool {
+    pub(crate) fn has_ready_connection(&self) -> bool {
         self.watched_count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
     }
 
     /// Returns true if a watched connection is not plain TCP.
-    pub(crate) fn is_managed(&self) -> bool {
+    pub(crate) fn watches_rdma_connection(&self) -> bool {
         self.watched_count.load(Ordering::Relaxed) > 0
             && lock(&self.watched)
                 .list
                 .iter()
-                .any(|watch| !watch.conn.is_tcp())
+                .any(|watch| !watch.conn.is_plain_tcp())
     }
 
     /// Asks the peers of all connections for wake bytes. Returns true if a connection is already ready.
-    pub(crate) fn arm_all(&self) -> bool {
+    pub(crate) fn request_wake_bytes_of_all(&self) -> bool {
         lock(&self.watched).arm()
     }
 
@@ -148,7 +148,7 @@ impl Epoll {
                     data: event.u64,
                     kernel_events: event.events,
                     has_oneshot_fired: false,
-                    last_reported_tail: None,
+                    received_bytes_at_last_report: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
                 let done = watch.update_kernel(epoll, op);
@@ -177,7 +177,7 @@ impl Epoll {
         loop {
             let found = lock(&self.watched).collect_ready(epoll, events);
             if found > 0 {
-                return self.with_kernel(epoll, events, found);
+                return self.add_kernel_events_in_turn(epoll, events, found);
             }
             // Before sleeping, the kernel is asked once for all other events.
             let n = sleep(events, 0);
@@ -217,7 +217,12 @@ impl Epoll {
     }
 
     /// Adds the kernel's events to those already found, once in [`CALLS_PER_KERNEL_POLL`] calls. Returns the total.
-    fn with_kernel(&self, epoll: c_int, events: &mut [epoll_event], found: usize) -> c_int {
+    fn add_kernel_events_in_turn(
+        &self,
+        epoll: c_int,
+        events: &mut [epoll_event],
+        found: usize,
+    ) -> c_int {
         let mut total = c_int::try_from(found).unwrap_or(0);
         let is_turn = self
             .calls
@@ -338,7 +343,7 @@ impl Watched {
                 self.remove(at);
                 continue;
             }
-            if watch.conn.is_tcp() && watch.kernel_events == watch.kernel_interest() {
+            if watch.conn.is_plain_tcp() && watch.kernel_events == watch.kernel_interest() {
                 continue;
             }
             let wanted = watch.kernel_interest();
@@ -348,7 +353,7 @@ impl Watched {
             }
             let ready = watch.events_to_report(0);
             if ready != 0 {
-                events[found] = watch.report(epoll, ready);
+                events[found] = watch.mark_reported_and_make_event(epoll, ready);
                 found += 1;
             }
         }
@@ -359,27 +364,27 @@ impl Watched {
     fn sleep_ms(&self, deadline: Option<Instant>) -> c_int {
         let waits = |watch: &Watch| {
             watch.requested_events & OUT != 0
-                && !watch.conn.is_tcp()
-                && watch.conn.check_ring_full()
+                && !watch.conn.is_plain_tcp()
+                && watch.conn.is_ring_full_checking_peer()
         };
         capped_ms(deadline, self.list.iter().any(waits))
     }
 
     fn any_ready(&self) -> bool {
         self.list.iter().any(|watch| {
-            !watch.conn.is_tcp() && !watch.is_closed() && watch.events_to_report(0) != 0
+            !watch.conn.is_plain_tcp() && !watch.is_closed() && watch.events_to_report(0) != 0
         })
     }
 
     fn arm(&self) -> bool {
         let mut ready = false;
         for watch in &self.list {
-            if !watch.conn.is_tcp() && !watch.has_oneshot_fired {
+            if !watch.conn.is_plain_tcp() && !watch.has_oneshot_fired {
                 let (data, room) = (
                     watch.requested_events & IN != 0,
                     watch.requested_events & OUT != 0,
                 );
-                watch.conn.arm(data, room);
+                watch.conn.request_wake_bytes(data, room);
                 ready |= watch.events_to_report(0) != 0;
             }
         }
@@ -388,8 +393,8 @@ impl Watched {
 
     fn disarm(&self) {
         for watch in &self.list {
-            if !watch.conn.is_tcp() {
-                watch.conn.disarm();
+            if !watch.conn.is_plain_tcp() {
+                watch.conn.cancel_wake_byte_request();
             }
         }
     }
@@ -402,7 +407,7 @@ impl Watched {
             self.remove(at);
             return None;
         }
-        if watch.conn.is_tcp() {
+        if watch.conn.is_plain_tcp() {
             watch.has_oneshot_fired = watch.requested_events & ONESHOT != 0;
             return Some(epoll_event {
                 events: kernel,
@@ -410,7 +415,7 @@ impl Watched {
             });
         }
         if kernel & IN != 0 {
-            watch.conn.take_wake_bytes(fd);
+            watch.conn.take_wake_bytes_unless_reader_sleeps(fd);
         }
         let ready = watch.events_to_report(kernel);
         if ready == 0 {
@@ -420,7 +425,7 @@ impl Watched {
             }
             return None;
         }
-        Some(watch.report(epoll, ready))
+        Some(watch.mark_reported_and_make_event(epoll, ready))
     }
 }
 
@@ -435,7 +440,7 @@ impl Watch {
         if self.has_oneshot_fired {
             return ONESHOT;
         }
-        if self.conn.is_tcp() || self.conn.readiness().ask_kernel_out {
+        if self.conn.is_plain_tcp() || self.conn.readiness().ask_kernel_out {
             self.requested_events
         } else if self.requested_events & OUT != 0 {
             // A sender that waits for room is woken by a readable byte.
@@ -462,7 +467,7 @@ impl Watch {
         let is = self.conn.readiness();
         let is_edge = self.requested_events & EDGE != 0;
         let mut ready = kernel & HANGUP_EVENTS;
-        let is_new = !is_edge || self.last_reported_tail != Some(is.rdma_bytes_received);
+        let is_new = !is_edge || self.received_bytes_at_last_report != Some(is.arrived_rdma_bytes);
         if is.readable && is_new {
             ready |= IN;
         }
@@ -478,18 +483,18 @@ impl Watch {
         } else if is.writable
             && (!is_edge
                 || self.conn.send_found_no_room.load(Ordering::SeqCst)
-                || self.last_reported_tail.is_none())
+                || self.received_bytes_at_last_report.is_none())
         {
             ready |= OUT;
         }
         ready & (self.requested_events | UNMASKABLE)
     }
 
-    fn report(&mut self, epoll: c_int, ready: u32) -> epoll_event {
+    fn mark_reported_and_make_event(&mut self, epoll: c_int, ready: u32) -> epoll_event {
         let is = self.conn.readiness();
         // `u64::MAX` means that no data was reported: no connection receives that many bytes.
-        self.last_reported_tail = Some(if is.readable {
-            is.rdma_bytes_received
+        self.received_bytes_at_last_report = Some(if is.readable {
+            is.arrived_rdma_bytes
         } else {
             u64::MAX
         });

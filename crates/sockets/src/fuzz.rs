@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use verbs::{QpEndpoint, RemoteMemory};
 
-use crate::conn::Link;
-use crate::cursors::{peer_ring_room, readable, readable_without_kernel, untaken_wake_bytes};
+use crate::conn::PageAndSide;
+use crate::cursors::{
+    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
+};
 use crate::page::Page;
 use crate::ring::RING_BYTES;
 use crate::{stale, stat, totals};
@@ -29,7 +31,7 @@ impl Drop for File {
 ///
 /// # Panics
 /// Panics if a reader takes a cursor for more bytes than a ring holds, or the file cannot be written.
-pub fn page(bytes: &[u8]) {
+pub fn check_page_of_any_bytes(bytes: &[u8]) {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let own = format!(
         "verbatim-page-{}-{}",
@@ -56,23 +58,26 @@ fn read(page: Page, folder: &Path) {
     for side in [0, 1] {
         let text = page.side(side).message_for_peer();
         let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
-        let dir = page.dir(side);
+        let dir = page.direction_words(side);
         let sent = dir.rdma_bytes_sent.load(Relaxed);
         let full = RING_BYTES as u64;
-        assert!(peer_ring_room(sent, dir.rdma_bytes_received.load(Relaxed)) <= full);
+        assert!(peer_ring_room(sent, dir.rdma_bytes_taken.load(Relaxed)) <= full);
         // The tail is a word of the peer, too.
-        for tail in [sent, page.dir(1 - side).rdma_bytes_sent.load(Relaxed)] {
-            assert!(readable(tail, &dir) <= RING_BYTES);
-            let _ = readable_without_kernel(tail, &dir);
+        for tail in [
+            sent,
+            page.direction_words(1 - side).rdma_bytes_sent.load(Relaxed),
+        ] {
+            assert!(readable_ring_bytes(tail, &dir) <= RING_BYTES);
+            let _ = readable_bytes_unknown_to_kernel(tail, &dir);
         }
         let _ = untaken_wake_bytes(&dir);
-        let link = Link {
+        let link = PageAndSide {
             page: Arc::clone(&page),
             own_side: side,
         };
         let _ = link.peer_is_gone();
     }
-    totals::remove_page(&page);
+    totals::remove_page_and_add_to_totals(&page);
     let ended = totals::read(folder).expect("totals of one connection");
     let on_tcp: u64 = ended.on_tcp.iter().map(|(_, count)| count).sum();
     assert_eq!(ended.carried + on_tcp, 1);
@@ -84,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_corpus_of_pages_is_replayed() {
-        corpus::replay("sockets_page", super::page);
+        corpus::replay("sockets_page", super::check_page_of_any_bytes);
     }
 
     proptest! {
@@ -94,7 +99,7 @@ mod tests {
             for (at, word) in words {
                 bytes[at * 8..][..8].copy_from_slice(&word.to_ne_bytes());
             }
-            super::page(&bytes);
+            super::check_page_of_any_bytes(&bytes);
         }
     }
 }

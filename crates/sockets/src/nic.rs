@@ -14,7 +14,7 @@ use crate::buffers::Buffers;
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
-const STAGE_BYTES: usize = 32 * 1024;
+const STAGING_BUFFER_BYTES: usize = 32 * 1024;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
 /// Number of work requests after which one is signaled, so that the send queue is drained.
@@ -37,7 +37,7 @@ pub(crate) struct Nic {
     pub(crate) process_start_time: u64,
     slots: Mutex<Slots>,
     /// Registered memory from which large payloads are sent.
-    stages: Mutex<Vec<MemoryRegion>>,
+    free_staging_buffers: Mutex<Vec<MemoryRegion>>,
 }
 
 #[derive(Default)]
@@ -122,8 +122,8 @@ impl Nic {
         let dir = folder()?;
         std::fs::create_dir_all(&dir)?;
         let pid = u64::from(std::process::id());
-        let start = liveness::start_time(pid)?.ok_or(io::ErrorKind::NotFound)?;
-        crate::stale::remove(&dir);
+        let start = liveness::start_time_ticks(pid)?.ok_or(io::ErrorKind::NotFound)?;
+        crate::stale::remove_pages_of_ended_connections(&dir);
         Ok(Self {
             _context: context,
             pd,
@@ -131,7 +131,7 @@ impl Nic {
             pid,
             process_start_time: start,
             slots: Mutex::default(),
-            stages: Mutex::default(),
+            free_staging_buffers: Mutex::default(),
         })
     }
 
@@ -167,12 +167,12 @@ impl Nic {
     }
 
     /// Frees a ring, which no process writes to or reads from any more.
-    pub(crate) fn give_ring(&self, arena: usize, offset: usize) {
+    pub(crate) fn free_ring(&self, arena: usize, offset: usize) {
         lock(&self.slots).free_rings.push((arena, offset));
     }
 
     /// Creates a queue pair that can be connected.
-    pub(crate) fn prepare(&self) -> io::Result<Prepared> {
+    pub(crate) fn create_unconnected_qp(&self) -> io::Result<UnconnectedQp> {
         let cq = self._context.create_cq(SEND_WRS)?;
         let qp = self
             .pd
@@ -181,24 +181,24 @@ impl Nic {
             .max_recv_wr(1)
             .inline_up_to(MAX_INLINE_BYTES)
             .build()?;
-        Ok(Prepared { qp, cq })
+        Ok(UnconnectedQp { qp, cq })
     }
 
-    fn take_stage(&self) -> io::Result<MemoryRegion> {
-        match lock(&self.stages).pop() {
+    fn take_or_alloc_staging_buffer(&self) -> io::Result<MemoryRegion> {
+        match lock(&self.free_staging_buffers).pop() {
             Some(stage) => Ok(stage),
-            None => Ok(self.pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE)?),
+            None => Ok(self.pd.alloc(STAGING_BUFFER_BYTES, Access::LOCAL_WRITE)?),
         }
     }
 }
 
 /// A queue pair that is not connected yet.
-pub(crate) struct Prepared {
+pub(crate) struct UnconnectedQp {
     qp: PreparedQp<Rc>,
     cq: CompletionQueue,
 }
 
-impl Prepared {
+impl UnconnectedQp {
     pub(crate) fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint()
     }
@@ -250,9 +250,9 @@ impl Sender {
             }
             return self.post_with_new_tail(sent.wrapping_add(len as u64), false);
         }
-        let stage = nic.take_stage()?;
+        let stage = nic.take_or_alloc_staging_buffer()?;
         let result = self.write_staged(&stage, from, len, sent);
-        lock(&nic.stages).push(stage);
+        lock(&nic.free_staging_buffers).push(stage);
         result
     }
 
@@ -265,7 +265,7 @@ impl Sender {
     ) -> io::Result<()> {
         let mut done = 0;
         while done < len {
-            let n = (len - done).min(STAGE_BYTES);
+            let n = (len - done).min(STAGING_BUFFER_BYTES);
             let mut at = 0;
             for (piece, piece_len) in from.pieces(done, n) {
                 // SAFETY: the program's buffer and the stage, which is this call's alone, have so many bytes; no WR that

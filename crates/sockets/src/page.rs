@@ -28,7 +28,7 @@ pub(crate) mod stage {
 pub(crate) mod state {
     /// Data goes by TCP; the direction can change to RDMA.
     pub(crate) const TCP: u64 = 0;
-    /// Data goes by RDMA, after the bytes that [`Dir::first_rdma_byte`](super::Dir) counts.
+    /// Data goes by RDMA, after the bytes that [`DirectionWords::tcp_bytes_before_rdma`](super::DirectionWords) counts.
     pub(crate) const RDMA: u64 = 1;
     /// Data goes by TCP again, after the RDMA bytes and the wake bytes.
     pub(crate) const DEMOTED: u64 = 2;
@@ -57,11 +57,11 @@ pub(crate) struct Side<'p> {
 
 /// The words of one direction, in groups that are each written by one side.
 #[derive(Clone, Copy)]
-pub(crate) struct Dir<'p> {
+pub(crate) struct DirectionWords<'p> {
     send_lock: &'p AtomicU64,
     pub(crate) state: &'p AtomicU64,
     /// Bytes sent by TCP before the first byte by RDMA.
-    pub(crate) first_rdma_byte: &'p AtomicU64,
+    pub(crate) tcp_bytes_before_rdma: &'p AtomicU64,
     /// Wake bytes sent by TCP.
     pub(crate) wake_bytes_sent: &'p AtomicU64,
     /// Bytes sent by RDMA.
@@ -72,7 +72,7 @@ pub(crate) struct Dir<'p> {
     pub(crate) sender_sleeps: &'p AtomicU64,
     receive_lock: &'p AtomicU64,
     /// Bytes received by RDMA, bytes received by TCP before them, and wake bytes taken.
-    pub(crate) rdma_bytes_received: &'p AtomicU64,
+    pub(crate) rdma_bytes_taken: &'p AtomicU64,
     pub(crate) tcp_bytes_received: &'p AtomicU64,
     pub(crate) wake_bytes_taken: &'p AtomicU64,
 }
@@ -106,24 +106,24 @@ impl Page {
     }
 
     /// Returns the words of the direction in which side 0 or 1 sends.
-    pub(crate) fn dir(&self, sender: usize) -> Dir<'_> {
+    pub(crate) fn direction_words(&self, sender: usize) -> DirectionWords<'_> {
         let words = &self.words[168 + (sender & 1) * 64..];
-        Dir {
+        DirectionWords {
             send_lock: &words[0],
             state: &words[1],
-            first_rdma_byte: &words[2],
+            tcp_bytes_before_rdma: &words[2],
             wake_bytes_sent: &words[3],
             rdma_bytes_sent: &words[4],
             receiver_sleeps: &words[16],
             sender_sleeps: &words[24],
             receive_lock: &words[32],
-            rdma_bytes_received: &words[33],
+            rdma_bytes_taken: &words[33],
             tcp_bytes_received: &words[34],
             wake_bytes_taken: &words[35],
         }
     }
 
-    /// Returns the word for the reason why the connection is not on RDMA: a number of [`crate::not_rdma_reason`].
+    /// Returns the word for the reason why the connection is not on RDMA: a number of `not_rdma_reason`.
     pub(crate) fn not_rdma_reason(&self) -> &AtomicU64 {
         &self.words[1]
     }
@@ -175,7 +175,7 @@ impl Drop for PageLock<'_> {
     }
 }
 
-impl<'p> Dir<'p> {
+impl<'p> DirectionWords<'p> {
     /// Keeps others from sending in this direction, and from changing its state.
     #[inline]
     pub(crate) fn lock_sending(&self) -> PageLock<'p> {
@@ -226,8 +226,8 @@ fn lock_word(lock: &AtomicU64) -> PageLock<'_> {
 fn lock_contended(lock: &AtomicU64, me: u64) {
     for turn in 0u64.. {
         let holder = lock.load(Ordering::Relaxed);
-        let is_free =
-            holder == 0 || turn % 1024 == 1023 && matches!(liveness::start_time(holder), Ok(None));
+        let is_free = holder == 0
+            || turn % 1024 == 1023 && matches!(liveness::start_time_ticks(holder), Ok(None));
         if is_free
             && lock
                 .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)

@@ -24,9 +24,9 @@ enum ManagedDescriptor {
 
 fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
     let one = |(i, one): (usize, &pollfd)| match table::find(one.fd)? {
-        Entry::Conn(conn, _) => (!conn.is_tcp()).then_some(ManagedDescriptor::Conn(i, conn)),
+        Entry::Conn(conn, _) => (!conn.is_plain_tcp()).then_some(ManagedDescriptor::Conn(i, conn)),
         Entry::Epoll(epoll, _) => epoll
-            .is_managed()
+            .watches_rdma_connection()
             .then_some(ManagedDescriptor::Epoll(i, epoll)),
     };
     fds.iter().enumerate().filter_map(one).collect()
@@ -48,14 +48,17 @@ pub(crate) fn poll(
         if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
             return n;
         }
-        if Spin::decide_whether_to_spin()
-            .spin_until(|| ours.iter().any(|one| one.events(&asked) != 0))
-            || arm(&ours, &asked)
+        if Spin::decide_whether_to_spin().spin_until(|| {
+            ours.iter()
+                .any(|one| one.events_unknown_to_kernel(&asked) != 0)
+        }) || request_wake_bytes(&ours, &asked)
         {
             continue;
         }
         let waits = |one: &ManagedDescriptor| match one {
-            ManagedDescriptor::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_ring_full(),
+            ManagedDescriptor::Conn(i, conn) => {
+                asked[*i] & OUT != 0 && conn.is_ring_full_checking_peer()
+            }
             ManagedDescriptor::Epoll(..) => false,
         };
         let ms = capped_ms(deadline, ours.iter().any(waits));
@@ -63,7 +66,7 @@ pub(crate) fn poll(
         let errno = real::errno();
         for one in &ours {
             if let ManagedDescriptor::Conn(_, conn) = one {
-                conn.disarm();
+                conn.cancel_wake_byte_request();
             }
         }
         if n != 0 {
@@ -105,12 +108,14 @@ fn poll_once(
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
-fn arm(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
+fn request_wake_bytes(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
     let mut ready = false;
     for one in ours {
         ready |= match one {
-            ManagedDescriptor::Conn(i, conn) => conn.arm(asked[*i] & IN != 0, asked[*i] & OUT != 0),
-            ManagedDescriptor::Epoll(_, epoll) => epoll.arm_all(),
+            ManagedDescriptor::Conn(i, conn) => {
+                conn.request_wake_bytes(asked[*i] & IN != 0, asked[*i] & OUT != 0)
+            }
+            ManagedDescriptor::Epoll(_, epoll) => epoll.request_wake_bytes_of_all(),
         };
     }
     ready
@@ -124,7 +129,7 @@ impl ManagedDescriptor {
     }
 
     /// Returns the events that the kernel does not know.
-    fn events(&self, asked: &[i16]) -> i16 {
+    fn events_unknown_to_kernel(&self, asked: &[i16]) -> i16 {
         match self {
             Self::Conn(i, conn) => {
                 let is = conn.readiness();
@@ -138,7 +143,7 @@ impl ManagedDescriptor {
                 events & asked[*i]
             }
             Self::Epoll(i, epoll) => {
-                if epoll.is_ready() {
+                if epoll.has_ready_connection() {
                     asked[*i] & IN
                 } else {
                     0
@@ -151,11 +156,18 @@ impl ManagedDescriptor {
     fn all_events(&self, fd: c_int, asked: i16, kernel: i16) -> i16 {
         let conn = match self {
             Self::Conn(_, conn) => conn,
-            Self::Epoll(_, epoll) => return kernel | if epoll.is_ready() { asked & IN } else { 0 },
+            Self::Epoll(_, epoll) => {
+                return kernel
+                    | if epoll.has_ready_connection() {
+                        asked & IN
+                    } else {
+                        0
+                    };
+            }
         };
         let mut events = kernel & HANGUP_EVENTS;
         if kernel & IN != 0 {
-            conn.take_wake_bytes(fd);
+            conn.take_wake_bytes_unless_reader_sleeps(fd);
         }
         let is = conn.readiness();
         let before = real::errno();
@@ -180,7 +192,7 @@ pub struct Sets<'s> {
 
 impl Sets<'_> {
     /// Returns the descriptors as a list for `poll(2)`, or `None` if the kernel knows all events.
-    pub(crate) fn to_poll(&self) -> Option<Vec<pollfd>> {
+    pub(crate) fn to_pollfds_if_managed(&self) -> Option<Vec<pollfd>> {
         let is_in = |set: &Option<&mut fd_set>, fd| {
             // SAFETY: the set is live, and `fd` is below its size.
             set.as_ref()
@@ -208,7 +220,7 @@ impl Sets<'_> {
     }
 
     /// Writes the ready descriptors into the sets, and returns the number of set bits.
-    pub(crate) fn take_ready(&mut self, fds: &[pollfd]) -> c_int {
+    pub(crate) fn write_ready_fds(&mut self, fds: &[pollfd]) -> c_int {
         let masks = [IN | POLLHUP | POLLERR, OUT | POLLERR, libc::POLLPRI];
         let mut bits = 0;
         for (i, set) in self.sets.iter_mut().enumerate() {

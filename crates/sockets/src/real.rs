@@ -172,7 +172,7 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
 }
 
 /// Returns an integer option of a socket.
-pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+pub(crate) fn int_socket_option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     fixed_option(fd, level, name, &mut value)?;
     Some(value)
@@ -207,7 +207,7 @@ pub(crate) fn send_timeout_ms(fd: c_int) -> Option<u64> {
 
 /// Returns the kernel's counts of a connection: bytes that this side has sent, and bytes that it has read (`tcp(7)`,
 /// `TCP_INFO`). The first may include the SYN of the side that connected.
-pub(crate) fn bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
+pub(crate) fn sent_and_read_bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
     // `struct tcp_info` of linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received are the words from byte 120 on.
     let mut info = [0u64; 17];
     fixed_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;

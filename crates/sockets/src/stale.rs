@@ -7,7 +7,7 @@ use crate::page::{Page, stage};
 use crate::totals;
 
 /// Removes the files of connections whose processes have all ended.
-pub(crate) fn remove(dir: &Path) {
+pub(crate) fn remove_pages_of_ended_connections(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
     };
@@ -20,7 +20,7 @@ pub(crate) fn remove(dir: &Path) {
         if let Ok(page) = Page::open(&entry.path(), false)
             && has_ended(&page)
         {
-            totals::remove_page(&page);
+            totals::remove_page_and_add_to_totals(&page);
         }
     }
 }

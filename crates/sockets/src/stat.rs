@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::page::{Page, state};
 use crate::reason::Reason;
 use crate::totals;
-pub use crate::totals::EndedTotals;
+pub use crate::totals::TotalsOfEndedConnections;
 use crate::{nic, stale};
 
 /// The state of a connection.
@@ -42,7 +42,7 @@ pub struct DirectionStats {
 ///
 /// # Errors
 /// If the folder cannot be read. A missing folder means that there are no connections.
-pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
+pub fn live_connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
     let entries = match std::fs::read_dir(folder(fabric)?) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -71,9 +71,9 @@ pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
 ///
 /// # Errors
 /// If the totals cannot be read, or another version of Verbatim wrote them.
-pub fn ended_totals(fabric: Option<&str>) -> io::Result<EndedTotals> {
+pub fn totals_of_ended_connections(fabric: Option<&str>) -> io::Result<TotalsOfEndedConnections> {
     let folder = folder(fabric)?;
-    stale::remove(&folder);
+    stale::remove_pages_of_ended_connections(&folder);
     totals::read(&folder)
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
     let addresses = [parts.next()?, parts.next()?];
     let pids = [0, 1].map(|side| page.side(side).pid.load(Relaxed));
     let way = |side: usize| {
-        let dir = page.dir(side);
+        let dir = page.direction_words(side);
         DirectionStats {
             from: addresses[side].to_owned(),
             to: addresses[1 - side].to_owned(),

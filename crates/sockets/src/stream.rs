@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use libc::{c_int, iovec, ssize_t};
 
 use crate::buffers::Buffers;
-use crate::conn::{Conn, Link, Phase, Rx, TcpCall, Tx, send_wake};
-use crate::cursors::{peer_ring_room, readable, readable_without_kernel, untaken_wake_bytes};
+use crate::conn::{Conn, PageAndSide, Phase, Rx, TcpCall, Tx, send_wake};
+use crate::cursors::{
+    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
+};
 use crate::nic::lock;
-use crate::page::{Dir, stage, state};
+use crate::page::{DirectionWords, stage, state};
 use crate::real;
 use crate::reason::Reason;
 use crate::ring::{RING_BYTES, Ring};
@@ -49,7 +51,7 @@ pub(crate) struct Readiness {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
     /// Number of bytes received by RDMA so far; an increase is a new edge.
-    pub(crate) rdma_bytes_received: u64,
+    pub(crate) arrived_rdma_bytes: u64,
     /// True if only the kernel knows whether data, or room, is available.
     pub(crate) ask_kernel_in: bool,
     pub(crate) ask_kernel_out: bool,
@@ -73,8 +75,8 @@ impl Conn {
             self.demote(fd, Reason::Unsupported);
         }
         if self.begin_call(fd) != Phase::Ready || from.is_empty() {
-            self.tcp_writers.fetch_add(1, Ordering::SeqCst);
-            let call = TcpCall::from_counted(&self.tcp_writers);
+            self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
+            let call = TcpCall::from_counted(&self.running_tcp_writes);
             // The call is counted first, so that the direction cannot change to RDMA from here on.
             if from.is_empty() || self.phase() != Phase::Ready {
                 return self.send_by_tcp(fd, from, flags, &call);
@@ -112,7 +114,7 @@ impl Conn {
     }
 
     /// Sends by the kernel's call `by_kernel` while the connection has not come to RDMA; `None` if it has.
-    pub(crate) fn send_before_rdma(
+    pub(crate) fn send_by_kernel_unless_rdma(
         &self,
         fd: c_int,
         by_kernel: impl FnOnce() -> io::Result<usize>,
@@ -120,8 +122,8 @@ impl Conn {
         if self.begin_call(fd) == Phase::Ready {
             return None;
         }
-        self.tcp_writers.fetch_add(1, Ordering::SeqCst);
-        let _call = TcpCall::from_counted(&self.tcp_writers);
+        self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
+        let _call = TcpCall::from_counted(&self.running_tcp_writes);
         // The call is counted first, so that the direction cannot change to RDMA from here on.
         if self.phase() == Phase::Ready {
             return None;
@@ -139,7 +141,7 @@ impl Conn {
         flags: c_int,
         _: &TcpCall<'_>,
     ) -> io::Result<usize> {
-        let sent = send_by_kernel(fd, &from.vector(0, from.len()), flags)?;
+        let sent = send_by_kernel(fd, &from.iovecs_of_range(0, from.len()), flags)?;
         self.tcp_bytes_sent.fetch_add(sent as u64, Ordering::SeqCst);
         Ok(sent)
     }
@@ -148,8 +150,8 @@ impl Conn {
         let mut tx = lock(&self.tx);
         // The call is counted under the lock under which the direction changes to RDMA.
         let plain = || {
-            self.tcp_writers.fetch_add(1, Ordering::SeqCst);
-            SendAttempt::Tcp(TcpCall::from_counted(&self.tcp_writers))
+            self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
+            SendAttempt::Tcp(TcpCall::from_counted(&self.running_tcp_writes))
         };
         let Tx {
             link: Some(link),
@@ -162,7 +164,7 @@ impl Conn {
         else {
             return plain();
         };
-        let dir = link.page.dir(link.own_side);
+        let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
         if !link.try_switch_to_rdma(self) {
             return plain();
@@ -171,7 +173,7 @@ impl Conn {
             return plain();
         };
         let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
-        let room = peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire));
+        let room = peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire));
         let n = (from.len() - skip)
             .min(usize::try_from(room).unwrap_or(RING_BYTES))
             .min(RING_BYTES);
@@ -189,7 +191,7 @@ impl Conn {
         dir.rdma_bytes_sent
             .store(sent.wrapping_add(n as u64), Ordering::Release);
         // A peer that takes nothing may have closed its socket, which TCP would report at the second send.
-        let head = dir.rdma_bytes_received.load(Ordering::Relaxed);
+        let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
         *unanswered = if head == *last_head {
             *unanswered + 1
         } else {
@@ -214,10 +216,10 @@ impl Conn {
     fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
         let link = lock(&self.tx).link.clone();
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.dir(link.own_side);
+        let dir = link.page.direction_words(link.own_side);
         let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
         let full = || {
-            peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire)) == 0
+            peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire)) == 0
                 && dir.state.load(Ordering::Acquire) == state::RDMA
         };
         if Spin::decide_whether_to_spin().spin_until(|| !full()) {
@@ -256,7 +258,7 @@ impl Conn {
             return Err(fail(real::errno()));
         }
         if revents & libc::POLLIN != 0 {
-            self.take_wake_bytes(fd);
+            self.take_wake_bytes_unless_reader_sleeps(fd);
             if full() {
                 // A reader must take these plain bytes or the end of the stream.
                 std::thread::sleep(Duration::from_micros(200));
@@ -266,9 +268,9 @@ impl Conn {
     }
 
     /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
-    fn demote_if_peer_gone(&self, link: &Link) {
+    fn demote_if_peer_gone(&self, link: &PageAndSide) {
         if link.peer_is_gone() {
-            let dir = link.page.dir(link.own_side);
+            let dir = link.page.direction_words(link.own_side);
             let _held = dir.lock_sending();
             if dir.state.load(Ordering::Relaxed) == state::RDMA {
                 dir.state.store(state::DEMOTED, Ordering::Release);
@@ -277,7 +279,7 @@ impl Conn {
     }
 
     /// Does the same as `demote_if_peer_gone` if the ring is full. Returns true if the ring is full.
-    pub(crate) fn check_ring_full(&self) -> bool {
+    pub(crate) fn is_ring_full_checking_peer(&self) -> bool {
         let is = self.readiness();
         let is_full = !is.writable && !is.ask_kernel_out;
         let link = lock(&self.tx).link.clone();
@@ -318,7 +320,7 @@ impl Conn {
                 ReceiveAttempt::Failed(errno) => return Err(fail(errno)),
                 ReceiveAttempt::Tcp if done == 0 => return self.recv_by_tcp(fd, to, flags),
                 ReceiveAttempt::Tcp => {
-                    let parts = to.vector(done, to.len() - done);
+                    let parts = to.iovecs_of_range(done, to.len() - done);
                     return Ok(done + recv_by_kernel(fd, &parts, flags).unwrap_or(0));
                 }
                 ReceiveAttempt::WouldBlock => match self.wait_for_data(fd, flags) {
@@ -330,7 +332,7 @@ impl Conn {
     }
 
     fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
-        let got = recv_by_kernel(fd, &to.vector(0, to.len()), flags)?;
+        let got = recv_by_kernel(fd, &to.iovecs_of_range(0, to.len()), flags)?;
         if flags & libc::MSG_PEEK == 0 {
             self.tcp_bytes_received
                 .fetch_add(got as u64, Ordering::SeqCst);
@@ -347,7 +349,7 @@ impl Conn {
         else {
             return ReceiveAttempt::Retry;
         };
-        let dir = link.page.dir(1 - link.own_side);
+        let dir = link.page.direction_words(1 - link.own_side);
         let _held = dir.lock_receiving();
         let len = to.len() - skip;
         loop {
@@ -365,12 +367,12 @@ impl Conn {
             }
             let by_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed);
             let first = dir
-                .first_rdma_byte
+                .tcp_bytes_before_rdma
                 .load(Ordering::Acquire)
                 .saturating_sub(by_tcp);
             if first > 0 {
                 let n = len.min(usize::try_from(first).unwrap_or(len));
-                return self.recv_some(fd, link, to, skip, n, peek);
+                return self.recv_tcp_bytes_before_rdma(fd, link, to, skip, n, peek);
             }
             if let Some(ring) = ring
                 && let Some(n) = self.recv_ring(fd, link, ring, to, skip, peek)
@@ -380,7 +382,7 @@ impl Conn {
             if len == 0 {
                 return ReceiveAttempt::Bytes(0);
             }
-            match self.recv_from_kernel(fd, link, now) {
+            match self.take_wake_bytes_and_check_end(fd, link, now) {
                 // The peer wrote data before it closed, and the data became visible only now.
                 ReceiveAttempt::End | ReceiveAttempt::Failed(_)
                     if has_data(ring.as_ref(), link) => {}
@@ -395,12 +397,12 @@ impl Conn {
     fn recv_during_setup(
         &self,
         fd: c_int,
-        link: &Link,
+        link: &PageAndSide,
         to: Buffers<'_>,
         peek: c_int,
     ) -> Option<ReceiveAttempt> {
-        let parts = to.vector(0, to.len());
-        let dir = link.page.dir(1 - link.own_side);
+        let parts = to.iovecs_of_range(0, to.len());
+        let dir = link.page.direction_words(1 - link.own_side);
         let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT);
         if dir.state.load(Ordering::Acquire) != state::TCP {
             return None;
@@ -408,28 +410,28 @@ impl Conn {
         Some(match there {
             Ok(0) if !to.is_empty() => ReceiveAttempt::End,
             Ok(n) if peek != 0 => ReceiveAttempt::Bytes(n),
-            Ok(n) => self.recv_some(fd, link, to, 0, n, 0),
+            Ok(n) => self.recv_tcp_bytes_before_rdma(fd, link, to, 0, n, 0),
             Err(err) => from_error(&err),
         })
     }
 
     /// Receives plain bytes that precede the change to RDMA, and counts them.
-    fn recv_some(
+    fn recv_tcp_bytes_before_rdma(
         &self,
         fd: c_int,
-        link: &Link,
+        link: &PageAndSide,
         to: Buffers<'_>,
         skip: usize,
         len: usize,
         peek: c_int,
     ) -> ReceiveAttempt {
-        let parts = to.vector(skip, len);
+        let parts = to.iovecs_of_range(skip, len);
         match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | peek) {
             Ok(0) if len > 0 => ReceiveAttempt::End,
             Ok(n) => {
                 if peek == 0 {
                     link.page
-                        .dir(1 - link.own_side)
+                        .direction_words(1 - link.own_side)
                         .tcp_bytes_received
                         .fetch_add(n as u64, Ordering::Relaxed);
                 }
@@ -442,22 +444,22 @@ impl Conn {
     fn recv_ring(
         &self,
         fd: c_int,
-        link: &Link,
+        link: &PageAndSide,
         ring: &Ring,
         to: Buffers<'_>,
         skip: usize,
         peek: c_int,
     ) -> Option<usize> {
-        let dir = link.page.dir(1 - link.own_side);
-        let head = dir.rdma_bytes_received.load(Ordering::Relaxed);
-        let there = readable(rdma_bytes_received(ring, &dir), &dir);
+        let dir = link.page.direction_words(1 - link.own_side);
+        let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
+        let there = readable_ring_bytes(arrived_rdma_bytes(ring, &dir), &dir);
         let n = there.min(to.len() - skip);
         if n == 0 {
             return None;
         }
         ring.copy_out(head, to, skip, n);
         if peek == 0 {
-            dir.rdma_bytes_received
+            dir.rdma_bytes_taken
                 .store(head.wrapping_add(n as u64), Ordering::Release);
             fence(Ordering::SeqCst);
             let is_roomy = there - n <= RING_BYTES / 2;
@@ -475,7 +477,7 @@ impl Conn {
     fn wake_sender(&self, fd: c_int) {
         let tx = lock(&self.tx);
         let Some(link) = &tx.link else { return };
-        let dir = link.page.dir(link.own_side);
+        let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
         if link.try_switch_to_rdma(self) {
             send_wake(dir.wake_bytes_sent, fd);
@@ -483,8 +485,13 @@ impl Conn {
     }
 
     /// Takes wake bytes when the ring is empty, and checks whether the stream has ended.
-    fn recv_from_kernel(&self, fd: c_int, link: &Link, now: u64) -> ReceiveAttempt {
-        let dir = link.page.dir(1 - link.own_side);
+    fn take_wake_bytes_and_check_end(
+        &self,
+        fd: c_int,
+        link: &PageAndSide,
+        now: u64,
+    ) -> ReceiveAttempt {
+        let dir = link.page.direction_words(1 - link.own_side);
         loop {
             let left = untaken_wake_bytes(&dir);
             if left == 0 {
@@ -517,7 +524,7 @@ impl Conn {
             (rx.link.clone(), rx.ring.clone())
         };
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.dir(1 - link.own_side);
+        let dir = link.page.direction_words(1 - link.own_side);
         let before = dir.state.load(Ordering::Acquire);
         let ready =
             || has_data(ring.as_ref(), &link) || dir.state.load(Ordering::Acquire) != before;
@@ -525,7 +532,7 @@ impl Conn {
             return Ok(());
         }
         {
-            // From here on no other thread takes the wake byte for this one: see `take_wake_bytes`.
+            // From here on no other thread takes the wake byte for this one: see `take_wake_bytes_unless_reader_sleeps`.
             let _held = lock(&self.rx);
             self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
         }
@@ -549,16 +556,16 @@ impl Conn {
     ///
     /// The peer sends one wake byte to a sleeping reader. If another thread took that byte before the reader runs, the
     /// reader would sleep on. The reader itself takes the byte, and wakes the threads that wait for room.
-    pub(crate) fn take_wake_bytes(&self, fd: c_int) {
+    pub(crate) fn take_wake_bytes_unless_reader_sleeps(&self, fd: c_int) {
         let before = real::errno();
         let rx = lock(&self.rx);
         if self.sleeping_readers.load(Ordering::SeqCst) == 0
             && let Some(link) = &rx.link
         {
-            let dir = link.page.dir(1 - link.own_side);
+            let dir = link.page.direction_words(1 - link.own_side);
             let _held = dir.lock_receiving();
             let after_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed)
-                >= dir.first_rdma_byte.load(Ordering::Acquire);
+                >= dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
             if after_tcp
                 && matches!(
                     dir.state.load(Ordering::Acquire),
@@ -585,14 +592,14 @@ impl Conn {
                 (is.ask_kernel_in, is.ask_kernel_out) = (true, true);
                 return is;
             };
-            let dir = link.page.dir(1 - link.own_side);
+            let dir = link.page.direction_words(1 - link.own_side);
             let now = dir.state.load(Ordering::Acquire);
             let before = dir.tcp_bytes_received.load(Ordering::Relaxed)
-                < dir.first_rdma_byte.load(Ordering::Acquire);
-            is.rdma_bytes_received = rx
+                < dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
+            is.arrived_rdma_bytes = rx
                 .ring
                 .as_ref()
-                .map_or(0, |ring| rdma_bytes_received(ring, &dir));
+                .map_or(0, |ring| arrived_rdma_bytes(ring, &dir));
             is.readable = has_data(rx.ring.as_ref(), link);
             is.ask_kernel_in = before || now != state::RDMA;
             if before && now != state::TCP {
@@ -601,18 +608,18 @@ impl Conn {
         }
         let tx = lock(&self.tx);
         if let Some(link) = &tx.link {
-            let dir = link.page.dir(link.own_side);
+            let dir = link.page.direction_words(link.own_side);
             let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
             is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA;
             is.writable = !is.ask_kernel_out
-                && peer_ring_room(sent, dir.rdma_bytes_received.load(Ordering::Acquire)) > 0;
+                && peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire)) > 0;
         }
         is
     }
 
     /// Asks the peer for a wake byte on data, and on room if none is available. Returns true if something is ready
     /// already.
-    pub(crate) fn arm(&self, for_data: bool, for_room: bool) -> bool {
+    pub(crate) fn request_wake_bytes(&self, for_data: bool, for_room: bool) -> bool {
         let links = {
             let rx = lock(&self.rx);
             rx.link.clone()
@@ -620,14 +627,14 @@ impl Conn {
         let Some(link) = links else { return false };
         if for_data {
             link.page
-                .dir(1 - link.own_side)
+                .direction_words(1 - link.own_side)
                 .receiver_sleeps
                 .store(1, Ordering::SeqCst);
         }
         let mut is = self.readiness();
         if for_room && !is.writable && !is.ask_kernel_out {
             link.page
-                .dir(link.own_side)
+                .direction_words(link.own_side)
                 .sender_sleeps
                 .store(1, Ordering::SeqCst);
         }
@@ -637,10 +644,10 @@ impl Conn {
     }
 
     /// Cancels the request for wake bytes, because the program is awake.
-    pub(crate) fn disarm(&self) {
+    pub(crate) fn cancel_wake_byte_request(&self) {
         let rx = lock(&self.rx);
         if let Some(link) = &rx.link {
-            let dir = link.page.dir(1 - link.own_side);
+            let dir = link.page.direction_words(1 - link.own_side);
             if dir.receiver_sleeps.load(Ordering::Relaxed) != 0 {
                 dir.receiver_sleeps.store(0, Ordering::Relaxed);
             }
@@ -648,15 +655,15 @@ impl Conn {
     }
 
     /// Returns the number of bytes that a read would return at once (`FIONREAD`), if the kernel does not know it.
-    pub(crate) fn unread_bytes(&self) -> Option<u64> {
+    pub(crate) fn unread_bytes_unknown_to_kernel(&self) -> Option<u64> {
         let rx = lock(&self.rx);
         let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
-        let dir = link.page.dir(1 - link.own_side);
-        readable_without_kernel(rdma_bytes_received(ring, &dir), &dir)
+        let dir = link.page.direction_words(1 - link.own_side);
+        readable_bytes_unknown_to_kernel(arrived_rdma_bytes(ring, &dir), &dir)
     }
 }
 
-impl Link {
+impl PageAndSide {
     /// Returns true if the peer has closed its socket or has ended.
     fn has_peer_ended(&self, fd: c_int) -> bool {
         let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
@@ -673,7 +680,7 @@ impl Link {
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
     /// lock.
     fn try_switch_to_rdma(&self, conn: &Conn) -> bool {
-        let dir = self.page.dir(self.own_side);
+        let dir = self.page.direction_words(self.own_side);
         match dir.state.load(Ordering::Relaxed) {
             state::RDMA => true,
             state::TCP => {
@@ -683,9 +690,9 @@ impl Link {
                     .stage
                     .load(Ordering::Acquire)
                     == stage::READY
-                    && conn.tcp_writers.load(Ordering::SeqCst) == 0;
+                    && conn.running_tcp_writes.load(Ordering::SeqCst) == 0;
                 if is_ready {
-                    dir.first_rdma_byte.store(
+                    dir.tcp_bytes_before_rdma.store(
                         conn.tcp_bytes_sent.load(Ordering::SeqCst),
                         Ordering::Relaxed,
                     );
@@ -698,14 +705,14 @@ impl Link {
     }
 }
 
-fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
-    let dir = link.page.dir(1 - link.own_side);
-    ring.is_some_and(|ring| readable(rdma_bytes_received(ring, &dir), &dir) > 0)
+fn has_data(ring: Option<&Ring>, link: &PageAndSide) -> bool {
+    let dir = link.page.direction_words(1 - link.own_side);
+    ring.is_some_and(|ring| readable_ring_bytes(arrived_rdma_bytes(ring, &dir), &dir) > 0)
 }
 
 /// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
 /// another connection.
-fn rdma_bytes_received(ring: &Ring, dir: &Dir<'_>) -> u64 {
+fn arrived_rdma_bytes(ring: &Ring, dir: &DirectionWords<'_>) -> u64 {
     if dir.state.load(Ordering::Acquire) == state::DEMOTED {
         dir.rdma_bytes_sent.load(Ordering::Acquire)
     } else {

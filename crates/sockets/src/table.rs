@@ -19,14 +19,14 @@ static EPOLLS: Pool<Epoll> = Pool::new();
 /// still finds an object.
 struct Pool<T> {
     chunks: [OnceLock<Box<[T]>>; CHUNKS],
-    free: Mutex<(Vec<u32>, u32)>,
+    free_indices_and_next: Mutex<(Vec<u32>, u32)>,
 }
 
 impl<T: Default> Pool<T> {
     const fn new() -> Self {
         Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new((Vec::new(), 0)),
+            free_indices_and_next: Mutex::new((Vec::new(), 0)),
         }
     }
 
@@ -36,7 +36,7 @@ impl<T: Default> Pool<T> {
     }
 
     fn take(&self) -> Option<u32> {
-        let mut free = lock(&self.free);
+        let mut free = lock(&self.free_indices_and_next);
         if let Some(index) = free.0.pop() {
             return Some(index);
         }
@@ -48,7 +48,7 @@ impl<T: Default> Pool<T> {
     }
 
     fn free(&self, index: u32) {
-        lock(&self.free).0.push(index);
+        lock(&self.free_indices_and_next).0.push(index);
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn add_epoll(fd: i32) -> Option<()> {
 }
 
 /// Makes `to` an entry for the same object as `from`.
-pub(crate) fn copy(from: i32, to: i32) {
+pub(crate) fn duplicate_entry(from: i32, to: i32) {
     if from == to {
         return;
     }
@@ -164,11 +164,11 @@ pub(crate) fn remove(fd: i32) {
 
 /// Returns every descriptor that is a connection.
 pub(crate) fn all_conns() -> impl Iterator<Item = (i32, &'static Conn)> {
-    range(0, u32::MAX).filter_map(|fd| Some((fd, conn(fd)?)))
+    fds_with_entry(0, u32::MAX).filter_map(|fd| Some((fd, conn(fd)?)))
 }
 
 /// Returns the descriptors from `first` to `last` that have an entry.
-pub(crate) fn range(first: u32, last: u32) -> impl Iterator<Item = i32> {
+pub(crate) fn fds_with_entry(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let (first, last) = (first as usize, last as usize);
     FDS.iter()
         .enumerate()

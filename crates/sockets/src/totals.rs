@@ -18,7 +18,7 @@ pub(crate) struct Totals(Words);
 
 /// The totals of the connections of a fabric that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct EndedTotals {
+pub struct TotalsOfEndedConnections {
     /// Connections that carried bytes by RDMA.
     pub carried: u64,
     /// Bytes that they carried by RDMA, in both directions.
@@ -60,7 +60,7 @@ impl Totals {
     }
 
     fn add_ended_connection(&self, page: &Page) {
-        let ways = [page.dir(0), page.dir(1)];
+        let ways = [page.direction_words(0), page.direction_words(1)];
         let sent = ways.iter().map(|way| way.rdma_bytes_sent.load(Relaxed));
         let bytes = sent.fold(0, u64::saturating_add);
         if bytes == 0 {
@@ -79,7 +79,7 @@ impl Totals {
 /// Removes the page of a connection that has ended, and adds it to the totals.
 ///
 /// Several processes may find the same page. Only the one whose removal succeeds adds it.
-pub(crate) fn remove_page(page: &Page) {
+pub(crate) fn remove_page_and_add_to_totals(page: &Page) {
     if std::fs::remove_file(&page.path).is_err() {
         return;
     }
@@ -93,9 +93,11 @@ pub(crate) fn remove_page(page: &Page) {
 ///
 /// # Errors
 /// If the file cannot be read, or another version wrote it. A missing file is a total of nothing.
-pub(crate) fn read(dir: &Path) -> io::Result<EndedTotals> {
+pub(crate) fn read(dir: &Path) -> io::Result<TotalsOfEndedConnections> {
     let totals = match Totals::open(dir, false) {
-        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(EndedTotals::default()),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => {
+            return Ok(TotalsOfEndedConnections::default());
+        }
         totals => totals?,
     };
     let on_tcp = Reason::NUMBERS
@@ -106,7 +108,7 @@ pub(crate) fn read(dir: &Path) -> io::Result<EndedTotals> {
             )
         })
         .filter(|(_, count)| *count > 0);
-    Ok(EndedTotals {
+    Ok(TotalsOfEndedConnections {
         carried: totals.rdma_connections().load(Relaxed),
         bytes: totals.rdma_bytes().load(Relaxed),
         wakes: totals.wake_bytes().load(Relaxed),
@@ -121,22 +123,31 @@ mod tests {
     #[test]
     fn a_page_is_added_once_and_by_its_reason() {
         let dir = tempfile::tempdir().expect("a folder");
-        assert_eq!(read(dir.path()).expect("no file"), EndedTotals::default());
+        assert_eq!(
+            read(dir.path()).expect("no file"),
+            TotalsOfEndedConnections::default()
+        );
         let page = |name: &str| Page::open(&dir.path().join(name), true).expect("a page");
         let carried = page("c-1");
-        carried.dir(0).rdma_bytes_sent.store(700, Relaxed);
-        carried.dir(1).rdma_bytes_sent.store(30, Relaxed);
-        carried.dir(1).wake_bytes_sent.store(2, Relaxed);
-        remove_page(&carried);
-        remove_page(&carried);
+        carried
+            .direction_words(0)
+            .rdma_bytes_sent
+            .store(700, Relaxed);
+        carried
+            .direction_words(1)
+            .rdma_bytes_sent
+            .store(30, Relaxed);
+        carried.direction_words(1).wake_bytes_sent.store(2, Relaxed);
+        remove_page_and_add_to_totals(&carried);
+        remove_page_and_add_to_totals(&carried);
         let alone = page("c-2");
         alone
             .not_rdma_reason()
             .store(Reason::PeerWithoutLibrary as u64, Relaxed);
-        remove_page(&alone);
+        remove_page_and_add_to_totals(&alone);
         let unknown = page("c-3");
         unknown.not_rdma_reason().store(u64::MAX, Relaxed);
-        remove_page(&unknown);
+        remove_page_and_add_to_totals(&unknown);
         let ended = read(dir.path()).expect("a file");
         assert_eq!((ended.carried, ended.bytes, ended.wakes), (1, 730, 2));
         assert_eq!(ended.on_tcp.len(), 2);

@@ -26,7 +26,7 @@ pub(crate) struct BiasedLock<T> {
     biased_thread: AtomicUsize,
     /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
     entries_and_exits: [AtomicU32; MAX_BIAS_PERIODS],
-    /// The steps of the bias period when [`BiasedLock::try_lock`] last saw them.
+    /// The steps of the bias period when [`BiasedLock::try_lock_unless_in_steady_use`] last saw them.
     entry_exits_at_try_lock: AtomicU32,
     /// True while a thread without the bias holds the lock.
     locked_without_bias: AtomicBool,
@@ -150,7 +150,7 @@ impl<T> BiasedLock<T> {
 
     /// Takes the lock if it is biased to the calling thread.
     #[inline(always)]
-    pub(crate) fn lock_if_biased(&self) -> Option<BiasedGuard<'_, T>> {
+    pub(crate) fn lock_if_biased_to_this_thread(&self) -> Option<BiasedGuard<'_, T>> {
         let me = this_thread();
         self.enter_with_bias(me, self.bias_period_of(me)?)
     }
@@ -206,7 +206,7 @@ impl<T> BiasedLock<T> {
     }
 
     /// Takes the lock if it is free and no thread uses it again and again.
-    pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+    pub(crate) fn try_lock_unless_in_steady_use(&self) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         let me = this_thread();
         if self.bias_period_of(me).is_some() {
@@ -404,13 +404,20 @@ mod tests {
         let leans = lock.lock().own_entry_exit_count.is_some();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                assert_eq!(lock.try_lock().is_none(), leans, "it has just been used");
-                visit(lock.try_lock().expect("nobody was here since the last try"));
+                assert_eq!(
+                    lock.try_lock_unless_in_steady_use().is_none(),
+                    leans,
+                    "it has just been used"
+                );
+                visit(
+                    lock.try_lock_unless_in_steady_use()
+                        .expect("nobody was here since the last try"),
+                );
             });
         });
         let guard = lock.lock();
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(lock.try_lock().is_none()));
+            scope.spawn(|| assert!(lock.try_lock_unless_in_steady_use().is_none()));
         });
         drop(guard);
     }
@@ -533,7 +540,7 @@ mod tests {
                                 visit(lock.lock());
                                 visits += 1;
                             }
-                            if let Some(guard) = lock.try_lock() {
+                            if let Some(guard) = lock.try_lock_unless_in_steady_use() {
                                 visit(guard);
                                 visits += 1;
                             }

@@ -213,10 +213,10 @@ pub enum BadCapabilities {
     #[error(
         "{0:?} is not NAME=VALUE with transport, queue_pairs, features or a limit such as max_sge for NAME"
     )]
-    Member(String),
+    MalformedOrUnknownMember(String),
     /// A member has a value that it cannot have.
     #[error("{name} cannot be {value:?}: {expected}")]
-    Value {
+    InvalidMemberValue {
         /// The member.
         name: String,
         /// The value.
@@ -232,9 +232,9 @@ impl FromStr for DeviceCapabilities {
     fn from_str(text: &str) -> Result<Self, BadCapabilities> {
         let mut all = Self::default();
         for member in text.split(';').filter(|member| !member.is_empty()) {
-            let unknown = || BadCapabilities::Member(member.to_owned());
+            let unknown = || BadCapabilities::MalformedOrUnknownMember(member.to_owned());
             let (name, value) = member.split_once('=').ok_or_else(unknown)?;
-            let bad = |expected: String| BadCapabilities::Value {
+            let bad = |expected: String| BadCapabilities::InvalidMemberValue {
                 name: name.to_owned(),
                 value: value.to_owned(),
                 expected,

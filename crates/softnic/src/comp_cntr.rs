@@ -21,7 +21,7 @@ pub(crate) const SUPPORTED_OPS: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_SEND
     | IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ
     | IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE;
 
-static COUNTERS: AtomicU32 = AtomicU32::new(0);
+static EXISTING_COUNTER_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A completion counter; the program's handle points to its first field.
 #[repr(C)]
@@ -41,7 +41,8 @@ impl CompCntr {
     /// Makes a counter. `None` if there are [`MAX_COUNTERS`] already.
     pub(crate) fn new(context: *mut ibv_context) -> Option<Self> {
         let less = |n: u32| (n < MAX_COUNTERS).then_some(n + 1);
-        let number = COUNTERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let number =
+            EXISTING_COUNTER_COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         let handle = number.ok()?;
         Some(Self {
             abi: AbiCell::new(ibv_comp_cntr {
@@ -59,7 +60,7 @@ impl CompCntr {
 
 impl Drop for CompCntr {
     fn drop(&mut self) {
-        COUNTERS.fetch_sub(1, Ordering::Relaxed);
+        EXISTING_COUNTER_COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

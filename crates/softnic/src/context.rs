@@ -66,7 +66,7 @@ impl Context {
     }
 
     /// Closes the descriptor of the context's events.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close_async_event_fd(&self) {
         self.events.close();
     }
 
@@ -144,7 +144,7 @@ impl Context {
     }
 
     /// Drops the events of an object that is being destroyed.
-    pub(crate) fn discard_events(&self, of: *mut ibv_device) {
+    pub(crate) fn discard_events_of_object(&self, of: *mut ibv_device) {
         self.events.discard(|e| {
             // SAFETY: all members of the union are pointers or smaller; only the address is compared.
             unsafe { e.0.element.qp.cast::<ibv_device>() == of }

@@ -37,30 +37,30 @@ use shm::fabric::layout::*;
 use channel::CqHandle;
 pub(crate) use channel::{ChannelCq, CompletionChannel};
 use overrun::OverrunState;
-pub(crate) use polling::{CurrentCompletion, ExtendedCq};
+pub(crate) use polling::{CurrentCompletion, ExtendedPollState};
 
 /// Number of queue pairs that each poll checks from the front, and as many from the cursor.
-const QPS_PER_SCAN: usize = 16;
+const FRONT_AND_CURSOR_QPS_PER_SCAN: usize = 16;
 /// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
-const EMPTY_POLLS_UNTIL_WAKE: u32 = 4096;
+const EMPTY_POLLS_UNTIL_PEER_WAKEUP: u32 = 4096;
 
 /// The same as a time in nanoseconds, for a program that rarely runs between its polls. It reads the clock once in
 /// [`POLLS_PER_CLOCK_READ`] polls.
-const EMPTY_TIME_UNTIL_WAKE_NS: u64 = 1_000_000;
+const EMPTY_TIME_UNTIL_PEER_WAKEUP_NS: u64 = 1_000_000;
 const POLLS_PER_CLOCK_READ: u32 = 32;
 
 /// Unsignaled sends are checked once in this many empty polls.
 const POLLS_PER_UNSIGNALED_CHECK: u32 = 64;
 
 /// Empty rings are checked for their end once in this many passes over the queue pairs.
-const PASSES_PER_END_CHECK: u32 = 64;
+const PASSES_PER_RING_END_CHECK: u32 = 64;
 
 /// Number of passes since a queue was armed after which peers need no barrier any more. Arming the queue again then
 /// costs a barrier on every core.
-const UNARMED_PASSES_UNTIL_NO_FENCE: u32 = 1 << 16;
+const UNARMED_PASSES_UNTIL_PEERS_NEED_NO_FENCE: u32 = 1 << 16;
 
 /// Number of polls in a row that begin with sends after receives alone have filled a poll, as long as sends fill them.
-const SENDS_FIRST_POLLS: u8 = 4;
+const SENDS_FIRST_POLLS_AFTER_RECEIVES_FILL_ONE: u8 = 4;
 
 /// The reason why the engine checks a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(crate) enum EngineCheckReason {
     /// A completion may have occurred, a tick or more after the last check.
     Tick,
     /// The queue can be overrun.
-    Watch,
+    OverrunWatch,
 }
 
 /// The destination of polled completions: an array of the caller, filled from the front.
@@ -204,27 +204,27 @@ pub(crate) struct CqState {
     recv_sides: Vec<RecvSide>,
     sending_qps: Vec<Arc<Qp>>,
     /// Index of the queue pair near the front that is polled first.
-    recv_start: usize,
-    send_start: usize,
+    front_receiver_polled_first: usize,
+    front_sender_polled_first: usize,
     recv_cursor: usize,
     send_cursor: usize,
     empty_polls_in_row: u32,
     /// Counts the passes that looked for completions.
     pass_count: u32,
     /// Number of the next passes that begin with sends.
-    sends_first_passes: u8,
-    empty_polls_until_wake: u32,
+    sends_first_passes_left: u8,
+    empty_polls_until_peer_wakeup: u32,
     /// Time of the first reading of the clock in the current row of empty polls.
     idle_since_ns: Option<u64>,
     /// The completions that make the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see this in
-    /// [`Cq::armed`].
+    /// `CqShared::armed_word`.
     armed_for: u32,
     /// Value of `pass_count` when the queue was armed last.
     armed_at_pass: u32,
     /// Completions added since the last arming that no event has reported.
     unreported_completions: usize,
     /// True if one of them was solicited or in error.
-    unreported_solicited: bool,
+    unreported_has_solicited_or_error: bool,
     /// Time since which moderation has held an event back.
     event_held_since_ns: Option<u64>,
     /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
@@ -237,13 +237,13 @@ pub(crate) struct Cq {
     /// The program's structure; it starts with the fields of an `ibv_cq`.
     abi: UnsafeCell<ibv_cq_ex>,
     /// State of the extended poll API, if the queue was made by `ibv_create_cq_ex`.
-    pub(crate) polling: Option<ExtendedCq>,
+    pub(crate) polling: Option<ExtendedPollState>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
     /// Number of completions that the queue keeps for a program that does not poll.
     depth: AtomicUsize,
     /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
-    moderation_count_period: AtomicU32,
+    packed_moderation_count_and_period: AtomicU32,
     pub(crate) channel: Option<Arc<CompletionChannel>>,
     state: BiasedLock<CqState>,
     /// Number of empty polls in a row after which the poller is throttled.
@@ -272,7 +272,7 @@ impl Cq {
         depth: usize,
         abi: ibv_cq_ex,
         channel: Option<Arc<CompletionChannel>>,
-        polling: Option<ExtendedCq>,
+        polling: Option<ExtendedPollState>,
     ) -> Self {
         let nic = context.nic;
         let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
@@ -293,30 +293,30 @@ impl Cq {
             nic,
             index,
             depth: AtomicUsize::new(depth),
-            moderation_count_period: AtomicU32::new(0),
+            packed_moderation_count_and_period: AtomicU32::new(0),
             channel,
             state: BiasedLock::new(CqState {
                 buffer: VecDeque::new(),
                 delayed_completions: late::LateCompletions::default(),
                 recv_sides: Vec::new(),
                 sending_qps: Vec::new(),
-                recv_start: 0,
-                send_start: 0,
+                front_receiver_polled_first: 0,
+                front_sender_polled_first: 0,
                 recv_cursor: 0,
                 send_cursor: 0,
                 empty_polls_in_row: 0,
                 pass_count: 0,
-                sends_first_passes: 0,
-                empty_polls_until_wake: EMPTY_POLLS_UNTIL_WAKE,
+                sends_first_passes_left: 0,
+                empty_polls_until_peer_wakeup: EMPTY_POLLS_UNTIL_PEER_WAKEUP,
                 idle_since_ns: None,
                 armed_for: ARMED_NO,
                 armed_at_pass: 0,
                 unreported_completions: 0,
-                unreported_solicited: false,
+                unreported_has_solicited_or_error: false,
                 event_held_since_ns: None,
                 overfull_engine_ticks: 0,
             }),
-            throttle_at_idle_polls: AtomicU32::new(rest::THROTTLE_IDLE_POLLS),
+            throttle_at_idle_polls: AtomicU32::new(rest::IDLE_POLLS_UNTIL_THROTTLE),
             user_count: AtomicUsize::new(0),
             unacknowledged_comp_events: UnacknowledgedEvents::default(),
             unacknowledged_async_events: UnacknowledgedEvents::default(),
@@ -370,7 +370,7 @@ impl Cq {
     /// Executes `ibv_poll_cq`: fills `out` from its start and returns the number of completions.
     #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
-        self.nic.check_arrivals();
+        self.nic.process_arrivals();
         if xrc::is_xrc_in_use() {
             // Messages that have arrived in an XRC domain go to their queues first.
             xrc::deliver_in_all_domains(self.nic);
@@ -389,7 +389,7 @@ impl Cq {
         }
         let buffered = sink.len();
         if !sink.is_full() {
-            state.gather_completions(&mut sink, QPS_PER_SCAN);
+            state.gather_completions_and_tell_if_waiting(&mut sink, FRONT_AND_CURSOR_QPS_PER_SCAN);
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(sink.added_since(buffered));
             }
@@ -397,11 +397,11 @@ impl Cq {
         if state.armed_for != ARMED_NO && sink.len() > buffered {
             // The completions count as added to the queue, although the caller takes them at once. Another thread may
             // wait for their event.
-            state.note_added(sink.len() - buffered, sink.has_solicited_or_error);
+            state.count_unreported_completions(sink.len() - buffered, sink.has_solicited_or_error);
             self.report_event_outside_engine(&mut state);
         }
-        if state.pass_count.is_multiple_of(PASSES_PER_END_CHECK) {
-            self.end_fences_if_unarmed(&state);
+        if state.pass_count.is_multiple_of(PASSES_PER_RING_END_CHECK) {
+            self.end_peer_fences_if_long_unarmed(&state);
         }
         if sink.len() == 0 {
             state.empty_polls_in_row = state.empty_polls_in_row.saturating_add(1);
@@ -419,7 +419,7 @@ impl Cq {
         } else {
             rest::reset_fruitless_polls();
             state.empty_polls_in_row = 0;
-            state.empty_polls_until_wake = EMPTY_POLLS_UNTIL_WAKE;
+            state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
             state.idle_since_ns = None;
         }
         sink.len()
@@ -427,9 +427,10 @@ impl Cq {
 
     /// Ends the barriers of peers after the program has polled for long without arming the queue.
     #[inline(never)]
-    fn end_fences_if_unarmed(&self, state: &CqState) {
+    fn end_peer_fences_if_long_unarmed(&self, state: &CqState) {
         if state.armed_for == ARMED_NO
-            && state.pass_count.wrapping_sub(state.armed_at_pass) >= UNARMED_PASSES_UNTIL_NO_FENCE
+            && state.pass_count.wrapping_sub(state.armed_at_pass)
+                >= UNARMED_PASSES_UNTIL_PEERS_NEED_NO_FENCE
         {
             self.armed_word().end_peer_fences();
         }
@@ -447,13 +448,14 @@ impl Cq {
         if !faults::may_delay_completions() {
             return self.poll(out);
         }
-        self.nic.check_arrivals();
+        self.nic.process_arrivals();
         if xrc::is_xrc_in_use() {
             xrc::deliver_in_all_domains(self.nic);
         }
         let mut state = self.state.lock();
         // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
-        let (added, waiting) = state.fill_with_due_completions(usize::MAX, QPS_PER_SCAN);
+        let (added, waiting) =
+            state.fill_with_due_completions(usize::MAX, FRONT_AND_CURSOR_QPS_PER_SCAN);
         if added > 0 {
             self.report_event_outside_engine(&mut state);
         }
@@ -470,7 +472,7 @@ impl Cq {
         }
         if sink.len() > 0 {
             state.empty_polls_in_row = 0;
-            state.empty_polls_until_wake = EMPTY_POLLS_UNTIL_WAKE;
+            state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
             state.idle_since_ns = None;
         } else {
             state.empty_polls_in_row = state.empty_polls_in_row.saturating_add(1);
@@ -487,7 +489,10 @@ impl Cq {
 
     /// Makes progress for the engine: completions go to the buffer, as many as the queue was made for. Returns true if
     /// the engine is to check again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
-    pub(crate) fn engine_progress(&self, look: EngineCheckReason) -> bool {
+    pub(crate) fn make_engine_progress_and_tell_if_recheck_needed(
+        &self,
+        look: EngineCheckReason,
+    ) -> bool {
         if self.is_overrun() {
             return false;
         }
@@ -497,48 +502,50 @@ impl Cq {
         let state = if self.armed_word().is_armed() {
             Some(self.state.lock())
         } else {
-            self.state.try_lock()
+            self.state.try_lock_unless_in_steady_use()
         };
         // This case does not tell whether a deadline runs, so check again at the next tick. A queue that is polled is
         // not overrun.
         let Some(mut state) = state else {
-            return look != EngineCheckReason::Watch;
+            return look != EngineCheckReason::OverrunWatch;
         };
-        self.write_lost_tokens();
+        self.write_tokens_peers_could_not_write();
         let mut held_back;
         loop {
             let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());
             waiting |= deadline;
-            held_back = self.report_event_if_due(&mut state);
-            if n == 0 && !(state.armed_for != ARMED_NO && self.reenable_engine_calls()) {
+            held_back = self.report_event_if_due_and_tell_if_held_back(&mut state);
+            if n == 0
+                && !(state.armed_for != ARMED_NO && self.reenable_engine_calls_and_tell_if_called())
+            {
                 break;
             }
         }
         if waiting {
             state.wake_awaited_peers();
         }
-        waiting | held_back | self.check_overrun(state, look)
+        waiting | held_back | self.check_overrun_and_tell_if_recheck_needed(state, look)
     }
 
     /// Moves completions to the buffer, for a program that does not poll.
     pub(crate) fn move_completions_to_buffer(&self) {
-        self.nic.check_arrivals();
+        self.nic.process_arrivals();
         if xrc::is_xrc_in_use() {
             xrc::deliver_in_all_domains(self.nic);
         }
-        self.engine_progress(EngineCheckReason::Called);
+        self.make_engine_progress_and_tell_if_recheck_needed(EngineCheckReason::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
     /// true if moderation holds the event back.
-    fn report_event_if_due(&self, state: &mut CqState) -> bool {
+    fn report_event_if_due_and_tell_if_held_back(&self, state: &mut CqState) -> bool {
         if !state.has_reason_for_event() {
             return false;
         }
         if self.moderation_holds_event(state) {
             return true;
         }
-        let token_of = self.disarm(state);
+        let token_of = self.disarm_and_take_token_writer_slot(state);
         if let Some(channel) = &self.channel {
             channel.push(self.index, self.handle(), token_of);
         }
@@ -547,30 +554,30 @@ impl Cq {
 
     /// Disarms the queue, because its event has occurred. Returns the slot of the peer that has written the event's
     /// token, or is about to.
-    fn disarm(&self, state: &mut CqState) -> Option<usize> {
+    fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
         state.armed_for = ARMED_NO;
         state.unreported_completions = 0;
-        state.unreported_solicited = false;
+        state.unreported_has_solicited_or_error = false;
         self.armed_word().disarm_and_take_waker()
     }
 
     /// Writes the tokens that peers could not write.
-    fn write_lost_tokens(&self) {
+    fn write_tokens_peers_could_not_write(&self) {
         let lost = &self.shared().lost_tokens;
         if lost.load(Ordering::Relaxed) != 0
             && let Some(channel) = &self.channel
         {
             // More tokens than a FIFO holds are garbage.
             let lost = lost.swap(0, Ordering::Relaxed).min(1 << 15);
-            channel.write_own_tokens(lost as usize, self.index);
+            channel.write_tokens_peers_had_no_room_for(lost as usize, self.index);
         }
     }
 
-    /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check
+    /// [`report_event_if_due_and_tell_if_held_back`](Self::report_event_if_due_and_tell_if_held_back) by another thread than the engine. Calls the engine to check
     /// again if the event is held back.
     #[cold]
     fn report_event_outside_engine(&self, state: &mut CqState) {
-        if self.report_event_if_due(state) {
+        if self.report_event_if_due_and_tell_if_held_back(state) {
             self.nic.this_process().wake_engine();
         }
     }
@@ -578,7 +585,9 @@ impl Cq {
     /// Returns true if moderation holds the event back for more completions, or for its period (`ibv_modify_cq(3)`).
     /// The engine reads the clock once in a millisecond.
     fn moderation_holds_event(&self, state: &mut CqState) -> bool {
-        let moderation = self.moderation_count_period.load(Ordering::Relaxed);
+        let moderation = self
+            .packed_moderation_count_and_period
+            .load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
         if count > 1 && state.unreported_completions < count as usize {
             let now = shm::clock::now_ns();
@@ -594,14 +603,15 @@ impl Cq {
     /// Executes `ibv_modify_cq`: one event for `count` completions, or after `period_us` microseconds since the first.
     pub(crate) fn set_moderation(&self, count: u16, period_us: u16) {
         let value = u32::from(count) | u32::from(period_us) << 16;
-        self.moderation_count_period.store(value, Ordering::Relaxed);
+        self.packed_moderation_count_and_period
+            .store(value, Ordering::Relaxed);
         // An event that is held back may be due now.
         self.nic.this_process().wake_engine();
     }
 
     /// Lets peers that publish call the engine again. Returns true if a peer has called it. Another peer may have
     /// published just before and found the engine called already, so the caller looks for completions once more.
-    fn reenable_engine_calls(&self) -> bool {
+    fn reenable_engine_calls_and_tell_if_called(&self) -> bool {
         let armed = self.armed_word();
         let called = armed.clear_engine_wake();
         if called {
@@ -654,8 +664,8 @@ impl Cq {
             } else {
                 ARMED_ANY
             };
-            let direct = self.may_peers_wake_program(&state);
-            if armed.arm(state.armed_for, direct) {
+            let direct = self.announce_and_tell_if_peers_may_wake_program(&state);
+            if armed.arm_and_tell_if_barrier_needed(state.armed_for, direct) {
                 // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
                 barrier::membarrier_all_processes();
             }
@@ -669,12 +679,12 @@ impl Cq {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
-        if filled > 0 && armed.end_program_wakes() {
+        if filled > 0 && armed.end_program_wakes_and_tell_if_woken() {
             self.report_event_outside_engine(&mut state);
         }
         if state.event_held_since_ns.is_none() {
             state.unreported_completions = 0;
-            state.unreported_solicited = false;
+            state.unreported_has_solicited_or_error = false;
         }
         state.wake_awaited_peers();
         drop(state);
@@ -685,16 +695,19 @@ impl Cq {
 
     /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
     /// message makes a completion.
-    fn may_peers_wake_program(&self, state: &CqState) -> bool {
+    fn announce_and_tell_if_peers_may_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
-            || self.moderation_count_period.load(Ordering::Relaxed) != 0
+            || self
+                .packed_moderation_count_and_period
+                .load(Ordering::Relaxed)
+                != 0
             || faults::may_delay_completions()
             || self.is_overrun()
         {
             return false;
         }
         for side in &state.recv_sides {
-            side.publish_completes_next();
+            side.publish_if_any_next_message_completes();
         }
         true
     }
@@ -716,7 +729,7 @@ impl Cq {
     }
 
     /// Adds the completion that `make` may put into a sink with one place.
-    pub(crate) fn complete_one(&self, make: impl FnOnce(&mut WcSink<'_>)) {
+    pub(crate) fn add_completion_made_by(&self, make: impl FnOnce(&mut WcSink<'_>)) {
         let mut out = [const { MaybeUninit::uninit() }; 1];
         let mut sink = WcSink::new(&mut out);
         let mut state = self.state.lock();
@@ -724,7 +737,7 @@ impl Cq {
         if sink.len() == 0 || self.is_overrun() {
             return;
         }
-        state.note_added(1, sink.has_solicited_or_error);
+        state.count_unreported_completions(1, sink.has_solicited_or_error);
         if comp_cntr::is_counting() {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
@@ -738,7 +751,7 @@ impl Cq {
         let mut state = self.state.lock();
         let CqState {
             buffer,
-            unreported_solicited: solicited,
+            unreported_has_solicited_or_error: solicited,
             ..
         } = &mut *state;
         let before = buffer.len();
@@ -751,7 +764,7 @@ impl Cq {
             let new: Vec<ibv_wc> = buffer.range(before..).copied().collect();
             comp_cntr::count_new_completions(&new);
         }
-        state.note_added(made, false);
+        state.count_unreported_completions(made, false);
         self.report_event_outside_engine(&mut state);
     }
 
@@ -773,7 +786,10 @@ impl Cq {
 
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
     pub(crate) fn arm_for_xrc_cqs(&self) {
-        if self.armed_word().arm(ARMED_ANY, false) {
+        if self
+            .armed_word()
+            .arm_and_tell_if_barrier_needed(ARMED_ANY, false)
+        {
             barrier::membarrier_all_processes();
         }
     }
@@ -785,7 +801,7 @@ impl Cq {
 
     /// Discards the events of a queue that is being destroyed.
     pub(crate) fn discard_events(&self) {
-        let program_woken_by = self.disarm(&mut self.state.lock());
+        let program_woken_by = self.disarm_and_take_token_writer_slot(&mut self.state.lock());
         if let Some(channel) = &self.channel {
             channel.remove_cq(self.index, self.handle(), program_woken_by);
         }
@@ -795,7 +811,7 @@ impl Cq {
     pub(crate) fn write_tokens_owed_by(&self, slot: usize) {
         if self.armed_word().program_woken_by() == Some(slot) {
             // The engine has just processed the messages of that peer.
-            self.armed_word().clear_program_wake();
+            self.armed_word().clear_program_wake_and_forbid_more();
         }
         if let Some(channel) = &self.channel {
             channel.write_tokens_owed_by(slot);
@@ -826,7 +842,7 @@ impl Cq {
                 moved.index_in_send_cq.store(place, Ordering::Relaxed);
             }
         }
-        state.forget_qp(qp.qpn);
+        state.drop_completions_of_qp(qp.qpn);
         drop(state);
         self.remove_expected_wrs(qp.max_send_and_recv_wrs().0);
     }
@@ -858,14 +874,14 @@ impl Cq {
                 moved.qp().index_in_recv_cq.store(place, Ordering::Relaxed);
             }
         }
-        state.forget_qp(qp.qpn);
+        state.drop_completions_of_qp(qp.qpn);
         drop(state);
         self.remove_expected_receives(qp);
     }
 
     /// Drops the completions of a queue pair that is being reset.
-    pub(crate) fn forget_qp(&self, qpn: u32) {
-        self.state.lock().forget_qp(qpn);
+    pub(crate) fn drop_completions_of_qp(&self, qpn: u32) {
+        self.state.lock().drop_completions_of_qp(qpn);
     }
 
     /// Runs `f` on the receive side of `qp`, or on `None` if the queue is overrun.
@@ -877,7 +893,7 @@ impl Cq {
     }
 
     /// Moves completions of the messages that have arrived for `qp` to the buffer, before a flush or reset.
-    pub(crate) fn drain_receiver(&self, qp: &Qp) {
+    pub(crate) fn complete_arrived_messages_into_buffer(&self, qp: &Qp) {
         let place = qp.index_in_recv_cq.load(Ordering::Relaxed);
         self.drain_into_buffer(|state, sink| {
             if let Some(side) = state
@@ -885,13 +901,13 @@ impl Cq {
                 .get_mut(place)
                 .filter(|r| r.qp().index == qp.index)
             {
-                side.receive(sink, usize::MAX, true);
+                side.complete_arrived_records_and_tell_if_waiting(sink, usize::MAX, true);
             }
         });
     }
 
     /// Moves completions of the finished sends of `qp` to the buffer, before a flush.
-    pub(crate) fn drain_sender(&self, qp: &Qp) {
+    pub(crate) fn complete_finished_sends_into_buffer(&self, qp: &Qp) {
         self.drain_into_buffer(|_, sink| {
             qp.poll_sends(sink, true);
         });
@@ -904,7 +920,7 @@ impl Cq {
             return;
         }
         // Late completions come first, in the order in which they were made.
-        state.release_late(u64::MAX);
+        state.move_due_completions_to_buffer(u64::MAX);
         loop {
             let mut out = [const { MaybeUninit::uninit() }; 64];
             let mut sink = WcSink::new(&mut out);
@@ -913,7 +929,7 @@ impl Cq {
             if n == 0 {
                 break;
             }
-            state.note_added(n, sink.has_solicited_or_error);
+            state.count_unreported_completions(n, sink.has_solicited_or_error);
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(sink.added_since(0));
             }
@@ -936,7 +952,7 @@ impl ChannelCq for Cq {
     }
 
     fn take_peer_signaled_event(&self) -> Option<bool> {
-        self.nic.check_arrivals();
+        self.nic.process_arrivals();
         let mut state = self.state.lock();
         let armed = self.armed_word();
         armed.program_woken_by()?;
@@ -945,10 +961,10 @@ impl ChannelCq for Cq {
             self.nic.wake_engine_unless_ticking();
         }
         if state.has_reason_for_event() && !self.moderation_holds_event(&mut state) {
-            self.disarm(&mut state);
+            self.disarm_and_take_token_writer_slot(&mut state);
             return Some(true);
         }
-        armed.clear_program_wake();
+        armed.clear_program_wake_and_forbid_more();
         // SYNC POINT A: a peer that has published just before may have found the queue signaled.
         armed.fence_after_change();
         state.fill_completion_buffer(self.engine_buffer_target());
@@ -959,25 +975,25 @@ impl ChannelCq for Cq {
 
 impl CqState {
     /// Drops the completions of a queue pair.
-    fn forget_qp(&mut self, qpn: u32) {
+    fn drop_completions_of_qp(&mut self, qpn: u32) {
         self.buffer.retain(|wc| wc.qp_num != qpn);
-        self.delayed_completions.forget_qp(qpn);
+        self.delayed_completions.drop_completions_of_qp(qpn);
     }
 
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
     fn has_reason_for_event(&self) -> bool {
         match self.armed_for {
             ARMED_ANY => self.unreported_completions > 0,
-            ARMED_SOLICITED => self.unreported_solicited,
+            ARMED_SOLICITED => self.unreported_has_solicited_or_error,
             _ => false,
         }
     }
 
     /// Counts completions that have been added.
     #[inline]
-    fn note_added(&mut self, completions: usize, solicited: bool) {
+    fn count_unreported_completions(&mut self, completions: usize, solicited: bool) {
         self.unreported_completions += completions;
-        self.unreported_solicited |= solicited;
+        self.unreported_has_solicited_or_error |= solicited;
     }
 
     /// Makes completions for `sink` from the queue pairs of this completion queue. Checks `scan` of them from the front
@@ -989,12 +1005,16 @@ impl CqState {
     /// before the next. Otherwise it would never learn that its send queue has room. On a NIC it does, since
     /// completions come in the order of time.
     #[inline(always)]
-    fn gather_completions(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
+    fn gather_completions_and_tell_if_waiting(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+    ) -> bool {
         let all = scan == usize::MAX
             || self.empty_polls_in_row % POLLS_PER_UNSIGNALED_CHECK
                 == POLLS_PER_UNSIGNALED_CHECK - 1;
         self.pass_count = self.pass_count.wrapping_add(1);
-        let ended = scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_END_CHECK);
+        let ended = scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_RING_END_CHECK);
         if self.recv_sides.len() <= 1 && self.sending_qps.len() <= 1 {
             self.gather_from_one_qp(sink, scan, all, ended)
         } else {
@@ -1002,7 +1022,7 @@ impl CqState {
         }
     }
 
-    /// [`gather_completions`](Self::gather_completions) for several queue pairs.
+    /// [`gather_completions_and_tell_if_waiting`](Self::gather_completions_and_tell_if_waiting) for several queue pairs.
     #[inline(never)]
     fn gather_from_many(
         &mut self,
@@ -1024,11 +1044,11 @@ impl CqState {
                     | self.gather_front_receives(sink, scan, ended)
                     | self.gather_front_sends(sink, scan, all)
             }
-            _ if self.sends_first_passes > 0 => {
+            _ if self.sends_first_passes_left > 0 => {
                 let mut waiting = self.gather_front_sends(sink, scan, all)
                     | self.gather_cursor_sends(sink, scan, all);
-                self.sends_first_passes = if sink.is_full() {
-                    self.sends_first_passes - 1
+                self.sends_first_passes_left = if sink.is_full() {
+                    self.sends_first_passes_left - 1
                 } else {
                     0
                 };
@@ -1039,7 +1059,7 @@ impl CqState {
                 let mut waiting = self.gather_front_receives(sink, scan, ended);
                 waiting |= self.gather_cursor_receives(sink, scan, ended);
                 if sink.is_full() {
-                    self.sends_first_passes = SENDS_FIRST_POLLS;
+                    self.sends_first_passes_left = SENDS_FIRST_POLLS_AFTER_RECEIVES_FILL_ONE;
                 }
                 waiting |= self.gather_front_sends(sink, scan, all);
                 waiting | self.gather_cursor_sends(sink, scan, all)
@@ -1047,7 +1067,7 @@ impl CqState {
         }
     }
 
-    /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no
+    /// [`gather_completions_and_tell_if_waiting`](Self::gather_completions_and_tell_if_waiting) for one queue pair, as in a latency-bound program: it needs no
     /// round over queue pairs.
     #[inline(always)]
     fn gather_from_one_qp(
@@ -1058,20 +1078,21 @@ impl CqState {
         ended: bool,
     ) -> bool {
         let mut waiting = false;
-        if self.sends_first_passes > 0 || self.pass_count.is_multiple_of(8) {
+        if self.sends_first_passes_left > 0 || self.pass_count.is_multiple_of(8) {
             if let [qp] = &self.sending_qps[..] {
                 waiting = qp.poll_sends(sink, all);
             }
             let filled = sink.is_full();
-            self.sends_first_passes = self.sends_first_passes.saturating_sub(1) * u8::from(filled);
+            self.sends_first_passes_left =
+                self.sends_first_passes_left.saturating_sub(1) * u8::from(filled);
             if !filled && let [side] = &mut self.recv_sides[..] {
-                waiting |= side.receive(sink, scan, ended);
+                waiting |= side.complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
             }
         } else {
             if let [side] = &mut self.recv_sides[..] {
-                waiting = side.receive(sink, scan, ended);
+                waiting = side.complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
                 if sink.is_full() {
-                    self.sends_first_passes = SENDS_FIRST_POLLS;
+                    self.sends_first_passes_left = SENDS_FIRST_POLLS_AFTER_RECEIVES_FILL_ONE;
                     return waiting;
                 }
             }
@@ -1097,9 +1118,9 @@ impl CqState {
         }
         let mut out = [const { MaybeUninit::uninit() }; COMPLETIONS_PER_BATCH];
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather_completions(&mut sink, usize::MAX);
+        let waiting = self.gather_completions_and_tell_if_waiting(&mut sink, usize::MAX);
         let n = sink.len();
-        self.note_added(n, sink.has_solicited_or_error);
+        self.count_unreported_completions(n, sink.has_solicited_or_error);
         if comp_cntr::is_counting() {
             comp_cntr::count_new_completions(sink.added_since(0));
         }
@@ -1116,33 +1137,33 @@ impl CqState {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather_completions(&mut sink, scan);
+        let waiting = self.gather_completions_and_tell_if_waiting(&mut sink, scan);
         let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
         let now = shm::clock::now_ns();
         for place in &out[..n] {
             // SAFETY: the sink has initialised the first `n` places.
             let wc = unsafe { place.assume_init_read() };
             let facts = CompletionFacts {
-                operation: late::opcode_name(wc.opcode),
+                operation: late::fault_operation_of_wc_opcode(wc.opcode),
                 queue_pair: faults::latest_queue_pair(wc.qp_num),
             };
             let delay_ns = faults::completion_delay_ns(&facts, wc.wr_id);
             self.delayed_completions
                 .push(wc, solicited, now.saturating_add(delay_ns));
         }
-        let released = self.release_late(now);
+        let released = self.move_due_completions_to_buffer(now);
         (released, waiting | !self.delayed_completions.is_empty())
     }
 
     /// Moves completions that are due by `now_ns` to the buffer. Returns their number.
-    fn release_late(&mut self, now_ns: u64) -> usize {
+    fn move_due_completions_to_buffer(&mut self, now_ns: u64) -> usize {
         let mut released = 0;
         while let Some((wc, solicited)) = self.delayed_completions.pop_due(now_ns) {
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(&[wc]);
             }
             self.buffer.push_back(wc);
-            self.note_added(1, solicited);
+            self.count_unreported_completions(1, solicited);
             released += 1;
         }
         released
@@ -1155,15 +1176,16 @@ impl CqState {
         }
         let near = self.recv_sides.len().min(scan);
         let mut waiting = false;
-        for i in round_robin(self.recv_start, near) {
-            waiting |= self.recv_sides[i].receive(sink, scan, ended);
+        for i in round_robin(self.front_receiver_polled_first, near) {
+            waiting |=
+                self.recv_sides[i].complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
             if sink.is_full() {
                 // The next poll starts behind the queue pair where this poll had to stop.
-                self.recv_start = i + 1;
+                self.front_receiver_polled_first = i + 1;
                 return waiting;
             }
         }
-        self.recv_start = 0;
+        self.front_receiver_polled_first = 0;
         waiting
     }
 
@@ -1178,7 +1200,8 @@ impl CqState {
                 }
                 self.recv_cursor = next_cursor(self.recv_cursor, scan, n);
                 let before = sink.len();
-                waiting |= self.recv_sides[self.recv_cursor].receive(sink, scan, ended);
+                waiting |= self.recv_sides[self.recv_cursor]
+                    .complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
                 if sink.len() > before {
                     self.swap_receivers(self.recv_cursor, self.recv_cursor % scan);
                 }
@@ -1194,14 +1217,14 @@ impl CqState {
         }
         let near = self.sending_qps.len().min(scan);
         let mut waiting = false;
-        for i in round_robin(self.send_start, near) {
+        for i in round_robin(self.front_sender_polled_first, near) {
             waiting |= self.sending_qps[i].poll_sends(sink, all);
             if sink.is_full() {
-                self.send_start = i + 1;
+                self.front_sender_polled_first = i + 1;
                 return waiting;
             }
         }
-        self.send_start = 0;
+        self.front_sender_polled_first = 0;
         waiting
     }
 
@@ -1253,11 +1276,12 @@ impl CqState {
         let (polls, time) = (self.empty_polls_in_row, now - since);
         // The limit counts polls and time: 4,096 polls take from 50 us to minutes, on a machine with more work than
         // cores.
-        let wait = u64::from(self.empty_polls_until_wake / EMPTY_POLLS_UNTIL_WAKE)
-            * EMPTY_TIME_UNTIL_WAKE_NS;
-        let starving = polls >= self.empty_polls_until_wake || time >= wait;
+        let wait = u64::from(self.empty_polls_until_peer_wakeup / EMPTY_POLLS_UNTIL_PEER_WAKEUP)
+            * EMPTY_TIME_UNTIL_PEER_WAKEUP_NS;
+        let starving = polls >= self.empty_polls_until_peer_wakeup || time >= wait;
         if starving {
-            self.empty_polls_until_wake = self.empty_polls_until_wake.saturating_mul(2);
+            self.empty_polls_until_peer_wakeup =
+                self.empty_polls_until_peer_wakeup.saturating_mul(2);
         }
         starving
     }

@@ -84,7 +84,7 @@ fn run(nic: &'static Nic) {
         // Threads of the program take the packets themselves while they poll for them.
         let polls = nic.packet_path.program_check_count();
         let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
-        let packets = nic.packet_path.fd().filter(|_| !program_polls);
+        let packets = nic.packet_path.readiness_fd().filter(|_| !program_polls);
         let mut fds = vec![PollFd::new(nic.this_process().wake_fd(), PollFlags::IN)];
         let watched = peers.iter().filter_map(|peer| peer.pidfd.as_ref());
         fds.extend(watched.map(|pidfd| PollFd::new(pidfd, PollFlags::IN)));
@@ -129,7 +129,7 @@ fn run(nic: &'static Nic) {
             nic.this_process().drain_wake_fifo();
         }
         let look = if !called && !packets_wait && !ticks && !watches_peers && ended.is_empty() {
-            EngineCheckReason::Watch
+            EngineCheckReason::OverrunWatch
         } else if last_tick.elapsed() >= DEADLINE_CHECK_INTERVAL {
             last_tick = Instant::now();
             EngineCheckReason::Tick
@@ -137,7 +137,7 @@ fn run(nic: &'static Nic) {
             EngineCheckReason::Called
         };
         watch = match look {
-            EngineCheckReason::Watch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
+            EngineCheckReason::OverrunWatch => MAX_CQ_CHECK_INTERVAL.min(watch * 2),
             EngineCheckReason::Tick | EngineCheckReason::Called => PEER_CHECK_INTERVAL,
         };
         if !ended.is_empty() {
@@ -154,7 +154,7 @@ fn run(nic: &'static Nic) {
         registry::of(nic).raise_fatal_for_imported();
         if program_polls {
             // An engine that is held up while it delivers packets would hold up the polls.
-            nic.take_notices();
+            nic.process_arrived_connection_notices();
         } else {
             process_arrivals_until_idle(nic);
         }
@@ -212,17 +212,17 @@ fn timespec(time: Duration) -> Timespec {
 /// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
 fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
-    let _visit = (look == EngineCheckReason::Watch).then(TemporaryRevocation::begin);
+    let _visit = (look == EngineCheckReason::OverrunWatch).then(TemporaryRevocation::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
-        if look != EngineCheckReason::Watch || cq.is_watched() {
-            waiting |= cq.engine_progress(look);
+        if look != EngineCheckReason::OverrunWatch || cq.is_watched() {
+            waiting |= cq.make_engine_progress_and_tell_if_recheck_needed(look);
         }
     }
     if xrc::is_xrc_in_use() {
         waiting |= xrc::deliver_for_engine(nic);
     }
-    waiting |= registry::of(nic).read_postponed_notices(nic);
+    waiting |= registry::of(nic).process_postponed_notices_and_tell_if_any_left(nic);
     waiting |= nic.packet_path.flush_held_back();
     waiting |= nic.packet_path.has_late_packets();
     waiting

@@ -134,7 +134,7 @@ impl UnacknowledgedEvents {
     }
 
     /// Waits until every event that was got has been acknowledged (`ibv_destroy_cq(3)`).
-    pub(crate) fn wait(&self) {
+    pub(crate) fn wait_until_all_acknowledged(&self) {
         let mut counts = lock(&self.counts);
         counts.waiters += 1;
         while counts.unacknowledged_events > 0 {
@@ -187,7 +187,7 @@ mod tests {
         u.note_delivered();
         let waiter = std::thread::spawn({
             let u = std::sync::Arc::clone(&u);
-            move || u.wait()
+            move || u.wait_until_all_acknowledged()
         });
         u.acknowledge(2);
         waiter.join().unwrap();

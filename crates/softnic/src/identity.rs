@@ -90,17 +90,17 @@ impl Identity {
     }
 
     /// Reads the identity from the environment.
-    pub(crate) fn from_env() -> Result<Self, BadDevice> {
+    pub(crate) fn from_env() -> Result<Self, BadDeviceVariable> {
         Self::parse_env_value(std::env::var_os(DEVICE_VAR).as_deref())
     }
 
-    fn parse_env_value(value: Option<&OsStr>) -> Result<Self, BadDevice> {
+    fn parse_env_value(value: Option<&OsStr>) -> Result<Self, BadDeviceVariable> {
         let Some(value) = value else {
             return Ok(Self::default());
         };
         let read = value.to_str().map(str::parse);
         read.unwrap_or(Err(BadIdentity("it is no text in UTF-8")))
-            .map_err(|why| BadDevice {
+            .map_err(|why| BadDeviceVariable {
                 value: value.to_owned(),
                 why,
             })
@@ -194,7 +194,7 @@ impl FromStr for Identity {
 #[error(
     "{DEVICE_VAR} is {value:?}: {why}, such as mlx5_0:713:4113::1.0; leave it unset for the software NIC itself"
 )]
-pub struct BadDevice {
+pub struct BadDeviceVariable {
     value: OsString,
     why: BadIdentity,
 }

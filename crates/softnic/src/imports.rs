@@ -14,19 +14,19 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::lock::lock;
 use crate::nic::Nic;
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
 use shm::keys;
 
 /// The kinds of objects that can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ImportedKind {
+pub(crate) enum ImportableKind {
     Pd,
     Dm,
 }
 
-impl ImportedKind {
+impl ImportableKind {
     fn code(self) -> u32 {
         match self {
             Self::Pd => IMPORT_PD,
@@ -68,14 +68,14 @@ impl ImportedKind {
 }
 
 /// The bit that is set in numbers of imported protection domains, and clear in handles of own objects.
-const IMPORTED_PD_BIT: u32 = Owner::PD_NUMBER_LIMIT >> 1;
+const IMPORTED_PD_BIT: u32 = OwningPdOrQp::PD_NUMBER_LIMIT >> 1;
 
 /// The objects that a process shares.
 #[derive(Default)]
 pub(crate) struct SharedObjects {
-    next: AtomicU32,
+    next_pd_handle_or_import_place: AtomicU32,
     /// The present imports, by home, kind and handle: two imports of one object are one.
-    live_imports: Mutex<HashMap<(u64, ImportedKind, u32), Weak<ImportedObject>>>,
+    live_imports: Mutex<HashMap<(u64, ImportableKind, u32), Weak<ImportedObject>>>,
     /// Own objects whose handles the program has given back while they existed, kept for other processes.
     kept_exports: Mutex<Vec<Arc<dyn MaybeShared>>>,
 }
@@ -108,11 +108,11 @@ fn drop_destroyed_exports(nic: &Nic) {
     drop(destroyed);
 }
 
-/// An object of this process that others may import. The object ends when this value is dropped, unless it was [let
-/// go](release_handle).
+/// An object of this process that others may import. The object ends when this value is dropped, unless
+/// [`release_without_destroying`] took it.
 pub(crate) struct ExportedObject {
     nic: &'static Nic,
-    kind: ImportedKind,
+    kind: ImportableKind,
     handle: u32,
 }
 
@@ -124,12 +124,16 @@ impl ExportedObject {
     /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn new(
         nic: &'static Nic,
-        kind: ImportedKind,
+        kind: ImportableKind,
         describe: impl FnOnce(usize),
     ) -> Result<Self, i32> {
         drop_destroyed_exports(nic);
         for _ in 0..kind.table_slots() {
-            let handle = nic.imports.next.fetch_add(1, Ordering::Relaxed) % IMPORTED_PD_BIT;
+            let handle = nic
+                .imports
+                .next_pd_handle_or_import_place
+                .fetch_add(1, Ordering::Relaxed)
+                % IMPORTED_PD_BIT;
             let (at, len) = kind.entry_offset_and_len(handle);
             nic.fabric
                 .back_with_memory(at, len)
@@ -170,7 +174,7 @@ pub(crate) struct ImportedObject {
     nic: &'static Nic,
     index: usize,
     home: Arc<Peer>,
-    kind: ImportedKind,
+    kind: ImportableKind,
     handle: u32,
     /// For a protection domain: its number in this process.
     pd_number: u32,
@@ -184,7 +188,7 @@ impl ImportedObject {
     pub(crate) fn new(
         (nic, device): (&'static Nic, u8),
         home: &Arc<Peer>,
-        kind: ImportedKind,
+        kind: ImportableKind,
         handle: u32,
     ) -> Result<Arc<Self>, i32> {
         find(home, kind, handle).ok_or(libc::ENOENT)?;
@@ -212,12 +216,15 @@ impl ImportedObject {
             .map_err(|_| libc::ENOMEM)?;
         let place = me.import(index).ok_or(libc::ENOMEM)?;
         // The number comes back as late as possible, and encodes the index of its place.
-        let lap = nic.imports.next.fetch_add(1, Ordering::Relaxed);
+        let lap = nic
+            .imports
+            .next_pd_handle_or_import_place
+            .fetch_add(1, Ordering::Relaxed);
         let laps = IMPORTED_PD_BIT / u32::try_from(MAX_IMPORTS).unwrap_or(1);
         let first = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
         let number = IMPORTED_PD_BIT | (lap % laps * (IMPORTED_PD_BIT / laps) + first);
         let slot = u32::try_from(home.slot).map_err(|_| libc::ENOMEM)?;
-        place.slot.store(slot, Ordering::Relaxed);
+        place.home_slot.store(slot, Ordering::Relaxed);
         place.kind.store(kind.code(), Ordering::Relaxed);
         place.home_handle.store(handle, Ordering::Relaxed);
         place.local_pd_number.store(number, Ordering::Relaxed);
@@ -268,7 +275,7 @@ pub(crate) enum SharedObject {
     /// An object of this process, and the handle that it was made with.
     Own(ExportedObject),
     /// An object of this process, imported by this process.
-    Again(&'static Nic, ImportedKind, u32),
+    OwnImported(&'static Nic, ImportableKind, u32),
     /// An object of another process.
     Imported(Arc<ImportedObject>),
 }
@@ -281,21 +288,21 @@ impl SharedObject {
     pub(crate) fn import(
         (nic, device): (&'static Nic, u8),
         home: &Arc<Peer>,
-        kind: ImportedKind,
+        kind: ImportableKind,
         handle: u32,
     ) -> Result<Self, i32> {
         if home.is_self {
             find(home, kind, handle).ok_or(libc::ENOENT)?;
-            Ok(Self::Again(nic, kind, handle))
+            Ok(Self::OwnImported(nic, kind, handle))
         } else {
             ImportedObject::new((nic, device), home, kind, handle).map(Self::Imported)
         }
     }
 
-    fn home_kind_and_handle(&self) -> (&'static Nic, &Arc<Peer>, ImportedKind, u32) {
+    fn home_kind_and_handle(&self) -> (&'static Nic, &Arc<Peer>, ImportableKind, u32) {
         match self {
             Self::Own(own) => (own.nic, own.nic.this_process(), own.kind, own.handle),
-            Self::Again(nic, kind, handle) => (*nic, nic.this_process(), *kind, *handle),
+            Self::OwnImported(nic, kind, handle) => (*nic, nic.this_process(), *kind, *handle),
             Self::Imported(import) => (import.nic, &import.home, import.kind, import.handle),
         }
     }
@@ -346,7 +353,7 @@ impl SharedObject {
 }
 
 /// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
-fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
+fn find(home: &Peer, kind: ImportableKind, handle: u32) -> Option<&ObjectShared> {
     if handle == 0 || handle >= IMPORTED_PD_BIT || home.kernel_says_ended() {
         return None;
     }
@@ -355,10 +362,10 @@ fn find(home: &Peer, kind: ImportedKind, handle: u32) -> Option<&ObjectShared> {
 }
 
 /// Destroys an object of `home`, as [`SharedObject::destroy`].
-fn destroy(nic: &Nic, home: &Peer, kind: ImportedKind, handle: u32) -> Result<(), i32> {
+fn destroy(nic: &Nic, home: &Peer, kind: ImportableKind, handle: u32) -> Result<(), i32> {
     let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
     let importers_use_it = || {
-        has_exported_objects(home)
+        has_objects_imported_by_others(home)
             && nic.fabric.live_processes().iter().any(|peer| {
                 imports_of(peer, home, kind, handle)
                     .any(|import| import.local_use_count.load(Ordering::Acquire) != 0)
@@ -378,7 +385,7 @@ fn destroy(nic: &Nic, home: &Peer, kind: ImportedKind, handle: u32) -> Result<()
 }
 
 /// Returns true if another process has imported an object of `peer`.
-fn has_exported_objects(peer: &Peer) -> bool {
+fn has_objects_imported_by_others(peer: &Peer) -> bool {
     peer.segment
         .header()
         .imported_by_others
@@ -390,7 +397,7 @@ fn has_exported_objects(peer: &Peer) -> bool {
 fn imports_of<'p>(
     peer: &'p Peer,
     home: &'p Peer,
-    kind: ImportedKind,
+    kind: ImportableKind,
     handle: u32,
 ) -> impl Iterator<Item = &'p ImportShared> {
     let used = peer
@@ -417,7 +424,7 @@ fn home_of_pd(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u3
     let incarnation = import.home_incarnation.load(Ordering::Acquire);
     let home = nic
         .fabric
-        .peer(import.slot.load(Ordering::Relaxed) as usize)?;
+        .peer(import.home_slot.load(Ordering::Relaxed) as usize)?;
     (home.incarnation == incarnation).then(|| (home, import.home_handle.load(Ordering::Relaxed)))
 }
 
@@ -432,14 +439,14 @@ fn import_of_pd(peer: &Peer, number: u32) -> Option<&ImportShared> {
 /// Returns the counter of objects that `peer` has made of its protection domain `number`.
 pub(crate) fn pd_derived_object_count(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     if number & IMPORTED_PD_BIT == 0 {
-        find(peer, ImportedKind::Pd, number).map(|object| &object.home_use_count)
+        find(peer, ImportableKind::Pd, number).map(|object| &object.home_use_count)
     } else {
         import_of_pd(peer, number).map(|import| &import.local_use_count)
     }
 }
 
 /// A region or window of another process, found in a protection domain.
-pub(crate) struct FoundKey {
+pub(crate) struct FoundRegionOrWindow {
     /// The process that has it.
     pub(crate) owner: Arc<Peer>,
     pub(crate) index: usize,
@@ -452,18 +459,20 @@ pub(crate) fn find_key_in_shared_pd(
     peer: &Arc<Peer>,
     pd: u32,
     key: u32,
-) -> Option<FoundKey> {
+) -> Option<FoundRegionOrWindow> {
     // Larger numbers are those of no domain, which queue pairs without a domain have.
-    let shared =
-        pd < Owner::PD_NUMBER_LIMIT && (pd & IMPORTED_PD_BIT != 0 || has_exported_objects(peer));
+    let shared = pd < OwningPdOrQp::PD_NUMBER_LIMIT
+        && (pd & IMPORTED_PD_BIT != 0 || has_objects_imported_by_others(peer));
     if !shared {
         return None;
     }
     let (home, handle) = home_of_pd(nic, peer, pd)?;
     let in_domain = |owner: Arc<Peer>, pd: u32| {
-        let (index, mr) = keys::find(&owner, key)?;
-        let belongs = Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd);
-        (belongs && !owner.kernel_says_ended()).then_some(FoundKey { owner, index })
+        let (index, mr) = keys::find_slot_of_key(&owner, key)?;
+        let belongs = OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed))
+            .pd_number()
+            == Some(pd);
+        (belongs && !owner.kernel_says_ended()).then_some(FoundRegionOrWindow { owner, index })
     };
     if home.slot != peer.slot
         && let Some(found) = in_domain(Arc::clone(&home), handle)
@@ -474,7 +483,7 @@ pub(crate) fn find_key_in_shared_pd(
     others
         .filter(|other| other.slot != peer.slot && other.slot != home.slot)
         .find_map(|other| {
-            let number = imports_of(&other, &home, ImportedKind::Pd, handle)
+            let number = imports_of(&other, &home, ImportableKind::Pd, handle)
                 .map(|import| import.local_pd_number.load(Ordering::Relaxed))
                 .next()?;
             in_domain(other, number)

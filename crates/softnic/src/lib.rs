@@ -110,15 +110,15 @@ pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
     read_counts,
 };
-pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
+pub use identity::{BadDeviceVariable, BadIdentity, DEVICE_VAR, Identity};
 pub use path::PCAP_VAR;
 pub use shm::environment;
 pub use shm::fabric::FabricError;
 /// Number of bits by which a QP number is shifted right to get the slot of the process that has the queue pair.
-pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_INDEX_BITS;
+pub const QPN_TO_PROCESS_SLOT_SHIFT: u32 = shm::fabric::layout::QP_INDEX_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
 pub use report::{
-    AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,
+    AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPortUsers, packet_report,
 };
 pub use shm::mem::{
     MemoryFault, PageSize, SharedMemory, alloc_shared, alloc_shared_in, copy as copy_shared,

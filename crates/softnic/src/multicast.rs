@@ -53,7 +53,7 @@ impl AttachmentLock {
     ) -> Result<bool, i32> {
         let _one = lock(&self.0);
         let segment = &fabric.this_process.segment;
-        let used = used_table_entries(&fabric.this_process);
+        let used = end_of_used_table_entries(&fabric.this_process);
         let free = |place: usize| {
             segment
                 .mcast(place)
@@ -63,12 +63,12 @@ impl AttachmentLock {
             return Ok(false);
         }
         let place = (0..used).find(|&p| free(p)).unwrap_or(used);
-        let at = MCASTS_AT + place * size_of::<McastShared>();
+        let at = MCASTS_AT + place * size_of::<McastAttachmentShared>();
         if place >= MAX_MCASTS {
             return Err(libc::ENOMEM);
         }
         fabric
-            .back_with_memory(at, size_of::<McastShared>())
+            .back_with_memory(at, size_of::<McastAttachmentShared>())
             .map_err(|_| libc::ENOMEM)?;
         let entry = segment.mcast(place).ok_or(libc::ENOMEM)?;
         for (to, word) in entry.mgid.iter().zip(group.to_words()) {
@@ -86,7 +86,7 @@ impl AttachmentLock {
     /// Detaches queue pair `index`. Returns false if it is not attached.
     pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: MulticastGroup) -> bool {
         let _one = lock(&self.0);
-        let place = (0..used_table_entries(&fabric.this_process))
+        let place = (0..end_of_used_table_entries(&fabric.this_process))
             .find(|&p| member_qp_at(&fabric.this_process, p, group) == Some(index));
         match place.and_then(|p| fabric.this_process.segment.mcast(p)) {
             Some(entry) => {
@@ -98,7 +98,7 @@ impl AttachmentLock {
     }
 }
 
-fn used_table_entries(peer: &Peer) -> usize {
+fn end_of_used_table_entries(peer: &Peer) -> usize {
     let used = peer
         .segment
         .header()
@@ -120,7 +120,7 @@ fn member_qp_at(peer: &Peer, place: usize, group: MulticastGroup) -> Option<usiz
 
 /// Returns the queue pairs of `peer` that are attached to `group`, by their indices in the process.
 pub(crate) fn member_qp_indices(peer: &Peer, group: MulticastGroup) -> impl Iterator<Item = usize> {
-    (0..used_table_entries(peer)).filter_map(move |place| member_qp_at(peer, place, group))
+    (0..end_of_used_table_entries(peer)).filter_map(move |place| member_qp_at(peer, place, group))
 }
 
 #[cfg(test)]

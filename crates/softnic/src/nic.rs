@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::capabilities::{DeviceCapabilities, InvalidCapabilities};
 use crate::device::{BadCount, Device, Port, PortError};
-use crate::identity::{BadDevice, Identity};
+use crate::identity::{BadDeviceVariable, Identity};
 use crate::imports::SharedObjects;
 use crate::lock::lock;
 use crate::multicast::AttachmentLock;
@@ -20,7 +20,7 @@ use crate::path::hw_counters::PortFiles;
 use crate::path::traffic::{self, PortName, PortTraffic};
 use crate::path::{self, BadNetwork, CountedPort, CounterPublication, PacketPath, PathMode};
 use crate::steering::OwnFlows;
-use crate::steering::spread::SpreadPlaces;
+use crate::steering::spread::RssConfigPlaces;
 use shm::errno::errno_of;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, FabricError, Peer};
@@ -52,7 +52,7 @@ pub enum NicError {
     },
     /// The configuration of the device's identity is not valid.
     #[error(transparent)]
-    Device(#[from] BadDevice),
+    Device(#[from] BadDeviceVariable),
     /// `VERBATIM_CAPABILITIES` has a value that is not valid.
     #[error(transparent)]
     Capabilities(#[from] InvalidCapabilities),
@@ -94,13 +94,13 @@ pub(crate) trait NicObjects: Send + Sync {
     /// Returns the object for a cast to its type.
     fn as_any(&self) -> &dyn Any;
     /// Processes the connection notices that have arrived.
-    fn read_notices(&self, nic: &Nic);
+    fn process_connection_notices(&self, nic: &Nic);
     /// Delivers the packets that have arrived to their queue pairs. Returns true if any had.
     fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool;
     /// Sends the answers that the next check for packets would send.
     fn send_owed_answers(&self, nic: &Nic);
     /// Returns true if the queue pairs at both indices were made through one context.
-    fn share_a_context(&self, one: usize, other: usize) -> bool;
+    fn do_qps_share_context(&self, one: usize, other: usize) -> bool;
     /// Removes the queue pair at `index`.
     fn remove_qp(&self, index: usize);
     /// Removes the completion queue at `index`.
@@ -113,7 +113,7 @@ pub(crate) enum PacketCheckCaller {
     /// A thread of the program that polls: it checks again soon.
     Poll,
     /// A thread that is about to change a queue pair: all that has arrived by now is processed, also by other threads.
-    Change,
+    BeforeQpChange,
     /// The engine.
     Engine,
 }
@@ -156,9 +156,9 @@ pub(crate) struct Nic {
     pub(crate) watched_cqs: AtomicUsize,
     pub(crate) attachments: AttachmentLock,
     pub(crate) flows: OwnFlows,
-    pub(crate) spreads: SpreadPlaces,
+    pub(crate) spreads: RssConfigPlaces,
     /// The traffic counters of ports of this host.
-    pub(crate) traffic: traffic::Ports,
+    pub(crate) traffic: traffic::CountedPortTraffic,
 }
 
 /// The message of the last failed attempt to use the software NIC.
@@ -206,8 +206,8 @@ impl Nic {
             watched_cqs: AtomicUsize::new(0),
             attachments: AttachmentLock::default(),
             flows: OwnFlows::default(),
-            spreads: SpreadPlaces::default(),
-            traffic: traffic::Ports::default(),
+            spreads: RssConfigPlaces::default(),
+            traffic: traffic::CountedPortTraffic::default(),
         }
     }
 
@@ -258,24 +258,24 @@ impl Nic {
 
     /// Processes what peers have sent to queue pairs of this process: connection notices, and packets.
     #[inline]
-    pub(crate) fn check_arrivals(&self) {
+    pub(crate) fn process_arrivals(&self) {
         if path::are_packets_in_use() {
             self.packet_path.note_program_check();
             self.packet_path.flush_held_back();
             self.objects
                 .deliver_arrived_packets(self, PacketCheckCaller::Poll);
         }
-        self.take_notices();
+        self.process_arrived_connection_notices();
     }
 
-    /// Processes arrivals like [`check_arrivals`](Self::check_arrivals). All that has arrived by now is processed when
+    /// Processes arrivals like [`process_arrivals`](Self::process_arrivals). All that has arrived by now is processed when
     /// it returns.
     pub(crate) fn process_all_arrivals(&self) {
         if path::are_packets_in_use() {
             self.objects
-                .deliver_arrived_packets(self, PacketCheckCaller::Change);
+                .deliver_arrived_packets(self, PacketCheckCaller::BeforeQpChange);
         }
-        self.take_notices();
+        self.process_arrived_connection_notices();
     }
 
     /// Processes arrivals for the engine. Returns true if packets had arrived.
@@ -288,7 +288,7 @@ impl Nic {
             self.packet_path.set_engine_checking(false);
             came
         };
-        self.take_notices();
+        self.process_arrived_connection_notices();
         came
     }
 
@@ -301,16 +301,16 @@ impl Nic {
 
     /// Processes the connection notices that have arrived.
     #[inline]
-    pub(crate) fn take_notices(&self) {
+    pub(crate) fn process_arrived_connection_notices(&self) {
         let at = self.next_notice.load(Ordering::Relaxed) as u64;
         if self.this_process().segment.mailbox().has_notice(at) {
-            self.read_notices();
+            self.process_connection_notices();
         }
     }
 
     #[cold]
-    fn read_notices(&self) {
-        self.objects.read_notices(self);
+    fn process_connection_notices(&self) {
+        self.objects.process_connection_notices(self);
     }
 
     /// Records that the connection notices before `next` have been read.
@@ -382,7 +382,7 @@ impl Nic {
                 process_ports_key: key,
                 host_wide_number: place,
             };
-            if let Some(traffic) = self.traffic.port(self.fabric.dir(), name) {
+            if let Some(traffic) = self.traffic.traffic_of_port(self.fabric.dir(), name) {
                 let addresses = port.own_addresses().into_iter();
                 found.extend(addresses.map(|address| (address.ip, Arc::clone(&traffic))));
             }
@@ -414,7 +414,7 @@ impl Nic {
             let unread = match &ring.receiver {
                 // The ring was never announced.
                 None => false,
-                Some(to) => header.detached.load(Ordering::Acquire) == 0 && !to.is_dead(),
+                Some(to) => header.receiver_detached.load(Ordering::Acquire) == 0 && !to.is_dead(),
             };
             if !unread {
                 self.fabric.free(ring.offset, ring.bytes);

@@ -126,7 +126,7 @@ impl Pd {
     pub(crate) fn unimport(&self) {
         self.unimported.store(true, Ordering::Release);
         if self.user_count.load(Ordering::Acquire) == 0 {
-            self.give_handle_back();
+            self.take_handle_back_without_destroying();
         }
     }
 
@@ -152,11 +152,11 @@ impl Pd {
     pub(crate) fn remove_uncounted_user(&self) {
         let last = self.user_count.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
-            self.give_handle_back();
+            self.take_handle_back_without_destroying();
         }
     }
 
-    fn give_handle_back(&self) {
+    fn take_handle_back_without_destroying(&self) {
         if let Some(pd) = live::take_back::<Self>(self.handle()) {
             imports::release_without_destroying(pd);
         }

@@ -100,13 +100,13 @@ fn await_notices_read(nic: &Nic) {
         .into_iter()
         .filter_map(|peer| {
             let count = peer.segment.mailbox().notices_put();
-            (!peer.segment.mailbox().is_acknowledged(count)).then_some((peer, count))
+            (!peer.segment.mailbox().has_acknowledged_first(count)).then_some((peer, count))
         })
         .collect();
     let start = Instant::now();
     for (peer, count) in &unread {
         peer.wake_engine();
-        while !peer.segment.mailbox().is_acknowledged(*count)
+        while !peer.segment.mailbox().has_acknowledged_first(*count)
             && !peer.is_dead()
             && start.elapsed() < NOTICE_READ_TIMEOUT
         {

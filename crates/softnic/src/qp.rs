@@ -23,7 +23,7 @@ use crate::pd::Pd;
 use crate::qp_state::{
     DeviceLimits, QpState, QpType, STANDARD_ATTRIBUTES, attributes, check_transition,
 };
-use crate::recv::{InboundRing, PacketSide, RecvQueue, RecvSide};
+use crate::recv::{InboundRing, PacketResponderState, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork, WrBuilder};
 use crate::srq::Srq;
 use crate::why;
@@ -44,7 +44,7 @@ pub(crate) struct Qp {
     /// Index of the queue pair in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
-    /// The transport service: [`QpType::service`].
+    /// The transport service: [`QpType::service_with_xrc_as_rc`].
     pub(crate) qp_type: QpType,
     /// The opcodes (`ibv_wr_opcode`) of the work requests that the queue pair accepts, as bits.
     pub(crate) accepted_wr_opcodes: u32,
@@ -56,7 +56,7 @@ pub(crate) struct Qp {
     /// Number of multicast groups, or of flows, that the queue pair is attached to.
     pub(crate) attachment_count: AtomicUsize,
     /// The table of work queues over which the queue pair spreads raw packets.
-    pub(crate) spread: Option<RssTableUse>,
+    pub(crate) rss_table: Option<RssTableUse>,
     /// The work queue that the program sees instead of the queue pair; NULL for a queue pair.
     visible_wq: AtomicPtr<ibv_wq>,
     /// True if the queue pair does not receive what it sends to its own groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
@@ -76,7 +76,7 @@ pub(crate) struct Qp {
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
     /// The state for requests that arrive by packets.
-    pub(crate) packet_side: Mutex<PacketSide>,
+    pub(crate) packet_side: Mutex<PacketResponderState>,
     /// Indices of the queue pair in the lists of its two CQs; written under their locks.
     pub(crate) index_in_send_cq: AtomicUsize,
     pub(crate) index_in_recv_cq: AtomicUsize,
@@ -122,7 +122,7 @@ pub(crate) struct NewQp {
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<WrBuilder>,
     pub(crate) xrc: Xrc,
-    pub(crate) spread: Option<RssTableUse>,
+    pub(crate) rss_table: Option<RssTableUse>,
 }
 
 /// A table of work queues over which a queue pair spreads raw packets.
@@ -165,12 +165,14 @@ impl Qp {
             index,
             qpn,
             creation_number: NEXT_CREATION_NUMBER.fetch_add(1, Ordering::Relaxed),
-            qp_type: new.qp_type.service(),
-            accepted_wr_opcodes: nic.capabilities.accepted_wr_opcodes(new.qp_type.service()),
+            qp_type: new.qp_type.service_with_xrc_as_rc(),
+            accepted_wr_opcodes: nic
+                .capabilities
+                .accepted_wr_opcodes(new.qp_type.service_with_xrc_as_rc()),
             created_type: new.qp_type,
             open_count: AtomicUsize::new(1),
             attachment_count: AtomicUsize::new(0),
-            spread: new.spread,
+            rss_table: new.rss_table,
             visible_wq: AtomicPtr::default(),
             blocks_multicast_loopback: AtomicBool::new(false),
             pd_number: new.pd_number,
@@ -201,7 +203,9 @@ impl Qp {
         };
         faults::note_created_queue_pair(qp.fault_facts());
         let shared = qp.shared();
-        shared.requester_caused_event.store(0, Ordering::Relaxed);
+        shared
+            .requester_caused_event_plus_1
+            .store(0, Ordering::Relaxed);
         shared.next_message_completes.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
@@ -226,7 +230,7 @@ impl Qp {
         shared.rq_psn.store(0, Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::Relaxed);
         shared
-            .state
+            .state_plus_1
             .store(1 + QpState::Reset.code(), Ordering::Release);
         Some(qp)
     }
@@ -282,7 +286,7 @@ impl Qp {
         }
         self.state.store(state.code(), Ordering::Release);
         self.shared()
-            .state
+            .state_plus_1
             .store(1 + state.code(), Ordering::Release);
         // SAFETY: an aligned `u32` that the program reads without synchronisation, as with the C library.
         unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.code()) };
@@ -430,7 +434,8 @@ impl Qp {
         } else {
             SendWork::Completions
         };
-        self.send_poll_work.load(Ordering::Relaxed) >= least as u8 && send::poll_sends(self, sink)
+        self.send_poll_work.load(Ordering::Relaxed) >= least as u8
+            && send::complete_finished_sends_and_tell_if_waiting(self, sink)
     }
 
     #[inline]
@@ -534,8 +539,8 @@ impl Qp {
             if from != QpState::Err {
                 drop(control);
                 // Completions of finished work come before those of flushed work.
-                self.drain_receiver();
-                self.send_cq.drain_sender(self);
+                self.complete_arrived_messages_into_buffer();
+                self.send_cq.complete_finished_sends_into_buffer(self);
                 self.flush_and_enter_error();
             }
             return Ok(());
@@ -551,7 +556,7 @@ impl Qp {
         if to == QpState::Rtr {
             self.open_for_datagrams();
         }
-        self.apply(&mut control.attr, new, mask);
+        self.copy_masked_attributes(&mut control.attr, new, mask);
         self.publish_attributes(&control);
         self.set_state(to);
         if to == QpState::Rts && from != QpState::Rtr {
@@ -586,7 +591,12 @@ impl Qp {
     }
 
     /// Copies the attributes that `mask` names.
-    fn apply(&self, attr: &mut ibv_qp_attr, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
+    fn copy_masked_attributes(
+        &self,
+        attr: &mut ibv_qp_attr,
+        new: &ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) {
         macro_rules! take {
             ($($bit:ident: $($field:ident),+;)*) => {
                 $(if mask & $bit != 0 { $(attr.$field = new.$field;)+ })*
@@ -627,7 +637,9 @@ impl Qp {
         }
         if mask & (IBV_QP_RNR_RETRY | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT) != 0 {
             let (timeout, retry_cnt, rnr_retry) = (attr.timeout, attr.retry_cnt, attr.rnr_retry);
-            self.sq.lock().set_retries(timeout, retry_cnt, rnr_retry);
+            self.sq
+                .lock()
+                .set_packet_timeout_and_retries(timeout, retry_cnt, rnr_retry);
         }
     }
 
@@ -671,7 +683,7 @@ impl Qp {
         // now, and drop its completion below. No sender waits for the fate of a datagram. A program may have freed the
         // memory of its RECVs already, since a NIC holds the pages (UCX does so).
         if self.qp_type.is_connected() {
-            self.drain_receiver();
+            self.complete_arrived_messages_into_buffer();
         }
         self.set_state(QpState::Reset);
         self.shared().epoch.fetch_add(1, Ordering::AcqRel);
@@ -687,14 +699,14 @@ impl Qp {
         }
         self.rq.lock().clear();
         self.send_last_answers();
-        *lock(&self.packet_side) = PacketSide::default();
-        self.send_cq.forget_qp(self.qpn);
+        *lock(&self.packet_side) = PacketResponderState::default();
+        self.send_cq.drop_completions_of_qp(self.qpn);
         match &self.xrc {
-            Xrc::Recv(domain, _) => domain.forget_qp(self.qpn),
-            Xrc::No | Xrc::Send => self.recv_cq.forget_qp(self.qpn),
+            Xrc::Recv(domain, _) => domain.drop_completions_of_qp(self.qpn),
+            Xrc::No | Xrc::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
         }
         self.shared()
-            .requester_caused_event
+            .requester_caused_event_plus_1
             .store(0, Ordering::Relaxed);
         for ring in control.waiting_rings.drain(..) {
             ring.detach();
@@ -725,33 +737,33 @@ impl Qp {
     }
 
     /// Takes the messages that have arrived so far, before a flush or reset.
-    fn drain_receiver(&self) {
+    fn complete_arrived_messages_into_buffer(&self) {
         match &self.xrc {
             Xrc::Recv(domain, _) => {
-                domain.deliver_arrived();
+                domain.deliver_arrived_messages_and_tell_if_waiting();
             }
-            Xrc::No | Xrc::Send => self.recv_cq.drain_receiver(self),
+            Xrc::No | Xrc::Send => self.recv_cq.complete_arrived_messages_into_buffer(self),
         }
     }
 
     /// Executes `ibv_destroy_qp`: removes the queue pair from everything that refers to it.
     pub(crate) fn destroy(&self) {
-        send::send_waiting_datagrams(self);
+        send::send_waiting_multi_receiver_datagrams(self);
         self.reset(&mut lock(&self.modifiable_state));
         self.send_cq.remove_sender(self);
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.remove_receiver(self),
             Xrc::No | Xrc::Send => self.recv_cq.remove_receiver(self),
         }
-        self.shared().state.store(0, Ordering::Release);
+        self.shared().state_plus_1.store(0, Ordering::Release);
         let wq = self.visible_wq.load(Ordering::Acquire);
         let handle = if wq.is_null() {
             self.handle().cast()
         } else {
             wq.cast()
         };
-        self.context.discard_events(handle);
-        self.unacknowledged.wait();
+        self.context.discard_events_of_object(handle);
+        self.unacknowledged.wait_until_all_acknowledged();
         self.nic.objects.remove_qp(self.index);
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
@@ -761,7 +773,7 @@ impl Qp {
         if let Xrc::Recv(_, uses) = &self.xrc {
             uses.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Some(spread) = &self.spread {
+        if let Some(spread) = &self.rss_table {
             self.nic
                 .spreads
                 .remove(&self.nic.fabric, spread.segment_slot);

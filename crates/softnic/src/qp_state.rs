@@ -1,15 +1,15 @@
 //! The attributes of the C interface for the state machine of a queue pair (`nic_core::qp_state`).
 
 use nic_core::qp_state::attributes as core;
-use nic_core::qp_state::{AddressVector, Attributes};
+use nic_core::qp_state::{AddressVectorToCheck, AttributesToCheck};
 use verbs_abi::*;
 
 pub(crate) use nic_core::qp_state::attributes::STANDARD_ATTRIBUTES;
 pub(crate) use nic_core::qp_state::{DeviceLimits, QpState, QpType, check_transition};
 
 /// Returns the attributes that the state machine checks.
-pub(crate) fn attributes(attr: &ibv_qp_attr) -> Attributes {
-    Attributes {
+pub(crate) fn attributes(attr: &ibv_qp_attr) -> AttributesToCheck {
+    AttributesToCheck {
         qp_state: attr.qp_state,
         cur_qp_state: attr.cur_qp_state,
         path_mtu: attr.path_mtu,
@@ -33,8 +33,8 @@ pub(crate) fn attributes(attr: &ibv_qp_attr) -> Attributes {
     }
 }
 
-fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
-    AddressVector {
+fn address_vector(ah: &ibv_ah_attr) -> AddressVectorToCheck {
+    AddressVectorToCheck {
         port_num: ah.port_num,
         is_global: ah.is_global != 0,
         sgid_index: ah.grh.sgid_index,

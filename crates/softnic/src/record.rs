@@ -9,7 +9,7 @@ pub(crate) fn header(kind: RecordKind, flags: u8, imm: u32, len: u32, extra: u32
         kind: kind as u8,
         flags,
         imm,
-        len,
+        len_or_value: len,
         extra_value: extra,
     }
 }
@@ -34,7 +34,7 @@ pub(crate) enum RecordKind {
     /// An Ethernet frame; the tag of its flow is in place of an immediate.
     Frame = 5,
     /// An Ethernet frame whose checksums are right.
-    CheckedFrame = 6,
+    FrameWithGoodChecksums = 6,
     /// An RDMA WRITE behind SENDs: the R_Key is in place of an immediate, the remote address in front of the payload.
     Write = 7,
 }
@@ -48,7 +48,7 @@ impl RecordKind {
             3 => Some(Self::WriteWithImm),
             4 => Some(Self::SendWithInv),
             5 => Some(Self::Frame),
-            6 => Some(Self::CheckedFrame),
+            6 => Some(Self::FrameWithGoodChecksums),
             7 => Some(Self::Write),
             _ => None,
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::imports::find_key_in_shared_pd;
 use crate::nic::Nic;
 use crate::why::{FailureCause, MemorySide, NamedMemoryRange};
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 use shm::fabric::Peer;
 use shm::keys::{self, RegionPin};
 use shm::mem::{AccessibleRegion, MemoryFault};
@@ -26,7 +26,7 @@ pub(crate) enum KeyError {
     /// The key does not exist, or no longer.
     Unknown,
     /// The memory cannot be reached.
-    Fault,
+    MemoryUnreachable,
 }
 
 impl KeyError {
@@ -35,7 +35,7 @@ impl KeyError {
     pub(crate) fn cause(self, side: MemorySide, bytes: NamedMemoryRange) -> FailureCause {
         match self {
             Self::Unknown => FailureCause::UnknownKey { side, bytes },
-            Self::Fault => FailureCause::Memory { side },
+            Self::MemoryUnreachable => FailureCause::MemoryInaccessible { side },
         }
     }
 }
@@ -105,7 +105,10 @@ impl RegionCache {
         };
         if let Some(at) = self.shared_pd_regions.iter().position(known) {
             let region = &self.shared_pd_regions[at].1;
-            let owner = region.owner.as_ref().filter(|owner| !owner.is_dead());
+            let owner = region
+                .owner_if_not_key_table_peer
+                .as_ref()
+                .filter(|owner| !owner.is_dead());
             let pin = owner.and_then(|owner| {
                 nic.keys.pin(
                     &nic.fabric,
@@ -119,16 +122,16 @@ impl RegionCache {
             }
             self.shared_pd_regions.swap_remove(at);
         }
-        let own = keys::find(peer, key);
+        let own = keys::find_slot_of_key(peer, key);
         let strange = own.is_none_or(|(_, mr)| {
-            Owner::from_word(mr.pd.load(Ordering::Relaxed))
+            OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed))
                 .pd_number()
                 .is_some_and(|its| its != pd)
         });
         if strange && let Some(found) = find_key_in_shared_pd(nic, peer, pd, key) {
             let (mut region, pin) = open_region(nic, &found.owner, found.index, key)?;
             region.rights.owner = region.rights.owner.with_pd_number(pd);
-            region.owner = Some(found.owner);
+            region.owner_if_not_key_table_peer = Some(found.owner);
             if self.shared_pd_regions.len() == CACHED_REGIONS {
                 self.shared_pd_regions.swap_remove(0);
             }
@@ -160,5 +163,5 @@ fn open_region(
     let region = AccessibleRegion::open(&nic.peer_mappings, owner, (index, seen), mr);
     region
         .map(|region| (region, pin))
-        .map_err(|MemoryFault| KeyError::Fault)
+        .map_err(|MemoryFault| KeyError::MemoryUnreachable)
 }

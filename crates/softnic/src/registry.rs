@@ -16,8 +16,10 @@ use crate::nic::{Nic, NicObjects, PacketCheckCaller};
 use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::recv::{awaits_gap_nak, has_answers, note_host_drops, send_answers, take_request};
-use crate::send::{take_answer, transmit_after_answers};
+use crate::recv::{
+    awaits_gap_nak, has_answers, note_host_drops, process_request_or_datagram, send_answers,
+};
+use crate::send::{process_answer_or_congestion_notice, transmit_after_answers};
 use shm::clock::now_ns;
 use shm::fabric::layout::*;
 use shm::fabric::mailbox::MAILBOX_SLOTS;
@@ -60,7 +62,7 @@ impl NicObjects for ObjectRegistry {
     }
 
     /// Opens the rings that peers made for queue pairs of this process.
-    fn read_notices(&self, nic: &Nic) {
+    fn process_connection_notices(&self, nic: &Nic) {
         let mailbox = nic.this_process().segment.mailbox();
         // Held until all notices are processed, in the order of their arrival.
         let mut notices = self.notice_reader.lock();
@@ -85,7 +87,7 @@ impl NicObjects for ObjectRegistry {
     fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
         let Some(mut delivery) = nic
             .packet_path
-            .begin_delivery(by == PacketCheckCaller::Change)
+            .begin_delivery(by == PacketCheckCaller::BeforeQpChange)
         else {
             return false;
         };
@@ -100,7 +102,7 @@ impl NicObjects for ObjectRegistry {
                     if packet.bth.dest_qpn == GSI_QPN {
                         return take_mad(nic, arrival, packet);
                     }
-                    self.take_packet(arrival, packet, now, &mut touched)
+                    self.deliver_packet_to_qp(arrival, packet, now, &mut touched)
                 });
             if received == 0 {
                 break;
@@ -110,7 +112,7 @@ impl NicObjects for ObjectRegistry {
                 .packet_path
                 .has_new_socket_drops(&mut delivery, received)
             {
-                touched.request_after_host_drops();
+                touched.tell_responders_of_host_drops();
             }
             if !leaves_answers || touched.has_intra_process {
                 let heard = nic.packet_path.delivered_until_ns_by(&delivery, now);
@@ -118,7 +120,7 @@ impl NicObjects for ObjectRegistry {
             }
             touched.transmit_next(now);
             nic.packet_path.flush();
-            if by != PacketCheckCaller::Change
+            if by != PacketCheckCaller::BeforeQpChange
                 && delivery.is_drained()
                 && !touched.has_intra_process
             {
@@ -150,7 +152,7 @@ impl NicObjects for ObjectRegistry {
         }
     }
 
-    fn share_a_context(&self, one: usize, other: usize) -> bool {
+    fn do_qps_share_context(&self, one: usize, other: usize) -> bool {
         let (one, other) = (self.qp(one), self.qp(other));
         one.zip(other)
             .is_some_and(|(one, other)| one.has_context_of(&other))
@@ -184,7 +186,7 @@ struct QpsWithPackets {
 
 impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
-    fn request_after_host_drops(&self) {
+    fn tell_responders_of_host_drops(&self) {
         for qp in &self.answering {
             note_host_drops(qp);
         }
@@ -232,7 +234,7 @@ impl ObjectRegistry {
     ///
     /// # Errors
     /// The reason why the packet is dropped.
-    fn take_packet(
+    fn deliver_packet_to_qp(
         &self,
         arrival: &PacketArrival,
         packet: &Packet<'_>,
@@ -259,12 +261,12 @@ impl ObjectRegistry {
         note_packets_in_use();
         let is_notification = bth.transport == Transport::Cnp;
         if bth.operation.is_response() {
-            take_answer(&qp, arrival, packet, now)?;
+            process_answer_or_congestion_notice(&qp, arrival, packet, now)?;
             add(&mut touched.requesting, &qp);
         }
         // A congestion notification slows down both ends of a queue pair.
         if is_notification || !bth.operation.is_response() {
-            take_request(&qp, arrival, packet, now)?;
+            process_request_or_datagram(&qp, arrival, packet, now)?;
             if bth.operation == PacketOperation::ReadRequest {
                 // The response holds the memory as it is before the requests behind it.
                 send_answers(&qp, now, 0);
@@ -435,7 +437,7 @@ impl ObjectRegistry {
     }
 
     /// Processes the notices that were put off. Returns true if some still are.
-    pub(crate) fn read_postponed_notices(&self, nic: &Nic) -> bool {
+    pub(crate) fn process_postponed_notices_and_tell_if_any_left(&self, nic: &Nic) -> bool {
         let mut notices = self.notice_reader.lock();
         notices
             .postponed_notices
@@ -464,7 +466,7 @@ impl ObjectRegistry {
             && qpn >> QP_INDEX_BITS == nic.this_process().slot;
         match self.qp(qpn % MAX_QPS) {
             Some(qp) if ours => qp.open_inbound_ring(peer, offset),
-            _ => header.detached.store(1, Ordering::Release),
+            _ => header.receiver_detached.store(1, Ordering::Release),
         }
         Ok(())
     }

@@ -36,7 +36,7 @@ pub struct AddressReport {
     /// The network interface that has it.
     pub interface: Option<String>,
     /// The users of the UDP port of RoCEv2 at this address.
-    pub udp_port: UdpPort,
+    pub udp_port: UdpPortUsers,
     /// Bytes of a socket's receive buffer when [`RECEIVE_BUFFER_BYTES`] are asked for.
     pub receive_buffer_bytes: Option<usize>,
     /// True if the kernel segments sent packets (GSO).
@@ -49,7 +49,7 @@ pub struct AddressReport {
 
 /// The users of the UDP port of RoCEv2 at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UdpPort {
+pub enum UdpPortUsers {
     /// The port has no user.
     Free,
     /// This number of processes of the fabric share the port.
@@ -98,7 +98,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
         let interface = name_of(probe.address.if_index);
         AddressReport {
             ip: probe.address.ip,
-            udp_port: UdpPort::of(probe.port_state),
+            udp_port: UdpPortUsers::of(probe.port_state),
             receive_buffer_bytes: socket.map(|socket| socket.receive_buffer_bytes),
             gso: socket.is_some_and(
                 |SocketFeatures {
@@ -126,7 +126,7 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     })
 }
 
-impl UdpPort {
+impl UdpPortUsers {
     fn of(state: PortState) -> Self {
         match state {
             PortState::Free => Self::Free,

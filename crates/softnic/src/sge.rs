@@ -9,7 +9,7 @@ use crate::nic::Nic;
 use crate::region_cache::RegionCache;
 use crate::why::{self, FailureCause, MemorySide, NamedMemoryRange};
 use nic_core::rights::{
-    Access, AccessingQp, PermittedRange, RegionGrant, authorize, authorize_region,
+    Access, PermittedRange, QpMemoryRights, RegionGrant, authorize, authorize_region,
 };
 use shm::keys::RegionPin;
 use shm::mem::AccessibleRegion;
@@ -114,8 +114,11 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         let here = region.mapped_address(at).ok_or(SgeError::Unmapped)?;
         // In a region of the whole address space, the mapping is looked up each time.
         if !at.is_on_demand()
-            && let Ok(grant) =
-                authorize_region(&region.rights, local_access(WRITE), &AccessingQp::local(pd))
+            && let Ok(grant) = authorize_region(
+                &region.rights,
+                local_access(WRITE),
+                &QpMemoryRights::local(pd),
+            )
         {
             *self = Self {
                 lkey: sge.lkey,
@@ -195,7 +198,7 @@ pub(crate) fn checked_sge<'c>(
         &region.rights,
         range,
         local_access(write),
-        &AccessingQp::local(pd),
+        &QpMemoryRights::local(pd),
     )
     .map_err(|denied| {
         let (access, rights) = (local_access(write), &region.rights);
@@ -209,7 +212,7 @@ pub(crate) fn checked_sge<'c>(
         SgeError::Protection
     })?;
     if at.is_on_demand() && !is_mapped(region, sge, write) {
-        why::note_cause(FailureCause::Memory {
+        why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Local,
         });
         return Err(SgeError::Protection);

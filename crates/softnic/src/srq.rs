@@ -24,7 +24,7 @@ pub(crate) struct Srq {
     pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) user_count: AtomicUsize,
     /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
-    only_recv_cq: AtomicUsize,
+    only_recv_cq_index_plus_1: AtomicUsize,
     pub(crate) unacknowledged: UnacknowledgedEvents,
     pub(crate) xrc: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
@@ -51,7 +51,7 @@ impl Srq {
             pd,
             queue: BiasedLock::new(queue),
             user_count: AtomicUsize::new(0),
-            only_recv_cq: AtomicUsize::new(0),
+            only_recv_cq_index_plus_1: AtomicUsize::new(0),
             unacknowledged: UnacknowledgedEvents::default(),
             xrc,
             tag_ops_cq: tags_cq,
@@ -61,16 +61,16 @@ impl Srq {
     /// Notes that receives of this queue complete in the CQ with this index, too.
     pub(crate) fn note_recv_cq(&self, index: usize) {
         let noted = self
-            .only_recv_cq
+            .only_recv_cq_index_plus_1
             .compare_exchange(0, index + 1, Relaxed, Relaxed);
         if noted.is_err_and(|other| other != index + 1) {
-            self.only_recv_cq.store(MANY_CQS, Relaxed);
+            self.only_recv_cq_index_plus_1.store(MANY_CQS, Relaxed);
         }
     }
 
     /// Returns true if all queue pairs of this queue have had the same receive CQ since its creation.
     pub(crate) fn has_one_recv_cq(&self) -> bool {
-        self.xrc.is_none() && self.only_recv_cq.load(Relaxed) != MANY_CQS
+        self.xrc.is_none() && self.only_recv_cq_index_plus_1.load(Relaxed) != MANY_CQS
     }
 
     /// Returns the program's handle.

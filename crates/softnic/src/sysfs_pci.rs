@@ -55,7 +55,7 @@ impl PciIds {
     }
 
     /// The first 64 bytes of the configuration space: the header of type 0 without memory (PCI Local Bus 3.0, 6.1).
-    fn config(&self) -> Vec<u8> {
+    fn config_space_bytes(&self) -> Vec<u8> {
         let mut config = vec![0; 64];
         let mut set = |at: usize, value: &[u8]| {
             if let Some(field) = config.get_mut(at..at + value.len()) {
@@ -132,7 +132,10 @@ pub(crate) fn function_files(device: &Device, identity: &Identity) -> Vec<SysfsF
             add(name, SysfsContent::Text(format!("{text}\n")));
         }
     }
-    add(format!("{at}/config"), SysfsContent::Bytes(ids.config()));
+    add(
+        format!("{at}/config"),
+        SysfsContent::Bytes(ids.config_space_bytes()),
+    );
     let name = &device.name;
     for (path, to) in [
         (

@@ -33,7 +33,7 @@ pub(crate) struct Xrcd {
     pub(crate) number: u32,
     pub(crate) file: Option<FileId>,
     /// The CQ that peers see at the queue pairs.
-    pub(crate) gathering_cq: Arc<Cq>,
+    pub(crate) cq_seen_by_peers: Arc<Cq>,
     srqs: Mutex<Vec<Arc<Srq>>>,
     recv_sides: SpinLock<Vec<RecvSide>>,
 }
@@ -83,7 +83,7 @@ fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
 /// The domain of a context's device that a file names.
 pub(crate) fn domain_of(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
     domains(context.nic).into_iter().find(|domain| {
-        let device = domain.gathering_cq.context.device;
+        let device = domain.cq_seen_by_peers.context.device;
         domain.file == Some(file) && device.number == context.device.number
     })
 }
@@ -97,7 +97,7 @@ pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
 #[cold]
 pub(crate) fn deliver_in_all_domains(nic: &Nic) {
     for domain in domains(nic) {
-        domain.deliver_arrived();
+        domain.deliver_arrived_messages_and_tell_if_waiting();
     }
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn deliver_in_all_domains(nic: &Nic) {
 pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
     let mut waiting = false;
     for domain in domains(nic) {
-        waiting |= domain.deliver_arrived();
+        waiting |= domain.deliver_arrived_messages_and_tell_if_waiting();
         domain.update_arming();
     }
     waiting
@@ -116,7 +116,7 @@ pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
 pub(crate) fn arm_domain_cqs(nic: &Nic) {
     for domain in domains(nic) {
         // SYNC POINT A, as in `Cq::arm_domain_cqs`.
-        domain.gathering_cq.arm_for_xrc_cqs();
+        domain.cq_seen_by_peers.arm_for_xrc_cqs();
     }
 }
 
@@ -131,7 +131,7 @@ impl Xrcd {
             nic,
             number,
             file,
-            gathering_cq: gatherer,
+            cq_seen_by_peers: gatherer,
             srqs: Mutex::new(Vec::new()),
             recv_sides: SpinLock::new(Vec::new()),
         })
@@ -200,14 +200,14 @@ impl Xrcd {
             sides.swap_remove(at).detach_all();
         }
         drop(sides);
-        self.forget_qp(qp.qpn);
+        self.drop_completions_of_qp(qp.qpn);
     }
 
     /// Drops the completions of a queue pair.
-    pub(crate) fn forget_qp(&self, qpn: u32) {
+    pub(crate) fn drop_completions_of_qp(&self, qpn: u32) {
         for srq in lock(&self.srqs).iter() {
             if let Some(xrc) = &srq.xrc {
-                xrc.cq.forget_qp(qpn);
+                xrc.cq.drop_completions_of_qp(qpn);
             }
         }
     }
@@ -219,7 +219,7 @@ impl Xrcd {
     }
 
     /// Delivers arrived messages. Returns true if a record waits for a deadline.
-    pub(crate) fn deliver_arrived(&self) -> bool {
+    pub(crate) fn deliver_arrived_messages_and_tell_if_waiting(&self) -> bool {
         let mut waiting = false;
         for side in self.recv_sides.lock().iter_mut() {
             waiting |= side.receive_xrc(self);
@@ -227,7 +227,7 @@ impl Xrcd {
         waiting
     }
 
-    fn anyone_armed(&self) -> bool {
+    fn is_any_srq_cq_armed(&self) -> bool {
         lock(&self.srqs)
             .iter()
             .any(|srq| srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_armed()))
@@ -235,26 +235,26 @@ impl Xrcd {
 
     /// Lets peers call the engine again, as long as a thread waits for completions.
     fn update_arming(&self) {
-        if !self.gathering_cq.is_armed() {
+        if !self.cq_seen_by_peers.is_armed() {
             return;
         }
-        let armed = self.anyone_armed();
-        self.gathering_cq.disarm_for_xrc_cqs();
+        let armed = self.is_any_srq_cq_armed();
+        self.cq_seen_by_peers.disarm_for_xrc_cqs();
         if armed {
-            self.gathering_cq.arm_for_xrc_cqs();
+            self.cq_seen_by_peers.arm_for_xrc_cqs();
         }
         barrier::membarrier_all_processes();
         // A CQ that was armed meanwhile may have found the gatherer armed, before this function disarmed it.
-        if !armed && self.anyone_armed() {
+        if !armed && self.is_any_srq_cq_armed() {
             arm_domain_cqs(self.nic);
         }
         // A peer may have published, and found the engine called already.
-        self.deliver_arrived();
+        self.deliver_arrived_messages_and_tell_if_waiting();
     }
 }
 
 impl Drop for Xrcd {
     fn drop(&mut self) {
-        self.nic.objects.remove_cq(self.gathering_cq.index);
+        self.nic.objects.remove_cq(self.cq_seen_by_peers.index);
     }
 }

@@ -129,7 +129,7 @@ fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Str
         return Ok(Stream::tcp(tcp, Vec::new()));
     };
     let until = Instant::now() + setup.config.handshake_timeout;
-    let prepared = nic.prepare_alone()?;
+    let prepared = nic.prepare_qp_with_own_channel()?;
     let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
@@ -171,7 +171,8 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
     };
     // Connect before the answer is sent: the client may send data as soon as it has received the
     // answer.
-    let connected = hello.and_then(|hello| setup.answer(&hello, Nic::prepare_alone));
+    let connected = hello
+        .and_then(|hello| setup.connect_and_make_answer(&hello, Nic::prepare_qp_with_own_channel));
     tcp.write_all(&server.answer(connected.as_ref().map(|(_, own)| own)))?;
     let wanted = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
@@ -397,12 +398,12 @@ fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -
     };
     if completed {
         // No other queue uses the channel.
-        while channel.wait().is_ok() {}
+        while channel.wait_for_cq_event().is_ok() {}
     }
     if silent {
         match (&*tcp).read(&mut [0; 1]) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(1..) => connection.close(StreamError::NotSilent),
+            Ok(1..) => connection.close(StreamError::BytesOnTcp),
             Ok(0) | Err(_) => connection.close(StreamError::Closed),
         }
     }

@@ -15,7 +15,7 @@ use crate::error::{SetupError, StreamError};
 use crate::gather::Gather;
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
-use crate::prepared::{INLINE_BYTES, Prepared};
+use crate::prepared::{INLINE_BYTES, PreparedConnection};
 use crate::window::{MessagePostParams, Window};
 
 /// Maximum number of completions taken by one poll.
@@ -69,7 +69,7 @@ pub(crate) struct Connection {
     failure: Option<StreamError>,
 }
 
-impl Prepared {
+impl PreparedConnection {
     /// Connects the queue pair: moves it to RTS.
     pub(crate) fn connect(self, peer: &Hello) -> Result<Connection, SetupError> {
         let endpoint = QpEndpoint {
@@ -90,12 +90,12 @@ impl Prepared {
 impl Connection {
     /// Connects a queue pair. `peer_block` is the maximum size of a message to the peer.
     pub(crate) fn new(
-        prepared: Prepared,
+        prepared: PreparedConnection,
         peer: &QpEndpoint,
         window: Window,
         peer_block: usize,
     ) -> Result<Self, SetupError> {
-        let posted = prepared.posted;
+        let posted = prepared.posted_recv_blocks;
         let qp = prepared.qp.connect(peer)?;
         let gathered = prepared.max_sge.saturating_mul(prepared.pool.block_bytes());
         let inline = usize::try_from(INLINE_BYTES).unwrap_or(0);
@@ -266,7 +266,7 @@ impl Connection {
             None
         } else {
             // If memory for another block is lacking, copy the bytes and post this block again.
-            self.pool.block().ok()
+            self.pool.take_block().ok()
         };
         let bytes = match fresh {
             Some(fresh) => {
@@ -351,7 +351,7 @@ impl Connection {
         len: usize,
     ) -> Result<InFlightPayload, StreamError> {
         let size = self.pool.block_bytes();
-        let mut block = self.pool.block()?;
+        let mut block = self.pool.take_block()?;
         if len <= size {
             gather.copy_to(&mut block.as_mut_slice()[..len]);
             return Ok(InFlightPayload::One(block));
@@ -366,7 +366,7 @@ impl Connection {
             if left == 0 {
                 return Ok(InFlightPayload::Many(blocks));
             }
-            block = self.pool.block()?;
+            block = self.pool.take_block()?;
         }
     }
 
@@ -467,7 +467,7 @@ impl Connection {
     /// completions of sends raise events, too.
     pub(crate) fn arm(&mut self, sends: bool) {
         // A failed send raises an event in any case.
-        let solicited_only = !(sends || self.window.lacks_slots());
+        let solicited_only = !(sends || self.window.is_limited_by_send_queue());
         let armed = self.cq.req_notify(solicited_only);
         if let Err(e) = armed {
             self.record_failure(e.into());

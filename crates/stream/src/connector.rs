@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::error::SetupError;
 use crate::handshake::{Answer, Client, HandshakeError, ack};
 use crate::nic::{Config, Policy, Setup};
-use crate::prepared::Prepared;
+use crate::prepared::PreparedConnection;
 use crate::rdma::Rdma;
 use crate::reactor::Reactor;
 use crate::stream::Stream;
@@ -93,7 +93,7 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
 
 async fn handshake(
     mut tcp: TcpStream,
-    prepared: Prepared,
+    prepared: PreparedConnection,
     reactor: Arc<Reactor>,
     setup: &Setup,
     address: SocketAddr,

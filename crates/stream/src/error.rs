@@ -20,13 +20,13 @@ pub enum StreamError {
     Failed(WcStatus),
     /// The peer gave more credits than the flow control permits.
     #[error(transparent)]
-    Credits(#[from] TooManyCredits),
+    TooManyCredits(#[from] TooManyCredits),
     /// The peer sent a message without an immediate.
     #[error("the peer sends a message without an immediate: every message of the protocol has one")]
     NoImmediate,
     /// The peer sent bytes on the TCP connection, which must carry no bytes once RDMA is used.
     #[error("the peer sends bytes on the TCP connection, which must be silent after the handshake")]
-    NotSilent,
+    BytesOnTcp,
     /// A verb failed.
     #[error("{0}")]
     Verb(String),
@@ -52,7 +52,7 @@ impl From<StreamError> for io::Error {
             StreamError::Closed => io::ErrorKind::BrokenPipe,
             StreamError::Failed(_) => io::ErrorKind::ConnectionReset,
             StreamError::Verb(_) => io::ErrorKind::Other,
-            StreamError::Credits(_) | StreamError::NoImmediate | StreamError::NotSilent => {
+            StreamError::TooManyCredits(_) | StreamError::NoImmediate | StreamError::BytesOnTcp => {
                 io::ErrorKind::InvalidData
             }
         };

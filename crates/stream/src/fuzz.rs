@@ -37,7 +37,7 @@ fn client(version: Version, mut bytes: &[u8], cut: usize) {
         bytes = later;
         match client.receive(now) {
             Ok(None) => {}
-            Ok(Some(Answer::Rdma(hello))) => return sound(&hello),
+            Ok(Some(Answer::Rdma(hello))) => return check_hello_is_sound(&hello),
             Ok(Some(Answer::Tcp)) | Err(_) => return,
         }
     }
@@ -58,7 +58,7 @@ fn server(all: &[u8], cut: usize) {
                 return;
             }
             Ok(Some(Request::Rdma(hello))) => {
-                sound(&hello);
+                check_hello_is_sound(&hello);
                 Some(hello)
             }
             Ok(Some(Request::Tcp)) => None,
@@ -75,7 +75,7 @@ fn server(all: &[u8], cut: usize) {
 }
 
 /// Checks that a decoded hello is valid and survives encoding in both versions.
-fn sound(hello: &Hello) {
+fn check_hello_is_sound(hello: &Hello) {
     assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
     assert!((1..1 << 24).contains(&hello.qpn));
     for version in [Version::V2, Version::V3] {

@@ -126,7 +126,7 @@ async fn handshake(
     // answer.
     let mut reactor = None;
     let connected = hello.and_then(|hello| {
-        setup.answer(&hello, |nic| {
+        setup.connect_and_make_answer(&hello, |nic| {
             nic.prepare(reactor.insert(nic.reactor()?).channel())
         })
     });

@@ -10,7 +10,7 @@ use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::handshake::{Hello, Version};
 use crate::pool::{ALLOWED_BLOCK_BYTES, Pool};
-use crate::prepared::{INLINE_BYTES, Prepared};
+use crate::prepared::{INLINE_BYTES, PreparedConnection};
 use crate::reactor::{Reactor, Reactors, nonblocking_channel};
 
 /// Maximum number of scatter/gather elements of a message.
@@ -121,10 +121,10 @@ impl Setup {
 
     /// Connects a server's queue pair, which `prepare` creates, for a client's hello. Returns the connection and the
     /// server's hello, or `None` if the server must decline.
-    pub(crate) fn answer(
+    pub(crate) fn connect_and_make_answer(
         &self,
         peer: &Hello,
-        prepare: impl FnOnce(&Nic) -> Result<Prepared, SetupError>,
+        prepare: impl FnOnce(&Nic) -> Result<PreparedConnection, SetupError>,
     ) -> Option<(Connection, Hello)> {
         let nic = self.nic.as_ref()?;
         let connected = prepare(nic).and_then(|prepared| {
@@ -167,12 +167,15 @@ impl Nic {
     }
 
     /// Creates a queue pair as [`prepare`](Self::prepare) does, with a completion channel of its own.
-    pub(crate) fn prepare_alone(&self) -> Result<Prepared, SetupError> {
+    pub(crate) fn prepare_qp_with_own_channel(&self) -> Result<PreparedConnection, SetupError> {
         self.prepare(&nonblocking_channel(&self.context)?)
     }
 
     /// Creates a queue pair in INIT with all its receives posted, whose completion queue uses `channel`.
-    pub(crate) fn prepare(&self, channel: &CompletionChannel) -> Result<Prepared, SetupError> {
+    pub(crate) fn prepare(
+        &self,
+        channel: &CompletionChannel,
+    ) -> Result<PreparedConnection, SetupError> {
         let size = u32::from(self.queue_size);
         // Every WR of both queues may complete before the next poll.
         let cq = self.context.create_cq_with_channel(2 * size, channel)?;
@@ -195,15 +198,15 @@ impl Nic {
         let mut posted = VecDeque::with_capacity(self.queue_size.into());
         let mut list = qp.recv_list(self.queue_size.into());
         for _ in 0..self.queue_size {
-            let block = self.pool.block()?;
+            let block = self.pool.take_block()?;
             list.recv(block.slice(), 0);
             posted.push_back(block);
         }
-        let prepared = Prepared {
+        let prepared = PreparedConnection {
             qp,
             cq,
             pool: self.pool.clone(),
-            posted,
+            posted_recv_blocks: posted,
             queue_size: self.queue_size,
             max_sge: self.max_sge as usize,
         };

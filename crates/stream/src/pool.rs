@@ -81,7 +81,7 @@ impl Pool {
     ///
     /// # Errors
     /// Returns an error if memory cannot be allocated or registered.
-    pub fn block(&self) -> Result<Block, VerbError> {
+    pub fn take_block(&self) -> Result<Block, VerbError> {
         let mut free = self.inner.free();
         if free.is_empty() {
             self.grow(&mut free)?;
@@ -216,21 +216,23 @@ mod tests {
     #[test]
     fn blocks_are_used_again_after_the_last_clone() {
         let pool = pool(8 << 10);
-        let mut block = pool.block().expect("memory");
+        let mut block = pool.take_block().expect("memory");
         block.as_mut_slice()[..5].copy_from_slice(b"hello");
         let bytes = block.freeze(5);
         let (at, part) = (bytes.as_ptr(), bytes.slice(1..3));
         drop(bytes);
-        assert_ne!(pool.block().expect("memory").as_ref().as_ptr(), at);
+        assert_ne!(pool.take_block().expect("memory").as_ref().as_ptr(), at);
         assert_eq!(&part[..], b"el");
         drop(part);
-        assert_eq!(pool.block().expect("memory").as_ref().as_ptr(), at);
+        assert_eq!(pool.take_block().expect("memory").as_ref().as_ptr(), at);
     }
 
     #[test]
     fn memory_of_the_pool_is_recognised() {
         let pool = pool(64 << 10);
-        let held: Vec<_> = (0..40).map(|_| pool.block().expect("memory")).collect();
+        let held: Vec<_> = (0..40)
+            .map(|_| pool.take_block().expect("memory"))
+            .collect();
         assert_eq!(pool.registered_bytes(), 2 * MIN_SLAB_BYTES);
         for block in held {
             let whole = block.slice();

@@ -11,18 +11,18 @@ use crate::pool::{Block, Pool};
 pub(crate) const INLINE_BYTES: u32 = 256;
 
 /// A queue pair that is not connected yet.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedConnection {
     // Fields are dropped in this order: the queue pair must be destroyed before its blocks return
     // to the pool.
     pub(crate) qp: PreparedQp<Rc>,
     pub(crate) cq: CompletionQueue,
     pub(crate) pool: Pool,
-    pub(crate) posted: VecDeque<Block>,
+    pub(crate) posted_recv_blocks: VecDeque<Block>,
     pub(crate) queue_size: u16,
     pub(crate) max_sge: usize,
 }
 
-impl Prepared {
+impl PreparedConnection {
     /// Returns the hello that describes the queue pair to the peer.
     pub(crate) fn hello(&self) -> Hello {
         let own = self.qp.endpoint();

@@ -127,7 +127,10 @@ impl Rdma {
         // Arm first, then poll: a message after arming raises an event, for which the reactor wakes the task, and the
         // poll finds earlier messages.
         self.connection.arm(sends);
-        if self.progress(half) || self.connection.failure().is_some() || self.poll_tcp() {
+        if self.progress(half)
+            || self.connection.failure().is_some()
+            || self.check_tcp_and_tell_if_ended()
+        {
             return Poll::Ready(());
         }
         Poll::Pending
@@ -135,13 +138,13 @@ impl Rdma {
 
     /// Checks that the TCP connection is still open and without data, and registers both halves for
     /// changes. Returns true if this check has ended the connection.
-    fn poll_tcp(&mut self) -> bool {
+    fn check_tcp_and_tell_if_ended(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {
             let read = ready.and_then(|()| self.tcp.try_read(&mut [0; 1]));
             let why = match read {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-                Ok(1..) => StreamError::NotSilent,
+                Ok(1..) => StreamError::BytesOnTcp,
                 Ok(0) | Err(_) => StreamError::Closed,
             };
             self.connection.close(why);

@@ -121,7 +121,7 @@ async fn dispatch(events: AsyncFd<CompletionChannel>, sleepers: Arc<WakersByCq>)
         {
             let sleepers = lock(&sleepers.0);
             // An event of a stream that was dropped has no waker.
-            while let Ok(cq) = events.get_ref().wait() {
+            while let Ok(cq) = events.get_ref().wait_for_cq_event() {
                 woken.extend(sleepers.get(&cq).cloned());
             }
         }

@@ -8,7 +8,7 @@ const MAX_BYTES: usize = 8192;
 
 /// A task that takes this time or longer for [`MAX_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs to
 /// 400 µs, since it decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
-const SLOW: Duration = Duration::from_micros(16);
+const SLOW_HANDLING_TIME: Duration = Duration::from_micros(16);
 
 /// Number of reads after which a write no longer counts as their answer, and number of further reads after which the limit
 /// doubles.
@@ -55,8 +55,9 @@ impl ReadLimit {
             return false;
         };
         let handled_in = now().saturating_duration_since(read_at);
-        // `SLOW` is a time for `MAX_BYTES`.
-        let is_slow = handled_in.as_nanos() * MAX_BYTES as u128 >= SLOW.as_nanos() * bytes as u128;
+        // `SLOW_HANDLING_TIME` is a time for `MAX_BYTES`.
+        let is_slow = handled_in.as_nanos() * MAX_BYTES as u128
+            >= SLOW_HANDLING_TIME.as_nanos() * bytes as u128;
         if is_slow && self.reads_without_write < READS_PER_STEP {
             self.limit_bytes = MIN_BYTES.max(self.limit_bytes / 2);
             self.reads_before_doubling = READS_PER_STEP;

@@ -107,11 +107,11 @@ impl Stream {
     ///
     /// # Errors
     /// Returns an error if memory cannot be registered.
-    pub fn block(&self) -> io::Result<Option<Block>> {
-        Ok(self.pool().map(Pool::block).transpose()?)
+    pub fn take_block(&self) -> io::Result<Option<Block>> {
+        Ok(self.pool().map(Pool::take_block).transpose()?)
     }
 
-    /// Sends all of `bytes`, without a copy if they are in [blocks](Self::block) of the pool,
+    /// Sends all of `bytes`, without a copy if they are in [blocks](Self::take_block) of the pool,
     /// including received blocks.
     ///
     /// # Errors

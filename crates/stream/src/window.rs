@@ -93,7 +93,7 @@ impl Window {
 
     /// Returns true if this side's send queue limits sending, and not the peer. The caller must then wait
     /// for the next completion of a send.
-    pub fn lacks_slots(&self) -> bool {
+    pub fn is_limited_by_send_queue(&self) -> bool {
         self.free_send_slots == 0 || (self.free_ack_wrs == 0 && self.owes_ack())
     }
 

@@ -108,7 +108,7 @@ fn a_close_right_after_a_long_write_loses_nothing() {
 fn bytes_go_and_come_without_a_copy() {
     run(async {
         let (mut client, mut server) = pair().await;
-        let mut block = client.block().expect("memory").expect("by RDMA");
+        let mut block = client.take_block().expect("memory").expect("by RDMA");
         let sent = noise(8000);
         block.as_mut_slice()[..8000].copy_from_slice(&sent);
         client.send(block.freeze(8000)).await.expect("sends");

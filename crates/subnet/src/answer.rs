@@ -1,6 +1,6 @@
 //! The choice of the agent that answers a request.
 
-use crate::mad::{MadFields, class, response, status};
+use crate::mad::{MadFields, class, request_copy_as_response, status};
 use crate::topology::{MadArrivalNode, Subnet};
 use crate::{performance, records, smp};
 
@@ -10,9 +10,9 @@ pub enum SubnetAnswer {
     /// The response: one MAD, or a longer one whose segments have been put together.
     Response(Vec<u8>),
     /// No agent is at the destination: the request times out.
-    Nobody,
+    NoAgent,
     /// The request is for a program that has registered for its class at this LID.
-    Program,
+    ForRegisteredProgram,
 }
 
 impl Subnet {
@@ -25,7 +25,7 @@ impl Subnet {
             _ => self.node_of(destination),
         };
         let Some(node) = node else {
-            return SubnetAnswer::Nobody;
+            return SubnetAnswer::NoAgent;
         };
         let response = match (mad.class(), node) {
             (class::SMP_LID | class::SMP_DIRECTED, node) => smp::answer(self, request, node),
@@ -33,13 +33,13 @@ impl Subnet {
                 performance::answer(request, port)
             }
             (class::PERFORMANCE, MadArrivalNode::Switch(_)) => {
-                response(request, status::UNSUPPORTED_ATTRIBUTE)
+                request_copy_as_response(request, status::UNSUPPORTED_ATTRIBUTE)
             }
             (class::SA, MadArrivalNode::Adapter(_, port)) if port.lid == self.manager_lid() => {
                 records::answer(self, request)
             }
-            (class::SA, _) => return SubnetAnswer::Nobody,
-            _ => return SubnetAnswer::Program,
+            (class::SA, _) => return SubnetAnswer::NoAgent,
+            _ => return SubnetAnswer::ForRegisteredProgram,
         };
         SubnetAnswer::Response(response)
     }

@@ -120,7 +120,7 @@ pub(crate) fn put_bytes(bytes: &mut [u8], at: usize, from: &[u8]) {
 }
 
 /// Returns the response to a request without data, and with this status.
-pub(crate) fn response(request: &[u8], status: u16) -> Vec<u8> {
+pub(crate) fn request_copy_as_response(request: &[u8], status: u16) -> Vec<u8> {
     let mut response = request.to_vec();
     response.resize(MAD_BYTES, 0);
     response[3] = match MadFields(request).method() {

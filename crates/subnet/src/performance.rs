@@ -1,6 +1,6 @@
 //! Performance management: the counters of a port (IBTA 16.1.3).
 
-use crate::mad::{DATA_OFFSET, MadFields, method, put, response, status};
+use crate::mad::{DATA_OFFSET, MadFields, method, put, request_copy_as_response, status};
 use crate::topology::Port;
 
 const CLASS_PORT_INFO: u16 = 0x01;
@@ -14,9 +14,9 @@ const EXTENDED_WIDTH: u64 = 1 << 9;
 pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
     let mad = MadFields(request);
     if mad.method() != method::GET {
-        return response(request, status::UNSUPPORTED_METHOD);
+        return request_copy_as_response(request, status::UNSUPPORTED_METHOD);
     }
-    let mut answer = response(request, 0);
+    let mut answer = request_copy_as_response(request, 0);
     let data = answer.get_mut(DATA_OFFSET..).unwrap_or_default();
     data.fill(0);
     let asked = request.get(DATA_OFFSET + 1).copied().unwrap_or(0);
@@ -29,7 +29,7 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
         }
         // The port in the request is this one, or 255 for all.
         _ if asked != port.number && asked != u8::MAX => {
-            return response(request, status::INVALID_FIELD);
+            return request_copy_as_response(request, status::INVALID_FIELD);
         }
         PORT_COUNTERS => {
             data[1] = asked;
@@ -57,7 +57,7 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
                 put(data, at, 8, value);
             }
         }
-        _ => return response(request, status::UNSUPPORTED_ATTRIBUTE),
+        _ => return request_copy_as_response(request, status::UNSUPPORTED_ATTRIBUTE),
     }
     answer
 }

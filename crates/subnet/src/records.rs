@@ -1,8 +1,8 @@
 //! Subnet administration: records of nodes, ports, links, paths and multicast groups (IBTA 15.2.5).
 
 use crate::mad::{
-    MAD_BYTES, MadFields, SA_DATA_OFFSET, byte, method, put, put_bytes, read_number, response,
-    status,
+    MAD_BYTES, MadFields, SA_DATA_OFFSET, byte, method, put, put_bytes, read_number,
+    request_copy_as_response, status,
 };
 use crate::smp;
 use crate::topology::{MULTICAST_LID, MadArrivalNode, Port, Subnet};
@@ -42,17 +42,19 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8]) -> Vec<u8> {
     match (mad.method(), mad.attribute()) {
         (method::GET, attribute::CLASS_PORT_INFO) => class_port_info(request),
         (method::SET, attribute::MULTICAST_MEMBER) => answer_group_join(request),
-        (method::DELETE, attribute::MULTICAST_MEMBER) => response(request, 0),
-        (method::GET | method::GET_TABLE, attribute) => match table(subnet, request, attribute) {
-            Some(table) => matching_response(request, &table),
-            None => response(request, status::UNSUPPORTED_ATTRIBUTE),
-        },
-        _ => response(request, status::UNSUPPORTED_METHOD),
+        (method::DELETE, attribute::MULTICAST_MEMBER) => request_copy_as_response(request, 0),
+        (method::GET | method::GET_TABLE, attribute) => {
+            match records_of_attribute(subnet, request, attribute) {
+                Some(table) => matching_response(request, &table),
+                None => request_copy_as_response(request, status::UNSUPPORTED_ATTRIBUTE),
+            }
+        }
+        _ => request_copy_as_response(request, status::UNSUPPORTED_METHOD),
     }
 }
 
 fn class_port_info(request: &[u8]) -> Vec<u8> {
-    let mut answer = response(request, 0);
+    let mut answer = request_copy_as_response(request, 0);
     let data = answer.get_mut(SA_DATA_OFFSET..).unwrap_or_default();
     data.fill(0);
     data[0] = 1;
@@ -65,10 +67,10 @@ fn class_port_info(request: &[u8]) -> Vec<u8> {
 /// Answers a join with the complete record of the group. Groups are created by their first member, and the software NIC
 /// attaches queue pairs by the GID of the group.
 fn answer_group_join(request: &[u8]) -> Vec<u8> {
-    let mut answer = response(request, 0);
+    let mut answer = request_copy_as_response(request, 0);
     let record = answer.get_mut(SA_DATA_OFFSET..).unwrap_or_default();
     if byte(record, 0) != 0xff || byte(record, JOIN_STATE_OFFSET) & 0xf == 0 {
-        return response(request, status::INVALID_FIELD);
+        return request_copy_as_response(request, status::INVALID_FIELD);
     }
     put(record, 36, 2, MULTICAST_LID.into());
     record[38] = MTU_4096;
@@ -94,13 +96,13 @@ fn matching_response(request: &[u8], table: &RecordTable) -> Vec<u8> {
     let mut records = table.records.iter().filter(matches).peekable();
     if mad.method() == method::GET {
         let Some(record) = records.next() else {
-            return response(request, status::NO_RECORDS);
+            return request_copy_as_response(request, status::NO_RECORDS);
         };
-        let mut answer = response(request, 0);
+        let mut answer = request_copy_as_response(request, 0);
         put_bytes(&mut answer, SA_DATA_OFFSET, &padded(record));
         return answer;
     }
-    let mut answer = response(request, 0);
+    let mut answer = request_copy_as_response(request, 0);
     answer.truncate(SA_DATA_OFFSET);
     for record in records {
         answer.extend_from_slice(record);
@@ -124,7 +126,7 @@ fn padded(record: &[u8]) -> [u8; MAD_BYTES - SA_DATA_OFFSET] {
     data
 }
 
-fn table(subnet: &Subnet, request: &[u8], attribute: u16) -> Option<RecordTable> {
+fn records_of_attribute(subnet: &Subnet, request: &[u8], attribute: u16) -> Option<RecordTable> {
     Some(match attribute {
         attribute::NODE => nodes(subnet),
         attribute::PORT_INFO => ports(subnet),

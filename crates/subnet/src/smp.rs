@@ -1,7 +1,8 @@
 //! Subnet management: the attributes of nodes and ports (IBTA 14.2.5).
 
 use crate::mad::{
-    DATA_OFFSET, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes, response, status,
+    DATA_OFFSET, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes,
+    request_copy_as_response, status,
 };
 use crate::topology::{CHANNEL_ADAPTER, MadArrivalNode, Port, SWITCH, Subnet};
 
@@ -36,11 +37,11 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) 
     };
     match data {
         Ok(data) => {
-            let mut answer = response(request, directed);
+            let mut answer = request_copy_as_response(request, directed);
             put_bytes(&mut answer, DATA_OFFSET, &data);
             answer
         }
-        Err(status) => response(request, directed | status),
+        Err(status) => request_copy_as_response(request, directed | status),
     }
 }
 

@@ -60,10 +60,10 @@ fn the_manager_answers_at_its_port_alone() {
     assert_eq!(mad::read_number(&response, DATA_OFFSET, 8), 0x101);
     assert_eq!(response[DATA_OFFSET + 20], 3, "master");
     assert_eq!(ask(&asked, 2).0, status::UNSUPPORTED_ATTRIBUTE);
-    assert_eq!(subnet().answer(&asked, 1, 99), SubnetAnswer::Nobody);
+    assert_eq!(subnet().answer(&asked, 1, 99), SubnetAnswer::NoAgent);
     let asked = request(class::SA, method::GET, 1, 0);
     assert_eq!(ask(&asked, 1).0, 0);
-    assert_eq!(subnet().answer(&asked, 1, 2), SubnetAnswer::Nobody);
+    assert_eq!(subnet().answer(&asked, 1, 2), SubnetAnswer::NoAgent);
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn a_directed_route_leads_over_the_switch_to_each_port() {
                 let (kind, port) = (response[DATA_OFFSET + 2], response[DATA_OFFSET + 36]);
                 Some((kind, mad::read_number(&response, DATA_OFFSET + 12, 8), port))
             }
-            SubnetAnswer::Nobody => None,
-            SubnetAnswer::Program => panic!("not for a program"),
+            SubnetAnswer::NoAgent => None,
+            SubnetAnswer::ForRegisteredProgram => panic!("not for a program"),
         }
     };
     let switch = subnet().switch_guid();
@@ -176,7 +176,10 @@ fn counters_are_those_of_the_port() {
 #[test]
 fn other_classes_are_for_programs_and_garbage_is_answered() {
     let ping = request(0x32, method::GET, 0, 0);
-    assert_eq!(subnet().answer(&ping, 1, 3), SubnetAnswer::Program);
+    assert_eq!(
+        subnet().answer(&ping, 1, 3),
+        SubnetAnswer::ForRegisteredProgram
+    );
     let classes = [
         class::SMP_LID,
         class::SMP_DIRECTED,

@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::layout::*;
 use crate::machines::machine_of_datagram;
-use crate::objects::{Context, Cq, QPS, Qp, QpThread, kind_index, qp_key};
+use crate::objects::{Context, Cq, QPS, Qp, QpThread, find_or_claim_kind_index, qp_key};
 use crate::request::{NO_REPEATABLE_PATTERN, Request, RequestPattern};
 use crate::session::{add_single_writer, raise_to, store_if_changed};
 
@@ -81,7 +81,7 @@ fn count_each_posted(
         if is_signaled(qp, &request) {
             for _ in 0..equal {
                 count += 1;
-                qp.record_signaled(signaled_before + signaled, before + count);
+                qp.record_posted_up_to_signaled(signaled_before + signaled, before + count);
                 signaled += 1;
             }
             signaled_in_row += equal;
@@ -189,7 +189,7 @@ impl QpThread {
         store_if_changed(&self.last_post_flags_and_bytes, pattern.flags_and_bytes);
         store_if_changed(
             &self.cell.repeated_posts,
-            RepeatedPosts::none(place, signaled).0,
+            RepeatedPosts::zero_of_kind(place, signaled).0,
         );
         store_if_changed(&self.cell.outstanding_before_repeats, outstanding);
     }
@@ -233,7 +233,7 @@ impl QpThread {
         if signaled > 0 {
             let signaled_before = qp.posted_signaled_wrs.load(Relaxed);
             for index in 0..signaled {
-                qp.record_signaled(signaled_before + index, posted + index + 1);
+                qp.record_posted_up_to_signaled(signaled_before + index, posted + index + 1);
             }
             add_single_writer(&kind.signaled, signaled);
             qp.add_atomically_if_shared(&qp.posted_signaled_wrs, signaled);
@@ -277,7 +277,7 @@ impl QpThread {
     #[inline(never)]
     fn find_sent_kind(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.sent;
-        let place = kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
+        let place = find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
             &kinds[place].key
         });
         let place = place.unwrap_or(usize::MAX);
@@ -308,9 +308,10 @@ impl QpThread {
     #[inline(never)]
     fn find_received_kind(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
-        let place = kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
-            &kinds[place].key
-        });
+        let place =
+            find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
+                &kinds[place].key
+            });
         let place = place.unwrap_or(usize::MAX);
         self.last_received_kind_key.store(key.0, Relaxed);
         self.last_received_kind_index.store(place as u64, Relaxed);
@@ -357,12 +358,12 @@ impl QpThread {
         let (place, known) = self.destination_slot(to);
         if place.load(Relaxed) != known {
             place.store(known, Relaxed);
-            self.look_up_destination(context, to.0, to.1);
+            self.look_up_and_add_peer_machine(context, to.0, to.1);
         }
     }
 
     #[cold]
-    fn look_up_destination(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
+    fn look_up_and_add_peer_machine(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
         if self.destination_lookups.load(Relaxed) >= MAX_DESTINATION_LOOKUPS {
             return add_single_writer(&self.cell.unlisted_peers, 1);
         }

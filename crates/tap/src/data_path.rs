@@ -33,7 +33,7 @@ pub(crate) fn install_counting_ops(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
 }
 
-/// Returns the key of a queue pair in the table [`QPS`](crate::objects::QPS).
+/// Returns the key of a queue pair in the table [`QPS`].
 ///
 /// # Safety
 /// `qp` is a live queue pair.

@@ -21,13 +21,13 @@ const CELLS: usize = 3;
 /// # Panics
 /// Panics if the reader panics, or returns a profile that contradicts itself.
 pub fn counters(bytes: &[u8]) {
-    if let Ok(read) = of_patches(bytes) {
+    if let Ok(read) = profile_of_patched_file(bytes) {
         assert_eq!(read.profile.check(), Ok(()));
-        explain(&read.profile);
+        run_model_on_each_nic(&read.profile);
     }
 }
 
-fn of_patches(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
+fn profile_of_patched_file(bytes: &[u8]) -> Result<RecordedProfile, ReadError> {
     let kinds = [
         (0, CQ_CELLS_AT, CQ_CELLS_AT),
         (CQ_CELLS_AT, SRQ_CELLS_AT, size_of::<CqThreadCell<u64>>()),
@@ -70,7 +70,7 @@ pub fn ledger(bytes: &[u8]) {
     match Ledger::parse(text) {
         Ok(ledger) => {
             for process in &ledger.processes {
-                explain(process);
+                run_model_on_each_nic(process);
             }
             let again = serde_json::to_string(&ledger).expect("a ledger is JSON");
             assert_eq!(Ledger::parse(&again).expect("the same"), ledger);
@@ -102,14 +102,14 @@ pub fn perf(bytes: &[u8]) {
 }
 
 /// Runs the model on each NIC with a consistent profile.
-fn explain(observed: &OperationProfile) {
+fn run_model_on_each_nic(observed: &OperationProfile) {
     if observed.check().is_err() {
         return;
     }
     for profile in builtins() {
         let (fitted, _) = observed.restricted_to_executable(profile);
         assert_eq!(fitted.check(), Ok(()), "what fits the NIC still agrees");
-        let _ = fitted.link_transactions(profile);
+        let _ = fitted.link_transactions_per_operation(profile);
         let _ = guidelines::advise(&fitted, profile);
         let _ = guidelines::advise(observed, profile);
     }

@@ -273,7 +273,7 @@ pub(crate) struct RepeatedPosts(pub(crate) u64);
 impl RepeatedPosts {
     /// Returns the word for zero repeated posts of the kind with index `place`.
     #[inline]
-    pub(crate) const fn none(place: usize, signaled: bool) -> Self {
+    pub(crate) const fn zero_of_kind(place: usize, signaled: bool) -> Self {
         Self((place as u64 & 0xff) << 32 | (signaled as u64) << 40)
     }
 
@@ -378,13 +378,13 @@ mod tests {
 
     #[test]
     fn repeated_posts_say_what_they_repeat() {
-        let three = RepeatedPosts(RepeatedPosts::none(41, true).0 + 3);
+        let three = RepeatedPosts(RepeatedPosts::zero_of_kind(41, true).0 + 3);
         assert_eq!(
             (three.count(), three.kind_index(), three.signaled_count()),
             (3, 41, 3)
         );
         assert_eq!(
-            RepeatedPosts(RepeatedPosts::none(0, false).0 + 3).signaled_count(),
+            RepeatedPosts(RepeatedPosts::zero_of_kind(0, false).0 + 3).signaled_count(),
             0
         );
         // The numbers of outstanding operations are 6, 7 and 8, or at most 7 in a queue of 7.

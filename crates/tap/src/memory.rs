@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 
-use crate::session::Session;
+use crate::session::MappedCounterFile;
 
 /// Size in bytes of the smallest pages.
 const SMALL_PAGE_BYTES: u64 = 4096;
@@ -18,7 +18,12 @@ const HUGE_PAGE_BYTES: u64 = 2 << 20;
 static REGION_AND_HUGE_BYTES: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
 
 /// Records that a region was registered.
-pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, len: usize) {
+pub(crate) fn record_registered(
+    session: &MappedCounterFile,
+    handle: usize,
+    addr: usize,
+    len: usize,
+) {
     let (addr, len) = (addr as u64, len as u64);
     let huge = if len < HUGE_PAGE_BYTES {
         0
@@ -43,7 +48,7 @@ pub(crate) fn record_registered(session: &Session, handle: usize, addr: usize, l
 }
 
 /// Records that a region was deregistered.
-pub(crate) fn record_deregistered(session: &Session, handle: usize) {
+pub(crate) fn record_deregistered(session: &MappedCounterFile, handle: usize) {
     let mut regions = REGION_AND_HUGE_BYTES
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +57,7 @@ pub(crate) fn record_deregistered(session: &Session, handle: usize) {
     }
 }
 
-fn subtract_region(session: &Session, len: u64, huge: u64) {
+fn subtract_region(session: &MappedCounterFile, len: u64, huge: u64) {
     let header = session.header();
     for (word, bytes) in [
         (&header.registered_bytes, len),

@@ -13,7 +13,9 @@ use crate::built::BuiltWr;
 use crate::layout::*;
 use crate::own_operations::{PollOps, PostOps};
 use crate::request::NO_REPEATABLE_PATTERN;
-use crate::session::{CqCounters, QpCounters, Session, SrqCounters, TappedThread, thread_token};
+use crate::session::{
+    CqCounters, MappedCounterFile, QpCounters, SrqCounters, TappedThread, thread_token,
+};
 use crate::table::OpenAddressingTable;
 
 /// Queue pairs by the key that [`qp_key`] returns.
@@ -55,7 +57,7 @@ pub(crate) struct Context {
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub(crate) create_srq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-    pub(crate) session: &'static Session,
+    pub(crate) session: &'static MappedCounterFile,
     /// Shift of a QP number whose result identifies the process; `None` if QP numbers do not identify
     /// processes.
     pub(crate) qpn_process_shift: Option<u32>,
@@ -310,7 +312,7 @@ impl Qp {
     /// Records that `posted` work requests were posted up to the signaled work request with number
     /// `signaled`.
     #[inline(always)]
-    pub(crate) fn record_signaled(&self, signaled: u64, posted: u64) {
+    pub(crate) fn record_posted_up_to_signaled(&self, signaled: u64, posted: u64) {
         self.posted_up_to_signaled[signaled as usize & (self.posted_up_to_signaled.len() - 1)]
             .store(posted, Relaxed);
     }
@@ -344,7 +346,7 @@ impl Qp {
     pub(crate) fn count_all_as_completed(&self) {
         let signaled = self.posted_signaled_wrs.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
-            self.record_signaled(last, self.posted_wrs.load(Relaxed));
+            self.record_posted_up_to_signaled(last, self.posted_wrs.load(Relaxed));
         }
         self.completed_signaled_wrs.store(signaled, Relaxed);
     }
@@ -499,7 +501,7 @@ impl Srq {
 
 /// Returns the index of a kind among the keys: its own place among the first `single`, or the place of
 /// its class.
-pub(crate) fn kind_index<'a>(
+pub(crate) fn find_or_claim_kind_index<'a>(
     key: OperationKey,
     len: usize,
     single: usize,

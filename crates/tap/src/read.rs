@@ -101,7 +101,7 @@ pub(crate) fn read_with(
         let offset = QP_CELLS_AT + index * size_of::<QpThreadCell<u64>>();
         builder.add_qp(&read_struct(&fetch, offset)?, header.first_use_ns);
     }
-    Ok(builder.finish(&header))
+    Ok(builder.into_recorded_profile(&header))
 }
 
 fn saturating_sum(numbers: &[u64]) -> u64 {
@@ -193,7 +193,7 @@ impl ProfileBuilder {
         }
         qp.posted = union_of_spans(qp.posted, posting_span(cell, began));
         add_qp_counters(qp, cell, repeated, posts);
-        let unmodelled = add_kinds(qp, cell, repeated, transport);
+        let unmodelled = add_kinds_and_count_unmodelled(qp, cell, repeated, transport);
         self.unmodelled_operations = self.unmodelled_operations.saturating_add(unmodelled);
     }
 
@@ -228,7 +228,7 @@ impl ProfileBuilder {
         notes
     }
 
-    fn finish(self, header: &CounterFileHeader<u64>) -> RecordedProfile {
+    fn into_recorded_profile(self, header: &CounterFileHeader<u64>) -> RecordedProfile {
         let notes = self.notes(header.uncounted_objects);
         let queue_pairs = self.queue_pairs.into_values();
         let queue_pairs =
@@ -297,7 +297,7 @@ fn add_qp_counters(
 
 /// Adds the operations to the profile by their kinds, and returns the number of operations whose kinds the
 /// model lacks.
-fn add_kinds(
+fn add_kinds_and_count_unmodelled(
     qp: &mut QueuePair,
     cell: &QpThreadCell<u64>,
     repeated: RepeatedPosts,
@@ -326,7 +326,7 @@ fn add_kinds(
 
 /// Makes the numbers of a queue pair consistent with each other, for any content of the file.
 fn make_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
-    let operations = qp.operations();
+    let operations = qp.posted_operations();
     // Operations that the model does not have are missing from the list of operations.
     qp.postlists = qp.postlists.min(operations);
     qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
@@ -417,7 +417,7 @@ mod tests {
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
         let at = std::mem::offset_of!(QpThreadCell<u64>, repeated_posts) / 8;
-        cell[at] = RepeatedPosts::none(0, false).0 + 3;
+        cell[at] = RepeatedPosts::zero_of_kind(0, false).0 + 3;
         words
     }
 
@@ -486,12 +486,12 @@ mod tests {
             builder.add_qp(&cell, 0);
         }
         let header = CounterFileHeader::<u64>::new_zeroed();
-        let profile = builder.finish(&header).profile;
+        let profile = builder.into_recorded_profile(&header).profile;
         assert_eq!(profile.threads.len(), 2);
         let [qp] = &profile.queue_pairs[..] else {
             panic!("one queue pair: {profile:?}");
         };
-        assert_eq!((qp.operations(), qp.postlists), (6, 6));
+        assert_eq!((qp.posted_operations(), qp.postlists), (6, 6));
         assert!((qp.sent[0].operation.signaled - 0.5).abs() < 1e-9);
     }
 

@@ -25,7 +25,7 @@ type PostRecvs<H> = unsafe extern "C" fn(*mut H, *mut ibv_recv_wr, *mut *mut ibv
 pub(crate) trait ReceivingQueue: Sized + 'static {
     type Handle;
     /// Name of the function that posts receives, and name of the queue's kind, in a trace.
-    const CALL: (&'static str, &'static str);
+    const POST_VERB_AND_QUEUE_KIND: (&'static str, &'static str);
     const ALL: &'static OpenAddressingTable<Self>;
 
     /// Returns the device of a handle.
@@ -36,10 +36,10 @@ pub(crate) trait ReceivingQueue: Sized + 'static {
 
     /// Returns the provider's operation that posts receives to a queue of this kind.
     fn provider_post_of(context: &Context) -> Option<PostRecvs<Self::Handle>>;
-    fn post(&self) -> Option<PostRecvs<Self::Handle>>;
+    fn provider_post(&self) -> Option<PostRecvs<Self::Handle>>;
 
     /// Returns the calling thread's counters, if it has them.
-    fn known(&self) -> Option<&'static RecvCounters<AtomicU64>>;
+    fn counters_if_any(&self) -> Option<&'static RecvCounters<AtomicU64>>;
     /// Returns the calling thread's counters, and makes them if necessary.
     fn counters(&self) -> &'static RecvCounters<AtomicU64>;
 }
@@ -48,7 +48,8 @@ macro_rules! queue {
     ($type:ty, $handle:ty, $all:ident, $call:ident, $kind:literal) => {
         impl ReceivingQueue for $type {
             type Handle = $handle;
-            const CALL: (&'static str, &'static str) = (stringify!($call), $kind);
+            const POST_VERB_AND_QUEUE_KIND: (&'static str, &'static str) =
+                (stringify!($call), $kind);
             const ALL: &'static OpenAddressingTable<Self> = &$all;
 
             unsafe fn device(handle: *mut $handle) -> *mut ibv_context {
@@ -61,12 +62,12 @@ macro_rules! queue {
             }
 
             #[inline(always)]
-            fn post(&self) -> Option<PostRecvs<$handle>> {
+            fn provider_post(&self) -> Option<PostRecvs<$handle>> {
                 self.$call
             }
 
             #[inline(always)]
-            fn known(&self) -> Option<&'static RecvCounters<AtomicU64>> {
+            fn counters_if_any(&self) -> Option<&'static RecvCounters<AtomicU64>> {
                 Some(&self.existing_entry()?.cell.recvs)
             }
 
@@ -98,8 +99,8 @@ pub(crate) unsafe extern "C" fn post<Q: ReceivingQueue>(
             && !one.sg_list.is_null()
             && !bad_wr.is_null()
             && let Some(queue) = Q::ALL.find_in_first_slot(key_of(handle))
-            && let Some(post) = queue.post()
-            && let Some(known) = queue.known()
+            && let Some(post) = queue.provider_post()
+            && let Some(known) = queue.counters_if_any()
             && known.repeated_buffer_bytes.load(Relaxed) == u64::from(sge_length(one.sg_list))
         {
             let result = post(handle, wr, bad_wr);
@@ -127,7 +128,7 @@ unsafe extern "C" fn post_counted<Q: ReceivingQueue>(
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(queue) = Q::ALL.find_in_first_slot(key_of(handle))
-            && let Some(post) = queue.post()
+            && let Some(post) = queue.provider_post()
         {
             let result = post(handle, wr, bad_wr);
             return count_posted_recvs(queue, wr, bad_wr, result);
@@ -154,7 +155,7 @@ pub(crate) unsafe extern "C" fn post_traced<Q: ReceivingQueue>(
     unsafe {
         let queue = Q::ALL.find(key_of(handle));
         let own = match queue {
-            Some(queue) => queue.post(),
+            Some(queue) => queue.provider_post(),
             None => context_of(Q::device(handle)).and_then(Q::provider_post_of),
         };
         let Some(post) = own else {
@@ -164,7 +165,7 @@ pub(crate) unsafe extern "C" fn post_traced<Q: ReceivingQueue>(
         let traced = trace::start_time_if_tracing();
         let result = post(handle, wr, bad_wr);
         if let Some(at_ns) = traced {
-            let (call, kind) = Q::CALL;
+            let (call, kind) = Q::POST_VERB_AND_QUEUE_KIND;
             let queue = (call, trace::HandleKind(kind), handle.addr());
             trace::write_posted_recvs(at_ns, queue, wr, first_refused(bad_wr, result), result);
         }

@@ -50,7 +50,7 @@ pub(crate) fn store_if_changed(word: &AtomicU64, number: u64) {
 
 /// The file of counters of a process, mapped. The mapping is never removed, because its cells are used until the
 /// process ends.
-pub(crate) struct Session {
+pub(crate) struct MappedCounterFile {
     pid: u32,
     mapping_base: NonNull<u8>,
     file: File,
@@ -59,9 +59,9 @@ pub(crate) struct Session {
 }
 
 // SAFETY: the mapping contains only atomics, and is never unmapped.
-unsafe impl Send for Session {}
+unsafe impl Send for MappedCounterFile {}
 // SAFETY: as above.
-unsafe impl Sync for Session {}
+unsafe impl Sync for MappedCounterFile {}
 
 /// A thread of this process.
 pub(crate) struct TappedThread {
@@ -86,8 +86,8 @@ pub(crate) fn is_counting_enabled() -> bool {
 }
 
 /// Returns this process's session, and begins it at the first call; `None` if that fails.
-pub(crate) fn current_or_begin(provider: &str) -> Option<&'static Session> {
-    static CURRENT: Mutex<Option<&'static Session>> = Mutex::new(None);
+pub(crate) fn current_or_begin(provider: &str) -> Option<&'static MappedCounterFile> {
+    static CURRENT: Mutex<Option<&'static MappedCounterFile>> = Mutex::new(None);
     let folder = counter_folder().map(PathBuf::as_path);
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,9 +95,9 @@ pub(crate) fn current_or_begin(provider: &str) -> Option<&'static Session> {
     if let Some(session) = current.filter(|session| session.pid == pid) {
         return Some(session);
     }
-    match Session::begin(folder, pid, provider) {
+    match MappedCounterFile::begin(folder, pid, provider) {
         Ok(session) => {
-            let session: &'static Session = Box::leak(Box::new(session));
+            let session: &'static MappedCounterFile = Box::leak(Box::new(session));
             *current = Some(session);
             LATEST_SESSION_ADDR.store(
                 std::ptr::from_ref(session).expose_provenance() as u64,
@@ -120,22 +120,23 @@ pub(crate) fn current_or_begin(provider: &str) -> Option<&'static Session> {
 /// Address of this process's session, for the functions that the C library calls.
 static LATEST_SESSION_ADDR: AtomicU64 = AtomicU64::new(0);
 
-fn latest() -> Option<&'static Session> {
+fn latest_session() -> Option<&'static MappedCounterFile> {
     let at = LATEST_SESSION_ADDR.load(Relaxed) as usize;
     // SAFETY: the address is 0 or that of a session, which lives for ever.
-    unsafe { std::ptr::with_exposed_provenance::<Session>(at).as_ref() }
+    unsafe { std::ptr::with_exposed_provenance::<MappedCounterFile>(at).as_ref() }
 }
 
 /// Registers the functions that the C library calls at exit and after a fork.
 fn register_exit_handlers() {
     static ONCE: OnceLock<()> = OnceLock::new();
     extern "C" fn ends() {
-        if let Some(session) = latest().filter(|session| session.pid == std::process::id()) {
+        if let Some(session) = latest_session().filter(|session| session.pid == std::process::id())
+        {
             session.header().exited_normally.store(1, Relaxed);
         }
     }
     extern "C" fn child() {
-        if let Some(session) = latest() {
+        if let Some(session) = latest_session() {
             session.detach_forked_child();
         }
     }
@@ -155,7 +156,7 @@ pub(crate) fn now_ns() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-impl Session {
+impl MappedCounterFile {
     fn begin(folder: Option<&Path>, pid: u32, provider: &str) -> io::Result<Self> {
         let begun = now_ns();
         let file = match folder {

@@ -437,7 +437,7 @@ fn datagrams_are_counted_without_their_routing_header() {
 fn what_was_refused_was_not_posted() {
     let profile = profile("full");
     let qp = sender(&profile);
-    assert_eq!(qp.operations(), u64::from(qp.max_send_wr));
+    assert_eq!(qp.posted_operations(), u64::from(qp.max_send_wr));
     assert_eq!((qp.refused, qp.postlists), (4, 1));
     assert_eq!(qp.max_outstanding, qp.max_send_wr);
 }
@@ -446,7 +446,7 @@ fn what_was_refused_was_not_posted() {
 fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
     let profile = profile("fails");
     let qp = sender(&profile);
-    assert_eq!((qp.operations(), qp.failed), (20, 10));
+    assert_eq!((qp.posted_operations(), qp.failed), (20, 10));
     assert_eq!(qp.max_outstanding, 1);
     assert!(profile.waits_after_each_operation());
 }
@@ -455,7 +455,7 @@ fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
 fn threads_are_told_apart_and_nothing_is_lost_between_them() {
     let profile = profile("threads");
     let qp = sender(&profile);
-    assert_eq!((qp.operations(), qp.runs), (21, 21));
+    assert_eq!((qp.posted_operations(), qp.runs), (21, 21));
     let posting = profile.threads.iter().filter(|thread| thread.posts > 0);
     assert!(posting.count() >= 2);
     let completions: u64 = profile.threads.iter().map(|t| t.completions).sum();
@@ -480,7 +480,7 @@ fn threads_one_after_the_other_are_not_there_together() {
 fn repeated_posts_are_counted_as_all_others() {
     let profile = profile("repeats");
     let qp = sender(&profile);
-    assert_eq!((qp.operations(), qp.postlists), (400, 400));
+    assert_eq!((qp.posted_operations(), qp.postlists), (400, 400));
     // The second hundred polls may find one completion each, but no post comes between them.
     assert_eq!((qp.runs, qp.max_outstanding), (100, 4));
     assert!((qp.mean_outstanding - 2.5).abs() < 1e-9, "{qp:?}");
@@ -512,7 +512,7 @@ fn a_program_that_dies_leaves_what_it_did() {
     };
     assert!(!profile.complete);
     let qp = sender(profile);
-    assert_eq!((qp.operations(), qp.postlists, qp.runs), (10, 10, 8));
+    assert_eq!((qp.posted_operations(), qp.postlists, qp.runs), (10, 10, 8));
     assert!((qp.sent[0].operation.signaled - 0.7).abs() < 1e-9);
     // At each of the first seven posts one operation is outstanding; at the next posts one, two and three
     // are.

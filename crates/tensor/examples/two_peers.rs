@@ -8,7 +8,7 @@ use verbs::Access;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sender = Peer::new(Config {
-        listen: Some("127.0.0.1:0".to_owned()),
+        listen_address: Some("127.0.0.1:0".to_owned()),
         ..Config::default()
     })?;
     let numbers: Vec<u8> = (1..=4u32).flat_map(u32::to_le_bytes).collect();

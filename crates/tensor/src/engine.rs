@@ -28,7 +28,7 @@ pub(crate) struct ConnectionPoller {
     /// Callers that poll.
     polling_callers: AtomicUsize,
     /// Callers that sleep, and operations that nobody waits for in a thread.
-    waiters_on_thread: AtomicUsize,
+    callers_relying_on_thread: AtomicUsize,
     stop: AtomicBool,
     is_thread_parked: Mutex<bool>,
     wake: Condvar,
@@ -48,7 +48,7 @@ impl ConnectionPoller {
             channel,
             may_get_peer_requests: AtomicBool::new(false),
             polling_callers: AtomicUsize::new(0),
-            waiters_on_thread: AtomicUsize::new(0),
+            callers_relying_on_thread: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             is_thread_parked: Mutex::new(false),
             wake: Condvar::new(),
@@ -82,7 +82,7 @@ impl ConnectionPoller {
     }
 
     /// Polls a connection until `done`, or for [`SPIN_TIME`], or until `deadline`; whether it is done.
-    pub(crate) fn poll_until_done(
+    pub(crate) fn spin_until_done(
         &self,
         link: &PeerLink,
         deadline: Option<Instant>,
@@ -116,20 +116,21 @@ impl ConnectionPoller {
 
     /// Somebody waits whom the thread has to wake, until this is dropped.
     pub(crate) fn register_sleeper(self: &Arc<Self>) -> SleeperGuard {
-        self.waiters_on_thread.fetch_add(1, Ordering::SeqCst);
+        self.callers_relying_on_thread
+            .fetch_add(1, Ordering::SeqCst);
         self.wake_thread();
         SleeperGuard(Arc::clone(self))
     }
 
     /// Whether anybody counts on the thread.
     fn has_waiters_or_server(&self) -> bool {
-        self.waiters_on_thread.load(Ordering::SeqCst) > 0
+        self.callers_relying_on_thread.load(Ordering::SeqCst) > 0
             || self.may_get_peer_requests.load(Ordering::SeqCst)
     }
 
     /// Whether the thread has to poll now.
     fn must_poll_now(&self) -> bool {
-        self.waiters_on_thread.load(Ordering::SeqCst) > 0
+        self.callers_relying_on_thread.load(Ordering::SeqCst) > 0
             || self.may_get_peer_requests.load(Ordering::SeqCst)
                 && self.polling_callers.load(Ordering::SeqCst) == 0
     }
@@ -189,7 +190,7 @@ impl ConnectionPoller {
                 continue;
             }
             // An error of the channel shows at the next verb.
-            let _ = self.channel.wait_timeout(PEER_PROBE_INTERVAL);
+            let _ = self.channel.wait_for_cq_event_timeout(PEER_PROBE_INTERVAL);
             last = Instant::now();
         }
     }
@@ -211,7 +212,9 @@ pub(crate) struct SleeperGuard(Arc<ConnectionPoller>);
 
 impl Drop for SleeperGuard {
     fn drop(&mut self) {
-        self.0.waiters_on_thread.fetch_sub(1, Ordering::SeqCst);
+        self.0
+            .callers_relying_on_thread
+            .fetch_sub(1, Ordering::SeqCst);
     }
 }
 

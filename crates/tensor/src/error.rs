@@ -51,12 +51,12 @@ pub enum Error {
     },
     /// The peer could not register memory for it.
     #[error("the peer has no memory for tensor {0}")]
-    PeerRegistration(TensorName),
+    PeerCannotRegisterMemory(TensorName),
     /// Too much at once.
     #[error(
         "{0} requests are outstanding on this connection; wait for some of them, or open a second connection"
     )]
-    Busy(usize),
+    TooManyOutstandingRequests(usize),
     /// The connection is of no use any more.
     #[error("the connection to {peer} has ended: {reason}")]
     Disconnected {

@@ -140,7 +140,7 @@ impl PeerLink {
         drop(queues);
         reason.clone_into(&mut state.end_reason);
         let error = self.disconnected_error(reason);
-        let waiting = state.protocol.end_connection(&self.store);
+        let waiting = state.protocol.end_and_take_pending(&self.store);
         drop(state);
         for pending in waiting {
             pending.complete(Err(error.clone()));
@@ -160,7 +160,7 @@ impl PeerLink {
         ask: CallerRequest,
     ) -> Result<(u32, PendingOperation), Error> {
         let pending = PendingOperation::default();
-        let mut index = Err(Error::Busy(REQUESTS_MAX));
+        let mut index = Err(Error::TooManyOutstandingRequests(REQUESTS_MAX));
         let state = self.state();
         if state.queues.is_none() {
             return Err(self.disconnected_error(&state.end_reason));
@@ -174,10 +174,10 @@ impl PeerLink {
 
     /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
     /// says whether something may still come into it, and [`revoke_destination`](Self::revoke_destination) ends that.
-    pub(crate) fn detach_caller(&self, index: u32) -> bool {
+    pub(crate) fn detach_caller_and_owns_destination(&self, index: u32) -> bool {
         let mut is_caller_memory = false;
         self.with_queues(|talk, _| {
-            is_caller_memory = talk.detach_caller(index);
+            is_caller_memory = talk.detach_caller_and_owns_destination(index);
             Ok(())
         });
         is_caller_memory

@@ -68,7 +68,7 @@ pub enum PeerRefusal {
     /// The tensor is larger than what the store may hold.
     TooLarge,
     /// The destination does not have the size of the tensor, or the peer could not register memory.
-    Memory,
+    MemoryUnsuitable,
 }
 
 /// A message.
@@ -119,7 +119,7 @@ pub enum PeerMessage {
         name: TensorName,
     },
     /// The offered tensor is stored, or the named one is removed.
-    Done {
+    StoredOrRemoved {
         /// That of the offer.
         index: u32,
     },
@@ -189,7 +189,7 @@ impl PeerMessage {
                 out.meta(meta);
             }
             Self::Remove { name, .. } => out.name(name),
-            Self::Cancel { .. } | Self::Done { .. } => {}
+            Self::Cancel { .. } | Self::StoredOrRemoved { .. } => {}
         }
         out.0
     }
@@ -226,7 +226,7 @@ impl PeerMessage {
                 index,
                 name: from.name()?,
             },
-            DONE => Self::Done { index },
+            DONE => Self::StoredOrRemoved { index },
             code => {
                 let what = "the kind of message";
                 return Err(MessageError::UnknownCode { what, code });
@@ -246,7 +246,7 @@ impl PeerMessage {
             Self::Cancel { .. } => CANCEL,
             Self::Offer { .. } => OFFER,
             Self::Remove { .. } => REMOVE,
-            Self::Done { .. } => DONE,
+            Self::StoredOrRemoved { .. } => DONE,
         }
     }
 
@@ -258,7 +258,7 @@ impl PeerMessage {
             | Self::Cancel { index }
             | Self::Offer { index, .. }
             | Self::Remove { index, .. }
-            | Self::Done { index } => index,
+            | Self::StoredOrRemoved { index } => index,
         }
     }
 }
@@ -401,7 +401,7 @@ impl MessageDecoder<'_> {
             PeerRefusal::Missing,
             PeerRefusal::Cancelled,
             PeerRefusal::TooLarge,
-            PeerRefusal::Memory,
+            PeerRefusal::MemoryUnsuitable,
         ];
         let code = self.u8()?;
         let what = "the reason of a refusal";
@@ -470,7 +470,7 @@ mod tests {
                 meta
             }),
             (index(), names()).prop_map(|(index, name)| PeerMessage::Remove { index, name }),
-            index().prop_map(|index| PeerMessage::Done { index }),
+            index().prop_map(|index| PeerMessage::StoredOrRemoved { index }),
         ]
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use service::config::in_range;
 use service::{
-    Capabilities, ClientCounts, ClientSession, ConnectError, NicConfig, OpenError, RefusedClient,
-    Server, ServerError, ServerLocation, Service, UnsupportedDesign,
+    Capabilities, ClientSession, ClientsConnected, ConnectError, NicConfig, OpenError,
+    RefusedClient, Server, ServerError, ServerLocation, Service, UnsupportedDesign,
 };
 use verbs::{Access, Context, ProtectionDomain};
 
@@ -37,9 +37,9 @@ pub struct Config {
     /// The NIC.
     pub nic: NicConfig,
     /// The TCP address where others find it, such as `127.0.0.1:0`; nobody does if `None`.
-    pub listen: Option<String>,
+    pub listen_address: Option<String>,
     /// Queue pairs that large tensors are striped over, 1 to [`QUEUE_PAIRS_MAX`]; of connections that this side opens.
-    pub queue_pairs: usize,
+    pub data_queue_pairs: usize,
     /// Bytes of tensors that others may store here; 0: they may not.
     pub capacity_bytes: u64,
     /// Bytes of freed memory that are kept registered for the next tensors.
@@ -50,8 +50,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             nic: NicConfig::default(),
-            listen: None,
-            queue_pairs: 4,
+            listen_address: None,
+            data_queue_pairs: 4,
             capacity_bytes: 0,
             pool_bytes: DEFAULT_POOL_BYTES,
         }
@@ -114,7 +114,7 @@ struct PeerState {
     resources: NicResources,
     store: Arc<Store>,
     engine: Arc<ConnectionPoller>,
-    queue_pairs: usize,
+    data_queue_pairs: usize,
 }
 
 impl Peer {
@@ -123,7 +123,7 @@ impl Peer {
     /// # Errors
     /// Why it cannot start.
     pub fn new(config: Config) -> Result<Self, StartError> {
-        in_range("queue_pairs", config.queue_pairs, 1..=QUEUE_PAIRS_MAX)
+        in_range("queue_pairs", config.data_queue_pairs, 1..=QUEUE_PAIRS_MAX)
             .map_err(StartError::InvalidConfig)?;
         let context = config.nic.open()?;
         let pd = context.alloc_pd()?;
@@ -141,10 +141,10 @@ impl Peer {
             },
             store,
             engine: ConnectionPoller::new(channel),
-            queue_pairs: config.queue_pairs,
+            data_queue_pairs: config.data_queue_pairs,
         });
         let running = base.engine.start()?;
-        let server = config.listen.map(|listen| {
+        let server = config.listen_address.map(|listen| {
             base.engine.set_has_server();
             let listening = ListeningConfig {
                 listen,
@@ -188,7 +188,7 @@ impl Peer {
     }
 
     /// What it has.
-    pub fn holdings(&self) -> StoreStatistics {
+    pub fn store_statistics(&self) -> StoreStatistics {
         self.state.store.catalogue().statistics()
     }
 
@@ -210,7 +210,7 @@ impl Peer {
         let base = &self.state;
         let (prepared, accepted, connection) =
             target.open(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
-                let count = base.queue_pairs.min(welcome.max_queue_pairs).max(1);
+                let count = base.data_queue_pairs.min(welcome.max_queue_pairs).max(1);
                 let prepared = PreparedQueues::new(&base.resources, count)?;
                 let hello = Hello::new(process_name(), prepared.endpoints());
                 Ok::<_, ConnectError>((prepared, hello))
@@ -339,7 +339,7 @@ impl Operation {
     pub fn wait(self, timeout: Option<Duration>) -> Outcome {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let done = || self.pending.is_done();
-        if !self.engine.poll_until_done(&self.link, deadline, done) {
+        if !self.engine.spin_until_done(&self.link, deadline, done) {
             let _sleeper = self.engine.register_sleeper();
             self.pending.wait_until_done(deadline);
         }
@@ -360,7 +360,7 @@ impl Operation {
         let deadline = Instant::now().checked_add(time);
         if !self
             .engine
-            .poll_until_done(&self.link, deadline, || self.pending.is_done())
+            .spin_until_done(&self.link, deadline, || self.pending.is_done())
         {
             let _sleeper = self.engine.register_sleeper();
             self.pending.wait_until_done(deadline);
@@ -380,7 +380,9 @@ impl Operation {
         if self.pending.is_done() {
             return;
         }
-        let is_caller_memory = self.link.detach_caller(self.request_index);
+        let is_caller_memory = self
+            .link
+            .detach_caller_and_owns_destination(self.request_index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
         if !is_caller_memory {
@@ -393,7 +395,7 @@ impl Operation {
                 break;
             }
             let gone = || !self.link.is_outstanding(self.request_index);
-            self.engine.poll_until_done(&self.link, None, gone);
+            self.engine.spin_until_done(&self.link, None, gone);
         }
     }
 }
@@ -438,9 +440,9 @@ impl service::ServerConfig for ListeningConfig {
 
 /// A connection that somebody else has opened.
 #[derive(Debug)]
-struct Session(Arc<PeerLink>, Arc<ConnectionPoller>);
+struct AcceptedConnection(Arc<PeerLink>, Arc<ConnectionPoller>);
 
-impl Drop for Session {
+impl Drop for AcceptedConnection {
     fn drop(&mut self) {
         self.0.end_connection("the peer has closed it or has gone");
         self.1.remove(&self.0);
@@ -453,8 +455,8 @@ impl Service for TensorService {
     type Runtime = ();
     type Worker = Infallible;
     type WorkerError = Infallible;
-    type Session = Session;
-    type Stats = ClientCounts;
+    type Session = AcceptedConnection;
+    type Stats = ClientsConnected;
 
     fn new(
         _: &Context,
@@ -480,7 +482,10 @@ impl Service for TensorService {
         Welcome::new(QUEUE_PAIRS_MAX)
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
+    fn accept(
+        self: &Arc<Self>,
+        hello: &Hello,
+    ) -> Result<(Accepted, AcceptedConnection), RefusedClient> {
         let count = hello.endpoints.len();
         in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX)
             .map_err(RefusedClient::permanent)?;
@@ -495,7 +500,7 @@ impl Service for TensorService {
         base.engine.add(Arc::clone(&link));
         Ok((
             Accepted { endpoints },
-            Session(link, Arc::clone(&base.engine)),
+            AcceptedConnection(link, Arc::clone(&base.engine)),
         ))
     }
 
@@ -503,7 +508,7 @@ impl Service for TensorService {
         match worker {}
     }
 
-    fn stats(&self, clients: ClientCounts) -> ClientCounts {
+    fn stats(&self, clients: ClientsConnected) -> ClientsConnected {
         clients
     }
 

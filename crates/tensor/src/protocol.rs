@@ -21,7 +21,7 @@ use crate::stripes;
 use crate::window::ConnectionWindows;
 
 /// Metadata that are remembered of a peer's tensors.
-const METADATA_MAX: usize = 4096;
+const MAX_REMEMBERED_METADATA: usize = 4096;
 
 /// The state that all connections of a process share.
 #[derive(Debug)]
@@ -73,9 +73,9 @@ pub(crate) struct Protocol {
     window: ConnectionWindows,
     unsent: VecDeque<PeerMessage>,
     requests_to_peer: OutstandingRequests<OutstandingRequest>,
-    peer_tensor_metadata: HashMap<String, TensorMeta>,
+    peer_metadata_by_key: HashMap<String, TensorMeta>,
     /// Tensors of which stripes are being sent, by the peer's index.
-    outgoing_transfers: HashMap<u32, (Tensor, usize)>,
+    outgoing_tensors_and_unsent_stripes: HashMap<u32, (Tensor, usize)>,
     /// Transfers for which the send queues have no room.
     transfers_without_room: VecDeque<(u32, Tensor, RemoteMemory)>,
     /// For others, once the lock is free.
@@ -141,8 +141,8 @@ impl Protocol {
             window: ConnectionWindows::default(),
             unsent: VecDeque::new(),
             requests_to_peer: OutstandingRequests::new(),
-            peer_tensor_metadata: HashMap::new(),
-            outgoing_transfers: HashMap::new(),
+            peer_metadata_by_key: HashMap::new(),
+            outgoing_tensors_and_unsent_stripes: HashMap::new(),
             transfers_without_room: VecDeque::new(),
             actions_after_unlock: Vec::new(),
         }
@@ -150,7 +150,7 @@ impl Protocol {
 
     /// Whether nothing is expected of the peer.
     pub(crate) fn expects_nothing_of_peer(&self) -> bool {
-        self.requests_to_peer.is_empty() && self.outgoing_transfers.is_empty()
+        self.requests_to_peer.is_empty() && self.outgoing_tensors_and_unsent_stripes.is_empty()
     }
 
     /// The actions to take without the lock.
@@ -159,12 +159,12 @@ impl Protocol {
     }
 
     /// The connection has ended: who waits for an answer.
-    pub(crate) fn end_connection(&mut self, store: &Store) -> Vec<PendingOperation> {
+    pub(crate) fn end_and_take_pending(&mut self, store: &Store) -> Vec<PendingOperation> {
         let me = self.own_connection.clone();
         store
             .catalogue()
             .remove_waiters_if(|waiting| waiting.is_from(&me));
-        self.outgoing_transfers.clear();
+        self.outgoing_tensors_and_unsent_stripes.clear();
         self.transfers_without_room.clear();
         let outstanding = self.requests_to_peer.drain();
         outstanding
@@ -173,7 +173,7 @@ impl Protocol {
     }
 
     /// The caller of a request has gone; whether its destination is the caller's.
-    pub(crate) fn detach_caller(&mut self, index: u32) -> bool {
+    pub(crate) fn detach_caller_and_owns_destination(&mut self, index: u32) -> bool {
         let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
             return false;
         };
@@ -200,7 +200,10 @@ impl Protocol {
     pub(crate) fn flush(&mut self, queues: &mut ConnectedQps) -> Result<(), DisconnectReason> {
         while let Some((index, tensor, remote)) = self.transfers_without_room.pop_front() {
             match queues.write(index, &tensor, remote)? {
-                Some(stripes) => drop(self.outgoing_transfers.insert(index, (tensor, stripes))),
+                Some(stripes) => drop(
+                    self.outgoing_tensors_and_unsent_stripes
+                        .insert(index, (tensor, stripes)),
+                ),
                 None => {
                     self.transfers_without_room
                         .push_front((index, tensor, remote));
@@ -212,7 +215,7 @@ impl Protocol {
             let Some(message) = self.unsent.pop_front() else {
                 break;
             };
-            let (buffer, consumed) = self.window.count_sent_message();
+            let (buffer, consumed) = self.window.take_send_buffer_and_received_count();
             queues.send_message(buffer, &message.encode(consumed))?;
         }
         if let Some(consumed) = self.window.take_due_acknowledgement() {
@@ -228,11 +231,11 @@ impl Protocol {
         ask: CallerRequest,
         pending: PendingOperation,
     ) -> Result<u32, Error> {
-        let busy = |_| Error::Busy(REQUESTS_MAX);
+        let busy = |_| Error::TooManyOutstandingRequests(REQUESTS_MAX);
         match ask {
             CallerRequest::Get(name, wait, given) => {
                 let is_caller_memory = given.is_some();
-                let destination = match (given, self.peer_tensor_metadata.get(&name.key)) {
+                let destination = match (given, self.peer_metadata_by_key.get(&name.key)) {
                     (None, Some(meta)) => Some(allocate(store, meta)?),
                     (given, _) => given,
                 };
@@ -310,10 +313,10 @@ impl Protocol {
                 self.handle_received_stripe(store, queues.data_queue_pair_count(), index)
             }
             QueueEvent::StripeSent(index) => {
-                if let Some((_, left)) = self.outgoing_transfers.get_mut(&index) {
+                if let Some((_, left)) = self.outgoing_tensors_and_unsent_stripes.get_mut(&index) {
                     *left -= 1;
                     if *left == 0 {
-                        self.outgoing_transfers.remove(&index);
+                        self.outgoing_tensors_and_unsent_stripes.remove(&index);
                     }
                 }
                 Ok(())
@@ -358,12 +361,14 @@ impl Protocol {
             PeerMessage::Remove { index, name } => {
                 let removed = store.catalogue().remove(&name);
                 match removed {
-                    Some(_) => self.unsent.push_back(PeerMessage::Done { index }),
+                    Some(_) => self
+                        .unsent
+                        .push_back(PeerMessage::StoredOrRemoved { index }),
                     None => self.queue_refusal(index, PeerRefusal::Missing),
                 }
                 Ok(())
             }
-            PeerMessage::Done { index } => match self.requests_to_peer.remove(index) {
+            PeerMessage::StoredOrRemoved { index } => match self.requests_to_peer.remove(index) {
                 Some(
                     OutstandingRequest::Offer(_, _, pending)
                     | OutstandingRequest::Remove(_, pending),
@@ -427,7 +432,7 @@ impl Protocol {
         match destination {
             Some((meta, memory)) if meta == tensor.meta() => {
                 if memory.len < meta.total_bytes() {
-                    self.queue_refusal(index, PeerRefusal::Memory);
+                    self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
                     return Ok(());
                 }
                 self.transfers_without_room
@@ -488,13 +493,13 @@ impl Protocol {
 
     /// Remembers what a tensor is, for the next request for this key.
     fn remember_metadata(&mut self, key: String, meta: &TensorMeta) {
-        if self.peer_tensor_metadata.get(&key) == Some(meta) {
+        if self.peer_metadata_by_key.get(&key) == Some(meta) {
             return;
         }
-        if self.peer_tensor_metadata.len() >= METADATA_MAX {
-            self.peer_tensor_metadata.clear();
+        if self.peer_metadata_by_key.len() >= MAX_REMEMBERED_METADATA {
+            self.peer_metadata_by_key.clear();
         }
-        self.peer_tensor_metadata.insert(key, meta.clone());
+        self.peer_metadata_by_key.insert(key, meta.clone());
     }
 
     fn handle_refusal(&mut self, index: u32, why: PeerRefusal) -> Result<(), DisconnectReason> {
@@ -513,7 +518,7 @@ impl Protocol {
             PeerRefusal::Missing => Error::NotFound(name),
             PeerRefusal::Cancelled => Error::Cancelled(name),
             PeerRefusal::TooLarge => Error::TooLarge { name, bytes },
-            PeerRefusal::Memory => Error::PeerRegistration(name),
+            PeerRefusal::MemoryUnsuitable => Error::PeerCannotRegisterMemory(name),
         };
         self.defer_completion(
             removed.and_then(OutstandingRequest::into_pending),
@@ -534,13 +539,13 @@ impl Protocol {
             return Ok(());
         }
         let Ok(tensor) = allocate(store, meta) else {
-            self.queue_refusal(index, PeerRefusal::Memory);
+            self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
             return Ok(());
         };
         let fetch = OutstandingRequest::IncomingOffer(index, name, tensor.clone(), 0);
         match self.requests_to_peer.insert(fetch) {
             Ok(own) => self.queue_request(own, RequestedTensor::ByOffer(index), Some(&tensor)),
-            Err(_) => self.queue_refusal(index, PeerRefusal::Memory),
+            Err(_) => self.queue_refusal(index, PeerRefusal::MemoryUnsuitable),
         }
         Ok(())
     }
@@ -576,7 +581,8 @@ impl Protocol {
                 let serve = |w| DeferredAction::Serve(w, tensor.clone());
                 self.actions_after_unlock
                     .extend(waiting.into_iter().map(serve));
-                self.unsent.push_back(PeerMessage::Done { index: offer });
+                self.unsent
+                    .push_back(PeerMessage::StoredOrRemoved { index: offer });
             }
             _ => {}
         }

@@ -74,7 +74,7 @@ pub(crate) struct ConnectedQps {
     message_recv_list: RecvList,
     sends_since_signaled: usize,
     outstanding_message_sends: usize,
-    data: Vec<DataQueue>,
+    data_queues: Vec<DataQueue>,
     recv_cq: CompletionQueue,
     send_cq: CompletionQueue,
     recv_buffers: MemoryRegion,
@@ -210,7 +210,7 @@ impl PreparedQueues {
             message_qp: message,
             sends_since_signaled: 0,
             outstanding_message_sends: 0,
-            data,
+            data_queues: data,
             recv_cq: self.recv_cq,
             send_cq: self.send_cq,
             recv_buffers: self.recv_buffers,
@@ -241,7 +241,7 @@ pub(crate) type DisconnectReason = String;
 impl ConnectedQps {
     /// How many queue pairs data are striped over.
     pub(crate) fn data_queue_pair_count(&self) -> u64 {
-        self.data.len() as u64
+        self.data_queues.len() as u64
     }
 
     /// Whether the send queue for messages has room for another, and for acknowledgements.
@@ -332,18 +332,18 @@ impl ConnectedQps {
         tensor: &Tensor,
         remote: RemoteMemory,
     ) -> Result<Option<usize>, DisconnectReason> {
-        let count = self.data.len();
+        let count = self.data_queues.len();
         let stripes: Vec<_> = stripes::ranges(tensor.meta().total_bytes(), count as u64).collect();
         let queue_pair = |i: usize| (index as usize + i) % count;
         for (i, stripe) in stripes.iter().enumerate() {
             let writes = stripes::write_ranges(stripe.clone()).count();
-            if self.data[queue_pair(i)].outstanding_writes + writes > DATA_SEND_DEPTH {
+            if self.data_queues[queue_pair(i)].outstanding_writes + writes > DATA_SEND_DEPTH {
                 return Ok(None);
             }
         }
         for (i, stripe) in stripes.iter().enumerate() {
             let q = queue_pair(i);
-            self.data[q].write_stripe(q, index, tensor, remote, stripe.clone())?;
+            self.data_queues[q].write_stripe(q, index, tensor, remote, stripe.clone())?;
         }
         Ok(Some(stripes.len()))
     }
@@ -402,7 +402,7 @@ impl ConnectedQps {
                 None => arrived(self, QueueEvent::Message(&bytes[..len])),
             }
         } else if kind == CompletionKind::DataRecv as u32 {
-            if let Some(data) = self.data.get_mut(number) {
+            if let Some(data) = self.data_queues.get_mut(number) {
                 data.recv_list.clear();
                 data.recv_list.recv(HeaderOnly, id);
                 data.qp
@@ -421,7 +421,7 @@ impl ConnectedQps {
         } else {
             let q = usize::try_from(kind - CompletionKind::DataWrite as u32).unwrap_or(0);
             let (index, writes) = self
-                .data
+                .data_queues
                 .get_mut(q)
                 .map_or((0, 0), |d| d.take_sent_stripe(number));
             debug_assert!(writes > 0);
@@ -432,7 +432,7 @@ impl ConnectedQps {
     /// Has the completion channel tell of what comes from now on; also of WRITEs that complete, if some are under way.
     pub(crate) fn arm(&self) -> Result<(), DisconnectReason> {
         self.recv_cq.req_notify(false).map_err(|e| e.to_string())?;
-        if self.data.iter().any(|d| d.outstanding_writes > 0) {
+        if self.data_queues.iter().any(|d| d.outstanding_writes > 0) {
             self.send_cq.req_notify(false).map_err(|e| e.to_string())?;
         }
         Ok(())

@@ -25,7 +25,7 @@ impl ConnectionWindows {
     }
 
     /// A message is sent: the buffer to send it from, and the count to put into it.
-    pub fn count_sent_message(&mut self) -> (u32, u32) {
+    pub fn take_send_buffer_and_received_count(&mut self) -> (u32, u32) {
         let buffer = self.sent % MAX_UNCONSUMED_MESSAGES;
         self.sent = self.sent.wrapping_add(1);
         self.acknowledged_to_peer = self.received;
@@ -85,7 +85,7 @@ mod tests {
             for (side, sends) in turns {
                 let side = usize::from(side);
                 if sends && sides[side].has_room() {
-                    let (buffer, count) = sides[side].count_sent_message();
+                    let (buffer, count) = sides[side].take_send_buffer_and_received_count();
                     prop_assert!(wires[side].iter().all(|&(used, _)| used != Some(buffer)));
                     wires[side].push_back((Some(buffer), count));
                 } else {
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn a_peer_cannot_consume_what_was_not_sent() {
         let mut window = ConnectionWindows::default();
-        window.count_sent_message();
+        window.take_send_buffer_and_received_count();
         assert!(!window.apply_acknowledgement(2));
         assert!(window.apply_acknowledgement(1));
         assert!(!window.apply_acknowledgement(0), "counts only grow");

@@ -12,7 +12,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
 
 fn listening(capacity_bytes: u64) -> Peer {
     let config = Config {
-        listen: Some("127.0.0.1:0".to_owned()),
+        listen_address: Some("127.0.0.1:0".to_owned()),
         capacity_bytes,
         ..Config::default()
     };
@@ -111,7 +111,7 @@ fn many_are_in_flight_and_no_more_than_may_be() {
     let remote = connected(&receiver, &sender);
     let get = |i: usize| remote.get(name(&format!("t{i}")), true, None);
     let outstanding: Vec<_> = (0..tensor::REQUESTS_MAX).map(get).collect();
-    assert!(matches!(get(0), Err(Error::Busy(_))));
+    assert!(matches!(get(0), Err(Error::TooManyOutstandingRequests(_))));
     for i in (0..outstanding.len()).rev() {
         let tensor = bytes(&sender, i * 1000, i);
         sender.publish(name(&format!("t{i}")), tensor);
@@ -156,8 +156,8 @@ fn a_store_keeps_what_was_used_last() {
     (2..5).for_each(|i| check(get(i), 3000, i));
     assert_eq!(
         (
-            store.holdings().stored_bytes,
-            store.holdings().evicted_tensors
+            store.store_statistics().stored_bytes,
+            store.store_statistics().evicted_tensors
         ),
         (9000, 2)
     );

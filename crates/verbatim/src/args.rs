@@ -154,7 +154,7 @@ impl DeviceAndPortCountArgs {
 
     /// Returns the environment variables that pass the numbers to the software NIC. `ports` is the number of ports if
     /// neither an argument nor the environment sets one.
-    pub(crate) fn env_variables(
+    pub(crate) fn env_variables_with_default_ports(
         &self,
         ports: Option<u8>,
     ) -> impl Iterator<Item = (&'static str, OsString)> + use<> {
@@ -182,20 +182,23 @@ type EnvVariables = Vec<(&'static str, OsString)>;
 
 impl NicArgs {
     /// Applies link layer, path, addresses and capture to this process, as
-    /// [`LinkLayerArgs::apply_to_process`] does.
-    pub(crate) fn apply_to_process(&self) -> Result<()> {
+    /// [`LinkLayerArgs::apply_by_reexec`] does.
+    pub(crate) fn apply_by_reexec(&self) -> Result<()> {
         let mut wanted = self.link_layer.env_variables();
         if self.provider == Provider::System {
-            refuse_settings_for_system(&wanted)?;
-            refuse_capture_for_system(&self.capture)?;
+            refuse_softnic_settings_for_system_provider(&wanted)?;
+            refuse_capture_for_system_provider(&self.capture)?;
         }
-        wanted.extend(self.link_layer.capture_variable(&self.capture, None)?);
+        wanted.extend(
+            self.link_layer
+                .create_capture_file_and_variable(&self.capture, None)?,
+        );
         reexec_with_env(&wanted)
     }
 }
 
 /// Refuses software NIC settings for `--provider system`, whose ports cannot be reconfigured.
-fn refuse_settings_for_system(wanted: &EnvVariables) -> Result<()> {
+fn refuse_softnic_settings_for_system_provider(wanted: &EnvVariables) -> Result<()> {
     if !wanted.is_empty() {
         bail!(
             "--link-layer, --path, --address, --devices and --ports are for the software NIC, and --provider system uses ports as \
@@ -206,7 +209,7 @@ fn refuse_settings_for_system(wanted: &EnvVariables) -> Result<()> {
 }
 
 /// Refuses a capture for `--provider system`: only the software NIC writes captures.
-pub(crate) fn refuse_capture_for_system(capture: &CaptureArgs) -> Result<()> {
+pub(crate) fn refuse_capture_for_system_provider(capture: &CaptureArgs) -> Result<()> {
     if capture.file().is_some() {
         bail!(
             "--pcap is for the software NIC; leave it out, or --provider system, whose packets tcpdump captures"
@@ -238,11 +241,11 @@ impl LinkLayerArgs {
     }
 
     /// Creates the capture's file and returns the environment variable that names it. `default` is
-    /// as in [`Self::env_variable_or_default`].
+    /// as in [`Self::link_layer_variable_or_default`].
     ///
     /// # Errors
     /// Returns an error if the port's link layer sends no packets, or the file cannot be written.
-    pub(crate) fn capture_variable(
+    pub(crate) fn create_capture_file_and_variable(
         &self,
         capture: &CaptureArgs,
         default: Option<LinkLayer>,
@@ -251,7 +254,7 @@ impl LinkLayerArgs {
             return Ok(None);
         };
         let chosen = self
-            .env_variable_or_default(default)
+            .link_layer_variable_or_default(default)
             .map(|(_, value)| value.into());
         let link_layer = chosen.or_else(|| std::env::var_os(LINK_LAYER_VARIABLE));
         if link_layer.is_some_and(|layer| layer == "ib" || layer == "infiniband") {
@@ -259,13 +262,13 @@ impl LinkLayerArgs {
                 "--pcap: a port with the link layer InfiniBand sends no packets; leave out --pcap, or choose --link-layer roce"
             );
         }
-        let file = writable_file(file).context("--pcap")?;
-        capture::pcap_env_variable(&file).map(Some)
+        let file = check_output_file_path(file).context("--pcap")?;
+        capture::create_pcap_file_and_env_variable(&file).map(Some)
     }
 
     /// Returns the variable of the link layer; `default` applies if neither a flag nor the
     /// environment sets a link layer.
-    pub(crate) fn env_variable_or_default(
+    pub(crate) fn link_layer_variable_or_default(
         &self,
         default: Option<LinkLayer>,
     ) -> Option<(&'static str, &'static str)> {
@@ -279,30 +282,30 @@ impl LinkLayerArgs {
     /// The software NIC reads its settings from the environment. If the environment has other
     /// values, this process executes itself again, because only a new program can get an
     /// environment safely.
-    pub(crate) fn apply_to_process(&self, provider: Option<Provider>) -> Result<()> {
+    pub(crate) fn apply_by_reexec(&self, provider: Option<Provider>) -> Result<()> {
         let wanted = self.env_variables();
         if provider == Some(Provider::System) {
-            refuse_settings_for_system(&wanted)?;
+            refuse_softnic_settings_for_system_provider(&wanted)?;
         }
         reexec_with_env(&wanted)
     }
 
-    /// Applies these arguments, and numbers of devices and ports, as [`apply_to_process`](Self::apply_to_process) does.
-    pub(crate) fn apply_with_ports(
+    /// Applies these arguments, and numbers of devices and ports, as [`apply_by_reexec`](Self::apply_by_reexec) does.
+    pub(crate) fn apply_with_port_counts_by_reexec(
         &self,
         provider: Option<Provider>,
         ports: &DeviceAndPortCountArgs,
     ) -> Result<()> {
         let mut wanted = self.env_variables();
-        wanted.extend(ports.env_variables(None));
+        wanted.extend(ports.env_variables_with_default_ports(None));
         if provider == Some(Provider::System) {
-            refuse_settings_for_system(&wanted)?;
+            refuse_softnic_settings_for_system_provider(&wanted)?;
         }
         reexec_with_env(&wanted)
     }
 
-    /// Applies the path to peers, the port's addresses and `others`, as [`apply_to_process`](Self::apply_to_process) does.
-    pub(crate) fn apply_path_and_address(
+    /// Applies the path to peers, the port's addresses and `others`, as [`apply_by_reexec`](Self::apply_by_reexec) does.
+    pub(crate) fn apply_path_and_address_by_reexec(
         &self,
         others: impl Iterator<Item = (&'static str, OsString)>,
     ) -> Result<()> {
@@ -399,7 +402,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a time from 10 µs to a day. Times below 10 ms suit virtual time only; see
-/// [`check_real_time`].
+/// [`refuse_too_short_for_real_time`].
 pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
                  1440min, such as 500ms or 2.5s";
@@ -408,7 +411,7 @@ pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
 }
 
 /// Refuses a [`run_time`] that is too short for a run in real time.
-pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
+pub(crate) fn refuse_too_short_for_real_time(run_time: Option<Duration>) -> Result<()> {
     match run_time {
         Some(short) if short < MIN_DURATION => bail!(
             "--duration {short:?} is too short for anything but virtual time (--nic); give {MIN_DURATION:?} or more"
@@ -495,7 +498,7 @@ pub(crate) fn device_name(text: &str) -> Result<String, String> {
 
 /// Checks a path for a file to be written: its folder must exist, and the path must not be a
 /// folder.
-pub(crate) fn writable_file(path: &Path) -> Result<PathBuf> {
+pub(crate) fn check_output_file_path(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
         bail!("{} is a folder; name a file in it", path.display());
     }
@@ -597,7 +600,7 @@ mod tests {
         assert_eq!(run_time("200us"), Ok(Duration::from_micros(200)));
         assert_eq!(run_time("1ms"), Ok(Duration::from_millis(1)));
         assert!(run_time("5us").is_err());
-        let real = |text| check_real_time(run_time(text).ok());
+        let real = |text| refuse_too_short_for_real_time(run_time(text).ok());
         assert!(real("1ms").is_err());
         assert!(real("10ms").is_ok());
     }
@@ -646,10 +649,13 @@ mod tests {
 
     #[test]
     fn a_file_needs_its_folder() {
-        assert!(writable_file(Path::new("state")).is_ok());
-        assert!(writable_file(&std::env::temp_dir().join("state")).is_ok());
+        assert!(check_output_file_path(Path::new("state")).is_ok());
+        assert!(check_output_file_path(&std::env::temp_dir().join("state")).is_ok());
         for wrong in ["/nonexistent/state", "/", "/tmp"] {
-            assert!(writable_file(Path::new(wrong)).is_err(), "{wrong:?}");
+            assert!(
+                check_output_file_path(Path::new(wrong)).is_err(),
+                "{wrong:?}"
+            );
         }
     }
 }

@@ -30,7 +30,7 @@ impl CaptureArgs {
 ///
 /// # Errors
 /// Returns an error if the file cannot be written, or is not a capture.
-pub(crate) fn pcap_env_variable(file: &Path) -> Result<(&'static str, OsString)> {
+pub(crate) fn create_pcap_file_and_env_variable(file: &Path) -> Result<(&'static str, OsString)> {
     // The message of this error includes its cause.
     Capture::open(file).map_err(|error| anyhow!("--pcap: {error}"))?;
     // Use an absolute path, since programs may change their working directory.

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use bench::bounce::bounce_ns;
+use bench::bounce::one_way_bounce_ns;
 use bench::peers::KillOnDrop;
 use bench::pin::{CorePair, spawn_on_cores};
 use serde::de::DeserializeOwned;
@@ -49,7 +49,7 @@ impl ServerAndClientCores {
 
     /// Measures the time that a cache line takes from a client's core to the server's core. Returns
     /// `None` if both use the same core.
-    pub(crate) fn measure_cache_line_transfer(&self) -> Result<Option<f64>> {
+    pub(crate) fn measure_cache_line_transfer_ns(&self) -> Result<Option<f64>> {
         let server = *self.server.last().context("no core to run on")?;
         let client = self.clients.first().and_then(|cores| cores.first());
         let requester = *client.context("no core to run on")?;
@@ -60,7 +60,7 @@ impl ServerAndClientCores {
             requester,
             responder: server,
         };
-        bounce_ns(cores, 50_000).map(Some)
+        one_way_bounce_ns(cores, 50_000).map(Some)
     }
 
     pub(crate) fn shares_cores(&self) -> bool {

@@ -12,7 +12,7 @@ use verbs::{Capability, Context, Device, GidType, InlineBytes, Lid, LinkLayer, M
 
 use crate::CommandOutcome;
 use crate::args::{DeviceAndPortCountArgs, LinkLayerArgs, Provider};
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 use packets::PortDetails;
 use size::format_byte_limit;
 
@@ -65,7 +65,7 @@ struct DeviceReport {
     vendor_part_id: u32,
     hw_ver: String,
     limits: DeviceLimits,
-    capabilities: ShownCapabilities,
+    capabilities: DetectedCapabilities,
     ports: Vec<PortReport>,
 }
 
@@ -100,7 +100,7 @@ struct DeviceLimits {
 
 /// Capabilities that queries and trials of the device have shown.
 #[derive(Serialize)]
-struct ShownCapabilities {
+struct DetectedCapabilities {
     has: Vec<Capability>,
     lacks: Vec<MissingCapability>,
     inline_bytes: InlineBytes,
@@ -147,7 +147,7 @@ struct GidEntry {
 
 /// The devices that one provider has.
 #[derive(Serialize)]
-struct ProviderDevices {
+struct ProviderDeviceCountAndNotes {
     name: &'static str,
     devices: usize,
     /// The reasons why no device was found, or why a device cannot be opened.
@@ -160,15 +160,15 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         return adapters::print_adapters(args.verbose, args.json);
     }
     args.link_layer
-        .apply_with_ports(args.provider, &args.ports)?;
+        .apply_with_port_counts_by_reexec(args.provider, &args.ports)?;
     let all = [Provider::Softnic, Provider::System];
     let wanted = |p: &Provider| args.provider.is_none_or(|only| only == *p);
     let mut found = 0;
     for provider in all.into_iter().filter(wanted) {
-        let asked = devices_of_provider(provider, args)?;
+        let asked = print_devices_of_provider(provider, args)?;
         found += asked.devices;
         if args.json {
-            print_typed("provider", &asked)?;
+            print_typed_json("provider", &asked)?;
         } else if asked.devices == 0 {
             print(format_args!("{}: no devices", asked.name))?;
         }
@@ -179,12 +179,15 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(if found > 0 {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
-fn devices_of_provider(provider: Provider, args: &Args) -> Result<ProviderDevices> {
-    let mut asked = ProviderDevices {
+fn print_devices_of_provider(
+    provider: Provider,
+    args: &Args,
+) -> Result<ProviderDeviceCountAndNotes> {
+    let mut asked = ProviderDeviceCountAndNotes {
         name: provider.name(),
         devices: 0,
         notes: Vec::new(),
@@ -203,7 +206,7 @@ fn devices_of_provider(provider: Provider, args: &Args) -> Result<ProviderDevice
             Ok(shown) => {
                 asked.devices += 1;
                 if args.json {
-                    print_typed("device", &shown)?;
+                    print_typed_json("device", &shown)?;
                 } else {
                     print(format_device(&shown))?;
                 }
@@ -266,7 +269,7 @@ fn query_device_report(device: &Device, number: usize, verbose: bool) -> Result<
             max_pkeys: attr.max_pkeys,
             local_ca_ack_delay: attr.local_ca_ack_delay,
         },
-        capabilities: ShownCapabilities {
+        capabilities: DetectedCapabilities {
             has: Capability::ALL.into_iter().filter(has).collect(),
             lacks: found.lacks.clone(),
             inline_bytes: found.inline_bytes,
@@ -399,7 +402,7 @@ fn format_device(device: &DeviceReport) -> String {
 }
 
 /// Formats the capabilities of a device in one line.
-fn format_capabilities(shows: &ShownCapabilities) -> String {
+fn format_capabilities(shows: &DetectedCapabilities) -> String {
     let InlineBytes { rc, uc, ud } = shows.inline_bytes;
     let names = shows.has.iter().map(|capability| match capability {
         Capability::Rc => format!("RC (inline up to {rc} bytes)"),

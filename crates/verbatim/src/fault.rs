@@ -137,7 +137,7 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
 }
 
 /// Refuses `--fault` for `--provider system`: only the software NIC injects faults.
-pub(crate) fn refuse_faults_for_system(args: &FaultArgs) -> Result<()> {
+pub(crate) fn refuse_faults_for_system_provider(args: &FaultArgs) -> Result<()> {
     if args.is_wanted() {
         bail!("--fault is for the software NIC; leave it out, or --provider system");
     }

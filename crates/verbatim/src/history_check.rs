@@ -17,8 +17,8 @@ use service::random::Random;
 use crate::CommandOutcome;
 use crate::args;
 use crate::children::start_on_cores;
-use crate::output::{self, print, print_typed};
-use crate::stop::stop_signals;
+use crate::output::{self, print, print_typed_json};
+use crate::stop::stop_request_channel;
 
 /// Arguments of a check.
 #[derive(clap::Args)]
@@ -74,7 +74,7 @@ impl RecorderArgs {
 
 /// Returns a function for a polling loop that returns true once standard input has ended.
 pub(crate) fn stdin_end_poller() -> Result<impl FnMut() -> bool> {
-    let stop = stop_signals(true)?;
+    let stop = stop_request_channel(true)?;
     let mut polls = 0u32;
     Ok(move || {
         polls = polls.wrapping_add(1);
@@ -99,12 +99,12 @@ pub(crate) trait CheckedSystem {
     fn server_address(line: &Self::Line) -> Option<&str>;
     /// Returns the number of repeated changes that the server did not apply again, if the line
     /// contains it.
-    fn repeated_changes(line: &Self::Line) -> Option<u64>;
+    fn repeated_changes_not_reapplied(line: &Self::Line) -> Option<u64>;
 }
 
 /// Returns the designs that the user has named, or all designs that the device supports. Prints a note on each
 /// unsupported design.
-pub(crate) fn supported_designs<D: Copy>(
+pub(crate) fn named_or_supported_designs<D: Copy>(
     asked: &[D],
     all: &[D],
     check: impl Fn(D) -> Result<(), UnsupportedDesign>,
@@ -185,7 +185,7 @@ impl CheckArgs {
 fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Result<CommandOutcome> {
     for checked in all {
         if json {
-            print_typed("checked", checked)?;
+            print_typed_json("checked", checked)?;
             continue;
         }
         let SystemCheckResult {
@@ -219,7 +219,7 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
     Ok(if right {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
@@ -297,7 +297,7 @@ fn run_and_check_system<S: CheckedSystem>(
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .stdin(Stdio::piped());
     let (mut server, mut said) =
-        start_on_cores::<S::Line>(command, &bench::pin::allowed()?, "server")?;
+        start_on_cores::<S::Line>(command, &bench::pin::allowed_cores()?, "server")?;
     let mut clients = CheckClients {
         subject,
         seed: args.seed,
@@ -318,7 +318,7 @@ fn run_and_check_system<S: CheckedSystem>(
     bar.set_message(format!("{name}: waiting for the last answers"));
     clients.stop_clients()?;
     drop(server.0.stdin.take());
-    let repeated = said.read_until_some(|line| S::repeated_changes(&line))?;
+    let repeated = said.read_until_some(|line| S::repeated_changes_not_reapplied(&line))?;
     bar.set_message(format!("{name}: judging"));
     let verdict = KeyHistories::read(folder)?.check();
     bar.finish_and_clear();

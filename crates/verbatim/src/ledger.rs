@@ -36,7 +36,10 @@ impl LedgerArgs {
     /// The tap reads its environment variable when a provider is first used, and child processes
     /// inherit the variable. A ledger has an entry for each process. A simulated cluster is one
     /// process, so no ledger is possible.
-    pub(crate) fn rerun_under_tap(&self, simulated: bool) -> Result<Option<CommandOutcome>> {
+    pub(crate) fn rerun_under_tap_if_wanted(
+        &self,
+        simulated: bool,
+    ) -> Result<Option<CommandOutcome>> {
         let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
         };
@@ -60,7 +63,7 @@ impl LedgerArgs {
 
     /// Runs a program under the tap, if the user wants a ledger or a summary. `summary` receives the
     /// ledger.
-    pub(crate) fn record_program(
+    pub(crate) fn run_under_tap_or_return_command(
         &self,
         command: Command,
         words: &str,
@@ -166,8 +169,8 @@ mod tests {
                 .0
         };
         assert_eq!(run("exit 0"), CommandOutcome::Done);
-        assert_eq!(run("exit 7"), CommandOutcome::Exit(7));
-        assert_eq!(run("kill -KILL $$"), CommandOutcome::Exit(137));
+        assert_eq!(run("exit 7"), CommandOutcome::ProgramExitStatus(7));
+        assert_eq!(run("kill -KILL $$"), CommandOutcome::ProgramExitStatus(137));
         let text = std::fs::read_to_string(&file).expect("written each time");
         let ledger = Ledger::parse(&text).expect("a ledger");
         assert_eq!(

@@ -132,7 +132,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
-    if let Err(err) = run::exec_system_rdma() {
+    if let Err(err) = run::exec_system_rdma_if_called_rdma() {
         eprintln!("error: {err:#}");
         return ExitCode::from(2);
     }
@@ -156,17 +156,17 @@ fn main() -> ExitCode {
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Paper(args) => paper::run(&args),
-        Command::Completions(args) => shell::completions(Cli::command(), &args),
-        Command::Man(args) => shell::man(Cli::command(), &args),
+        Command::Completions(args) => shell::print_completions(Cli::command(), &args),
+        Command::Man(args) => shell::write_man_pages(Cli::command(), &args),
         Command::Reference => shell::print_command_reference(Cli::command()),
     };
     match outcome {
-        Ok(outcome) if let Some((done, of)) = steps::steps_at_interrupt() => {
-            print_partial_result_note(&outcome, is_json, done, of)
+        Ok(outcome) if let Some((done, of)) = steps::steps_if_interrupted_early() => {
+            exit_code_with_partial_result_note(&outcome, is_json, done, of)
         }
         Ok(CommandOutcome::Done) => ExitCode::SUCCESS,
-        Ok(CommandOutcome::No) => ExitCode::from(1),
-        Ok(CommandOutcome::Exit(code)) => ExitCode::from(code),
+        Ok(CommandOutcome::NegativeAnswer) => ExitCode::from(1),
+        Ok(CommandOutcome::ProgramExitStatus(code)) => ExitCode::from(code),
         // The reader of the results has closed the pipe, which is not an error.
         Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
         Err(err) => {
@@ -184,7 +184,7 @@ fn asks_for_json(matches: &ArgMatches) -> bool {
 }
 
 /// Prints that the results cover a part of the measurement. A negative answer keeps its exit status.
-fn print_partial_result_note(
+fn exit_code_with_partial_result_note(
     outcome: &CommandOutcome,
     is_json: bool,
     done: u64,
@@ -193,7 +193,7 @@ fn print_partial_result_note(
     eprintln!("interrupted: results are of {done} of {of} steps");
     let told = if is_json {
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
-        output::print_typed("interrupted", &line)
+        output::print_typed_json("interrupted", &line)
     } else {
         output::print(format_args!(
             "\nInterrupted: these are {done} of {of} steps."
@@ -202,8 +202,8 @@ fn print_partial_result_note(
     // Ignore an error, because the reader of the results may have closed the pipe.
     drop(told);
     match outcome {
-        CommandOutcome::No => ExitCode::from(1),
-        CommandOutcome::Done | CommandOutcome::Exit(_) => {
+        CommandOutcome::NegativeAnswer => ExitCode::from(1),
+        CommandOutcome::Done | CommandOutcome::ProgramExitStatus(_) => {
             ExitCode::from(steps::INTERRUPTED_EXIT_STATUS)
         }
     }

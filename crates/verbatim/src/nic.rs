@@ -16,7 +16,7 @@ impl OpenNic {
     /// Opens the device and checks the port, so that a wrong name or number is refused before any
     /// work starts.
     pub(crate) fn open(nic: &NicArgs, port: &PortArgs) -> Result<OpenNic> {
-        nic.apply_to_process()?;
+        nic.apply_by_reexec()?;
         let provider = verbs::Provider::by_name(nic.provider.name())?;
         let device = provider.device(nic.device.as_deref())?;
         let config = NicConfig {

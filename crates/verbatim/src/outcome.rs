@@ -18,7 +18,7 @@ pub(crate) enum CommandOutcome {
     /// The command has succeeded: exit status 0.
     Done,
     /// The command ran, and its answer is negative: exit status 1.
-    No,
+    NegativeAnswer,
     /// The exit status of the program that the command ran.
-    Exit(u8),
+    ProgramExitStatus(u8),
 }

@@ -41,7 +41,7 @@ pub(crate) fn print_text(text: &[u8]) -> Result<()> {
 }
 
 /// Prints `{"type": kind, "data": data}` as one line.
-pub(crate) fn print_typed(kind: &str, data: &impl Serialize) -> Result<()> {
+pub(crate) fn print_typed_json(kind: &str, data: &impl Serialize) -> Result<()> {
     #[derive(Serialize)]
     struct Line<'a, T> {
         r#type: &'a str,

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use bench::stats::MedianAndSpread;
 use chart::{Chart, Point};
 
-use crate::args::writable_file;
+use crate::args::check_output_file_path;
 use crate::output::write_file;
-use crate::steps::steps_at_interrupt;
+use crate::steps::steps_if_interrupted_early;
 
 /// Files that a command leaves beside what it prints.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -30,7 +30,7 @@ impl PictureArgs {
         files
             .into_iter()
             .filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
-            .try_for_each(|(flag, file)| can_be_written(file).context(flag))
+            .try_for_each(|(flag, file)| check_can_be_written(file).context(flag))
     }
 
     /// Writes the files that the user wants.
@@ -38,21 +38,21 @@ impl PictureArgs {
         if let Some(file) = &self.csv {
             write_file(file, &chart.csv())?;
         }
-        self.draw(chart)
+        self.write_svg(chart)
     }
 
     /// Writes only the picture, for commands that write a CSV file with their own columns.
-    pub(crate) fn draw(&self, chart: &Chart) -> Result<()> {
+    pub(crate) fn write_svg(&self, chart: &Chart) -> Result<()> {
         match &self.svg {
-            Some(file) => write_file(file, &svg(chart)),
+            Some(file) => write_file(file, &svg_with_interrupt_note(chart)),
             None => Ok(()),
         }
     }
 }
 
 /// Draws a chart. The caption of an interrupted measurement says so.
-pub(crate) fn svg(chart: &Chart) -> String {
-    let Some((done, of)) = steps_at_interrupt() else {
+pub(crate) fn svg_with_interrupt_note(chart: &Chart) -> String {
+    let Some((done, of)) = steps_if_interrupted_early() else {
         return chart.svg();
     };
     let caption = format!("{}; interrupted: {done} of {of} steps", chart.caption);
@@ -64,8 +64,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
 }
 
 /// Checks that a file can be opened for writing, without changing the file.
-fn can_be_written(file: &Path) -> Result<()> {
-    writable_file(file)?;
+fn check_can_be_written(file: &Path) -> Result<()> {
+    check_output_file_path(file)?;
     let was_there = file.exists();
     OpenOptions::new()
         .append(true)

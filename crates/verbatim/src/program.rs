@@ -64,6 +64,8 @@ fn outcome_of_exit_status(status: ExitStatus) -> CommandOutcome {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     match code {
         Some(0) => CommandOutcome::Done,
-        code => CommandOutcome::Exit(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2)),
+        code => CommandOutcome::ProgramExitStatus(
+            code.and_then(|code| u8::try_from(code).ok()).unwrap_or(2),
+        ),
     }
 }

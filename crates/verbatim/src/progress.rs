@@ -46,7 +46,7 @@ impl Progress {
     }
 
     /// Adds `steps` completed steps.
-    pub(crate) fn inc(&self, steps: u64) {
+    pub(crate) fn add_completed_steps(&self, steps: u64) {
         if let Some(lines) = &self.lines {
             lines.state().completed_steps += steps;
         }

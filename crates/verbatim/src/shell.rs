@@ -38,7 +38,10 @@ pub(crate) struct ManArgs {
 ///
 /// # Errors
 /// Returns an error if standard output cannot be written.
-pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<CommandOutcome> {
+pub(crate) fn print_completions(
+    mut cli: Command,
+    args: &CompletionsArgs,
+) -> Result<CommandOutcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut cli, "verbatim", &mut script);
     print_text(&script)?;
@@ -49,7 +52,7 @@ pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<Co
 ///
 /// # Errors
 /// Returns an error if the folder cannot be created, or a page cannot be written.
-pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<CommandOutcome> {
+pub(crate) fn write_man_pages(cli: Command, args: &ManArgs) -> Result<CommandOutcome> {
     let dir = &args.dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     clap_mangen::generate_to(cli.disable_help_subcommand(true), dir)
@@ -231,7 +234,7 @@ mod tests {
     fn there_is_a_man_page_for_every_command() {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path().join("man1");
-        man(Cli::command(), &ManArgs { dir: dir.clone() }).expect("pages");
+        write_man_pages(Cli::command(), &ManArgs { dir: dir.clone() }).expect("pages");
         let text = fs::read_to_string(dir.join("verbatim-bench-peers.1")).expect("a page");
         assert!(
             text.contains(".SH SYNOPSIS") && text.contains("\\-\\-rounds"),

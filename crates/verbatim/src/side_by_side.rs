@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bench::pin::allowed;
+use bench::pin::allowed_cores;
 use bench::simulated::UnknownCosts;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
@@ -13,7 +13,7 @@ use service::{ConnectError, Server, ServerError, Service};
 
 use crate::CommandOutcome;
 use crate::children::ServerAndClientCores;
-use crate::output::{self, format_three_digits, print_typed};
+use crate::output::{self, format_three_digits, print_typed_json};
 use crate::steps::CommandSteps;
 
 /// Assigns cores to a server and its clients. Prints a note if the figures will be of little use.
@@ -26,7 +26,7 @@ pub(crate) fn assign_cores(
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
-    let cores = allowed()?;
+    let cores = allowed_cores()?;
     let placement = ServerAndClientCores::new(&cores, workers, clients, threads);
     if placement.shares_cores() {
         eprintln!(
@@ -74,7 +74,7 @@ pub(crate) fn run_interleaved<T: Copy, R: Serialize>(
                 return Ok(all);
             };
             if json {
-                print_typed("round", &done)?;
+                print_typed_json("round", &done)?;
             }
             all.push(done);
         }
@@ -99,7 +99,7 @@ pub(crate) fn run_simulations<S, R>(
     for setup in setups {
         let name = name(&setup);
         let ran = steps.run(name.clone(), || match one(setup, &rows) {
-            Err(error) if is_not_possible(&error) => Ok(Err(error)),
+            Err(error) if means_setup_not_possible(&error) => Ok(Err(error)),
             other => other.map(Ok),
         })?;
         match ran {
@@ -139,7 +139,7 @@ fn print_setups_not_run(setups: &[(String, anyhow::Error)]) {
 }
 
 /// Returns true if the error concerns only this design, so that other designs may still run.
-fn is_not_possible(error: &anyhow::Error) -> bool {
+fn means_setup_not_possible(error: &anyhow::Error) -> bool {
     error.is::<UnknownCosts>()
         || matches!(error.downcast_ref(), Some(ServerError::Unsupported(_)))
         || matches!(error.downcast_ref(), Some(ConnectError::Unsupported(_)))
@@ -156,7 +156,7 @@ pub(crate) fn outcome_of_comparison(verified: bool) -> CommandOutcome {
     if verified {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     }
 }
 
@@ -178,7 +178,7 @@ pub(crate) fn format_or_empty<T, D: Display>(value: Option<T>, shown: impl Fn(T)
 }
 
 /// Formats a relative error for a table.
-pub(crate) fn relative_error(error: Option<f64>) -> String {
+pub(crate) fn format_relative_error(error: Option<f64>) -> String {
     format_or_empty(error, |e| format!("{:+.1} %", 100.0 * e))
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::CommandOutcome;
 use crate::args::fabric_name;
-use crate::run::{find_sockets, loader_variable_value};
+use crate::run::{find_sockets_library, ld_preload_value};
 
 /// Arguments of `verbatim sockets`.
 #[derive(clap::Args)]
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut command = Command::new(program);
     command
         .args(rest)
-        .env("LD_PRELOAD", loader_variable_value(&find_sockets()?)?);
+        .env("LD_PRELOAD", ld_preload_value(&find_sockets_library()?)?);
     if let Some(name) = &args.fabric {
         command.env(FABRIC, name);
     }

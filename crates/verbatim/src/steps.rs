@@ -25,7 +25,7 @@ pub(crate) struct CommandSteps {
 /// The steps of the process, of which a command may have several series.
 #[derive(Default)]
 struct StepCount {
-    is_registered: AtomicBool,
+    is_signal_handler_registered: AtomicBool,
     is_interrupted: Arc<AtomicBool>,
     completed: AtomicU64,
     total: AtomicU64,
@@ -42,7 +42,10 @@ impl CommandSteps {
     pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
         let count = COUNT.get_or_init(StepCount::default);
         count.total.fetch_add(steps, Ordering::Relaxed);
-        if !count.is_registered.swap(true, Ordering::Relaxed) {
+        if !count
+            .is_signal_handler_registered
+            .swap(true, Ordering::Relaxed)
+        {
             // In this order, so that the first signal finds the flag false.
             let status = i32::from(INTERRUPTED_EXIT_STATUS);
             flag::register_conditional_shutdown(SIGINT, status, count.is_interrupted.clone())
@@ -94,7 +97,7 @@ impl CommandSteps {
     /// Counts a completed step.
     pub(crate) fn complete_step(&self) {
         self.step_count.completed.fetch_add(1, Ordering::Relaxed);
-        self.display.inc(1);
+        self.display.add_completed_steps(1);
     }
 }
 
@@ -118,7 +121,7 @@ pub(crate) fn is_interrupted() -> bool {
 }
 
 /// Returns the completed steps and all steps, if SIGINT was received and not all are complete.
-pub(crate) fn steps_at_interrupt() -> Option<(u64, u64)> {
+pub(crate) fn steps_if_interrupted_early() -> Option<(u64, u64)> {
     let [done, of] = COUNT
         .get()
         .filter(|_| is_interrupted())?

@@ -9,7 +9,7 @@ use signal_hook::iterator::Signals;
 
 /// Returns a channel that receives a message when the server must stop. The message is sent at
 /// SIGINT or SIGTERM and, if `until_eof` is set, at the end of standard input.
-pub(crate) fn stop_signals(until_eof: bool) -> Result<mpsc::Receiver<()>> {
+pub(crate) fn stop_request_channel(until_eof: bool) -> Result<mpsc::Receiver<()>> {
     let (tell, stop) = mpsc::channel();
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
     let by_signal: Sender<()> = tell.clone();

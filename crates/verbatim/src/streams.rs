@@ -11,7 +11,7 @@ use crate::args::{self, NicArgs, PortArgs};
 
 /// Returns the configuration of streams on a NIC.
 pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<Config> {
-    nic.apply_to_process()?;
+    nic.apply_by_reexec()?;
     Ok(Config {
         policy,
         provider: nic.provider.name().to_owned(),

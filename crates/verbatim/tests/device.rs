@@ -521,11 +521,11 @@ fn unmodified_programs_are_counted_and_traced_on_the_device() {
     let worked: Vec<_> = ledger
         .processes
         .iter()
-        .filter(|process| process.operations() > 0)
+        .filter(|process| process.posted_operations() > 0)
         .collect();
     assert_eq!(worked.len(), 2, "{ledger:?}");
     for process in worked {
-        assert_eq!((process.operations(), process.peers), (200, 1));
+        assert_eq!((process.posted_operations(), process.peers), (200, 1));
         let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
         assert_eq!(qp.received[0].count, 200);
@@ -547,7 +547,10 @@ fn our_own_programs_are_counted_on_the_device() {
             &with_nic(&[&sequencer[..], &design_args].concat(), &nic),
             &[],
         );
-        let worked = ledger.processes.iter().filter(|p| p.operations() > 0);
+        let worked = ledger
+            .processes
+            .iter()
+            .filter(|p| p.posted_operations() > 0);
         assert!(worked.count() >= 1, "{design}: {ledger:?}");
         for process in &ledger.processes {
             assert_eq!(process.check(), Ok(()), "{design}");

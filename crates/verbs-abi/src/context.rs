@@ -33,7 +33,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Two obsolete slots, which keep the size of [`ibv_device`](crate::ibv_device) as it was.
+    /// Two obsolete slots, which keep the size of [`ibv_device`] as it was.
     #[derive(Clone, Copy, Debug)]
     struct _ibv_device_ops {
         _dummy1: Option<

@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 use crate::deviations::{Deviation, DeviationKind, Deviations};
 use crate::env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
 use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
-use crate::role::{ARG, ROLE, SETTINGS};
+use crate::role::{ARG, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
 use crate::{peer, worker};
 
 pub use crate::notes::{record_awaited_event, record_case, wait_limit};
@@ -70,7 +70,7 @@ impl SuiteVariant {
         if link_layer == "ib" {
             settings.without.insert(NicCapability::RawPackets);
         }
-        let fabric = fresh_fabric(link_layer);
+        let fabric = unused_fabric_path(link_layer);
         Self {
             test_name_prefix: link_layer.to_owned(),
             settings,
@@ -119,7 +119,7 @@ impl SuiteVariant {
 
 /// Returns the path of a fabric folder that no other process uses.
 #[must_use]
-pub fn fresh_fabric(label: &str) -> PathBuf {
+pub fn unused_fabric_path(label: &str) -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
@@ -155,7 +155,7 @@ pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<Ex
 /// Plays the role that the environment variables request; returns `None` if they request none.
 #[must_use]
 pub fn play_role(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
-    let role = std::env::var(ROLE).ok()?;
+    let role = std::env::var(ROLE_ENV_VAR).ok()?;
     // A test may kill the parent, and no child of the parent may survive it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
@@ -177,10 +177,10 @@ pub fn play_role(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
 }
 
 fn play(role: &str, arg: &str, tests: &[&'static SuiteTest]) -> anyhow::Result<ExitCode> {
-    let settings = std::env::var(SETTINGS).context("no settings")?;
+    let settings = std::env::var(SETTINGS_ENV_VAR).context("no settings")?;
     let settings: Settings = serde_json::from_str(&settings)?;
     if role == "open" {
-        return peer::play_open_role(&settings);
+        return peer::open_device_and_report(&settings);
     }
     let env = TestEnv::new(settings)?;
     match role {

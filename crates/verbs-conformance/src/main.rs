@@ -13,7 +13,7 @@ use verbs_conformance::{Deviations, NicCapability, ProviderKind, Settings, Suite
 ///
 /// Exit status: 0 all passed or were skipped, 101 some failed, 2 the run could not start.
 #[derive(Parser)]
-#[command(name = "verbs-conformance", version, after_help = capabilities(), after_long_help = examples())]
+#[command(name = "verbs-conformance", version, after_help = capabilities_help_text(), after_long_help = examples())]
 struct Cli {
     /// Which libibverbs: the software NIC, or the machine's own library
     #[arg(long, value_enum, default_value = "softnic")]
@@ -37,7 +37,7 @@ struct Cli {
     #[arg(long, value_delimiter = ',', value_name = "CAPABILITIES")]
     without: Vec<NicCapability>,
     /// Whose known deviations are skipped instead of failing; auto goes by the device
-    #[arg(long, value_name = "DEVICE", value_parser = deviations())]
+    #[arg(long, value_name = "DEVICE", value_parser = deviations_arg_values())]
     deviations: Option<String>,
     /// Print the known deviations of a device as a table in Markdown, and do nothing else
     #[arg(long, value_name = "DEVICE", value_parser = Deviations::ALL.map(|known| known.device))]
@@ -53,13 +53,13 @@ struct Cli {
     list: bool,
 }
 
-fn deviations() -> Vec<&'static str> {
+fn deviations_arg_values() -> Vec<&'static str> {
     let mut names = vec!["auto", "none"];
     names.extend(Deviations::ALL.map(|known| known.device));
     names
 }
 
-fn capabilities() -> String {
+fn capabilities_help_text() -> String {
     let lines = NicCapability::ALL
         .iter()
         .map(|(_, name, what)| format!("  {name:<18}{}\n", what.trim()));
@@ -71,7 +71,7 @@ fn examples() -> String {
         "{}\nExamples:\n  verbs-conformance\n  verbs-conformance --link-layer ib --filter ud::\n  \
          verbs-conformance --provider system --device rxe0 --gid-index 1\n  \
          verbs-conformance --provider system --deviations none --without srq,write-order\n",
-        capabilities()
+        capabilities_help_text()
     )
 }
 

@@ -113,7 +113,7 @@ impl QpSpec {
 
     /// Sets the depth of both queues.
     #[must_use]
-    pub fn depth(mut self, wrs: u32) -> Self {
+    pub fn with_queue_depth(mut self, wrs: u32) -> Self {
         self.max_send_wr = wrs;
         self.max_recv_wr = wrs;
         self.cqe = self
@@ -189,8 +189,8 @@ impl QpSpec {
     /// Creates two connected queue pairs.
     #[must_use]
     #[track_caller]
-    pub fn pair(&self, env: &TestEnv) -> QpPair {
-        let mut pair = self.unconnected(env);
+    pub fn create_connected_pair(&self, env: &TestEnv) -> QpPair {
+        let mut pair = self.create_unconnected_pair(env);
         pair.connect();
         pair
     }
@@ -198,7 +198,7 @@ impl QpSpec {
     /// Creates two queue pairs in RESET.
     #[must_use]
     #[track_caller]
-    pub fn unconnected(&self, env: &TestEnv) -> QpPair {
+    pub fn create_unconnected_pair(&self, env: &TestEnv) -> QpPair {
         QpPair {
             a: self.create_qp_side(env),
             b: self.create_qp_side(env),
@@ -239,24 +239,24 @@ impl QpSide {
     #[must_use]
     #[track_caller]
     pub fn new(ctx: &Context, spec: &QpSpec) -> Self {
-        let pd = ctx.pd();
-        let channel = || spec.channels.then(|| ctx.channel());
+        let pd = ctx.alloc_pd();
+        let channel = || spec.channels.then(|| ctx.create_channel());
         let (schannel, rchannel) = (channel(), channel());
         let cq = |channel: &Option<Channel>| match channel {
-            Some(channel) => ctx.cq_on(spec.cqe, channel),
-            None => ctx.cq(spec.cqe),
+            Some(channel) => ctx.create_cq_on_channel(spec.cqe, channel),
+            None => ctx.create_cq(spec.cqe),
         };
         let (scq, rcq) = (cq(&schannel), cq(&rchannel));
         let new_tags = || TagSrq::new(&pd, &rcq, spec.tags).expect("ibv_create_srq_ex");
         let tags = (spec.tags > 0).then(new_tags).map(Arc::new);
         let srq = match &tags {
             Some(tags) => Some(tags.srq.clone()),
-            None => spec.srq.then(|| pd.srq()),
+            None => spec.srq.then(|| pd.create_srq()),
         };
         let mut side = Self {
             qp: {
                 let mut init = Self::qp_init(spec, ctx.env(), &scq, &rcq, srq.as_ref());
-                pd.qp(&mut init)
+                pd.create_qp(&mut init)
             },
             granted_cap: ibv_qp_cap {
                 max_send_wr: 0,
@@ -309,7 +309,7 @@ impl QpSide {
             &self.rcq,
             self.srq.as_ref(),
         );
-        let qp = self.pd.qp(&mut init);
+        let qp = self.pd.create_qp(&mut init);
         Self {
             spec: self.spec.clone(),
             qp,
@@ -362,13 +362,13 @@ impl QpSide {
     /// Moves the queue pair from RESET to INIT.
     #[track_caller]
     pub fn to_init(&self) {
-        let (attr, mask) = self.init_attr();
+        let (attr, mask) = self.reset_to_init_attr_and_mask();
         self.qp.modify(&attr, mask).expect("RESET to INIT");
     }
 
     /// Returns attributes and mask for RESET to INIT.
     #[must_use]
-    pub fn init_attr(&self) -> (ibv_qp_attr, c_int) {
+    pub fn reset_to_init_attr_and_mask(&self) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_INIT;
         attr.port_num = self.ctx.env().settings.port;
@@ -388,7 +388,7 @@ impl QpSide {
 
     /// Returns attributes and mask for INIT to RTR.
     #[must_use]
-    pub fn rtr_attr(&self, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
+    pub fn init_to_rtr_attr_and_mask(&self, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTR;
         if self.spec.qp_type == IBV_QPT_UD {
@@ -413,7 +413,7 @@ impl QpSide {
 
     /// Returns attributes and mask for RTR to RTS.
     #[must_use]
-    pub fn rts_attr(&self) -> (ibv_qp_attr, c_int) {
+    pub fn rtr_to_rts_attr_and_mask(&self) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTS;
         attr.sq_psn = self.address().psn;
@@ -434,10 +434,10 @@ impl QpSide {
     /// Moves the queue pair from INIT to RTR, towards `peer`.
     #[track_caller]
     pub fn to_rtr(&mut self, peer: &QpAddress) {
-        let (attr, mask) = self.rtr_attr(peer);
+        let (attr, mask) = self.init_to_rtr_attr_and_mask(peer);
         self.qp.modify(&attr, mask).expect("INIT to RTR");
         if self.spec.qp_type == IBV_QPT_UD {
-            let ah = self.pd.ah(&self.ah_attr(peer));
+            let ah = self.pd.create_ah(&self.ah_attr(peer));
             self.ud_destination = Some((ah, peer.qpn, self.spec.qkey));
         }
     }
@@ -445,7 +445,7 @@ impl QpSide {
     /// Moves the queue pair from RTR to RTS.
     #[track_caller]
     pub fn to_rts(&self) {
-        let (attr, mask) = self.rts_attr();
+        let (attr, mask) = self.rtr_to_rts_attr_and_mask();
         self.qp.modify(&attr, mask).expect("RTR to RTS");
     }
 
@@ -460,22 +460,22 @@ impl QpSide {
     /// Registers new memory of the specified kind, with all access rights.
     #[must_use]
     #[track_caller]
-    pub fn buf(&self, len: usize) -> Buf {
-        self.pd.buf_with(self.spec.memory, len, ALL_ACCESS)
+    pub fn alloc_buf(&self, len: usize) -> Buf {
+        self.pd.alloc_buf_of_kind(self.spec.memory, len, ALL_ACCESS)
     }
 
     /// Registers new memory with the given access rights.
     #[must_use]
     #[track_caller]
-    pub fn buf_with(&self, len: usize, access: c_int) -> Buf {
-        self.pd.buf_with(self.spec.memory, len, access)
+    pub fn alloc_buf_with_access(&self, len: usize, access: c_int) -> Buf {
+        self.pd.alloc_buf_of_kind(self.spec.memory, len, access)
     }
 
     /// Sets the WR's destination if the transport needs one and the WR has none.
     #[must_use]
     pub fn with_ud_destination(&self, wr: SendWr) -> SendWr {
         match &self.ud_destination {
-            Some((ah, qpn, qkey)) if !wr.addressed => wr.to(ah, *qpn, *qkey),
+            Some((ah, qpn, qkey)) if !wr.has_ud_destination => wr.to(ah, *qpn, *qkey),
             _ => wr,
         }
     }
@@ -518,14 +518,14 @@ impl QpSide {
     /// Waits for the next completion of a send.
     #[must_use]
     #[track_caller]
-    pub fn send_completion(&self) -> Wc {
+    pub fn await_send_completion(&self) -> Wc {
         self.scq.await_completion()
     }
 
     /// Waits for the next completion of a receive.
     #[must_use]
     #[track_caller]
-    pub fn recv_completion(&self) -> Wc {
+    pub fn await_recv_completion(&self) -> Wc {
         self.rcq.await_completion()
     }
 
@@ -559,14 +559,14 @@ impl QpPair {
     #[track_caller]
     pub fn check_transfers_both_ways(&self) {
         for (from, to, seed) in [(&self.a, &self.b, 0xf00), (&self.b, &self.a, 0xba4)] {
-            let source = from.buf(100);
-            let target = to.buf(100 + 40);
+            let source = from.alloc_buf(100);
+            let target = to.alloc_buf(100 + 40);
             source.memory.fill_with_pattern(seed);
             to.post_recv(seed, [target.whole_sge()]);
             from.post(crate::wr::send([source.whole_sge()]).id(seed));
-            from.send_completion()
+            from.await_send_completion()
                 .expect_sent(seed, crate::wr::Verb::Send);
-            to.recv_completion()
+            to.await_recv_completion()
                 .expect_received(seed, 100 + to.grh_len());
             target.memory.assert_pattern_at(to.grh_len(), 100, seed);
         }

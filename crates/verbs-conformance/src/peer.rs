@@ -186,7 +186,7 @@ impl PeerProcess {
     /// Waits for the answer to an [`send_command`](Self::send_command).
     #[must_use]
     #[track_caller]
-    pub fn answer(&mut self) -> PeerAnswer {
+    pub fn await_answer(&mut self) -> PeerAnswer {
         receive_json(&mut self.answers)
             .expect("the peer answers in words")
             .expect("the peer failed")
@@ -247,7 +247,7 @@ fn execute(
 ) -> anyhow::Result<PeerAnswer> {
     if let PeerCommand::Make(spec, buf_len) = order {
         let side = spec.create_qp_side(env);
-        let buf = side.buf(buf_len);
+        let buf = side.alloc_buf(buf_len);
         let answer = PeerAnswer::Made(side.address(), buf.remote());
         *made = Some((side, buf));
         return Ok(answer);
@@ -270,7 +270,7 @@ fn execute(
             let to = [buf.sge(offset, len)];
             tags.add(id, (tag, u64::MAX), &to)
                 .expect("ibv_post_srq_ops");
-            side.recv_completion()
+            side.await_recv_completion()
                 .expect_success(id, verbs_abi::IBV_WC_TM_ADD);
         }
         PeerCommand::Write(offset, bytes) => buf.memory.write(offset, &bytes),
@@ -287,21 +287,21 @@ fn execute(
                 }
                 channel.await_and_ack_event(&side.rcq);
             }
-            return Ok(completion_answer(&side.recv_completion()));
+            return Ok(completion_answer(&side.await_recv_completion()));
         }
         PeerCommand::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
         PeerCommand::Check(offset, len, seed) => buf.memory.assert_pattern_at(offset, len, seed),
         PeerCommand::Load(offset) => return Ok(PeerAnswer::Word(buf.memory.load(offset))),
         PeerCommand::Send(offset, len) => {
             side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
-            side.send_completion().expect_sent(1, Verb::Send);
+            side.await_send_completion().expect_sent(1, Verb::Send);
         }
         PeerCommand::FetchAdd(word, times) => {
-            let result = side.buf(8);
+            let result = side.alloc_buf(8);
             let mut last = None;
             for i in 0..times {
                 side.post(crate::wr::fetch_add(result.whole_sge(), word, 1).id(i));
-                side.send_completion()
+                side.await_send_completion()
                     .expect_sent(i, Verb::AtomicFetchAndAdd);
                 let old = result.memory.load(0);
                 assert!(last < Some(old), "{old} after {last:?}");
@@ -345,20 +345,20 @@ pub struct OpenResult {
 impl OpenResult {
     /// Returns true if the process has opened a device.
     #[must_use]
-    pub fn worked(&self) -> bool {
+    pub fn has_opened_device(&self) -> bool {
         self.open == Some(0)
     }
 
     /// Returns the errno of the call that failed.
     #[must_use]
-    pub fn errno(&self) -> Option<i32> {
+    pub fn errno_of_failed_call(&self) -> Option<i32> {
         self.list.err().or(self.open).filter(|errno| *errno != 0)
     }
 }
 
 /// Plays the role `open`: opens the first device and reports the result. After the end of input, it closes
 /// the device.
-pub(crate) fn play_open_role(settings: &Settings) -> anyhow::Result<ExitCode> {
+pub(crate) fn open_device_and_report(settings: &Settings) -> anyhow::Result<ExitCode> {
     let env = TestEnv::new(settings.clone())?;
     let mut opening = OpenResult {
         list: Ok(0),
@@ -374,7 +374,7 @@ pub(crate) fn play_open_role(settings: &Settings) -> anyhow::Result<ExitCode> {
                     Err(errno) => opening.open = Some(errno),
                     Ok(opened) => {
                         // Allocating a PD proves that the NIC works.
-                        drop(opened.pd());
+                        drop(opened.alloc_pd());
                         opening.open = Some(0);
                         context = Some(opened);
                     }

@@ -37,8 +37,8 @@ impl RawPacketQp {
     #[must_use]
     #[track_caller]
     pub fn on_context(ctx: &Context) -> Self {
-        let (pd, cq) = (ctx.pd(), ctx.cq(64));
-        let qp = pd.qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64));
+        let qp = pd.create_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
         let raw = Self {
             flows: Vec::new(),
             qp,
@@ -108,7 +108,7 @@ impl FlowAttr {
 
     /// Returns a rule that matches frames to an Ethernet address.
     #[must_use]
-    pub fn to(env: &TestEnv, mac: [u8; 6]) -> Self {
+    pub fn to_ethernet_address(env: &TestEnv, mac: [u8; 6]) -> Self {
         Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth_destination_spec(mac))
     }
 
@@ -244,7 +244,7 @@ impl Wq {
     ///
     /// # Errors
     /// Returns the errno of the call, and the WR at which it stopped.
-    pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), RefusedPostlist> {
+    pub fn post_recv(&self, wr_id: u64, to: &Buf) -> Result<(), RefusedPostlist> {
         let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.whole_sge()])];
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();

@@ -7,11 +7,11 @@ use anyhow::Context as _;
 use crate::env::Settings;
 
 /// Environment variable with the name of the role.
-pub(crate) const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
+pub(crate) const ROLE_ENV_VAR: &str = "VERBATIM_CONFORMANCE_ROLE";
 /// Environment variable with the argument of the role.
 pub(crate) const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
 /// Environment variable with the settings of the run, as JSON.
-pub(crate) const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
+pub(crate) const SETTINGS_ENV_VAR: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 
 /// Returns a command that starts this program again in a role.
 ///
@@ -20,9 +20,9 @@ pub(crate) const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 pub fn role_command(role: &str, arg: &str, settings: &Settings) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
     command
-        .env(ROLE, role)
+        .env(ROLE_ENV_VAR, role)
         .env(ARG, arg)
-        .env(SETTINGS, serde_json::to_string(settings)?)
+        .env(SETTINGS_ENV_VAR, serde_json::to_string(settings)?)
         .stdin(Stdio::null());
     Ok(command)
 }

@@ -6,13 +6,13 @@ use crate::objects::{Context, Cq, Pd, Srq};
 use crate::xrc::ops;
 
 /// Operation of a tag matching header (`enum ibv_tmh_op` of `infiniband/tm_types.h`): message without a tag.
-pub const NO_TAG: u8 = 0;
+pub const TMH_OP_NO_TAG: u8 = 0;
 /// Operation of a tag matching header: the message carries the address of its payload (rendezvous).
-pub const RNDV: u8 = 1;
+pub const TMH_OP_RNDV: u8 = 1;
 /// Operation of a tag matching header: the payload of a rendezvous message was read.
-pub const FIN: u8 = 2;
+pub const TMH_OP_FIN: u8 = 2;
 /// Operation of a tag matching header: the payload follows.
-pub const EAGER: u8 = 3;
+pub const TMH_OP_EAGER: u8 = 3;
 
 /// Returns a tag matching header: `struct ibv_tmh`.
 #[must_use]
@@ -92,7 +92,7 @@ impl TagSrq {
     ///
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
-    pub fn delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
+    pub fn post_tag_delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
         let mut wr = tag_operation(IBV_WR_TAG_DEL, wr_id);
         wr.tm.handle = handle;
         self.post_tag_operation(wr).map(|_| ())

@@ -46,7 +46,7 @@ pub struct WorkerPlan {
 
 /// The addresses that the two workers of a pair exchange.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Hello {
+pub struct WorkerAddresses {
     rc: QpAddress,
     ud: Option<QpAddress>,
     mac: Option<Mac>,
@@ -85,7 +85,7 @@ const UD_SLOT_BYTES: usize = 512;
 
 /// An outstanding request.
 enum OutstandingRequest {
-    Plain,
+    WithoutResult,
     /// A READ that must return `expected`.
     Read {
         len: usize,
@@ -103,7 +103,7 @@ struct Worker {
     event_channel: Option<Channel>,
     rc: QpSide,
     ud: Option<QpSide>,
-    peer: Hello,
+    peer: WorkerAddresses,
     outgoing: Buf,
     rc_recv_buf: Buf,
     ud_recv_buf: Option<Buf>,
@@ -129,12 +129,15 @@ struct Worker {
 pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
     let plan: WorkerPlan = serde_json::from_str(plan)?;
     let ctx = Context::open(env);
-    let mut spec = QpSpec::rc().depth(64).memory(plan.memory).with_change(|s| {
-        // The timeout is 67 ms and passes four times.
-        s.timeout = 14;
-        s.retry_cnt = 3;
-    });
-    let channel = plan.event_driven.then(|| ctx.channel());
+    let mut spec = QpSpec::rc()
+        .with_queue_depth(64)
+        .memory(plan.memory)
+        .with_change(|s| {
+            // The timeout is 67 ms and passes four times.
+            s.timeout = 14;
+            s.retry_cnt = 3;
+        });
+    let channel = plan.event_driven.then(|| ctx.create_channel());
     spec.cqe = 512;
     let mut rc = side_on_channel(&ctx, &spec, channel.as_ref());
     let mut ud = env.has(NicCapability::Ud).then(|| {
@@ -147,18 +150,18 @@ pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
     });
     let constant_seed = plan.seed ^ 0xc0;
     let (area, constant, counter) = (
-        rc.buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES),
-        rc.buf(1 << 16),
-        rc.buf(8),
+        rc.alloc_buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES),
+        rc.alloc_buf(1 << 16),
+        rc.alloc_buf(8),
     );
     constant.memory.fill_with_pattern(constant_seed);
-    let outgoing = rc.buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES);
-    let incoming = rc.buf(usize::try_from(RC_RECEIVES)? * SLOT_BYTES);
+    let outgoing = rc.alloc_buf(MAX_OUTSTANDING_REQUESTS * SLOT_BYTES);
+    let incoming = rc.alloc_buf(usize::try_from(RC_RECEIVES)? * SLOT_BYTES);
     let ud_incoming = ud
         .as_ref()
-        .map(|ud| ud.buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT_BYTES));
+        .map(|ud| ud.alloc_buf(usize::try_from(UD_RECEIVES).expect("small") * UD_SLOT_BYTES));
     let frames = FrameExchange::new(env, &ctx);
-    let hello = Hello {
+    let hello = WorkerAddresses {
         rc: rc.address(),
         ud: ud.as_ref().map(QpSide::address),
         mac: frames.as_ref().map(FrameExchange::address),
@@ -173,7 +176,7 @@ pub fn work(env: &TestEnv, plan: &str) -> anyhow::Result<ExitCode> {
         send_json(&WorkerReport::default())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let peer: Hello = serde_json::from_str(&line).context("the peer's hello")?;
+    let peer: WorkerAddresses = serde_json::from_str(&line).context("the peer's hello")?;
     rc.to_init();
     for i in 0..RC_RECEIVES {
         rc.post_recv(i, [incoming.sge(i * SLOT_BYTES as u64, SLOT_BYTES)]);
@@ -229,7 +232,10 @@ fn send_json(what: &impl Serialize) -> anyhow::Result<()> {
 fn side_on_channel(ctx: &Context, spec: &QpSpec, channel: Option<&Channel>) -> QpSide {
     let mut side = QpSide::new(ctx, spec);
     if let Some(channel) = channel {
-        let (scq, rcq) = (ctx.cq_on(spec.cqe, channel), ctx.cq_on(spec.cqe, channel));
+        let (scq, rcq) = (
+            ctx.create_cq_on_channel(spec.cqe, channel),
+            ctx.create_cq_on_channel(spec.cqe, channel),
+        );
         (side.scq, side.rcq) = (scq, rcq);
         side = side.sibling();
     }
@@ -259,12 +265,12 @@ impl Worker {
         }
         // The remaining requests must be flushed in order, and no other completion may follow.
         while let Some((id, ..)) = self.outstanding_requests.pop_front() {
-            self.rc.send_completion().expect_flushed(id);
+            self.rc.await_send_completion().expect_flushed(id);
         }
         // Messages that arrived in time complete first, and then the flushed receives.
         let mut flushed = false;
         for _ in 0..RC_RECEIVES {
-            let wc = self.rc.recv_completion();
+            let wc = self.rc.await_recv_completion();
             if wc.status() == IBV_WC_SUCCESS {
                 assert!(!flushed, "a message behind flushed receives");
                 self.check_received_message(&wc);
@@ -328,7 +334,7 @@ impl Worker {
                 (
                     Verb::Send,
                     send([self.outgoing.sge(offset, len)]),
-                    OutstandingRequest::Plain,
+                    OutstandingRequest::WithoutResult,
                 )
             }
             2 => {
@@ -339,7 +345,11 @@ impl Worker {
                 self.record_write_to_peer(slot, bytes);
                 let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
                 let wr = write_imm([self.outgoing.sge(offset, len)], area, imm);
-                (Verb::RdmaWriteWithImm, wr, OutstandingRequest::Plain)
+                (
+                    Verb::RdmaWriteWithImm,
+                    wr,
+                    OutstandingRequest::WithoutResult,
+                )
             }
             3 => {
                 let bytes = pattern(id, len);
@@ -348,7 +358,7 @@ impl Worker {
                 (
                     Verb::RdmaWrite,
                     write([self.outgoing.sge(offset, len)], area),
-                    OutstandingRequest::Plain,
+                    OutstandingRequest::WithoutResult,
                 )
             }
             4 => {
@@ -469,7 +479,7 @@ impl Worker {
             }
             assert!(self.report.status.is_none(), "a success after a failure");
             match flight {
-                OutstandingRequest::Plain => {}
+                OutstandingRequest::WithoutResult => {}
                 OutstandingRequest::Read { len, expected } => {
                     assert_same_bytes(
                         &self.outgoing.memory.read(slot * SLOT_BYTES, len),
@@ -560,7 +570,7 @@ impl Worker {
         if self.take_completions() || self.report.status.is_some() {
             return;
         }
-        assert!(channel.readable(wait_limit()), "asleep for ever");
+        assert!(channel.has_event_within(wait_limit()), "asleep for ever");
         channel.set_nonblocking(true);
         while let Ok((raw, _)) = channel.take_unacked_event() {
             let cq = cqs

@@ -116,7 +116,7 @@ impl Verb {
 pub struct SendWr {
     pub(crate) raw: ibv_send_wr,
     pub(crate) sges: Vec<ibv_sge>,
-    pub(crate) addressed: bool,
+    pub(crate) has_ud_destination: bool,
 }
 
 impl SendWr {
@@ -129,7 +129,7 @@ impl SendWr {
         Self {
             raw,
             sges: sges.into_iter().collect(),
-            addressed: false,
+            has_ud_destination: false,
         }
     }
 
@@ -204,7 +204,7 @@ impl SendWr {
             remote_qpn,
             remote_qkey,
         };
-        self.addressed = true;
+        self.has_ud_destination = true;
         self
     }
 }
@@ -251,7 +251,11 @@ pub fn cmp_swp(sge: ibv_sge, remote: RemoteAddress, compare: u64, swap: u64) -> 
 }
 
 /// Returns a WR of any verb, with an immediate of 0x1234_5678 and the value 1 for compare and add.
-pub fn any(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> SendWr {
+pub fn wr_of_verb_with_default_operands(
+    verb: Verb,
+    sges: impl IntoIterator<Item = ibv_sge>,
+    remote: RemoteAddress,
+) -> SendWr {
     let wr = SendWr::new(verb, sges);
     match verb {
         Verb::Send => wr,

@@ -63,7 +63,7 @@ impl XrcDomain {
     ///
     /// # Errors
     /// Returns the errno of `ibv_create_srq_ex`.
-    pub fn srq(&self, pd: &Pd, cq: &Cq) -> Result<(Srq, u32), i32> {
+    pub fn create_srq(&self, pd: &Pd, cq: &Cq) -> Result<(Srq, u32), i32> {
         let mut attr = ibv_srq_init_attr_ex::zeroed();
         attr.attr.max_wr = 16;
         attr.attr.max_sge = 2;
@@ -91,7 +91,7 @@ impl XrcDomain {
     ///
     /// # Errors
     /// Returns the errno of `ibv_create_qp_ex`.
-    pub fn receiver(&self, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
+    pub fn create_recv_qp(&self, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_type = IBV_QPT_XRC_RECV;
         attr.comp_mask = IBV_QP_INIT_ATTR_XRCD;
@@ -153,7 +153,12 @@ pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<()
 ///
 /// Returns the errno of each refusal, and 0 if the verb accepts the bit.
 #[must_use]
-pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str, i32); 7] {
+pub fn create_errnos_with_comp_mask_bit(
+    ctx: &Context,
+    pd: &Pd,
+    cq: &Cq,
+    bit: u32,
+) -> [(&'static str, i32); 7] {
     let mut extended = ibv_cq_init_attr_ex::zeroed();
     extended.cqe = 8;
     extended.comp_mask = bit;

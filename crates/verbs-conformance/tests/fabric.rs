@@ -69,7 +69,7 @@ struct Folder(PathBuf);
 impl Folder {
     /// Returns a path for a fabric folder; no file exists at this path.
     fn unmade(label: &str) -> Self {
-        Self(harness::fresh_fabric(label))
+        Self(harness::unused_fabric_path(label))
     }
 
     fn made(label: &str, mode: u32) -> Self {
@@ -86,7 +86,7 @@ impl Folder {
     fn with_process(env: &TestEnv, label: &str) -> (Self, Process) {
         let folder = Self::unmade(label);
         let process = Process::start(env, &folder.0);
-        assert!(process.opening.worked(), "{:?}", process.opening);
+        assert!(process.opening.has_opened_device(), "{:?}", process.opening);
         (folder, process)
     }
 
@@ -169,9 +169,11 @@ impl Drop for Process {
 #[track_caller]
 fn expect_refused(process: Process, folder: &Path) {
     let opening = process.opening.clone();
-    assert!(!opening.worked(), "it opened the device");
+    assert!(!opening.has_opened_device(), "it opened the device");
     assert!(
-        opening.errno().is_some_and(|errno| errno > 0),
+        opening
+            .errno_of_failed_call()
+            .is_some_and(|errno| errno > 0),
         "without errno: {opening:?}"
     );
     let text = process.end();
@@ -185,7 +187,7 @@ fn expect_refused(process: Process, folder: &Path) {
 #[track_caller]
 fn expect_works(env: &TestEnv, folder: &Path) {
     let process = Process::start(env, folder);
-    assert!(process.opening.worked(), "{:?}", process.opening);
+    assert!(process.opening.has_opened_device(), "{:?}", process.opening);
     process.end();
 }
 
@@ -299,7 +301,7 @@ fn a_relative_name_is_refused(env: &TestEnv) {
 }
 
 fn a_missing_parent_is_refused(env: &TestEnv) {
-    let folder = harness::fresh_fabric("missing").join("below");
+    let folder = harness::unused_fabric_path("missing").join("below");
     expect_refused(Process::start(env, &folder), &folder);
 }
 
@@ -317,7 +319,7 @@ fn rubbish_in_the_directory_file(env: &TestEnv) {
         let folder = Folder::made("rubbish", 0o700);
         fs::write(folder.directory(), pattern(len as u64, len)).expect("write");
         let process = Process::start(env, &folder.0);
-        if process.opening.worked() {
+        if process.opening.has_opened_device() {
             process.end();
         } else {
             expect_refused(process, &folder.0);
@@ -339,7 +341,7 @@ fn a_directory_file_of_another_version(env: &TestEnv) {
     drop(process);
     poke(&folder.directory(), 8, &99u64.to_le_bytes());
     let process = Process::start(env, &folder.0);
-    if process.opening.worked() {
+    if process.opening.has_opened_device() {
         process.end();
     } else {
         expect_refused(process, &folder.0);
@@ -366,7 +368,7 @@ fn a_directory_file_that_changes_under_a_process(env: &TestEnv) {
     // Overwrite the bytes behind magic number and version: entries of processes that do not exist.
     poke(&folder.directory(), 16, &pattern(5, len - 16));
     let process = Process::start(env, &folder.0);
-    if process.opening.worked() {
+    if process.opening.has_opened_device() {
         process.end();
     } else {
         expect_refused(process, &folder.0);
@@ -385,7 +387,7 @@ fn a_directory_file_of_any_length(env: &TestEnv) {
             .and_then(|file| file.set_len(cut))
             .expect("cut the file");
         let process = Process::start(env, &folder.0);
-        if process.opening.worked() {
+        if process.opening.has_opened_device() {
             process.end();
         } else {
             expect_refused(process, &folder.0);
@@ -419,7 +421,7 @@ fn a_directory_file_that_is_no_file(env: &TestEnv) {
     symlink(&victim, folder.directory()).expect("make a link");
     let process = Process::start(env, &folder.0);
     assert!(
-        !process.opening.worked(),
+        !process.opening.has_opened_device(),
         "it followed a link out of the folder"
     );
     process.end();
@@ -475,7 +477,7 @@ fn rubbish_in_a_peers_segment(env: &TestEnv) {
         .expect("a segment");
     poke(&folder.0.join(segment), 0, &pattern(9, 64 << 10));
     expect_works(env, &folder.0);
-    let status_of_living = living.opening.worked();
+    let status_of_living = living.opening.has_opened_device();
     assert!(status_of_living);
     drop(living);
     expect_works(env, &folder.0);
@@ -499,8 +501,8 @@ fn shared_memory_that_is_full(env: &TestEnv) -> TestOutcome {
         }
         let folder = mount_point.0.join("fabric");
         let process = Process::start(env, &folder);
-        let worked = process.opening.worked();
-        let errno = process.opening.errno();
+        let worked = process.opening.has_opened_device();
+        let errno = process.opening.errno_of_failed_call();
         let text = process.end();
         let _ = Command::new("umount").arg(&mount_point.0).status();
         if !worked {

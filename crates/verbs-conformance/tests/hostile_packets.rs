@@ -96,7 +96,7 @@ impl Scene {
             Sender { ip, socket }
         };
         let side = spec.create_qp_side(env);
-        let target = side.buf(BYTES);
+        let target = side.alloc_buf(BYTES);
         target.memory.fill_with_pattern(SEED);
         Self {
             side,
@@ -378,7 +378,7 @@ fn another_partition_is_dropped(env: &TestEnv) {
 
 fn a_wrong_qkey_is_dropped(env: &TestEnv) {
     let scene = Scene::connected(env, &QpSpec::ud());
-    let received = scene.side.buf(40 + 64);
+    let received = scene.side.alloc_buf(40 + 64);
     scene.side.post_recv(1, [received.whole_sge()]);
     let datagram = |qkey: u32| {
         let mut bth = scene.bth(PacketOperation::Send, PSN);
@@ -400,7 +400,10 @@ fn a_wrong_qkey_is_dropped(env: &TestEnv) {
     scene.side.rcq.expect_empty();
     // A datagram with the right Q_Key is accepted from any sender, and is not answered.
     scene.send(&scene.stranger, &datagram(QKEY));
-    scene.side.recv_completion().expect_received(1, 40 + 64);
+    scene
+        .side
+        .await_recv_completion()
+        .expect_received(1, 40 + 64);
     scene.expect(&[("rx_wrong_qkey", 4), ("rdma_recvs", 1)]);
 }
 
@@ -538,7 +541,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &TestEnv) {
         (0, 0)
     );
     // The connection is still usable.
-    let source = scene.side.buf(64);
+    let source = scene.side.alloc_buf(64);
     scene.side.post_recv(1, [source.whole_sge()]);
     let message = emit(
         scene.bth(PacketOperation::Send, PSN),
@@ -546,7 +549,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &TestEnv) {
         &[0xee; 64],
     );
     scene.send(&scene.peer, &message);
-    scene.side.recv_completion().expect_received(1, 64);
+    scene.side.await_recv_completion().expect_received(1, 64);
 }
 
 fn rubbish_for_qp1_is_dropped(env: &TestEnv) {

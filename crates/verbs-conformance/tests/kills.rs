@@ -232,7 +232,7 @@ fn expect_nothing_left(env: &TestEnv, fresh: &[String]) {
 }
 
 fn fresh_names(env: &TestEnv) -> Vec<String> {
-    let folder = harness::fresh_fabric("fresh");
+    let folder = harness::unused_fabric_path("fresh");
     let names = names_with_one_process(env, Some(&folder));
     let _ = std::fs::remove_dir_all(&folder);
     kinds(&names)

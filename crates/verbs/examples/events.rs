@@ -62,7 +62,7 @@ fn main() -> Result<()> {
         }
         if taken == before {
             channel
-                .wait_timeout(PATIENCE)?
+                .wait_for_cq_event_timeout(PATIENCE)?
                 .ok_or("no message came in time")?;
         }
     }

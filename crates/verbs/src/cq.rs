@@ -299,7 +299,7 @@ impl CompletionChannel {
     /// - [`EventError::Interrupted`] (`EINTR`): a signal came before an event.
     /// - [`EventError::WouldBlock`] (`EAGAIN`): the descriptor does not block, and no event is there.
     /// - [`EventError::Refused`] (any other errno).
-    pub fn wait(&self) -> Result<u64, EventError> {
+    pub fn wait_for_cq_event(&self) -> Result<u64, EventError> {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let symbols = self.inner.context.symbols;
         // SAFETY: live channel, writable results.
@@ -316,10 +316,10 @@ impl CompletionChannel {
     /// Waits for an event for at most `timeout`; returns `None` after that time.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<u64>, EventError> {
+    /// As [`wait_for_cq_event`](Self::wait_for_cq_event).
+    pub fn wait_for_cq_event_timeout(&self, timeout: Duration) -> Result<Option<u64>, EventError> {
         if wait_readable(self.as_fd(), timeout) {
-            self.wait().map(Some)
+            self.wait_for_cq_event().map(Some)
         } else {
             Ok(None)
         }

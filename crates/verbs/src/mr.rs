@@ -386,8 +386,8 @@ impl MemoryRegion {
 impl Waiter {
     /// The same as [`idle`](Self::idle) for a loop that looks at this memory, into which peers WRITE.
     #[inline]
-    pub fn idle_reading(&mut self, memory: &MemoryRegion) {
-        self.idle_reading_rkey(memory.rkey);
+    pub fn idle_polling_memory(&mut self, memory: &MemoryRegion) {
+        self.idle_polling_rkey(memory.rkey);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::mr_slice::{MrSlice, RemoteMemory};
 use crate::payload::sealed::WrSpace;
 use crate::payload::{Payload, ScatterDestination};
 use crate::transport::{Connected, Rc, Transport, Ud};
-use crate::wr_array::{StableArray, checked_bounds, post_error};
+use crate::wr_array::{StableArray, clipped_bounds, post_error};
 
 /// A send WR, aligned to a cache line: the fields of a SEND or WRITE are in the first 64 bytes.
 #[repr(C, align(64))]
@@ -256,7 +256,7 @@ impl<T: Transport> Postlist<T> {
         post: impl FnOnce(*mut abi::ibv_send_wr, *mut *mut abi::ibv_send_wr) -> i32,
     ) -> Result<(), PostError> {
         let verb = "ibv_post_send";
-        let (start, stop) = checked_bounds(&range, self.len);
+        let (start, stop) = clipped_bounds(&range, self.len);
         // Objects of one table must not be passed to another, and a list may hold address handles.
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostError {

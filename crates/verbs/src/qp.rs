@@ -78,7 +78,8 @@ impl QpInner {
         let context = Context {
             inner: Arc::clone(&self.context),
         };
-        let ranges = qp_ranges::attribute_ranges(&context, self.port.port_num, attr, mask);
+        let ranges =
+            qp_ranges::attribute_values_and_maxima(&context, self.port.port_num, attr, mask);
         ModifyError::of("ibv_modify_qp", source, (from, to), &ranges)
     }
 

@@ -33,7 +33,7 @@ impl AttributeLimits {
 
 /// Returns name, value and largest allowed value of each attribute in `mask`, by `ibv_modify_qp(3)` and the limits of the
 /// device.
-pub(crate) fn attribute_ranges(
+pub(crate) fn attribute_values_and_maxima(
     context: &Context,
     port_num: u8,
     a: &ibv_qp_attr,

@@ -58,7 +58,7 @@ pub fn mr(mr: &MemoryRegion) -> *mut abi::ibv_mr {
 /// The `len` bytes at `addr` are valid for reads and writes until the region is dropped. Meanwhile, Rust has no
 /// reference to bytes that the NIC or peers write.
 #[allow(unsafe_code)]
-pub unsafe fn register(
+pub unsafe fn register_borrowed(
     pd: &ProtectionDomain,
     addr: *mut u8,
     len: usize,

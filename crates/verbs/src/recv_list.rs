@@ -12,7 +12,7 @@ use crate::context::ContextRef;
 use crate::error::{PostError, PostErrorKind};
 use crate::payload::ScatterDestination;
 use crate::payload::sealed::WrSpace;
-use crate::wr_array::{StableArray, checked_bounds, post_error};
+use crate::wr_array::{StableArray, clipped_bounds, post_error};
 
 /// A list of receive WRs, posted with one call.
 ///
@@ -166,7 +166,7 @@ impl RecvList {
         verb: &'static str,
         post: impl FnOnce(*mut abi::ibv_recv_wr, *mut *mut abi::ibv_recv_wr) -> i32,
     ) -> Result<(), PostError> {
-        let (start, stop) = checked_bounds(&range, self.len);
+        let (start, stop) = clipped_bounds(&range, self.len);
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostError {
                 verb,

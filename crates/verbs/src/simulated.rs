@@ -3,13 +3,13 @@
 #[cfg(feature = "simnic")]
 pub(crate) use simnic::{
     idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
-    spend_requests, spend_shared_add, spend_touches,
+    spend_random_accesses, spend_server_request_work, spend_shared_add,
 };
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
     idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
-    spend_requests, spend_shared_add, spend_touches,
+    spend_random_accesses, spend_server_request_work, spend_shared_add,
 };
 
 /// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
@@ -46,7 +46,7 @@ mod never {
     pub(crate) fn spend(_work: Duration) {}
 
     #[inline(always)]
-    pub(crate) fn spend_requests(_count: u64) {}
+    pub(crate) fn spend_server_request_work(_count: u64) {}
 
     #[inline(always)]
     pub(crate) fn spend_empty_polls(_count: u64) {}
@@ -55,5 +55,5 @@ mod never {
     pub(crate) fn spend_shared_add(_addr: u64) {}
 
     #[inline(always)]
-    pub(crate) fn spend_touches(_working_set_bytes: u64, _lines: u64, _overlapped: u64) {}
+    pub(crate) fn spend_random_accesses(_working_set_bytes: u64, _lines: u64, _overlapped: u64) {}
 }

@@ -42,7 +42,7 @@ pub fn now_ns() -> u64 {
 #[inline]
 pub fn charge_server_requests(requests: usize) {
     if simulated::is_simulated() {
-        simulated::spend_requests(requests as u64);
+        simulated::spend_server_request_work(requests as u64);
     }
 }
 
@@ -87,6 +87,6 @@ pub fn charge_shared_add(word: &AtomicU64) {
 #[inline]
 pub fn charge_cache_lines(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if simulated::is_simulated() {
-        simulated::spend_touches(working_set_bytes, lines, overlapped);
+        simulated::spend_random_accesses(working_set_bytes, lines, overlapped);
     }
 }

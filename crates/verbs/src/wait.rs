@@ -128,15 +128,15 @@ impl Waiter {
         } else if self.misses <= self.spins_before_yield {
             std::hint::spin_loop();
         } else {
-            self.idle_slow();
+            self.yield_or_sleep();
         }
     }
 
     /// Waits as [`idle`](Self::idle) does, for a loop that polls only one completion queue until a
-    /// completion or until a time of [`now_ns`](crate::time::now_ns). A simulated NIC polls in the
+    /// completion or until a time of [`now_ns`]. A simulated NIC polls in the
     /// loop's place meanwhile.
     #[inline]
-    pub fn idle_polling(&mut self, until_ns: u64) {
+    pub fn idle_polling_cq_until(&mut self, until_ns: u64) {
         if simulated::is_simulated() {
             self.misses = simulated::idle_polling(self.misses, until_ns);
         } else {
@@ -146,7 +146,7 @@ impl Waiter {
 
     /// Waits as [`idle`](Self::idle) does, for a loop that reads the region with this R_Key.
     #[inline]
-    pub(crate) fn idle_reading_rkey(&mut self, rkey: u32) {
+    pub(crate) fn idle_polling_rkey(&mut self, rkey: u32) {
         if simulated::is_simulated() {
             self.misses = self.misses.saturating_add(1);
             self.idle_simulated(Some(rkey));
@@ -188,7 +188,7 @@ impl Waiter {
     /// at 3 instead of 12 million requests a second. A thread that sleeps,
     /// however shortly, is placed on an idle core when it wakes. Therefore a thread that finds its
     /// core shared sleeps sometimes.
-    fn spin_then_yield(&mut self) {
+    fn yield_if_due_else_spin(&mut self) {
         let now = now_ns();
         let mut yielding = YIELD_HISTORY.get();
         if self.waits_since_ns == 0 {
@@ -200,7 +200,7 @@ impl Waiter {
         }
         std::thread::yield_now();
         self.waits_since_ns = now_ns();
-        yielding.yielded(self.waits_since_ns.saturating_sub(now));
+        yielding.record_yield(self.waits_since_ns.saturating_sub(now));
         YIELD_HISTORY.set(yielding);
         if !yielding.is_crowded() {
             self.spins_before_yield = self.max_spins;
@@ -214,12 +214,12 @@ impl Waiter {
     }
 
     #[cold]
-    fn idle_slow(&mut self) {
+    fn yield_or_sleep(&mut self) {
         self.misses -= 1;
         let sleep = self.next_sleep();
         self.misses += 1;
         if sleep.is_zero() {
-            self.spin_then_yield();
+            self.yield_if_due_else_spin();
         } else {
             std::thread::sleep(sleep);
         }
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn in_a_crowd_it_spins_less_and_the_thread_keeps_that_in_mind() {
         let mut crowded = SpinTime::new();
-        (0..20).for_each(|_| crowded.yielded(5_000));
+        (0..20).for_each(|_| crowded.record_yield(5_000));
         YIELD_HISTORY.set(crowded);
         let mut w = Waiter::never_sleeping();
         while w.spins_before_yield == 256 && YIELD_HISTORY.get() == crowded {

@@ -58,7 +58,7 @@ impl<T> Drop for StableArray<T> {
 
 /// Returns the bounds of a range, clipped to a list of length `len`.
 #[inline]
-pub(crate) fn checked_bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+pub(crate) fn clipped_bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(&s) => s,
         Bound::Excluded(&s) => s + 1,

@@ -309,7 +309,9 @@ fn a_readable_channel_has_an_event_and_none_is_lost() {
             is_readable(&channel, PATIENCE),
             "{left} messages never came"
         );
-        let id = channel.wait().expect("readable, so there is an event");
+        let id = channel
+            .wait_for_cq_event()
+            .expect("readable, so there is an event");
         let receiver = receivers.iter_mut().find(|r| r.cq.id() == id);
         let taken = receiver.expect("one of the two").settle();
         left -= taken;
@@ -334,7 +336,7 @@ fn threads_that_wait_for_one_channel_lose_no_event() {
         let (state, counted) = (Arc::clone(&state), Arc::clone(&counted));
         // Threads that are no longer needed wait until the program ends.
         std::thread::spawn(move || {
-            while state.0.wait().is_ok() {
+            while state.0.wait_for_cq_event().is_ok() {
                 let taken = state.1.lock().expect("free").settle();
                 counted.fetch_add(taken, Ordering::Relaxed);
             }
@@ -363,7 +365,7 @@ fn the_death_of_a_sender_takes_no_event_along() {
             receiver.settle();
         }
         while receivers[1].next < MESSAGES {
-            let id = channel.wait().expect("an event");
+            let id = channel.wait_for_cq_event().expect("an event");
             let receiver = receivers.iter_mut().find(|r| r.cq.id() == id);
             let taken = receiver.expect("one of the two").settle();
             counted.fetch_add(taken, Ordering::Relaxed);
@@ -399,7 +401,7 @@ fn a_send_that_fails_wakes_a_sender_that_waits_for_solicited_completions() {
             assert!(polled.is_empty() || number == good, "unsignaled");
         }
         assert!(is_readable(&channel, PATIENCE), "no event of the failure");
-        assert_eq!(channel.wait().expect("an event"), cq.id());
+        assert_eq!(channel.wait_for_cq_event().expect("an event"), cq.id());
         let statuses: Vec<_> = cq
             .poll(&mut wcs)
             .expect("polled")

@@ -30,7 +30,7 @@ const MAX_REQUEST_BYTES: usize = 1 << 16;
 struct NetlinkSocket {
     fd: c_int,
     /// Device and inode of the socket, which identify it although descriptor numbers are reused.
-    file: (u64, u64),
+    device_and_inode: (u64, u64),
     /// The `nl_pid` of the socket's address.
     port_id: u32,
     /// Answers that wait because the socket's buffer had no room.
@@ -39,7 +39,7 @@ struct NetlinkSocket {
 
 /// The number of netlink sockets that this library has created. While it is 0, every function loads only this number
 /// and calls the C library.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static SOCKET_COUNT: AtomicUsize = AtomicUsize::new(0);
 static SOCKETS: Mutex<Vec<NetlinkSocket>> = Mutex::new(Vec::new());
 
 fn sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
@@ -47,23 +47,23 @@ fn sockets() -> MutexGuard<'static, Vec<NetlinkSocket>> {
 }
 
 /// Calls `act` with the netlink socket of a descriptor; returns `None` if this library did not create the socket.
-fn with<T>(fd: c_int, act: impl FnOnce(&mut NetlinkSocket) -> T) -> Option<T> {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+fn with_socket<T>(fd: c_int, act: impl FnOnce(&mut NetlinkSocket) -> T) -> Option<T> {
+    if SOCKET_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
     let mut sockets = sockets();
     let at = sockets.iter().position(|socket| socket.fd == fd)?;
-    if file_of(fd) == Some(sockets.get(at)?.file) {
+    if device_and_inode_of(fd) == Some(sockets.get(at)?.device_and_inode) {
         return sockets.get_mut(at).map(act);
     }
     // The socket was closed, and its descriptor number is used for another file.
     sockets.swap_remove(at);
-    COUNT.store(sockets.len(), Ordering::Relaxed);
+    SOCKET_COUNT.store(sockets.len(), Ordering::Relaxed);
     None
 }
 
 /// Returns device and inode of a descriptor's file.
-fn file_of(fd: c_int) -> Option<(u64, u64)> {
+fn device_and_inode_of(fd: c_int) -> Option<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `stat` has room for the result, and `fstat` accepts any descriptor.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
@@ -112,7 +112,11 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     }
     let (domain, kind, protocol) = (libc::AF_UNIX, libc::SOCK_DGRAM | flags, 0);
     let fd = real!(socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int);
-    let file = if fd >= 0 { file_of(fd) } else { None };
+    let file = if fd >= 0 {
+        device_and_inode_of(fd)
+    } else {
+        None
+    };
     let Some(file) = file.filter(|_| connect_to_itself(fd)) else {
         if fd >= 0 {
             // SAFETY: this function has created the descriptor.
@@ -121,7 +125,9 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         return fail(libc::ENOBUFS).into();
     };
     let mut sockets = sockets();
-    sockets.retain(|socket| socket.fd != fd && file_of(socket.fd) == Some(socket.file));
+    sockets.retain(|socket| {
+        socket.fd != fd && device_and_inode_of(socket.fd) == Some(socket.device_and_inode)
+    });
     // The first netlink socket of a process has the process id as its address (netlink(7)).
     let own = std::process::id();
     let is_free = |id: &u32| sockets.iter().all(|socket| socket.port_id != *id);
@@ -130,11 +136,11 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         .find(is_free);
     sockets.push(NetlinkSocket {
         fd,
-        file,
+        device_and_inode: file,
         port_id: port_id.unwrap_or(own),
         pending_answers: VecDeque::new(),
     });
-    COUNT.store(sockets.len(), Ordering::Relaxed);
+    SOCKET_COUNT.store(sockets.len(), Ordering::Relaxed);
     fd
 }
 
@@ -167,7 +173,7 @@ fn connect_to_itself(fd: c_int) -> bool {
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    let bound = with(fd, |socket| {
+    let bound = with_socket(fd, |socket| {
         if address.is_null() || (len as usize) < ADDRESS_BYTES {
             return libc::EINVAL;
         }
@@ -216,7 +222,7 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match with(fd, |socket| socket.port_id) {
+    match with_socket(fd, |socket| socket.port_id) {
         Some(_) if to.is_null() || len.is_null() => fail(libc::EFAULT).into(),
         Some(port_id) => {
             // SAFETY: by the contract of `getsockname`.
@@ -241,7 +247,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if level == libc::SOL_NETLINK && with(fd, |_| ()).is_some() {
+    if level == libc::SOL_NETLINK && with_socket(fd, |_| ()).is_some() {
         return 0;
     }
     real!(setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int)
@@ -282,7 +288,7 @@ pub unsafe extern "C" fn send(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: by the contract of `send`.
-    match with(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
+    match with_socket(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
         Some(taken) => taken,
         None => {
             real!(send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t)
@@ -325,7 +331,7 @@ pub unsafe extern "C" fn sendto(
     to_len: socklen_t,
 ) -> ssize_t {
     // SAFETY: by the contract of `sendto`.
-    match with(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
+    match with_socket(fd, |socket| unsafe { answer_request(socket, bytes, len) }) {
         Some(taken) => taken,
         None => real!(sendto(
             fd: c_int, bytes: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t
@@ -340,7 +346,7 @@ pub unsafe extern "C" fn sendto(
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let taken = with(fd, |socket| {
+    let taken = with_socket(fd, |socket| {
         // SAFETY: by the contract of `sendmsg`.
         match unsafe { gather(message) } {
             Ok(request) => queue_answers(socket, &request),
@@ -386,7 +392,7 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
 /// Sends more waiting answers into the socket after the program has received some; returns `bytes`.
 fn refill_after_receive(fd: c_int, bytes: ssize_t) -> ssize_t {
     if bytes >= 0 {
-        with(fd, send_pending);
+        with_socket(fd, send_pending);
     }
     bytes
 }
@@ -416,7 +422,7 @@ pub unsafe extern "C" fn recvfrom(
     from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
-    let is_ours = with(fd, |_| ()).is_some();
+    let is_ours = with_socket(fd, |_| ()).is_some();
     let room = (is_ours && !from.is_null() && !from_len.is_null()).then(|| {
         // SAFETY: by the contract of `recvfrom`.
         unsafe { *from_len }
@@ -438,7 +444,7 @@ pub unsafe extern "C" fn recvfrom(
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let is_ours = with(fd, |_| ()).is_some() && !message.is_null();
+    let is_ours = with_socket(fd, |_| ()).is_some() && !message.is_null();
     // SAFETY: by the contract of `recvmsg`.
     let name = is_ours.then(|| unsafe { ((*message).msg_name, (*message).msg_namelen) });
     let bytes = real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);

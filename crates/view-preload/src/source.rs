@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rdma_netlink::{
-    AnswerSource, CompletionQueue, Device, Domain, ProcessObjects, QueuePair, Region, sysfs,
+    AnswerSource, CompletionQueue, Device, ProcessObjects, ProtectionDomain, QueuePair, Region,
+    sysfs,
 };
 use shm::fabric::{Fabric, FabricProcess, census};
 
@@ -28,13 +29,13 @@ impl AnswerSource for SoftwareNic {
         // The names of the devices are in the order of their numbers.
         let device = u32::try_from(device).ok()?;
         let found = census(&Fabric::default_dir().ok()?).ok()?;
-        let of = |found| process(found, device);
+        let of = |found| objects_on_device(found, device);
         Some(found.into_iter().filter_map(of).collect())
     }
 }
 
 /// Returns the objects that a process has on the device with the number `device`.
-fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
+fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
     let queue_pairs = found.queue_pairs.into_iter();
     let completion_queues = found.completion_queues.into_iter();
     let domains = found.domains.into_iter();
@@ -64,7 +65,7 @@ fn process(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
             .collect(),
         domains: domains
             .filter(|domain| domain.device == device)
-            .map(|domain| Domain {
+            .map(|domain| ProtectionDomain {
                 number: domain.number,
                 use_count: domain.use_count,
             })

@@ -63,7 +63,7 @@ struct Reader<'t> {
     text: String,
     line: usize,
     /// The number of open code blocks, tables and HTML blocks, whose text is ignored.
-    ignored: usize,
+    open_ignored_blocks: usize,
 }
 
 impl<'t> Reader<'t> {
@@ -77,7 +77,7 @@ impl<'t> Reader<'t> {
             passages: Vec::new(),
             text: String::new(),
             line: 0,
-            ignored: 0,
+            open_ignored_blocks: 0,
         }
     }
 
@@ -104,7 +104,7 @@ impl<'t> Reader<'t> {
             }
             Tag::CodeBlock(_) | Tag::Table(_) | Tag::HtmlBlock => {
                 self.flush(false);
-                self.ignored += 1;
+                self.open_ignored_blocks += 1;
             }
             Tag::Paragraph | Tag::Item | Tag::List(_) | Tag::Heading { .. } => self.flush(false),
             _ => {}
@@ -117,7 +117,7 @@ impl<'t> Reader<'t> {
                 self.open_links.pop();
             }
             TagEnd::CodeBlock | TagEnd::Table | TagEnd::HtmlBlock => {
-                self.ignored -= 1;
+                self.open_ignored_blocks -= 1;
                 self.text.clear();
             }
             TagEnd::Heading(level) => self.heading(level),
@@ -130,7 +130,7 @@ impl<'t> Reader<'t> {
         if let Some(link) = self.open_links.last() {
             self.links[*link].text += text;
         }
-        if self.ignored == 0 {
+        if self.open_ignored_blocks == 0 {
             if self.text.trim().is_empty() {
                 self.line = self.line_of(at);
             }

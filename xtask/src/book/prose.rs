@@ -114,7 +114,7 @@ pub(super) fn check_passage(
         if words > MOST_WORDS {
             find(format!("a sentence of {words} words: \"{shown} …\""));
         }
-        if !passage.is_heading && is_riddle(&sentence) {
+        if !passage.is_heading && has_clause_as_subject(&sentence) {
             find(format!("name the subject: \"{shown} …\""));
         }
     }
@@ -127,7 +127,7 @@ pub(super) fn check_passage(
 
 /// Returns true if a clause such as "what fails" is the subject of the sentence, and the sentence
 /// is not a question.
-fn is_riddle(sentence: &[&str]) -> bool {
+fn has_clause_as_subject(sentence: &[&str]) -> bool {
     let is_question = sentence.last().is_some_and(|word| word.ends_with('?'));
     let first = sentence
         .first()

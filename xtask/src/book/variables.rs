@@ -20,7 +20,7 @@ const CODE: &[(&str, &str)] = &[
 ];
 
 /// Variables that only one test program reads; comments there describe them.
-const OF_ONE_TEST: &[&str] = &[
+const VARIABLES_OF_ONE_TEST: &[&str] = &[
     "VERBATIM_KILLS",
     "VERBATIM_SEED",
     "VERBATIM_TEST_ANSWER_MS",
@@ -35,14 +35,14 @@ pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut used: BTreeMap<String, (PathBuf, usize)> = BTreeMap::new();
     for (folder, extension) in CODE {
         for path in files(root, Path::new(folder), extension)? {
-            for (line, name) in named(&read(root, &path)?)? {
+            for (line, name) in find_variable_names(&read(root, &path)?)? {
                 used.entry(name).or_insert_with(|| (path.clone(), line));
             }
         }
     }
-    used.retain(|name, _| !OF_ONE_TEST.contains(&name.as_str()));
+    used.retain(|name, _| !VARIABLES_OF_ONE_TEST.contains(&name.as_str()));
     let reference = PathBuf::from(REFERENCE);
-    let described = named(&read(root, &reference)?)?;
+    let described = find_variable_names(&read(root, &reference)?)?;
     Ok(differences(&used, &reference, &described))
 }
 
@@ -75,7 +75,7 @@ fn read(root: &Path, path: &Path) -> Result<String> {
 }
 
 /// Returns the names of the environment variables in a text, with their line numbers.
-fn named(text: &str) -> Result<Vec<(usize, String)>> {
+fn find_variable_names(text: &str) -> Result<Vec<(usize, String)>> {
     let name = Regex::new(r"\bVERBATIM_[A-Z][A-Z_]*[A-Z]\b")?;
     let mut found = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -91,12 +91,13 @@ mod tests {
 
     #[test]
     fn differences_are_found() {
-        let code = named("let a = \"VERBATIM_PATH\"; // VERBATIM_WHY\n").unwrap();
+        let code = find_variable_names("let a = \"VERBATIM_PATH\"; // VERBATIM_WHY\n").unwrap();
         let code = code
             .into_iter()
             .map(|(line, name)| (name, ("a.rs".into(), line)));
         let used: BTreeMap<String, (PathBuf, usize)> = code.collect();
-        let described = named("| `VERBATIM_WHY` |\n| `VERBATIM_LOG`, VERBATIM_x |\n").unwrap();
+        let described =
+            find_variable_names("| `VERBATIM_WHY` |\n| `VERBATIM_LOG`, VERBATIM_x |\n").unwrap();
         let found = differences(&used, Path::new("r.md"), &described);
         let found: Vec<_> = found.iter().map(ToString::to_string).collect();
         let expected = [

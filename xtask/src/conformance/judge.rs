@@ -66,7 +66,7 @@ pub(crate) fn first_match<'a>(output: &'a str, patterns: &[Regex]) -> Option<&'a
 /// Before each row perftest measures the frequency of the clock. On a busy machine this measurement may fail.
 /// perftest then prints a message and a row of zeros or infinities. All iterations were executed, so this row
 /// counts.
-pub(crate) fn rows(output: &str) -> usize {
+pub(crate) fn count_measurement_rows(output: &str) -> usize {
     let mut column = None;
     let mut clockless = false;
     let mut rows = 0;
@@ -128,19 +128,40 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
 
     #[test]
     fn rows_of_both_tables_are_counted() {
-        assert_eq!(rows(BANDWIDTH), 2);
-        assert_eq!(rows(LATENCY), 1);
+        assert_eq!(count_measurement_rows(BANDWIDTH), 2);
+        assert_eq!(count_measurement_rows(LATENCY), 1);
     }
 
     #[test]
     fn rows_that_measure_nothing_do_not_count() {
-        assert_eq!(rows(""), 0);
-        assert_eq!(rows("2 5 0.00 0.00 0.5\n"), 0, "no heading");
-        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 0.000000\n"), 0);
-        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 -nan\n"), 0);
-        assert_eq!(rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 inf\n"), 0);
-        assert_eq!(rows("#bytes t_avg[usec]\n 2 5 1.0\n"), 0, "cut short");
-        assert_eq!(rows("#bytes what\n 2 5 1.0 1 1 1 1\n"), 0, "unknown table");
+        assert_eq!(count_measurement_rows(""), 0);
+        assert_eq!(
+            count_measurement_rows("2 5 0.00 0.00 0.5\n"),
+            0,
+            "no heading"
+        );
+        assert_eq!(
+            count_measurement_rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 0.000000\n"),
+            0
+        );
+        assert_eq!(
+            count_measurement_rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 -nan\n"),
+            0
+        );
+        assert_eq!(
+            count_measurement_rows("#bytes MsgRate[Mpps]\n 2 5 1.0 1.0 inf\n"),
+            0
+        );
+        assert_eq!(
+            count_measurement_rows("#bytes t_avg[usec]\n 2 5 1.0\n"),
+            0,
+            "cut short"
+        );
+        assert_eq!(
+            count_measurement_rows("#bytes what\n 2 5 1.0 1 1 1 1\n"),
+            0,
+            "unknown table"
+        );
     }
 
     #[test]
@@ -148,16 +169,28 @@ Conflicting CPU frequency values detected: 2595.124000 != 2445.436000. CPU Frequ
         let heading = "#bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n";
         let clockless = "Correlation coefficient r^2: 0.416328 < 0.9\n";
         let row = " 2 5 0.00 0.00 0.000000\n";
-        assert_eq!(rows(&format!("{heading}{row}")), 0);
-        assert_eq!(rows(&format!("{heading}{clockless}{row}")), 1);
-        assert_eq!(rows(&format!("{heading}{clockless}{row}{row}")), 1);
+        assert_eq!(count_measurement_rows(&format!("{heading}{row}")), 0);
         assert_eq!(
-            rows(&format!("{heading}{clockless}Can't produce a report\n")),
+            count_measurement_rows(&format!("{heading}{clockless}{row}")),
+            1
+        );
+        assert_eq!(
+            count_measurement_rows(&format!("{heading}{clockless}{row}{row}")),
+            1
+        );
+        assert_eq!(
+            count_measurement_rows(&format!("{heading}{clockless}Can't produce a report\n")),
             0
         );
         let inf = " 2 96 inf inf inf \t inf \t-nan \tinf \tinf\n";
-        assert_eq!(rows(&format!("#bytes t_avg[usec]\n{clockless}{inf}")), 1);
-        assert_eq!(rows(&format!("#bytes t_avg[usec]\n{inf}")), 0);
+        assert_eq!(
+            count_measurement_rows(&format!("#bytes t_avg[usec]\n{clockless}{inf}")),
+            1
+        );
+        assert_eq!(
+            count_measurement_rows(&format!("#bytes t_avg[usec]\n{inf}")),
+            0
+        );
     }
 
     #[test]

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 /// A time limit that starts at its creation. The limit grows while the machine has more load than processors,
 /// because a program that is slow on a loaded machine is not wrong.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
+pub(crate) struct LoadScaledTimeLimit {
     begin: Instant,
     length: Duration,
 }
 
-impl Limit {
+impl LoadScaledTimeLimit {
     /// Starts a time limit of `length`.
-    pub(crate) fn new(length: Duration) -> Limit {
-        Limit {
+    pub(crate) fn new(length: Duration) -> LoadScaledTimeLimit {
+        LoadScaledTimeLimit {
             begin: Instant::now(),
             length,
         }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn time_passes() {
-        assert!(!Limit::new(Duration::from_secs(3600)).is_over());
-        assert!(Limit::new(Duration::ZERO).is_over());
+        assert!(!LoadScaledTimeLimit::new(Duration::from_secs(3600)).is_over());
+        assert!(LoadScaledTimeLimit::new(Duration::ZERO).is_over());
     }
 }

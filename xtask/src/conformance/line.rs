@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::record::{CaseResult, Environment};
+use super::record::{CaseResult, PackageVersions};
 use crate::cargo_output::Counts;
 
 /// One line of `--json`.
@@ -11,7 +11,7 @@ use crate::cargo_output::Counts;
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub(crate) enum Line {
     /// Versions of the packages that provide the programs, and of the kernel.
-    Environment(Environment),
+    Environment(PackageVersions),
     /// The outcome of a case.
     Case(CaseLine),
     /// The numbers of all cases by outcome.

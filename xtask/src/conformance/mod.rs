@@ -34,7 +34,7 @@ pub(crate) use args::Args;
 use crate::cargo_output::{Counts, OUTPUT_ENDS, output_begins};
 use judge::Outcome;
 use line::{CaseLine, Line};
-use record::{CaseResult, Comparison, Environment, Record};
+use record::{CaseResult, Comparison, PackageVersions, Record};
 use suite::{Conformance, Suite, Target, folder};
 
 /// Runs `cargo xtask conformance`; returns false if a case shows less than is recorded.
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         // Programs run in folders of their own, so they need the absolute path.
         let program = std::fs::canonicalize(program)
             .with_context(|| format!("no such program: {}", program.display()))?;
-        conformance.run_by(
+        conformance.set_verbatim_program(
             program
                 .to_str()
                 .context("the program's path is not UTF-8")?,
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.in_place {
         for target in targets {
             let suites = for_target(&suites, target);
-            place::here(target, &suites, args.jobs, &mut |line| print_line(&line))?;
+            place::run_on_this_machine(target, &suites, args.jobs, &mut |line| print_line(&line))?;
         }
         return Ok(true);
     }
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         let before = Record::load(&folder(), &target.name)?;
         let now = run_on(target, &suites, args, &before)?;
         total += record::counts(&now.results);
-        good &= conclude(args, &conformance, target, &suites, (before, now))?;
+        good &= print_or_record_results(args, &conformance, target, &suites, (before, now))?;
     }
     if args.json {
         print_line(&Line::Total(total))?;
@@ -92,17 +92,17 @@ fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
 /// of the suites. A check does not print the output of a case that already failed in the record `before`, because
 /// this output would hide new failures.
 fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> Result<Record> {
-    let mut environment = Environment::new();
+    let mut environment = PackageVersions::new();
     let mut cases = Vec::new();
     let elapsed = std::time::Instant::now();
-    place::there(target, suites, args, &mut |line| {
+    place::run_on_target_machine(target, suites, args, &mut |line| {
         if args.json {
             print_line(&line)?;
         }
         match line {
             Line::Environment(versions) => environment = versions,
             Line::Case(case) => {
-                progress(&case, !args.check || !before.holds(&case.result));
+                print_case_outcome(&case, !args.check || !before.has_same_outcome(&case.result));
                 cases.push(case);
             }
             Line::Total(_) => {}
@@ -126,7 +126,7 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> R
 
 /// Prints or records the results of `target`, compared with the record `before`. Returns false if a case shows less
 /// than is recorded.
-fn conclude(
+fn print_or_record_results(
     args: &Args,
     conformance: &Conformance,
     target: &Target,
@@ -136,7 +136,7 @@ fn conclude(
     let folder = folder();
     let compared = before.compare(&target.name, suites, &now.results);
     if args.check {
-        return print_check(&target.name, &compared);
+        return print_in_libtest_format(&target.name, &compared);
     }
     if !args.json {
         print_table(&target.title, suites, &now.results)?;
@@ -152,9 +152,9 @@ fn conclude(
     let compared = compared.iter().filter(|_| args.cases.is_none());
     for (result, comparison) in compared {
         let (what, how) = match comparison {
-            Comparison::Good | Comparison::Ignored(_) => continue,
+            Comparison::PassedAsRecorded | Comparison::NotPassedAsExpected(_) => continue,
             Comparison::Better(how) => ("better than recorded", how),
-            Comparison::Different(how) => {
+            Comparison::WorseOrUnrecorded(how) => {
                 good = false;
                 ("not as recorded", how)
             }
@@ -174,7 +174,7 @@ fn print_line(line: &Line) -> Result<()> {
 }
 
 /// Prints the outcome of a case to standard error. If the case failed and `with_output` is set, its output follows.
-fn progress(case: &CaseLine, with_output: bool) {
+fn print_case_outcome(case: &CaseLine, with_output: bool) {
     let CaseResult {
         suite,
         case: name,
@@ -206,7 +206,7 @@ fn test_name(target: &str, result: &CaseResult) -> String {
 }
 
 /// Prints the comparison in the format of libtest, so that a program that counts tests can count cases.
-fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bool> {
+fn print_in_libtest_format(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     let mut counts = Counts::default();
     writeln!(out, "     Running conformance on {target}")?;
@@ -214,7 +214,7 @@ fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bo
     for (result, comparison) in compared {
         let name = test_name(target, result);
         match comparison {
-            Comparison::Good => {
+            Comparison::PassedAsRecorded => {
                 counts += Counts::PASS;
                 writeln!(out, "test {name} ... ok")?;
             }
@@ -222,11 +222,11 @@ fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bo
                 counts += Counts::PASS;
                 writeln!(out, "test {name} ... ok, better: {how}")?;
             }
-            Comparison::Ignored(why) | Comparison::Better(why) => {
+            Comparison::NotPassedAsExpected(why) | Comparison::Better(why) => {
                 counts += Counts::SKIP;
                 writeln!(out, "test {name} ... ignored, {why}")?;
             }
-            Comparison::Different(how) => {
+            Comparison::WorseOrUnrecorded(how) => {
                 counts += Counts::FAIL;
                 writeln!(out, "test {name} ... FAILED\n  {how}")?;
             }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::args::Args;
 use super::line::{CaseLine, Line};
 use super::pool;
-use super::record::{CaseResult, Environment};
+use super::record::{CaseResult, PackageVersions};
 use super::suite::{FOLDER, Machine, Suite, Target, VERBATIM, folder};
 use crate::dropin;
 use crate::packages::{self, Package};
@@ -26,21 +26,24 @@ use crate::rxe;
 /// # Errors
 /// Returns an error if packages are missing, the virtual machine does not start, or its process ends
 /// early.
-pub(crate) fn there(
+pub(crate) fn run_on_target_machine(
     target: &Target,
     suites: &[&Suite],
     args: &Args,
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
-    packages::ensure(&needed(target, suites)?)?;
-    if target.wraps().any(|word| word.contains(VERBATIM)) {
+    packages::install_missing(&needed(target, suites)?)?;
+    if target
+        .command_prefix_words()
+        .any(|word| word.contains(VERBATIM))
+    {
         ensure!(dropin::build()?, "the drop-in could not be built");
     }
     if let Some(arguments) = &target.build {
         build(arguments)?;
     }
     match target.machine {
-        Machine::Host => here(target, suites, args.jobs, report),
+        Machine::Host => run_on_this_machine(target, suites, args.jobs, report),
         Machine::Rxe => {
             let mut command = vec![
                 std::env::current_exe()?.into_os_string(),
@@ -71,13 +74,13 @@ pub(crate) fn there(
 ///
 /// # Errors
 /// Returns the errors of [`pool::run`].
-pub(crate) fn here(
+pub(crate) fn run_on_this_machine(
     target: &Target,
     suites: &[&Suite],
     jobs: Option<NonZeroUsize>,
     report: &mut dyn FnMut(Line) -> Result<()>,
 ) -> Result<()> {
-    report(Line::Environment(environment(target, suites)?))?;
+    report(Line::Environment(package_versions(target, suites)?))?;
     if let Some(network) = &target.network {
         make_network(network)?;
     }
@@ -142,7 +145,7 @@ fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {
 
 /// Returns the versions of the packages that provide the programs, and of the kernel if the kernel
 /// provides the device.
-fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
+fn package_versions(target: &Target, suites: &[&Suite]) -> Result<PackageVersions> {
     let mut versions = BTreeMap::new();
     if target.machine == Machine::Rxe {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
@@ -169,7 +172,7 @@ fn environment(target: &Target, suites: &[&Suite]) -> Result<Environment> {
 fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
     let (sender, lines) = mpsc::channel();
     let machine =
-        thread::spawn(move || rxe::run_command(command, Lines::new(sender), io::stderr()));
+        thread::spawn(move || rxe::run_command(command, LineSender::new(sender), io::stderr()));
     for line in lines {
         match serde_json::from_str(&line) {
             Ok(line) => report(line)?,
@@ -185,14 +188,14 @@ fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) ->
 }
 
 /// A writer that sends each written line to a channel.
-struct Lines {
+struct LineSender {
     begun: Vec<u8>,
     sender: Sender<String>,
 }
 
-impl Lines {
-    fn new(sender: Sender<String>) -> Lines {
-        Lines {
+impl LineSender {
+    fn new(sender: Sender<String>) -> LineSender {
+        LineSender {
             begun: Vec::new(),
             sender,
         }
@@ -207,7 +210,7 @@ impl Lines {
     }
 }
 
-impl io::Write for Lines {
+impl io::Write for LineSender {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for &byte in bytes {
             if byte == b'\n' {
@@ -224,7 +227,7 @@ impl io::Write for Lines {
     }
 }
 
-impl Drop for Lines {
+impl Drop for LineSender {
     fn drop(&mut self) {
         if !self.begun.is_empty() {
             self.send();
@@ -241,7 +244,7 @@ mod tests {
     #[test]
     fn lines_are_put_together() {
         let (sender, lines) = mpsc::channel();
-        let mut writer = Lines::new(sender);
+        let mut writer = LineSender::new(sender);
         writer.write_all(b"on").unwrap();
         writer.write_all(b"e\ntwo\n\nthr").unwrap();
         drop(writer);

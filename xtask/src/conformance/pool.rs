@@ -52,8 +52,8 @@ pub(crate) fn run(
         });
         ended.collect::<Result<_>>()
     })?;
-    let (exclusive, shared) = units(target, &prepared, jobs);
-    let place = Place {
+    let (exclusive, shared) = exclusive_and_shared_units(target, &prepared, jobs);
+    let place = SharedByWorkers {
         target,
         prepared: &prepared,
         ports: &ports,
@@ -97,7 +97,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// Makes a new folder for the programs of the suite, with a copy of the files that `setup` has made.
-    fn folder(&self) -> Result<TempDir> {
+    fn new_folder_with_setup_files(&self) -> Result<TempDir> {
         let folder = new_folder()?;
         if let Some(from) = &self.folder {
             let copied = Command::new("cp")
@@ -118,7 +118,7 @@ impl<'a> Prepared<'a> {
 
 /// The cases that one worker runs, one after the other.
 #[derive(Debug)]
-enum Unit<'a> {
+enum WorkUnit<'a> {
     /// Cases of programs. The numbers are the index of the suite and the position of the case in the suite.
     Cases(Vec<(usize, usize, &'a Case)>),
     /// Tests of a suite of `unittest`. The second number is the position of the first test in the suite.
@@ -126,11 +126,11 @@ enum Unit<'a> {
 }
 
 /// Returns the units of all cases: first the cases that must run alone, then the cases that may run beside others.
-fn units<'a>(
+fn exclusive_and_shared_units<'a>(
     target: &Target,
     prepared: &'a [Prepared<'a>],
     jobs: NonZeroUsize,
-) -> (VecDeque<Unit<'a>>, VecDeque<Unit<'a>>) {
+) -> (VecDeque<WorkUnit<'a>>, VecDeque<WorkUnit<'a>>) {
     let mut exclusive = VecDeque::new();
     let mut shared = VecDeque::new();
     // Cases that need the same port are in the same unit, so that they run one after the other.
@@ -141,24 +141,25 @@ fn units<'a>(
                 for (number, case) in cases.iter().enumerate().filter(|(_, c)| c.is_for(target)) {
                     let case = (index, number, case);
                     if case.2.exclusive {
-                        exclusive.push_back(Unit::Cases(vec![case]));
+                        exclusive.push_back(WorkUnit::Cases(vec![case]));
                         continue;
                     }
                     let same = case.2.port.and_then(|port| at_port.get(&port));
-                    if let Some(Unit::Cases(cases)) = same.and_then(|&at| shared.get_mut(at)) {
+                    if let Some(WorkUnit::Cases(cases)) = same.and_then(|&at| shared.get_mut(at)) {
                         cases.push(case);
                         continue;
                     }
                     if let Some(port) = case.2.port {
                         at_port.insert(port, shared.len());
                     }
-                    shared.push_back(Unit::Cases(vec![case]));
+                    shared.push_back(WorkUnit::Cases(vec![case]));
                 }
             }
             Kind::Unittest(unittest) => {
                 let size = suite.tests.len().div_ceil(jobs.get()).max(1);
                 let parts = suite.tests.chunks(size).enumerate();
-                let parts = parts.map(|(n, names)| Unit::Tests(index, unittest, n * size, names));
+                let parts =
+                    parts.map(|(n, names)| WorkUnit::Tests(index, unittest, n * size, names));
                 shared.extend(parts);
             }
         }
@@ -168,7 +169,7 @@ fn units<'a>(
 
 /// The data that all workers share.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct SharedByWorkers<'a> {
     target: &'a Target,
     prepared: &'a [Prepared<'a>],
     ports: &'a Mutex<Ports>,
@@ -176,8 +177,8 @@ struct Place<'a> {
 
 /// Runs `units` by at most `jobs` workers.
 fn run_units(
-    place: Place<'_>,
-    units: VecDeque<Unit<'_>>,
+    place: SharedByWorkers<'_>,
+    units: VecDeque<WorkUnit<'_>>,
     jobs: NonZeroUsize,
     report: Report<'_>,
 ) -> Result<()> {
@@ -218,12 +219,12 @@ fn run_units(
     })
 }
 
-fn next<'a>(queue: &Mutex<VecDeque<Unit<'a>>>) -> Option<Unit<'a>> {
+fn next<'a>(queue: &Mutex<VecDeque<WorkUnit<'a>>>) -> Option<WorkUnit<'a>> {
     lock(queue).pop_front()
 }
 
 struct Worker<'a> {
-    place: Place<'a>,
+    place: SharedByWorkers<'a>,
     /// The folders in which programs run, by the index of their suite.
     folders: HashMap<usize, TempDir>,
 }
@@ -231,18 +232,18 @@ struct Worker<'a> {
 impl Worker<'_> {
     fn run(
         &mut self,
-        unit: &Unit<'_>,
+        unit: &WorkUnit<'_>,
         report: &mut dyn FnMut(usize, usize, Ran) -> Result<()>,
     ) -> Result<()> {
         match unit {
-            Unit::Cases(cases) => {
+            WorkUnit::Cases(cases) => {
                 for (suite, number, case) in cases {
                     let runner = self.runner(*suite, case.port)?;
                     report(*suite, *number, runner.case(case))?;
                 }
                 Ok(())
             }
-            Unit::Tests(suite, unittest, first, names) => {
+            WorkUnit::Tests(suite, unittest, first, names) => {
                 let runner = self.runner(*suite, None)?;
                 runner.unittest(unittest, names, &mut |number, ran| {
                     report(*suite, first + number, ran)
@@ -253,7 +254,7 @@ impl Worker<'_> {
 
     fn runner(&mut self, suite: usize, port: Option<u16>) -> Result<Runner<'_>> {
         if !self.folders.contains_key(&suite) {
-            let folder = self.place.prepared[suite].folder()?;
+            let folder = self.place.prepared[suite].new_folder_with_setup_files()?;
             self.folders.insert(suite, folder);
         }
         Ok(Runner {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use super::limit::Limit;
+use super::limit::LoadScaledTimeLimit;
 
 /// A running program and all processes that it starts: dropping this value kills their process group.
 #[derive(Debug)]
@@ -26,8 +26,8 @@ pub(crate) struct Program {
     child: Child,
     output: Arc<Mutex<Vec<u8>>>,
     /// The side of the pseudo-terminal to which programs write. While it is open, no byte of the terminal is lost.
-    screen: File,
-    /// Receives a message when the reader has read a [`MARK`].
+    terminal_write_side: File,
+    /// Receives a message when the reader has read a [`END_OF_OUTPUT_MARK`].
     marks: Receiver<()>,
 }
 
@@ -65,7 +65,7 @@ impl Program {
         Ok(Program {
             child,
             output,
-            screen,
+            terminal_write_side: screen,
             marks,
         })
     }
@@ -91,7 +91,7 @@ impl Program {
     }
 
     /// Waits until the program has ended; returns false if it has not ended within `limit`.
-    pub(crate) fn wait(&self, limit: &Limit) -> Result<bool> {
+    pub(crate) fn wait(&self, limit: &LoadScaledTimeLimit) -> Result<bool> {
         loop {
             if self.has_ended()? {
                 return Ok(true);
@@ -105,12 +105,12 @@ impl Program {
 
     /// Sends SIGTERM to the process group, and kills it after a while. SIGINT would not do: a shell's background
     /// processes ignore it.
-    pub(crate) fn stop(self) -> Result<Ended> {
+    pub(crate) fn terminate_and_collect_output(self) -> Result<Ended> {
         if !self.has_ended()? {
             self.signal(Signal::TERM);
-            self.wait(&Limit::new(POLITENESS))?;
+            self.wait(&LoadScaledTimeLimit::new(SIGTERM_GRACE))?;
         }
-        self.end()
+        self.kill_and_collect_output()
     }
 
     /// Waits until all output so far is collected. The function does not wait for processes that have left the
@@ -118,13 +118,16 @@ impl Program {
     pub(crate) fn wait_for_output(&self) {
         // The terminal delivers the mark after all earlier output, even if the reader is scheduled late. Writing or
         // receiving fails only if reading has failed; then no output can be collected.
-        if (&self.screen).write_all(MARK).is_ok() {
+        if (&self.terminal_write_side)
+            .write_all(END_OF_OUTPUT_MARK)
+            .is_ok()
+        {
             let _ = self.marks.recv();
         }
     }
 
     /// Kills the process group, and returns the collected output.
-    pub(crate) fn end(mut self) -> Result<Ended> {
+    pub(crate) fn kill_and_collect_output(mut self) -> Result<Ended> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
         self.wait_for_output();
@@ -157,7 +160,7 @@ impl Drop for Program {
 
 impl Ended {
     /// Returns a description of the exit status, such as `exit status 1` or `killed by SIGSEGV`.
-    pub(crate) fn how(&self) -> String {
+    pub(crate) fn describe_exit_status(&self) -> String {
         match (self.status.code(), self.status.signal()) {
             (Some(code), _) => format!("exit status {code}"),
             (None, Some(11)) => "killed by SIGSEGV".to_owned(),
@@ -171,11 +174,11 @@ impl Ended {
 /// Interval between checks of a program.
 const POLL: Duration = Duration::from_millis(5);
 /// Time that a program has to end after SIGTERM.
-const POLITENESS: Duration = Duration::from_secs(2);
+const SIGTERM_GRACE: Duration = Duration::from_secs(2);
 /// Maximum number of output bytes that are kept, so that a program that prints endlessly does not fill the memory.
 const KEEP_BYTES: usize = 4 << 20;
 /// A text that no program prints; the terminal translates none of its bytes.
-const MARK: &[u8] = b"\0the end of what was printed\0";
+const END_OF_OUTPUT_MARK: &[u8] = b"\0the end of what was printed\0";
 
 fn pseudo_terminal() -> Result<(File, File)> {
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
@@ -191,7 +194,7 @@ fn pseudo_terminal() -> Result<(File, File)> {
     Ok((File::from(terminal), screen))
 }
 
-/// Reads the terminal until no process has its other side open. Sends a message to `marks` for each [`MARK`], which
+/// Reads the terminal until no process has its other side open. Sends a message to `marks` for each [`END_OF_OUTPUT_MARK`], which
 /// is not kept.
 fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
     let mut buffer = vec![0; 16 << 10];
@@ -204,22 +207,25 @@ fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
             // The error is EIO: the last process has closed the terminal.
             Err(_) => return,
         }
-        while let Some(at) = unsorted.windows(MARK.len()).position(|w| w == MARK) {
-            keep(sink, &unsorted[..at]);
-            unsorted.drain(..at + MARK.len());
+        while let Some(at) = unsorted
+            .windows(END_OF_OUTPUT_MARK.len())
+            .position(|w| w == END_OF_OUTPUT_MARK)
+        {
+            append_up_to_limit(sink, &unsorted[..at]);
+            unsorted.drain(..at + END_OF_OUTPUT_MARK.len());
             // The receiver `marks` may have been dropped meanwhile.
             let _ = marks.send(());
         }
-        let begun = (0..MARK.len())
+        let begun = (0..END_OF_OUTPUT_MARK.len())
             .rev()
-            .find(|&n| unsorted.ends_with(&MARK[..n]));
+            .find(|&n| unsorted.ends_with(&END_OF_OUTPUT_MARK[..n]));
         let sure = unsorted.len() - begun.unwrap_or(0);
-        keep(sink, &unsorted[..sure]);
+        append_up_to_limit(sink, &unsorted[..sure]);
         unsorted.drain(..sure);
     }
 }
 
-fn keep(sink: &Mutex<Vec<u8>>, printed: &[u8]) {
+fn append_up_to_limit(sink: &Mutex<Vec<u8>>, printed: &[u8]) {
     let mut bytes = sink.lock().unwrap_or_else(PoisonError::into_inner);
     let room = KEEP_BYTES.saturating_sub(bytes.len()).min(printed.len());
     bytes.extend_from_slice(&printed[..room]);
@@ -233,16 +239,16 @@ mod tests {
         Program::start(&["sh", "-c", script], Path::new("/")).unwrap()
     }
 
-    fn soon() -> Limit {
-        Limit::new(Duration::from_secs(60))
+    fn soon() -> LoadScaledTimeLimit {
+        LoadScaledTimeLimit::new(Duration::from_secs(60))
     }
 
     #[test]
     fn output_and_status_are_collected() {
         let program = start("tty <&1 >&2; echo one; echo two >&2; exit 3");
         assert!(program.wait(&soon()).unwrap());
-        let ended = program.end().unwrap();
-        assert_eq!(ended.how(), "exit status 3");
+        let ended = program.kill_and_collect_output().unwrap();
+        assert_eq!(ended.describe_exit_status(), "exit status 3");
         let lines: Vec<&str> = ended.output.lines().collect();
         assert!(lines[0].starts_with("/dev/pts/"), "{lines:?}");
         assert_eq!(lines[1..], ["one", "two"]);
@@ -256,8 +262,18 @@ mod tests {
             assert!(!limit.is_over(), "{:?}", program.output());
             std::thread::sleep(POLL);
         }
-        assert!(!program.wait(&Limit::new(Duration::ZERO)).unwrap());
-        assert_eq!(program.stop().unwrap().how(), "killed by signal 15");
+        assert!(
+            !program
+                .wait(&LoadScaledTimeLimit::new(Duration::ZERO))
+                .unwrap()
+        );
+        assert_eq!(
+            program
+                .terminate_and_collect_output()
+                .unwrap()
+                .describe_exit_status(),
+            "killed by signal 15"
+        );
     }
 
     #[test]
@@ -283,16 +299,21 @@ mod tests {
         let program = Program {
             child,
             output,
-            screen,
+            terminal_write_side: screen,
             marks,
         };
         // The pipe holds less than these bytes, so the writer waits for the reader.
         let printed = "\0the end\0 of what was".repeat(1000);
-        (&program.screen).write_all(printed.as_bytes()).unwrap();
+        (&program.terminal_write_side)
+            .write_all(printed.as_bytes())
+            .unwrap();
         program.wait_for_output();
         assert_eq!(program.output(), printed);
-        (&program.screen).write_all(b"more").unwrap();
-        assert_eq!(program.end().unwrap().output, printed + "more");
+        (&program.terminal_write_side).write_all(b"more").unwrap();
+        assert_eq!(
+            program.kill_and_collect_output().unwrap().output,
+            printed + "more"
+        );
     }
 
     #[test]
@@ -304,7 +325,13 @@ mod tests {
             std::thread::sleep(POLL);
         }
         let child = program.output().trim().to_owned();
-        assert_eq!(program.stop().unwrap().how(), "killed by signal 9");
+        assert_eq!(
+            program
+                .terminate_and_collect_output()
+                .unwrap()
+                .describe_exit_status(),
+            "killed by signal 9"
+        );
         let gone = || match std::fs::read_to_string(format!("/proc/{child}/stat")) {
             Ok(stat) => stat.contains(") Z "),
             Err(_) => true,

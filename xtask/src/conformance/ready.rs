@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use regex::Regex;
 use rustix::io::Errno;
 
-use super::limit::Limit;
+use super::limit::LoadScaledTimeLimit;
 use super::process::Program;
 use super::suite::Ready;
 
 /// The result of waiting for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waited {
+pub(crate) enum ServerWaitResult {
     Ready,
     /// The server has ended before it was ready.
     Ended,
@@ -31,8 +31,8 @@ pub(crate) fn wait(
     ready: &Ready,
     port: u16,
     cm_listener: (&[&str], &Regex),
-    limit: &Limit,
-) -> Result<Waited> {
+    limit: &LoadScaledTimeLimit,
+) -> Result<ServerWaitResult> {
     let (command, line) = cm_listener;
     loop {
         // Check for the end first, so that the last output of a server that has ended is included.
@@ -47,13 +47,13 @@ pub(crate) fn wait(
             Ready::Output(regex) => regex.is_match(&server.output()),
         };
         if is_ready {
-            return Ok(Waited::Ready);
+            return Ok(ServerWaitResult::Ready);
         }
         if ended {
-            return Ok(Waited::Ended);
+            return Ok(ServerWaitResult::Ended);
         }
         if limit.is_over() {
-            return Ok(Waited::TimedOut);
+            return Ok(ServerWaitResult::TimedOut);
         }
         std::thread::sleep(POLL);
     }
@@ -74,7 +74,7 @@ fn has_socket(tables: &[impl AsRef<str>], port: u16, state: &str) -> Result<bool
     for path in tables {
         let path = path.as_ref();
         match std::fs::read_to_string(path) {
-            Ok(table) if lists(&table, port, state) => return Ok(true),
+            Ok(table) if has_socket_line(&table, port, state) => return Ok(true),
             Ok(_) => {}
             // A kernel without IPv6 has no second table.
             Err(err) if err.kind() == std::io::ErrorKind::NotFound => {}
@@ -87,7 +87,7 @@ fn has_socket(tables: &[impl AsRef<str>], port: u16, state: &str) -> Result<bool
 }
 
 /// Returns true if a table such as `/proc/net/tcp` has a socket with this local port and state.
-fn lists(table: &str, port: u16, state: &str) -> bool {
+fn has_socket_line(table: &str, port: u16, state: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);
         let local = fields.next().and_then(|address| address.rsplit(':').next());
@@ -117,14 +117,17 @@ mod tests {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt\n\
              \x20  0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000\n\
              \x20  1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000\n";
-        assert!(lists(table, 0x4853, TCP_LISTEN));
-        assert!(!lists(table, 0x4854, TCP_LISTEN), "it is a connection");
+        assert!(has_socket_line(table, 0x4853, TCP_LISTEN));
         assert!(
-            !lists(table, 0, TCP_LISTEN),
+            !has_socket_line(table, 0x4854, TCP_LISTEN),
+            "it is a connection"
+        );
+        assert!(
+            !has_socket_line(table, 0, TCP_LISTEN),
             "the remote address does not count"
         );
         let v6 = "head\n 0: 00000000000000000000000000000000:4855 0000:0000 0A 0:0\n";
-        assert!(lists(v6, 0x4855, TCP_LISTEN));
+        assert!(has_socket_line(v6, 0x4855, TCP_LISTEN));
     }
 
     #[test]

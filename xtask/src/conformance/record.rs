@@ -15,12 +15,12 @@ use crate::cargo_output::Counts;
 /// environment. Each further line is a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) environment: Environment,
+    pub(crate) environment: PackageVersions,
     pub(crate) results: Vec<CaseResult>,
 }
 
 /// Versions of the packages that provide the programs, by package; the kernel's version is under `linux`.
-pub(crate) type Environment = BTreeMap<String, String>;
+pub(crate) type PackageVersions = BTreeMap<String, String>;
 
 /// The outcome of one case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,15 +35,15 @@ pub(crate) struct CaseResult {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     /// The case passed, as recorded.
-    Good,
+    PassedAsRecorded,
     /// The case did not pass, as recorded, or its outcome is known to vary: the change under test is not the
     /// cause.
-    Ignored(String),
+    NotPassedAsExpected(String),
     /// The case shows more than is recorded, such as on a machine that has a feature that the recording machine
     /// lacked.
     Better(String),
     /// The case shows less than is recorded, or is not recorded.
-    Different(String),
+    WorseOrUnrecorded(String),
 }
 
 impl Record {
@@ -103,7 +103,7 @@ impl Record {
     }
 
     /// Returns true if the record has an outcome of the same kind for the case of `now`.
-    pub(crate) fn holds(&self, now: &CaseResult) -> bool {
+    pub(crate) fn has_same_outcome(&self, now: &CaseResult) -> bool {
         let mut results = self.results.iter();
         results.any(|recorded| {
             (&recorded.suite, &recorded.case) == (&now.suite, &now.case)
@@ -120,8 +120,8 @@ impl Record {
     ) -> Vec<(CaseResult, Comparison)> {
         let mut compared = Vec::new();
         for suite in suites {
-            let before: Vec<&CaseResult> = of(&self.results, suite);
-            let now: Vec<&CaseResult> = of(new, suite);
+            let before: Vec<&CaseResult> = results_of_suite(&self.results, suite);
+            let now: Vec<&CaseResult> = results_of_suite(new, suite);
             for result in &now {
                 let recorded = before.iter().find(|before| before.case == result.case);
                 let unsteady = suite.unsteady(&result.case, target);
@@ -130,7 +130,8 @@ impl Record {
             }
             for lost in &before {
                 if !now.iter().any(|result| result.case == lost.case) {
-                    let comparison = Comparison::Different("recorded, but has no result".into());
+                    let comparison =
+                        Comparison::WorseOrUnrecorded("recorded, but has no result".into());
                     compared.push(((*lost).clone(), comparison));
                 }
             }
@@ -151,24 +152,26 @@ fn compare(
     };
     match (recorded, &now.outcome) {
         (_, Outcome::Failed { .. } | Outcome::Skipped { .. }) if let Some(why) = unsteady => {
-            Comparison::Ignored(format!("{target}: unsteady: {why}"))
+            Comparison::NotPassedAsExpected(format!("{target}: unsteady: {why}"))
         }
-        (Some(_), Outcome::Passed) if unsteady.is_some() => Comparison::Good,
-        (None, outcome) => Comparison::Different(format!("{}, not recorded", said(outcome))),
+        (Some(_), Outcome::Passed) if unsteady.is_some() => Comparison::PassedAsRecorded,
+        (None, outcome) => {
+            Comparison::WorseOrUnrecorded(format!("{}, not recorded", said(outcome)))
+        }
         (Some(recorded), outcome) if recorded.rank() != outcome.rank() => {
             let both = format!("{}, recorded as {}", said(outcome), said(recorded));
             if outcome.rank() > recorded.rank() {
                 Comparison::Better(both)
             } else {
-                Comparison::Different(both)
+                Comparison::WorseOrUnrecorded(both)
             }
         }
-        (Some(_), Outcome::Passed) => Comparison::Good,
+        (Some(_), Outcome::Passed) => Comparison::PassedAsRecorded,
         (Some(_), Outcome::Failed { reason }) => {
-            Comparison::Ignored(format!("{target}: known failure: {reason}"))
+            Comparison::NotPassedAsExpected(format!("{target}: known failure: {reason}"))
         }
         (Some(_), Outcome::Skipped { reason }) => {
-            Comparison::Ignored(format!("{target}: {reason}"))
+            Comparison::NotPassedAsExpected(format!("{target}: {reason}"))
         }
     }
 }
@@ -191,13 +194,13 @@ pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> C
 /// # Errors
 /// Returns an error if a record cannot be read, or a table cannot be written.
 pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
-    write(&folder.join(TABLE), &table(folder, conformance)?)?;
+    write(&folder.join(TABLE), &results_page(folder, conformance)?)?;
     let page = folder.join(PAGE);
-    write(&page, &with_totals(&page, folder, conformance)?)
+    write(&page, &page_with_new_totals(&page, folder, conformance)?)
 }
 
 /// Returns the text of the file `page`, with the totals computed from the records.
-fn with_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
+fn page_with_new_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
     let name = page.display();
     let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {name}"))?;
     let parts = text.split_once(TOTALS_BEGIN).and_then(|(before, rest)| {
@@ -215,7 +218,7 @@ fn with_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<
 /// Returns a table of the numbers of cases of each suite that passed, failed and were skipped. It has a column per
 /// target.
 fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
-    let mut columns = columns(folder, conformance)?;
+    let mut columns = targets_with_records(folder, conformance)?;
     columns.retain(|(target, _)| target.client.is_none());
     let mut text = String::from("| passed / failed / skipped |");
     for (target, _) in &columns {
@@ -229,7 +232,10 @@ fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
         text += &format!("| {} |", suite.title);
         for (target, record) in &columns {
             if suite.is_for(target) {
-                text += &format!(" {} |", cells(counts(of(&record.results, suite))));
+                text += &format!(
+                    " {} |",
+                    cells(counts(results_of_suite(&record.results, suite)))
+                );
             } else {
                 text += " not run |";
             }
@@ -239,7 +245,10 @@ fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
     Ok(text)
 }
 
-fn columns<'a>(folder: &Path, conformance: &'a Conformance) -> Result<Vec<(&'a Target, Record)>> {
+fn targets_with_records<'a>(
+    folder: &Path,
+    conformance: &'a Conformance,
+) -> Result<Vec<(&'a Target, Record)>> {
     let targets = conformance.targets.iter();
     targets
         .map(|target| Ok((target, Record::load(folder, &target.name)?)))
@@ -247,8 +256,8 @@ fn columns<'a>(folder: &Path, conformance: &'a Conformance) -> Result<Vec<(&'a T
 }
 
 /// Returns the text of `RESULTS.md`.
-fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
-    let columns = columns(folder, conformance)?;
+fn results_page(folder: &Path, conformance: &Conformance) -> Result<String> {
+    let columns = targets_with_records(folder, conformance)?;
     let mut text = String::from(HEAD);
     for (target, record) in &columns {
         let versions: Vec<String> = record
@@ -272,7 +281,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
     writeln!(text, "{}|", rule(&columns))?;
     for suite in &conformance.suites {
         row(&mut text, &columns, &link(suite), &|r| {
-            cells(counts(of(&r.results, suite)))
+            cells(counts(results_of_suite(&r.results, suite)))
         });
     }
     row(&mut text, &columns, "**all**", &|r| {
@@ -282,11 +291,11 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
     for suite in &conformance.suites {
         let mut columns = columns.clone();
         columns.retain(|(target, record)| {
-            suite.is_for(target) || !of(&record.results, suite).is_empty()
+            suite.is_for(target) || !results_of_suite(&record.results, suite).is_empty()
         });
         let (names, rule) = (names(&columns), rule(&columns));
         writeln!(text, "\n## {}\n\n{}\n", suite.name, suite.title)?;
-        let causes = causes(suite, &columns);
+        let causes = skip_causes_with_counts(suite, &columns);
         if !causes.is_empty() {
             writeln!(text, "| skipped because | {names} |\n{rule}|")?;
             for (why, counts) in causes {
@@ -298,7 +307,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
         writeln!(text, "| case | {names} |\n{rule}|")?;
         let mut cases: Vec<&str> = Vec::new();
         for (_, record) in &columns {
-            for result in of(&record.results, suite) {
+            for result in results_of_suite(&record.results, suite) {
                 if !cases.contains(&result.case.as_str()) {
                     cases.push(&result.case);
                 }
@@ -306,7 +315,7 @@ fn table(folder: &Path, conformance: &Conformance) -> Result<String> {
         }
         for case in cases {
             row(&mut text, &columns, &format!("`{case}`"), &|record| {
-                let of_suite = of(&record.results, suite);
+                let of_suite = results_of_suite(&record.results, suite);
                 match of_suite.iter().find(|result| result.case == case) {
                     None => "not run".to_owned(),
                     Some(result) => match result.outcome.reason() {
@@ -346,7 +355,10 @@ fn rule(columns: &[(&Target, Record)]) -> String {
 }
 
 /// Returns the causes of skipped cases of `suite`, each with the number of skipped cases on each target.
-fn causes<'a>(suite: &'a Suite, columns: &[(&Target, Record)]) -> Vec<(&'a str, Vec<usize>)> {
+fn skip_causes_with_counts<'a>(
+    suite: &'a Suite,
+    columns: &[(&Target, Record)],
+) -> Vec<(&'a str, Vec<usize>)> {
     const OTHER: &str = "see the reason of each";
     let known = suite.causes.iter().map(|cause| cause.why.as_str());
     let mut rows: Vec<(&str, Vec<usize>)> = known
@@ -354,7 +366,7 @@ fn causes<'a>(suite: &'a Suite, columns: &[(&Target, Record)]) -> Vec<(&'a str, 
         .map(|why| (why, vec![0; columns.len()]))
         .collect();
     for (column, (_, record)) in columns.iter().enumerate() {
-        for result in of(&record.results, suite) {
+        for result in results_of_suite(&record.results, suite) {
             if let Outcome::Skipped { reason } = &result.outcome {
                 let row = cause(suite, reason).unwrap_or(suite.causes.len());
                 rows[row].1[column] += 1;
@@ -385,7 +397,7 @@ Written by `cargo xtask conformance --write` from `results/`; [README.md](README
 
 ";
 
-fn of<'a>(results: &'a [CaseResult], suite: &Suite) -> Vec<&'a CaseResult> {
+fn results_of_suite<'a>(results: &'a [CaseResult], suite: &Suite) -> Vec<&'a CaseResult> {
     let of_suite = results.iter().filter(|result| result.suite == suite.name);
     of_suite.collect()
 }
@@ -436,7 +448,7 @@ mod tests {
             let Kind::Programs(cases) = &suite.kind else {
                 continue;
             };
-            let recorded = of(&record.results, suite);
+            let recorded = results_of_suite(&record.results, suite);
             for case in cases.iter().filter(|case| case.is_for(target)) {
                 if !recorded.iter().any(|result| result.case == case.name) {
                     stale.push(format!("{}: {} is not recorded", suite.name, case.name));
@@ -485,7 +497,7 @@ mod tests {
 
     fn record(results: &[CaseResult]) -> Record {
         Record {
-            environment: Environment::from([("linux".to_owned(), "6.1".to_owned())]),
+            environment: PackageVersions::from([("linux".to_owned(), "6.1".to_owned())]),
             results: results.to_vec(),
         }
     }
@@ -520,7 +532,7 @@ mod tests {
         let known = [result("one", fails())];
         assert_eq!(
             compare(&known, result("one", fails()), "a"),
-            Comparison::Ignored("a: known failure: e".to_owned())
+            Comparison::NotPassedAsExpected("a: known failure: e".to_owned())
         );
         assert_eq!(
             compare(&known, result("one", Outcome::Passed), "a"),
@@ -537,16 +549,16 @@ mod tests {
         );
         assert_eq!(
             compare(&not_here, result("one", fails()), "a"),
-            Comparison::Different("failed (e), recorded as skipped (w)".to_owned())
+            Comparison::WorseOrUnrecorded("failed (e), recorded as skipped (w)".to_owned())
         );
         let passed = [result("one", Outcome::Passed)];
         assert_eq!(
             compare(&passed, result("one", Outcome::Passed), "a"),
-            Comparison::Good
+            Comparison::PassedAsRecorded
         );
         assert_eq!(
             compare(&passed, result("one", skipped("w")), "a"),
-            Comparison::Different("skipped (w), recorded as passed".to_owned())
+            Comparison::WorseOrUnrecorded("skipped (w), recorded as passed".to_owned())
         );
         assert_eq!(
             compare(
@@ -554,21 +566,21 @@ mod tests {
                 result("one", skipped("w")),
                 "a"
             ),
-            Comparison::Ignored("a: w".to_owned())
+            Comparison::NotPassedAsExpected("a: w".to_owned())
         );
         assert_eq!(
             compare(&[], result("one", Outcome::Passed), "a"),
-            Comparison::Different("passed, not recorded".to_owned())
+            Comparison::WorseOrUnrecorded("passed, not recorded".to_owned())
         );
         // The case is unsteady on the target b only.
         let passed = [result("two", Outcome::Passed)];
         assert_eq!(
             compare(&passed, result("two", fails()), "b"),
-            Comparison::Ignored("b: unsteady: a race".to_owned())
+            Comparison::NotPassedAsExpected("b: unsteady: a race".to_owned())
         );
         assert!(matches!(
             compare(&passed, result("two", fails()), "a"),
-            Comparison::Different(_)
+            Comparison::WorseOrUnrecorded(_)
         ));
     }
 
@@ -578,14 +590,14 @@ mod tests {
             result("a", Outcome::failed("x")),
             result("b", Outcome::Passed),
         ]);
-        assert!(record.holds(&result("a", Outcome::failed("for another reason"))));
-        assert!(!record.holds(&result("b", Outcome::failed("x"))));
-        assert!(!record.holds(&result("c", Outcome::failed("x"))));
+        assert!(record.has_same_outcome(&result("a", Outcome::failed("for another reason"))));
+        assert!(!record.has_same_outcome(&result("b", Outcome::failed("x"))));
+        assert!(!record.has_same_outcome(&result("c", Outcome::failed("x"))));
         let elsewhere = CaseResult {
             suite: "t".to_owned(),
             ..result("a", Outcome::failed("x"))
         };
-        assert!(!record.holds(&elsewhere));
+        assert!(!record.has_same_outcome(&elsewhere));
     }
 
     #[test]
@@ -597,7 +609,7 @@ mod tests {
         let compared = before.compare("a", &suites, &[]);
         assert_eq!(
             compared[0].1,
-            Comparison::Different("recorded, but has no result".to_owned())
+            Comparison::WorseOrUnrecorded("recorded, but has no result".to_owned())
         );
     }
 
@@ -613,7 +625,7 @@ mod tests {
         ]);
         a.update(&conformance, &suites, new);
         a.store(folder.path(), "a").unwrap();
-        let table = table(folder.path(), &conformance).unwrap();
+        let table = results_page(folder.path(), &conformance).unwrap();
         for line in [
             "- **a**: the a (linux 6.1).",
             "| passed / failed / skipped | a | b |",
@@ -647,7 +659,7 @@ mod tests {
             (&conformance.targets[1], Record::default()),
         ];
         assert_eq!(
-            causes(&conformance.suites[0], &columns),
+            skip_causes_with_counts(&conformance.suites[0], &columns),
             [
                 ("of the weather", vec![1, 0]),
                 ("see the reason of each", vec![1, 0])
@@ -664,7 +676,7 @@ mod tests {
         for target in conformance.targets(&[]).unwrap() {
             let record = Record::load(&folder, &target.name).unwrap();
             for suite in &conformance.suites {
-                for CaseResult { case, outcome, .. } in of(&record.results, suite) {
+                for CaseResult { case, outcome, .. } in results_of_suite(&record.results, suite) {
                     let right = match outcome {
                         Outcome::Passed => true,
                         Outcome::Failed { .. } => suite.unsteady(case, &target.name).is_some(),
@@ -685,14 +697,14 @@ mod tests {
         let conformance = Conformance::load(&folder).unwrap();
         let written = std::fs::read_to_string(folder.join(TABLE)).unwrap();
         assert!(
-            written == table(&folder, &conformance).unwrap(),
+            written == results_page(&folder, &conformance).unwrap(),
             "conformance/RESULTS.md is not what conformance/results says: \
              cargo xtask conformance --write"
         );
         let page = folder.join(PAGE);
         let written = std::fs::read_to_string(&page).unwrap();
         assert!(
-            written == with_totals(&page, &folder, &conformance).unwrap(),
+            written == page_with_new_totals(&page, &folder, &conformance).unwrap(),
             "the totals in docs/conformance.md are not what conformance/results says: \
              cargo xtask conformance --write"
         );

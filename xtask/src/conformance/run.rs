@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use regex::Regex;
 
-use super::judge::{Outcome, first_match, rows, unmatched};
-use super::limit::Limit;
+use super::judge::{Outcome, count_measurement_rows, first_match, unmatched};
+use super::limit::LoadScaledTimeLimit;
 use super::process::{Ended, Program};
-use super::ready::{self, Waited};
+use super::ready::{self, ServerWaitResult};
 use super::suite::{self, Case, Target, Unittest, VERBATIM};
-use super::unittest::{Report, listed};
+use super::unittest::{UnittestReport, listed};
 use crate::dropin;
 use crate::paths::target_dir;
 
@@ -34,7 +34,7 @@ pub(crate) struct Runner<'a> {
 }
 
 /// The results of the programs of a case.
-struct Pair {
+struct EndedPrograms {
     /// The side that failed, and the reason, if it is neither the exit status nor the output.
     failure: Option<(&'static str, String)>,
     server: Option<Ended>,
@@ -49,13 +49,17 @@ impl Runner<'_> {
     pub(crate) fn setup(&self, command: &str) -> Result<()> {
         let command = self.fill(Side::Server, command);
         let program = Program::start(&["sh", "-c", &command], self.folder)?;
-        let in_time = program.wait(&Limit::new(SETUP))?;
-        let ended = program.end()?;
+        let in_time = program.wait(&LoadScaledTimeLimit::new(SETUP))?;
+        let ended = program.kill_and_collect_output()?;
         if !in_time {
             bail!("{command}: did not end within {} s", SETUP.as_secs());
         }
         if !ended.status.success() {
-            bail!("{command}: {}\n{}", ended.how(), tail(&ended.output));
+            bail!(
+                "{command}: {}\n{}",
+                ended.describe_exit_status(),
+                tail(&ended.output)
+            );
         }
         Ok(())
     }
@@ -99,24 +103,24 @@ impl Runner<'_> {
     }
 
     fn once(&self, case: &Case) -> Judged {
-        match self.pair(case) {
+        match self.run_programs(case) {
             Ok(result) => self.judge(case, &result),
             Err(err) => Judged::new(Outcome::failed(format!("{err:#}")), String::new()),
         }
     }
 
     /// Runs the server and the client of a case, or its only program, until they end.
-    fn pair(&self, case: &Case) -> Result<Pair> {
+    fn run_programs(&self, case: &Case) -> Result<EndedPrograms> {
         let limit = Duration::from_secs(case.timeout_s);
         let too_long = format!("did not end within {} s", case.timeout_s);
-        let time = Limit::new(limit);
+        let time = LoadScaledTimeLimit::new(limit);
         let Some(server) = &case.server else {
             let program = self.start(Side::Client, &case.command)?;
             let ended = program.wait(&time)?;
-            return Ok(Pair {
+            return Ok(EndedPrograms {
                 failure: (!ended).then_some((CLIENT, too_long)),
                 server: None,
-                client: Some(program.end()?),
+                client: Some(program.kill_and_collect_output()?),
             });
         };
         let cm = &self.target.cm_listeners;
@@ -128,21 +132,23 @@ impl Runner<'_> {
         let listener = (&lists[..], &suite::line_regex(&line)?);
         let serving = self.start(Side::Server, &server.command)?;
         let waited = ready::wait(&serving, &server.ready, self.port, listener, &time)?;
-        if waited != Waited::Ready {
+        if waited != ServerWaitResult::Ready {
             let failure = match waited {
-                Waited::TimedOut => format!("not ready within {} s", case.timeout_s),
-                Waited::Ended | Waited::Ready => "ended before it was ready".to_owned(),
+                ServerWaitResult::TimedOut => format!("not ready within {} s", case.timeout_s),
+                ServerWaitResult::Ended | ServerWaitResult::Ready => {
+                    "ended before it was ready".to_owned()
+                }
             };
-            return Ok(Pair {
+            return Ok(EndedPrograms {
                 failure: Some((SERVER, failure)),
-                server: Some(serving.end()?),
+                server: Some(serving.kill_and_collect_output()?),
                 client: None,
             });
         }
         let client = self.start(Side::Client, &case.command)?;
-        let time = Limit::new(limit);
+        let time = LoadScaledTimeLimit::new(limit);
         let client_ended = wait_for_either(&client, &serving, server.stays, &time)?;
-        let client = client.end()?;
+        let client = client.kill_and_collect_output()?;
         let mut failure = None;
         if !client_ended {
             failure = Some(if serving.has_ended()? {
@@ -153,9 +159,9 @@ impl Runner<'_> {
         }
         let serving = if server.stays {
             let alone = serving.has_ended()?;
-            let ended = serving.stop()?;
+            let ended = serving.terminate_and_collect_output()?;
             if alone && !ended.status.success() && failure.is_none() {
-                failure = Some((SERVER, ended.how()));
+                failure = Some((SERVER, ended.describe_exit_status()));
             }
             ended
         } else {
@@ -163,26 +169,30 @@ impl Runner<'_> {
             let patience = if failure.is_none() && client.status.success() {
                 time
             } else {
-                Limit::new(GRACE)
+                LoadScaledTimeLimit::new(GRACE)
             };
             if !serving.wait(&patience)? && failure.is_none() && client.status.success() {
                 failure = Some((SERVER, too_long));
             }
-            serving.end()?
+            serving.kill_and_collect_output()?
         };
-        Ok(Pair {
+        Ok(EndedPrograms {
             failure,
             server: Some(serving),
             client: Some(client),
         })
     }
 
-    fn judge(&self, case: &Case, result: &Pair) -> Judged {
+    fn judge(&self, case: &Case, result: &EndedPrograms) -> Judged {
         let sides = [(CLIENT, &result.client), (SERVER, &result.server)];
         let mut output = String::new();
         for (side, ended) in sides {
             if let Some(ended) = ended {
-                output += &format!("{side} ({}):\n{}", ended.how(), tail(&ended.output));
+                output += &format!(
+                    "{side} ({}):\n{}",
+                    ended.describe_exit_status(),
+                    tail(&ended.output)
+                );
             }
         }
         let Some(failure) = self.failure(case, result) else {
@@ -195,27 +205,27 @@ impl Runner<'_> {
                 .map(str::to_owned)
                 .next()
         };
-        if let Some(reason) = says(&case.skip) {
+        if let Some(reason) = says(&case.skip_patterns) {
             return Judged::new(Outcome::Skipped { reason }, output);
         }
         Judged {
             outcome: Outcome::failed(failure),
             output,
-            is_race_lost: says(&case.again)
+            is_race_lost: says(&case.lost_race_patterns)
                 .or_else(|| says(&self.target.again))
                 .is_some(),
         }
     }
 
     /// The reason why a case failed.
-    fn failure(&self, case: &Case, result: &Pair) -> Option<String> {
+    fn failure(&self, case: &Case, result: &EndedPrograms) -> Option<String> {
         let stays = case.server.as_ref().is_some_and(|server| server.stays);
         let client = result.client.as_ref();
         let server = result.server.as_ref();
         let unhappy = |side: &str, ended: Option<&Ended>| {
             let ended = ended.filter(|ended| !ended.status.success())?;
             let last = last_line(&ended.output);
-            Some(format!("{side}: {}{last}", ended.how()))
+            Some(format!("{side}: {}{last}", ended.describe_exit_status()))
         };
         if let Some((side, failure)) = &result.failure {
             let says = if *side == SERVER { server } else { client };
@@ -229,7 +239,7 @@ impl Runner<'_> {
             return Some(failure);
         }
         let expected = [
-            (CLIENT, client, case.expect.as_slice()),
+            (CLIENT, client, case.expected_patterns.as_slice()),
             (
                 SERVER,
                 server,
@@ -244,23 +254,23 @@ impl Runner<'_> {
             }
         }
         let printed = client.map_or("", |ended| &ended.output);
-        if rows(printed) < case.rows {
+        if count_measurement_rows(printed) < case.min_measurement_rows {
             return Some(format!(
                 "{CLIENT}: {} rows of measurements, not {}",
-                rows(printed),
-                case.rows
+                count_measurement_rows(printed),
+                case.min_measurement_rows
             ));
         }
-        let check = self.fill(Side::Client, case.check.as_ref()?);
+        let check = self.fill(Side::Client, case.check_command.as_ref()?);
         let ended = Program::start(&["sh", "-c", &check], self.folder).and_then(|program| {
-            program.wait(&Limit::new(CHECK))?;
-            program.end()
+            program.wait(&LoadScaledTimeLimit::new(CHECK))?;
+            program.kill_and_collect_output()
         });
         match ended {
             Ok(ended) if ended.status.success() => None,
             Ok(ended) => Some(format!(
                 "{check}: {}{}",
-                ended.how(),
+                ended.describe_exit_status(),
                 last_line(&ended.output)
             )),
             Err(err) => Some(format!("{check}: {err:#}")),
@@ -303,11 +313,11 @@ impl Runner<'_> {
             let (ended, in_time) =
                 wait_while_it_prints(self.start(Side::Client, &command)?, quiet)?;
             let how = if in_time {
-                ended.how()
+                ended.describe_exit_status()
             } else {
                 format!("silent for {} s", unittest.timeout_s)
             };
-            let ran = account(&Report::parse(&ended.output), names, &left, &how);
+            let ran = results_of_run(&UnittestReport::parse(&ended.output), names, &left, &how);
             let each = begin.elapsed() / u32::try_from(ran.len().max(1)).unwrap_or(u32::MAX);
             for (id, outcome) in ran {
                 let number = names.iter().position(|name| *name == id);
@@ -403,14 +413,14 @@ const POLL: Duration = Duration::from_millis(5);
 /// Returns the results of the tests in `left` after a run of their suite. `how` describes the end of the run. A test
 /// that the run did not report has failed; such tests are in the order of `names`. The result is never empty, so that
 /// each run leaves fewer tests.
-fn account(
-    said: &Report,
+fn results_of_run(
+    said: &UnittestReport,
     names: &[String],
     left: &HashSet<&str>,
     how: &str,
 ) -> Vec<(String, Outcome)> {
-    let mut ran = said.of(left);
-    let why = match &said.pending {
+    let mut ran = said.outcomes_of(left);
+    let why = match &said.unfinished_test {
         Some(test) if !said.complete && left.contains(test.as_str()) => {
             ran.push((
                 test.clone(),
@@ -431,9 +441,14 @@ fn account(
 }
 
 /// Waits until `client` has ended, and returns true then. Once the server has ended, the function waits
-/// only for [`GRACE`] if the server should have stayed, else for [`SERVER_DONE`].
-fn wait_for_either(client: &Program, server: &Program, stays: bool, limit: &Limit) -> Result<bool> {
-    let mut grace: Option<Limit> = None;
+/// only for [`GRACE`] if the server should have stayed, else for [`CLIENT_GRACE_AFTER_SERVER_END`].
+fn wait_for_either(
+    client: &Program,
+    server: &Program,
+    stays: bool,
+    limit: &LoadScaledTimeLimit,
+) -> Result<bool> {
+    let mut grace: Option<LoadScaledTimeLimit> = None;
     loop {
         if client.has_ended()? {
             return Ok(true);
@@ -442,30 +457,34 @@ fn wait_for_either(client: &Program, server: &Program, stays: bool, limit: &Limi
             return Ok(false);
         }
         if grace.is_none() && server.has_ended()? {
-            grace = Some(Limit::new(if stays { GRACE } else { SERVER_DONE }));
+            grace = Some(LoadScaledTimeLimit::new(if stays {
+                GRACE
+            } else {
+                CLIENT_GRACE_AFTER_SERVER_END
+            }));
         }
         std::thread::sleep(POLL);
     }
 }
 
 /// Time for which a client may run after its server has ended; the client prints the results.
-const SERVER_DONE: Duration = Duration::from_secs(20);
+const CLIENT_GRACE_AFTER_SERVER_END: Duration = Duration::from_secs(20);
 
 /// Waits while `program` prints output; returns false if it printed no output for the time `silence`.
 fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, bool)> {
     let mut seen = program.output_len();
-    let mut since = Limit::new(silence);
+    let mut since = LoadScaledTimeLimit::new(silence);
     while !program.has_ended()? {
         let now = program.output_len();
         if now != seen {
             seen = now;
-            since = Limit::new(silence);
+            since = LoadScaledTimeLimit::new(silence);
         } else if since.is_over() {
-            return Ok((program.end()?, false));
+            return Ok((program.kill_and_collect_output()?, false));
         }
         std::thread::sleep(POLL);
     }
-    Ok((program.end()?, true))
+    Ok((program.kill_and_collect_output()?, true))
 }
 
 /// Returns the last lines of `output`.

@@ -73,7 +73,7 @@ pub(crate) struct Client {
 
 impl Target {
     /// Returns the words that precede commands, of servers and clients.
-    pub(crate) fn wraps(&self) -> impl Iterator<Item = &String> {
+    pub(crate) fn command_prefix_words(&self) -> impl Iterator<Item = &String> {
         let client = self.client.iter().flat_map(|client| &client.wrap);
         self.wrap.iter().chain(client)
     }
@@ -121,7 +121,7 @@ pub(crate) struct Suite {
     /// If set, the suite runs only on targets of this machine.
     machine: Option<Machine>,
     /// If true, the suite runs only on targets that name it.
-    asked: bool,
+    only_if_named: bool,
     unsteady: Vec<Unsteady>,
     /// Causes of skipped cases, for readers.
     pub(crate) causes: Vec<Cause>,
@@ -168,11 +168,11 @@ pub(crate) struct Case {
     pub(crate) command: String,
     /// Shell command that runs after all programs have succeeded; the case fails if this command
     /// fails.
-    pub(crate) check: Option<String>,
+    pub(crate) check_command: Option<String>,
     /// Regular expressions, each of which must match the client's output.
-    pub(crate) expect: Vec<Regex>,
-    /// Number of measurement rows that the client must print, see [`super::judge::rows`].
-    pub(crate) rows: usize,
+    pub(crate) expected_patterns: Vec<Regex>,
+    /// Number of measurement rows that the client must print, see [`super::judge::count_measurement_rows`].
+    pub(crate) min_measurement_rows: usize,
     /// Link layer of the port that the case needs.
     pub(crate) link_layer: Option<LinkLayer>,
     /// If set, the case runs only on targets of this machine.
@@ -184,10 +184,10 @@ pub(crate) struct Case {
     pub(crate) timeout_s: u64,
     /// Patterns of lines by which a failed program reports that the device lacks a feature; the
     /// case is then skipped.
-    pub(crate) skip: Vec<Regex>,
+    pub(crate) skip_patterns: Vec<Regex>,
     /// Patterns of lines by which a failed program reports that it lost a race with another program
     /// of the case.
-    pub(crate) again: Vec<Regex>,
+    pub(crate) lost_race_patterns: Vec<Regex>,
 }
 
 impl Case {
@@ -350,7 +350,7 @@ impl Conformance {
     }
 
     /// Makes `program` the value of `{verbatim}` in all targets.
-    pub(crate) fn run_by(&mut self, program: &str) {
+    pub(crate) fn set_verbatim_program(&mut self, program: &str) {
         for target in &mut self.targets {
             let client = target.client.iter_mut().flat_map(|client| &mut client.wrap);
             for word in target.wrap.iter_mut().chain(client) {
@@ -364,7 +364,7 @@ impl Conformance {
             for case in cases {
                 let server = case.server.as_mut().map(|server| &mut server.command);
                 let commands = [&mut case.command].into_iter();
-                for command in commands.chain(server).chain(case.check.as_mut()) {
+                for command in commands.chain(server).chain(case.check_command.as_mut()) {
                     *command = command.replace(VERBATIM, program);
                 }
             }
@@ -409,7 +409,7 @@ impl Suite {
                 let mut cases = Vec::new();
                 for entry in &file.case {
                     entry
-                        .expand(&file, &mut cases)
+                        .add_cases(&file, &mut cases)
                         .with_context(|| format!("case {}", entry.name))?;
                 }
                 let mut names = HashSet::new();
@@ -426,7 +426,7 @@ impl Suite {
             setup: file.setup,
             kind,
             machine: file.machine,
-            asked: file.asked,
+            only_if_named: file.asked,
             unsteady: file.unsteady,
             causes: file.cause,
         };
@@ -437,7 +437,7 @@ impl Suite {
     pub(crate) fn is_for(&self, target: &Target) -> bool {
         let wanted = match &target.suites {
             Some(names) => names.contains(&self.name),
-            None => !self.asked,
+            None => !self.only_if_named,
         };
         wanted && self.machine.is_none_or(|machine| machine == target.machine)
     }
@@ -453,7 +453,7 @@ impl Suite {
 }
 
 impl Entry {
-    fn expand(&self, file: &File, cases: &mut Vec<Case>) -> Result<()> {
+    fn add_cases(&self, file: &File, cases: &mut Vec<Case>) -> Result<()> {
         let mut combinations = vec![Vec::new()];
         for choices in &self.vary {
             combinations = combinations
@@ -515,9 +515,9 @@ impl Entry {
             name: format!("{} {varied}", self.name).trim_end().to_owned(),
             server,
             command,
-            check: self.check.clone(),
-            expect: self.expect.clone(),
-            rows: self.rows,
+            check_command: self.check.clone(),
+            expected_patterns: self.expect.clone(),
+            min_measurement_rows: self.rows,
             link_layer: self.link_layer,
             machine: self.machine,
             port: self.port,
@@ -526,8 +526,8 @@ impl Entry {
                 .timeout_s
                 .or(file.timeout_s)
                 .context("neither the case nor the suite has a `timeout_s`")?,
-            skip: file.skip.clone(),
-            again: file.again.clone(),
+            skip_patterns: file.skip.clone(),
+            lost_race_patterns: file.again.clone(),
         })
     }
 }

@@ -6,20 +6,20 @@ use super::judge::Outcome;
 
 /// The results that a run of a unittest suite has reported.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct UnittestReport {
     /// Outcomes in the order in which they were printed. If the preparation of a class fails, the
     /// class counts as a test `setUpClass (module.Class)`.
     outcomes: Vec<(String, Outcome)>,
     /// The test that has begun last and has no outcome yet.
-    pub(crate) pending: Option<String>,
+    pub(crate) unfinished_test: Option<String>,
     /// True if the run has printed its summary.
     pub(crate) complete: bool,
 }
 
-impl Report {
+impl UnittestReport {
     /// Parses `output`.
-    pub(crate) fn parse(output: &str) -> Report {
-        let mut report = Report::default();
+    pub(crate) fn parse(output: &str) -> UnittestReport {
+        let mut report = UnittestReport::default();
         let mut errors = HashMap::new();
         let mut lines = output.lines().peekable();
         while let Some(line) = lines.next() {
@@ -38,13 +38,13 @@ impl Report {
             if line.starts_with("Ran ") && line.contains(" in ") {
                 report.complete = true;
             }
-            if let Some(id) = test(line) {
-                report.pending = Some(id);
+            if let Some(id) = parse_test_line(line) {
+                report.unfinished_test = Some(id);
             }
             // Output of the test itself may stand between its name and its outcome.
-            if report.pending.is_some()
+            if report.unfinished_test.is_some()
                 && let Some(outcome) = outcome(line)
-                && let Some(id) = report.pending.take()
+                && let Some(id) = report.unfinished_test.take()
             {
                 report.outcomes.push((id, outcome));
             }
@@ -58,7 +58,7 @@ impl Report {
     }
 
     /// Returns the outcomes of those of `tests` that have an outcome.
-    pub(crate) fn of(&self, tests: &HashSet<&str>) -> Vec<(String, Outcome)> {
+    pub(crate) fn outcomes_of(&self, tests: &HashSet<&str>) -> Vec<(String, Outcome)> {
         let mut all: Vec<(String, Outcome)> = Vec::new();
         for (id, outcome) in &self.outcomes {
             if let Some(class) = id.strip_prefix("setUpClass ") {
@@ -91,7 +91,7 @@ pub(crate) fn listed(output: &str) -> Vec<String> {
 }
 
 /// Parses `test_a (tests.test_x.Y.test_a) …` → `tests.test_x.Y.test_a`.
-fn test(line: &str) -> Option<String> {
+fn parse_test_line(line: &str) -> Option<String> {
     let (name, rest) = line.split_once(" (")?;
     let (path, _) = rest.split_once(')')?;
     if !path.contains('.') {
@@ -110,7 +110,7 @@ fn error_heading(line: &str) -> Option<String> {
     let rest = line
         .strip_prefix("ERROR: ")
         .or_else(|| line.strip_prefix("FAIL: "))?;
-    test(rest)
+    parse_test_line(rest)
 }
 
 fn is_rule(line: &str) -> bool {
@@ -179,9 +179,9 @@ FAILED (failures=1, errors=1, skipped=3)
 
     #[test]
     fn every_form_of_outcome_is_understood() {
-        let report = Report::parse(OUTPUT);
+        let report = UnittestReport::parse(OUTPUT);
         assert!(report.complete);
-        assert_eq!(report.pending, None);
+        assert_eq!(report.unfinished_test, None);
         let tests = HashSet::from([
             "tests.test_addr.AHTest.test_create_ah",
             "tests.test_atomic.AtomicTest.test_xrc",
@@ -219,16 +219,16 @@ FAILED (failures=1, errors=1, skipped=3)
             ),
         ];
         let expected: Vec<_> = expected.map(|(id, o)| (id.to_owned(), o)).into();
-        assert_eq!(report.of(&tests), expected);
+        assert_eq!(report.outcomes_of(&tests), expected);
     }
 
     #[test]
     fn a_run_that_dies_names_the_test() {
         let cut = OUTPUT.find("ERROR").unwrap();
-        let report = Report::parse(&OUTPUT[..cut]);
+        let report = UnittestReport::parse(&OUTPUT[..cut]);
         assert!(!report.complete);
         assert_eq!(
-            report.pending.as_deref(),
+            report.unfinished_test.as_deref(),
             Some("tests.test_qpex.QpExTestCase.test_qp_ex_rc_atomic_write")
         );
         assert_eq!(report.outcomes.len(), 5);

@@ -8,19 +8,19 @@ pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|a| a.path().is_ident("cfg"));
     let mut parsed = conditions.filter_map(|a| a.parse_args::<Meta>().ok());
     attributes.iter().any(|a| a.path().is_ident("test"))
-        || parsed.any(|condition| holds(&condition) == Some(false))
+        || parsed.any(|condition| holds_outside_tests(&condition) == Some(false))
 }
 
 /// Returns whether a `#[cfg]` condition holds outside test builds; `None` if that depends on the
 /// machine.
-fn holds(condition: &Meta) -> Option<bool> {
+fn holds_outside_tests(condition: &Meta) -> Option<bool> {
     let Meta::List(list) = condition else {
         let tests = ["test", "loom", "fuzzing"];
         let test = tests.iter().any(|name| condition.path().is_ident(name));
         return test.then_some(false);
     };
     let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
-    let parts: Vec<Option<bool>> = parts.ok()?.iter().map(holds).collect();
+    let parts: Vec<Option<bool>> = parts.ok()?.iter().map(holds_outside_tests).collect();
     if list.path.is_ident("not") {
         return parts.first().copied().flatten().map(|part| !part);
     }

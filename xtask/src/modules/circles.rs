@@ -23,7 +23,7 @@ pub(super) struct Import {
 }
 
 /// Returns the import cycles of `imports`, ordered by their first files.
-pub(super) fn find(imports: &Imports) -> Vec<Circle> {
+pub(super) fn find_import_cycles(imports: &Imports) -> Vec<Circle> {
     let mut next: BTreeMap<&Path, Vec<&Path>> = BTreeMap::new();
     for (from, to) in imports.keys() {
         next.entry(from).or_default().push(to);

@@ -25,18 +25,20 @@ pub(super) fn between_files(tree: &Tree) -> Imports {
             }
         };
         for path in module.imports.iter().chain(&module.paths) {
-            if let Some(Found::Item { file, name }) = resolver.path(index, path) {
+            if let Some(ResolvedPath::Item { file, name }) = resolver.resolve_path(index, path) {
                 add(file, name);
             }
         }
         for glob in module.globs.iter().filter(|glob| !glob.reexport) {
-            match resolver.path(index, &glob.path) {
-                Some(Found::Module(module)) => add(tree.modules[module].file, "*".to_owned()),
-                Some(Found::Item { file, name }) => add(file, format!("{name}::*")),
+            match resolver.resolve_path(index, &glob.path) {
+                Some(ResolvedPath::Module(module)) => {
+                    add(tree.modules[module].file, "*".to_owned())
+                }
+                Some(ResolvedPath::Item { file, name }) => add(file, format!("{name}::*")),
                 None => {}
             }
         }
-        for name in &module.calls {
+        for name in &module.called_macros {
             let defined = module.definitions.contains_key(name);
             if let (false, Some(file)) = (defined, tree.macros.get(name)) {
                 add(*file, format!("{name}!"));
@@ -48,7 +50,7 @@ pub(super) fn between_files(tree: &Tree) -> Imports {
 
 /// The definition to which a path resolves.
 #[derive(Debug, Clone)]
-enum Found {
+enum ResolvedPath {
     Item { file: usize, name: String },
     Module(usize),
 }
@@ -57,7 +59,7 @@ struct Resolver<'a> {
     tree: &'a Tree,
     /// Definitions of names that were looked up. While a name is being looked up, it has no
     /// definition here, so that circular imports terminate.
-    known: RefCell<HashMap<(usize, String, bool), Option<Found>>>,
+    known: RefCell<HashMap<(usize, String, bool), Option<ResolvedPath>>>,
 }
 
 impl Resolver<'_> {
@@ -66,14 +68,14 @@ impl Resolver<'_> {
     }
 
     /// Resolves `path` from the module `from`; `None` if it leads out of the crate.
-    fn path(&self, from: usize, path: &[String]) -> Option<Found> {
+    fn resolve_path(&self, from: usize, path: &[String]) -> Option<ResolvedPath> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
-            "crate" => self.below(0, rest),
-            "self" => self.below(from, rest),
-            "super" => self.below(self.enclosing(from), rest),
+            "crate" => self.resolve_in_module(0, rest),
+            "self" => self.resolve_in_module(from, rest),
+            "super" => self.resolve_in_module(self.enclosing(from), rest),
             name => {
-                let found = self.name(from, name, !rest.is_empty())?;
+                let found = self.resolve_name_cached(from, name, !rest.is_empty())?;
                 self.rest(found, rest)
             }
         }
@@ -81,29 +83,29 @@ impl Resolver<'_> {
 
     /// Resolves `path` from `module`: looks up each name in the module to which the names before it
     /// lead.
-    fn below(&self, module: usize, path: &[String]) -> Option<Found> {
+    fn resolve_in_module(&self, module: usize, path: &[String]) -> Option<ResolvedPath> {
         let Some((first, rest)) = path.split_first() else {
-            return Some(Found::Module(module));
+            return Some(ResolvedPath::Module(module));
         };
         if first == "super" {
-            return self.below(self.enclosing(module), rest);
+            return self.resolve_in_module(self.enclosing(module), rest);
         }
-        match self.name(module, first, !rest.is_empty()) {
+        match self.resolve_name_cached(module, first, !rest.is_empty()) {
             Some(found) => self.rest(found, rest),
             // The name is defined by a macro, or re-exported from another crate. It counts as an
             // item of this module.
-            None => Some(Found::Item {
+            None => Some(ResolvedPath::Item {
                 file: self.module(module).file,
                 name: first.clone(),
             }),
         }
     }
 
-    fn rest(&self, found: Found, rest: &[String]) -> Option<Found> {
+    fn rest(&self, found: ResolvedPath, rest: &[String]) -> Option<ResolvedPath> {
         match found {
-            Found::Module(module) => self.below(module, rest),
+            ResolvedPath::Module(module) => self.resolve_in_module(module, rest),
             // The remaining names of the path are variants or associated items.
-            item @ Found::Item { .. } => Some(item),
+            item @ ResolvedPath::Item { .. } => Some(item),
         }
     }
 
@@ -113,7 +115,12 @@ impl Resolver<'_> {
 
     /// Returns the definition of `name` in `module`. If `goes_on` is set, the path continues, and a
     /// module is preferred.
-    fn name(&self, module: usize, name: &str, goes_on: bool) -> Option<Found> {
+    fn resolve_name_cached(
+        &self,
+        module: usize,
+        name: &str,
+        goes_on: bool,
+    ) -> Option<ResolvedPath> {
         let key = (module, name.to_owned(), goes_on);
         if let Some(known) = self.known.borrow().get(&key) {
             return known.clone();
@@ -124,29 +131,31 @@ impl Resolver<'_> {
         found
     }
 
-    fn look_up(&self, module: usize, name: &str, goes_on: bool) -> Option<Found> {
+    fn look_up(&self, module: usize, name: &str, goes_on: bool) -> Option<ResolvedPath> {
         let definitions = self.module(module).definitions.get(name);
-        let mut candidates: Vec<Found> = definitions
+        let mut candidates: Vec<ResolvedPath> = definitions
             .into_iter()
             .flatten()
             .filter_map(|definition| match definition {
-                Definition::Item(file) => Some(Found::Item {
+                Definition::Item(file) => Some(ResolvedPath::Item {
                     file: *file,
                     name: name.to_owned(),
                 }),
-                Definition::Module(child) => Some(Found::Module(*child)),
-                Definition::Import(path) => self.path(module, path),
+                Definition::Module(child) => Some(ResolvedPath::Module(*child)),
+                Definition::Import(path) => self.resolve_path(module, path),
             })
             .collect();
-        candidates.sort_by_key(|found| matches!(found, Found::Module(_)) != goes_on);
+        candidates.sort_by_key(|found| matches!(found, ResolvedPath::Module(_)) != goes_on);
         if definitions.is_some() {
             return candidates.into_iter().next();
         }
         let globs = self.module(module).globs.iter();
         globs
-            .filter_map(|glob| self.path(module, &glob.path))
+            .filter_map(|glob| self.resolve_path(module, &glob.path))
             .find_map(|found| match found {
-                Found::Module(other) if other != module => self.name(other, name, goes_on),
+                ResolvedPath::Module(other) if other != module => {
+                    self.resolve_name_cached(other, name, goes_on)
+                }
                 _ => None,
             })
     }
@@ -292,7 +301,7 @@ mod tests {
     #[test]
     fn a_circle_is_all_files_that_reach_each_other() {
         let circles = |files: &[(&str, &str)]| {
-            let found = circles::find(&between_files(&tree(files)));
+            let found = circles::find_import_cycles(&between_files(&tree(files)));
             let shown = found.into_iter().map(|circle| {
                 let files = circle.files.iter().map(|file| file.display().to_string());
                 files.collect::<Vec<_>>().join(" ")

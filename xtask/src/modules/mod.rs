@@ -86,8 +86,8 @@ struct Findings {
     /// The number of parsed files.
     files: usize,
     circles: Vec<Circle>,
-    layers: Vec<String>,
-    sizes: Vec<Size>,
+    layer_violations: Vec<String>,
+    oversized_items: Vec<Size>,
 }
 
 /// Runs the check; returns false if it fails.
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         print_text(args, &found, &known, &stale)?;
     }
     let all_known = found.circles.iter().all(|circle| known.has(circle));
-    Ok(all_known && stale.is_empty() && found.layers.is_empty())
+    Ok(all_known && stale.is_empty() && found.layer_violations.is_empty())
 }
 
 /// Checks all crates of the workspace in `folder`.
@@ -118,18 +118,20 @@ fn examine(folder: &Path) -> Result<Findings> {
         let tree = relative(Tree::parse(root)?, folder);
         found
             .circles
-            .extend(circles::find(&imports::between_files(&tree)));
+            .extend(circles::find_import_cycles(&imports::between_files(&tree)));
         files.extend(tree.files);
     }
     found.circles.sort_by(|a, b| a.files.cmp(&b.files));
     let packages = workspace.packages.iter();
     let needs: BTreeMap<&str, Vec<&str>> = packages
-        .map(|package| (package.name(), package.needs().collect()))
+        .map(|package| (package.name(), package.workspace_dependencies().collect()))
         .collect();
-    found.layers = layers::faults(workspace.layers(), &needs);
+    found.layer_violations = layers::faults(workspace.layers(), &needs);
     for file in &files {
         let syntax = tree::parse_file(&folder.join(file))?;
-        found.sizes.extend(sizes::too_large(file, &syntax));
+        found
+            .oversized_items
+            .extend(sizes::too_large(file, &syntax));
     }
     found.files = files.len();
     Ok(found)
@@ -151,13 +153,20 @@ fn print_json(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
         circle,
     });
     let stale = stale.iter().map(|file| Line::Stale { file });
-    let layers = found.layers.iter().map(|fault| Line::Layer { fault });
-    let sizes = found.sizes.iter().filter(|_| args.sizes).map(Line::Size);
+    let layers = found
+        .layer_violations
+        .iter()
+        .map(|fault| Line::Layer { fault });
+    let sizes = found
+        .oversized_items
+        .iter()
+        .filter(|_| args.sizes)
+        .map(Line::Size);
     let total = Line::Total {
         files: found.files,
         circles: found.circles.len(),
         known_circles: found.circles.iter().filter(|c| known.has(c)).count(),
-        layer_faults: found.layers.len(),
+        layer_faults: found.layer_violations.len(),
     };
     let mut out = std::io::stdout().lock();
     for line in circles
@@ -185,11 +194,11 @@ fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
             known::FILE
         )?;
     }
-    for fault in &found.layers {
+    for fault in &found.layer_violations {
         writeln!(out, "{fault}")?;
     }
     if args.sizes {
-        writeln!(out, "{}", table(&found.sizes))?;
+        writeln!(out, "{}", table(&found.oversized_items))?;
     }
     let known = found
         .circles
@@ -201,7 +210,7 @@ fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
         "{} files, {} circles ({known} known), {} upward imports between crates",
         found.files,
         found.circles.len(),
-        found.layers.len()
+        found.layer_violations.len()
     )?;
     Ok(())
 }

@@ -16,7 +16,7 @@ pub(super) struct Names {
     /// Every path, including paths in arguments of macros and attributes.
     pub(super) paths: BTreeSet<Vec<String>>,
     /// Macros that are called by a single name.
-    pub(super) calls: BTreeSet<String>,
+    pub(super) called_macros: BTreeSet<String>,
     /// The number of blocks around the visited code.
     depth: usize,
 }
@@ -30,7 +30,7 @@ pub(super) struct Import {
     /// True if other modules may import the name from here.
     pub(super) reexport: bool,
     /// True if the declaration is outside of functions.
-    pub(super) of_module: bool,
+    pub(super) is_module_level: bool,
 }
 
 impl Names {
@@ -46,12 +46,12 @@ impl Names {
                 path,
                 name,
                 reexport,
-                of_module,
+                is_module_level: of_module,
             });
         };
         match tree {
             UseTree::Path(path) => {
-                before.push(plain(&path.ident));
+                before.push(name_without_raw_prefix(&path.ident));
                 self.import(before, &path.tree, reexport);
                 before.pop();
             }
@@ -67,7 +67,7 @@ impl Names {
             }
             UseTree::Rename(rename) => {
                 let (path, _) = with_last(before, &rename.ident);
-                add(path, Some(plain(&rename.rename)));
+                add(path, Some(name_without_raw_prefix(&rename.rename)));
             }
         }
     }
@@ -119,7 +119,7 @@ impl Names {
             return;
         }
         if is_call && let [name] = &path.segments[..] {
-            self.calls.insert(name.clone());
+            self.called_macros.insert(name.clone());
         }
         self.paths.insert(path.segments);
     }
@@ -176,15 +176,18 @@ impl<'ast> Visit<'ast> for Names {
     fn visit_path(&mut self, path: &'ast syn::Path) {
         if path.leading_colon.is_none() {
             let segments = path.segments.iter();
-            self.paths
-                .insert(segments.map(|s| plain(&s.ident)).collect());
+            self.paths.insert(
+                segments
+                    .map(|s| name_without_raw_prefix(&s.ident))
+                    .collect(),
+            );
         }
         visit::visit_path(self, path);
     }
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         if let Some(name) = call.path.get_ident() {
-            self.calls.insert(plain(name));
+            self.called_macros.insert(name_without_raw_prefix(name));
         }
         self.visit_path(&call.path);
         self.tokens(call.tokens.clone(), false);
@@ -213,7 +216,7 @@ struct Path {
 
 impl Path {
     fn push(&mut self, ident: &Ident) {
-        let name = plain(ident);
+        let name = name_without_raw_prefix(ident);
         // `$crate` is the crate of the macro.
         if self.is_variable && name == "crate" {
             self.is_other = false;
@@ -231,7 +234,7 @@ impl Path {
 }
 
 /// Returns the name of an identifier, without the prefix `r#` of a raw identifier.
-pub(super) fn plain(ident: &Ident) -> String {
+pub(super) fn name_without_raw_prefix(ident: &Ident) -> String {
     ident.unraw().to_string()
 }
 
@@ -240,7 +243,7 @@ pub(super) fn plain(ident: &Ident) -> String {
 fn with_last(before: &[String], ident: &Ident) -> (Vec<String>, Option<String>) {
     let mut path = before.to_vec();
     if ident != "self" || path.is_empty() {
-        path.push(plain(ident));
+        path.push(name_without_raw_prefix(ident));
     }
     // For `use x as _`, the caller adds the name `_`, which no path can contain.
     let name = path.last().cloned();
@@ -248,7 +251,7 @@ fn with_last(before: &[String], ident: &Ident) -> (Vec<String>, Option<String>) 
 }
 
 /// Returns the name that an item defines.
-pub(super) fn defined(item: &Item) -> Option<String> {
+pub(super) fn defined_name(item: &Item) -> Option<String> {
     let ident = match item {
         Item::Const(item) => &item.ident,
         Item::Enum(item) => &item.ident,
@@ -262,7 +265,7 @@ pub(super) fn defined(item: &Item) -> Option<String> {
         Item::Union(item) => &item.ident,
         _ => return None,
     };
-    Some(plain(ident))
+    Some(name_without_raw_prefix(ident))
 }
 
 /// Returns the attributes of an item.

@@ -87,7 +87,7 @@ impl Package {
 
     /// Returns the names of the packages in the workspace on which the package's library and
     /// programs depend.
-    pub(super) fn needs(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn workspace_dependencies(&self) -> impl Iterator<Item = &str> {
         let ours = |d: &&Dependency| d.path.is_some() && d.kind.as_deref() != Some("dev");
         let needed = self.dependencies.iter().filter(ours);
         needed.map(|dependency| short(&dependency.name))

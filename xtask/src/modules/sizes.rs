@@ -31,7 +31,7 @@ pub(super) struct Size {
 /// Returns the functions in `syntax`, the content of the file `path`, that are too long, and the
 /// file if it is too long. Test functions are not checked.
 pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<Size> {
-    let mut sizes = Sizes {
+    let mut sizes = OversizeCollector {
         path,
         found: Vec::new(),
     };
@@ -45,12 +45,12 @@ fn lines(syntax: &syn::File) -> usize {
     items.max().unwrap_or(0)
 }
 
-struct Sizes<'a> {
+struct OversizeCollector<'a> {
     path: &'a Path,
     found: Vec<Size>,
 }
 
-impl Sizes<'_> {
+impl OversizeCollector<'_> {
     fn add(&mut self, function: Option<String>, what: &'static str, count: usize, limit: usize) {
         if count > limit {
             self.found.push(Size {
@@ -67,7 +67,7 @@ impl Sizes<'_> {
         if is_for_tests(attributes) {
             return false;
         }
-        let name = || Some(names::plain(&signature.ident));
+        let name = || Some(names::name_without_raw_prefix(&signature.ident));
         let begin = signature.span().start().line;
         self.add(name(), "lines", end - begin + 1, FUNCTION_LINES);
         // C's interface determines the parameters of `extern` functions.
@@ -80,7 +80,7 @@ impl Sizes<'_> {
     }
 }
 
-impl<'ast> Visit<'ast> for Sizes<'_> {
+impl<'ast> Visit<'ast> for OversizeCollector<'_> {
     fn visit_item(&mut self, item: &'ast Item) {
         if !is_for_tests(names::attributes(item)) {
             visit::visit_item(self, item);

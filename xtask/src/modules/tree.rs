@@ -35,7 +35,7 @@ pub(super) struct Module {
     /// Every path in the code.
     pub(super) paths: BTreeSet<Vec<String>>,
     /// Macros that are called by a single name.
-    pub(super) calls: BTreeSet<String>,
+    pub(super) called_macros: BTreeSet<String>,
 }
 
 /// The definition of a name in a module.
@@ -90,7 +90,7 @@ impl Tree {
             globs: Vec::new(),
             imports: Vec::new(),
             paths: BTreeSet::new(),
-            calls: BTreeSet::new(),
+            called_macros: BTreeSet::new(),
         });
         self.modules.len() - 1
     }
@@ -112,7 +112,7 @@ impl Tree {
             if let Some(name) = import.name {
                 let definitions = found.definitions.entry(name).or_default();
                 // An import within a function does not hide a definition of its module.
-                if import.of_module || definitions.is_empty() {
+                if import.is_module_level || definitions.is_empty() {
                     definitions.push(Definition::Import(import.path.clone()));
                 }
                 if !import.reexport {
@@ -126,12 +126,12 @@ impl Tree {
             }
         }
         found.paths.extend(names.paths);
-        found.calls.extend(names.calls);
+        found.called_macros.extend(names.called_macros);
         Ok(())
     }
 
     fn child(&mut self, parent: usize, child: &ItemMod, below: &Path) -> Result<()> {
-        let name = names::plain(&child.ident);
+        let name = names::name_without_raw_prefix(&child.ident);
         let inner = below.join(&name);
         let module = if let Some((_, items)) = &child.content {
             let module = self.new_module(Some(parent), self.modules[parent].file);
@@ -164,7 +164,7 @@ impl Tree {
 
     fn define(&mut self, module: usize, item: &Item) {
         let file = self.modules[module].file;
-        let Some(name) = names::defined(item) else {
+        let Some(name) = names::defined_name(item) else {
             return;
         };
         if let Item::Macro(defined) = item {

@@ -17,7 +17,7 @@ const INIT: &str = include_str!("init.sh");
 const BUSYBOX: &str = "/bin/busybox";
 /// Environment variables that name folders of the host; the virtual machine does not have these
 /// folders.
-const LEFT_OUT: &[&str] = &["TMPDIR", "XDG_RUNTIME_DIR"];
+const EXCLUDED_VARIABLES: &[&str] = &["TMPDIR", "XDG_RUNTIME_DIR"];
 
 /// A command to run in the machine.
 #[derive(Debug)]
@@ -32,12 +32,12 @@ pub(crate) struct Job {
 
 impl Job {
     /// Makes a job of `command` in this process's folder and environment.
-    pub(crate) fn here(command: Vec<OsString>) -> Result<Job> {
+    pub(crate) fn in_this_environment(command: Vec<OsString>) -> Result<Job> {
         Ok(Job {
             command,
             folder: std::env::current_dir().context("the current folder is gone")?,
             env: std::env::vars_os()
-                .filter(|(name, _)| !LEFT_OUT.iter().any(|left| name == left))
+                .filter(|(name, _)| !EXCLUDED_VARIABLES.iter().any(|left| name == left))
                 .collect(),
         })
     }

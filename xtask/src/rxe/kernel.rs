@@ -70,18 +70,18 @@ pub(crate) fn get() -> Result<Kernel> {
 /// Downloads and unpacks the package to `folder/kernel`, atomically.
 fn download(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
-    let mut list = depends(META_PACKAGE);
+    let mut list = newest_kernel_package(META_PACKAGE);
     if list.is_err() {
         // A new installation of Debian has no package lists yet.
         crate::packages::update_lists()?;
-        list = depends(META_PACKAGE);
+        list = newest_kernel_package(META_PACKAGE);
     }
     let package = list?;
     eprintln!("downloading {package} (the kernel of the virtual machine; it is not installed)");
     let scratch = folder.join(format!("scratch-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&scratch);
     std::fs::create_dir_all(&scratch)?;
-    let done = fetch(&package, &scratch).and_then(|()| {
+    let done = download_and_unpack(&package, &scratch).and_then(|()| {
         match std::fs::rename(scratch.join("kernel"), folder.join("kernel")) {
             // Another process has downloaded the kernel first.
             Err(_) if folder.join("kernel").is_dir() => Ok(()),
@@ -92,12 +92,12 @@ fn download(folder: &Path) -> Result<()> {
     done
 }
 
-fn fetch(package: &str, scratch: &Path) -> Result<()> {
+fn download_and_unpack(package: &str, scratch: &Path) -> Result<()> {
     let download = ["download", "-q", package];
     if run(Command::new("apt-get").args(download).current_dir(scratch)).is_err() {
         // The package lists name a version that the archive has replaced.
         crate::packages::update_lists()?;
-        let package = depends(META_PACKAGE)?;
+        let package = newest_kernel_package(META_PACKAGE)?;
         let download = ["download", "-q", &package];
         run(Command::new("apt-get").args(download).current_dir(scratch))?;
     }
@@ -111,7 +111,7 @@ fn fetch(package: &str, scratch: &Path) -> Result<()> {
 }
 
 /// Returns the name of the kernel package on which the meta package depends.
-fn depends(package: &str) -> Result<String> {
+fn newest_kernel_package(package: &str) -> Result<String> {
     let out = Command::new("apt-cache")
         .args(["depends", package])
         .stderr(Stdio::null())

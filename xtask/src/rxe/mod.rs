@@ -83,7 +83,7 @@ pub(crate) fn runner() -> Result<Vec<String>> {
 }
 
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    packages::ensure(PACKAGES)?;
+    packages::install_missing(PACKAGES)?;
     let mut command = args.command;
     if command.is_empty() {
         command.push("ibv_devinfo".into());
@@ -92,7 +92,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         cpus: args.cpus,
         memory_mib: args.memory,
     };
-    let job = Job::here(command)?;
+    let job = Job::in_this_environment(command)?;
     let limit = args.limit.map(Duration::from_secs);
     let status = machine.run(
         &kernel::get()?,
@@ -114,7 +114,7 @@ pub(crate) fn run_command(
     stdout: impl Write + Send + 'static,
     stderr: impl Write + Send + 'static,
 ) -> Result<u8> {
-    packages::ensure(PACKAGES)?;
-    let job = Job::here(command)?;
+    packages::install_missing(PACKAGES)?;
+    let job = Job::in_this_environment(command)?;
     Machine::default().run(&kernel::get()?, &job, None, stdout, stderr)
 }

@@ -52,14 +52,14 @@ impl Drop for Qemu {
 /// The file with the kernel's console output.
 const CONSOLE: &str = "console";
 /// The file with QEMU's error messages.
-const QEMU_WORDS: &str = "qemu";
+const QEMU_STDERR_FILE: &str = "qemu";
 
 /// The serial ports of the machine, in the order of their connections.
 const PORTS: [&str; 3] = ["control", "stdout", "stderr"];
 
 /// A message from the machine on its control port.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ControlMessage {
     Ready,
     Exit(u8),
     Failed(String),
@@ -95,8 +95,9 @@ impl Machine {
         let mut qemu = Qemu(self.start(kernel, &initramfs, scratch)?);
         let mut streams = Vec::new();
         for listener in listeners {
-            let stream = accept(&listener?, &mut qemu.0)
-                .map_err(|err| anyhow!("{err:#}{}", last_words(scratch, &mut qemu.0)))?;
+            let stream = accept(&listener?, &mut qemu.0).map_err(|err| {
+                anyhow!("{err:#}{}", kill_and_get_last_lines(scratch, &mut qemu.0))
+            })?;
             streams.push(stream);
         }
         let [control, out, err]: [UnixStream; 3] = streams
@@ -108,8 +109,8 @@ impl Machine {
         ];
         let said = listen(control);
         let status = wait(&said, limit)
-            .map_err(|err| anyhow!("{err:#}{}", last_words(scratch, &mut qemu.0)))?;
-        stop(&mut qemu.0);
+            .map_err(|err| anyhow!("{err:#}{}", kill_and_get_last_lines(scratch, &mut qemu.0)))?;
+        wait_for_power_off(&mut qemu.0);
         drop(qemu);
         for copy in copies {
             copy.join()
@@ -165,7 +166,7 @@ impl Machine {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(scratch.join(QEMU_WORDS))?)
+            .stderr(File::create(scratch.join(QEMU_STDERR_FILE))?)
             .spawn()
             .context("cannot start setpriv (package util-linux)")
     }
@@ -213,7 +214,7 @@ fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
 }
 
 /// Returns the messages of the control port; the channel closes when the machine ends.
-fn listen(control: UnixStream) -> Receiver<Said> {
+fn listen(control: UnixStream) -> Receiver<ControlMessage> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(control).lines().map_while(Result::ok) {
@@ -227,18 +228,18 @@ fn listen(control: UnixStream) -> Receiver<Said> {
     receiver
 }
 
-fn understand(line: &str) -> Option<Said> {
+fn understand(line: &str) -> Option<ControlMessage> {
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     match word {
-        "ready" => Some(Said::Ready),
-        "exit" => rest.parse().ok().map(Said::Exit),
-        "failed" => Some(Said::Failed(rest.to_owned())),
+        "ready" => Some(ControlMessage::Ready),
+        "exit" => rest.parse().ok().map(ControlMessage::Exit),
+        "failed" => Some(ControlMessage::Failed(rest.to_owned())),
         _ => None,
     }
 }
 
 /// Waits for the exit status of the command in the machine.
-fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
+fn wait(said: &Receiver<ControlMessage>, limit: Option<Duration>) -> Result<u8> {
     let begin = Instant::now();
     let mut deadline = Some(begin + BOOT_LIMIT);
     let mut ready = false;
@@ -248,12 +249,14 @@ fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
             None => said.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match next {
-            Ok(Said::Ready) => {
+            Ok(ControlMessage::Ready) => {
                 ready = true;
                 deadline = limit.map(|limit| Instant::now() + limit);
             }
-            Ok(Said::Exit(status)) => return Ok(status),
-            Ok(Said::Failed(words)) => bail!("the virtual machine cannot be set up: {words}"),
+            Ok(ControlMessage::Exit(status)) => return Ok(status),
+            Ok(ControlMessage::Failed(words)) => {
+                bail!("the virtual machine cannot be set up: {words}")
+            }
             Err(RecvTimeoutError::Disconnected) if ready => {
                 bail!("the virtual machine stopped before the command ended")
             }
@@ -271,7 +274,7 @@ fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
 }
 
 /// Returns the last lines of the kernel's console and of QEMU's messages, for an error message.
-fn last_words(scratch: &Path, qemu: &mut Child) -> String {
+fn kill_and_get_last_lines(scratch: &Path, qemu: &mut Child) -> String {
     let _ = qemu.kill();
     let _ = qemu.wait();
     let lines = |file| {
@@ -284,7 +287,7 @@ fn last_words(scratch: &Path, qemu: &mut Child) -> String {
         none if none.is_empty() => "; its kernel printed nothing".to_owned(),
         some => format!("; its kernel's last lines:\n  {some}"),
     };
-    let complaints = lines(QEMU_WORDS);
+    let complaints = lines(QEMU_STDERR_FILE);
     if !complaints.is_empty() {
         words += &format!("\nQEMU said:\n  {complaints}");
     }
@@ -292,7 +295,7 @@ fn last_words(scratch: &Path, qemu: &mut Child) -> String {
 }
 
 /// Waits until the machine has powered off by itself, so that all output has arrived.
-fn stop(qemu: &mut Child) {
+fn wait_for_power_off(qemu: &mut Child) {
     let begin = Instant::now();
     while matches!(qemu.try_wait(), Ok(None)) && begin.elapsed() < STOP_LIMIT {
         thread::sleep(Duration::from_millis(10));
@@ -305,11 +308,11 @@ mod tests {
 
     #[test]
     fn the_control_port_is_understood() {
-        assert_eq!(understand("ready"), Some(Said::Ready));
-        assert_eq!(understand("exit 137"), Some(Said::Exit(137)));
+        assert_eq!(understand("ready"), Some(ControlMessage::Ready));
+        assert_eq!(understand("exit 137"), Some(ControlMessage::Exit(137)));
         assert_eq!(
             understand("failed mount: no such device"),
-            Some(Said::Failed("mount: no such device".to_owned()))
+            Some(ControlMessage::Failed("mount: no such device".to_owned()))
         );
         for noise in ["", "exit", "exit 256", "exit -1", "hello"] {
             assert_eq!(understand(noise), None, "{noise:?}");
@@ -319,7 +322,7 @@ mod tests {
     #[test]
     fn the_machine_may_stop_or_say_why() {
         let (sender, receiver) = mpsc::channel();
-        sender.send(Said::Ready).expect("it listens");
+        sender.send(ControlMessage::Ready).expect("it listens");
         drop(sender);
         let err = wait(&receiver, None).expect_err("it stopped");
         assert!(
@@ -329,13 +332,13 @@ mod tests {
 
         let (sender, receiver) = mpsc::channel();
         sender
-            .send(Said::Failed("rdma: gone".into()))
+            .send(ControlMessage::Failed("rdma: gone".into()))
             .expect("it listens");
         let err = wait(&receiver, None).expect_err("it failed");
         assert!(err.to_string().ends_with("rdma: gone"), "{err}");
 
         let (sender, receiver) = mpsc::channel();
-        sender.send(Said::Ready).expect("it listens");
+        sender.send(ControlMessage::Ready).expect("it listens");
         let err = wait(&receiver, Some(Duration::ZERO)).expect_err("it takes too long");
         assert!(err.to_string().contains("did not end within 0 s"), "{err}");
         drop(sender);

@@ -6,8 +6,8 @@ use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
 use super::probes::{
-    COUNTER_DISTANCE_EXPONENTS, LINK_PAYLOADS_BYTES, ProbeResults, ProbedStream,
-    UNIT_POSTLIST_LENGTHS,
+    COUNTER_DISTANCE_EXPONENTS, LINK_PAYLOADS_BYTES, ONE_QP_POSTLIST_LENGTHS, ProbeResults,
+    ProbedStream,
 };
 
 /// Result for one number of the profile.
@@ -44,7 +44,7 @@ struct FindingsCollector<'r> {
 
 impl FindingsCollector<'_> {
     /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
-    fn record_number(
+    fn validate_and_record_number(
         &mut self,
         key: &'static str,
         from: &[ProbedStream],
@@ -96,18 +96,21 @@ pub(super) fn fit(results: &ProbeResults, like: &Profile) -> Findings {
 
 /// Fits the CPU time of each verb.
 fn fit_cpu_times(fit: &mut FindingsCollector<'_>) {
-    use ProbedStream::{OneLine, Postlists, Receive, SignaledPostlists, ThreeLines};
+    use ProbedStream::{
+        OneLineWqes, ReceiveHeaderOnlySends, SignaledWritePostlists, ThreeLineWqes, WritePostlists,
+    };
     let ns = |probe| fit.results.ns_per_operation(probe);
     let numbers = || -> Result<[f64; 4], String> {
-        let (one, three) = (ns(OneLine)?, ns(ThreeLines)?);
+        let (one, three) = (ns(OneLineWqes)?, ns(ThreeLineWqes)?);
         let mmio = (three - one) / 2.0;
-        let (lists, signaled) = (ns(Postlists)?, ns(SignaledPostlists)?);
+        let (lists, signaled) = (ns(WritePostlists)?, ns(SignaledWritePostlists)?);
         let poll = (signaled - lists) / (1.0 - 1.0 / 64.0);
         let post = lists - mmio / 32.0 - poll / 64.0;
         // After each part of a window of 256, the receiver posts a message of one line; one in 8 of
         // these messages is signaled.
         let report = (post + mmio + poll / 8.0) / 64.0;
-        let receive = ns(Receive).map_or(f64::NAN, |receive| receive - poll - report);
+        let receive =
+            ns(ReceiveHeaderOnlySends).map_or(f64::NAN, |receive| receive - poll - report);
         Ok([mmio, poll, post, receive])
     };
     let (numbers, each) = match numbers() {
@@ -116,27 +119,32 @@ fn fit_cpu_times(fit: &mut FindingsCollector<'_>) {
     };
     let of = |place: usize| each.clone().map(|()| numbers[place]);
     let (mmio, poll, post, receive) = (of(0), of(1), of(2), of(3));
-    let _ = fit.record_number(
+    let _ = fit.validate_and_record_number(
         "host.mmio_write_ns",
-        &[OneLine, ThreeLines],
+        &[OneLineWqes, ThreeLineWqes],
         mmio,
         "half of what two more lines take",
     );
-    let _ = fit.record_number(
+    let _ = fit.validate_and_record_number(
         "host.poll_cqe_ns",
-        &[Postlists, SignaledPostlists],
+        &[WritePostlists, SignaledWritePostlists],
         poll,
         "what a completion each takes instead of one in 64",
     );
-    let from = &[Postlists];
-    let _ = fit.record_number(
+    let from = &[WritePostlists];
+    let _ = fit.validate_and_record_number(
         "host.post_wqe_ns",
         from,
         post,
         "less one MMIO write in 32 and one completion in 64",
     );
     let how = "less a completion, and a report of 64 messages";
-    let _ = fit.record_number("host.post_recv_ns", &[Receive], receive, how);
+    let _ = fit.validate_and_record_number(
+        "host.post_recv_ns",
+        &[ReceiveHeaderOnlySends],
+        receive,
+        how,
+    );
 }
 
 /// NIC time per operation: the time for which an operation occupies one of the NIC's processing
@@ -149,13 +157,15 @@ struct ProcessingTime {
 }
 
 fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
-    use ProbedStream::{OneLine, Read, Send, UnitPostlists, UnitSingleWrites};
+    use ProbedStream::{
+        AllCoresHeaderOnlySends, AllCoresReads, OneLineWqes, OneQpSingleWrites, OneQpWritePostlists,
+    };
     let ns = |probe| fit.results.ns_per_operation(probe);
-    let [short, _] = UNIT_POSTLIST_LENGTHS.map(UnitPostlists);
+    let [short, _] = ONE_QP_POSTLIST_LENGTHS.map(OneQpWritePostlists);
     // If one queue pair is as fast as several queue pairs of one core, the core is the bottleneck. The
     // rates then do not depend on the number of units.
-    let unit = ns(UnitSingleWrites).and_then(|unit| {
-        if unit > 1.1 * ns(OneLine)? {
+    let unit = ns(OneQpSingleWrites).and_then(|unit| {
+        if unit > 1.1 * ns(OneLineWqes)? {
             Ok(unit)
         } else {
             Err("one queue pair is as fast as several of one core".to_owned())
@@ -164,8 +174,8 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let waits = unit
         .clone()
-        .and_then(|unit| Ok(UNIT_POSTLIST_LENGTHS[0] as f64 * (ns(short)? - unit)));
-    let peak = ns(Send);
+        .and_then(|unit| Ok(ONE_QP_POSTLIST_LENGTHS[0] as f64 * (ns(short)? - unit)));
+    let peak = ns(AllCoresHeaderOnlySends);
     let send = match (&unit, &waits) {
         (Ok(unit), Ok(wait)) => peak.map(|peak| peak / (1.0 + wait.max(0.0) / (16.0 * unit))),
         _ => peak,
@@ -175,26 +185,27 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
         .and_then(|unit| Ok((unit / send.clone()?).round().max(1.0)));
     let shows = units.is_ok();
     let how = "the peak of the NIC, less the wait of its units for WQEs, one in 16";
-    let send = fit.record_number("processing.send_ns", &[Send], send, how);
+    let send =
+        fit.validate_and_record_number("processing.send_ns", &[AllCoresHeaderOnlySends], send, how);
     if shows {
-        let from = &[UnitSingleWrites, Send];
-        let units = fit.record_number(
+        let from = &[OneQpSingleWrites, AllCoresHeaderOnlySends];
+        let units = fit.validate_and_record_number(
             "processing.units",
             from,
             units,
             "a queue pair is served by one of them; rounded",
         );
         let how = "in lists of 4 a WRITE takes a quarter of it more";
-        let _ = fit.record_number(
+        let _ = fit.validate_and_record_number(
             "processing.wqe_fetch_wait_ns",
-            &[UnitSingleWrites, short],
+            &[OneQpSingleWrites, short],
             waits,
             how,
         );
-        let read = fit.record_number(
+        let read = fit.validate_and_record_number(
             "processing.read_ns",
-            &[Read],
-            ns(Read),
+            &[AllCoresReads],
+            ns(AllCoresReads),
             "the peak of the NIC",
         );
         let of_unit = |number: FitResult| number.and_then(|ns| Ok(ns * units.clone()?));
@@ -206,10 +217,10 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
         fit.findings.push((key, FittedNumber::Omitted));
     }
-    let read_ns = fit.record_number(
+    let read_ns = fit.validate_and_record_number(
         "processing.read_ns",
-        &[Read],
-        ns(Read),
+        &[AllCoresReads],
+        ns(AllCoresReads),
         "the peak of the NIC",
     );
     ProcessingTime {
@@ -220,38 +231,45 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
 
 /// Fits the NIC time of arriving messages.
 fn fit_arrival_processing(fit: &mut FindingsCollector<'_>) {
-    use ProbedStream::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
+    use ProbedStream::{
+        InboundAtomicsOnManyCounters, InboundHeaderOnlySends, InboundPayloadSends, InboundWrite,
+    };
     let ns = |probe| fit.results.ns_per_operation(probe);
     let write = ns(InboundWrite);
-    let second =
-        ns(InboundPayload).and_then(|payload| Ok((payload - ns(InboundHeaderOnly)?).max(0.0)));
-    let atomics = ns(Atomics);
-    let _ = fit.record_number(
+    let second = ns(InboundPayloadSends)
+        .and_then(|payload| Ok((payload - ns(InboundHeaderOnlySends)?).max(0.0)));
+    let atomics = ns(InboundAtomicsOnManyCounters);
+    let _ = fit.validate_and_record_number(
         "processing.inbound_ns",
         &[InboundWrite],
         write,
         "the peak of the NIC",
     );
-    let from = &[InboundHeaderOnly, InboundPayload];
-    let _ = fit.record_number(
+    let from = &[InboundHeaderOnlySends, InboundPayloadSends];
+    let _ = fit.validate_and_record_number(
         "processing.inbound_dma_ns",
         from,
         second,
         "what payload takes more",
     );
     let how = "with more counters than locks that are outstanding, no lock holds them up";
-    let _ = fit.record_number("processing.atomic_ns", &[Atomics], atomics, how);
+    let _ = fit.validate_and_record_number(
+        "processing.atomic_ns",
+        &[InboundAtomicsOnManyCounters],
+        atomics,
+        how,
+    );
 }
 
 /// Fits the address bits and the hold time of the NIC's locks for atomics.
 fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
-    use ProbedStream::{OneLock, TwoLocks};
+    use ProbedStream::{InboundAtomicsOnOneCounter, InboundAtomicsOnTwoCounters};
     let ns = |probe| fit.results.ns_per_operation(probe);
-    let one = ns(OneLock);
+    let one = ns(InboundAtomicsOnOneCounter);
     let bits = one.clone().and_then(|one| {
         for bits in COUNTER_DISTANCE_EXPONENTS {
             // Two locks give about twice the rate of one; 0.75 leaves room for noise.
-            if ns(TwoLocks(bits))? > 0.75 * one {
+            if ns(InboundAtomicsOnTwoCounters(bits))? > 0.75 * one {
                 return Ok(if bits == *COUNTER_DISTANCE_EXPONENTS.start() {
                     0
                 } else {
@@ -272,12 +290,16 @@ fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
     let before = last
         .saturating_sub(1)
         .max(*COUNTER_DISTANCE_EXPONENTS.start());
-    let from = [OneLock, TwoLocks(before), TwoLocks(last)];
+    let from = [
+        InboundAtomicsOnOneCounter,
+        InboundAtomicsOnTwoCounters(before),
+        InboundAtomicsOnTwoCounters(last),
+    ];
     let how = "the first two counters, 2^bits apart, that are no faster than one";
-    let _ = fit.record_number("atomics.lock_bits", &from, bits.map(f64::from), how);
-    let _ = fit.record_number(
+    let _ = fit.validate_and_record_number("atomics.lock_bits", &from, bits.map(f64::from), how);
+    let _ = fit.validate_and_record_number(
         "atomics.lock_hold_ns",
-        &[OneLock],
+        &[InboundAtomicsOnOneCounter],
         one,
         "one after the other",
     );
@@ -286,8 +308,11 @@ fn fit_atomic_locks(fit: &mut FindingsCollector<'_>) {
 /// Fits the network link to long inbound READs, whose responses leave by the measured port.
 fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
     let [short, long] = LINK_PAYLOADS_BYTES;
-    let probes = LINK_PAYLOADS_BYTES.map(ProbedStream::Link);
-    let ns = |bytes| fit.results.ns_per_operation(ProbedStream::Link(bytes));
+    let probes = LINK_PAYLOADS_BYTES.map(ProbedStream::InboundReadsOfBytes);
+    let ns = |bytes| {
+        fit.results
+            .ns_per_operation(ProbedStream::InboundReadsOfBytes(bytes))
+    };
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
     // Bytes between two response packets, beside their headers and the gap that the link has
@@ -306,19 +331,21 @@ fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
     };
     fit.findings.push(("port.count", count));
     let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
-    let _ = fit.record_number(
+    let _ = fit.validate_and_record_number(
         "port.gbps",
         &probes,
         bytes_per_ns.map(|bytes_per_ns| 8.0 * bytes_per_ns),
         how,
     );
     let how = "what a READ of 256 bytes takes of the link beside payload and headers";
-    let _ = fit.record_number("port.read_response_gap_bytes", &probes, gap, how);
+    let _ = fit.validate_and_record_number("port.read_response_gap_bytes", &probes, gap, how);
 }
 
 /// Fits the PCIe link from streams that are limited by it.
 fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
-    use ProbedStream::{PcieLists, PcieMmio, Send};
+    use ProbedStream::{
+        AllCoresHeaderOnlySends, AllCoresThreeLineWqeDoorbells, AllCoresTwoLineWqePostlists,
+    };
     let ns = |probe| fit.results.ns_per_operation(probe);
     let lanes = f64::from(like.pcie.lanes.value);
     let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
@@ -332,14 +359,14 @@ fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
             .ok_or("it does not use the link")?;
         Ok::<_, String>(1e3 / rate)
     };
-    let gbytes = ns(PcieLists).and_then(|lists| {
-        if lists < 1.1 * ns(Send)? {
+    let gbytes = ns(AllCoresTwoLineWqePostlists).and_then(|lists| {
+        if lists < 1.1 * ns(AllCoresHeaderOnlySends)? {
             return Err(
                 "WQEs of two lines in lists are as fast as those of one: PCIe does not bind"
                     .to_owned(),
             );
         }
-        Ok(known_gbytes * busy_ns(PcieLists, Resource::DmaRead)? / lists)
+        Ok(known_gbytes * busy_ns(AllCoresTwoLineWqePostlists, Resource::DmaRead)? / lists)
     });
     let overhead = gbytes.clone().and_then(|gbytes| {
         let own = like
@@ -347,40 +374,54 @@ fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
             .mmio_overhead_bytes
             .as_ref()
             .map_or(0.0, |bytes| bytes.value);
-        let bytes = busy_ns(PcieMmio, Resource::Mmio)? * known_gbytes / 3.0 - own;
-        Ok((ns(PcieMmio)? * gbytes / 3.0 - bytes).max(0.0))
+        let bytes =
+            busy_ns(AllCoresThreeLineWqeDoorbells, Resource::Mmio)? * known_gbytes / 3.0 - own;
+        Ok((ns(AllCoresThreeLineWqeDoorbells)? * gbytes / 3.0 - bytes).max(0.0))
     });
     let how =
         format!("what their WQEs take of the link, with {lanes} lanes and headers as assumed");
     let lane = gbytes.map(|gbytes| 1e3 * gbytes / lanes);
-    let _ = fit.record_number("pcie.lane_mbps", &[PcieLists], lane, &how);
+    let _ = fit.validate_and_record_number(
+        "pcie.lane_mbps",
+        &[AllCoresTwoLineWqePostlists],
+        lane,
+        &how,
+    );
     let how = "what a line takes of the link beside its bytes, if the link binds";
-    let _ = fit.record_number("pcie.mmio_overhead_bytes", &[PcieMmio], overhead, how);
+    let _ = fit.validate_and_record_number(
+        "pcie.mmio_overhead_bytes",
+        &[AllCoresThreeLineWqeDoorbells],
+        overhead,
+        how,
+    );
 }
 
 /// Fits the latencies of PCIe and of the port.
 fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &ProcessingTime) {
-    use ProbedStream::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
+    use ProbedStream::{
+        InboundWrite, OneFetchedUcWriteAtATime, OneInlineUcWriteAtATime, OneReadAtATime,
+    };
     let ns = |probe| fit.results.ns_per_operation(probe);
-    let pcie = ns(CompleteFetched).and_then(|fetched| Ok((fetched - ns(CompleteInline)?) / 2.0));
+    let pcie = ns(OneFetchedUcWriteAtATime)
+        .and_then(|fetched| Ok((fetched - ns(OneInlineUcWriteAtATime)?) / 2.0));
     let how = "payload that is fetched takes a read, to and fro";
-    let pcie = fit.record_number(
+    let pcie = fit.validate_and_record_number(
         "pcie.latency_ns",
-        &[CompleteInline, CompleteFetched],
+        &[OneInlineUcWriteAtATime, OneFetchedUcWriteAtATime],
         pcie,
         how,
     );
     // A READ and a WRITE both travel to the responder, and a completion comes back. A DMA read
     // takes as long at the responder as at the requester. A READ's data are written to the
     // requester's memory before its completion.
-    let port = ns(CompleteRead).and_then(|read| {
+    let port = ns(OneReadAtATime).and_then(|read| {
         let units_ns = units.read_ns.clone()? - units.write_ns.clone()?;
-        let longer = read - ns(CompleteFetched)?;
+        let longer = read - ns(OneFetchedUcWriteAtATime)?;
         Ok((longer - units_ns - ns(InboundWrite)? - pcie?) / 2.0)
     });
-    let from = &[CompleteRead, CompleteFetched];
+    let from = &[OneReadAtATime, OneFetchedUcWriteAtATime];
     let how = "half of what a READ takes longer than a WRITE whose payload is fetched, less the NICs' own times and pcie.latency_ns";
-    let _ = fit.record_number("port.latency_ns", from, port, how);
+    let _ = fit.validate_and_record_number("port.latency_ns", from, port, how);
 }
 
 /// Fits the NIC's cache of WQEs.
@@ -414,8 +455,8 @@ fn fit_wqe_cache(fit: &mut FindingsCollector<'_>) {
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let (best, threads) = (best as f64, threads as f64);
     let how = "the longest window for which the NIC reads fewer than one WQE in ten again";
-    let _ = fit.record_number("cache.read_window", &from, Ok(best), how);
-    let _ = fit.record_number(
+    let _ = fit.validate_and_record_number("cache.read_window", &from, Ok(best), how);
+    let _ = fit.validate_and_record_number(
         "cache.read_window_threads",
         &from,
         Ok(threads),

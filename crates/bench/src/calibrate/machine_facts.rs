@@ -6,7 +6,7 @@ use nicmodel::profile::LinkLayer;
 #[derive(Clone, Debug)]
 pub struct MachineFacts {
     /// Name of the profile.
-    pub name: String,
+    pub profile_name: String,
     /// NIC and machine, in one line.
     pub title: String,
     /// Further remarks for a reader of the profile.

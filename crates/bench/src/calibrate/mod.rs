@@ -90,7 +90,7 @@ pub fn calibrate(
     }
     let mut findings = fit::fit(&results, like);
     loop {
-        let text = write::profile(&facts, &findings, like);
+        let text = write::profile_toml(&facts, &findings, like);
         let problems = match Profile::parse(&text) {
             Ok(profile) => {
                 return Ok(Calibration {
@@ -135,7 +135,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
         let cores = profile.host.cores.value;
         let says = |what: &str| format!("{what} of the simulated machine");
         Ok(MachineFacts {
-            name: format!("{}-calibrated", profile.name).chars().take(32).collect(),
+            profile_name: format!("{}-calibrated", profile.name).chars().take(32).collect(),
             title: format!("Calibrated on a simulated NIC: {}", profile.title),
             remarks: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
             link_layer: profile.link_layer,
@@ -158,7 +158,7 @@ impl ProbeMachine for SimulatedMachine<'_> {
 
     fn measure(&mut self, stream: &VerbStream) -> Result<MeasuredRate> {
         let task = MeasurementTask::Stream(*stream);
-        let (outcome, counters) = crate::simulated::micro::run_counted(self.0, &task)?;
+        let (outcome, counters) = crate::simulated::micro::run_with_nic_counters(self.0, &task)?;
         let rate = expect_stream_rate(outcome)?;
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let lines = counters.dma_read_bytes as f64 / f64::from(nicmodel::wqe::CACHE_LINE_BYTES);
@@ -199,14 +199,14 @@ impl RealMachine {
 /// # Errors
 /// When the system does not report the number of cores.
 pub fn measurement_tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
-    let cores = posting_cores()?;
+    let cores = posting_core_count()?;
     let task = |probe: ProbedStream| Ok(MeasurementTask::Stream(probe.stream(cores, duration_ms)?));
     ProbedStream::all(false).into_iter().map(task).collect()
 }
 
 /// Returns the number of posting cores: half of the allowed cores, at least 1.
-fn posting_cores() -> Result<usize> {
-    Ok((crate::pin::allowed()?.len() / 2).clamp(1, MAX_THREADS))
+fn posting_core_count() -> Result<usize> {
+    Ok((crate::pin::allowed_cores()?.len() / 2).clamp(1, MAX_THREADS))
 }
 
 impl ProbeMachine for RealMachine {
@@ -220,7 +220,7 @@ impl ProbeMachine for RealMachine {
             .into_iter()
             .filter(|bytes| *bytes > 0)
             .min();
-        let cores = crate::pin::allowed()?.len();
+        let cores = crate::pin::allowed_cores()?.len();
         let cpu = crate::record::cpu();
         let device = context.device_name().to_owned();
         let software = self.nic.provider == "softnic";
@@ -248,7 +248,7 @@ impl ProbeMachine for RealMachine {
                 .map(|clock| ("host.clock_ghz", clock, "/proc/cpuinfo: cpu MHz".to_owned())),
         );
         Ok(MachineFacts {
-            name: profile_name(&device),
+            profile_name: profile_name(&device),
             title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
             remarks: if software {
                 "Measured on the software NIC: what stands for the NIC here is code that the requester's processor runs."
@@ -261,7 +261,7 @@ impl ProbeMachine for RealMachine {
                 _ => LinkLayer::Roce,
             },
             published_numbers: published,
-            posting_core_count: posting_cores()?,
+            posting_core_count: posting_core_count()?,
         })
     }
 

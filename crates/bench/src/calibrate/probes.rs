@@ -11,49 +11,49 @@ use crate::micro::{MeasuredRole, MicroParameters, StreamRate, Verb, VerbStream};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ProbedStream {
     /// One core: WRITEs whose WQEs fit one cache line, one per doorbell.
-    OneLine,
+    OneLineWqes,
     /// One core: WRITEs whose WQEs take three cache lines, one per doorbell.
-    ThreeLines,
+    ThreeLineWqes,
     /// One core: WRITEs in postlists of 32.
-    Postlists,
+    WritePostlists,
     /// One core: WRITEs in postlists of 32, all signaled.
-    SignaledPostlists,
+    SignaledWritePostlists,
     /// One core: receives header-only SENDs.
-    Receive,
+    ReceiveHeaderOnlySends,
     /// One queue pair: one WRITE per doorbell.
-    UnitSingleWrites,
+    OneQpSingleWrites,
     /// One queue pair: WRITEs in postlists of this length.
-    UnitPostlists(usize),
+    OneQpWritePostlists(usize),
     /// All cores: header-only SENDs in postlists.
-    Send,
+    AllCoresHeaderOnlySends,
     /// All cores: READs.
-    Read,
+    AllCoresReads,
     /// Inbound WRITEs.
     InboundWrite,
     /// Inbound SENDs, header-only and with payload.
-    InboundHeaderOnly,
-    InboundPayload,
+    InboundHeaderOnlySends,
+    InboundPayloadSends,
     /// Inbound atomics on 2^16 counters, 8 bytes apart.
-    Atomics,
+    InboundAtomicsOnManyCounters,
     /// Inbound atomics on one counter.
-    OneLock,
+    InboundAtomicsOnOneCounter,
     /// Inbound atomics on two counters that are 2^k bytes apart.
-    TwoLocks(u32),
+    InboundAtomicsOnTwoCounters(u32),
     /// One UC WRITE at a time, whose payload is inline, or is fetched by DMA.
-    CompleteInline,
-    CompleteFetched,
+    OneInlineUcWriteAtATime,
+    OneFetchedUcWriteAtATime,
     /// One READ at a time.
-    CompleteRead,
+    OneReadAtATime,
     /// Inbound READs of this many bytes.
-    Link(usize),
+    InboundReadsOfBytes(usize),
     /// All cores: WQEs of two lines in postlists, and WQEs of three lines, one per doorbell.
-    PcieLists,
-    PcieMmio,
+    AllCoresTwoLineWqePostlists,
+    AllCoresThreeLineWqeDoorbells,
     /// All cores: windows of this many READs.
     ReadWindow(usize),
 }
 
-/// Counters of [`ProbedStream::Atomics`]: more than a NIC has locks.
+/// Counters of [`ProbedStream::InboundAtomicsOnManyCounters`]: more than a NIC has locks.
 const ATOMIC_COUNTERS: usize = 1 << 16;
 
 /// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
@@ -66,8 +66,8 @@ pub(super) const COUNTER_DISTANCE_EXPONENTS: std::ops::RangeInclusive<u32> = 3..
 /// one packet.
 pub(super) const LINK_PAYLOADS_BYTES: [usize; 2] = [256, 1024];
 
-/// Postlist lengths of [`ProbedStream::UnitPostlists`].
-pub(super) const UNIT_POSTLIST_LENGTHS: [usize; 2] = [4, 64];
+/// Postlist lengths of [`ProbedStream::OneQpWritePostlists`].
+pub(super) const ONE_QP_POSTLIST_LENGTHS: [usize; 2] = [4, 64];
 
 const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 
@@ -77,28 +77,28 @@ impl ProbedStream {
     pub(super) fn all(counted: bool) -> Vec<ProbedStream> {
         use ProbedStream::*;
         let mut all = vec![
-            OneLine,
-            ThreeLines,
-            Postlists,
-            SignaledPostlists,
-            Receive,
-            UnitSingleWrites,
-            Send,
-            Read,
+            OneLineWqes,
+            ThreeLineWqes,
+            WritePostlists,
+            SignaledWritePostlists,
+            ReceiveHeaderOnlySends,
+            OneQpSingleWrites,
+            AllCoresHeaderOnlySends,
+            AllCoresReads,
             InboundWrite,
-            InboundHeaderOnly,
-            InboundPayload,
-            Atomics,
-            OneLock,
-            CompleteInline,
-            CompleteFetched,
-            CompleteRead,
-            PcieLists,
-            PcieMmio,
+            InboundHeaderOnlySends,
+            InboundPayloadSends,
+            InboundAtomicsOnManyCounters,
+            InboundAtomicsOnOneCounter,
+            OneInlineUcWriteAtATime,
+            OneFetchedUcWriteAtATime,
+            OneReadAtATime,
+            AllCoresTwoLineWqePostlists,
+            AllCoresThreeLineWqeDoorbells,
         ];
-        all.extend(UNIT_POSTLIST_LENGTHS.map(UnitPostlists));
-        all.extend(LINK_PAYLOADS_BYTES.map(Link));
-        all.extend(COUNTER_DISTANCE_EXPONENTS.map(TwoLocks));
+        all.extend(ONE_QP_POSTLIST_LENGTHS.map(OneQpWritePostlists));
+        all.extend(LINK_PAYLOADS_BYTES.map(InboundReadsOfBytes));
+        all.extend(COUNTER_DISTANCE_EXPONENTS.map(InboundAtomicsOnTwoCounters));
         if counted {
             all.extend(READ_WINDOWS.map(ReadWindow));
         }
@@ -113,14 +113,14 @@ impl ProbedStream {
             wrs_per_doorbell: some(1),
             window: some(256),
             signal_every: some(64),
-            queue_pairs: some(16),
+            queue_pairs_per_thread: some(16),
             ..MicroParameters::default()
         };
         let all = MicroParameters {
             wrs_per_doorbell: some(16),
             window: some(64),
             signal_every: some(16),
-            queue_pairs: some(4),
+            queue_pairs_per_thread: some(4),
             threads: some(cores),
             ..MicroParameters::default()
         };
@@ -140,13 +140,13 @@ impl ProbedStream {
             ..inbound
         };
         let unit = MicroParameters {
-            queue_pairs: some(1),
+            queue_pairs_per_thread: some(1),
             ..one
         };
         let complete = MicroParameters {
             window: some(1),
             signal_every: some(1),
-            queue_pairs: some(1),
+            queue_pairs_per_thread: some(1),
             ..one
         };
         let payload = |bytes, parameters| MicroParameters {
@@ -154,22 +154,22 @@ impl ProbedStream {
             ..parameters
         };
         let (verb, parameters) = match self {
-            ProbedStream::OneLine => (Verb::RcWrite, one),
-            ProbedStream::ThreeLines => (
+            ProbedStream::OneLineWqes => (Verb::RcWrite, one),
+            ProbedStream::ThreeLineWqes => (
                 Verb::RcWrite,
                 MicroParameters {
                     inline: Some(true),
                     ..payload(THREE_LINE_PAYLOAD_BYTES, one)
                 },
             ),
-            ProbedStream::Postlists => (
+            ProbedStream::WritePostlists => (
                 Verb::RcWrite,
                 MicroParameters {
                     wrs_per_doorbell: some(32),
                     ..one
                 },
             ),
-            ProbedStream::SignaledPostlists => (
+            ProbedStream::SignaledWritePostlists => (
                 Verb::RcWrite,
                 MicroParameters {
                     wrs_per_doorbell: some(32),
@@ -177,10 +177,10 @@ impl ProbedStream {
                     ..one
                 },
             ),
-            ProbedStream::Receive => {
+            ProbedStream::ReceiveHeaderOnlySends => {
                 let parameters = MicroParameters {
                     wrs_per_doorbell: some(16),
-                    queue_pairs: some(8),
+                    queue_pairs_per_thread: some(8),
                     ..one
                 };
                 (
@@ -194,8 +194,8 @@ impl ProbedStream {
                     ),
                 )
             }
-            ProbedStream::UnitSingleWrites => (Verb::RcWrite, unit),
-            ProbedStream::UnitPostlists(len) => (
+            ProbedStream::OneQpSingleWrites => (Verb::RcWrite, unit),
+            ProbedStream::OneQpWritePostlists(len) => (
                 Verb::RcWrite,
                 MicroParameters {
                     wrs_per_doorbell: some(len),
@@ -203,14 +203,14 @@ impl ProbedStream {
                     ..unit
                 },
             ),
-            ProbedStream::Send => {
+            ProbedStream::AllCoresHeaderOnlySends => {
                 let sends = MicroParameters {
                     window: some(256),
                     ..all
                 };
                 (Verb::UdSend, payload(0, sends))
             }
-            ProbedStream::Read => (
+            ProbedStream::AllCoresReads => (
                 Verb::RcRead,
                 MicroParameters {
                     wrs_per_doorbell: some(1),
@@ -218,17 +218,17 @@ impl ProbedStream {
                 },
             ),
             ProbedStream::InboundWrite => (Verb::RcWrite, inbound),
-            ProbedStream::InboundHeaderOnly => (Verb::UdSend, payload(0, sends)),
-            ProbedStream::InboundPayload => (Verb::UdSend, sends),
-            ProbedStream::Atomics => (
+            ProbedStream::InboundHeaderOnlySends => (Verb::UdSend, payload(0, sends)),
+            ProbedStream::InboundPayloadSends => (Verb::UdSend, sends),
+            ProbedStream::InboundAtomicsOnManyCounters => (
                 Verb::Atomics,
                 MicroParameters {
                     atomic_counters: some(ATOMIC_COUNTERS),
                     ..inbound
                 },
             ),
-            ProbedStream::OneLock => (Verb::Atomics, locks),
-            ProbedStream::TwoLocks(bits) => {
+            ProbedStream::InboundAtomicsOnOneCounter => (Verb::Atomics, locks),
+            ProbedStream::InboundAtomicsOnTwoCounters(bits) => {
                 let counters = MicroParameters {
                     atomic_counters: some(2),
                     counter_spacing_bytes: some(1 << bits),
@@ -236,22 +236,22 @@ impl ProbedStream {
                 };
                 (Verb::Atomics, counters)
             }
-            ProbedStream::CompleteInline => (
+            ProbedStream::OneInlineUcWriteAtATime => (
                 Verb::UcWrite,
                 MicroParameters {
                     inline: Some(true),
                     ..complete
                 },
             ),
-            ProbedStream::CompleteFetched => (
+            ProbedStream::OneFetchedUcWriteAtATime => (
                 Verb::UcWrite,
                 MicroParameters {
                     inline: Some(false),
                     ..complete
                 },
             ),
-            ProbedStream::CompleteRead => (Verb::RcRead, complete),
-            ProbedStream::Link(bytes) => {
+            ProbedStream::OneReadAtATime => (Verb::RcRead, complete),
+            ProbedStream::InboundReadsOfBytes(bytes) => {
                 let few = MicroParameters {
                     wrs_per_doorbell: some(8),
                     window: some(16),
@@ -260,7 +260,7 @@ impl ProbedStream {
                 };
                 (Verb::RcRead, payload(bytes, few))
             }
-            ProbedStream::PcieLists => {
+            ProbedStream::AllCoresTwoLineWqePostlists => {
                 let lists = MicroParameters {
                     wrs_per_doorbell: some(64),
                     window: some(256),
@@ -275,7 +275,7 @@ impl ProbedStream {
                     },
                 )
             }
-            ProbedStream::PcieMmio => {
+            ProbedStream::AllCoresThreeLineWqeDoorbells => {
                 let singly = MicroParameters {
                     wrs_per_doorbell: some(1),
                     inline: Some(true),
@@ -287,14 +287,17 @@ impl ProbedStream {
                 let sliding = MicroParameters {
                     wrs_per_doorbell: some(1),
                     window: some(window),
-                    queue_pairs: some(1),
+                    queue_pairs_per_thread: some(1),
                     ..all
                 };
                 (Verb::RcRead, sliding)
             }
         };
         // One lock completes about two operations per microsecond, so these streams run longer.
-        let slow = matches!(self, ProbedStream::OneLock | ProbedStream::TwoLocks(_));
+        let slow = matches!(
+            self,
+            ProbedStream::InboundAtomicsOnOneCounter | ProbedStream::InboundAtomicsOnTwoCounters(_)
+        );
         let duration_ms = if slow { 5 * duration_ms } else { duration_ms };
         VerbStream::new(verb, &parameters, duration_ms)
     }
@@ -304,37 +307,47 @@ impl fmt::Display for ProbedStream {
     /// Writes the probe as the evidence in a profile names it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ProbedStream::OneLine => f.write_str("one core, WRITEs of one line, one a doorbell"),
-            ProbedStream::ThreeLines => {
+            ProbedStream::OneLineWqes => {
+                f.write_str("one core, WRITEs of one line, one a doorbell")
+            }
+            ProbedStream::ThreeLineWqes => {
                 f.write_str("one core, WRITEs of three lines, one a doorbell")
             }
-            ProbedStream::Postlists => f.write_str("one core, WRITEs in lists of 32"),
-            ProbedStream::SignaledPostlists => {
+            ProbedStream::WritePostlists => f.write_str("one core, WRITEs in lists of 32"),
+            ProbedStream::SignaledWritePostlists => {
                 f.write_str("one core, WRITEs in lists of 32, each signaled")
             }
-            ProbedStream::Receive => f.write_str("one core, header-only RECVs"),
-            ProbedStream::UnitSingleWrites => f.write_str("one queue pair, WRITEs one a doorbell"),
-            ProbedStream::UnitPostlists(len) => {
+            ProbedStream::ReceiveHeaderOnlySends => f.write_str("one core, header-only RECVs"),
+            ProbedStream::OneQpSingleWrites => f.write_str("one queue pair, WRITEs one a doorbell"),
+            ProbedStream::OneQpWritePostlists(len) => {
                 write!(f, "one queue pair, WRITEs in lists of {len}")
             }
-            ProbedStream::Send => f.write_str("header-only SENDs in lists of 16"),
-            ProbedStream::Read => f.write_str("READs of 8 bytes"),
+            ProbedStream::AllCoresHeaderOnlySends => {
+                f.write_str("header-only SENDs in lists of 16")
+            }
+            ProbedStream::AllCoresReads => f.write_str("READs of 8 bytes"),
             ProbedStream::InboundWrite => f.write_str("inbound WRITEs of 8 bytes"),
-            ProbedStream::InboundHeaderOnly => f.write_str("inbound header-only SENDs"),
-            ProbedStream::InboundPayload => f.write_str("inbound SENDs of 8 bytes"),
-            ProbedStream::Atomics => {
+            ProbedStream::InboundHeaderOnlySends => f.write_str("inbound header-only SENDs"),
+            ProbedStream::InboundPayloadSends => f.write_str("inbound SENDs of 8 bytes"),
+            ProbedStream::InboundAtomicsOnManyCounters => {
                 write!(f, "inbound fetch-and-adds on {ATOMIC_COUNTERS} counters")
             }
-            ProbedStream::OneLock => f.write_str("inbound fetch-and-adds on one counter"),
-            ProbedStream::TwoLocks(bits) => {
+            ProbedStream::InboundAtomicsOnOneCounter => {
+                f.write_str("inbound fetch-and-adds on one counter")
+            }
+            ProbedStream::InboundAtomicsOnTwoCounters(bits) => {
                 write!(f, "the same on two counters 2^{bits} bytes apart")
             }
-            ProbedStream::CompleteInline => f.write_str("one UC WRITE at a time, inline"),
-            ProbedStream::CompleteFetched => f.write_str("one UC WRITE at a time, not inline"),
-            ProbedStream::CompleteRead => f.write_str("one READ at a time"),
-            ProbedStream::Link(bytes) => write!(f, "inbound READs of {bytes} bytes"),
-            ProbedStream::PcieLists => f.write_str("SENDs of 60 bytes inline, in lists of 64"),
-            ProbedStream::PcieMmio => {
+            ProbedStream::OneInlineUcWriteAtATime => f.write_str("one UC WRITE at a time, inline"),
+            ProbedStream::OneFetchedUcWriteAtATime => {
+                f.write_str("one UC WRITE at a time, not inline")
+            }
+            ProbedStream::OneReadAtATime => f.write_str("one READ at a time"),
+            ProbedStream::InboundReadsOfBytes(bytes) => write!(f, "inbound READs of {bytes} bytes"),
+            ProbedStream::AllCoresTwoLineWqePostlists => {
+                f.write_str("SENDs of 60 bytes inline, in lists of 64")
+            }
+            ProbedStream::AllCoresThreeLineWqeDoorbells => {
                 f.write_str("WRITEs of three lines, one a doorbell, from all cores")
             }
             ProbedStream::ReadWindow(window) => write!(f, "windows of {window} READs"),

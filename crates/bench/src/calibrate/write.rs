@@ -21,7 +21,7 @@ const PROFILE_TABLES: [&str; 7] = [
 
 /// Returns the text of the file. Published and fitted numbers come first; all other numbers are
 /// copied from `like`.
-pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile) -> String {
+pub(super) fn profile_toml(facts: &MachineFacts, findings: &Findings, like: &Profile) -> String {
     let link_layer = match facts.link_layer {
         LinkLayer::Infiniband => "infiniband",
         LinkLayer::Roce => "roce",
@@ -31,7 +31,7 @@ pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile)
          schema = {}\nname = {}\ntitle = {}\nabout = {}\nlink_layer = {}\n",
         like.name,
         nicmodel::profile::SCHEMA,
-        quoted(&facts.name),
+        quoted(&facts.profile_name),
         quoted(&facts.title),
         quoted(&facts.remarks),
         quoted(link_layer),

@@ -77,7 +77,7 @@ impl Crowd {
     ///
     /// # Errors
     /// When a verb fails, messages are out of order, or no message arrives for 30 s.
-    pub fn run_all(&mut self) -> Result<RunResult> {
+    pub fn run_all_pairs_at_once(&mut self) -> Result<RunResult> {
         let pairs = self.config.process_pairs();
         let both = [self.cores.requester, self.cores.responder];
         if self.config.kind != CrowdPattern::BesideBusy {
@@ -103,7 +103,7 @@ impl Crowd {
     /// Runs each pair alone, with a core for each of its two members.
     ///
     /// # Errors
-    /// As [`run_all`](Self::run_all).
+    /// As [`run_all_pairs_at_once`](Self::run_all_pairs_at_once).
     pub fn run_one_by_one(&mut self) -> Result<RunResult> {
         let (one, other) = ([self.cores.requester], [self.cores.responder]);
         let mut sum = RunResult::default();
@@ -141,7 +141,7 @@ impl Crowd {
             self.links[member].send(&Job::Crowd(order))?;
         }
         self.forward_endpoints(&members, &peers)?;
-        let done = self.collect_results(&members)?;
+        let done = self.start_and_collect_results(&members)?;
         let begin = done.iter().map(|done| done.begin_ns).min();
         let end = done.iter().map(|done| done.end_ns).max();
         let elapsed = begin.zip(end).context("a crowd of nobody")?;
@@ -172,7 +172,7 @@ impl Crowd {
     }
 
     /// Starts all members together, collects their results, and lets them end together.
-    fn collect_results(&mut self, members: &[usize]) -> Result<Vec<MemberResult>> {
+    fn start_and_collect_results(&mut self, members: &[usize]) -> Result<Vec<MemberResult>> {
         self.barrier(members)?;
         let mut done = Vec::new();
         for &member in members {

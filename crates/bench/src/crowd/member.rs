@@ -134,7 +134,7 @@ impl Peer {
     }
 
     /// Processes an arrived message. Returns true for a message and false for an answer.
-    fn process_message(
+    fn process_and_is_message(
         &mut self,
         number: u64,
         is_answer: bool,
@@ -249,8 +249,11 @@ impl Member {
                 if wc.is_recv() {
                     let at = usize::try_from(wc.wr_id())? * MESSAGE_BYTES;
                     let is_answer = memory.read_u64(at + 8)? != 0;
-                    let in_order =
-                        peer.process_message(memory.read_u64(at)?, is_answer, *flow_control)?;
+                    let in_order = peer.process_and_is_message(
+                        memory.read_u64(at)?,
+                        is_answer,
+                        *flow_control,
+                    )?;
                     verified += u64::from(in_order);
                     peer.recvs
                         .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());
@@ -263,7 +266,7 @@ impl Member {
                 Ok(())
             })?;
             if came == 0 {
-                timeout.fail_if_over("a message of a crowd")?;
+                timeout.fail_if_over_after_empty_poll("a message of a crowd")?;
             } else {
                 timeout.reset();
                 left = self.peers.iter().filter(|peer| !peer.is_done()).count();

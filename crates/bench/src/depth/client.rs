@@ -55,7 +55,7 @@ pub(super) fn run_driver_side(
         config: *config,
     }))?;
     let mut client = Client::new(link, nic, config)?;
-    let requests_per_s = client.exchange()?;
+    let requests_per_s = client.measure_requests_per_s()?;
     let verified: u64 = link.recv()?;
     if verified != client.requests_answered {
         bail!(
@@ -153,7 +153,7 @@ impl<'s> Client<'s> {
 
     /// Exchanges requests for the configured time, then ends the exchange. Returns the requests per
     /// second.
-    fn exchange(&mut self) -> Result<f64> {
+    fn measure_requests_per_s(&mut self) -> Result<f64> {
         let span = self.config.duration_ms * 1_000_000;
         let begin = now_ns() + span / 10;
         let mut measured = None;
@@ -290,7 +290,7 @@ impl<'s> Client<'s> {
             Ok(())
         })?;
         if came == 0 {
-            return timeout.fail_if_over("a response");
+            return timeout.fail_if_over_after_empty_poll("a response");
         }
         timeout.reset();
         Ok(())

@@ -55,7 +55,7 @@ mod tests {
             }
         }
         assert_eq!(seen, [true; 512]);
-        let nic = OpenNic::open(&NicChoice::first_of("softnic")).unwrap();
+        let nic = OpenNic::open(&NicChoice::first_device_of("softnic")).unwrap();
         let memory = nic.alloc(128, verbs::Access::LOCAL_WRITE, None).unwrap();
         for wrong in marked_word_offsets(64, 5) {
             write_marks(&memory, 64, 64, 5).unwrap();

@@ -24,7 +24,7 @@ mod tests {
     use crate::nic::{NicChoice, OpenNic};
 
     fn tiny(config: ExchangeConfig) -> ExchangeRate {
-        let nic = NicChoice::first_of("softnic");
+        let nic = NicChoice::first_device_of("softnic");
         let (mut left, mut right) = WorkerLink::pair().unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || match right.recv()? {

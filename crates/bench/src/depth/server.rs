@@ -56,7 +56,7 @@ struct Server<'s> {
     response_memory: MemoryRegion,
     client_memory: RemoteMemory,
     /// Requests that wait for room in their send queue.
-    waiting: VecDeque<Request>,
+    requests_waiting_for_send_room: VecDeque<Request>,
     /// For each slot, the request whose READ is outstanding.
     outstanding_reads: Vec<Option<Request>>,
     verified_requests: u64,
@@ -115,7 +115,7 @@ impl<'s> Server<'s> {
             data_memory: data,
             response_memory: responses,
             client_memory: client,
-            waiting: VecDeque::new(),
+            requests_waiting_for_send_room: VecDeque::new(),
             outstanding_reads: vec![None; slots],
             verified_requests: 0,
             has_client_ended: false,
@@ -135,7 +135,7 @@ impl<'s> Server<'s> {
             })?;
             if came.is_empty() {
                 if !self.has_client_ended {
-                    timeout.fail_if_over("a request")?;
+                    timeout.fail_if_over_after_empty_poll("a request")?;
                 }
                 continue;
             }
@@ -178,7 +178,7 @@ impl<'s> Server<'s> {
         } else if slot >= self.outstanding_reads.len() {
             bail!("a request names slot {slot}, which there is not");
         } else {
-            self.waiting.push_back(Request {
+            self.requests_waiting_for_send_room.push_back(Request {
                 qp_index: queue_pair,
                 sequence_number: number,
                 slot,
@@ -194,13 +194,13 @@ impl<'s> Server<'s> {
             payload_bytes,
             ..
         } = *self.config;
-        for _ in 0..self.waiting.len() {
-            let Some(request) = self.waiting.pop_front() else {
+        for _ in 0..self.requests_waiting_for_send_room.len() {
+            let Some(request) = self.requests_waiting_for_send_room.pop_front() else {
                 break;
             };
             let end = &mut self.qps[request.qp_index];
             if end.outstanding_wrs + end.list.len() + 2 > end.list.capacity() {
-                self.waiting.push_back(request);
+                self.requests_waiting_for_send_room.push_back(request);
                 continue;
             }
             let at = request.slot * self.config.slot_stride_bytes();
@@ -218,7 +218,7 @@ impl<'s> Server<'s> {
                         request.sequence_number,
                     )?;
                     end.list.rdma_write(local, remote);
-                    self.respond(request)?;
+                    self.add_response(request)?;
                 }
                 TransferVerb::Read => {
                     self.outstanding_reads[request.slot] = Some(request);
@@ -233,7 +233,7 @@ impl<'s> Server<'s> {
     }
 
     /// Adds the response to the postlist of its queue pair.
-    fn respond(&mut self, request: Request) -> Result<()> {
+    fn add_response(&mut self, request: Request) -> Result<()> {
         let at = request.slot * RESPONSE_BYTES;
         self.response_memory
             .write_u64(at, request.sequence_number)?;
@@ -268,6 +268,6 @@ impl<'s> Server<'s> {
             self.config.payload_bytes,
             request.sequence_number,
         )?;
-        self.respond(request)
+        self.add_response(request)
     }
 }

@@ -13,7 +13,7 @@ use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
 
 /// RECVs of a side; each is posted again when its message is taken. One message is under way at a
 /// time.
-const RECVS: usize = 4;
+const RECVS_PER_SIDE: usize = 4;
 
 /// Depth of a side's send queue; every (`SEND_QUEUE_DEPTH` / 2)th WR is signaled.
 const SEND_QUEUE_DEPTH: usize = 16;
@@ -39,16 +39,18 @@ impl EventDrivenQp {
         let send_cq = nic.cq(SEND_QUEUE_DEPTH)?;
         let recv_cq = nic
             .context
-            .create_cq_with_channel(saturating_u32(RECVS), &channel)?;
+            .create_cq_with_channel(saturating_u32(RECVS_PER_SIDE), &channel)?;
         let qp = nic
             .qp_builder::<Rc>(&send_cq, &recv_cq)
             .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))
-            .max_recv_wr(saturating_u32(RECVS))
+            .max_recv_wr(saturating_u32(RECVS_PER_SIDE))
             .max_inline_data(saturating_u32(MESSAGE_BYTES))
             .build()?;
-        let memory = nic.pd.alloc(RECVS * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
+        let memory = nic
+            .pd
+            .alloc(RECVS_PER_SIDE * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
         let mut recvs = Vec::new();
-        for place in 0..RECVS {
+        for place in 0..RECVS_PER_SIDE {
             let at = place * MESSAGE_BYTES;
             let mut recv = qp.recv_list(1);
             recv.recv(memory.slice(at..at + MESSAGE_BYTES)?, place as u64);
@@ -111,8 +113,8 @@ impl SleepingEndpoint for EventDrivenQp {
             if let Some(message) = self.poll()? {
                 return Ok(message);
             }
-            self.channel_wait.until_readable()?;
-            self.channel.wait()?;
+            self.channel_wait.sleep_until_readable()?;
+            self.channel.wait_for_cq_event()?;
             self.recv_cq.req_notify(false)?;
         }
     }

@@ -164,7 +164,7 @@ impl EpollWait {
     }
 
     /// Sleeps until the descriptor is readable.
-    pub(super) fn until_readable(&mut self) -> Result<()> {
+    pub(super) fn sleep_until_readable(&mut self) -> Result<()> {
         let timeout = Timespec {
             tv_sec: (TIMEOUT_NS / 1_000_000_000).cast_signed(),
             tv_nsec: 0,

@@ -90,7 +90,7 @@ mod tests {
     fn each_transport_answers_every_request() {
         for transport in Transport::ALL {
             let order = EventsJob {
-                nic: NicChoice::first_of("softnic"),
+                nic: NicChoice::first_device_of("softnic"),
                 transport,
             };
             let (mut left, mut right) = WorkerLink::pair().expect("pipes");

@@ -81,7 +81,7 @@ impl<S: Read + Write + AsFd> SleepingEndpoint for NonblockingSocket<S> {
         let mut message = [0; MESSAGE_BYTES];
         let mut filled = 0;
         while filled < MESSAGE_BYTES {
-            self.epoll_wait.until_readable()?;
+            self.epoll_wait.sleep_until_readable()?;
             match self.stream.read(&mut message[filled..]) {
                 Ok(0) => bail!("the other end has closed its socket"),
                 Ok(read) => filled += read,

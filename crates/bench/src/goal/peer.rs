@@ -13,10 +13,10 @@ pub(crate) const BULK_PAYLOAD_BYTES: usize = 1 << 20;
 pub(crate) const PACKET_PAYLOAD_BYTES: usize = 4096;
 
 /// UDP payload of the packet of an 8-byte SEND: BTH, payload, ICRC (IBTA vol. 1, annex A17).
-const SEND_UDP_PAYLOAD_BYTES: usize = 12 + 8 + 4;
+const EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES: usize = 12 + 8 + 4;
 
 /// UDP payload of the packet of an 8-byte WRITE, which also has a RETH.
-const WRITE_UDP_PAYLOAD_BYTES: usize = SEND_UDP_PAYLOAD_BYTES + 16;
+const EIGHT_BYTE_WRITE_UDP_PAYLOAD_BYTES: usize = EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES + 16;
 
 /// UDP payload of a packet in the middle of a long message.
 const MIDDLE_UDP_PAYLOAD_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
@@ -99,20 +99,23 @@ impl PeerSystem {
     /// Returns the exchange of datagrams and the bytes per datagram, if the peer is such an
     /// exchange.
     #[must_use]
-    pub fn datagram_exchange(self) -> Option<(DatagramExchange, usize)> {
+    pub fn datagram_exchange_and_bytes(self) -> Option<(DatagramExchange, usize)> {
         let stream = |segments| DatagramExchange::Stream { segments };
         match self {
-            PeerSystem::UdpOfSends => Some((stream(16), SEND_UDP_PAYLOAD_BYTES)),
-            PeerSystem::UdpOfWrites => Some((stream(16), WRITE_UDP_PAYLOAD_BYTES)),
+            PeerSystem::UdpOfSends => Some((stream(16), EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES)),
+            PeerSystem::UdpOfWrites => Some((stream(16), EIGHT_BYTE_WRITE_UDP_PAYLOAD_BYTES)),
             PeerSystem::UdpBulk => Some((stream(15), MIDDLE_UDP_PAYLOAD_BYTES)),
-            PeerSystem::UdpPingPong => Some((DatagramExchange::PingPong, SEND_UDP_PAYLOAD_BYTES)),
+            PeerSystem::UdpPingPong => Some((
+                DatagramExchange::PingPong,
+                EIGHT_BYTE_SEND_UDP_PAYLOAD_BYTES,
+            )),
             _ => None,
         }
     }
 
     /// Returns the copy method and the bytes per copy, if the peer is a copy.
     #[must_use]
-    pub fn copy_method(self) -> Option<(CopyMethod, usize)> {
+    pub fn copy_method_and_bytes(self) -> Option<(CopyMethod, usize)> {
         match self {
             PeerSystem::Memcpy => Some((CopyMethod::Memcpy, BULK_PAYLOAD_BYTES)),
             PeerSystem::ProcessVmWritev => Some((CopyMethod::ProcessVmWritev, BULK_PAYLOAD_BYTES)),

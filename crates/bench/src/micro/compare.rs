@@ -23,11 +23,11 @@ pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];
 
 /// Goal for 8-byte messages: the software NIC's rate is at least this multiple of the device's
 /// rate.
-pub const MIN_RATE_RATIO: f64 = 20.0;
+pub const GOAL_MIN_RATE_RATIO: f64 = 20.0;
 
 /// Goal for 8-byte messages: the software NIC's latency is at most this share of the device's
 /// latency.
-pub const MAX_LATENCY_RATIO: f64 = 0.1;
+pub const GOAL_MAX_LATENCY_RATIO: f64 = 0.1;
 
 /// Extent of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct Comparison {
     /// Index of the entry in the device's GID table that is used as source GID.
     pub gid_index: u8,
     /// Smaller path MTU of the two devices, which is the longest datagram.
-    pub mtu_bytes: u32,
+    pub smaller_mtu_bytes: u32,
 }
 
 impl Comparison {
@@ -85,7 +85,7 @@ impl Comparison {
             system_nic: system,
             system_device_name: device,
             gid_index,
-            mtu_bytes: mtu.min(own_mtu),
+            smaller_mtu_bytes: mtu.min(own_mtu),
         })
     }
 
@@ -102,7 +102,7 @@ impl Comparison {
         let mut tasks = Vec::new();
         for verb in [Verb::UdSend, Verb::RcSend, Verb::RcWrite, Verb::RcRead] {
             for &payload in &self.settings.payloads_bytes {
-                if verb == Verb::UdSend && payload > self.mtu_bytes as usize {
+                if verb == Verb::UdSend && payload > self.smaller_mtu_bytes as usize {
                     continue;
                 }
                 let stream = VerbStream::new(verb, &parameters(payload), duration_ms)?;
@@ -260,14 +260,21 @@ pub fn run(
                 };
                 match runner.measure(nic, task) {
                     Ok(outcome) => {
-                        let value = rate_or_latency(&outcome);
+                        let value = mops_or_median_latency_ns(&outcome);
                         if side == NicSide::System {
                             on_device = Some(value);
                         }
-                        samples.sample(round, row, side, value, Some(outcome), &mut on_event);
+                        samples.record_and_report_sample(
+                            round,
+                            row,
+                            side,
+                            value,
+                            Some(outcome),
+                            &mut on_event,
+                        );
                     }
                     Err(_) if should_end() => break 'rounds,
-                    Err(err) => samples.failed(round, row, side, &err),
+                    Err(err) => samples.record_error(round, row, side, &err),
                 }
             }
             if comparison.settings.perftest
@@ -278,9 +285,16 @@ pub fn run(
                 let side = NicSide::Perftest;
                 on_event(&ComparisonEvent::Begin { task: *task, side });
                 match measure_with_perftest(comparison, task, on_device) {
-                    Ok(value) => samples.sample(round, row, side, value, None, &mut on_event),
+                    Ok(value) => samples.record_and_report_sample(
+                        round,
+                        row,
+                        side,
+                        value,
+                        None,
+                        &mut on_event,
+                    ),
                     Err(_) if should_end() => break 'rounds,
-                    Err(err) => samples.failed(round, row, side, &err),
+                    Err(err) => samples.record_error(round, row, side, &err),
                 }
             }
         }
@@ -322,7 +336,7 @@ fn measure_with_perftest(
     Ok(report.mops_or_ns())
 }
 
-fn rate_or_latency(outcome: &TaskResult) -> f64 {
+fn mops_or_median_latency_ns(outcome: &TaskResult) -> f64 {
     match outcome {
         TaskResult::Rate(rate) => rate.rate_mops,
         TaskResult::Latency(latency) => latency.latency_ns_p50,
@@ -336,7 +350,7 @@ struct ComparisonSamples {
 }
 
 impl ComparisonSamples {
-    fn sample(
+    fn record_and_report_sample(
         &mut self,
         round: u32,
         row: usize,
@@ -356,7 +370,7 @@ impl ComparisonSamples {
         self.samples.push(sample);
     }
 
-    fn failed(&mut self, round: u32, row: usize, side: NicSide, err: &anyhow::Error) {
+    fn record_error(&mut self, round: u32, row: usize, side: NicSide, err: &anyhow::Error) {
         let error = format!("round {round}, {}: {err:#}", side.name());
         self.errors.entry(row).or_default().push(error);
     }
@@ -387,8 +401,8 @@ impl ComparisonSamples {
             lost.sum()
         };
         let (unit, goal) = match task {
-            MeasurementTask::Stream(_) => ("mops", MIN_RATE_RATIO),
-            MeasurementTask::PingPong(_) => ("ns", MAX_LATENCY_RATIO),
+            MeasurementTask::Stream(_) => ("mops", GOAL_MIN_RATE_RATIO),
+            MeasurementTask::PingPong(_) => ("ns", GOAL_MAX_LATENCY_RATIO),
         };
         let goal = (task.payload_bytes() == 8).then_some(goal);
         let to_device = ratio(NicSide::Softnic, NicSide::System);
@@ -417,7 +431,7 @@ mod tests {
     use super::*;
 
     fn comparison(rounds: u32, payloads_bytes: Vec<usize>) -> Comparison {
-        let nic = NicChoice::first_of("softnic");
+        let nic = NicChoice::first_device_of("softnic");
         let exe = WorkerCommand {
             path: "/nonexistent/verbatim".into(),
             args: vec![],
@@ -455,8 +469,15 @@ mod tests {
     fn result(task: MeasurementTask, rounds: &[(f64, f64)]) -> RowResult {
         let mut samples = ComparisonSamples::default();
         for (round, (softnic, system)) in (0..).zip(rounds) {
-            samples.sample(round, 0, NicSide::Softnic, *softnic, None, &mut |_| {});
-            samples.sample(round, 0, NicSide::System, *system, None, &mut |_| {});
+            samples.record_and_report_sample(
+                round,
+                0,
+                NicSide::Softnic,
+                *softnic,
+                None,
+                &mut |_| {},
+            );
+            samples.record_and_report_sample(round, 0, NicSide::System, *system, None, &mut |_| {});
         }
         samples.result(0, task)
     }

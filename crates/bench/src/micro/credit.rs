@@ -69,7 +69,7 @@ impl ReceivedCredits {
     pub(super) fn wait_for_arrivals(&self, queue_pair: usize, until: u64) -> Result<()> {
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while u64::from_le(self.memory.read_u64(CREDIT_BYTES * queue_pair)?) < until {
-            timeout.fail_if_over(
+            timeout.fail_if_over_after_empty_poll(
                 "word of the responder that WRITEs have arrived (UC may lose some)",
             )?;
         }
@@ -86,7 +86,7 @@ pub(super) fn announce_end(
 ) -> Result<()> {
     let word = nic.pd.alloc(CREDIT_BYTES, Access::LOCAL_READ)?;
     word.write_u64(0, 1u64.to_le())?;
-    let to = remote.starting_at(stream.thread_payload_bytes() as u64);
+    let to = remote.starting_at(stream.slot_bytes_per_thread() as u64);
     let mut list = qp.postlist(1);
     list.rdma_write(
         word.slice(..)?,
@@ -96,7 +96,7 @@ pub(super) fn announce_end(
     qp.post_send(&mut list)?;
     let (mut wcs, mut timeout) = (WcBuffer::<1>::new(), PollTimeout::new(TIMEOUT_NS));
     while reap(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
-        timeout.fail_if_over("completion of the last WRITE")?;
+        timeout.fail_if_over_after_empty_poll("completion of the last WRITE")?;
     }
     Ok(())
 }
@@ -106,12 +106,12 @@ struct CreditSender<'q> {
     qp: &'q QueuePair<Uc>,
     list: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
-    next_credit_write_count: u64,
+    arrived_writes_at_next_credit: u64,
     outstanding_credit_writes: usize,
 }
 
 /// Reports the arrived WRITEs until the requester has ended.
-pub(super) fn send_credits(
+pub(super) fn send_credits_until_end(
     nic: &OpenNic,
     qps: &[QueuePair<Uc>],
     stream: &VerbStream,
@@ -137,7 +137,7 @@ pub(super) fn send_credits(
         Ok(CreditSender {
             qp,
             list,
-            next_credit_write_count: part as u64,
+            arrived_writes_at_next_credit: part as u64,
             outstanding_credit_writes: 0,
         })
     };
@@ -145,43 +145,45 @@ pub(super) fn send_credits(
     let mut wcs = WcBuffer::<RESPONDER_SEND_WRS>::new();
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
-    while word(stream.thread_payload_bytes())? == 0 {
+    while word(stream.slot_bytes_per_thread())? == 0 {
         let mut came = false;
         for (place, sender) in senders.iter_mut().enumerate() {
             let slot =
-                usize::try_from((sender.next_credit_write_count - 1) % stream.window as u64)?;
+                usize::try_from((sender.arrived_writes_at_next_credit - 1) % stream.window as u64)?;
             let at = (place * stream.window + slot) * stream.slot_stride_bytes()
                 + last_word_offset(stream.payload_bytes);
-            if word(at)? < sender.next_credit_write_count {
+            if word(at)? < sender.arrived_writes_at_next_credit {
                 continue;
             }
             came = true;
             while sender.outstanding_credit_writes >= parts.min(RESPONDER_SEND_WRS) {
                 sender.outstanding_credit_writes -=
                     reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-                timeout.fail_if_over("completion of a WRITE to the requester")?;
+                timeout.fail_if_over_after_empty_poll("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
             numbers.write_u64(
                 CREDIT_BYTES * (place * parts + turn),
-                sender.next_credit_write_count.to_le(),
+                sender.arrived_writes_at_next_credit.to_le(),
             )?;
             sender
                 .qp
                 .post_send_range(&mut sender.list, turn..turn + 1)?;
             sender.outstanding_credit_writes += 1;
-            sender.next_credit_write_count += part as u64;
+            sender.arrived_writes_at_next_credit += part as u64;
         }
         if came {
             timeout.reset();
         } else {
-            timeout.fail_if_over("WRITEs, or word of the requester that it has ended")?;
+            timeout.fail_if_over_after_empty_poll(
+                "WRITEs, or word of the requester that it has ended",
+            )?;
         }
     }
     for sender in &mut senders {
         while sender.outstanding_credit_writes > 0 {
             sender.outstanding_credit_writes -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-            timeout.fail_if_over("completion of a WRITE to the requester")?;
+            timeout.fail_if_over_after_empty_poll("completion of a WRITE to the requester")?;
         }
     }
     Ok(())

@@ -81,7 +81,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
         if R::REUSES_WRS {
             let window = flow.slot_run(0, 0, stream.window);
             requests.add(&mut flow.list, &window)?;
-            SelectiveSignaling::new(stream.window, every).mark(&mut flow.list);
+            SelectiveSignaling::new(stream.window, every).mark_signaled_wrs(&mut flow.list);
         }
         Ok(flow)
     }
@@ -106,7 +106,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
             self.list.clear();
             let run = self.slot_run(self.next_wr_number, slot, self.stream.batch);
             requests.add(&mut self.list, &run)?;
-            self.signaling.mark(&mut self.list);
+            self.signaling.mark_signaled_wrs(&mut self.list);
             self.qp.post_send(&mut self.list)?;
         }
         self.next_wr_number += self.stream.batch as u64;
@@ -137,7 +137,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
         while self.completed_wrs < until {
             let came = reap(self.qp.send_cq(), &mut wcs, |_| Ok(()))?;
             if came == 0 {
-                timeout.fail_if_over("completions")?;
+                timeout.fail_if_over_after_empty_poll("completions")?;
                 continue;
             }
             timeout.reset();
@@ -167,7 +167,7 @@ impl<'q, T: Connected> WindowedQp<'q, T> {
 
 /// Posts for the duration of the stream. Returns the measurement, and the number of WRs posted on
 /// each queue pair.
-pub(super) fn run<T: Connected, R: WindowRequests<T>>(
+pub(super) fn run_and_count_wrs_per_qp<T: Connected, R: WindowRequests<T>>(
     qps: &[QueuePair<T>],
     stream: &VerbStream,
     credits: Option<&ReceivedCredits>,
@@ -185,14 +185,14 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
         last = timer.is_over()
             && stream.can_next_turn_be_last(posted)
             && credits.is_none_or(|credits| credits.can_end_at(posted + turn));
-        let room = stream.completions_before_turn(posted);
+        let room = stream.completions_needed_before_turn(posted);
         for flow in &mut flows {
             if let Some(credits) = credits {
                 credits.wait_for_arrivals(flow.qp_index, room)?;
             }
             flow.wait_until_completed(room, &mut requests)?;
             if stream.burst && room == posted {
-                meter.tick(posted * qps.len() as u64);
+                meter.note_done_operations(posted * qps.len() as u64);
             }
             for _ in 0..lists {
                 flow.post(&mut requests)?;
@@ -202,7 +202,7 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
         // Once windows are full, the rate of posting equals the rate of completion. Posting is the
         // smoother measure, because completions of a whole window are found at once.
         if !stream.burst && posted >= stream.window as u64 {
-            meter.tick(posted * qps.len() as u64);
+            meter.note_done_operations(posted * qps.len() as u64);
         }
     }
     let ended_ns = now_ns();
@@ -213,5 +213,8 @@ pub(super) fn run<T: Connected, R: WindowRequests<T>>(
         }
     }
     let ended_ns = if stream.burst { now_ns() } else { ended_ns };
-    Ok((meter.finish(posted * qps.len() as u64, ended_ns), posted))
+    Ok((
+        meter.operations_since_warm_up(posted * qps.len() as u64, ended_ns),
+        posted,
+    ))
 }

@@ -63,7 +63,7 @@ pub(crate) fn measure(
         link.send(&Job::Micro(MicroJob {
             nic: choice.clone(),
             task: *task,
-            lanes: lanes_of_process(process, threads, processes),
+            lanes: lane_count_of_process(process, threads, processes),
             cores: cores_of_process(there, process, processes),
         }))?;
     }
@@ -80,7 +80,7 @@ pub(crate) fn measure(
             .iter_mut()
             .enumerate()
             .map(|(process, link)| {
-                let lanes = lanes_of_process(process, threads, processes);
+                let lanes = lane_count_of_process(process, threads, processes);
                 let lane = &lane;
                 scope.spawn(move || {
                     link.split_into_lanes(lanes, |number, link| {
@@ -95,7 +95,7 @@ pub(crate) fn measure(
             .collect()
     });
     let outcome = combine(results)?;
-    fail_if_wrong(target.find_wrong_sum()?)?;
+    fail_if_wrong(target.describe_wrong_sum()?)?;
     for link in links {
         let end: LanesEnded = link.recv()?;
         fail_if_wrong(end.wrong)?;
@@ -120,7 +120,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MicroJob) -> Result
         return Err(error);
     }
     link.send(&LanesEnded {
-        wrong: target.find_wrong_sum()?,
+        wrong: target.describe_wrong_sum()?,
     })
 }
 
@@ -133,7 +133,7 @@ fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) ->
 }
 
 /// Returns the number of lanes in a process of the other side.
-fn lanes_of_process(process: usize, threads: usize, processes: usize) -> usize {
+fn lane_count_of_process(process: usize, threads: usize, processes: usize) -> usize {
     (threads + processes - 1 - process) / processes
 }
 
@@ -155,7 +155,7 @@ mod tests {
     fn lanes_are_dealt_out_evenly() {
         for threads in 1..20 {
             for processes in 1..=threads {
-                let of = |process| lanes_of_process(process, threads, processes);
+                let of = |process| lane_count_of_process(process, threads, processes);
                 let all: Vec<_> = (0..processes).map(of).collect();
                 assert_eq!(all.iter().sum::<usize>(), threads);
                 assert!(all[0] - all[processes - 1] <= 1, "{all:?}");

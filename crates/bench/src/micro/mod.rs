@@ -37,7 +37,7 @@ pub(crate) use self::lanes::combine;
 pub use self::outcome::{PingPongLatency, StreamRate, TaskResult};
 pub use self::parameters::{
     MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_DEFAULT_INLINE_BYTES, MAX_PAYLOAD_BYTES,
-    MAX_QUEUE_PAIRS, MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, VerbStream,
+    MAX_QUEUE_PAIRS_PER_THREAD, MAX_THREADS, MAX_WINDOW, MeasuredRole, MicroParameters, VerbStream,
 };
 pub use self::runner::WorkerPool;
 pub(crate) use self::sides::{run_measured_side, run_other_side};

@@ -33,7 +33,7 @@ impl VerbStream {
 
     /// Returns how the stream passes its WQEs to the NIC.
     #[must_use]
-    pub fn method(&self) -> PostMethod {
+    pub fn post_method(&self) -> PostMethod {
         if self.batch > 1 {
             PostMethod::Doorbell
         } else {
@@ -48,7 +48,7 @@ impl VerbStream {
     pub fn footprint(&self, profile: &Profile) -> Result<Footprint, OperationError> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let batch = self.batch as f64;
-        Footprint::of_one(profile, &self.operation(), self.method(), batch)
+        Footprint::of_one(profile, &self.operation(), self.post_method(), batch)
     }
 
     /// Returns the rate that each resource of the measured machine allows, without the needs of the

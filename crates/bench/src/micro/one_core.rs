@@ -44,7 +44,7 @@ where
     // The receiver sends no reports here, so these RECVs are never posted.
     let reports = T::recv_list(&to, 1);
     let from = T::build(qp_builder::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
-    let places = RecvBuffers::post::<T>(nic, stream, &from)?;
+    let places = RecvBuffers::allocate_and_post::<T>(nic, stream, &from)?;
     let (mut left, mut right) = WorkerLink::pair()?;
     let join = |link: &mut WorkerLink, qp| -> Result<SendQp<T>> {
         let joined = T::connect_qps(link, nic, stream.payload_bytes, vec![qp])?.pop();
@@ -120,7 +120,7 @@ mod tests {
                     ..MicroParameters::default()
                 };
                 let stream = VerbStream::new(verb, &parameters, 2).unwrap();
-                let measured = measure(&NicChoice::first_of("softnic"), &stream).unwrap();
+                let measured = measure(&NicChoice::first_device_of("softnic"), &stream).unwrap();
                 assert!(measured.ns.sender_sum() > 0.0 && measured.ns.receiver_sum() > 0.0);
                 assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");
             }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 
 use super::credit::{self, ReceivedCredits};
-use super::flow::run;
+use super::flow::run_and_count_wrs_per_qp;
 use super::form::{read_end_stamps, with_write_form};
 use super::outcome::StreamRate;
 use super::parameters::VerbStream;
@@ -58,11 +58,11 @@ pub(super) fn run_driver_side(
         }
         Verb::RcRead => {
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
-            run(&qps, stream, None, NumberedReads::new(nic, stream, remote)?)?
+            run_and_count_wrs_per_qp(&qps, stream, None, NumberedReads::new(nic, stream, remote)?)?
         }
         Verb::Atomics if stream.addresses == 1 => {
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
-            run(
+            run_and_count_wrs_per_qp(
                 &qps,
                 stream,
                 None,
@@ -72,7 +72,7 @@ pub(super) fn run_driver_side(
         Verb::Atomics => {
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
             let adds = RandomCounterAdds::new(nic, &qps, stream, remote)?;
-            run(&qps, stream, None, adds)?
+            run_and_count_wrs_per_qp(&qps, stream, None, adds)?
         }
         _ => {
             let qps = create_connected_qps::<Rc>(link, nic, stream)?;
@@ -98,7 +98,7 @@ fn run_writes<T: Connected>(
     credits: Option<&ReceivedCredits>,
 ) -> Result<(TimedOperations, u64)> {
     with_write_form!(stream.payload_bytes, stream.inline, F => {
-        run(qps, stream, credits, StampedWrites::<F>::new(nic, stream, remote)?)
+        run_and_count_wrs_per_qp(qps, stream, credits, StampedWrites::<F>::new(nic, stream, remote)?)
     })
 }
 
@@ -145,7 +145,7 @@ pub(super) fn run_worker_side(
         };
     let credits = credit::needs_credits(stream);
     let end_bytes = if credits { credit::END_WORD_BYTES } else { 0 };
-    let bytes = stream.thread_payload_bytes() + end_bytes;
+    let bytes = stream.slot_bytes_per_thread() + end_bytes;
     let memory = if stream.private {
         nic.pd.register_vec(vec![0; bytes], access)?
     } else {
@@ -166,17 +166,17 @@ pub(super) fn run_worker_side(
         let to = if credits { Some(link.recv()?) } else { None };
         let qps = create_connected_qps::<Uc>(link, nic, stream)?;
         if let Some(to) = to {
-            credit::send_credits(nic, &qps, stream, &memory, to)?;
+            credit::send_credits_until_end(nic, &qps, stream, &memory, to)?;
         }
-        report_wrong_slot(link, stream, &memory)
+        verify_slots_and_report(link, stream, &memory)
     } else {
         let _qps = create_connected_qps::<Rc>(link, nic, stream)?;
-        report_wrong_slot(link, stream, &memory)
+        verify_slots_and_report(link, stream, &memory)
     }
 }
 
 /// Receives the number of operations and sends a description of the first wrong slot, or `None`.
-fn report_wrong_slot(
+fn verify_slots_and_report(
     link: &mut WorkerLink,
     stream: &VerbStream,
     memory: &MemoryRegion,
@@ -186,9 +186,9 @@ fn report_wrong_slot(
     let wrong = loop {
         let wrong = match stream.verb {
             Verb::RcRead => None,
-            _ => find_wrong_slot(stream, memory, count)?,
+            _ => describe_wrong_slot(stream, memory, count)?,
         };
-        if wrong.is_none() || timeout.is_over_after_poll() {
+        if wrong.is_none() || timeout.is_over_after_empty_poll() {
             break wrong;
         }
     };
@@ -197,7 +197,7 @@ fn report_wrong_slot(
 
 /// Returns a description of a slot that lacks the last of the numbers `0..count` written to it, or
 /// has a wrong payload.
-fn find_wrong_slot(
+fn describe_wrong_slot(
     stream: &VerbStream,
     memory: &MemoryRegion,
     count: u64,
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_place_with_another_number_is_found() {
-        let nic = OpenNic::open(&NicChoice::first_of("softnic")).unwrap();
+        let nic = OpenNic::open(&NicChoice::first_device_of("softnic")).unwrap();
         let parameters = MicroParameters {
             payload_bytes: Some(24),
             window: Some(4),
@@ -249,7 +249,7 @@ mod tests {
         };
         let stream = VerbStream::new(Verb::RcWrite, &parameters, 1).unwrap();
         let memory = nic.pd.alloc(4 * 24, Access::LOCAL_WRITE).unwrap();
-        assert_eq!(find_wrong_slot(&stream, &memory, 0).unwrap(), None);
+        assert_eq!(describe_wrong_slot(&stream, &memory, 0).unwrap(), None);
         // Six WRITEs: numbers 4 and 5 went to the first two slots. Stamps are one higher than
         // numbers.
         for (slot, stamp) in [(0, 5u64), (1, 6), (2, 3), (3, 4)] {
@@ -257,14 +257,14 @@ mod tests {
             memory.write_u64(slot * 24, stamp).unwrap();
             memory.write_u64(slot * 24 + 16, stamp).unwrap();
         }
-        assert_eq!(find_wrong_slot(&stream, &memory, 6).unwrap(), None);
-        assert!(find_wrong_slot(&stream, &memory, 5).unwrap().is_some());
+        assert_eq!(describe_wrong_slot(&stream, &memory, 6).unwrap(), None);
+        assert!(describe_wrong_slot(&stream, &memory, 5).unwrap().is_some());
         memory.write_u64(3 * 24 + 16, 8).unwrap();
-        let wrong = find_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
+        let wrong = describe_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
         assert_eq!(wrong, "8 at offset 88, not 4");
         memory.write_u64(3 * 24 + 16, 4).unwrap();
         memory.write_at(24 + 10, &[0]).unwrap();
-        let wrong = find_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
+        let wrong = describe_wrong_slot(&stream, &memory, 6).unwrap().unwrap();
         assert!(wrong.contains("another byte at offset 34"), "{wrong}");
     }
 }

@@ -13,7 +13,7 @@ pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
 pub const MAX_WINDOW: usize = 8192;
 
 /// Maximum queue pairs of a thread.
-pub const MAX_QUEUE_PAIRS: usize = 1024;
+pub const MAX_QUEUE_PAIRS_PER_THREAD: usize = 1024;
 
 /// Maximum number of posting threads.
 pub const MAX_THREADS: usize = 256;
@@ -31,7 +31,7 @@ pub const MAX_DEFAULT_INLINE_BYTES: usize = 64;
 const MAX_DEFAULT_WINDOW_BYTES: usize = 8 << 20;
 
 /// Maximum memory for the windows of a thread, in bytes.
-const MAX_WINDOW_BYTES: usize = 1 << 30;
+const MAX_WINDOW_BYTES_PER_THREAD: usize = 1 << 30;
 
 /// Role of the measured NIC, which belongs to the started process. The other ends are separate
 /// processes. Each of them has its own NIC if the NIC is software or simulated.
@@ -77,12 +77,12 @@ pub struct MicroParameters {
     /// room becomes free.
     pub burst: bool,
     /// Queue pairs of each thread, which uses them in turn; 1 by default.
-    pub queue_pairs: Option<usize>,
+    pub queue_pairs_per_thread: Option<usize>,
     /// Posting threads, each with its own thread on the other side; 1 by default, or the number of
     /// processes.
     pub threads: Option<usize>,
     /// Processes of the other side, which share its threads; one per thread by default.
-    pub processes: Option<usize>,
+    pub other_side_processes: Option<usize>,
     /// Role of the measured NIC.
     pub measured_role: MeasuredRole,
     /// Counters among which atomics choose at random; 1 by default.
@@ -97,7 +97,7 @@ pub struct MicroParameters {
 }
 
 impl MicroParameters {
-    pub(super) fn inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
+    pub(super) fn resolve_inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
         let possible = verb.request_carries_payload() && payload_bytes > 0;
         match self.inline {
             Some(true) if !possible => bail!(
@@ -159,7 +159,7 @@ impl VerbStream {
     /// When parameters contradict each other. The message says which one to change.
     pub fn new(verb: Verb, parameters: &MicroParameters, duration_ms: u64) -> Result<VerbStream> {
         let payload_bytes = parameters.payload_bytes.unwrap_or(8);
-        verb.check_payload(payload_bytes)?;
+        verb.check_payload_fits_stamp(payload_bytes)?;
         if verb != Verb::Atomics
             && (parameters.atomic_counters.is_some() || parameters.counter_spacing_bytes.is_some())
         {
@@ -172,9 +172,12 @@ impl VerbStream {
             parameters.wrs_per_doorbell.unwrap_or(1),
             parameters.signal_every.unwrap_or(1),
         );
-        let threads = parameters.threads.or(parameters.processes).unwrap_or(1);
-        let processes = parameters.processes.unwrap_or(threads);
-        let queue_pairs = parameters.queue_pairs.unwrap_or(1);
+        let threads = parameters
+            .threads
+            .or(parameters.other_side_processes)
+            .unwrap_or(1);
+        let processes = parameters.other_side_processes.unwrap_or(threads);
+        let queue_pairs = parameters.queue_pairs_per_thread.unwrap_or(1);
         let window = parameters.window.unwrap_or_else(|| {
             let mut fit = (MAX_DEFAULT_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
             if let (Verb::RcRead, Some(kept)) = (verb, parameters.max_reads_in_wqe_cache) {
@@ -197,7 +200,7 @@ impl VerbStream {
             batch: parameters.wrs_per_doorbell.unwrap_or_else(auto),
             window,
             signal_every: parameters.signal_every.unwrap_or_else(auto),
-            inline: parameters.inline(verb, payload_bytes)?,
+            inline: parameters.resolve_inline(verb, payload_bytes)?,
             burst: parameters.burst,
             queue_pairs,
             threads,
@@ -240,7 +243,7 @@ impl VerbStream {
             );
         }
         for (name, count, most) in [
-            ("queue pairs", self.queue_pairs, MAX_QUEUE_PAIRS),
+            ("queue pairs", self.queue_pairs, MAX_QUEUE_PAIRS_PER_THREAD),
             ("threads", self.threads, MAX_THREADS),
             ("processes", self.processes, MAX_THREADS),
             ("addresses", self.addresses, MAX_ATOMIC_COUNTERS),
@@ -266,10 +269,10 @@ impl VerbStream {
             );
         }
         let counters = self.spacing_bytes.saturating_mul(self.addresses);
-        if self.thread_payload_bytes().max(counters) > MAX_WINDOW_BYTES {
+        if self.slot_bytes_per_thread().max(counters) > MAX_WINDOW_BYTES_PER_THREAD {
             bail!(
                 "{} need more than {} MiB; lower one",
-                if counters > MAX_WINDOW_BYTES {
+                if counters > MAX_WINDOW_BYTES_PER_THREAD {
                     format!(
                         "{} counters {} bytes apart",
                         self.addresses, self.spacing_bytes
@@ -280,7 +283,7 @@ impl VerbStream {
                         self.queue_pairs, self.payload_bytes
                     )
                 },
-                MAX_WINDOW_BYTES >> 20
+                MAX_WINDOW_BYTES_PER_THREAD >> 20
             );
         }
         Ok(())
@@ -302,7 +305,7 @@ impl VerbStream {
     }
 
     /// Returns the bytes of all payload slots of a thread.
-    pub(super) fn thread_payload_bytes(&self) -> usize {
+    pub(super) fn slot_bytes_per_thread(&self) -> usize {
         self.slot_stride_bytes()
             .saturating_mul(self.slots_per_thread())
     }
@@ -338,7 +341,7 @@ impl VerbStream {
     /// Returns the number of a queue pair's WRs that must be done before its next turn, when
     /// `posted` WRs are posted.
     #[inline]
-    pub(super) fn completions_before_turn(&self, posted: u64) -> u64 {
+    pub(super) fn completions_needed_before_turn(&self, posted: u64) -> u64 {
         if self.burst && posted.is_multiple_of(self.window as u64) {
             posted
         } else {
@@ -454,7 +457,7 @@ mod tests {
         assert_eq!((plain.addresses, plain.spacing_bytes), (1, 8));
         let processes = |threads, processes| MicroParameters {
             threads,
-            processes,
+            other_side_processes: processes,
             ..MicroParameters::default()
         };
         for (threads, processes_given, want) in [
@@ -486,13 +489,13 @@ mod tests {
             window: Some(8),
             wrs_per_doorbell: Some(2),
             signal_every: Some(8),
-            queue_pairs: Some(2),
+            queue_pairs_per_thread: Some(2),
             burst: true,
             ..MicroParameters::default()
         };
         let burst = VerbStream::new(Verb::RcRead, &parameters, 1).unwrap();
         let waits: Vec<_> = (0..10)
-            .map(|list| burst.completions_before_turn(2 * list))
+            .map(|list| burst.completions_needed_before_turn(2 * list))
             .collect();
         assert_eq!(waits, [0, 0, 0, 0, 8, 4, 6, 8, 16, 12]);
         let flows = VerbStream {
@@ -501,8 +504,8 @@ mod tests {
         };
         assert_eq!(
             (
-                flows.completions_before_turn(8),
-                flows.completions_before_turn(6)
+                flows.completions_needed_before_turn(8),
+                flows.completions_needed_before_turn(6)
             ),
             (2, 0)
         );

@@ -41,7 +41,7 @@ pub(super) fn run_driver_side(
         Verb::RcRead | Verb::Atomics => {
             let latency = {
                 let mut end = FetchRequester::new(link, nic, ping)?;
-                run_timed_exchanges(ping, |number| end.fetch(number))?
+                run_timed_exchanges(ping, |number| end.fetch_and_check(number))?
             };
             link.send(&"done")?;
             Ok(latency)

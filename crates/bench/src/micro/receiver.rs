@@ -47,18 +47,18 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
             if came > 0 {
                 taken += came;
                 received += came as u64;
-                if receiver.repost_recvs(came, &mut wcs)? {
-                    meter.tick(received);
+                if receiver.repost_full_chunks_and_report(came, &mut wcs)? {
+                    meter.note_done_operations(received);
                 }
             }
         }
         if taken > 0 {
             timeout.reset();
         } else {
-            quiet = timeout.is_over_after_poll();
+            quiet = timeout.is_over_after_empty_poll();
         }
     }
-    let timed = meter.finish(received, timeout.quiet_since_ns());
+    let timed = meter.operations_since_warm_up(received, timeout.quiet_since_ns());
     Ok(ReceiverResult {
         received,
         ops: timed.ops,
@@ -75,12 +75,12 @@ pub(super) struct RecvBuffers {
 
 impl RecvBuffers {
     /// Posts all RECVs of a queue pair.
-    pub(super) fn post<T: SendTransport>(
+    pub(super) fn allocate_and_post<T: SendTransport>(
         nic: &OpenNic,
         stream: &VerbStream,
         qp: &T::Prepared,
     ) -> Result<RecvBuffers> {
-        let room = (T::HEADER_BYTES + stream.payload_bytes).max(8);
+        let room = (T::RECV_HEADER_BYTES + stream.payload_bytes).max(8);
         // Header-only messages share one buffer, because their GRH is not read.
         let stride = if stream.payload_bytes == 0 {
             0
@@ -95,7 +95,10 @@ impl RecvBuffers {
             let mut recvs = T::recv_list(qp, chunk);
             for slot in first..first + chunk {
                 let at = slot * stride;
-                recvs.recv(memory.slice(at..at + room)?, (at + T::HEADER_BYTES) as u64);
+                recvs.recv(
+                    memory.slice(at..at + room)?,
+                    (at + T::RECV_HEADER_BYTES) as u64,
+                );
             }
             T::post_recv(qp, &mut recvs)?;
             lists.push(recvs);
@@ -131,7 +134,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
         stream: &VerbStream,
         recv_buffers: RecvBuffers,
     ) -> Receiver<'q, T, F> {
-        let byte_len = u32::try_from(T::HEADER_BYTES + stream.payload_bytes);
+        let byte_len = u32::try_from(T::RECV_HEADER_BYTES + stream.payload_bytes);
         Receiver {
             qp_and_destination: from,
             payload_bytes: stream.payload_bytes,
@@ -158,14 +161,14 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
         if is_due & (wc.byte_len() == self.expected_byte_len) {
             self.next_expected += 1;
         } else {
-            self.handle_unexpected(stamps, wc.byte_len());
+            self.check_unexpected_message(stamps, wc.byte_len());
         }
         Ok(())
     }
 
     /// Checks the last message, a message after lost ones, or a wrong message.
     #[cold]
-    fn handle_unexpected(&mut self, [stamp, behind]: [u64; 2], byte_len: u32) {
+    fn check_unexpected_message(&mut self, [stamp, behind]: [u64; 2], byte_len: u32) {
         let (due, mut wrong) = (self.next_expected, |what: String| {
             self.fault.get_or_insert(what);
         });
@@ -186,7 +189,11 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     /// Counts `came` messages, posts RECVs again in whole chunks, and reports each chunk. Returns
     /// true if a chunk was complete.
     #[inline]
-    fn repost_recvs(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
+    fn repost_full_chunks_and_report(
+        &mut self,
+        came: usize,
+        wcs: &mut WcBuffer<32>,
+    ) -> Result<bool> {
         self.unposted_recvs += came;
         let whole = self.unposted_recvs >= self.messages_per_report;
         while self.unposted_recvs >= self.messages_per_report {
@@ -196,7 +203,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
                 .post_recv(&mut self.recv_buffers.lists[self.next_recv_list])?;
             self.next_recv_list = (self.next_recv_list + 1) % self.recv_buffers.lists.len();
             // Exclude messages whose RECVs are not posted again yet.
-            self.report(self.next_expected - self.unposted_recvs as u64, wcs)?;
+            self.send_credit_report(self.next_expected - self.unposted_recvs as u64, wcs)?;
         }
         Ok(whole)
     }
@@ -211,7 +218,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
 
     /// Reports the progress to the sender: RECVs are posted for a window of messages from `credit`
     /// on.
-    fn report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
+    fn send_credit_report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
         self.reports_sent += 1;
         let signaled = self.reports_sent.is_multiple_of(REPORT_SIGNAL_EVERY);
         self.report_list.clear();
@@ -234,7 +241,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
             let done = reap(self.qp_and_destination.qp.send_cq(), wcs, |_| Ok(()))?;
             self.outstanding_signaled_reports -= done;
             if done == 0 {
-                timeout.fail_if_over("completions of reports")?;
+                timeout.fail_if_over_after_empty_poll("completions of reports")?;
             }
         }
         Ok(())

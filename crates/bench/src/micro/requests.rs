@@ -81,7 +81,7 @@ impl NumberedReads {
         remote: RemoteMemory,
     ) -> Result<NumberedReads> {
         let results = nic.alloc(
-            stream.thread_payload_bytes(),
+            stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
             stream.pages,
         )?;
@@ -143,7 +143,7 @@ impl SingleCounterAdds {
         counter: RemoteMemory,
     ) -> Result<SingleCounterAdds> {
         let results = nic.alloc(
-            stream.thread_payload_bytes(),
+            stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
             stream.pages,
         )?;
@@ -209,7 +209,7 @@ impl RandomCounterAdds {
         remote: RemoteMemory,
     ) -> Result<RandomCounterAdds> {
         let results = nic.alloc(
-            stream.thread_payload_bytes(),
+            stream.slot_bytes_per_thread(),
             Access::LOCAL_WRITE,
             stream.pages,
         )?;

@@ -73,7 +73,7 @@ impl WorkerPool {
         let (threads, processes) = task.threads_and_processes();
         let mut links = self.take_or_start_links(processes)?;
         let (here, there) = match &self.worker_host {
-            WorkerHost::Local(_) => self.cores.thread_cores(threads)?,
+            WorkerHost::Local(_) => self.cores.thread_cores_of_both_sides(threads)?,
             WorkerHost::Remote(_) => (self.cores.own_side_cores(threads)?, Vec::new()),
         };
         let used = links.get_mut(..processes);

@@ -27,9 +27,9 @@ pub(super) fn run_driver_side(
     stream: &VerbStream,
 ) -> Result<StreamRate> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
-        Verb::UdSend => drive_with_form::<Ud, F>(link, nic, stream),
-        Verb::UcSend => drive_with_form::<Uc, F>(link, nic, stream),
-        _ => drive_with_form::<Rc, F>(link, nic, stream),
+        Verb::UdSend => run_sender_with_form::<Ud, F>(link, nic, stream),
+        Verb::UcSend => run_sender_with_form::<Uc, F>(link, nic, stream),
+        _ => run_sender_with_form::<Rc, F>(link, nic, stream),
     })
 }
 
@@ -39,9 +39,9 @@ pub(super) fn run_worker_side(
     stream: &VerbStream,
 ) -> Result<()> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
-        Verb::UdSend => work_with_form::<Ud, F>(link, nic, stream),
-        Verb::UcSend => work_with_form::<Uc, F>(link, nic, stream),
-        _ => work_with_form::<Rc, F>(link, nic, stream),
+        Verb::UdSend => run_receiver_with_form::<Ud, F>(link, nic, stream),
+        Verb::UcSend => run_receiver_with_form::<Uc, F>(link, nic, stream),
+        _ => run_receiver_with_form::<Rc, F>(link, nic, stream),
     })
 }
 
@@ -58,7 +58,7 @@ pub(super) fn qp_builder<T: SendTransport>(
         .max_recv_wr(saturating_u32(recv_wrs)))
 }
 
-fn drive_with_form<T: SendTransport, F: PayloadForm>(
+fn run_sender_with_form<T: SendTransport, F: PayloadForm>(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -81,7 +81,7 @@ fn drive_with_form<T: SendTransport, F: PayloadForm>(
     send::<T, F>(link, nic, stream, &qps, recvs_of_all)
 }
 
-fn work_with_form<T: SendTransport, F: PayloadForm>(
+fn run_receiver_with_form<T: SendTransport, F: PayloadForm>(
     link: &mut WorkerLink,
     nic: &OpenNic,
     stream: &VerbStream,
@@ -90,7 +90,7 @@ fn work_with_form<T: SendTransport, F: PayloadForm>(
     for _ in 0..stream.queue_pairs {
         let qp = qp_builder::<T>(nic, REPORT_WRS, stream.window)?;
         let qp = T::build(qp.max_inline_data(0u32))?;
-        places.push(RecvBuffers::post::<T>(nic, stream, &qp)?);
+        places.push(RecvBuffers::allocate_and_post::<T>(nic, stream, &qp)?);
         qps.push(qp);
     }
     let qps = T::connect_qps(link, nic, stream.payload_bytes, qps)?;

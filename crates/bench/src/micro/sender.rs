@@ -44,7 +44,7 @@ pub(super) fn send<T: SendTransport, F: PayloadForm>(
         let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while sender.completed_messages < sent {
             if sender.reap_sends()? == 0 {
-                timeout.fail_if_over("completions of the last SENDs")?;
+                timeout.fail_if_over_after_empty_poll("completions of the last SENDs")?;
             }
         }
     }
@@ -154,7 +154,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             add(F::stamp(number, false))?;
         }
         add(F::stamp(end - 1, last))?;
-        self.signaling.mark(&mut self.list);
+        self.signaling.mark_signaled_wrs(&mut self.list);
         self.has_reusable_wrs = self.signaling.has_fixed_indexes();
         Ok(())
     }
@@ -162,7 +162,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
     /// Waits until the next turn may be posted after the first `sent` messages.
     #[inline]
     fn wait_for_turn(&mut self, sent: u64) -> Result<()> {
-        let least = self.stream.completions_before_turn(sent);
+        let least = self.stream.completions_needed_before_turn(sent);
         if self.completed_messages.min(self.credited_messages) >= least {
             return Ok(());
         }
@@ -183,10 +183,12 @@ impl<'q, T: SendTransport, F: PayloadForm> Sender<'q, T, F> {
             }
             // Any message of a transport that loses messages may be lost, including a report. After
             // the timeout, outstanding messages count as taken or lost.
-            if T::IS_LOSSY && self.completed_messages >= least && lost.is_over_after_poll() {
+            if T::IS_LOSSY && self.completed_messages >= least && lost.is_over_after_empty_poll() {
                 self.credited_messages = least;
             }
-            timeout.fail_if_over("completions of SENDs, or reports of the receiver")?;
+            timeout.fail_if_over_after_empty_poll(
+                "completions of SENDs, or reports of the receiver",
+            )?;
         }
         Ok(())
     }

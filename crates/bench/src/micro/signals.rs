@@ -26,7 +26,7 @@ impl SelectiveSignaling {
 
     /// Marks the signaled WRs of the next postlist.
     #[inline]
-    pub(super) fn mark<T: Transport>(&mut self, list: &mut Postlist<T>) {
+    pub(super) fn mark_signaled_wrs<T: Transport>(&mut self, list: &mut Postlist<T>) {
         self.for_each_signaled(|place| list.set_signaled(place, true));
     }
 

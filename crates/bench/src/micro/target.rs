@@ -48,7 +48,7 @@ impl SharedAtomicCounters {
 
     /// Returns a description of a wrong sum of the counters, or `None`. Call after all requesters
     /// have ended.
-    pub(crate) fn find_wrong_sum(&self) -> Result<Option<String>> {
+    pub(crate) fn describe_wrong_sum(&self) -> Result<Option<String>> {
         let Some(counters) = &self.counters else {
             return Ok(None);
         };

@@ -40,11 +40,11 @@ impl PingPong {
     /// When parameters contradict each other. The message says which one to change.
     pub fn new(verb: Verb, parameters: &MicroParameters, duration_ms: u64) -> Result<PingPong> {
         let payload_bytes = parameters.payload_bytes.unwrap_or(8);
-        verb.check_payload(payload_bytes)?;
+        verb.check_payload_fits_stamp(payload_bytes)?;
         Ok(PingPong {
             verb,
             payload_bytes,
-            inline: parameters.inline(verb, payload_bytes)?,
+            inline: parameters.resolve_inline(verb, payload_bytes)?,
             exchanges_per_sample: 1,
             duration_ms,
         })

@@ -9,7 +9,7 @@ use crate::nic::NicChoice;
 /// Runs `task` briefly on the software NIC, with threads as workers. Returns the outcome, and the
 /// results of the workers.
 fn run(task: &MeasurementTask) -> (Result<TaskResult>, Vec<Result<()>>) {
-    let nic = NicChoice::first_of("softnic");
+    let nic = NicChoice::first_device_of("softnic");
     let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.other_side_processes())
         .map(|_| {
             let (left, mut right) = WorkerLink::pair().unwrap();
@@ -135,8 +135,8 @@ fn either_end_can_be_measured_with_many_threads() {
                         measured_role: direction,
                         window: Some(16),
                         threads: Some(threads),
-                        processes: Some(processes),
-                        queue_pairs: Some(queue_pairs),
+                        other_side_processes: Some(processes),
+                        queue_pairs_per_thread: Some(queue_pairs),
                         ..MicroParameters::default()
                     },
                 );

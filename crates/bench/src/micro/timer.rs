@@ -83,13 +83,13 @@ impl OperationMeter {
 
     /// Notes that `done` operations are done.
     #[inline]
-    pub(crate) fn tick(&mut self, done: u64) {
+    pub(crate) fn note_done_operations(&mut self, done: u64) {
         if self.at_warm_up_end.is_none() {
-            self.update(done, now_ns());
+            self.mark_first_tick_or_warm_up_end(done, now_ns());
         }
     }
 
-    fn update(&mut self, done: u64, now: u64) {
+    fn mark_first_tick_or_warm_up_end(&mut self, done: u64, now: u64) {
         match self.at_first_tick {
             None => self.at_first_tick = Some((done, now)),
             Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
@@ -100,7 +100,7 @@ impl OperationMeter {
     }
 
     /// Returns the measurement, if the last of `done` operations was done at `end_ns`.
-    pub(crate) fn finish(&self, done: u64, end_ns: u64) -> TimedOperations {
+    pub(crate) fn operations_since_warm_up(&self, done: u64, end_ns: u64) -> TimedOperations {
         let since = |(count, ns): (u64, u64)| TimedOperations {
             ops: done.saturating_sub(count),
             elapsed_ns: end_ns.saturating_sub(ns),
@@ -136,20 +136,20 @@ mod tests {
         let ms = |n: u64| n * 1_000_000;
         for (done, now) in [(10, 0), (20, 5), (30, 9), (40, 12)] {
             if meter.at_warm_up_end.is_none() {
-                meter.update(done, ms(now));
+                meter.mark_first_tick_or_warm_up_end(done, ms(now));
             }
         }
-        let timed = meter.finish(1040, ms(112));
+        let timed = meter.operations_since_warm_up(1040, ms(112));
         assert_eq!((timed.ops, timed.elapsed_ns), (1000, ms(100)));
     }
 
     #[test]
     fn a_run_that_ends_in_its_warm_up_counts_from_its_first_look() {
         let mut meter = OperationMeter::new(1000);
-        meter.update(4, 100);
-        meter.update(8, 200);
-        let timed = meter.finish(16, 400);
+        meter.mark_first_tick_or_warm_up_end(4, 100);
+        meter.mark_first_tick_or_warm_up_end(8, 200);
+        let timed = meter.operations_since_warm_up(16, 400);
         assert_eq!((timed.ops, timed.elapsed_ns), (12, 300));
-        assert_eq!(OperationMeter::new(1).finish(5, 5).ops, 0);
+        assert_eq!(OperationMeter::new(1).operations_since_warm_up(5, 5).ops, 0);
     }
 }

@@ -25,7 +25,7 @@ pub(super) trait SendTransport: Transport + Sized {
     type Prepared;
 
     /// Bytes before a message's payload in its RECV buffer.
-    const HEADER_BYTES: usize;
+    const RECV_HEADER_BYTES: usize;
 
     /// True if messages may be lost.
     const IS_LOSSY: bool;
@@ -62,7 +62,7 @@ macro_rules! connected_sends {
         impl SendTransport for $transport {
             type Destination = ();
             type Prepared = PreparedQp<$transport>;
-            const HEADER_BYTES: usize = 0;
+            const RECV_HEADER_BYTES: usize = 0;
             const IS_LOSSY: bool = $loses;
 
             fn build(qp: QpBuilder<$transport>) -> Result<PreparedQp<$transport>> {
@@ -112,7 +112,7 @@ connected_sends!(Uc, true);
 impl SendTransport for Ud {
     type Destination = UdDestination;
     type Prepared = QueuePair<Ud>;
-    const HEADER_BYTES: usize = verbs::GRH_BYTES;
+    const RECV_HEADER_BYTES: usize = verbs::GRH_BYTES;
     const IS_LOSSY: bool = true;
 
     fn build(qp: QpBuilder<Ud>) -> Result<QueuePair<Ud>> {

@@ -78,7 +78,7 @@ impl Verb {
     }
 
     /// Fails unless the payload has room for a stamp: 8 bytes or more, or for SENDs 0 or 4.
-    pub(super) fn check_payload(self, payload_bytes: usize) -> Result<()> {
+    pub(super) fn check_payload_fits_stamp(self, payload_bytes: usize) -> Result<()> {
         match self {
             Verb::Atomics if payload_bytes != 8 => {
                 bail!("an atomic has 8 bytes; leave the payload out")

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 pub use super::bare::{BareExchange, BareMessageExchange};
 use super::bare_ring::{
-    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_WORDS, MAX_LIST, Producer, Receiver, Ring, SendList,
-    WINDOW, words_of,
+    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_RECORD_WORDS, MAX_LIST, Producer, Receiver, Ring,
+    SendList, WINDOW, ring_words,
 };
 use super::mapping::{SharedWords, SharedWordsLocation};
 use crate::clock::{mops, now_ns};
@@ -42,7 +42,8 @@ impl EndCounts {
         receiver: &Receiver<'_, WORDS>,
         meter: &OperationMeter,
     ) -> EndCounts {
-        let TimedOperations { ops, elapsed_ns } = meter.finish(receiver.next_expected, now_ns());
+        let TimedOperations { ops, elapsed_ns } =
+            meter.operations_since_warm_up(receiver.next_expected, now_ns());
         EndCounts {
             received: receiver.next_expected,
             ops,
@@ -53,7 +54,7 @@ impl EndCounts {
 
     /// # Errors
     /// When a message was wrong, or the number of messages differs from `sent`.
-    fn check(&self, sent: u64) -> Result<()> {
+    fn check_all_received(&self, sent: u64) -> Result<()> {
         if let Some(wrong) = &self.wrong {
             bail!("a bare ring carried {wrong}");
         }
@@ -81,7 +82,7 @@ pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchange) -> Result<Bare
     if bare.has_payload {
         exchange_as_driver::<EIGHT_BYTE_RECORD_WORDS>(link, &words, bare)
     } else {
-        exchange_as_driver::<HEADER_ONLY_WORDS>(link, &words, bare)
+        exchange_as_driver::<HEADER_ONLY_RECORD_WORDS>(link, &words, bare)
     }
 }
 
@@ -93,9 +94,9 @@ pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchange) -> Result<()> 
     let record_words = if bare.has_payload {
         EIGHT_BYTE_RECORD_WORDS
     } else {
-        HEADER_ONLY_WORDS
+        HEADER_ONLY_RECORD_WORDS
     };
-    let words = SharedWords::create(2 * words_of(record_words))?;
+    let words = SharedWords::create(2 * ring_words(record_words))?;
     for word in words.words() {
         // Touch the pages before the timed run.
         word.store(0, std::sync::atomic::Ordering::Relaxed);
@@ -104,13 +105,13 @@ pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchange) -> Result<()> 
     if bare.has_payload {
         exchange_as_worker::<EIGHT_BYTE_RECORD_WORDS>(link, &words, bare)
     } else {
-        exchange_as_worker::<HEADER_ONLY_WORDS>(link, &words, bare)
+        exchange_as_worker::<HEADER_ONLY_RECORD_WORDS>(link, &words, bare)
     }
 }
 
 /// Returns the ring from the driver to the worker, and the ring back.
 fn rings<const WORDS: usize>(words: &SharedWords) -> Result<[Ring<'_, WORDS>; 2]> {
-    let (there, back) = words.words().split_at(words_of(WORDS));
+    let (there, back) = words.words().split_at(ring_words(WORDS));
     Ok([Ring::new(there)?, Ring::new(back)?])
 }
 
@@ -130,9 +131,9 @@ fn exchange_as_driver<const WORDS: usize>(
         BareMessageExchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
         BareMessageExchange::Rpc => run_request_window(&mut producer, &mut receiver, bare)?,
     };
-    counts.check(sent)?;
+    counts.check_all_received(sent)?;
     if bare.exchange != BareMessageExchange::Stream {
-        link.recv::<EndCounts>()?.check(sent)?;
+        link.recv::<EndCounts>()?.check_all_received(sent)?;
     }
     let rate = mops(counts.ops, counts.elapsed_ns);
     Ok(BareResult {
@@ -155,9 +156,11 @@ fn exchange_as_worker<const WORDS: usize>(
     let counts = match bare.exchange {
         BareMessageExchange::Stream => receive_stream(&mut receiver, bare)?,
         BareMessageExchange::PingPong => {
-            answer(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?
+            answer_until_last(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?
         }
-        BareMessageExchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, PollTimeout::new)?,
+        BareMessageExchange::Rpc => {
+            answer_until_last(&mut producer, &mut receiver, WINDOW, PollTimeout::new)?
+        }
     };
     link.send(&counts)
 }
@@ -177,7 +180,7 @@ fn wait_for_room<const WORDS: usize>(
         if producer.has_room(count) {
             return Ok(());
         }
-        timeout.fail_if_over("the consumer of a bare ring")?;
+        timeout.fail_if_over_after_empty_poll("the consumer of a bare ring")?;
     }
 }
 
@@ -209,12 +212,12 @@ fn receive_stream<const WORDS: usize>(
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
     while !receiver.has_ended {
         if receiver.poll(WINDOW) == 0 {
-            timeout.fail_if_over("messages of a bare ring")?;
+            timeout.fail_if_over_after_empty_poll("messages of a bare ring")?;
             continue;
         }
         timeout.reset();
         if receiver.repost_recvs() {
-            meter.tick(receiver.next_expected);
+            meter.note_done_operations(receiver.next_expected);
         }
     }
     Ok(EndCounts::new(receiver, &meter))
@@ -232,7 +235,7 @@ fn ping_pong<const WORDS: usize>(
         OperationMeter::new(bare.duration_ms),
     );
     let mut sent = 0;
-    meter.tick(0);
+    meter.note_done_operations(0);
     while !receiver.has_ended {
         let last =
             sent % EXCHANGES_PER_CLOCK_READ == EXCHANGES_PER_CLOCK_READ - 1 && timer.is_over();
@@ -242,11 +245,11 @@ fn ping_pong<const WORDS: usize>(
         sent += 1;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while receiver.poll(1) == 0 {
-            timeout.fail_if_over("the answer through a bare ring")?;
+            timeout.fail_if_over_after_empty_poll("the answer through a bare ring")?;
         }
         receiver.repost_recvs();
         if sent % EXCHANGES_PER_CLOCK_READ == 0 {
-            meter.tick(sent);
+            meter.note_done_operations(sent);
         }
     }
     Ok((sent, EndCounts::new(receiver, &meter)))
@@ -280,12 +283,12 @@ fn run_request_window<const WORDS: usize>(
             }
         }
         if receiver.poll(WINDOW) == 0 {
-            timeout.fail_if_over("answers through a bare ring")?;
+            timeout.fail_if_over_after_empty_poll("answers through a bare ring")?;
             continue;
         }
         timeout.reset();
         if receiver.repost_recvs() {
-            meter.tick(receiver.next_expected);
+            meter.note_done_operations(receiver.next_expected);
         }
     }
     Ok((sent, EndCounts::new(receiver, &meter)))
@@ -293,7 +296,7 @@ fn run_request_window<const WORDS: usize>(
 
 /// Answers each message with its number, up to the last one. Takes up to `at_once` messages per
 /// poll.
-fn answer<const WORDS: usize>(
+fn answer_until_last<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     at_once: usize,
@@ -304,7 +307,7 @@ fn answer<const WORDS: usize>(
     let mut sent = 0;
     while !receiver.has_ended {
         if receiver.poll(at_once) == 0 {
-            timeout.fail_if_over("requests through a bare ring")?;
+            timeout.fail_if_over_after_empty_poll("requests through a bare ring")?;
             continue;
         }
         timeout.reset();

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use anyhow::Result;
 
 use super::bare_ring::{
-    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_WORDS, Producer, Receiver, Ring, SIGNAL_EVERY, SendList,
-    WINDOW, words_of,
+    EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_RECORD_WORDS, Producer, Receiver, Ring, SIGNAL_EVERY,
+    SendList, WINDOW, ring_words,
 };
 use crate::phases::{self, OneCoreConnection, PhaseMeasurement, verified_or_fault};
 
@@ -23,12 +23,12 @@ pub(crate) fn measure(
     if has_payload {
         measure_records::<EIGHT_BYTE_RECORD_WORDS>(list, duration_ms)
     } else {
-        measure_records::<HEADER_ONLY_WORDS>(list, duration_ms)
+        measure_records::<HEADER_ONLY_RECORD_WORDS>(list, duration_ms)
     }
 }
 
 fn measure_records<const WORDS: usize>(list: usize, duration_ms: u64) -> Result<PhaseMeasurement> {
-    let words: Vec<_> = (0..words_of(WORDS)).map(|_| AtomicU64::new(0)).collect();
+    let words: Vec<_> = (0..ring_words(WORDS)).map(|_| AtomicU64::new(0)).collect();
     let ring = Ring::<WORDS>::new(&words)?;
     let mut ends = BareEnds {
         producer: Producer::new(ring),

@@ -61,18 +61,18 @@ const LAST_MARK_64_BIT: u64 = 1 << 63;
 const LAST_MARK_32_BIT: u32 = 1 << 31;
 
 /// Queue pair number in completions; no queue pair has it.
-const QP_NUM: u32 = 0x11;
+const PLACEHOLDER_QP_NUM: u32 = 0x11;
 
 /// Words of a header-only record, and of a record with 8 bytes of payload.
-pub(crate) const HEADER_ONLY_WORDS: usize = 2;
+pub(crate) const HEADER_ONLY_RECORD_WORDS: usize = 2;
 pub(crate) const EIGHT_BYTE_RECORD_WORDS: usize = 4;
 
 /// Returns the words of shared memory that a ring needs.
-pub(crate) const fn words_of(record_words: usize) -> usize {
+pub(crate) const fn ring_words(record_words: usize) -> usize {
     POSITION_WORDS + RECORDS_PER_LAP * record_words
 }
 
-/// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY_WORDS`] or
+/// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY_RECORD_WORDS`] or
 /// [`EIGHT_BYTE_RECORD_WORDS`].
 ///
 /// Word 0 of a record: lap number (32 bits), bytes of payload (16), opcode (8). Word 1: immediate,
@@ -85,7 +85,7 @@ pub(crate) struct Ring<'m, const WORDS: usize> {
 }
 
 impl<'m, const WORDS: usize> Ring<'m, WORDS> {
-    /// Creates a view of the ring in the first [`words_of`] of `words`.
+    /// Creates a view of the ring in the first [`ring_words`] of `words`.
     ///
     /// # Errors
     /// When `words` has too few words.
@@ -169,7 +169,7 @@ impl<const WORDS: usize> SendList<WORDS> {
             let signaled = (number + 1).is_multiple_of(SIGNAL_EVERY);
             wr.wr_id = number;
             wr.send_flags = if signaled { IBV_SEND_SIGNALED } else { 0 };
-            if WORDS == HEADER_ONLY_WORDS {
+            if WORDS == HEADER_ONLY_RECORD_WORDS {
                 wr.num_sge = 0;
                 wr.opcode = IBV_WR_SEND_WITH_IMM;
                 wr.imm.imm_data = stamp_of_32(number, last).to_be();
@@ -237,8 +237,11 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 lap(position) | (u64::from(byte_len) & 0xffff) << 32 | u64::from(wr.opcode) << 48;
             // SAFETY: both members of the union are plain 32-bit integers.
             let imm = unsafe { wr.imm.imm_data };
-            record[1].store(u64::from(imm) | u64::from(QP_NUM) << 32, Ordering::Relaxed);
-            if WORDS > HEADER_ONLY_WORDS {
+            record[1].store(
+                u64::from(imm) | u64::from(PLACEHOLDER_QP_NUM) << 32,
+                Ordering::Relaxed,
+            );
+            if WORDS > HEADER_ONLY_RECORD_WORDS {
                 let payload = list.payloads[word_at::<MAX_LIST>(sge.addr)];
                 record[2].store(payload, Ordering::Relaxed);
             }
@@ -294,7 +297,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 wr_id: self.wr_ids[index_modulo::<MAX_SIGNALED_IN_WINDOW>(number)],
                 status: IBV_WC_SUCCESS,
                 opcode: IBV_WC_SEND,
-                qp_num: QP_NUM,
+                qp_num: PLACEHOLDER_QP_NUM,
                 ..ibv_wc::zeroed()
             };
             self.outstanding_signaled.start += 1;
@@ -352,7 +355,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
             let entry = &self.recv_queue[index_modulo::<WINDOW>(self.next_record)];
             let about = record[1].load(Ordering::Relaxed);
             let byte_len = low_half(header >> 32) & 0xffff;
-            if WORDS > HEADER_ONLY_WORDS && byte_len <= entry.sge.length {
+            if WORDS > HEADER_ONLY_RECORD_WORDS && byte_len <= entry.sge.length {
                 let payload = record[2].load(Ordering::Relaxed);
                 self.recv_buffers[word_at::<WINDOW>(entry.sge.addr)] = payload;
             }
@@ -362,7 +365,7 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
                 status: IBV_WC_SUCCESS,
                 opcode: IBV_WC_RECV,
                 byte_len,
-                qp_num: QP_NUM,
+                qp_num: PLACEHOLDER_QP_NUM,
                 src_qp: low_half(about >> 32),
                 wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
                 ..ibv_wc::zeroed()
@@ -452,7 +455,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
             .poll(&mut self.wcs[..count.min(MAX_POLLED_ENTRIES)]);
         for index in 0..taken {
             let wc = &self.wcs[index];
-            let (is_due, is_last) = if WORDS == HEADER_ONLY_WORDS {
+            let (is_due, is_last) = if WORDS == HEADER_ONLY_RECORD_WORDS {
                 // SAFETY: both members of the union are plain 32-bit integers.
                 let imm = u32::from_be(unsafe { wc.imm.imm_data });
                 let stamp = stamp_of_32(self.next_expected, false);
@@ -467,7 +470,11 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
                     stamp & LAST_MARK_64_BIT != 0,
                 )
             };
-            let byte_len = if WORDS == HEADER_ONLY_WORDS { 0 } else { 8 };
+            let byte_len = if WORDS == HEADER_ONLY_RECORD_WORDS {
+                0
+            } else {
+                8
+            };
             if is_due & (wc.status == IBV_WC_SUCCESS) & (wc.byte_len == byte_len) {
                 self.next_expected += 1;
                 self.has_ended |= is_last;
@@ -508,7 +515,7 @@ mod tests {
     use super::*;
 
     fn words(record_words: usize) -> Vec<AtomicU64> {
-        (0..words_of(record_words))
+        (0..ring_words(record_words))
             .map(|_| AtomicU64::new(0))
             .collect()
     }
@@ -548,7 +555,7 @@ mod tests {
     #[test]
     fn messages_arrive_in_order_lap_after_lap() {
         for list in [1, 3, 16] {
-            laps::<HEADER_ONLY_WORDS>(list);
+            laps::<HEADER_ONLY_RECORD_WORDS>(list);
             laps::<EIGHT_BYTE_RECORD_WORDS>(list);
         }
     }

@@ -48,7 +48,7 @@ pub fn copies_per_s(
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| check_blocks(cores.responder, &slots, block_bytes, &ended));
         let copier = scope.spawn(|| {
-            let rate = copy(cores.requester, &slots, block_bytes, duration);
+            let rate = copy_blocks_per_s(cores.requester, &slots, block_bytes, duration);
             ended.store(true, Ordering::Release);
             rate
         });
@@ -59,7 +59,12 @@ pub fn copies_per_s(
 }
 
 /// Copies until the time is over. Waits for each slot until the reader has returned it.
-fn copy(core: usize, slots: &[OwnedBlock], block_bytes: usize, duration: Duration) -> Result<f64> {
+fn copy_blocks_per_s(
+    core: usize,
+    slots: &[OwnedBlock],
+    block_bytes: usize,
+    duration: Duration,
+) -> Result<f64> {
     pin(core)?;
     let mut sources: Vec<_> = slots.iter().map(|_| pattern(block_bytes)).collect();
     let (mut number, mut begun, mut before) = (0u64, Instant::now(), 0);

@@ -37,7 +37,7 @@ struct Iperf3Received {
 ///
 /// # Errors
 /// The program is not installed, fails, or prints something other than its result.
-pub fn run(bytes: u64, cores: CorePair) -> Result<(u64, f64)> {
+pub fn measure_bytes_and_bytes_per_s(bytes: u64, cores: CorePair) -> Result<(u64, f64)> {
     let port = free_port()?;
     let command = || {
         let mut command = Command::new(PROGRAM);

@@ -27,7 +27,7 @@ use client::{Client, LmdbRequests};
 use order::LmdbServeJob;
 use wire::{MAX_SCAN_ENTRIES, Request};
 
-pub use client::LmdbRate;
+pub use client::LmdbMeasurement;
 pub(crate) use server::run_worker_side;
 
 /// Maximum outstanding requests while keys are loaded.
@@ -86,7 +86,7 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails.
-    pub fn load(&mut self) -> Result<LmdbRate> {
+    pub fn load(&mut self) -> Result<LmdbMeasurement> {
         let LmdbParameters {
             keys,
             value_of_key: value,
@@ -102,7 +102,7 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails, or a value is wrong.
-    pub fn lookups(&mut self, duration: Duration) -> Result<LmdbRate> {
+    pub fn lookups(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let (random, keys) = (&mut self.random, self.setup.keys);
         let mut lookups = LmdbLookups {
             keys: std::iter::repeat_with(|| loaded_key(random.below(keys))),
@@ -119,7 +119,7 @@ impl<'l> LmdbPeer<'l> {
     /// # Errors
     /// `entries` is more than 4096, keys were inserted already, or the server fails. An entry is
     /// missing, wrong or superfluous.
-    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<LmdbRate> {
+    pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<LmdbMeasurement> {
         ensure!(
             entries <= MAX_SCAN_ENTRIES,
             "a scan has at most {MAX_SCAN_ENTRIES} entries, not {entries}"
@@ -143,7 +143,7 @@ impl<'l> LmdbPeer<'l> {
     ///
     /// # Errors
     /// The server fails, or does not have a key or its value afterwards.
-    pub fn inserts(&mut self, duration: Duration) -> Result<LmdbRate> {
+    pub fn inserts(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let LmdbParameters {
             keys,
             value_of_key: value,
@@ -201,13 +201,13 @@ fn gcd(a: u64, b: u64) -> u64 {
 struct LmdbChanges<I>(I);
 
 impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
-    type SentRequest = ();
+    type AnswerExpectation = ();
 
     fn next(&mut self) -> Option<(Request, ())> {
         Some((self.0.next()?, ()))
     }
 
-    fn check_answer(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
+    fn check_answer_and_len(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
         match bytes.first() {
             None => Ok(None),
             Some(1) => Ok(Some(1)),
@@ -223,7 +223,7 @@ struct LmdbLookups<I> {
 }
 
 impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
-    type SentRequest = u64;
+    type AnswerExpectation = u64;
 
     #[inline]
     fn next(&mut self) -> Option<(Request, u64)> {
@@ -232,8 +232,8 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
     }
 
     #[inline]
-    fn check_answer(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((found, length)) = wire::decode_value(bytes) else {
+    fn check_answer_and_len(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some((found, length)) = wire::decode_get_answer(bytes) else {
             return Ok(None);
         };
         let expected = (self.value_of_key)(*key);
@@ -254,7 +254,7 @@ struct LmdbScans<'r> {
 
 impl LmdbRequests for LmdbScans<'_> {
     /// Number of the first key.
-    type SentRequest = u64;
+    type AnswerExpectation = u64;
 
     fn next(&mut self) -> Option<(Request, u64)> {
         let first = self.random.below(self.setup.keys);
@@ -262,8 +262,8 @@ impl LmdbRequests for LmdbScans<'_> {
         Some((Request::Scan { from, entries }, first))
     }
 
-    fn check_answer(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((entries, length)) = wire::decode_entries(bytes) else {
+    fn check_answer_and_len(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some((entries, length)) = wire::decode_scan_answer(bytes) else {
             return Ok(None);
         };
         let mut next = *first;

@@ -64,7 +64,7 @@ impl Server {
         })
     }
 
-    fn socket(&self) -> PathBuf {
+    fn socket_path(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 
@@ -79,7 +79,7 @@ impl Server {
             self.cores.requester,
             Command::new("redis-benchmark")
                 .arg("-s")
-                .arg(self.socket())
+                .arg(self.socket_path())
                 .args(["-P", "64", "-t", "incr", "--csv", "-n"])
                 .arg(requests.to_string())
                 .stdin(Stdio::null())
@@ -103,7 +103,8 @@ impl Server {
 
     /// Returns the counter's value, 0 before the first increment.
     fn counter(&self) -> Result<u64> {
-        let mut stream = UnixStream::connect(self.socket()).context("cannot reach redis-server")?;
+        let mut stream =
+            UnixStream::connect(self.socket_path()).context("cannot reach redis-server")?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         write!(stream, "GET {KEY}\r\n")?;
         let mut lines = BufReader::new(stream).lines();

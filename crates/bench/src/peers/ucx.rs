@@ -43,7 +43,7 @@ impl UcxTest {
     /// Returns the number of messages for a run of about a third of a second on cores that share a
     /// cache.
     #[must_use]
-    pub fn iterations(self) -> u64 {
+    pub fn default_iterations(self) -> u64 {
         match self {
             UcxTest::AmBw => 6_000_000,
             UcxTest::AmLat => 2_000_000,
@@ -117,14 +117,14 @@ pub fn run(
     let port = free_port()?;
     let mut server = KillOnDrop(spawn_on(
         cores.responder,
-        perftest(over, port)
+        perftest_command(over, port)
             .stdout(Stdio::null())
             .stderr(Stdio::null()),
     )?);
     wait_for_listener(port, &mut server, "ucx_perftest")?;
     let client = spawn_on(
         cores.requester,
-        perftest(over, port)
+        perftest_command(over, port)
             .arg("127.0.0.1")
             .args(test.args(iterations, over))
             .stdout(Stdio::piped())
@@ -151,7 +151,7 @@ pub fn run(
     Ok(measured)
 }
 
-fn perftest(over: &UcxTransport, port: u16) -> Command {
+fn perftest_command(over: &UcxTransport, port: u16) -> Command {
     let (runs, transport) = match over {
         UcxTransport::Posix => (VerbsLibrary::Installed, "posix"),
         UcxTransport::RcVerbs(verbatim) => {

@@ -25,7 +25,7 @@ const ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
 const END_NUMBER: u64 = u64::MAX;
 /// Number of times that the end is sent, a millisecond apart, because the receiver's buffer may be
 /// full.
-const END_DATAGRAMS: usize = 100;
+const END_DATAGRAM_REPEATS: usize = 100;
 /// Time without a datagram after which the other side counts as gone.
 const DATAGRAM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receiver's buffer in bytes, as for the software NIC.
@@ -67,7 +67,7 @@ pub fn run_driver_side(
     let mut end = vec![0; datagram_bytes];
     end[..8].copy_from_slice(&END_NUMBER.to_le_bytes());
     set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0)?;
-    for _ in 0..END_DATAGRAMS {
+    for _ in 0..END_DATAGRAM_REPEATS {
         // The worker may have received the end already and closed its socket.
         let _ = socket.send_to(&end, to);
         std::thread::sleep(Duration::from_millis(1));

@@ -95,7 +95,7 @@ impl<T: Connected> WriteRequester<T> {
         self.qp.post_send(&mut self.list)?;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            timeout.fail_if_over("the completion of a WRITE")?;
+            timeout.fail_if_over_after_empty_poll("the completion of a WRITE")?;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl<T: Connected> WriteTarget<T> {
                         if word > u64::from(before) {
                             break u32::try_from(word)?;
                         }
-                        timeout.fail_if_over("the last word of a WRITE")?;
+                        timeout.fail_if_over_after_empty_poll("the last word of a WRITE")?;
                     };
                     result.inspected += 1;
                     result.missing += u64::from(self.has_older_words(number)?);
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     fn probe(question: ProbedProperty, verb: Verb, payload_bytes: usize) -> ProbeResult {
-        let nic = NicChoice::first_of("softnic");
+        let nic = NicChoice::first_device_of("softnic");
         let probe = WriteProbe::new(question, verb, payload_bytes, 300).expect("it fits");
         let (mut left, mut right) = WorkerLink::pair().expect("pipes");
         std::thread::scope(|scope| {
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn words_that_are_missing_are_found() {
-        let nic = OpenNic::open(&NicChoice::first_of("softnic")).expect("a NIC");
+        let nic = OpenNic::open(&NicChoice::first_device_of("softnic")).expect("a NIC");
         let memory = nic.pd.alloc(32, Access::LOCAL_WRITE).expect("memory");
         let cq = nic.cq(1).expect("a CQ");
         let make = || {

@@ -33,7 +33,7 @@ pub(super) fn idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
 }
 
 /// Measures [`Row::Connect`](crate::goal::Row::Connect) once.
-pub(super) fn connect(bench: &BenchSetup) -> Result<RowFigure> {
+pub(super) fn measure_connect(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, CONNECTED_QUEUE_PAIRS, false)?;
     with_worker(bench, |link| drive_connect(link, &order))
 }
@@ -186,7 +186,7 @@ fn send_over_all(qps: &[QueuePair<Rc>]) -> Result<()> {
             let done = reap(first.send_cq(), &mut wcs, |_| Ok(()))?;
             *outstanding -= done;
             if done == 0 {
-                timeout.fail_if_over("completions of SENDs")?;
+                timeout.fail_if_over_after_empty_poll("completions of SENDs")?;
             } else {
                 timeout.reset();
             }
@@ -286,7 +286,7 @@ impl WorkerQps {
             })?;
             taken += came;
             if came == 0 {
-                timeout.fail_if_over("a message over each connection")?;
+                timeout.fail_if_over_after_empty_poll("a message over each connection")?;
                 continue;
             }
             timeout.reset();
@@ -303,7 +303,7 @@ mod tests {
 
     fn tiny<R>(idle: bool, drive: impl FnOnce(&mut WorkerLink, &ConnectionsJob) -> Result<R>) -> R {
         let order = ConnectionsJob {
-            nic: NicChoice::first_of("softnic"),
+            nic: NicChoice::first_device_of("softnic"),
             queue_pairs: 64,
             idle,
         };

@@ -24,7 +24,7 @@ pub(crate) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
         Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
         Row::IdleCpu => connections::idle_cpu(bench),
         Row::IdleMemory => connections::idle_memory(bench),
-        Row::Connect => connections::connect(bench),
+        Row::Connect => connections::measure_connect(bench),
         row if Row::DROP_IN.contains(&row) => programs::measure(bench, row),
         row if Row::WIRE.contains(&row) => wire::measure(bench, row),
         row => verbs::measure(bench, row),

@@ -34,7 +34,7 @@ pub(crate) fn measure(
         lost_ops: 0,
     };
     if let Some(test) = peer.ucx_test() {
-        let iterations = bench.shrink_count(test.iterations());
+        let iterations = bench.shrink_count(test.default_iterations());
         let measured = ucx::run(test, iterations, bench.cores, &ucx::UcxTransport::Posix)?;
         let value = match test {
             ucx::UcxTest::AmLat => measured.ns_per_message(),
@@ -49,13 +49,14 @@ pub(crate) fn measure(
         return wire::measure_without_faults(bench);
     }
     if peer == PeerSystem::Iperf3 {
-        let (bytes, rate) = iperf3::run(bench.shrink_count(TCP_BYTES), bench.cores)?;
+        let (bytes, rate) =
+            iperf3::measure_bytes_and_bytes_per_s(bench.shrink_count(TCP_BYTES), bench.cores)?;
         return Ok(done(rate / 1e9, bytes));
     }
-    if let Some((exchange, datagram_bytes)) = peer.datagram_exchange() {
+    if let Some((exchange, datagram_bytes)) = peer.datagram_exchange_and_bytes() {
         return datagrams(bench, exchange, datagram_bytes);
     }
-    if let Some((method, payload_bytes)) = peer.copy_method() {
+    if let Some((method, payload_bytes)) = peer.copy_method_and_bytes() {
         let copies =
             bench.shrink_count(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
         run_pinned(bench.cores.requester, || {

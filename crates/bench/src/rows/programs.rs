@@ -24,7 +24,7 @@ pub(super) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
         Row::IbSendLat => perftest(bench, &runs, "ib_send_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteLat => perftest(bench, &runs, "ib_write_lat", "-s 8", 8, 1_000_000),
         Row::IbWriteBw => perftest(bench, &runs, "ib_write_bw", "-s 65536", 64 << 10, 80_000),
-        Row::IbWriteStart => time_of_first_messages(bench, &runs),
+        Row::IbWriteStart => measure_first_messages_ms(bench, &runs),
         Row::UctPut => measure_ucx_put(bench, ucx::UcxTest::PutBw, verbatim),
         Row::UcpPut => measure_ucx_put(bench, ucx::UcxTest::UcpPutBw, verbatim),
         _ => bail!("{} is no program of other people's", row.name()),
@@ -83,7 +83,7 @@ const CLIENT_SLEEP_MS: f64 = 1200.0;
 /// Measures the time in milliseconds that a client of `ib_write_bw` takes to send five messages.
 /// The client's own sleeps are subtracted. The time that the program takes to find no device on the
 /// installed libibverbs is subtracted too.
-fn time_of_first_messages(bench: &BenchSetup, runs: &VerbsLibrary) -> Result<RowFigure> {
+fn measure_first_messages_ms(bench: &BenchSetup, runs: &VerbsLibrary) -> Result<RowFigure> {
     const TOOL: &str = "ib_write_bw";
     const ARGS: [&str; 5] = ["-F", "-n", "5", "-s", "8"];
     let port = free_port()?;

@@ -115,7 +115,7 @@ mod tests {
                 args: vec![],
                 envs: vec![],
             },
-            nic: NicChoice::first_of("softnic"),
+            nic: NicChoice::first_device_of("softnic"),
         };
         let task = task(&bench, row).unwrap();
         let (left, mut right) = WorkerLink::pair().unwrap();

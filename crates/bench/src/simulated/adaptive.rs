@@ -186,7 +186,10 @@ fn split_key(setup: &AdaptiveParameters, phase: u32, behind: f64) -> u64 {
 ///
 /// # Errors
 /// As [`run`].
-pub fn best_static(profile: &Profile, setup: &AdaptiveParameters) -> Result<(f64, f64)> {
+pub fn best_fixed_split_mops_and_dpu_share(
+    profile: &Profile,
+    setup: &AdaptiveParameters,
+) -> Result<(f64, f64)> {
     let mut best = (0.0, 0.0);
     for percent in (10..=45).step_by(5) {
         let begin = f64::from(percent) / 100.0;
@@ -233,7 +236,7 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     cluster.run_until(|| clients.running_clients.get() == 0)?;
     stop.set(true);
     connectors.iter().for_each(LocalConnector::stop);
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
@@ -244,7 +247,9 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
         jumps_ms,
         values: reports.iter().map(|r| r.verified).sum(),
         redirected: clients.redirected_requests.get(),
-        verified: reports.iter().all(|r| r.is_right() && r.lost == 0),
+        verified: reports
+            .iter()
+            .all(|r| r.has_no_wrong_answers() && r.lost == 0),
     })
 }
 
@@ -357,7 +362,7 @@ fn start_mover(
                 PipelinedClient::connect_through(connector, &context, client_config())
             });
             while !stop.get() {
-                if !mover.take_chunk() {
+                if !mover.try_take_chunk() {
                     let_time_pass(Duration::ZERO);
                 }
             }

@@ -104,7 +104,7 @@ impl BtreeParameters {
     /// The study's clients that READ nodes and cache none. Their number is fitted: two clients
     /// whose cores never wait reach the study's 0.8 M/s.
     #[must_use]
-    pub fn one_sided(place: CorePlace, node_bytes: usize) -> Self {
+    pub fn bluefield2_study_one_sided(place: CorePlace, node_bytes: usize) -> Self {
         Self {
             access: AccessDesign::Read,
             node_bytes,
@@ -223,11 +223,11 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     announce_key_ranges(&parts, &servers)?;
     let clients = ClientCounters::default();
     clients.start(&cluster, setup, &parts, &servers)?;
-    cluster.advance_time(warm_up(setup));
+    cluster.advance_time(warm_up_duration(setup));
     let (from, before) = (cluster.simulation.now(), clients.answered_requests.get());
     cluster.advance_time(setup.time);
     let (to, after) = (cluster.simulation.now(), clients.answered_requests.get());
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
@@ -254,7 +254,7 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
+pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
     check_cores(profile, setup.place, setup.cores)?;
     let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
     let (context, machine) = cluster.context_and_machine(0, setup.place)?;
@@ -290,17 +290,17 @@ pub fn run_local(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
                 );
             });
     }
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     if wrong.get() {
         bail!("a look-up found no value or another key's");
     }
     Ok(rate.get())
 }
 
-/// Number of look-ups of each core in [`run_local`].
+/// Number of look-ups of each core in [`run_local_lookups_mops`].
 const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
 
-fn warm_up(setup: &BtreeParameters) -> Duration {
+fn warm_up_duration(setup: &BtreeParameters) -> Duration {
     (setup.time / 5).max(MIN_WARM_UP)
 }
 
@@ -425,7 +425,7 @@ impl ClientCounters {
                 batch: setup.postlist.min(setup.window),
                 ..ClientConfig::default()
             };
-            let time = warm_up(setup) + setup.time + CLIENT_OVERRUN;
+            let time = warm_up_duration(setup) + setup.time + CLIENT_OVERRUN;
             let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
             // Clients of a network do not start synchronously.
             let later = Random::new(setup.seed ^ (i as u64) << 32).below(CLIENT_START_SPREAD_NS);
@@ -496,7 +496,9 @@ impl ClientCounters {
             answers_per_doorbell: ratio(answered.0, answered.1),
             operations,
             values: sum(|r| r.verified),
-            verified: reports.iter().all(|r| r.is_right() && r.lost == 0),
+            verified: reports
+                .iter()
+                .all(|r| r.has_no_wrong_answers() && r.lost == 0),
             virtual_ms: 0.0,
         })
     }

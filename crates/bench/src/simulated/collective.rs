@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
-use collective::{Config, ring_of, slice_bytes_for_block};
+use collective::{Config, connect_local_ring, slice_bytes_for_block};
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::{Bounds, Mix, MixOperation, Operation, Profile, Transport, Verb};
 
@@ -31,7 +31,7 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
         lanes: setup.lanes,
         ..Config::default()
     };
-    let rings = ring_of(&domains, &config, setup.slice_bytes)?;
+    let rings = connect_local_ring(&domains, &config, setup.slice_bytes)?;
     let measured = Rc::new(RefCell::new(Vec::new()));
     for (index, (ring, pd)) in rings.into_iter().zip(domains).enumerate() {
         let (mut ring, setup, measured) = (Box::new(ring), *setup, Rc::clone(&measured));
@@ -40,7 +40,7 @@ pub fn run(profile: &Profile, setup: &CollectiveParameters, seed: u64) -> Result
             measured.borrow_mut().push(found);
         });
     }
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     let measured = measured.take().into_iter().collect::<Result<Vec<_>>>()?;
     combine_ranks(setup, &measured)
 }

@@ -86,7 +86,7 @@ struct Client {
     answer_slices: Vec<(MrSlice, MrSlice)>,
     values: RemoteMemory,
     locks: RemoteMemory,
-    steps: Vec<NextStep>,
+    next_step_by_operation: Vec<NextStep>,
     random: Random,
     put_share: f64,
     /// Value that the client writes into locks that it takes.
@@ -103,7 +103,7 @@ struct AllClientsCounters {
     is_over: Cell<bool>,
 }
 
-fn count(count: &Cell<u64>) {
+fn increment(count: &Cell<u64>) {
     count.set(count.get() + 1);
 }
 
@@ -111,11 +111,11 @@ impl Client {
     fn run(mut self) -> Result<()> {
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = Waiter::new();
-        for place in 0..self.steps.len() {
-            self.steps[place] = self.choose_operation();
+        for place in 0..self.next_step_by_operation.len() {
+            self.next_step_by_operation[place] = self.choose_operation();
             self.add(place)?;
         }
-        let mut outstanding = self.steps.len();
+        let mut outstanding = self.next_step_by_operation.len();
         while outstanding > 0 {
             if !self.list.is_empty() {
                 self.qp.post_send(&mut self.list)?;
@@ -132,7 +132,7 @@ impl Client {
                 waiter.idle();
             }
             for place in came {
-                if self.advance(place)? {
+                if self.advance_unless_over(place)? {
                     self.add(place)?;
                 } else {
                     outstanding -= 1;
@@ -143,15 +143,15 @@ impl Client {
     }
 
     /// Determines the step after an operation's answer. Returns false if the run is over.
-    fn advance(&mut self, place: usize) -> Result<bool> {
+    fn advance_unless_over(&mut self, place: usize) -> Result<bool> {
         let old = self.answer_memory.read_u64(place * RECORD_STRIDE_BYTES)?;
-        match self.steps[place] {
+        match self.next_step_by_operation[place] {
             NextStep::Lock(record) if old == 0 => {
-                self.steps[place] = NextStep::Unlock(record);
+                self.next_step_by_operation[place] = NextStep::Unlock(record);
                 return Ok(true);
             }
             NextStep::Lock(_) => {
-                count(&self.shared_counters.refused_locks);
+                increment(&self.shared_counters.refused_locks);
                 return Ok(true);
             }
             NextStep::Unlock(record) => {
@@ -161,12 +161,12 @@ impl Client {
                         self.lock_value
                     );
                 }
-                count(&self.shared_counters.finished_puts);
+                increment(&self.shared_counters.finished_puts);
             }
             NextStep::Get => {}
         }
-        count(&self.shared_counters.finished_operations);
-        self.steps[place] = self.choose_operation();
+        increment(&self.shared_counters.finished_operations);
+        self.next_step_by_operation[place] = self.choose_operation();
         Ok(!self.shared_counters.is_over.get())
     }
 
@@ -185,7 +185,7 @@ impl Client {
             let lock = self.locks.starting_at((record * LOCK_BYTES) as u64);
             lock.context("a lock is outside of its memory")
         };
-        let wr = match self.steps[place] {
+        let wr = match self.next_step_by_operation[place] {
             NextStep::Get => {
                 let at = self.random.below(RECORDS as u64) * RECORD_STRIDE_BYTES as u64;
                 let from = self
@@ -250,7 +250,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
             answer_memory: memory,
             values: values.remote(),
             locks: locks.remote(),
-            steps: vec![NextStep::Get; window],
+            next_step_by_operation: vec![NextStep::Get; window],
             random: Random::new(setup.seed.wrapping_mul(1 << 20) + i as u64),
             put_share: setup.puts,
             lock_value: i as u64 + 1,
@@ -268,7 +268,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
     cluster.advance_time(setup.time);
     let after = counts.finished_operations.get();
     counts.is_over.set(true);
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     if let Some(error) = failure.take() {
         return Err(error);
     }

@@ -122,7 +122,7 @@ impl KvParameters {
     /// Returns the number of keys in the simulated store. The cost of a look-up comes from the
     /// profile, so few keys are enough. Stores with locks have more keys, so that clients rarely
     /// want the same lock.
-    fn keys(&self) -> u64 {
+    fn key_count(&self) -> u64 {
         match self.design {
             Design::Herd | Design::Reads => 1 << 16,
             Design::Atomics => 1 << 18,
@@ -172,7 +172,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
     let cost_ns = mixes::herd_request_work_ns(profile, setup.batch > 1);
-    let loops = worker_loops_config(profile, setup);
+    let loops = server_config_with_worker_loops(profile, setup);
     let config = ServerConfig {
         design: setup.design,
         workers: setup.cores,
@@ -181,7 +181,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         max_clients: setup.clients,
         max_window: setup.window,
         mode: FullPolicy::Store,
-        items: usize::try_from(setup.keys())?,
+        items: usize::try_from(setup.key_count())?,
         read_size: setup.read_size,
         lock_placement: setup.locks,
         record_align: setup.record_align,
@@ -195,7 +195,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         ServerRuntime::simulated(setup.seed, cost),
     )?;
     let workload = Workload {
-        keys: setup.keys(),
+        keys: setup.key_count(),
         value_bytes: setup.value_bytes,
         puts: setup.puts,
         stop_and_go: setup.atc16,
@@ -275,7 +275,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
     cluster.advance_time(setup.time);
     let (to, after, posts) = (cluster.simulation.now(), done.get(), counters());
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     if let Some(failure) = server.failure().or_else(|| failure.take()) {
         bail!("it failed: {failure}");
     }
@@ -296,13 +296,13 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         values: sum(|r| r.verified),
         verified: reports
             .iter()
-            .all(|r| r.is_right() && r.misses == 0 && r.lost == 0),
+            .all(|r| r.all_checks_passed() && r.misses == 0 && r.lost == 0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
     })
 }
 
 /// Returns a server configuration with the loops of the workers.
-fn worker_loops_config(profile: &Profile, setup: &KvParameters) -> ServerConfig {
+fn server_config_with_worker_loops(profile: &Profile, setup: &KvParameters) -> ServerConfig {
     let ours = ServerConfig::default();
     if !setup.atc16 {
         return ours;

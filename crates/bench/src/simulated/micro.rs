@@ -25,7 +25,7 @@ use crate::nic::OpenNic;
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
 pub fn run(profile: &Profile, task: &MeasurementTask) -> Result<TaskResult> {
-    Ok(run_counted(profile, task)?.0)
+    Ok(run_with_nic_counters(profile, task)?.0)
 }
 
 /// Runs a task once and also returns the counters of the measured NIC, from its first to its last
@@ -33,7 +33,10 @@ pub fn run(profile: &Profile, task: &MeasurementTask) -> Result<TaskResult> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_counted(profile: &Profile, task: &MeasurementTask) -> Result<(TaskResult, NicCounters)> {
+pub fn run_with_nic_counters(
+    profile: &Profile,
+    task: &MeasurementTask,
+) -> Result<(TaskResult, NicCounters)> {
     run_receiving(profile, task, PayloadDestination::Regular)
 }
 
@@ -138,7 +141,7 @@ fn run_on(
         }
         _ => None,
     };
-    let finished = cluster.finish();
+    let finished = cluster.run_until_threads_end();
     let mut errors = failures.take();
     let outcome = match micro::combine(outcomes.take()) {
         Ok(TaskResult::Rate(rate)) => Some(TaskResult::Rate(match counted {
@@ -156,7 +159,7 @@ fn run_on(
     }
     finished?;
     for machine in &machines {
-        micro::fail_if_wrong(machine.1.find_wrong_sum()?)?;
+        micro::fail_if_wrong(machine.1.describe_wrong_sum()?)?;
     }
     let counters = cluster
         .simulation
@@ -313,7 +316,7 @@ mod tests {
             for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (4, 2.0)] {
                 let parameters = MicroParameters {
                     measured_role: direction,
-                    queue_pairs: Some(queue_pairs),
+                    queue_pairs_per_thread: Some(queue_pairs),
                     payload_bytes: Some(65536),
                     window: Some(16),
                     signal_every: Some(1),
@@ -336,7 +339,7 @@ mod tests {
             let parameters = MicroParameters {
                 measured_role: MeasuredRole::Inbound,
                 threads: Some(14),
-                queue_pairs: Some(4),
+                queue_pairs_per_thread: Some(4),
                 payload_bytes: Some(payload_bytes),
                 ..MicroParameters::default()
             };

@@ -43,7 +43,7 @@ struct SimulatedCluster {
     /// Devices of the hosts, by machine.
     contexts: Vec<Context>,
     /// Devices of the DPUs, by machine; empty if the NIC has no DPU.
-    dpus: Vec<Context>,
+    dpu_contexts: Vec<Context>,
 }
 
 impl SimulatedCluster {
@@ -56,7 +56,7 @@ impl SimulatedCluster {
         Ok(Self {
             simulation,
             contexts,
-            dpus,
+            dpu_contexts: dpus,
         })
     }
 
@@ -83,7 +83,7 @@ impl SimulatedCluster {
     ) -> Result<(&Context, HostOrDpu)> {
         let contexts = match place {
             CorePlace::Host => &self.contexts,
-            CorePlace::Dpu => &self.dpus,
+            CorePlace::Dpu => &self.dpu_contexts,
         };
         let place = self.simulation.machine_at_place(machine, place);
         contexts
@@ -119,7 +119,7 @@ impl SimulatedCluster {
     }
 
     /// Runs the simulation until all threads have ended.
-    fn finish(&self) -> Result<()> {
+    fn run_until_threads_end(&self) -> Result<()> {
         self.simulation.run().context("the simulation stalled")
     }
 }

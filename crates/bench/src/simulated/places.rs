@@ -58,7 +58,7 @@ fn read(
     cluster.simulation.spawn(cores, "reads", move || {
         *told.borrow_mut() = Some(read_once(qp, remote, &here));
     });
-    cluster.finish().expect("it ends");
+    cluster.run_until_threads_end().expect("it ends");
     result.take().expect("it was read")
 }
 
@@ -144,7 +144,7 @@ fn devices_are_named_by_machine_and_place() {
         names.collect::<Vec<_>>()
     };
     assert_eq!(names(&cluster.contexts), ["sim0", "sim1"]);
-    assert_eq!(names(&cluster.dpus), ["sim0_dpu", "sim1_dpu"]);
+    assert_eq!(names(&cluster.dpu_contexts), ["sim0_dpu", "sim1_dpu"]);
     let cores = |place| {
         cluster.simulation.core_count(
             cluster

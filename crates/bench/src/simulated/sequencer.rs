@@ -287,7 +287,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
         // Clients of a network do not start synchronously.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(within);
         cluster.spawn(machine, format!("client {i}"), move || {
-            match Client::connect_through(connector.clone(), &context, config) {
+            match Client::connect_in_process(connector.clone(), &context, config) {
                 Ok(mut client) => {
                     gate.wait();
                     verbs::time::charge_time(Duration::from_nanos(later));
@@ -314,7 +314,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     let (from, before) = (cluster.simulation.now(), server.service().next_number());
     cluster.advance_time(setup.time);
     let (to, after) = (cluster.simulation.now(), server.service().next_number());
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
     }
@@ -330,7 +330,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
 
 /// Fails for a place that the NIC does not have, and for more cores than that place has.
 pub(super) fn check_cores(profile: &Profile, place: CorePlace, cores: usize) -> Result<()> {
-    let Some(there) = profile.at(place) else {
+    let Some(there) = profile.as_seen_from(place) else {
         bail!(
             "{} has no DPU: place the server on the host, or take a NIC whose profile has a section [dpu], such as bf2",
             profile.name

@@ -136,7 +136,7 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     cluster.advance_time(time);
     let after = counters();
     over.set(true);
-    cluster.finish()?;
+    cluster.run_until_threads_end()?;
     if let Some(error) = failure.take() {
         return Err(error);
     }

@@ -97,13 +97,15 @@ impl Client {
                         Ok(OwnedAnswer::Entries)
                     }
                     Answer::Moved(moved) => Err(ClientError::Moved(moved)),
-                    Answer::Ceded { .. } | Answer::Refused => Err(ClientError::Lost),
-                    Answer::Full => Err(ClientError::Full),
-                    Answer::Lost => Err(ClientError::Lost),
+                    Answer::HandoverStepDone { .. } | Answer::HandoverStepRefused => {
+                        Err(ClientError::NoAnswerInTime)
+                    }
+                    Answer::StoreFull => Err(ClientError::StoreFull),
+                    Answer::NoAnswerInTime => Err(ClientError::NoAnswerInTime),
                 });
             })?;
         }
-        outcome.unwrap_or(Err(ClientError::Lost))
+        outcome.unwrap_or(Err(ClientError::NoAnswerInTime))
     }
 
     /// Returns the value of a key.
@@ -113,7 +115,7 @@ impl Client {
     pub fn get(&mut self, tree: u8, key: u64) -> Result<Option<u64>, ClientError> {
         match self.request(tree, &Op::Get { key })? {
             OwnedAnswer::Value(value) => Ok(value),
-            _ => Err(ClientError::Lost),
+            _ => Err(ClientError::NoAnswerInTime),
         }
     }
 
@@ -152,7 +154,7 @@ impl Client {
     fn execute_change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
         match self.request(tree, op)? {
             OwnedAnswer::Found(found) => Ok(found),
-            _ => Err(ClientError::Lost),
+            _ => Err(ClientError::NoAnswerInTime),
         }
     }
 

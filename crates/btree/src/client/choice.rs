@@ -48,7 +48,7 @@ impl AccessChooser {
             Op::Put { .. } | Op::Delete { .. } => {
                 return changes && self.configured_access == AccessDesign::Read;
             }
-            Op::Handover { .. } | Op::Load => return false,
+            Op::Handover { .. } | Op::ReadServerLoad => return false,
         }
         match self.configured_access {
             AccessDesign::Rpc => false,

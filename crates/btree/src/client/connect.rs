@@ -38,9 +38,9 @@ pub(super) struct OpenSession {
 }
 
 /// The client's queue pairs before the server has answered.
-struct Prepared {
+struct PreparedSession {
     lanes: Vec<herd::PreparedClient>,
-    read_qp: Option<one_sided::Prepared>,
+    read_qp: Option<one_sided::PreparedOneSidedQueue>,
     node_bytes: usize,
     recv_depth: u32,
     max_answer_bytes: usize,
@@ -93,8 +93,8 @@ impl SessionOpener {
             None => None,
             Some(reads) => {
                 let memory = accepted.memory;
-                let memory =
-                    memory.ok_or_else(|| ClientError::refused("its answer lacks its memory"))?;
+                let memory = memory
+                    .ok_or_else(|| ClientError::permanent_refusal("its answer lacks its memory"))?;
                 let cache = (self.config.cache_nodes, trees);
                 Some(WalkingClient::new(
                     reads,
@@ -114,13 +114,13 @@ impl SessionOpener {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedSession, Hello), ClientError> {
         if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
             let reason = format!("it has {} workers", welcome.workers);
-            return Err(ClientError::refused(reason));
+            return Err(ClientError::permanent_refusal(reason));
         }
         if self.config.access != AccessDesign::Rpc && !welcome.reads {
-            return Err(ClientError::refused(format!(
+            return Err(ClientError::permanent_refusal(format!(
                 "its device lets nobody READ, which --access {} needs",
                 self.config.access
             )));
@@ -137,7 +137,15 @@ impl SessionOpener {
         // A change posts two WRITEs and an atomic.
         let work_requests = if welcome.writes { 3 } else { 1 };
         let reads = (self.config.access != AccessDesign::Rpc)
-            .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, work_requests))
+            .then(|| {
+                one_sided::PreparedOneSidedQueue::new(
+                    &self.pd,
+                    self.port,
+                    window,
+                    batch,
+                    work_requests,
+                )
+            })
             .transpose()?;
         let ends = lanes.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),
@@ -149,9 +157,11 @@ impl SessionOpener {
             window,
             answer: port.max_recv_payload_bytes,
             lanes: ends.collect(),
-            rc: reads.as_ref().map(one_sided::Prepared::endpoint),
+            rc: reads
+                .as_ref()
+                .map(one_sided::PreparedOneSidedQueue::endpoint),
         };
-        let prepared = Prepared {
+        let prepared = PreparedSession {
             lanes,
             read_qp: reads,
             node_bytes: welcome.node_bytes,
@@ -180,11 +190,11 @@ impl SessionOpener {
 
     fn connect_lanes(
         &self,
-        prepared: Prepared,
+        prepared: PreparedSession,
         accepted: &Accepted,
     ) -> Result<Vec<Lane>, ClientError> {
         if accepted.lanes.len() != prepared.lanes.len() {
-            return Err(ClientError::refused("its answer lacks workers"));
+            return Err(ClientError::permanent_refusal("its answer lacks workers"));
         }
         let span = change_number_span(self.config.window);
         let of = (prepared.recv_depth, prepared.max_answer_bytes);

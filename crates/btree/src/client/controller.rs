@@ -45,11 +45,11 @@ impl LoadBalancer {
         let tree = self.tree;
         let mut loads = Vec::new();
         for server in &mut self.servers {
-            let load = call(server, tree, &Op::Load, |answer| match answer {
+            let load = call(server, tree, &Op::ReadServerLoad, |answer| match answer {
                 Answer::Entries { entries, .. } => ServerLoad::decode(entries),
                 _ => None,
             })?;
-            loads.push(load.ok_or(ClientError::Lost)?);
+            loads.push(load.ok_or(ClientError::NoAnswerInTime)?);
         }
         let Some(plan) = self.balancer.observe_and_plan_move(&loads) else {
             return Ok(None);
@@ -84,5 +84,5 @@ pub(crate) fn call<R>(
     while result.is_none() {
         server.poll(|done| result = Some(answered(done.answer)))?;
     }
-    result.ok_or(ClientError::Lost)
+    result.ok_or(ClientError::NoAnswerInTime)
 }

@@ -31,17 +31,17 @@ pub enum ClientError {
     Moved(MovedRange),
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
-    Full,
+    StoreFull,
     /// No answer arrived in time. A change may have been made; it will not be made later.
     #[error("no answer came in time; a change may have been made or not")]
-    Lost,
+    NoAnswerInTime,
 }
 
 verbs::from_verb_errors!(ClientError);
 
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
-    pub(super) fn refused(reason: impl Into<String>) -> Self {
+    pub(super) fn permanent_refusal(reason: impl Into<String>) -> Self {
         ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason.into())).into()
     }
 

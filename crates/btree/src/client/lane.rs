@@ -202,9 +202,9 @@ impl Lane {
                 stats.discarded += 1;
                 return;
             };
-            if matches!(pending.op, Op::Scan { .. } | Op::Load)
+            if matches!(pending.op, Op::Scan { .. } | Op::ReadServerLoad)
                 && answer.status == wire::Status::Ok
-                && !store_entries(pending, &answer)
+                && !store_scan_entries_and_check_complete(pending, &answer)
             {
                 return;
             }
@@ -231,7 +231,7 @@ impl Lane {
 }
 
 /// Stores the entries of a SCAN's message. Returns true if the answer is complete.
-fn store_entries(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
+fn store_scan_entries_and_check_complete(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
     let entries_before = pending.earlier_entry_count;
     // Entries beyond the announced count are ignored.
     if pending.received_entry_count == 0 {

@@ -24,7 +24,7 @@ use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
 /// Nanoseconds that a slot waits after it found a lock taken.
-const RETRY_DELAY_NS: u64 = 5_000;
+const LOCK_RETRY_DELAY_NS: u64 = 5_000;
 
 /// The effect of a change on a leaf.
 enum ChangePlan {
@@ -130,10 +130,14 @@ impl WalkingClient {
         let Some(writes) = self.write_parameters else {
             return Ok(());
         };
-        self.last_acquisition = self.last_acquisition.wrapping_add(1);
-        let word = lock_word(writes.owner, writes.lease_ms, self.last_acquisition);
+        self.last_lock_acquisition_number = self.last_lock_acquisition_number.wrapping_add(1);
+        let word = lock_word(
+            writes.owner,
+            writes.lease_ms,
+            self.last_lock_acquisition_number,
+        );
         let walk = &mut self.walks[slot as usize];
-        (walk.awaited_completion, walk.held_lock_word) = (AwaitedCompletion::Lock, word);
+        (walk.awaited_completion, walk.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
         self.queue.reserve_postlist_room(2);
         let (result, lock) = (
             (slot, self.atomic_result_offset()),
@@ -161,7 +165,7 @@ impl WalkingClient {
     }
 
     /// Processes the completion of a step of a change.
-    pub(super) fn complete_step(
+    pub(super) fn process_step_completion(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -169,8 +173,9 @@ impl WalkingClient {
         step: AwaitedCompletion,
     ) -> Result<Option<StepOutcome>, RpcError> {
         match step {
-            AwaitedCompletion::Lock => self.complete_lock(pending, slot, stats),
-            AwaitedCompletion::Write { found } | AwaitedCompletion::UnlockAndComplete { found } => {
+            AwaitedCompletion::LockAndRead => self.process_lock_completion(pending, slot, stats),
+            AwaitedCompletion::WriteAndUnlock { found }
+            | AwaitedCompletion::UnlockAndComplete { found } => {
                 self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
                 Ok(Some(StepOutcome::Answer(Answer::Changed { found })))
             }
@@ -178,8 +183,8 @@ impl WalkingClient {
                 self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
                 Ok(Some(StepOutcome::AskServer))
             }
-            AwaitedCompletion::Unlock => {
-                self.start(slot, pending.tree)?;
+            AwaitedCompletion::UnlockAndRestart => {
+                self.start_walk_at_root(slot, pending.tree)?;
                 Ok(None)
             }
             AwaitedCompletion::Read => Ok(None),
@@ -187,7 +192,7 @@ impl WalkingClient {
     }
 
     /// Processes the result of the lock attempt and the leaf.
-    fn complete_lock(
+    fn process_lock_completion(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -204,7 +209,7 @@ impl WalkingClient {
             }
             self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
             self.lock_retries
-                .push((slot, time::now_ns() + RETRY_DELAY_NS));
+                .push((slot, time::now_ns() + LOCK_RETRY_DELAY_NS));
             return Ok(None);
         }
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
@@ -214,7 +219,7 @@ impl WalkingClient {
         {
             // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;
-            self.prepare_unlock(slot, AwaitedCompletion::Unlock)?;
+            self.prepare_unlock(slot, AwaitedCompletion::UnlockAndRestart)?;
             return Ok(None);
         }
         let found = match plan(leaf, &pending.op) {
@@ -228,13 +233,18 @@ impl WalkingClient {
             }
             ChangePlan::ChangeLeaf { found } => found,
         };
-        self.prepare_change_writes(slot, &pending.op, found)?;
+        self.prepare_change_writes_and_unlock(slot, &pending.op, found)?;
         Ok(None)
     }
 
     /// Applies a change to the leaf in the slot's buffer. Prepares the WRITEs of redo entry and leaf, and the unlock,
     /// in one postlist.
-    fn prepare_change_writes(&mut self, slot: u32, op: &Op, found: bool) -> Result<(), RpcError> {
+    fn prepare_change_writes_and_unlock(
+        &mut self,
+        slot: u32,
+        op: &Op,
+        found: bool,
+    ) -> Result<(), RpcError> {
         let node_words = self.node_bytes / 8;
         let (node, word) = {
             let walk = &self.walks[slot as usize];
@@ -250,7 +260,7 @@ impl WalkingClient {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
         apply_op_to_words(leaf, op);
-        redo::complete_entry(&mut entry, node, word);
+        redo::write_node_number_lock_and_checksum(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
         self.queue.reserve_postlist_room(3);
@@ -264,7 +274,7 @@ impl WalkingClient {
         let body = (slot, at + 8 * redo::BODY_WORD_INDEX);
         let to = self.remote_node_from_word(slot, VERSION_WORD);
         self.queue.prepare_write(body, self.node_bytes - 8, to)?;
-        self.prepare_unlock(slot, AwaitedCompletion::Write { found })
+        self.prepare_unlock(slot, AwaitedCompletion::WriteAndUnlock { found })
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
@@ -278,7 +288,7 @@ impl WalkingClient {
             }
             self.lock_retries.swap_remove(i);
             if let Some(pending) = pending.get(slot as usize) {
-                let begun = self.start(slot, pending.tree);
+                let begun = self.start_walk_at_root(slot, pending.tree);
                 self.queue.record_error(begun);
             }
         }
@@ -347,9 +357,12 @@ mod tests {
             when: PutCondition::Always,
         };
         walker
-            .prepare_change_writes(0, &put, true)
+            .prepare_change_writes_and_unlock(0, &put, true)
             .expect("prepared");
-        walker.queue.post_first(posted).expect("posted");
+        walker
+            .queue
+            .post_first_and_drop_rest(posted)
+            .expect("posted");
         if posted == 3 {
             wait(walker);
         }
@@ -435,7 +448,7 @@ mod tests {
                 let there: Vec<_> = (0..leaf.entry_count()).map(|i| (leaf.key(i), leaf.value(i))).collect();
                 let expected: Vec<_> = model.iter().map(|(k, v)| (*k, *v)).collect();
                 prop_assert_eq!(there, expected);
-                prop_assert!(leaf.has_valid_checksum() && leaf.is_last() && leaf.level() == 0);
+                prop_assert!(leaf.has_valid_checksum() && leaf.is_last_of_level() && leaf.level() == 0);
             }
         }
     }

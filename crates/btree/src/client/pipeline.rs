@@ -203,7 +203,7 @@ impl PipelinedClient {
         self.next_submission_number += 1;
         if by_reads && let Some(walker) = &mut self.walker {
             self.stats.by_reads += 1;
-            walker.begin_request(slot, tree, op);
+            walker.begin_request_walk(slot, tree, op);
             return Ok(true);
         }
         if lane.is_idle() {
@@ -221,7 +221,7 @@ impl PipelinedClient {
     /// for as long as requests may take.
     ///
     /// # Errors
-    /// If the server cannot be reached any more. `each` was then called with [`Answer::Lost`] for every outstanding
+    /// If the server cannot be reached any more. `each` was then called with [`Answer::NoAnswerInTime`] for every outstanding
     /// request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
@@ -287,7 +287,7 @@ impl PipelinedClient {
                 }
                 let late = now.duration_since(pending.submitted_at) >= deadline;
                 let effect = match interpret_answer(pending, &complete) {
-                    AnswerEffect::Resend if late => AnswerEffect::Complete(Answer::Lost),
+                    AnswerEffect::Resend if late => AnswerEffect::Complete(Answer::NoAnswerInTime),
                     AnswerEffect::Resend => {
                         // The change was not made, and gets a new number: its old number might be too old by the time
                         // it is sent.
@@ -302,11 +302,11 @@ impl PipelinedClient {
                 free.push(slot);
                 let answer = match effect {
                     AnswerEffect::Complete(answer) => answer,
-                    AnswerEffect::Entries(next) => Answer::Entries {
+                    AnswerEffect::EntriesComplete(next) => Answer::Entries {
                         entries: &pending.entries,
                         next,
                     },
-                    AnswerEffect::Resend => Answer::Lost,
+                    AnswerEffect::Resend => Answer::NoAnswerInTime,
                 };
                 choice.record_latency(&pending.op, false, now.duration_since(pending.submitted_at));
                 each(pending.completion(answer, *now));
@@ -431,7 +431,7 @@ impl PipelinedClient {
         let may_have_changed = |slot| {
             self.walker
                 .as_ref()
-                .is_some_and(|w| w.may_have_changed(slot))
+                .is_some_and(|w| w.may_have_changed_leaf(slot))
         };
         let uncertain: Vec<bool> = (0..)
             .zip(&self.pending)
@@ -460,7 +460,7 @@ impl PipelinedClient {
             pending.is_outstanding = false;
             self.free_slots.push(slot);
             lost += 1;
-            each(pending.completion(Answer::Lost, self.last_clock_reading));
+            each(pending.completion(Answer::NoAnswerInTime, self.last_clock_reading));
         }
         self.stats.lost += lost as u64;
         if connected.is_err() {
@@ -490,7 +490,7 @@ impl PipelinedClient {
             tree_count: trees,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
-            return Err(ClientError::refused(
+            return Err(ClientError::permanent_refusal(
                 "it came back with another number of workers",
             ));
         }
@@ -509,7 +509,7 @@ impl PipelinedClient {
 enum AnswerEffect {
     Complete(Answer<'static>),
     /// The request's entries are complete; the field is the key at which to continue.
-    Entries(Option<u64>),
+    EntriesComplete(Option<u64>),
     /// The request is not complete and must be sent again.
     Resend,
 }
@@ -526,7 +526,7 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
         },
         (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
             // The entries found before the other server's range are returned.
-            return AnswerEffect::Entries(Some(from));
+            return AnswerEffect::EntriesComplete(Some(from));
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
             let next = answer.has_more_entries.then_some(answer.value_or_next_key);
@@ -537,18 +537,18 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
                     pending.op = Op::Scan { from, end, limit };
                     return AnswerEffect::Resend;
                 }
-                _ => return AnswerEffect::Entries(next),
+                _ => return AnswerEffect::EntriesComplete(next),
             }
         }
-        (Status::Ok, Op::Load) => return AnswerEffect::Entries(None),
-        (Status::Ok, Op::Handover { .. }) => Answer::Ceded {
-            version: wire::version_of(answer.first_word),
+        (Status::Ok, Op::ReadServerLoad) => return AnswerEffect::EntriesComplete(None),
+        (Status::Ok, Op::Handover { .. }) => Answer::HandoverStepDone {
+            version: wire::version_in_first_word(answer.first_word),
         },
-        (Status::Bad, Op::Handover { .. }) => Answer::Refused,
+        (Status::MalformedOrRefused, Op::Handover { .. }) => Answer::HandoverStepRefused,
         (Status::Moved, _) => Answer::Moved(answer.moved_range()),
-        (Status::Full, _) => Answer::Full,
+        (Status::StoreFull, _) => Answer::StoreFull,
         (Status::Busy, _) => return AnswerEffect::Resend,
         // A server of the same protocol understands all requests of this client.
-        (Status::Bad, _) => Answer::Lost,
+        (Status::MalformedOrRefused, _) => Answer::NoAnswerInTime,
     })
 }

@@ -25,16 +25,16 @@ pub enum Answer<'a> {
     /// The key belongs to another server; nothing was changed.
     Moved(MovedRange),
     /// A step of a handover was executed.
-    Ceded {
+    HandoverStepDone {
         /// The version of the handover for [`HandoverStep::Cede`](crate::HandoverStep::Cede); otherwise 0.
         version: u64,
     },
     /// A step of a handover was refused: the range is not, or no longer, in the state that the step requires.
-    Refused,
+    HandoverStepRefused,
     /// The store is full; nothing was changed.
-    Full,
+    StoreFull,
     /// No answer arrived in time. A change may have been made; it will not be made later.
-    Lost,
+    NoAnswerInTime,
 }
 
 /// An answered request.

@@ -35,7 +35,7 @@ impl OwnerTable {
     }
 
     /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
-    fn record_owner(&mut self, moved: &MovedRange) {
+    fn record_owner_if_newer(&mut self, moved: &MovedRange) {
         let behind = moved.end.map(|end| (end, self.owner(end)));
         let before = self.owner(moved.from);
         let within: Vec<u64> = match moved.end {
@@ -222,11 +222,11 @@ impl Router {
             let outcome = match seen {
                 DeferredAnswer::Moved(moved) => {
                     self.redirected_requests += 1;
-                    self.owners.record_owner(&moved);
+                    self.owners.record_owner_if_newer(&moved);
                     let now = time::now();
                     let late = now.duration_since(request.submitted_at)
                         >= self.servers[0].config().request_timeout();
-                    late.then_some((Answer::Lost, now))
+                    late.then_some((Answer::NoAnswerInTime, now))
                 }
                 DeferredAnswer::Entries(entries, next, seen) => {
                     let (limit, end) = match request.op {
@@ -343,15 +343,15 @@ mod tests {
     fn what_is_said_of_a_later_handover_stays() {
         let mut table = OwnerTable::new();
         let servers = |table: &OwnerTable, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
-        table.record_owner(&moved(100, None, 1, 0));
+        table.record_owner_if_newer(&moved(100, None, 1, 0));
         assert_eq!(servers(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
-        table.record_owner(&moved(100, Some(200), 0, 3));
+        table.record_owner_if_newer(&moved(100, Some(200), 0, 3));
         assert_eq!(servers(&table, [0, 100, 199, 200]), [0, 0, 0, 1]);
         // Older reports about a part of the range, and about a larger range.
-        table.record_owner(&moved(150, Some(160), 1, 2));
-        table.record_owner(&moved(50, None, 2, 1));
+        table.record_owner_if_newer(&moved(150, Some(160), 1, 2));
+        table.record_owner_if_newer(&moved(50, None, 2, 1));
         assert_eq!(servers(&table, [49, 50, 150, 200]), [0, 2, 0, 2]);
-        table.record_owner(&moved(0, None, 1, 9));
+        table.record_owner_if_newer(&moved(0, None, 1, 9));
         assert_eq!(servers(&table, [0, 50, 150, 200]), [1, 1, 1, 1]);
         assert_eq!(table.range_owners.len(), 1);
     }

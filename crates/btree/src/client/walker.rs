@@ -6,7 +6,7 @@
 //! that is dead or reused; the walk then restarts at the root. If a walk needs too many READs, the server is asked.
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Prepared, RequestSteps};
+use rpc::one_sided::{OneSidedQueue, PreparedOneSidedQueue, RequestSteps};
 use verbs::RemoteMemory;
 
 use super::cache::NodeCache;
@@ -40,12 +40,12 @@ pub(super) enum AwaitedCompletion {
     #[default]
     Read,
     /// A leaf is being locked and READ.
-    Lock,
+    LockAndRead,
     /// A leaf is being written and unlocked: the change is then complete. `found` is true if the key was present
     /// before.
-    Write { found: bool },
+    WriteAndUnlock { found: bool },
     /// A leaf is being unlocked without a change; the walk then restarts.
-    Unlock,
+    UnlockAndRestart,
     /// A leaf is being unlocked without a change; the request is then complete, since its condition does not hold.
     UnlockAndComplete { found: bool },
     /// A leaf is being unlocked without a change; the server is then asked.
@@ -72,13 +72,13 @@ pub(super) struct WalkState {
 /// The queue pair, buffers and state of a walking client.
 #[derive(Debug)]
 pub(super) struct WalkingClient {
-    pub(super) queue: OneSided,
+    pub(super) queue: OneSidedQueue,
     pub(super) nodes: RemoteMemory,
     pub(super) node_bytes: usize,
     /// The parameters for changing leaves, if the client may change them.
     pub(super) write_parameters: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
-    pub(super) last_acquisition: u32,
+    pub(super) last_lock_acquisition_number: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
     pub(super) lock_retries: Vec<(u32, u64)>,
     cache: NodeCache,
@@ -90,7 +90,7 @@ pub(super) struct WalkingClient {
 impl WalkingClient {
     /// Connects to the server's nodes of `node_bytes` bytes, with a cache of `cache_nodes` nodes.
     pub(super) fn new(
-        prepared: Prepared,
+        prepared: PreparedOneSidedQueue,
         memory: &RemoteNodes,
         node_bytes: usize,
         (cache_nodes, trees): (usize, usize),
@@ -120,7 +120,7 @@ impl WalkingClient {
             nodes: memory.nodes,
             node_bytes,
             write_parameters: memory.writes,
-            last_acquisition: 0,
+            last_lock_acquisition_number: 0,
             lock_retries: Vec::new(),
             cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
             caches_nodes: cache_nodes > 0,
@@ -138,30 +138,32 @@ impl WalkingClient {
     }
 
     /// Returns true if the slot's request may have changed a leaf by now.
-    pub(super) fn may_have_changed(&self, slot: u32) -> bool {
+    pub(super) fn may_have_changed_leaf(&self, slot: u32) -> bool {
         matches!(
             self.walks[slot as usize].awaited_completion,
-            AwaitedCompletion::Write { .. }
+            AwaitedCompletion::WriteAndUnlock { .. }
         )
     }
 
     /// Begins a request in a slot of the window.
     #[inline]
-    pub(super) fn begin_request(&mut self, slot: u32, tree: u8, op: &Op) {
+    pub(super) fn begin_request_walk(&mut self, slot: u32, tree: u8, op: &Op) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
         walk.reads_so_far = 0;
         walk.awaited_completion = AwaitedCompletion::Read;
         walk.entries.clear();
-        let begun = self.start(slot, tree);
+        let begun = self.start_walk_at_root(slot, tree);
         self.queue.record_error(begun);
     }
 
     /// Starts a walk at the root.
     #[inline]
-    pub(super) fn start(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
+    pub(super) fn start_walk_at_root(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
         match self.cache.root(tree) {
-            Some((node, level)) => self.descend(slot, tree, (node, level), 0),
+            Some((node, level)) => {
+                self.descend_through_cache_and_read(slot, tree, (node, level), 0)
+            }
             None => {
                 self.walks[slot as usize].current_node = 0;
                 self.prepare_node_read(slot)
@@ -171,7 +173,7 @@ impl WalkingClient {
 
     /// Descends from a node through cached nodes, and READs the first node that is not cached.
     #[inline]
-    fn descend(
+    fn descend_through_cache_and_read(
         &mut self,
         slot: u32,
         tree: u8,
@@ -246,7 +248,7 @@ impl WalkingClient {
             return Ok(Some(StepOutcome::AskServer));
         }
         self.cache.set_root(tree, None);
-        self.start(slot, tree)?;
+        self.start_walk_at_root(slot, tree)?;
         Ok(None)
     }
 
@@ -271,7 +273,7 @@ impl WalkingClient {
                 return Ok(Some(StepOutcome::Answer(Answer::Value(value))));
             }
             Op::Put { .. } | Op::Delete { .. } => return self.plan_and_lock_leaf(pending, slot),
-            Op::Handover { .. } | Op::Load => return Ok(Some(StepOutcome::AskServer)),
+            Op::Handover { .. } | Op::ReadServerLoad => return Ok(Some(StepOutcome::AskServer)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.entry_count() {
@@ -313,7 +315,7 @@ impl RequestSteps for WalkingClient {
     type Done<'b> = StepOutcome;
 
     #[inline]
-    fn queue(&mut self) -> &mut OneSided {
+    fn queue(&mut self) -> &mut OneSidedQueue {
         &mut self.queue
     }
 
@@ -327,7 +329,7 @@ impl RequestSteps for WalkingClient {
     ) -> Result<Option<StepOutcome>, RpcError> {
         let step = self.walks[slot as usize].awaited_completion;
         if step != AwaitedCompletion::Read {
-            return self.complete_step(pending, slot, stats, step);
+            return self.process_step_completion(pending, slot, stats, step);
         }
         stats.reads += 1;
         let tree = pending.tree;
@@ -350,7 +352,7 @@ impl RequestSteps for WalkingClient {
                 return Ok(Some(StepOutcome::AskServer));
             }
             self.cache.set_root(tree, Some(root));
-            self.descend(slot, tree, root, 0)?;
+            self.descend_through_cache_and_read(slot, tree, root, 0)?;
             return Ok(None);
         }
         if reads >= MAX_READS_PER_WALK {
@@ -370,13 +372,13 @@ impl RequestSteps for WalkingClient {
                 if self.caches_nodes {
                     self.cache.insert(node, arrived);
                 }
-                self.descend(slot, tree, (child, level - 1), node)?;
+                self.descend_through_cache_and_read(slot, tree, (child, level - 1), node)?;
                 Ok(None)
             }
             NextStep::Sibling(right) => {
                 stats.stale += 1;
                 self.drop_cached_parent(tree, parent);
-                self.descend(slot, tree, (right, level), 0)?;
+                self.descend_through_cache_and_read(slot, tree, (right, level), 0)?;
                 Ok(None)
             }
             NextStep::Restart => {

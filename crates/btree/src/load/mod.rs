@@ -202,7 +202,7 @@ pub struct LoadReport {
 
 impl LoadReport {
     /// Returns true if every answer was right.
-    pub fn is_right(&self) -> bool {
+    pub fn has_no_wrong_answers(&self) -> bool {
         self.wrong_answers() == 0
     }
 

@@ -36,7 +36,7 @@ enum RequestKind {
     Insert,
     Delete,
     /// A lookup of an own key, with its expected presence.
-    Own {
+    OwnLookup {
         present: bool,
     },
     Scan {
@@ -53,7 +53,7 @@ impl RequestKind {
             Self::Update => (2, 0),
             Self::Insert => (3, 0),
             Self::Delete => (4, 0),
-            Self::Own { present } => (5, u64::from(present)),
+            Self::OwnLookup { present } => (5, u64::from(present)),
             Self::Scan { limit } => (6, u64::from(limit)),
         };
         kind << 56 | more << 40 | i
@@ -68,7 +68,7 @@ impl RequestKind {
             2 => Self::Update,
             3 => Self::Insert,
             4 => Self::Delete,
-            5 => Self::Own { present: more != 0 },
+            5 => Self::OwnLookup { present: more != 0 },
             _ => Self::Scan { limit: more },
         };
         (kind, token & ((1 << 40) - 1))
@@ -140,7 +140,7 @@ pub fn put_stable_keys(
     requests.refresh_clock();
     let mut next = from;
     while next < workload.keys || requests.outstanding() > 0 {
-        while next < workload.keys && run.update(requests, next)? {
+        while next < workload.keys && run.submit_stable_key_update(requests, next)? {
             next += step.max(1);
         }
         run.poll_and_check_answers(requests)?;
@@ -222,7 +222,7 @@ impl<'w> LoadRun<'w> {
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: stable_key(i) }, RequestKind::Lookup);
         if dice < self.bounds.update_bound {
-            return self.update(requests, i);
+            return self.submit_stable_key_update(requests, i);
         }
         if dice < self.bounds.insert_bound {
             return self.toggle_next_own_key(requests);
@@ -235,7 +235,7 @@ impl<'w> LoadRun<'w> {
                 Some(&state) if state != OWN_KEY_UNKNOWN => {
                     let key = stable_key(i) + self.own_key_offset;
                     let present = state == OWN_KEY_PRESENT;
-                    (Op::Get { key }, RequestKind::Own { present })
+                    (Op::Get { key }, RequestKind::OwnLookup { present })
                 }
                 _ => (lookup, kind),
             }
@@ -261,7 +261,11 @@ impl<'w> LoadRun<'w> {
         requests.submit(tree, &op, kind.encode_token(i))
     }
 
-    fn update(&mut self, requests: &mut impl ExecuteRequests, i: u64) -> Result<bool, ClientError> {
+    fn submit_stable_key_update(
+        &mut self,
+        requests: &mut impl ExecuteRequests,
+        i: u64,
+    ) -> Result<bool, ClientError> {
         let key = stable_key(i);
         self.last_stamp = self.last_stamp.wrapping_add(1);
         let op = Op::Put {
@@ -360,7 +364,7 @@ impl<'w> LoadRun<'w> {
             *latency += nanos.min(60_000_000_000);
         })?;
         while let Some(i) = self.keys_awaiting_update.pop() {
-            if !self.update(requests, i)? {
+            if !self.submit_stable_key_update(requests, i)? {
                 self.keys_awaiting_update.push(i);
                 break;
             }
@@ -403,7 +407,7 @@ fn check_answer(
             report.lookups += 1;
             report.verified += 1;
         }
-        (RequestKind::Own { present }, Answer::Value(value)) => {
+        (RequestKind::OwnLookup { present }, Answer::Value(value)) => {
             if let Some(value) = value {
                 value_is_right(value, stable_key(i) + offset);
             }
@@ -445,14 +449,14 @@ fn check_answer(
                 report.wrong_scans += 1;
             }
         }
-        (RequestKind::Insert, Answer::Full) => {
+        (RequestKind::Insert, Answer::StoreFull) => {
             report.full += 1;
             if let Some(state) = own.get_mut(place) {
                 *state = OWN_KEY_ABSENT;
             }
         }
-        (_, Answer::Full) => report.full += 1,
-        (_, Answer::Lost) => report.lost += 1,
+        (_, Answer::StoreFull) => report.full += 1,
+        (_, Answer::NoAnswerInTime) => report.lost += 1,
         // The answer is of another kind than the request.
         _ => report.wrong_values += 1,
     }
@@ -494,8 +498,8 @@ mod tests {
             RequestKind::Update,
             RequestKind::Insert,
             RequestKind::Delete,
-            RequestKind::Own { present: true },
-            RequestKind::Own { present: false },
+            RequestKind::OwnLookup { present: true },
+            RequestKind::OwnLookup { present: false },
             RequestKind::Scan { limit: 65_535 },
         ];
         for kind in all {
@@ -546,11 +550,15 @@ mod tests {
         let mut check_answer =
             |kind, i, answer| check_answer(&mut report, &mut own, 7, kind, i, answer);
         check_answer(
-            RequestKind::Own { present: false },
+            RequestKind::OwnLookup { present: false },
             0,
             Answer::Value(Some(value_of(7, 1))),
         );
-        check_answer(RequestKind::Own { present: true }, 1, Answer::Value(None));
+        check_answer(
+            RequestKind::OwnLookup { present: true },
+            1,
+            Answer::Value(None),
+        );
         check_answer(RequestKind::Lookup, 1, Answer::Value(None));
         check_answer(
             RequestKind::Lookup,

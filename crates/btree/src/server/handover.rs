@@ -57,15 +57,15 @@ impl Handovers {
     }
 
     /// Executes a step of a handover for a client and returns the first word of the answer.
-    pub(crate) fn execute_step(
+    pub(crate) fn execute_step_and_encode_answer(
         &self,
         store: &Store,
         (client, tree): (usize, usize),
         step: HandoverStep,
         range: (u64, Option<u64>),
     ) -> Result<u64, Refusal> {
-        let done = Ok(wire::version_word(Status::Ok, 0));
-        let refused = Ok(wire::version_word(Status::Bad, 0));
+        let done = Ok(wire::first_word_with_version(Status::Ok, 0));
+        let refused = Ok(wire::first_word_with_version(Status::MalformedOrRefused, 0));
         let matches_request =
             |f: &FrozenRange| (f.taker_client, f.tree, f.range) == (client, tree, range);
         match step {
@@ -106,7 +106,7 @@ impl Handovers {
                 store.cede(tree, range, owner)?;
                 frozen.swap_remove(at);
                 self.frozen_count.store(frozen.len(), Ordering::Release);
-                Ok(wire::version_word(Status::Ok, version))
+                Ok(wire::first_word_with_version(Status::Ok, version))
             }
             HandoverStep::Take { giver } => {
                 let (from, end) = range;
@@ -153,7 +153,7 @@ impl Handovers {
     }
 
     /// Records that a range was taken or given up.
-    pub(crate) fn finish_take(&self) {
+    pub(crate) fn record_take_finished(&self) {
         self.unfinished_takes.fetch_sub(1, Ordering::AcqRel);
     }
 
@@ -179,7 +179,7 @@ fn overlap(a: (u64, Option<u64>), b: (u64, Option<u64>)) -> bool {
 }
 
 /// Number of sampled keys that a worker keeps.
-const SAMPLE_KEYS: usize = 160;
+const MAX_SAMPLED_KEYS: usize = 160;
 /// Sampling interval: the key of one in so many requests is kept.
 const REQUESTS_PER_SAMPLE: u32 = 61;
 
@@ -202,7 +202,7 @@ impl LoadMeter {
             busy_ns: 0,
             batch_start_ns: 0,
             keys_since_sample: 0,
-            sampled_keys: Vec::with_capacity(SAMPLE_KEYS),
+            sampled_keys: Vec::with_capacity(MAX_SAMPLED_KEYS),
             next_sample_index: 0,
         }
     }
@@ -225,14 +225,14 @@ impl LoadMeter {
 
     /// Counts a request for a key, and samples the key.
     #[inline]
-    pub(crate) fn record_key(&mut self, key: u64) {
+    pub(crate) fn count_and_sample_key(&mut self, key: u64) {
         self.keys_since_sample += 1;
         if self.keys_since_sample == REQUESTS_PER_SAMPLE {
             self.keys_since_sample = 0;
-            if self.sampled_keys.len() < SAMPLE_KEYS {
+            if self.sampled_keys.len() < MAX_SAMPLED_KEYS {
                 self.sampled_keys.push(key);
             } else {
-                self.sampled_keys[self.next_sample_index % SAMPLE_KEYS] = key;
+                self.sampled_keys[self.next_sample_index % MAX_SAMPLED_KEYS] = key;
             }
             self.next_sample_index += 1;
         }
@@ -240,7 +240,7 @@ impl LoadMeter {
 
     /// Appends the report as pairs of numbers: requests and busy nanoseconds; the time and the number of ranges being
     /// taken; then two sampled keys per pair.
-    pub(crate) fn report(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
+    pub(crate) fn append_as_entries(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
         into.push((self.requests, self.busy_ns));
         into.push((time::now_ns(), taking as u64));
         into.extend(

@@ -13,7 +13,9 @@ use rpc::{RpcError, UdPortConfig};
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use service::qp::connect_responder_qp;
 use service::worker::Mailbox;
-use service::{ClientCounts, ClientSlot, FreeSlots, Protocol, RefusedClient, ServerError, Service};
+use service::{
+    ClientSlot, ClientsConnected, FreeSlots, Protocol, RefusedClient, ServerError, Service,
+};
 use verbs::{
     Access as Rights, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QpEndpoint,
     QueuePair, Rc,
@@ -52,7 +54,7 @@ pub struct Btree {
     /// True if the device supports clients' READs.
     supports_client_reads: bool,
     workers: Vec<Arc<WorkerShared>>,
-    slots: FreeSlots,
+    free_client_slots: FreeSlots,
 }
 
 /// The server's dependence on its surroundings: randomness, threads and simulated cost.
@@ -167,7 +169,7 @@ impl Service for Btree {
         assign_ranges_of_others(&store, &config)?;
         let walk_cost = runtime.charged_tree.as_ref();
         let walk_cost =
-            walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::PREFETCH_ROUNDS)));
+            walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::INTERLEAVED_WALK_STEPS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -199,7 +201,7 @@ impl Service for Btree {
             max_answer_bytes: mtu,
             supports_client_reads: AccessDesign::Read.check(context.capabilities()?).is_ok(),
             workers: workers.iter().map(|w| Arc::clone(&w.shared)).collect(),
-            slots: FreeSlots::new(config.max_clients),
+            free_client_slots: FreeSlots::new(config.max_clients),
             config,
         });
         Ok((btree, workers))
@@ -235,7 +237,7 @@ impl Service for Btree {
                 self.max_answer_bytes
             )));
         }
-        let slot = self.slots.take_free_slot().ok_or_else(|| {
+        let slot = self.free_client_slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
             RefusedClient::temporary(format!("this server has its {max} clients already"))
         })?;
@@ -248,7 +250,7 @@ impl Service for Btree {
         let memory = match hello.rc.filter(|_| self.supports_client_reads) {
             None => None,
             Some(peer) if self.config.remote_writes => {
-                Some(self.open_to_writer(hello, session.slot.index(), &peer)?)
+                Some(self.open_nodes_to_writer(hello, session.slot.index(), &peer)?)
             }
             Some(peer) => {
                 let rights = Rights::REMOTE_READ;
@@ -269,14 +271,14 @@ impl Service for Btree {
         worker.run()
     }
 
-    fn stats(&self, clients: ClientCounts) -> ServerStats {
+    fn stats(&self, clients: ClientsConnected) -> ServerStats {
         let (recovered_locks, expelled) = self.lock_recovery.recovery_counts();
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
             taken_entries: self.handovers.taken_entries(),
-            clients: clients.connected,
-            clients_total: clients.ever_connected,
+            clients: clients.now,
+            clients_total: clients.ever,
             tree: self.store.stats(),
             ..ServerStats::default()
         };
@@ -320,7 +322,7 @@ impl Service for Btree {
                 PipelinedClient::connect_on(&context, client)
             });
             while !btree.stopping.load(Ordering::Acquire) {
-                if !mover.take_chunk() {
+                if !mover.try_take_chunk() {
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -342,7 +344,7 @@ impl Btree {
         &self.store
     }
 
-    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::take_chunk`]
+    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::try_take_chunk`]
     /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
     /// to a server by its number.
     pub fn create_mover(
@@ -392,7 +394,7 @@ impl Btree {
 
     /// Opens the nodes to a client that changes leaves. The client gets its own registration, so that its access can be
     /// revoked.
-    fn open_to_writer(
+    fn open_nodes_to_writer(
         &self,
         hello: &Hello,
         index: u32,

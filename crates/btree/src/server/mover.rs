@@ -71,7 +71,7 @@ impl RangeMover {
     }
 
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
-    pub fn take_chunk(&mut self) -> bool {
+    pub fn try_take_chunk(&mut self) -> bool {
         if self.remaining_take.is_none() {
             self.remaining_take = self.handovers.pop_waiting_take();
         }
@@ -82,7 +82,7 @@ impl RangeMover {
         if now < self.next_chunk_at {
             return false;
         }
-        let left = match self.transfer_chunk(take) {
+        let left = match self.take_first_chunk(take) {
             Ok(left) => left,
             Err(e) => {
                 tracing::warn!("keys from {} on are not taken: {e}", take.from);
@@ -91,20 +91,20 @@ impl RangeMover {
         };
         self.remaining_take = left.map(|from| TakeRequest { from, ..take });
         if self.remaining_take.is_none() {
-            self.handovers.finish_take();
+            self.handovers.record_take_finished();
         }
         true
     }
 
     /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
-    fn transfer_chunk(&mut self, take: TakeRequest) -> Result<Option<u64>, ClientError> {
+    fn take_first_chunk(&mut self, take: TakeRequest) -> Result<Option<u64>, ClientError> {
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
         };
         let tree = take.tree;
         // The first scan finds the end of the chunk.
-        let Some((_, next)) = scan(giver, tree, (take.from, take.end))? else {
+        let Some((_, next)) = scan_at_giver(giver, tree, (take.from, take.end))? else {
             return Ok(None);
         };
         let end = next.or(take.end);
@@ -118,7 +118,7 @@ impl RangeMover {
         }
         let mut entries = Vec::new();
         let mut from = take.from;
-        while let Some((found, next)) = scan(giver, tree, (from, end))? {
+        while let Some((found, next)) = scan_at_giver(giver, tree, (from, end))? {
             entries.extend(found);
             match next {
                 Some(next) => from = next,
@@ -164,7 +164,7 @@ type ScanResult = (Vec<(u64, u64)>, Option<u64>);
 
 /// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
 /// range.
-fn scan(
+fn scan_at_giver(
     giver: &mut PipelinedClient,
     tree: u8,
     (from, end): (u64, Option<u64>),
@@ -177,7 +177,7 @@ fn scan(
         |answer| match answer {
             Answer::Entries { entries, next } => Ok(Some((entries.to_vec(), next))),
             Answer::Moved(_) => Ok(None),
-            _ => Err(ClientError::Lost),
+            _ => Err(ClientError::NoAnswerInTime),
         },
     )?
 }
@@ -194,8 +194,8 @@ fn request_step(
         tree,
         &Op::Handover { step, from, end },
         |answer| match answer {
-            Answer::Ceded { version } => StepResult::Done(version),
-            Answer::Lost => StepResult::Unknown,
+            Answer::HandoverStepDone { version } => StepResult::Done(version),
+            Answer::NoAnswerInTime => StepResult::Unknown,
             _ => StepResult::Refused,
         },
     );
@@ -214,7 +214,7 @@ fn query_cession_outcome(
 ) -> StepResult {
     let asked = call(giver, tree, &Op::Get { key }, |answer| match answer {
         Answer::Moved(moved) if moved.owner.server == to => StepResult::Done(moved.owner.version),
-        Answer::Lost => StepResult::Unknown,
+        Answer::NoAnswerInTime => StepResult::Unknown,
         _ => StepResult::Refused,
     });
     let asked = asked.unwrap_or(StepResult::Unknown);

@@ -119,7 +119,7 @@ impl WorkerLoop for RunningWorker<'_> {
     type Counts = WorkerCounts;
 
     #[cold]
-    fn execute(&mut self, command: Command) -> bool {
+    fn execute_and_continue(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove(slot) => {
@@ -170,7 +170,7 @@ impl WorkerLoop for RunningWorker<'_> {
 
     #[inline]
     fn wait_briefly(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(self.rpc_server.polled_memory());
+        waiter.idle_polling_memory(self.rpc_server.polled_memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
@@ -203,7 +203,7 @@ struct RequestHandler<'s> {
 
 /// Steps that the walks of a batch take together, enough for a tree of five levels. Higher trees are finished request
 /// by request.
-pub(super) const PREFETCH_ROUNDS: usize = 5;
+pub(super) const INTERLEAVED_WALK_STEPS: usize = 5;
 
 /// The walks of a batch.
 struct BatchWalks([WalkPosition; rpc::MAX_BATCH]);
@@ -211,7 +211,7 @@ struct BatchWalks([WalkPosition; rpc::MAX_BATCH]);
 impl RpcHandler for RequestHandler<'_> {
     type Batch = BatchWalks;
 
-    const PREFETCH_ROUNDS: usize = PREFETCH_ROUNDS;
+    const PREFETCH_ROUNDS: usize = INTERLEAVED_WALK_STEPS;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
@@ -262,8 +262,8 @@ impl RpcHandler for RequestHandler<'_> {
             *walk = self.store.index().begin(tree);
         }
         match op {
-            Op::Handover { .. } | Op::Load => {}
-            _ if self.shares_keys => self.meter.record_key(op.key()),
+            Op::Handover { .. } | Op::ReadServerLoad => {}
+            _ if self.shares_keys => self.meter.count_and_sample_key(op.key()),
             _ => {}
         }
         match op {
@@ -280,7 +280,7 @@ impl RpcHandler for RequestHandler<'_> {
             Op::Put { .. } | Op::Delete { .. } | Op::Handover { .. } => {
                 self.change((op, tree), request.client_index, number, walk, reply);
             }
-            Op::Load => self.reply_load_report(request.client_index, reply),
+            Op::ReadServerLoad => self.reply_load_report(request.client_index, reply),
         }
     }
 }
@@ -299,15 +299,22 @@ impl RequestHandler<'_> {
     #[inline]
     fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReply<'_>) {
         self.counts.gets += 1;
-        match self.store.index().finish_walk(tree, key, walk) {
+        match self
+            .store
+            .index()
+            .finish_walk_and_get_value(tree, key, walk)
+        {
             Ok(Some(value)) => {
                 self.counts.get_hits += 1;
                 let mut message = [0; 16];
-                message[..8].copy_from_slice(&wire::answer_word(Status::Ok, true).to_le_bytes());
+                message[..8]
+                    .copy_from_slice(&wire::answer_first_word(Status::Ok, true).to_le_bytes());
                 message[8..].copy_from_slice(&value.to_le_bytes());
                 reply.send_payload(&message);
             }
-            Ok(None) => reply.send_payload(&wire::answer_word(Status::Ok, false).to_le_bytes()),
+            Ok(None) => {
+                reply.send_payload(&wire::answer_first_word(Status::Ok, false).to_le_bytes())
+            }
             Err(refusal) => self.reply_refusal(refusal, reply),
         }
     }
@@ -315,22 +322,22 @@ impl RequestHandler<'_> {
     #[cold]
     fn reply_refusal(&mut self, refusal: Refusal, reply: RequestReply<'_>) {
         if let Refusal::Moved(moved) = &refusal {
-            return reply.send_payload(&wire::encode_moved(moved));
+            return reply.send_payload(&wire::encode_moved_answer(moved));
         }
-        let word = self.handle_refusal(refusal);
+        let word = self.count_and_encode_refusal(refusal);
         reply.send_payload(&word.to_le_bytes());
     }
 
-    fn handle_refusal(&mut self, refusal: Refusal) -> u64 {
+    fn count_and_encode_refusal(&mut self, refusal: Refusal) -> u64 {
         match refusal {
-            Refusal::Full => wire::answer_word(Status::Full, false),
-            Refusal::Moved(_) => wire::answer_word(Status::Moved, false),
+            Refusal::Full => wire::answer_first_word(Status::StoreFull, false),
+            Refusal::Moved(_) => wire::answer_first_word(Status::Moved, false),
             Refusal::Busy(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
-                self.lock_recovery.handle_complaint(0, node);
+                self.lock_recovery.try_free_lock_on_complaint(0, node);
                 self.handovers.thaw_expired(self.store);
                 self.counts.busy_refusals += 1;
-                wire::answer_word(Status::Busy, false)
+                wire::answer_first_word(Status::Busy, false)
             }
         }
     }
@@ -358,7 +365,8 @@ impl RequestHandler<'_> {
                 return;
             }
             ChangeState::New => {
-                let found = |before: Option<u64>| wire::answer_word(Status::Ok, before.is_some());
+                let found =
+                    |before: Option<u64>| wire::answer_first_word(Status::Ok, before.is_some());
                 let changed = match op {
                     Op::Put { key, value, when } => {
                         let put = self.store.put_from_walk(tree, (key, value), when, walk);
@@ -366,8 +374,12 @@ impl RequestHandler<'_> {
                     }
                     Op::Handover { step, from, end } => {
                         let who = (client, tree);
-                        self.handovers
-                            .execute_step(self.store, who, step, (from, end))
+                        self.handovers.execute_step_and_encode_answer(
+                            self.store,
+                            who,
+                            step,
+                            (from, end),
+                        )
                     }
                     _ => self.store.remove_from_walk(tree, op.key(), walk).map(found),
                 };
@@ -431,7 +443,7 @@ impl RequestHandler<'_> {
         let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
         self.entries.clear();
         self.meter
-            .report(self.handovers.unfinished_takes(), &mut self.entries);
+            .append_as_entries(self.handovers.unfinished_takes(), &mut self.entries);
         self.entries.truncate(each);
         if self.entries.is_empty() {
             return self.reply_bad(reply);
@@ -446,7 +458,7 @@ impl RequestHandler<'_> {
         loop {
             let to = count.min(first + each);
             self.answer_message.clear();
-            let word = wire::scan_word(first, count, next.is_some());
+            let word = wire::scan_message_first_word(first, count, next.is_some());
             self.answer_message.extend_from_slice(&word.to_le_bytes());
             self.answer_message
                 .extend_from_slice(&next.unwrap_or(0).to_le_bytes());
@@ -468,6 +480,8 @@ impl RequestHandler<'_> {
     #[cold]
     fn reply_bad(&mut self, reply: RequestReply<'_>) {
         self.counts.bad_requests += 1;
-        reply.send_payload(&wire::answer_word(Status::Bad, false).to_le_bytes());
+        reply.send_payload(
+            &wire::answer_first_word(Status::MalformedOrRefused, false).to_le_bytes(),
+        );
     }
 }

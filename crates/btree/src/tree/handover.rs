@@ -51,7 +51,7 @@ impl Store {
     }
 
     /// Locks each leaf of a range in turn and calls `change`. The range must begin and end at leaf boundaries.
-    fn for_each_leaf(
+    fn for_each_locked_leaf(
         &self,
         tree: usize,
         (from, end): Range,
@@ -84,11 +84,13 @@ impl Store {
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
-        let frozen = self.for_each_leaf(tree, range, |_, leaf| {
+        let frozen = self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().is_owned_elsewhere() {
-                return Err(Refusal::Moved(super::MovedRange::of(leaf.node())));
+                return Err(Refusal::Moved(super::MovedRange::from_moved_leaf(
+                    leaf.node(),
+                )));
             }
-            leaf.set_flags(FLAG_FROZEN, 0);
+            leaf.set_and_clear_flags(FLAG_FROZEN, 0);
             Ok(())
         });
         if frozen.is_err() {
@@ -102,8 +104,8 @@ impl Store {
     /// # Errors
     /// [`Refusal::Busy`].
     pub fn thaw(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
-        self.for_each_leaf(tree, range, |_, leaf| {
-            leaf.set_flags(0, FLAG_FROZEN);
+        self.for_each_locked_leaf(tree, range, |_, leaf| {
+            leaf.set_and_clear_flags(0, FLAG_FROZEN);
             Ok(())
         })
     }
@@ -118,7 +120,7 @@ impl Store {
         range: (u64, Option<u64>),
         owner: RangeOwner,
     ) -> Result<(), Refusal> {
-        self.for_each_leaf(tree, range, |_, leaf| {
+        self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().keys_may_change() {
                 return Err(Refusal::Busy(0));
             }
@@ -139,17 +141,17 @@ impl Store {
     ) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
         let mut first = None;
-        self.for_each_leaf(tree, range, |number, leaf| {
+        self.for_each_locked_leaf(tree, range, |number, leaf| {
             let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
             leaf.replace_entries(&[(low, owner.encode_word())]);
-            leaf.set_flags(FLAG_MOVED, FLAG_FROZEN);
+            leaf.set_and_clear_flags(FLAG_MOVED, FLAG_FROZEN);
             first.get_or_insert((low, number));
             Ok(())
         })?;
         // Leaves that cannot be merged stay separate and use memory.
         let mut at = first;
         while let Some((low, number)) = at {
-            while self.merge(tree, low, 0, number).is_some() {}
+            while self.try_merge_right_sibling(tree, low, 0, number).is_some() {}
             at = self.index.memory.read(number, |leaf| {
                 let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf
@@ -170,7 +172,7 @@ impl Store {
         let each = self.entries_per_adopted_leaf();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
-            match self.index.memory.allocate(false) {
+            match self.index.memory.allocate_locked(false) {
                 Some((number, _)) => reserved.nodes.push(number),
                 None => {
                     self.release_nodes(reserved);
@@ -208,7 +210,7 @@ impl Store {
     ) -> Result<(), Refusal> {
         self.ensure_boundaries(tree, range)?;
         let mut made = Vec::new();
-        let adopted = self.for_each_leaf(tree, range, |_, leaf| {
+        let adopted = self.for_each_locked_leaf(tree, range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
             if leaf.node().is_owned_elsewhere() {
                 self.replace_moved_leaf(tree, leaf, entries, (reserved, &mut made))?;
@@ -246,7 +248,11 @@ impl Store {
         let mut sibling = node.0[SIBLING_WORD].load(Ordering::Relaxed);
         let mut after = end;
         while reserved.nodes.len() + 1 < chunks.len() {
-            let more = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
+            let more = self
+                .index
+                .memory
+                .allocate_locked(true)
+                .ok_or(Refusal::Full)?;
             reserved.nodes.push(more.0);
         }
         // The chain is built from the right, so that each leaf links to a complete one.
@@ -254,14 +260,14 @@ impl Store {
             let number = reserved.nodes.pop().ok_or(Refusal::Full)?;
             let mut locked = self.index.memory.lock(number)?;
             locked.init(tree as u64, 0, 0, chunk);
-            locked.set_fences(chunk[0].0, after, sibling);
+            locked.set_fences_and_sibling(chunk[0].0, after, sibling);
             drop(locked);
             made.push((chunk[0].0, number));
             (sibling, after) = (number, Some(chunk[0].0));
         }
         leaf.replace_entries(chunks.first().copied().unwrap_or_default());
-        leaf.set_flags(0, FLAG_MOVED | FLAG_FROZEN);
-        leaf.set_high_fence(after, sibling);
+        leaf.set_and_clear_flags(0, FLAG_MOVED | FLAG_FROZEN);
+        leaf.set_high_fence_and_sibling(after, sibling);
         Ok(())
     }
 }

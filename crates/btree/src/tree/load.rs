@@ -86,7 +86,7 @@ impl Store {
                 entries_per_node: per_node,
             };
             lows = if level == 0 {
-                self.build_level(&of, count, threads, &entry)?
+                self.build_level_returning_low_fences(&of, count, threads, &entry)?
             } else {
                 let below = first - sizes[usize::from(level) - 1];
                 let entry = |i: u64| {
@@ -94,7 +94,7 @@ impl Store {
                     let low = lows[i as usize];
                     (low, below + i)
                 };
-                self.build_level(&of, lows.len() as u64, threads, entry)?
+                self.build_level_returning_low_fences(&of, lows.len() as u64, threads, entry)?
             };
             first += nodes;
         }
@@ -106,7 +106,7 @@ impl Store {
     }
 
     /// Builds one level and returns the low fences of its nodes.
-    fn build_level(
+    fn build_level_returning_low_fences(
         &self,
         of: &LoadingLevel,
         count: u64,
@@ -121,7 +121,9 @@ impl Store {
             let entry = &entry;
             let part = |t: u64| {
                 let range = t * share..((t + 1) * share).min(of.node_count);
-                scope.spawn(move || self.build_level_part(of, range, count, entry))
+                scope.spawn(move || {
+                    self.build_level_part_returning_low_fences(of, range, count, entry)
+                })
             };
             let running: Vec<_> = (0..threads).map(part).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join();
@@ -135,7 +137,7 @@ impl Store {
         Ok(lows)
     }
 
-    fn build_level_part(
+    fn build_level_part_returning_low_fences(
         &self,
         of: &LoadingLevel,
         nodes: std::ops::Range<u64>,
@@ -171,7 +173,7 @@ impl Store {
             let low = low_of(node);
             locked.init(of.tree as u64, of.level, 0, &entries);
             let end = (!is_last).then(|| low_of(node + 1));
-            locked.set_fences(low, end, if is_last { 0 } else { number + 1 });
+            locked.set_fences_and_sibling(low, end, if is_last { 0 } else { number + 1 });
             drop(locked);
             lows.push(low);
         }

@@ -48,14 +48,14 @@ pub(crate) struct StoreMemory {
 #[derive(Debug)]
 struct FreeNodes {
     /// The first node that was never used.
-    first_unused: NodeNumber,
+    first_never_used: NodeNumber,
     /// Nodes that were used and are free again.
     reusable_nodes: Vec<NodeNumber>,
 }
 
 impl FreeNodes {
     fn free_count(&self, nodes: u64) -> u64 {
-        nodes - self.first_unused + self.reusable_nodes.len() as u64
+        nodes - self.first_never_used + self.reusable_nodes.len() as u64
     }
 }
 
@@ -76,7 +76,7 @@ impl StoreMemory {
             node_words: node_bytes / 8,
             node_capacity: nodes,
             free_nodes: Mutex::new(FreeNodes {
-                first_unused: 1,
+                first_never_used: 1,
                 reusable_nodes: Vec::new(),
             }),
         };
@@ -113,7 +113,7 @@ impl StoreMemory {
 
     /// Finishes the change of a client that is gone: stores words 1 and following of a node that the client still has
     /// locked.
-    pub(crate) fn finish_client_change(
+    pub(crate) fn overwrite_locked_node_body(
         &self,
         number: NodeNumber,
         words: impl Iterator<Item = u64>,
@@ -193,14 +193,14 @@ impl StoreMemory {
         number: NodeNumber,
         mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, LockTimeout> {
-        match self.try_read_once(number, &mut visit) {
+        match self.try_read_unlocked_node(number, &mut visit) {
             Some(found) => Ok(found),
             None => self.read_with_retry(number, visit),
         }
     }
 
     #[inline]
-    fn try_read_once<R>(
+    fn try_read_unlocked_node<R>(
         &self,
         number: NodeNumber,
         visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
@@ -231,7 +231,7 @@ impl StoreMemory {
         let copy = &copy[..self.node_words];
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
-            if let Some(found) = self.try_read_once(number, &mut visit) {
+            if let Some(found) = self.try_read_unlocked_node(number, &mut visit) {
                 return Ok(found);
             }
             for (to, from) in copy.iter().zip(words) {
@@ -303,7 +303,7 @@ impl StoreMemory {
 
     /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
     /// `None` if the memory is full.
-    pub(crate) fn allocate(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_>)> {
+    pub(crate) fn allocate_locked(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_>)> {
         let number = {
             let mut free = lock(&self.free_nodes);
             let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
@@ -311,8 +311,8 @@ impl StoreMemory {
                 return None;
             }
             free.reusable_nodes.pop().unwrap_or_else(|| {
-                free.first_unused += 1;
-                free.first_unused - 1
+                free.first_never_used += 1;
+                free.first_never_used - 1
             })
         };
         // A client may still hold the lock of a node that was merged away: such a node stays unused.
@@ -325,11 +325,11 @@ impl StoreMemory {
     /// Allocates `count` consecutive nodes that were never used, for a bulk load, and returns the first one's number.
     pub(crate) fn allocate_consecutive(&self, count: u64) -> Option<NodeNumber> {
         let mut free = lock(&self.free_nodes);
-        let first = free.first_unused;
+        let first = free.first_never_used;
         if self.node_capacity - first < count + SPLIT_RESERVE_NODES {
             return None;
         }
-        free.first_unused += count;
+        free.first_never_used += count;
         Some(first)
     }
 
@@ -395,13 +395,18 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_fences(&mut self, low: u64, end: Option<u64>, sibling: NodeNumber) {
+    pub(crate) fn set_fences_and_sibling(
+        &mut self,
+        low: u64,
+        end: Option<u64>,
+        sibling: NodeNumber,
+    ) {
         self.set(LOW_FENCE_WORD, low);
-        self.set_high_fence(end, sibling);
+        self.set_high_fence_and_sibling(end, sibling);
     }
 
     /// Sets the high fence to `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_high_fence(&mut self, end: Option<u64>, sibling: NodeNumber) {
+    pub(crate) fn set_high_fence_and_sibling(&mut self, end: Option<u64>, sibling: NodeNumber) {
         let node = self.node();
         let last = if end.is_none() { FLAG_LAST_OF_LEVEL } else { 0 };
         let flags = node.flags() & !FLAG_LAST_OF_LEVEL | last;
@@ -412,7 +417,7 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Sets and clears flags of the node.
-    pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
+    pub(crate) fn set_and_clear_flags(&mut self, set: u64, clear: u64) {
         let node = self.node();
         let meta = encode_level_flags_count(
             node.level(),
@@ -423,7 +428,7 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Marks the node as dead and empties it.
-    pub(crate) fn mark_dead(&mut self) {
+    pub(crate) fn mark_dead_and_empty(&mut self) {
         let meta = encode_level_flags_count(self.node().level(), FLAG_DEAD, 0);
         self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
     }

@@ -28,7 +28,7 @@ fn checksum(words: &[u64]) -> u64 {
 }
 
 /// Completes an entry that already contains the node's words.
-pub(crate) fn complete_entry(entry: &mut [u64], number: u64, lock: u64) {
+pub(crate) fn write_node_number_lock_and_checksum(entry: &mut [u64], number: u64, lock: u64) {
     let last = entry.len() - 1;
     (entry[0], entry[1]) = (number, lock);
     entry[last] = checksum(&entry[..last]);
@@ -45,7 +45,7 @@ fn decode_entry(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
 }
 
 impl LockTable for Store {
-    fn lock_of(&self, object: u64) -> Option<&AtomicU64> {
+    fn lock_word_of(&self, object: u64) -> Option<&AtomicU64> {
         self.index().memory().node_lock_word(object)
     }
 
@@ -54,7 +54,7 @@ impl LockTable for Store {
     }
 
     /// Returns 0: all trees are in one table.
-    fn table_index(_entry: &[u8]) -> Option<usize> {
+    fn table_index_of_redo_entry(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
 
@@ -79,7 +79,7 @@ impl LockTable for Store {
         if !Node(&node[..]).has_valid_checksum() {
             return false;
         }
-        memory.finish_client_change(number, body.into_iter());
+        memory.overwrite_locked_node_body(number, body.into_iter());
         lock.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
@@ -95,7 +95,7 @@ mod tests {
         #[test]
         fn an_entry_is_whole_or_none(at in 0usize..34 * 8, bit in 0u32..8) {
             let mut entry: Vec<u64> = (0..34).collect();
-            complete_entry(&mut entry, 7, 9 << 40);
+            write_node_number_lock_and_checksum(&mut entry, 7, 9 << 40);
             let mut bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
             prop_assert_eq!(decode_entry(&bytes), Some((7, 9 << 40, entry[2..33].to_vec())));
             bytes[at] ^= 1 << bit;

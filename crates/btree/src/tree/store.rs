@@ -33,7 +33,7 @@ fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(match leaf.is_owned_elsewhere() {
-        true => Refusal::Moved(MovedRange::of(leaf)),
+        true => Refusal::Moved(MovedRange::from_moved_leaf(leaf)),
         // A frozen leaf is refused for a short time only.
         false => Refusal::Busy(0),
     })
@@ -76,7 +76,7 @@ impl Store {
     /// [`Refusal::Busy`].
     pub fn get(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
-        self.index.finish_walk(tree, key, &mut walk)
+        self.index.finish_walk_and_get_value(tree, key, &mut walk)
     }
 
     /// Appends entries to `into` in ascending order, beginning at the range's first key, until `into` has `limit`
@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
-    pub fn nodes_for(node_bytes: usize, keys: u64) -> u64 {
+    pub fn nodes_needed_for_keys(node_bytes: usize, keys: u64) -> u64 {
         let room = entries_per_node(node_bytes / 8) as u64;
         // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
         let leaves = 2 * keys / room;
@@ -140,9 +140,11 @@ impl Store {
         let nodes = nodes + 64;
         let memory = StoreMemory::new(pd, node_bytes, nodes, access)?;
         for tree in 0..trees {
-            let (root, mut locked) = memory.allocate(true).expect("the first nodes of many");
+            let (root, mut locked) = memory
+                .allocate_locked(true)
+                .expect("the first nodes of many");
             locked.init(tree as u64, 0, 0, &[]);
-            locked.set_fences(0, None, 0);
+            locked.set_fences_and_sibling(0, None, 0);
             drop(locked);
             let word = memory.root_word(tree);
             word.store(encode_root(root, 0), Ordering::Release);
@@ -230,7 +232,7 @@ impl Store {
         when: PutCondition,
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
-        self.index.walk_down(tree, key, walk)?;
+        self.index.walk_down_to_leaf(tree, key, walk)?;
         let (_, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
@@ -248,7 +250,7 @@ impl Store {
                 Ok(None)
             }
             Err(_) => {
-                let (at, right) = self.split(leaf, (key, value), tree, 0)?;
+                let (at, right) = self.split_and_insert(leaf, (key, value), tree, 0)?;
                 // The entry is inserted. If the parent has no entry for the new leaf, walks reach it by the old leaf's
                 // link.
                 let _ = self.insert_into_parent(tree, 1, (at, right));
@@ -258,7 +260,7 @@ impl Store {
     }
 
     /// Splits a locked full node and inserts an entry. Returns the first key and the number of the new right node.
-    fn split(
+    fn split_and_insert(
         &self,
         left: LockedNode<'_>,
         entry: (u64, u64),
@@ -287,15 +289,19 @@ impl Store {
         at: u64,
     ) -> Result<NodeNumber, Refusal> {
         let is_inner = level > 0;
-        let (number, mut right) = self.index.memory.allocate(is_inner).ok_or(Refusal::Full)?;
+        let (number, mut right) = self
+            .index
+            .memory
+            .allocate_locked(is_inner)
+            .ok_or(Refusal::Full)?;
         let node = left.node();
         let end = node.key_upper_bound();
         right.init(tree as u64, level, node.flags(), high);
-        right.set_fences(at, end, node.0[SIBLING_WORD].load(Ordering::Relaxed));
+        right.set_fences_and_sibling(at, end, node.0[SIBLING_WORD].load(Ordering::Relaxed));
         // The new node is complete and unlocked before any link points to it.
         drop(right);
         left.replace_entries(low);
-        left.set_high_fence(Some(at), number);
+        left.set_high_fence_and_sibling(Some(at), number);
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(number)
     }
@@ -307,7 +313,9 @@ impl Store {
         level: u16,
         (at, right): (u64, NodeNumber),
     ) -> Result<(), Refusal> {
-        if self.index.root(tree).1 < level && self.add_root_level(tree, level, (at, right))? {
+        if self.index.root(tree).1 < level
+            && self.add_root_level_unless_done(tree, level, (at, right))?
+        {
             return Ok(());
         }
         let from = self.index.find_covering_node(tree, at, level)?;
@@ -318,7 +326,7 @@ impl Store {
             Ok(place) => parent.update(place, right),
             Err(place) if node.entry_count() < node.capacity() => parent.insert(place, at, right),
             Err(_) => {
-                let (at, right) = self.split(parent, (at, right), tree, level)?;
+                let (at, right) = self.split_and_insert(parent, (at, right), tree, level)?;
                 self.insert_into_parent(tree, level + 1, (at, right))?;
             }
         }
@@ -327,7 +335,7 @@ impl Store {
 
     /// Gives the tree a root of this level, unless another thread did so meanwhile. Returns true if this call made the
     /// root.
-    fn add_root_level(
+    fn add_root_level_unless_done(
         &self,
         tree: usize,
         level: u16,
@@ -338,10 +346,14 @@ impl Store {
         if top >= level {
             return Ok(false);
         }
-        let (number, mut new) = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
+        let (number, mut new) = self
+            .index
+            .memory
+            .allocate_locked(true)
+            .ok_or(Refusal::Full)?;
         // Other threads may also have split nodes of this level: they add their entries to the new root.
         new.init(tree as u64, level, 0, &[(0, root), (at, right)]);
-        new.set_fences(0, None, 0);
+        new.set_fences_and_sibling(0, None, 0);
         drop(new);
         let word = self.index.memory.root_word(tree);
         word.store(encode_root(number, level), Ordering::Release);
@@ -364,7 +376,7 @@ impl Store {
         key: u64,
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
-        self.index.walk_down(tree, key, walk)?;
+        self.index.walk_down_to_leaf(tree, key, walk)?;
         let (number, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
@@ -376,14 +388,20 @@ impl Store {
         let sparse = node.entry_count() < node.capacity() / 4;
         drop(leaf);
         if sparse {
-            self.merge(tree, key, 0, number);
+            self.try_merge_right_sibling(tree, key, 0, number);
         }
         Ok(Some(before))
     }
 
     /// Merges the right sibling into a sparse node if both fit into one, have the same parent, and all three locks are
     /// free. Otherwise the node stays sparse until the next removal.
-    pub(super) fn merge(&self, tree: usize, key: u64, level: u16, left: NodeNumber) -> Option<()> {
+    pub(super) fn try_merge_right_sibling(
+        &self,
+        tree: usize,
+        key: u64,
+        level: u16,
+        left: NodeNumber,
+    ) -> Option<()> {
         if self.index.root(tree).1 <= level {
             return None;
         }
@@ -424,17 +442,17 @@ impl Store {
             all.extend(other.entries_with_inserted(None));
         }
         locked.replace_entries(&all);
-        locked.set_high_fence(
+        locked.set_high_fence_and_sibling(
             b.key_upper_bound(),
             b.0[SIBLING_WORD].load(Ordering::Relaxed),
         );
         drop(locked);
-        other.mark_dead();
+        other.mark_dead_and_empty();
         drop(other);
         self.index.memory.free_node(right);
         self.merges.fetch_add(1, Ordering::Relaxed);
         if sparse {
-            self.merge(tree, key, level + 1, parent);
+            self.try_merge_right_sibling(tree, key, level + 1, parent);
         }
         Some(())
     }

@@ -58,7 +58,7 @@ pub struct MovedRange {
 
 impl MovedRange {
     /// Reads the range and the owner from a leaf with the flag `FLAG_MOVED`.
-    pub(crate) fn of<W: NodeWords + ?Sized>(leaf: Node<'_, W>) -> Self {
+    pub(crate) fn from_moved_leaf<W: NodeWords + ?Sized>(leaf: Node<'_, W>) -> Self {
         Self {
             from: leaf.0.word(LOW_FENCE_WORD),
             end: leaf.key_upper_bound(),
@@ -86,13 +86,13 @@ pub(crate) fn decode_root(word: u64) -> (NodeNumber, u16) {
 
 /// Largest number of steps of a walk; more mean that the tree is broken, since clients can WRITE arbitrary words into
 /// nodes.
-const MAX_STEPS: u32 = 100_000;
+const MAX_WALK_STEPS: u32 = 100_000;
 
-/// Counts a step and fails after [`MAX_STEPS`].
+/// Counts a step and fails after [`MAX_WALK_STEPS`].
 #[inline]
 fn count_step(steps: &mut u32, node: NodeNumber) -> Result<(), LockTimeout> {
     *steps += 1;
-    if *steps > MAX_STEPS {
+    if *steps > MAX_WALK_STEPS {
         return Err(LockTimeout(node));
     }
     Ok(())
@@ -111,7 +111,7 @@ pub(crate) struct WalkPosition {
     node: NodeNumber,
     level: u16,
     /// The index of the key in the leaf, once it was searched.
-    leaf_index: Option<u16>,
+    index_in_leaf: Option<u16>,
 }
 
 impl WalkPosition {
@@ -124,7 +124,7 @@ impl WalkPosition {
         Self {
             node,
             level,
-            leaf_index: None,
+            index_in_leaf: None,
         }
     }
 }
@@ -158,10 +158,10 @@ impl TreeIndex {
     pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
-            if walk.leaf_index.is_none() {
+            if walk.index_in_leaf.is_none() {
                 let found = self.memory.read(walk.node, |n| n.find(key).ok());
                 if let Ok(Some(place)) = found {
-                    walk.leaf_index = u16::try_from(place).ok();
+                    walk.index_in_leaf = u16::try_from(place).ok();
                     self.memory.prefetch_value(walk.node, place);
                 }
             }
@@ -176,13 +176,13 @@ impl TreeIndex {
                 self.memory.prefetch(child);
             }
             Ok(NextStep::Sibling(right)) => walk.node = right,
-            // After an error or a lost walk, [`finish_walk`](Self::finish_walk) continues from the root.
+            // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues from the root.
             _ => *walk = self.begin(tree),
         }
     }
 
     /// Continues a walk until it is at a leaf.
-    pub(crate) fn walk_down(
+    pub(crate) fn walk_down_to_leaf(
         &self,
         tree: usize,
         key: u64,
@@ -208,7 +208,7 @@ impl TreeIndex {
 
     /// Completes a walk and returns the value of the key.
     #[inline]
-    pub(crate) fn finish_walk(
+    pub(crate) fn finish_walk_and_get_value(
         &self,
         tree: usize,
         key: u64,
@@ -218,15 +218,15 @@ impl TreeIndex {
         loop {
             count_step(&mut steps, walk.node)?;
             if walk.level > 0 {
-                self.walk_down(tree, key, walk)?;
+                self.walk_down_to_leaf(tree, key, walk)?;
             }
             let found = self.memory.read(walk.node, |n| {
                 let next = n.next_walk_step(key, tree as u64, 0);
                 if n.is_owned_elsewhere() && next == NextStep::Leaf {
-                    return Err(MovedRange::of(n));
+                    return Err(MovedRange::from_moved_leaf(n));
                 }
                 let value = match next {
-                    NextStep::Leaf => match walk.leaf_index.map(usize::from) {
+                    NextStep::Leaf => match walk.index_in_leaf.map(usize::from) {
                         // The index found before is still right, unless entries were moved since.
                         Some(place) if place < n.entry_count() && n.key(place) == key => {
                             Some(n.value(place))
@@ -305,7 +305,7 @@ impl TreeIndex {
                     _ => return None,
                 }
                 if n.is_owned_elsewhere() {
-                    moved = Some(MovedRange::of(n));
+                    moved = Some(MovedRange::from_moved_leaf(n));
                     return Some((Some(from), 0, true));
                 }
                 let first = n.keys_up_to(from);

@@ -16,7 +16,7 @@ use crate::memory_layout::{
     slot_index,
 };
 use crate::peer_watch::PeerMonitor;
-use crate::receiving::{ImmediateResult, ReceiveQueue, ReceivedSizes};
+use crate::receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
 use crate::request_pool::Request;
 
 /// Receives into buffers that it posts.
@@ -39,7 +39,7 @@ pub struct Receiver {
     recvs_to_repost: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
     unsignaled_cts_writes: Vec<usize>,
-    flush: Option<FlushQueue>,
+    flush: Option<FlushLoopbackQp>,
     flush_pd_and_config: (ProtectionDomain, Config),
     peer_monitor: PeerMonitor,
     first_error: Option<Error>,
@@ -47,7 +47,7 @@ pub struct Receiver {
 
 /// A queue pair that leads back to itself: a READ by it is behind every WRITE that came before.
 #[derive(Debug)]
-struct FlushQueue {
+struct FlushLoopbackQp {
     qp: QueuePair<Rc>,
     read_target: MemoryRegion,
     requests_in_flight: VecDeque<Request>,
@@ -125,7 +125,7 @@ impl Receiver {
     ///
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<ReceivedSizes>, Error> {
+    pub fn test(&mut self, request: Request) -> Result<Option<GroupPartSizes>, Error> {
         self.fail_if_error_recorded()?;
         if let Some(sizes) = self.state.take_if_complete(request)? {
             return Ok(Some(sizes));
@@ -159,7 +159,7 @@ impl Receiver {
         })?;
         if self.flush.is_none() {
             let (pd, config) = &self.flush_pd_and_config;
-            let made = FlushQueue::new(pd, config, &self.cq);
+            let made = FlushLoopbackQp::new(pd, config, &self.cq);
             self.flush = Some(self.record_first_error(made)?);
         }
         let Some(flush) = self.flush.as_mut() else {
@@ -184,17 +184,17 @@ impl Receiver {
     }
 
     /// Lets time pass where nothing has come: on a simulated NIC until something may have.
-    pub fn idle(&self, waiter: &mut Waiter, until_ns: u64) {
-        waiter.idle_polling(until_ns);
+    pub fn wait_while_idle(&self, waiter: &mut Waiter, until_ns: u64) {
+        waiter.idle_polling_cq_until(until_ns);
     }
 
     /// Whether no group waits for bytes.
-    pub fn is_idle(&self) -> bool {
+    pub fn has_no_pending_groups(&self) -> bool {
         self.state.is_idle()
     }
 
     /// Queue pairs of the connection.
-    pub fn lanes(&self) -> usize {
+    pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 
@@ -272,7 +272,7 @@ impl Receiver {
                 return Ok(());
             };
             used[lane] += 1;
-            if let ImmediateResult::CompleteWithSizes { group, parts } =
+            if let ImmediateResult::SizesInCompletionRecord { group, parts } =
                 state.handle_immediate(lane, imm)?
             {
                 state.complete_group(group, read_completion_record(records, group, parts)?)?;
@@ -322,7 +322,7 @@ fn read_completion_record(
     records: &MemoryRegion,
     group: u64,
     parts: usize,
-) -> Result<ReceivedSizes, Error> {
+) -> Result<GroupPartSizes, Error> {
     let mut bytes = [0; COMPLETION_RECORD_BYTES];
     records.read_at(slot_index(group) * COMPLETION_RECORD_BYTES, &mut bytes)?;
     let (words, _) = bytes.as_chunks::<4>();
@@ -330,10 +330,10 @@ fn read_completion_record(
     for (size, word) in sizes.iter_mut().zip(words) {
         *size = u32::from_le_bytes(*word);
     }
-    Ok(ReceivedSizes::new(&sizes[..parts]))
+    Ok(GroupPartSizes::new(&sizes[..parts]))
 }
 
-impl FlushQueue {
+impl FlushLoopbackQp {
     fn new(pd: &ProtectionDomain, config: &Config, cq: &CompletionQueue) -> Result<Self, Error> {
         let mut qp = pd
             .qp::<Rc>(cq, cq)

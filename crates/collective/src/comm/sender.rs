@@ -84,7 +84,7 @@ impl Sender {
             return Ok(None);
         }
         match self.state.match_send(tag, len, payload)? {
-            SendMatch::NoMatch => {
+            SendMatch::TryAgain => {
                 self.fail_if_peer_gone("sends that wait for a receive")?;
                 Ok(None)
             }
@@ -113,8 +113,8 @@ impl Sender {
     }
 
     /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
-    pub fn idle(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(&self.cts_fifo);
+    pub fn wait_while_idle(&self, waiter: &mut Waiter) {
+        waiter.idle_polling_memory(&self.cts_fifo);
     }
 
     /// Whether nothing is under way, and all requests were tested to their end.
@@ -123,7 +123,7 @@ impl Sender {
     }
 
     /// Queue pairs of the connection.
-    pub fn lanes(&self) -> usize {
+    pub fn lane_count(&self) -> usize {
         self.lanes.len()
     }
 

@@ -35,11 +35,11 @@ struct ListenerLayout {
 }
 
 impl ListenerLayout {
-    fn for_collectives(self, from: usize) -> usize {
+    fn index_for_collectives(self, from: usize) -> usize {
         from
     }
 
-    fn for_messages(self, from: usize, to: usize) -> usize {
+    fn index_for_messages(self, from: usize, to: usize) -> usize {
         self.ranks + from - usize::from(from > to)
     }
 
@@ -104,16 +104,16 @@ impl PreparedGroup {
         for to in 0..ranks {
             let (peer, slot) = if to == rank {
                 let next = (rank + 1) % ranks;
-                (next, slots.for_collectives(next))
+                (next, slots.index_for_collectives(next))
             } else {
-                (to, slots.for_collectives(rank))
+                (to, slots.index_for_collectives(rank))
             };
             connecting.push(self.start_connecting(&addresses[peer], slot, slots)?);
         }
         for to in (0..ranks).filter(|to| *to != rank) {
             connecting.push(self.start_connecting(
                 &addresses[to],
-                slots.for_messages(rank, to),
+                slots.index_for_messages(rank, to),
                 slots,
             )?);
         }

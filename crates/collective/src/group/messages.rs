@@ -79,7 +79,7 @@ impl Messages {
         self.peers.get_mut(index)
     }
 
-    /// Sends to another rank. `done` is called by [`step_all_peers`](Self::step_all_peers), or at once if there is no
+    /// Sends to another rank. `done` is called by [`progress_all_peers`](Self::progress_all_peers), or at once if there is no
     /// such rank.
     pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
@@ -107,10 +107,10 @@ impl Messages {
     }
 
     /// Goes on with all messages without waiting; whether something moved.
-    pub fn step_all_peers(&mut self) -> bool {
+    pub fn progress_all_peers(&mut self) -> bool {
         let mut moved = false;
         for lane in &mut self.peers {
-            moved |= lane.step_front_messages();
+            moved |= lane.progress_front_messages();
         }
         moved
     }
@@ -129,7 +129,7 @@ fn no_such_peer(peer: usize) -> Error {
 }
 
 impl PeerQueues {
-    fn step_front_messages(&mut self) -> bool {
+    fn progress_front_messages(&mut self) -> bool {
         let mut moved = false;
         if let Some(first) = self.outgoing.front_mut() {
             let bytes = first.payload.bytes();

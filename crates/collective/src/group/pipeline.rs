@@ -27,22 +27,22 @@ const REDUCE_COPY_BYTES: usize = 8 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ScheduleTurn {
     /// The part, and [`PARTS_BETWEEN_STEPS`] for each step.
-    turn_number: usize,
+    time_slot: usize,
     step_of_part: usize,
 }
 
 impl ScheduleTurn {
     const FIRST: Self = Self {
-        turn_number: 0,
+        time_slot: 0,
         step_of_part: 0,
     };
 
     /// The turn in which the piece came that this one sends; none if it is the rank's own.
     fn source_turn(self) -> Option<Self> {
         let step = self.step_of_part.checked_sub(1)?;
-        let time = self.turn_number - PARTS_BETWEEN_STEPS;
+        let time = self.time_slot - PARTS_BETWEEN_STEPS;
         Some(Self {
-            turn_number: time,
+            time_slot: time,
             step_of_part: step,
         })
     }
@@ -87,24 +87,24 @@ impl PiecePartition {
         let last = self.parts - 1 + PARTS_BETWEEN_STEPS * (steps - 1);
         let at = |time: usize| {
             move |step: usize| ScheduleTurn {
-                turn_number: time,
+                time_slot: time,
                 step_of_part: step,
             }
         };
         let exists = |turn: &ScheduleTurn| {
             let part = turn
-                .turn_number
+                .time_slot
                 .checked_sub(PARTS_BETWEEN_STEPS * turn.step_of_part);
             part.is_some_and(|part| part < self.parts)
         };
-        let mut same = (turn.step_of_part + 1..steps).map(at(turn.turn_number));
-        let mut later = (turn.turn_number + 1..=last).flat_map(|time| (0..steps).map(at(time)));
+        let mut same = (turn.step_of_part + 1..steps).map(at(turn.time_slot));
+        let mut later = (turn.time_slot + 1..=last).flat_map(|time| (0..steps).map(at(time)));
         same.find(exists).or_else(|| later.find(exists))
     }
 
     /// The bytes of a piece of the turn's part.
     fn byte_range(&self, turn: ScheduleTurn, index: usize) -> Range<usize> {
-        let part = turn.turn_number - PARTS_BETWEEN_STEPS * turn.step_of_part;
+        let part = turn.time_slot - PARTS_BETWEEN_STEPS * turn.step_of_part;
         let begin = block_start(self.elements, self.parts, part);
         let count = block_start(self.elements, self.parts, part + 1) - begin;
         let at = |index| (begin + block_start(count, self.ranks, index)) * self.data.bytes();
@@ -148,13 +148,18 @@ impl PieceQueue {
         Some((self.started_pieces % SLOTS * SLOT_BYTES, turn))
     }
 
-    fn start_piece(&mut self, plan: &PiecePartition, turn: ScheduleTurn, request: Request) {
+    fn record_started_piece(
+        &mut self,
+        plan: &PiecePartition,
+        turn: ScheduleTurn,
+        request: Request,
+    ) {
         self.requests.push_back(request);
         self.started_pieces += 1;
         self.next_turn_to_start = plan.next_turn(turn);
     }
 
-    fn complete_piece(&mut self) {
+    fn record_completed_piece(&mut self) {
         self.requests.pop_front();
         self.completed_pieces += 1;
     }
@@ -223,7 +228,8 @@ impl<'a> AllReduce<'a> {
                 .receiver
                 .irecv(&[(&before.receive_slots, range, 0)])?;
             let Some(request) = posted else { break };
-            self.receives.start_piece(&self.plan, turn, request);
+            self.receives
+                .record_started_piece(&self.plan, turn, request);
         }
         Ok(self.receives.started_pieces > begun)
     }
@@ -258,7 +264,7 @@ impl<'a> AllReduce<'a> {
         } else {
             before.receive_slots.read_at(slot, ours)?;
         }
-        self.receives.complete_piece();
+        self.receives.record_completed_piece();
         self.next_incoming = self.plan.next_turn(turn);
         Ok(true)
     }
@@ -279,7 +285,7 @@ impl<'a> AllReduce<'a> {
                 self.is_next_send_staged = true;
             }
             if let Some(request) = next.sender.isend(&next.send_slots, at, 0)? {
-                self.sends.start_piece(&self.plan, turn, request);
+                self.sends.record_started_piece(&self.plan, turn, request);
                 self.is_next_send_staged = false;
             }
         }
@@ -287,7 +293,7 @@ impl<'a> AllReduce<'a> {
             if next.sender.test(*request)?.is_none() {
                 break;
             }
-            self.sends.complete_piece();
+            self.sends.record_completed_piece();
         }
         Ok((begun, ended) != (self.sends.started_pieces, self.sends.completed_pieces))
     }

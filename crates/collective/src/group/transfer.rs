@@ -71,7 +71,7 @@ pub(super) struct SendProgress {
     /// Pieces that are in their slots.
     filled_pieces: usize,
     started_pieces: usize,
-    sent_pieces: usize,
+    delivered_pieces: usize,
     requests: VecDeque<Request>,
 }
 
@@ -83,9 +83,9 @@ impl SendProgress {
         bytes: &[u8],
         tag: u32,
     ) -> Result<bool, Error> {
-        let before = (self.started_pieces, self.sent_pieces);
+        let before = (self.started_pieces, self.delivered_pieces);
         let total = piece_count(bytes.len());
-        while self.started_pieces < total && self.started_pieces - self.sent_pieces < SLOTS {
+        while self.started_pieces < total && self.started_pieces - self.delivered_pieces < SLOTS {
             let (range, slot) = piece_range_and_slot_offset(self.started_pieces, bytes.len());
             if self.filled_pieces == self.started_pieces {
                 link.send_slots.write_at(slot, &bytes[range.clone()])?;
@@ -103,14 +103,14 @@ impl SendProgress {
                 break;
             }
             self.requests.pop_front();
-            self.sent_pieces += 1;
+            self.delivered_pieces += 1;
         }
-        Ok(before != (self.started_pieces, self.sent_pieces))
+        Ok(before != (self.started_pieces, self.delivered_pieces))
     }
 
     /// Whether so many bytes are at the peer.
     pub(super) fn is_done(&self, len: usize) -> bool {
-        self.sent_pieces == piece_count(len)
+        self.delivered_pieces == piece_count(len)
     }
 }
 

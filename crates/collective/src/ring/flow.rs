@@ -47,12 +47,12 @@ pub(super) struct CollectivePlan<'f> {
     pub(super) slices_to_send: usize,
     pub(super) incoming_slice_destination: &'f dyn Fn(usize) -> SliceDestination,
     /// The bytes of a slice to be sent, and how many slices must have come before.
-    pub(super) outgoing_range_and_needed: &'f dyn Fn(usize) -> (Range<usize>, usize),
+    pub(super) outgoing_range_and_needed_receives: &'f dyn Fn(usize) -> (Range<usize>, usize),
 }
 
 /// How far it is.
 #[derive(Default)]
-struct StageProgress {
+struct CollectiveProgress {
     posted_receives: usize,
     received_slices: usize,
     started_sends: usize,
@@ -64,7 +64,7 @@ struct StageProgress {
 impl RingNeighbours {
     /// Runs it to its end.
     pub(super) fn run(&mut self, flow: &CollectivePlan<'_>) -> Result<(), Error> {
-        let mut at = StageProgress::default();
+        let mut at = CollectiveProgress::default();
         run_to_completion(self.timeout, || {
             if at.received_slices == flow.slices_to_receive
                 && at.completed_sends == flow.slices_to_send
@@ -99,7 +99,7 @@ impl RingNeighbours {
     fn post_receives(
         &mut self,
         flow: &CollectivePlan<'_>,
-        at: &mut StageProgress,
+        at: &mut CollectiveProgress,
     ) -> Result<(), Error> {
         while at.posted_receives < flow.slices_to_receive
             && at.posted_receives - at.received_slices < MAX_SLICES_IN_FLIGHT
@@ -128,7 +128,7 @@ impl RingNeighbours {
     fn take_received(
         &mut self,
         flow: &CollectivePlan<'_>,
-        at: &mut StageProgress,
+        at: &mut CollectiveProgress,
     ) -> Result<(), Error> {
         while let Some(request) = at.receive_requests.front() {
             let Some(sizes) = self.receiver.test(*request)? else {
@@ -160,12 +160,12 @@ impl RingNeighbours {
     fn send_ready(
         &mut self,
         flow: &CollectivePlan<'_>,
-        at: &mut StageProgress,
+        at: &mut CollectiveProgress,
     ) -> Result<(), Error> {
         while at.started_sends < flow.slices_to_send
             && at.send_requests.len() < 2 * MAX_SLICES_IN_FLIGHT
         {
-            let (range, needs) = (flow.outgoing_range_and_needed)(at.started_sends);
+            let (range, needs) = (flow.outgoing_range_and_needed_receives)(at.started_sends);
             if at.received_slices < needs {
                 break;
             }

@@ -189,7 +189,9 @@ impl Ring {
                 0
             },
             incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i), 0),
-            outgoing_range_and_needed: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
+            outgoing_range_and_needed_receives: &|i| {
+                (cut(i), if from_root > 0 { i + 1 } else { 0 })
+            },
         })
     }
 
@@ -218,7 +220,7 @@ impl Ring {
             slices_to_receive: recvs,
             slices_to_send: sends,
             incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i, recv), 0),
-            outgoing_range_and_needed: &|i| (cut(i, send), 0),
+            outgoing_range_and_needed_receives: &|i| (cut(i, send), 0),
         })
     }
 
@@ -271,7 +273,7 @@ impl Ring {
                 let sent = (step + 1 - n).checked_sub(steps.start);
                 SliceDestination::Buffer(range, sent.map_or(0, |step| step * slices + slice + 1))
             },
-            outgoing_range_and_needed: &|i| {
+            outgoing_range_and_needed_receives: &|i| {
                 let (step, slice) = at(i);
                 // What is sent is what came in the step before.
                 let needs = (i + 1).saturating_sub(slices);
@@ -285,7 +287,7 @@ impl Ring {
 ///
 /// # Errors
 /// A verb failed.
-pub fn ring_of(
+pub fn connect_local_ring(
     domains: &[ProtectionDomain],
     config: &Config,
     slice_bytes: usize,

@@ -26,16 +26,16 @@ pub enum RequestResult {
     /// A GET found a value.
     Value(Value),
     /// A PUT set the value, or a DELETE removed one. The field is its version.
-    Done(u64),
+    ChangedWithVersion(u64),
     /// The key is absent.
     NotFound,
 }
 
 impl RequestResult {
     /// Returns the version of a change; 0 if nothing was changed.
-    pub(super) fn version(self) -> u64 {
+    pub(super) fn change_version_or_zero(self) -> u64 {
         match self {
-            Self::Done(version) => version,
+            Self::ChangedWithVersion(version) => version,
             Self::NotFound | Self::Value(_) => 0,
         }
     }
@@ -149,7 +149,7 @@ impl Client {
     /// Sends the started requests and takes answers, without waiting for any. Returns the number of answers.
     ///
     /// # Errors
-    /// If the server cannot be reached any more. Outstanding requests then have the outcome [`ClientError::Lost`].
+    /// If the server cannot be reached any more. Outstanding requests then have the outcome [`ClientError::NoAnswerInTime`].
     pub fn poll_without_waiting(&mut self) -> Result<usize, ClientError> {
         let outcomes = &mut self.outcomes;
         self.pipeline.poll(|done| {
@@ -241,7 +241,7 @@ impl Client {
     /// Sets the value of a key under a condition. The item expires after `ttl_ms` milliseconds; 0 means never.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] if the condition does not hold.
+    /// [`ClientError::ConditionNotMet`] if the condition does not hold.
     pub fn put_if(
         &mut self,
         key: &[u8],
@@ -260,7 +260,7 @@ impl Client {
     /// Sets the value of a key if it has this version, and returns its new version.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] if the key has another version.
+    /// [`ClientError::ConditionNotMet`] if the key has another version.
     pub fn compare_and_set(
         &mut self,
         key: &[u8],
@@ -282,14 +282,14 @@ impl Client {
     /// was absent.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] if a version is given and the key is absent or has another version.
+    /// [`ClientError::ConditionNotMet`] if a version is given and the key is absent or has another version.
     pub fn delete_if(&mut self, key: &[u8], version: Option<u64>) -> Result<u64, ClientError> {
         self.execute_change(&Op::Delete { key, version })
     }
 
     fn execute_change(&mut self, op: &Op<'_>) -> Result<u64, ClientError> {
         let ticket = self.start(op)?;
-        self.wait(ticket).map(RequestResult::version)
+        self.wait(ticket).map(RequestResult::change_version_or_zero)
     }
 }
 
@@ -305,7 +305,7 @@ pub(super) fn put_op<'a>(key: &'a [u8], value: &'a [u8]) -> Op<'a> {
 pub(super) fn value_of_outcome(outcome: RequestResult) -> Option<Value> {
     match outcome {
         RequestResult::Value(value) => Some(value),
-        RequestResult::Done(_) | RequestResult::NotFound => None,
+        RequestResult::ChangedWithVersion(_) | RequestResult::NotFound => None,
     }
 }
 
@@ -315,12 +315,12 @@ fn outcome_of_answer(answer: Answer<'_>) -> Result<RequestResult, ClientError> {
             bytes: value.to_vec(),
             version,
         })),
-        Answer::Done { version } => Ok(RequestResult::Done(version)),
+        Answer::Changed { version } => Ok(RequestResult::ChangedWithVersion(version)),
         Answer::NotFound => Ok(RequestResult::NotFound),
-        Answer::Condition { version } => Err(ClientError::Condition { version }),
-        Answer::Full => Err(ClientError::Full),
+        Answer::ConditionNotMet { version } => Err(ClientError::ConditionNotMet { version }),
+        Answer::StoreFull => Err(ClientError::StoreFull),
         Answer::TooLong => Err(ClientError::TooLong),
-        Answer::Lost => Err(ClientError::Lost),
+        Answer::NoAnswerInTime => Err(ClientError::NoAnswerInTime),
     }
 }
 

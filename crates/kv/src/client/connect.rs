@@ -40,14 +40,14 @@ pub(super) struct OpenSession {
 }
 
 /// The client's queue pairs before the server has answered.
-struct Prepared {
+struct PreparedQueuePairs {
     lanes: Vec<herd::PreparedClient>,
-    one_sided: Option<one_sided::Prepared>,
+    one_sided: Option<one_sided::PreparedOneSidedQueue>,
     hash_seed: u64,
     server_design: Design,
 }
 
-fn missing_in_answer(what: &str) -> ClientError {
+fn missing_in_answer_error(what: &str) -> ClientError {
     ClientError::refused(format!("its answer lacks {what}"))
 }
 
@@ -89,7 +89,7 @@ impl SessionOpener {
             .target
             .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (prepared, accepted, connection) = opened?;
-        let Prepared {
+        let PreparedQueuePairs {
             lanes,
             one_sided,
             hash_seed: seed,
@@ -100,8 +100,8 @@ impl SessionOpener {
             None => Box::new(Herd),
             Some(prepared) => {
                 let memory = accepted.memory.as_ref();
-                let memory = memory.ok_or_else(|| missing_in_answer("its memory"))?;
-                self.connect_design(prepared, memory, (seed, lanes.len()))?
+                let memory = memory.ok_or_else(|| missing_in_answer_error("its memory"))?;
+                self.open_one_sided_design(prepared, memory, (seed, lanes.len()))?
             }
         };
         Ok(OpenSession {
@@ -114,7 +114,7 @@ impl SessionOpener {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedQueuePairs, Hello), ClientError> {
         if !(1..=64).contains(&welcome.partitions) {
             let reason = format!("it has {} partitions", welcome.partitions);
             return Err(ClientError::refused(reason));
@@ -136,7 +136,7 @@ impl SessionOpener {
         };
         let batch = self.config.batch;
         let one_sided = requests
-            .map(|n| one_sided::Prepared::new(&self.pd, self.port, window, batch, n))
+            .map(|n| one_sided::PreparedOneSidedQueue::new(&self.pd, self.port, window, batch, n))
             .transpose()?;
         let ends = lanes.iter().map(|c| LaneHello {
             uc: c.uc_endpoint(),
@@ -148,9 +148,11 @@ impl SessionOpener {
             window,
             answer: port.max_recv_payload_bytes,
             lanes: ends.collect(),
-            rc: one_sided.as_ref().map(one_sided::Prepared::endpoint),
+            rc: one_sided
+                .as_ref()
+                .map(one_sided::PreparedOneSidedQueue::endpoint),
         };
-        let prepared = Prepared {
+        let prepared = PreparedQueuePairs {
             lanes,
             one_sided,
             hash_seed: welcome.seed,
@@ -182,7 +184,7 @@ impl SessionOpener {
         accepted: &Accepted,
     ) -> Result<Vec<Lane>, ClientError> {
         if accepted.lanes.len() != lanes.len() {
-            return Err(missing_in_answer("partitions"));
+            return Err(missing_in_answer_error("partitions"));
         }
         let span = change_number_span(self.config.window);
         let lanes = lanes.into_iter().zip(&accepted.lanes);
@@ -194,9 +196,9 @@ impl SessionOpener {
     }
 
     /// Creates the design's access to the server's memory.
-    fn connect_design(
+    fn open_one_sided_design(
         &self,
-        prepared: one_sided::Prepared,
+        prepared: one_sided::PreparedOneSidedQueue,
         access: &RemoteAccess,
         (seed, partitions): (u64, usize),
     ) -> Result<Box<dyn ClientDesign>, ClientError> {
@@ -223,7 +225,7 @@ impl SessionOpener {
             }
         };
         if there != partitions {
-            return Err(missing_in_answer("memory of partitions"));
+            return Err(missing_in_answer_error("memory of partitions"));
         }
         Ok(design)
     }

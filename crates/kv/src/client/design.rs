@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rpc::RpcError;
 
 use super::error::ClientError;
-use super::request::{Answer, ClientStats, Pending};
+use super::request::{Answer, ClientStats, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::wire::{Op, Status};
 
@@ -41,16 +41,16 @@ pub(super) enum StepOutcome<'a> {
 /// The effect of the server's answer to a request that [`ClientDesign::encode_server_request`] encoded.
 pub(super) enum AnswerEffect {
     /// The client sent the request itself to the server, so the answer completes it.
-    CompletesRequest,
+    AnswerIsFinal,
     /// The request is complete with this answer.
-    Complete(Answer<'static>),
+    CompleteWithAnswer(Answer<'static>),
     /// The request continues.
     Continue,
 }
 
 /// A design at the client. The default methods execute all requests by RPC.
 ///
-/// A request that the client executes itself [begins](Self::begin), and continues whenever [`poll`](Self::poll) is
+/// A request that the client executes itself [begins](Self::begin_one_sided_request), and continues whenever [`poll`](Self::poll) is
 /// called. If it cannot be decided without the server, the client asks the server by RPC.
 pub(super) trait ClientDesign: Any + Debug + Send {
     /// Returns the operations that the client executes without the server's processor.
@@ -64,32 +64,32 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Begins a request in a slot of the window. `hash` is the hash of its key.
-    fn begin(&mut self, _pending: &Pending, _slot: u32, _hash: u64) {}
+    fn begin_one_sided_request(&mut self, _pending: &WindowSlot, _slot: u32, _hash: u64) {}
 
     /// Posts prepared work requests and processes completions. Calls `done` for each request that is complete or needs
     /// the server. Returns the number of completions.
     fn poll(
         &mut self,
-        _all: &mut [Pending],
+        _all: &mut [WindowSlot],
         _stats: &mut ClientStats,
-        _done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
+        _done: &mut dyn FnMut(&mut WindowSlot, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         Ok(0)
     }
 
     /// Encodes the request to the server that continues a request of the caller.
-    fn encode_server_request(&self, pending: &Pending, _slot: u32, into: &mut Vec<u8>) {
+    fn encode_server_request(&self, pending: &WindowSlot, _slot: u32, into: &mut Vec<u8>) {
         into.clone_from(&pending.encoded_request);
     }
 
     /// Processes the server's answer to an [encoded request](Self::encode_server_request).
-    fn handle_answer(
+    fn handle_server_answer(
         &mut self,
-        _pending: &Pending,
+        _pending: &WindowSlot,
         _slot: u32,
         _answer: (Status, u64),
     ) -> AnswerEffect {
-        AnswerEffect::CompletesRequest
+        AnswerEffect::AnswerIsFinal
     }
 
     /// Returns true if the slot's request may have changed an item by now.
@@ -98,7 +98,7 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Returns the number of doorbells of one-sided work requests.
-    fn doorbells(&self) -> u64 {
+    fn one_sided_doorbells(&self) -> u64 {
         0
     }
 

@@ -35,16 +35,16 @@ pub enum ClientError {
     },
     /// The store is full.
     #[error("the store is full: delete something, or give the server more --memory")]
-    Full,
+    StoreFull,
     /// The condition of a change does not hold.
     #[error("the condition does not hold: the version there is {version}")]
-    Condition {
+    ConditionNotMet {
         /// The present version, 0 if the key is absent.
         version: u64,
     },
     /// No answer arrived in time. A change may have been made; it will not be made later.
     #[error("no answer came in time; a change may have been made or not")]
-    Lost,
+    NoAnswerInTime,
 }
 
 verbs::from_verb_errors!(ClientError);

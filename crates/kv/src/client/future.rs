@@ -77,13 +77,13 @@ impl AsyncClient {
     pub async fn put(&self, key: &[u8], value: &[u8]) -> Result<u64, ClientError> {
         self.request(&put_op(key, value))
             .await
-            .map(RequestResult::version)
+            .map(RequestResult::change_version_or_zero)
     }
 
     /// Sets the value of a key if it has this version, and returns its new version.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] if the key has another version.
+    /// [`ClientError::ConditionNotMet`] if the key has another version.
     pub async fn compare_and_set(
         &self,
         key: &[u8],
@@ -96,7 +96,9 @@ impl AsyncClient {
             condition: SetCondition::Version(version),
             ttl_ms: 0,
         };
-        self.request(&op).await.map(RequestResult::version)
+        self.request(&op)
+            .await
+            .map(RequestResult::change_version_or_zero)
     }
 
     /// Removes a key. Returns true if the key was present.
@@ -105,7 +107,9 @@ impl AsyncClient {
     /// [`ClientError`].
     pub async fn delete(&self, key: &[u8]) -> Result<bool, ClientError> {
         let op = Op::Delete { key, version: None };
-        self.request(&op).await.map(|done| done.version() != 0)
+        self.request(&op)
+            .await
+            .map(|done| done.change_version_or_zero() != 0)
     }
 }
 

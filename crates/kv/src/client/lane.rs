@@ -6,7 +6,7 @@ use std::time::Instant;
 use rpc::{RpcError, herd};
 use verbs::time;
 
-use super::request::{ClientStats, Pending};
+use super::request::{ClientStats, WindowSlot};
 use crate::wire::{self, PART_HEADER_BYTES, Status};
 
 /// Marks a slot without a request.
@@ -18,13 +18,13 @@ pub(super) struct Lane {
     /// Number of requests per doorbell.
     requests_per_doorbell: usize,
     /// For each slot of the window: the request's number and its index in `pending`.
-    slot_requests: Box<[(u32, u32)]>,
+    request_number_and_pending_index_by_slot: Box<[(u32, u32)]>,
     /// The oldest unanswered request number.
-    oldest_unanswered: u32,
+    oldest_unanswered_request_number: u32,
     /// Number of requests that are prepared but not sent.
     unsent_requests: usize,
     /// Requests that are longer than a slot, with the number of bytes sent.
-    long_requests: VecDeque<(u32, usize)>,
+    unsent_long_requests_with_sent_bytes: VecDeque<(u32, usize)>,
     /// The number of the last change.
     last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
@@ -50,12 +50,12 @@ impl Lane {
     pub(super) fn new(client: herd::Client, batch: usize, span: u32) -> Self {
         let window = client.layout().window;
         Self {
-            oldest_unanswered: client.next_request_number(),
+            oldest_unanswered_request_number: client.next_request_number(),
             client,
             requests_per_doorbell: batch,
-            slot_requests: vec![(0, NO_REQUEST); window as usize].into(),
+            request_number_and_pending_index_by_slot: vec![(0, NO_REQUEST); window as usize].into(),
             unsent_requests: 0,
-            long_requests: VecDeque::new(),
+            unsent_long_requests_with_sent_bytes: VecDeque::new(),
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
             max_change_seq_span: span,
@@ -72,29 +72,30 @@ impl Lane {
         let apart = |&oldest: &u32| {
             self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
-        self.slot_is_free()
-            && self.long_requests.is_empty()
+        self.next_slot_is_free()
+            && self.unsent_long_requests_with_sent_bytes.is_empty()
             && (!is_change || self.outstanding_changes.front().is_none_or(apart))
     }
 
     /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.oldest_unanswered == self.client.next_request_number() && self.long_requests.is_empty()
+        self.oldest_unanswered_request_number == self.client.next_request_number()
+            && self.unsent_long_requests_with_sent_bytes.is_empty()
     }
 
     #[inline]
-    fn slot_is_free(&self) -> bool {
+    fn next_slot_is_free(&self) -> bool {
         let under_way = self
             .client
             .next_request_number()
-            .wrapping_sub(self.oldest_unanswered);
-        (under_way as usize) < self.slot_requests.len()
+            .wrapping_sub(self.oldest_unanswered_request_number);
+        (under_way as usize) < self.request_number_and_pending_index_by_slot.len()
     }
 
     /// Returns the number of a new change and marks it outstanding.
     #[inline]
-    pub(super) fn allocate_outstanding_seq(&mut self) -> u32 {
+    pub(super) fn allocate_outstanding_change_seq(&mut self) -> u32 {
         let seq = self.allocate_change_seq();
         self.outstanding_changes.push_back(seq);
         seq
@@ -107,7 +108,7 @@ impl Lane {
     }
 
     /// Marks a change outstanding that is sent again.
-    pub(super) fn mark_outstanding(&mut self, seq: u32) {
+    pub(super) fn mark_change_outstanding_again(&mut self, seq: u32) {
         if seq != 0 {
             self.outstanding_changes.push_back(seq);
         }
@@ -125,8 +126,9 @@ impl Lane {
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn enqueue(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
-        if bytes.len() > self.client.layout().payload as usize || !self.slot_is_free() {
-            self.long_requests.push_back((slot, 0));
+        if bytes.len() > self.client.layout().payload as usize || !self.next_slot_is_free() {
+            self.unsent_long_requests_with_sent_bytes
+                .push_back((slot, 0));
             return Ok(());
         }
         self.prepare_in_slot(slot, bytes)
@@ -135,8 +137,8 @@ impl Lane {
     #[inline]
     fn prepare_in_slot(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         let number = self.client.prepare_request(bytes)?;
-        let place = number as usize & (self.slot_requests.len() - 1);
-        self.slot_requests[place] = (number, slot);
+        let place = number as usize & (self.request_number_and_pending_index_by_slot.len() - 1);
+        self.request_number_and_pending_index_by_slot[place] = (number, slot);
         self.unsent_requests += 1;
         if self.unsent_requests >= self.requests_per_doorbell {
             return self.flush();
@@ -153,14 +155,14 @@ impl Lane {
 
     /// Sends parts of long requests, as many as there are free slots.
     #[cold]
-    fn send_parts(&mut self, pending: &[Pending]) -> Result<(), RpcError> {
+    fn send_parts_of_long_requests(&mut self, pending: &[WindowSlot]) -> Result<(), RpcError> {
         let most = self.client.layout().payload as usize;
-        while let Some(&(slot, from)) = self.long_requests.front()
-            && self.slot_is_free()
+        while let Some(&(slot, from)) = self.unsent_long_requests_with_sent_bytes.front()
+            && self.next_slot_is_free()
         {
             let bytes = &pending[slot as usize].encoded_request;
             if bytes.len() <= most {
-                self.long_requests.pop_front();
+                self.unsent_long_requests_with_sent_bytes.pop_front();
                 self.prepare_in_slot(slot, bytes)?;
                 continue;
             }
@@ -168,8 +170,8 @@ impl Lane {
             let mut part = wire::part_header(from, bytes.len(), to - from).to_vec();
             part.extend_from_slice(&bytes[from..to]);
             if to == bytes.len() {
-                self.long_requests.pop_front();
-            } else if let Some(front) = self.long_requests.front_mut() {
+                self.unsent_long_requests_with_sent_bytes.pop_front();
+            } else if let Some(front) = self.unsent_long_requests_with_sent_bytes.front_mut() {
                 front.1 = to;
             }
             self.prepare_in_slot(slot, &part)?;
@@ -182,23 +184,23 @@ impl Lane {
     #[inline]
     pub(super) fn poll(
         &mut self,
-        pending: &mut [Pending],
+        pending: &mut [WindowSlot],
         stats: &mut ClientStats,
         buffer: &mut Vec<u8>,
-        mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
+        mut done: impl FnMut(&mut WindowSlot, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.pending_error.take() {
             return Err(e);
         }
-        if !self.long_requests.is_empty() {
-            self.send_parts(pending)?;
+        if !self.unsent_long_requests_with_sent_bytes.is_empty() {
+            self.send_parts_of_long_requests(pending)?;
         }
         if self.unsent_requests > 0 {
             self.flush()?;
         }
         let Self {
             client,
-            slot_requests: by_slot,
+            request_number_and_pending_index_by_slot: by_slot,
             outstanding_changes: changes,
             answer_copy: answer,
             ..
@@ -220,8 +222,8 @@ impl Lane {
                 version_or_record: reply.version_or_record,
                 value: reply.value,
             };
-            if let Some((total, offset)) = reply.chunk_length_and_offset {
-                if !store_chunk(pending, total, offset, reply.value) {
+            if let Some((total, offset)) = reply.value_length_and_chunk_offset {
+                if !store_value_chunk_is_last(pending, total, offset, reply.value) {
                     return;
                 }
                 std::mem::swap(buffer, &mut pending.chunked_value);
@@ -229,7 +231,7 @@ impl Lane {
             }
             by_slot[place].1 = NO_REQUEST;
             // All parts but the last are only acknowledged.
-            if reply.status == Status::Part {
+            if reply.status == Status::PartReceived {
                 return;
             }
             if pending.change_seq != 0
@@ -241,11 +243,15 @@ impl Lane {
         })?;
         if received > 0 {
             let next = self.client.next_request_number();
-            let mask = self.slot_requests.len() - 1;
-            while self.oldest_unanswered != next
-                && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST
+            let mask = self.request_number_and_pending_index_by_slot.len() - 1;
+            while self.oldest_unanswered_request_number != next
+                && self.request_number_and_pending_index_by_slot
+                    [self.oldest_unanswered_request_number as usize & mask]
+                    .1
+                    == NO_REQUEST
             {
-                self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
+                self.oldest_unanswered_request_number =
+                    self.oldest_unanswered_request_number.wrapping_add(1);
             }
         }
         Ok(received)
@@ -254,7 +260,12 @@ impl Lane {
 
 /// Stores a chunk of a value. Returns true if the value is complete.
 #[cold]
-fn store_chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bool {
+fn store_value_chunk_is_last(
+    pending: &mut WindowSlot,
+    total: usize,
+    offset: usize,
+    bytes: &[u8],
+) -> bool {
     if total > crate::store::MAX_VALUE_BYTES || pending.received_bytes == 0 {
         pending.chunked_value.clear();
         pending

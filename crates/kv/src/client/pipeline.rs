@@ -13,7 +13,7 @@ use super::connect::{OpenSession, SessionOpener};
 use super::design::{AnswerEffect, ClientDesign, Herd, OneSidedOps, StepOutcome};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
-use super::request::{Answer, ClientStats, Completion, Pending};
+use super::request::{Answer, ClientStats, Completion, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
@@ -45,7 +45,7 @@ pub struct PipelinedClient {
     /// Requests about which the server must be asked, in slots of the window.
     ask_server_queue: VecDeque<u32>,
     connection: Option<ClientSession>,
-    pending: Vec<Pending>,
+    pending: Vec<WindowSlot>,
     free_slots: Vec<u32>,
     next_submission_number: u64,
     /// The time of the last clock reading.
@@ -103,7 +103,7 @@ impl PipelinedClient {
             server_design: Design::Herd,
             ask_server_queue: VecDeque::new(),
             connection: None,
-            pending: (0..window).map(|_| Pending::unused(now)).collect(),
+            pending: (0..window).map(|_| WindowSlot::unused(now)).collect(),
             free_slots: (0..window).rev().collect(),
             next_submission_number: 0,
             last_clock_reading: now,
@@ -123,7 +123,7 @@ impl PipelinedClient {
         &mut self,
     ) -> (
         &mut super::remote_records::RemoteRecords,
-        &mut [Pending],
+        &mut [WindowSlot],
         &mut ClientStats,
     ) {
         let design: &mut dyn std::any::Any = &mut *self.design;
@@ -165,7 +165,7 @@ impl PipelinedClient {
     /// Returns the number of doorbells for requests.
     pub fn doorbells(&self) -> u64 {
         let lanes = self.lanes.iter().map(|lane| lane.doorbells).sum::<u64>();
-        lanes + self.design.doorbells()
+        lanes + self.design.one_sided_doorbells()
     }
 
     /// Submits a request. Returns false if the window has no room; the caller should then poll. The request is sent
@@ -197,7 +197,7 @@ impl PipelinedClient {
         }
         self.free_slots.pop();
         let seq = if op.is_change() && !is_one_sided {
-            lane.allocate_outstanding_seq()
+            lane.allocate_outstanding_change_seq()
         } else {
             0
         };
@@ -214,7 +214,7 @@ impl PipelinedClient {
         pending.submitted_at = self.last_clock_reading;
         self.next_submission_number += 1;
         if is_one_sided {
-            self.design.begin(pending, slot, hash);
+            self.design.begin_one_sided_request(pending, slot, hash);
             return Ok(true);
         }
         if lane.is_idle() {
@@ -249,7 +249,7 @@ impl PipelinedClient {
     /// for as long as requests may take.
     ///
     /// # Errors
-    /// If the server cannot be reached any more. `each` was then called with [`Answer::Lost`] for every outstanding
+    /// If the server cannot be reached any more. `each` was then called with [`Answer::NoAnswerInTime`] for every outstanding
     /// request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
@@ -257,7 +257,7 @@ impl PipelinedClient {
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
         let mut progress = done;
         if self.one_sided_ops.includes_gets {
-            match self.poll_design(&mut each, &mut done) {
+            match self.poll_one_sided_requests(&mut each, &mut done) {
                 Ok(received) => progress += received,
                 Err(e) => {
                     broken.get_or_insert(e);
@@ -312,13 +312,13 @@ impl PipelinedClient {
                 }
                 let mut result = answer(pending.is_get, &complete);
                 if one_sided_ops.includes_changes {
-                    match design.handle_answer(
+                    match design.handle_server_answer(
                         pending,
                         slot,
                         (complete.status, complete.version_or_record),
                     ) {
-                        AnswerEffect::CompletesRequest => {}
-                        AnswerEffect::Complete(answer) => result = answer,
+                        AnswerEffect::AnswerIsFinal => {}
+                        AnswerEffect::CompleteWithAnswer(answer) => result = answer,
                         AnswerEffect::Continue => return,
                     }
                 }
@@ -345,7 +345,7 @@ impl PipelinedClient {
     /// Continues the requests that this client executes itself, and sends requests about records to the server. Returns
     /// the number of completions, and adds the number of completed requests to `done`.
     #[inline]
-    fn poll_design(
+    fn poll_one_sided_requests(
         &mut self,
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
@@ -356,7 +356,7 @@ impl PipelinedClient {
             &mut self.last_clock_reading,
         );
         let mut first = true;
-        let mut complete = |pending: &mut Pending, slot, what: StepOutcome<'_>| {
+        let mut complete = |pending: &mut WindowSlot, slot, what: StepOutcome<'_>| {
             let answer = match what {
                 StepOutcome::Answer(answer) => answer,
                 StepOutcome::AskServer => return server_queue.push_back(slot),
@@ -432,7 +432,7 @@ impl PipelinedClient {
                 pending.is_outstanding = false;
                 self.free_slots.push(slot);
                 lost += 1;
-                each(pending.completion(Answer::Lost, self.last_clock_reading));
+                each(pending.completion(Answer::NoAnswerInTime, self.last_clock_reading));
             } else {
                 self.resend(slot);
             }
@@ -454,12 +454,14 @@ impl PipelinedClient {
         if self.one_sided_ops.includes(!pending.is_get)
             && let Some(key) = wire::key_of(&pending.encoded_request)
         {
-            return self
-                .design
-                .begin(pending, slot, hash_of(key, self.hash_seed));
+            return self.design.begin_one_sided_request(
+                pending,
+                slot,
+                hash_of(key, self.hash_seed),
+            );
         }
         let lane = &mut self.lanes[pending.lane_index];
-        lane.mark_outstanding(pending.change_seq);
+        lane.mark_change_outstanding_again(pending.change_seq);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
             lane.pending_error.get_or_insert(e);
         }
@@ -501,7 +503,7 @@ impl PipelinedClient {
         self.server_design = served;
         if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
-            self.reassign_requests(seed);
+            self.reassign_requests_to_partitions(seed);
         } else {
             for (lane, seq) in self.lanes.iter_mut().zip(before) {
                 lane.set_last_change_seq(seq);
@@ -512,8 +514,8 @@ impl PipelinedClient {
     }
 
     /// Assigns outstanding requests to the partitions of a server with another hash seed, with new numbers.
-    fn reassign_requests(&mut self, seed: u64) {
-        let mut order: Vec<&mut Pending> = self
+    fn reassign_requests_to_partitions(&mut self, seed: u64) {
+        let mut order: Vec<&mut WindowSlot> = self
             .pending
             .iter_mut()
             .filter(|p| p.is_outstanding)
@@ -541,12 +543,14 @@ fn answer<'a>(is_get: bool, complete: &CompleteAnswer<'a>) -> Answer<'a> {
             value: complete.value,
             version,
         },
-        Status::Ok => Answer::Done { version },
+        Status::Ok => Answer::Changed { version },
         Status::NotFound => Answer::NotFound,
-        Status::Condition => Answer::Condition { version },
-        Status::Full => Answer::Full,
+        Status::ConditionNotMet => Answer::ConditionNotMet { version },
+        Status::Full => Answer::StoreFull,
         Status::TooLong => Answer::TooLong,
         // A server of the same protocol understands all requests of this client.
-        Status::Bad | Status::Part | Status::Busy => Answer::Lost,
+        Status::BadRequest | Status::PartReceived | Status::LeaseNotExpired => {
+            Answer::NoAnswerInTime
+        }
     }
 }

@@ -5,13 +5,15 @@
 //! the server's clock). The same applies to an item that is longer than this client's buffers or changes all the time.
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Prepared, RequestSteps};
+use rpc::one_sided::{OneSidedQueue, PreparedOneSidedQueue, RequestSteps};
 use verbs::{QpEndpoint, RemoteMemory};
 
 use super::design::{ClientDesign, OneSidedOps, StepOutcome};
-use super::request::{Answer, ClientStats, Pending};
+use super::request::{Answer, ClientStats, WindowSlot};
 use crate::rendezvous;
-use crate::store::remote::{BUCKET_BYTES, CandidatePositions, DecodedItem, decode_item, home_of};
+use crate::store::remote::{
+    BUCKET_BYTES, CandidatePositions, DecodedItem, decode_item, home_bucket_of,
+};
 use crate::wire;
 
 /// Largest number of READs of torn items before the server is asked.
@@ -43,7 +45,7 @@ struct GetState {
 
 #[derive(Debug)]
 pub(super) struct RemoteIndex {
-    queue: OneSided,
+    one_sided_qp: OneSidedQueue,
     partitions: Vec<RemotePartition>,
     first_item_read_bytes: usize,
     hash_seed: u64,
@@ -53,7 +55,7 @@ pub(super) struct RemoteIndex {
 impl RemoteIndex {
     /// Connects to an index and a log. The buffers have room for values of up to `value_bytes` bytes.
     pub(super) fn new(
-        prepared: Prepared,
+        prepared: PreparedOneSidedQueue,
         peer: &QpEndpoint,
         (partitions, item_bytes): (&[rendezvous::RemoteLog], usize),
         value_bytes: usize,
@@ -76,7 +78,7 @@ impl RemoteIndex {
             first_item_read_bytes: item_bytes.clamp(8, room),
             hash_seed: seed,
             gets: vec![GetState::default(); prepared.window()].into(),
-            queue: prepared.connect(peer, room)?,
+            one_sided_qp: prepared.connect(peer, room)?,
         })
     }
 
@@ -88,7 +90,7 @@ impl RemoteIndex {
         };
         self.gets[slot as usize] = GetState {
             hash,
-            last_bucket: home_of(hash, buckets),
+            last_bucket: home_bucket_of(hash, buckets),
             ..GetState::default()
         };
         self.prepare_next_read(slot, lane);
@@ -107,11 +109,11 @@ impl RemoteIndex {
             ),
             bytes => (partition.log.starting_at(get.item_offset), bytes),
         };
-        let prepared = self.queue.prepare_read((slot, 0), bytes, from);
-        self.queue.record_error(prepared);
+        let prepared = self.one_sided_qp.prepare_read((slot, 0), bytes, from);
+        self.one_sided_qp.record_error(prepared);
     }
 
-    fn item_ends_outside(&self, slot: u32, lane: usize) -> bool {
+    fn item_ends_outside_log(&self, slot: u32, lane: usize) -> bool {
         let get = &self.gets[slot as usize];
         let left = self.partitions[lane]
             .log
@@ -122,9 +124,9 @@ impl RemoteIndex {
 
     /// Restarts the lookup at the home bucket, because an item was torn.
     #[cold]
-    fn restart<'b>(
+    fn restart_lookup_after_torn_item<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
@@ -141,7 +143,11 @@ impl RemoteIndex {
 
     /// READs the next candidate item, or the next bucket.
     #[inline]
-    fn read_next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<StepOutcome<'b>> {
+    fn read_next_item_or_bucket<'b>(
+        &mut self,
+        pending: &WindowSlot,
+        slot: u32,
+    ) -> Option<StepOutcome<'b>> {
         let RemotePartition {
             bucket_count: buckets,
             log,
@@ -179,43 +185,43 @@ impl ClientDesign for RemoteIndex {
     }
 
     #[inline]
-    fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
+    fn begin_one_sided_request(&mut self, pending: &WindowSlot, slot: u32, hash: u64) {
         self.begin_lookup(slot, pending.lane_index, hash);
     }
 
     fn poll(
         &mut self,
-        all: &mut [Pending],
+        all: &mut [WindowSlot],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
+        done: &mut dyn FnMut(&mut WindowSlot, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         self.post_and_poll(all, stats, done)
     }
 
-    fn doorbells(&self) -> u64 {
-        self.queue.posted_doorbells()
+    fn one_sided_doorbells(&self) -> u64 {
+        self.one_sided_qp.posted_doorbells()
     }
 }
 
 impl RequestSteps for RemoteIndex {
-    type Pending = Pending;
+    type Pending = WindowSlot;
     type Stats = ClientStats;
     type Done<'b> = StepOutcome<'b>;
 
     #[inline]
-    fn queue(&mut self) -> &mut OneSided {
-        &mut self.queue
+    fn queue(&mut self) -> &mut OneSidedQueue {
+        &mut self.one_sided_qp
     }
 
     #[inline]
     fn handle_completion<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<StepOutcome<'b>>, RpcError> {
-        let room = self.queue.slot_bytes();
+        let room = self.one_sided_qp.slot_bytes();
         let get = &mut self.gets[slot as usize];
         let length = if get.item_read_bytes == 0 {
             BUCKET_BYTES
@@ -223,11 +229,11 @@ impl RequestSteps for RemoteIndex {
             get.item_read_bytes
         };
         let bytes = &mut bytes[..length];
-        self.queue.read_buffer(slot, 0, bytes)?;
+        self.one_sided_qp.read_buffer(slot, 0, bytes)?;
         if get.item_read_bytes == 0 {
             get.candidates = CandidatePositions::of(bytes, get.hash);
             get.buckets_read += 1;
-            return Ok(self.read_next(pending, slot));
+            return Ok(self.read_next_item_or_bucket(pending, slot));
         }
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         match decode_item(bytes, key, self.hash_seed) {
@@ -235,17 +241,17 @@ impl RequestSteps for RemoteIndex {
             DecodedItem::Item { version, value, .. } => {
                 Ok(Some(StepOutcome::Answer(Answer::Value { value, version })))
             }
-            DecodedItem::OtherKey => Ok(self.read_next(pending, slot)),
+            DecodedItem::OtherKey => Ok(self.read_next_item_or_bucket(pending, slot)),
             DecodedItem::NeedsBytes(whole) if whole <= room && whole > length => {
                 get.item_read_bytes = whole;
-                if self.item_ends_outside(slot, pending.lane_index) {
-                    return Ok(self.restart(pending, slot, stats));
+                if self.item_ends_outside_log(slot, pending.lane_index) {
+                    return Ok(self.restart_lookup_after_torn_item(pending, slot, stats));
                 }
                 self.prepare_next_read(slot, pending.lane_index);
                 Ok(None)
             }
             DecodedItem::NeedsBytes(_) => Ok(Some(StepOutcome::AskServer)),
-            DecodedItem::Torn => Ok(self.restart(pending, slot, stats)),
+            DecodedItem::Torn => Ok(self.restart_lookup_after_torn_item(pending, slot, stats)),
         }
     }
 }

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, Prepared};
+use rpc::one_sided::{OneSidedQueue, PreparedOneSidedQueue};
 use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
 use super::design::StepOutcome;
-use super::request::{Answer, ClientStats, Pending};
+use super::request::{Answer, ClientStats, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::rendezvous::RecordWriteParameters;
 use crate::store::SetCondition;
@@ -41,7 +41,7 @@ enum AwaitedCompletion {
     /// The record is being READ.
     ReadRecord,
     /// The record is being locked and READ.
-    Lock,
+    LockAndRead,
     /// The record is being WRITTEN and unlocked.
     Commit { version: u64 },
     /// The record is being unlocked without a change.
@@ -49,20 +49,20 @@ enum AwaitedCompletion {
     /// The request waits before it tries to lock again.
     Backoff,
     /// The server was asked for the key's record.
-    Locate,
+    LocateAnswer,
     /// The server was asked for the key's record, and to assign one if the key has none.
-    Claim,
+    ClaimAnswer,
     /// The server was asked to release the record's lock.
-    Release,
+    ReleaseAnswer,
 }
 
 /// The next step after a lock that is released without a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterUnlock {
     NotFound,
-    Condition(u64),
+    ConditionNotMet(u64),
     /// The record belongs to another key: find the key again.
-    FindAgain,
+    FindKeyAgain,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -74,14 +74,14 @@ struct SlotState {
     held_lock_word: u64,
     /// The time at which the record was first found locked or torn, or the server was last asked to release it.
     contended_since: Option<Instant>,
-    access_attempts: u32,
+    failed_access_attempts: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct RemoteRecords {
     /// The queue pair and the slots' buffers. A buffer has the result of the lock, the result of the unlock, the READ
     /// bytes and a redo entry.
-    pub(super) queue: OneSided,
+    pub(super) one_sided_qp: OneSidedQueue,
     neighbourhood_bytes: usize,
     partition_memories: Vec<RemoteMemory>,
     record_layout: RecordLayout,
@@ -92,7 +92,7 @@ pub(super) struct RemoteRecords {
     lock_retries: Vec<(u32, Instant)>,
     request_timeout: Duration,
     /// The number of the last lock acquisition.
-    last_acquisition: u32,
+    last_lock_acquisition_number: u32,
 }
 
 /// Offset of the READ bytes in a slot's buffer.
@@ -100,7 +100,7 @@ const READ_BUFFER_OFFSET: usize = 16;
 
 impl RemoteRecords {
     pub(super) fn new(
-        prepared: Prepared,
+        prepared: PreparedOneSidedQueue,
         peer: &verbs::QpEndpoint,
         (partitions, shape, writes): (&[RemoteMemory], RecordLayout, Option<RecordWriteParameters>),
         seed: u64,
@@ -123,7 +123,7 @@ impl RemoteRecords {
         let room = room.next_multiple_of(64);
         let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
         Ok(Self {
-            queue: prepared.connect(peer, room)?,
+            one_sided_qp: prepared.connect(peer, room)?,
             neighbourhood_bytes: read_bytes,
             partition_memories: partitions.to_vec(),
             record_layout: shape,
@@ -133,7 +133,7 @@ impl RemoteRecords {
             slots: vec![SlotState::default(); window].into(),
             lock_retries: Vec::new(),
             request_timeout: deadline,
-            last_acquisition: 0,
+            last_lock_acquisition_number: 0,
         })
     }
 
@@ -149,7 +149,7 @@ impl RemoteRecords {
 
     /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
-    fn read_or_lock_record(&mut self, pending: &Pending, slot: u32, record: u64) {
+    fn read_or_lock_record(&mut self, pending: &WindowSlot, slot: u32, record: u64) {
         self.slots[slot as usize].current_record = record;
         if pending.is_get {
             self.slots[slot as usize].awaited_completion = AwaitedCompletion::ReadRecord;
@@ -168,13 +168,17 @@ impl RemoteRecords {
         let Some(writes) = self.write_parameters else {
             return;
         };
-        self.last_acquisition = self.last_acquisition.wrapping_add(1);
-        let word = lock_word(writes.owner, writes.lease_ms, self.last_acquisition);
+        self.last_lock_acquisition_number = self.last_lock_acquisition_number.wrapping_add(1);
+        let word = lock_word(
+            writes.owner,
+            writes.lease_ms,
+            self.last_lock_acquisition_number,
+        );
         let state = &mut self.slots[slot as usize];
-        (state.awaited_completion, state.held_lock_word) = (AwaitedCompletion::Lock, word);
+        (state.awaited_completion, state.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
         let record = state.current_record;
-        self.queue.reserve_postlist_room(2);
-        self.compare_and_swap_lock(lane, slot, (0, word), 0);
+        self.one_sided_qp.reserve_postlist_room(2);
+        self.prepare_lock_compare_and_swap(lane, slot, (0, word), 0);
         self.read(
             lane,
             slot,
@@ -185,22 +189,22 @@ impl RemoteRecords {
 
     fn prepare_unlock(&mut self, lane: usize, slot: u32) {
         let word = self.slots[slot as usize].held_lock_word;
-        self.queue.reserve_postlist_room(1);
-        self.compare_and_swap_lock(lane, slot, (word, 0), 8);
+        self.one_sided_qp.reserve_postlist_room(1);
+        self.prepare_lock_compare_and_swap(lane, slot, (word, 0), 8);
     }
 
     #[inline]
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
         let from = self.partition_memories[lane].starting_at(from);
         let prepared = self
-            .queue
+            .one_sided_qp
             .prepare_read((slot, READ_BUFFER_OFFSET), bytes, from);
-        self.queue.record_error(prepared);
+        self.one_sided_qp.record_error(prepared);
     }
 
     /// Prepares a compare-and-swap of the record's lock. The completion of an unlock also covers the work requests
     /// prepared before.
-    fn compare_and_swap_lock(
+    fn prepare_lock_compare_and_swap(
         &mut self,
         lane: usize,
         slot: u32,
@@ -213,9 +217,9 @@ impl RemoteRecords {
         let word = self.partition_memories[lane].starting_at(word);
         let (result, words) = ((slot, result), (from, to));
         let prepared = self
-            .queue
+            .one_sided_qp
             .prepare_compare_and_swap(result, word, words, to == 0);
-        self.queue.record_error(prepared);
+        self.one_sided_qp.record_error(prepared);
     }
 
     /// Prepares the WRITEs of a change: the redo entry first, then the record.
@@ -226,7 +230,7 @@ impl RemoteRecords {
         entry: &[u8],
     ) -> Result<(), RpcError> {
         // Both WRITEs are posted together with the unlock.
-        self.queue.reserve_postlist_room(3);
+        self.one_sided_qp.reserve_postlist_room(3);
         let redo = self
             .write_parameters
             .and_then(|w| w.redo.starting_at(u64::from(slot) * entry.len() as u64));
@@ -234,11 +238,12 @@ impl RemoteRecords {
             .record_layout
             .body_offset(self.slots[slot as usize].current_record);
         let record = self.partition_memories[lane].starting_at(record);
-        let at = self.queue.slot_bytes() - entry.len();
-        self.queue.write_buffer(slot, at, entry)?;
-        self.queue.prepare_write((slot, at), entry.len(), redo)?;
+        let at = self.one_sided_qp.slot_bytes() - entry.len();
+        self.one_sided_qp.write_buffer(slot, at, entry)?;
+        self.one_sided_qp
+            .prepare_write((slot, at), entry.len(), redo)?;
         let body = (slot, at + redo::ENTRY_BODY_OFFSET);
-        self.queue
+        self.one_sided_qp
             .prepare_write(body, self.record_layout.body_bytes(), record)
     }
 
@@ -246,9 +251,9 @@ impl RemoteRecords {
     #[cold]
     fn retry_delayed_locks(
         &mut self,
-        pending: &mut [Pending],
+        pending: &mut [WindowSlot],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
+        done: &mut dyn FnMut(&mut WindowSlot, u32, StepOutcome<'_>),
     ) {
         let now = time::now();
         let mut i = 0;
@@ -287,7 +292,7 @@ impl RemoteRecords {
     }
 
     /// Asks the server for the key's record, because READs did not find the key.
-    fn ask_for_record<'b>(&mut self, pending: &Pending, slot: u32) -> StepOutcome<'b> {
+    fn ask_server_for_record<'b>(&mut self, pending: &WindowSlot, slot: u32) -> StepOutcome<'b> {
         let op = wire::decode(&pending.encoded_request);
         let may_claim = matches!(
             op,
@@ -301,17 +306,17 @@ impl RemoteRecords {
         );
         self.slots[slot as usize].awaited_completion = match (self.write_parameters, may_claim) {
             (None, _) => AwaitedCompletion::Idle,
-            (Some(_), true) => AwaitedCompletion::Claim,
-            (Some(_), false) => AwaitedCompletion::Locate,
+            (Some(_), true) => AwaitedCompletion::ClaimAnswer,
+            (Some(_), false) => AwaitedCompletion::LocateAnswer,
         };
         StepOutcome::AskServer
     }
 
-    /// Returns [`Answer::Lost`] for a request that exceeded its deadline. Such a request holds no lock.
+    /// Returns [`Answer::NoAnswerInTime`] for a request that exceeded its deadline. Such a request holds no lock.
     #[cold]
     fn expire_if_past_deadline(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'static>> {
@@ -320,14 +325,14 @@ impl RemoteRecords {
         }
         self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
         stats.lost += 1;
-        Some(StepOutcome::Answer(Answer::Lost))
+        Some(StepOutcome::Answer(Answer::NoAnswerInTime))
     }
 
     /// Finds the key again, because the record belongs to another key or is not whole.
     #[cold]
-    fn find_again<'b>(
+    fn find_key_again<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
@@ -341,9 +346,9 @@ impl RemoteRecords {
 
     /// READs a torn record again, or asks the server to release its lock, until the deadline: a record may stay torn.
     #[cold]
-    fn handle_torn<'b>(
+    fn reread_torn_or_request_release<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<StepOutcome<'b>> {
@@ -351,12 +356,12 @@ impl RemoteRecords {
         if let Some(lost) = self.expire_if_past_deadline(pending, slot, stats) {
             return Some(lost);
         }
-        if let Some(release) = self.request_release_if_due(slot) {
+        if let Some(release) = self.request_lock_release_if_due(slot) {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.access_attempts += 1;
-        if self.write_parameters.is_none() && state.access_attempts > MAX_TORN_READS {
+        state.failed_access_attempts += 1;
+        if self.write_parameters.is_none() && state.failed_access_attempts > MAX_TORN_READS {
             state.awaited_completion = AwaitedCompletion::Idle;
             return Some(StepOutcome::AskServer);
         }
@@ -370,15 +375,19 @@ impl RemoteRecords {
 
     /// Waits before the next attempt to lock, or asks the server to release the lock.
     #[cold]
-    fn handle_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<StepOutcome<'b>> {
+    fn back_off_or_request_release<'b>(
+        &mut self,
+        slot: u32,
+        stats: &mut ClientStats,
+    ) -> Option<StepOutcome<'b>> {
         stats.contended += 1;
-        if let Some(release) = self.request_release_if_due(slot) {
+        if let Some(release) = self.request_lock_release_if_due(slot) {
             return Some(release);
         }
         let state = &mut self.slots[slot as usize];
-        state.access_attempts += 1;
+        state.failed_access_attempts += 1;
         // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
-        let pause = (1000 << state.access_attempts.min(8)) + 37 * u64::from(slot % 64);
+        let pause = (1000 << state.failed_access_attempts.min(8)) + 37 * u64::from(slot % 64);
         self.schedule_retry(slot, Duration::from_nanos(pause));
         None
     }
@@ -389,7 +398,7 @@ impl RemoteRecords {
     }
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
-    fn request_release_if_due<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
+    fn request_lock_release_if_due<'b>(&mut self, slot: u32) -> Option<StepOutcome<'b>> {
         let lease = Duration::from_millis(self.write_parameters?.lease_ms.into());
         let now = time::now();
         let state = &mut self.slots[slot as usize];
@@ -399,9 +408,9 @@ impl RemoteRecords {
         }
         (
             state.contended_since,
-            state.access_attempts,
+            state.failed_access_attempts,
             state.awaited_completion,
-        ) = (Some(now), 0, AwaitedCompletion::Release);
+        ) = (Some(now), 0, AwaitedCompletion::ReleaseAnswer);
         Some(StepOutcome::AskServer)
     }
 }

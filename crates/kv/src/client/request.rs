@@ -13,23 +13,23 @@ pub enum Answer<'a> {
         version: u64,
     },
     /// A PUT set the value, or a DELETE removed one. The version is that of the value.
-    Done {
+    Changed {
         /// The version.
         version: u64,
     },
     /// The key is absent.
     NotFound,
     /// The condition does not hold.
-    Condition {
+    ConditionNotMet {
         /// The present version, 0 if the key is absent.
         version: u64,
     },
     /// The store is full.
-    Full,
+    StoreFull,
     /// The key or the value is too long for the server, or the value for this client's messages.
     TooLong,
     /// No answer arrived in time. A change may have been made; it will not be made later.
-    Lost,
+    NoAnswerInTime,
 }
 
 /// An answered request.
@@ -69,7 +69,7 @@ pub struct ClientStats {
 
 /// An outstanding request, or a free slot.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct WindowSlot {
     pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
@@ -89,7 +89,7 @@ pub(super) struct Pending {
     pub(super) may_be_applied: bool,
 }
 
-impl Pending {
+impl WindowSlot {
     /// Returns the completion of this request.
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {

@@ -29,7 +29,7 @@ pub struct RecordingParameters {
 ///
 /// # Errors
 /// If the server cannot be reached any more, or was replaced by another one; or if the file cannot be written.
-pub fn run_client(
+pub fn run_recording_client(
     pipeline: &mut PipelinedClient,
     plan: &RecordingParameters,
     recorder: &mut HistoryRecorder,
@@ -186,30 +186,30 @@ impl Requester<'_> {
                 let stamp =
                     verified_stamp(key, value).filter(|_| value.len() == self.value_buffer.len());
                 match stamp {
-                    Some(value) => OperationOutcome::Value { value, version },
+                    Some(value) => OperationOutcome::FoundVersioned { value, version },
                     None => return recorder.record_wrong_value(number, version),
                 }
             }
-            Answer::Done { version } => OperationOutcome::Done { version },
+            Answer::Changed { version } => OperationOutcome::Done { version },
             Answer::NotFound => OperationOutcome::Absent,
-            Answer::Condition { version } => OperationOutcome::Refused { version },
-            Answer::Full | Answer::TooLong => return recorder.record_no_room(number),
+            Answer::ConditionNotMet { version } => OperationOutcome::Refused { version },
+            Answer::StoreFull | Answer::TooLong => return recorder.record_no_room(number),
             // The outcome is unknown, so nothing is recorded.
-            Answer::Lost => return Ok(()),
+            Answer::NoAnswerInTime => return Ok(()),
         };
         let seen = &mut self.highest_versions[usize::try_from(key).unwrap_or(0)];
         match (outcome, action) {
             (OperationOutcome::Done { .. }, RegisterAction::Remove { .. }) => {}
             (
-                OperationOutcome::Value { version, .. }
+                OperationOutcome::FoundVersioned { version, .. }
                 | OperationOutcome::Done { version }
                 | OperationOutcome::Refused { version },
                 _,
             ) => *seen = version.max(*seen),
             (
                 OperationOutcome::Absent
-                | OperationOutcome::Found { .. }
-                | OperationOutcome::Changed { .. },
+                | OperationOutcome::FoundUnversioned { .. }
+                | OperationOutcome::UnversionedAnswer { .. },
                 _,
             ) => {}
         }

@@ -3,5 +3,5 @@
 
 mod client;
 
-pub use client::{RecordingParameters, run_client};
+pub use client::{RecordingParameters, run_recording_client};
 pub use service::history::{HistoryError, HistoryRecorder, HistoryVerdict, KeyHistories};

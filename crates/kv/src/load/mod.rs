@@ -119,7 +119,7 @@ pub enum LoadEnd {
     /// At this time of [`verbs::time::now`].
     At(Instant),
     /// After this number of operations.
-    Count(u64),
+    AfterOperations(u64),
 }
 
 /// The results of one client, including the checks.
@@ -160,7 +160,7 @@ pub struct LoadReport {
 
 impl LoadReport {
     /// Returns true if all checked values and versions were right.
-    pub fn is_right(&self) -> bool {
+    pub fn all_checks_passed(&self) -> bool {
         self.wrong_values == 0 && self.wrong_versions == 0
     }
 }
@@ -178,11 +178,11 @@ const KIND_RMW_GET: u64 = 2;
 const KIND_RMW_WRITE: u64 = 3;
 
 impl LoadToken {
-    const FLOOR_MASK: u64 = (1 << 29) - 1;
+    const MIN_VERSION_MASK: u64 = (1 << 29) - 1;
 
     #[inline]
     fn new(kind: u64, other: bool, floor: u64, key: u64) -> Self {
-        let floor = floor.min(Self::FLOOR_MASK);
+        let floor = floor.min(Self::MIN_VERSION_MASK);
         Self(kind << 62 | u64::from(other) << 61 | floor << 32 | key & 0xffff_ffff)
     }
 
@@ -198,7 +198,7 @@ impl LoadToken {
 
     #[inline]
     fn min_allowed_version(self) -> u64 {
-        self.0 >> 32 & Self::FLOOR_MASK
+        self.0 >> 32 & Self::MIN_VERSION_MASK
     }
 
     #[inline]
@@ -208,7 +208,7 @@ impl LoadToken {
 }
 
 /// Versions are checked for one in so many keys.
-const KEYS_PER_WATCHED_KEY: u64 = 64;
+const KEYS_PER_VERSION_CHECKED_KEY: u64 = 64;
 
 /// A run of a load over one client.
 #[derive(Debug)]
@@ -216,16 +216,16 @@ struct LoadRun<'w> {
     workload: &'w Workload,
     chooser: KeyGenerator,
     /// The writer's number in the upper half of stamps.
-    writer_stamp: u64,
+    writer_number_in_upper_half: u64,
     puts_started: u64,
     last_stamp: u64,
     newest_key: u64,
-    put_choice_bound: u64,
-    read_update_choice_bound: u64,
+    put_share_of_u32_range: u64,
+    put_or_update_share_of_u32_range: u64,
     key_buffer: Vec<u8>,
     value_buffer: Vec<u8>,
     /// The highest versions of watched keys.
-    highest_watched_versions: Vec<u64>,
+    highest_versions_of_checked_keys: Vec<u64>,
     /// The server's identity, and a flag that flips whenever another server replaces it.
     last_server_incarnation: u64,
     server_change_parity: bool,
@@ -287,7 +287,7 @@ pub fn run_with_progress(
     let started = time::now();
     pipeline.refresh_clock();
     let (most, end) = match until {
-        LoadEnd::Count(n) => (n, None),
+        LoadEnd::AfterOperations(n) => (n, None),
         LoadEnd::At(end) => (u64::MAX, Some(end)),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
@@ -323,19 +323,20 @@ impl<'w> LoadRun<'w> {
             reason = "shares of 2^32"
         )]
         let share = |of: f64| (of.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
-        let watched = usize::try_from(workload.keys / KEYS_PER_WATCHED_KEY + 1).unwrap_or(1);
+        let watched =
+            usize::try_from(workload.keys / KEYS_PER_VERSION_CHECKED_KEY + 1).unwrap_or(1);
         Self {
             workload,
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
-            writer_stamp: Random::new(seed ^ 0x5eed).next_u64() << 32,
+            writer_number_in_upper_half: Random::new(seed ^ 0x5eed).next_u64() << 32,
             puts_started: 0,
             last_stamp: 0,
             newest_key: 0,
-            put_choice_bound: share(workload.puts),
-            read_update_choice_bound: share(workload.puts + workload.updates),
+            put_share_of_u32_range: share(workload.puts),
+            put_or_update_share_of_u32_range: share(workload.puts + workload.updates),
             key_buffer: vec![0; workload.key_bytes],
             value_buffer: vec![0; workload.value_bytes],
-            highest_watched_versions: vec![0; watched],
+            highest_versions_of_checked_keys: vec![0; watched],
             last_server_incarnation: pipeline.server_incarnation(),
             server_change_parity: false,
             latency_ns: Histogram::new(3).expect("3 is a number of digits"),
@@ -368,7 +369,7 @@ impl<'w> LoadRun<'w> {
         }
         let dice = self.chooser.next_u32_as_u64();
         let key = self.chooser.next(self.newest_key);
-        if dice < self.put_choice_bound {
+        if dice < self.put_share_of_u32_range {
             if self.workload.inserts {
                 let key = (self.newest_key + 1) % self.workload.keys;
                 let begun = self.put(pipeline, key)?;
@@ -377,7 +378,7 @@ impl<'w> LoadRun<'w> {
             }
             return self.put(pipeline, key);
         }
-        let kind = if dice < self.read_update_choice_bound {
+        let kind = if dice < self.put_or_update_share_of_u32_range {
             KIND_RMW_GET
         } else {
             KIND_GET
@@ -405,7 +406,7 @@ impl<'w> LoadRun<'w> {
     ) -> Result<bool, ClientError> {
         write_key_bytes(key, &mut self.key_buffer);
         self.puts_started = self.puts_started.wrapping_add(1);
-        self.last_stamp = self.writer_stamp | (self.puts_started & 0xffff_ffff);
+        self.last_stamp = self.writer_number_in_upper_half | (self.puts_started & 0xffff_ffff);
         write_value_bytes(key, self.last_stamp, &mut self.value_buffer);
         let op = Op::Put {
             key: &self.key_buffer,
@@ -419,8 +420,8 @@ impl<'w> LoadRun<'w> {
 
     #[inline]
     fn token(&self, kind: u64, key: u64) -> LoadToken {
-        let floor = if key.is_multiple_of(KEYS_PER_WATCHED_KEY) {
-            self.highest_watched_versions[(key / KEYS_PER_WATCHED_KEY) as usize]
+        let floor = if key.is_multiple_of(KEYS_PER_VERSION_CHECKED_KEY) {
+            self.highest_versions_of_checked_keys[(key / KEYS_PER_VERSION_CHECKED_KEY) as usize]
         } else {
             0
         };
@@ -439,7 +440,7 @@ impl<'w> LoadRun<'w> {
             &mut self.keys_awaiting_update,
         );
         let (versions, length) = (
-            &mut self.highest_watched_versions,
+            &mut self.highest_versions_of_checked_keys,
             self.workload.value_bytes,
         );
         let other = self.server_change_parity;
@@ -461,7 +462,7 @@ impl<'w> LoadRun<'w> {
                     }
                     version
                 }
-                Answer::Done { version } => {
+                Answer::Changed { version } => {
                     report.changes += 1;
                     version
                 }
@@ -470,27 +471,27 @@ impl<'w> LoadRun<'w> {
                     report.misses += 1;
                     0
                 }
-                Answer::Condition { .. } => {
+                Answer::ConditionNotMet { .. } => {
                     report.conflicts += 1;
                     0
                 }
-                Answer::Full | Answer::TooLong => {
+                Answer::StoreFull | Answer::TooLong => {
                     report.full += 1;
                     0
                 }
-                Answer::Lost => {
+                Answer::NoAnswerInTime => {
                     report.lost += 1;
                     0
                 }
             };
-            if key.is_multiple_of(KEYS_PER_WATCHED_KEY)
+            if key.is_multiple_of(KEYS_PER_VERSION_CHECKED_KEY)
                 && version != 0
                 && token.server_change_parity() == other
             {
                 if version < token.min_allowed_version() {
                     report.wrong_versions += 1;
                 }
-                let highest = &mut versions[(key / KEYS_PER_WATCHED_KEY) as usize];
+                let highest = &mut versions[(key / KEYS_PER_VERSION_CHECKED_KEY) as usize];
                 *highest = version.max(*highest);
             }
             let nanos = done
@@ -505,7 +506,7 @@ impl<'w> LoadRun<'w> {
             // The new server does not know the earlier versions.
             self.last_server_incarnation = pipeline.server_incarnation();
             self.server_change_parity = !self.server_change_parity;
-            self.highest_watched_versions.fill(0);
+            self.highest_versions_of_checked_keys.fill(0);
         }
         while let Some((key, version)) = self.keys_awaiting_update.pop() {
             let condition = SetCondition::Version(version);

@@ -20,16 +20,16 @@ use crate::wire::{self, Op, RecordRequest, Status};
 
 /// Items in records that clients READ, lock and WRITE.
 #[derive(Debug)]
-pub(crate) struct LockedRecords {
+pub(crate) struct ClientLockedRecords {
     pub(crate) tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
 
-impl ServerDesign for LockedRecords {
+impl ServerDesign for ClientLockedRecords {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
-        let items = ClientRecords {
+        let items = ClientChangedRecords {
             table: self.tables.table_of_partition(worker.partition_index),
             hash_seed: self.tables.hash_seed(),
             partition_index: worker.partition_index,
@@ -98,14 +98,14 @@ impl ServerDesign for LockedRecords {
 }
 
 /// Records that clients change: a worker assigns them and releases their locks, but executes no operation on them.
-struct ClientRecords {
+struct ClientChangedRecords {
     table: Arc<RecordTable>,
     hash_seed: u64,
     partition_index: usize,
     lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
-impl PartitionItems for ClientRecords {
+impl PartitionItems for ClientChangedRecords {
     fn get<R>(
         &mut self,
         _partition: &mut Partition,
@@ -115,7 +115,12 @@ impl PartitionItems for ClientRecords {
         answer(GetResult::NotServed)
     }
 
-    fn change(&mut self, _partition: &mut Partition, _hash: u64, _op: Op<'_>) -> Option<u64> {
+    fn change_and_encode_answer_word(
+        &mut self,
+        _partition: &mut Partition,
+        _hash: u64,
+        _op: Op<'_>,
+    ) -> Option<u64> {
         None
     }
 
@@ -123,8 +128,8 @@ impl PartitionItems for ClientRecords {
         let hash = |key| hash_of(key, self.hash_seed);
         Some(match request {
             RecordRequest::Locate(key) => match self.table.find_key_record(hash(key), key) {
-                Some(record) => wire::answer_word(Status::Ok, record),
-                None => wire::answer_word(Status::NotFound, 0),
+                Some(record) => wire::first_answer_word(Status::Ok, record),
+                None => wire::first_answer_word(Status::NotFound, 0),
             },
             RecordRequest::Claim(key) => {
                 encode_result_word(self.table.find_or_assign_record(hash(key), key), Status::Ok)
@@ -132,11 +137,11 @@ impl PartitionItems for ClientRecords {
             RecordRequest::Release(record)
                 if self
                     .lock_recovery
-                    .handle_complaint(self.partition_index, record) =>
+                    .try_free_lock_on_complaint(self.partition_index, record) =>
             {
-                wire::answer_word(Status::Ok, 0)
+                wire::first_answer_word(Status::Ok, 0)
             }
-            RecordRequest::Release(_) => wire::answer_word(Status::Busy, 0),
+            RecordRequest::Release(_) => wire::first_answer_word(Status::LeaseNotExpired, 0),
         })
     }
 }

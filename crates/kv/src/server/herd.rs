@@ -12,11 +12,11 @@ use crate::wire::{self, Op, Status};
 
 /// Items in a log.
 #[derive(Debug)]
-pub(crate) struct HerdItems {
+pub(crate) struct HerdServerDesign {
     pub(crate) store: Arc<Store>,
 }
 
-impl ServerDesign for HerdItems {
+impl ServerDesign for HerdServerDesign {
     fn run(&self, worker: Worker) -> Result<(), RpcError> {
         worker.run(LogItems)
     }
@@ -27,7 +27,7 @@ impl ServerDesign for HerdItems {
         value: &[u8],
         _record_cache: &RecordCache,
     ) -> Result<(), Refusal> {
-        let (hash, mut partition) = self.store.lock(key);
+        let (hash, mut partition) = self.store.hash_and_lock_partition(key);
         partition.set(hash, key, value, SetOptions::default())?;
         Ok(())
     }
@@ -61,9 +61,14 @@ impl PartitionItems for LogItems {
     }
 
     #[inline]
-    fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64> {
+    fn change_and_encode_answer_word(
+        &mut self,
+        partition: &mut Partition,
+        hash: u64,
+        op: Op<'_>,
+    ) -> Option<u64> {
         let result = match op {
-            Op::Get { .. } => return Some(wire::answer_word(Status::Bad, 0)),
+            Op::Get { .. } => return Some(wire::first_answer_word(Status::BadRequest, 0)),
             Op::Put {
                 key,
                 value,

@@ -11,7 +11,7 @@ use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
-use super::herd::HerdItems;
+use super::herd::HerdServerDesign;
 use super::table::{RecordTable, RecordTables};
 use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
 use crate::Design;
@@ -24,7 +24,7 @@ use crate::wire::{self, Op, Status};
 #[derive(Debug)]
 pub(crate) struct ClientReadableLog {
     /// The log as its workers use it.
-    pub(crate) log: HerdItems,
+    pub(crate) log: HerdServerDesign,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Bytes of an item with key and value of the expected lengths.
     pub(crate) expected_item_bytes: usize,
@@ -42,7 +42,7 @@ impl ServerDesign for ClientReadableLog {
         let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partition_count()).filter_map(|n| {
-            let (index, log) = store.lock_partition(n).remote()?;
+            let (index, log) = store.lock_partition(n).remote_index_and_log()?;
             Some(RemoteLog { index, log })
         });
         let memory = RemoteLayout::Logs {
@@ -150,11 +150,16 @@ impl PartitionItems for RecordItems {
         })
     }
 
-    fn change(&mut self, _partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64> {
+    fn change_and_encode_answer_word(
+        &mut self,
+        _partition: &mut Partition,
+        hash: u64,
+        op: Op<'_>,
+    ) -> Option<u64> {
         let result = match op {
             // The server refuses a time to live in this design.
             Op::Get { .. } | Op::Put { ttl_ms: 1.., .. } => {
-                return Some(wire::answer_word(Status::Bad, 0));
+                return Some(wire::first_answer_word(Status::BadRequest, 0));
             }
             Op::Put {
                 key,

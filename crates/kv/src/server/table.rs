@@ -214,7 +214,7 @@ impl RecordTable {
             self.read(record, &mut keys.body_buffer);
             // A torn body also matches: a record's key does not change.
             self.record_layout
-                .decode(&keys.body_buffer, (self.hash_seed, record), key)
+                .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
                 != DecodedBody::OtherKey
         })
     }
@@ -244,7 +244,7 @@ impl RecordTable {
             },
         };
         let mut body = std::mem::take(&mut keys.body_buffer);
-        self.record_layout.encode(
+        self.record_layout.encode_body(
             &mut body,
             (self.hash_seed, record),
             key,
@@ -302,7 +302,7 @@ impl RecordTable {
     /// Releases a record's lock if the server holds it. No client changes the word meanwhile, so a processor atomic
     /// suffices.
     fn release_server_lock(&self, record: u64) {
-        if let Some(lock) = self.lock_of(record) {
+        if let Some(lock) = self.lock_word_of(record) {
             let _ = lock.compare_exchange(SERVER_LOCK_WORD, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
@@ -333,7 +333,7 @@ impl RecordTable {
         self.read(record, &mut keys.body_buffer);
         match self
             .record_layout
-            .decode(&keys.body_buffer, (self.hash_seed, record), key)
+            .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
         {
             DecodedBody::Match {
                 version,
@@ -366,7 +366,7 @@ impl RecordTable {
             self.read(record, &mut keys.body_buffer);
             if let DecodedBody::Match { version, value } =
                 self.record_layout
-                    .decode(&keys.body_buffer, (self.hash_seed, record), key)
+                    .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
             {
                 (last, present) = (version, value.is_some());
             }
@@ -380,10 +380,13 @@ impl RecordTable {
         };
         let mut body = std::mem::take(&mut keys.body_buffer);
         match value {
-            Some(_) => {
-                self.record_layout
-                    .encode(&mut body, (self.hash_seed, record), key, version, value)
-            }
+            Some(_) => self.record_layout.encode_body(
+                &mut body,
+                (self.hash_seed, record),
+                key,
+                version,
+                value,
+            ),
             None => {
                 body.fill(0);
                 let key_hash = std::mem::take(&mut keys.hashes[index(record)]);
@@ -407,7 +410,7 @@ impl RecordTable {
 }
 
 impl LockTable for RecordTable {
-    fn lock_of(&self, record: u64) -> Option<&AtomicU64> {
+    fn lock_word_of(&self, record: u64) -> Option<&AtomicU64> {
         let at = usize::try_from(self.record_layout.lock_offset(record)).ok()?;
         (record < self.record_layout.records).then(|| self.memory.atomic_u64(at).ok())?
     }
@@ -416,7 +419,7 @@ impl LockTable for RecordTable {
         redo::entry_bytes(&self.record_layout)
     }
 
-    fn table_index(entry: &[u8]) -> Option<usize> {
+    fn table_index_of_redo_entry(entry: &[u8]) -> Option<usize> {
         redo::partition_of(entry)
     }
 
@@ -424,7 +427,7 @@ impl LockTable for RecordTable {
         let Some((record, word, body)) = redo::decode_entry(entry, &self.record_layout) else {
             return false;
         };
-        let Some(lock) = self.lock_of(record) else {
+        let Some(lock) = self.lock_word_of(record) else {
             return false;
         };
         if lock_word_owner(word) != owner || lock.load(Ordering::Acquire) != word {

@@ -43,7 +43,12 @@ pub(crate) trait PartitionItems {
 
     /// Executes a change and returns the first word of the answer. Returns `None` if workers make no changes in this
     /// design.
-    fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64>;
+    fn change_and_encode_answer_word(
+        &mut self,
+        partition: &mut Partition,
+        hash: u64,
+        op: Op<'_>,
+    ) -> Option<u64>;
 
     /// Returns the first word of the answer to a request about records, or `None` if the design does not serve it.
     fn answer_record_request(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
@@ -65,8 +70,8 @@ pub(crate) struct PendingConnection {
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Add(Box<PendingConnection>),
-    Remove(Arc<ClientSlot>),
+    AddClient(Box<PendingConnection>),
+    RemoveClient(Arc<ClientSlot>),
     Stop,
 }
 
@@ -142,14 +147,14 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
     type Counts = WorkerCounts;
 
     #[cold]
-    fn execute(&mut self, command: Command) -> bool {
+    fn execute_and_continue(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
-            Command::Remove(slot) => {
+            Command::RemoveClient(slot) => {
                 self.rpc_server.remove_client(slot.index());
                 self.handler.sessions.disconnect(slot.index());
             }
-            Command::Add(new) => {
+            Command::AddClient(new) => {
                 let PendingConnection {
                     slot,
                     session_id: session,
@@ -185,7 +190,7 @@ impl<I: PartitionItems> WorkerLoop for RunningWorker<'_, I> {
 
     #[inline]
     fn wait_briefly(&self, waiter: &mut Waiter) {
-        waiter.idle_reading(self.rpc_server.polled_memory());
+        waiter.idle_polling_memory(self.rpc_server.polled_memory());
     }
 
     /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
@@ -222,7 +227,7 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
         if !self.mean_request_core_time.is_zero() {
-            self.charge_requests(requests);
+            self.charge_core_time_of_requests(requests);
         }
         self.store.lock_partition(self.partition_index)
     }
@@ -253,14 +258,14 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
                 offset,
                 total,
                 bytes,
-            }) => self.handle_part(
+            }) => self.handle_request_part(
                 partition,
                 request.client_index,
                 (offset, total, bytes),
                 reply,
             ),
             Some(wire::Request::Record(request)) => self.handle_record_request(request, reply),
-            None => self.reply_bad(reply),
+            None => self.reply_bad_request(reply),
         }
     }
 }
@@ -270,7 +275,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     /// mean is known, so each is drawn from an exponential distribution. With equal latencies the cores would run in
     /// lockstep and rarely compete for the NIC.
     #[cold]
-    fn charge_requests(&mut self, requests: usize) {
+    fn charge_core_time_of_requests(&mut self, requests: usize) {
         let waits = (0..requests).map(|_| -(1.0 - self.random.next_unit_f64()).ln());
         verbs::time::charge_time(self.mean_request_core_time.mul_f64(waits.sum()));
     }
@@ -299,7 +304,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         // one.
         let hash = hash_of(key, self.store.hash_seed());
         if partition_of(hash, self.store.partition_count()) != self.partition_index {
-            return self.reply_bad(reply);
+            return self.reply_bad_request(reply);
         }
         if let Op::Get { .. } = op {
             return self.get(partition, (hash, key), client, reply);
@@ -319,9 +324,11 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
             }
             ChangeState::New => {
                 self.counts.changes += 1;
-                let changed = self.items.change(partition, hash, op);
+                let changed = self
+                    .items
+                    .change_and_encode_answer_word(partition, hash, op);
                 self.counts.bad_requests += u64::from(changed.is_none());
-                let word = changed.unwrap_or(wire::answer_word(Status::Bad, 0));
+                let word = changed.unwrap_or(wire::first_answer_word(Status::BadRequest, 0));
                 session.record_answer(seq, word);
                 word
             }
@@ -348,16 +355,16 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         items.get(partition, key, |found| match found {
             GetResult::Value { version, value } => {
                 counts.get_hits += 1;
-                let word = wire::answer_word(Status::Ok, version);
+                let word = wire::first_answer_word(Status::Ok, version);
                 let most = max_answer_bytes.get(client).copied().unwrap_or(0);
                 send_value(buffer, word, value, most, reply);
             }
             GetResult::Absent => {
-                reply.send_payload(&wire::answer_word(Status::NotFound, 0).to_le_bytes())
+                reply.send_payload(&wire::first_answer_word(Status::NotFound, 0).to_le_bytes())
             }
             GetResult::NotServed => {
                 counts.bad_requests += 1;
-                reply.send_payload(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+                reply.send_payload(&wire::first_answer_word(Status::BadRequest, 0).to_le_bytes());
             }
         });
     }
@@ -367,12 +374,12 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReply<'_>) {
         match self.items.answer_record_request(request) {
             Some(word) => reply.send_payload(&word.to_le_bytes()),
-            None => self.reply_bad(reply),
+            None => self.reply_bad_request(reply),
         }
     }
 
     #[cold]
-    fn handle_part(
+    fn handle_request_part(
         &mut self,
         partition: &mut Partition,
         client: usize,
@@ -382,25 +389,27 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        match session.add_request_part(offset, total, bytes) {
-            None => self.reply_bad(reply),
-            Some(false) => reply.send_payload(&wire::answer_word(Status::Part, 0).to_le_bytes()),
+        match session.add_request_part_and_check_complete(offset, total, bytes) {
+            None => self.reply_bad_request(reply),
+            Some(false) => {
+                reply.send_payload(&wire::first_answer_word(Status::PartReceived, 0).to_le_bytes())
+            }
             Some(true) => {
                 let whole = std::mem::take(&mut session.received_request_parts);
                 match wire::decode(&whole) {
                     Some(wire::Request::Whole { op, seq }) => {
                         self.handle_request(partition, client, op, seq, reply);
                     }
-                    _ => self.reply_bad(reply),
+                    _ => self.reply_bad_request(reply),
                 }
             }
         }
     }
 
     #[cold]
-    fn reply_bad(&mut self, reply: RequestReply<'_>) {
+    fn reply_bad_request(&mut self, reply: RequestReply<'_>) {
         self.counts.bad_requests += 1;
-        reply.send_payload(&wire::answer_word(Status::Bad, 0).to_le_bytes());
+        reply.send_payload(&wire::first_answer_word(Status::BadRequest, 0).to_le_bytes());
     }
 }
 
@@ -421,7 +430,7 @@ fn send_value(
     }
     let room = most.saturating_sub(CHUNK_HEADER_BYTES);
     if room == 0 || value.len().div_ceil(room) > rpc::MAX_BATCH {
-        let word = wire::answer_word(Status::TooLong, 0);
+        let word = wire::first_answer_word(Status::TooLong, 0);
         return reply.send_payload(&word.to_le_bytes());
     }
     for (i, chunk) in value.chunks(room).enumerate() {
@@ -442,10 +451,12 @@ fn send_value(
 /// Returns the first word of the answer for a result; `zero` is the status for the result 0.
 pub(crate) fn encode_result_word(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
-        Ok(0) => wire::answer_word(zero, 0),
-        Ok(version) => wire::answer_word(Status::Ok, version),
-        Err(Refusal::Condition(version)) => wire::answer_word(Status::Condition, version),
-        Err(Refusal::Full) => wire::answer_word(Status::Full, 0),
-        Err(Refusal::TooLong) => wire::answer_word(Status::TooLong, 0),
+        Ok(0) => wire::first_answer_word(zero, 0),
+        Ok(version) => wire::first_answer_word(Status::Ok, version),
+        Err(Refusal::ConditionNotMetAtVersion(version)) => {
+            wire::first_answer_word(Status::ConditionNotMet, version)
+        }
+        Err(Refusal::Full) => wire::first_answer_word(Status::Full, 0),
+        Err(Refusal::TooLong) => wire::first_answer_word(Status::TooLong, 0),
     }
 }

@@ -11,7 +11,7 @@
 //! | 23..8 | bytes of the value | units, in bits 31..0 |
 //! | 7..0 | bytes of the key | |
 //!
-//! If clients READ the log, each item ends in one more unit: a checksum of all bytes before it ([`check_of`]). By the
+//! If clients READ the log, each item ends in one more unit: a checksum of all bytes before it ([`checksum_of`]). By the
 //! checksum, readers distinguish an intact item from one that is being changed.
 //!
 //! Space is freed at the oldest end. The partition decides what happens to the items there.
@@ -39,7 +39,7 @@ pub(super) fn units_without_checksum(key: usize, value: usize, expires: bool) ->
 }
 
 /// Returns the checksum of an item's bytes, from its header to the end of its value.
-pub(super) fn check_of(block: &[u8], seed: u64) -> u64 {
+pub(super) fn checksum_of(block: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(block, seed)
 }
 
@@ -88,7 +88,7 @@ impl ItemHeader {
     }
 
     /// Returns the byte offsets of key and value from the block's start.
-    pub(super) fn offsets(&self) -> (usize, usize) {
+    pub(super) fn key_and_value_offsets(&self) -> (usize, usize) {
         let key = 8 + 8 * usize::from(self.expires);
         (key, key + self.key_bytes.next_multiple_of(8))
     }
@@ -155,7 +155,7 @@ impl ItemLog {
 
     /// Returns the units of the item with this header.
     #[inline]
-    pub(super) fn units_with(&self, header: &ItemHeader) -> usize {
+    pub(super) fn units_of_item_with_header(&self, header: &ItemHeader) -> usize {
         header.units_without_checksum() + usize::from(self.checksum_seed.is_some())
     }
 
@@ -218,7 +218,7 @@ impl ItemLog {
     #[inline]
     pub(super) fn item(&self, pos: usize) -> LogItem<'_> {
         let header = ItemHeader::decode(self.word(pos));
-        let (key, value) = header.offsets();
+        let (key, value) = header.key_and_value_offsets();
         let start = pos * 8;
         LogItem {
             header,
@@ -236,7 +236,7 @@ impl ItemLog {
     #[inline]
     pub(super) fn has_key(&self, pos: usize, key: &[u8]) -> bool {
         let header = ItemHeader::decode(self.word(pos));
-        let start = pos * 8 + header.offsets().0;
+        let start = pos * 8 + header.key_and_value_offsets().0;
         header.key_bytes == key.len() && self.memory[start..start + key.len()] == *key
     }
 
@@ -260,33 +260,33 @@ impl ItemLog {
         if header.expires {
             self.set_word(pos + 1, expires_ms);
         }
-        let (key_at, value_at) = header.offsets();
+        let (key_at, value_at) = header.key_and_value_offsets();
         let start = pos * 8;
         self.memory[start + key_at..start + key_at + key.len()].copy_from_slice(key);
         self.memory[start + value_at..start + value_at + value.len()].copy_from_slice(value);
         if let Some(seed) = self.checksum_seed {
             let end = pos + header.units_without_checksum();
-            let check = check_of(&self.memory[start..end * 8], seed);
+            let check = checksum_of(&self.memory[start..end * 8], seed);
             self.set_word(end, check);
         }
     }
 
     /// Copies a whole block out of the log.
     pub(super) fn copy_out(&self, pos: usize, into: &mut Vec<u8>) {
-        let units = self.units_with(&self.item(pos).header);
+        let units = self.units_of_item_with_header(&self.item(pos).header);
         into.clear();
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
     }
 
     /// Copies a block that [`copy_out`](Self::copy_out) copied out back into the log.
-    pub(super) fn copy_in(&mut self, pos: usize, block: &[u8]) {
+    pub(super) fn copy_block_back(&mut self, pos: usize, block: &[u8]) {
         self.memory[pos * 8..pos * 8 + block.len()].copy_from_slice(block);
     }
 
     /// Marks the block of this item as dead.
     pub(super) fn mark_dead(&mut self, pos: usize) {
         if let BlockHeader::Item(header) = self.header(pos) {
-            let units = self.units_with(&header);
+            let units = self.units_of_item_with_header(&header);
             self.set_word(pos, units as u64);
             self.dead_units += units;
         }
@@ -358,7 +358,7 @@ impl ItemLog {
     /// Returns the next younger block, if any.
     pub(super) fn next_younger_block(&self, pos: usize) -> Option<(usize, BlockHeader)> {
         let units = match self.header(pos) {
-            BlockHeader::Item(item) => self.units_with(&item),
+            BlockHeader::Item(item) => self.units_of_item_with_header(&item),
             BlockHeader::Dead { units } => units.max(1),
         };
         let next = if pos + units >= self.capacity_units {

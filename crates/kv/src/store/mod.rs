@@ -96,14 +96,14 @@ pub fn unix_ms() -> u64 {
 /// ```
 #[derive(Debug)]
 pub struct Store {
-    partitions: Box<[Padded]>,
+    partitions: Box<[PaddedPartition]>,
     hash_seed: u64,
 }
 
 /// A lock in its own cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Padded(Mutex<Partition>);
+struct PaddedPartition(Mutex<Partition>);
 
 impl Store {
     /// Creates an empty store.
@@ -111,7 +111,7 @@ impl Store {
     /// # Errors
     /// If the memory cannot be allocated.
     pub fn new(config: &StoreConfig) -> Result<Self, NoMemory> {
-        Self::with(config, None)
+        Self::new_with_optional_pd(config, None)
     }
 
     /// Creates an empty store in memory that is registered with this protection domain, for clients' READs. Each item
@@ -120,10 +120,13 @@ impl Store {
     /// # Errors
     /// If the memory cannot be allocated.
     pub fn new_registered(config: &StoreConfig, pd: &ProtectionDomain) -> Result<Self, NoMemory> {
-        Self::with(config, Some(pd))
+        Self::new_with_optional_pd(config, Some(pd))
     }
 
-    fn with(config: &StoreConfig, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
+    fn new_with_optional_pd(
+        config: &StoreConfig,
+        pd: Option<&ProtectionDomain>,
+    ) -> Result<Self, NoMemory> {
         let n = config.partitions.max(1);
         let of_one = PartitionConfig {
             items: config.items.div_ceil(n),
@@ -132,7 +135,11 @@ impl Store {
             clock_ms: config.clock_ms,
             hash_seed: config.hash_seed,
         };
-        let partitions = (0..n).map(|_| Ok(Padded(Mutex::new(Partition::with(&of_one, pd)?))));
+        let partitions = (0..n).map(|_| {
+            Ok(PaddedPartition(Mutex::new(
+                Partition::new_with_optional_pd(&of_one, pd)?,
+            )))
+        });
         Ok(Self {
             partitions: partitions.collect::<Result<_, _>>()?,
             hash_seed: config.hash_seed,
@@ -156,7 +163,7 @@ impl Store {
     }
 
     /// Locks the partition of a key. Returns the key's hash and the partition.
-    pub fn lock(&self, key: &[u8]) -> (u64, MutexGuard<'_, Partition>) {
+    pub fn hash_and_lock_partition(&self, key: &[u8]) -> (u64, MutexGuard<'_, Partition>) {
         let hash = self.hash(key);
         (
             hash,

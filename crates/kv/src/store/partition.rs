@@ -83,7 +83,7 @@ pub enum Refusal {
     TooLong,
     /// The condition does not hold. The field is the present version, 0 if the key is absent.
     #[error("the condition does not hold: the version there is {0}")]
-    Condition(u64),
+    ConditionNotMetAtVersion(u64),
 }
 
 /// Counters and contents of a partition.
@@ -144,11 +144,11 @@ impl Partition {
     /// # Errors
     /// If the memory cannot be allocated.
     pub fn new(config: &PartitionConfig) -> Result<Self, NoMemory> {
-        Self::with(config, None)
+        Self::new_with_optional_pd(config, None)
     }
 
     /// Creates an empty partition in memory registered with this protection domain, for clients' READs.
-    pub(super) fn with(
+    pub(super) fn new_with_optional_pd(
         config: &PartitionConfig,
         pd: Option<&ProtectionDomain>,
     ) -> Result<Self, NoMemory> {
@@ -205,7 +205,7 @@ impl Partition {
     }
 
     /// Returns the addresses and keys of index and log, if clients READ them.
-    pub(crate) fn remote(&self) -> Option<(RemoteMemory, RemoteMemory)> {
+    pub(crate) fn remote_index_and_log(&self) -> Option<(RemoteMemory, RemoteMemory)> {
         self.index.remote().zip(self.log.remote())
     }
 
@@ -273,7 +273,7 @@ impl Partition {
             SetCondition::Version(version) => there != 0 && there == version,
         };
         if !holds {
-            return Err(Refusal::Condition(there));
+            return Err(Refusal::ConditionNotMetAtVersion(there));
         }
         let last_version = if old.is_some() {
             there
@@ -291,7 +291,9 @@ impl Partition {
             let stays_in_place = self.full_policy == FullPolicy::Store
                 || self.log.units_from_oldest(pos) >= self.log.used_units() / 4
                 || self.log.used_units() < self.log.capacity_units() / 4 * 3;
-            if self.log.units_with(&header) == units && header.expires == expires && stays_in_place
+            if self.log.units_of_item_with_header(&header) == units
+                && header.expires == expires
+                && stays_in_place
             {
                 self.stats.data_bytes += value.len() as u64;
                 self.stats.data_bytes -= header.value_bytes as u64;
@@ -316,7 +318,7 @@ impl Partition {
         let find = |s: &Self| s.index.find(hash, |pos| s.log.has_key(pos, key));
         if self.full_policy == FullPolicy::Store {
             if !self.has_room_for(units) {
-                self.sweep();
+                self.remove_expired_items_if_due();
             }
             let room =
                 self.stats.items < self.index.max_items() as u64 && self.index.has_room(hash);
@@ -378,11 +380,11 @@ impl Partition {
     /// was absent.
     ///
     /// # Errors
-    /// [`Refusal::Condition`] if the key is absent or has another version.
+    /// [`Refusal::ConditionNotMetAtVersion`] if the key is absent or has another version.
     pub fn delete(&mut self, hash: u64, key: &[u8], version: Option<u64>) -> Result<u64, Refusal> {
         let Some((place, pos)) = self.index.find(hash, |pos| self.log.has_key(pos, key)) else {
             return match version {
-                Some(_) => Err(Refusal::Condition(0)),
+                Some(_) => Err(Refusal::ConditionNotMetAtVersion(0)),
                 None => Ok(0),
             };
         };
@@ -391,12 +393,12 @@ impl Partition {
             self.remove(place, pos);
             self.stats.expired += 1;
             return match version {
-                Some(_) => Err(Refusal::Condition(0)),
+                Some(_) => Err(Refusal::ConditionNotMetAtVersion(0)),
                 None => Ok(0),
             };
         }
         if version.is_some_and(|v| v != there) {
-            return Err(Refusal::Condition(there));
+            return Err(Refusal::ConditionNotMetAtVersion(there));
         }
         self.remove(place, pos);
         Ok(there)
@@ -511,14 +513,14 @@ impl Partition {
             self.stats.evictions += 1;
             return;
         }
-        let units = self.log.units_with(&header);
+        let units = self.log.units_of_item_with_header(&header);
         self.log.copy_out(pos, &mut self.moved_block);
         self.log.mark_dead(pos);
         self.log.free_oldest_if_dead();
         // This runs only if no contiguous room was left. The freed oldest block is adjacent to the room, so the append
         // succeeds.
         if let Some(to) = self.log.allocate_block(units) {
-            self.log.copy_in(to, &self.moved_block);
+            self.log.copy_block_back(to, &self.moved_block);
             self.log.count_block_live(units);
             self.index.set_position(place, to);
             self.stats.moves += 1;
@@ -526,7 +528,7 @@ impl Partition {
     }
 
     /// Removes expired items, at most once a second, and only if some item has an expiry time.
-    fn sweep(&mut self) {
+    fn remove_expired_items_if_due(&mut self) {
         let now = self.now_ms();
         if self.expiring_items == 0 || now < self.last_sweep_ms.saturating_add(1000) {
             return;

@@ -176,7 +176,7 @@ impl RecordLayout {
     }
 
     /// Encodes a body into `into`. A removed key has no value. Key and value must [fit](Self::fits).
-    pub(crate) fn encode(
+    pub(crate) fn encode_body(
         &self,
         into: &mut [u8],
         (seed, record): (u64, u64),
@@ -194,7 +194,7 @@ impl RecordLayout {
         into[BODY_HEADER_BYTES..BODY_HEADER_BYTES + key.len()].copy_from_slice(key);
         let value_at = BODY_HEADER_BYTES + self.key_bytes;
         into[value_at..value_at + bytes.len()].copy_from_slice(bytes);
-        let check = check_of(
+        let check = body_checksum(
             meta,
             &into[BODY_HEADER_BYTES..value_at + bytes.len()],
             seed,
@@ -205,7 +205,7 @@ impl RecordLayout {
 
     /// Decodes a body with any contents, for a reader that looks for `key`.
     #[inline]
-    pub(crate) fn decode<'b>(
+    pub(crate) fn decode_body<'b>(
         &self,
         body: &'b [u8],
         (seed, record): (u64, u64),
@@ -226,7 +226,7 @@ impl RecordLayout {
         }
         if value_len > self.value_bytes
             || check
-                != check_of(
+                != body_checksum(
                     meta,
                     &body[BODY_HEADER_BYTES..value_at + value_len],
                     seed,
@@ -245,7 +245,7 @@ impl RecordLayout {
     pub(crate) fn removed_version(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
         let key =
             body.get(BODY_HEADER_BYTES..BODY_HEADER_BYTES + (word(body, 0) & 0xff) as usize)?;
-        match self.decode(body, (seed, record), key) {
+        match self.decode_body(body, (seed, record), key) {
             DecodedBody::Match {
                 version,
                 value: None,
@@ -256,7 +256,7 @@ impl RecordLayout {
 
     /// Finds the key's record in a neighbourhood that was READ as a whole. Returns its record number and body.
     #[inline]
-    pub(crate) fn find<'b>(
+    pub(crate) fn find_in_neighbourhood<'b>(
         &self,
         bytes: &'b [u8],
         (seed, home): (u64, u64),
@@ -264,7 +264,7 @@ impl RecordLayout {
     ) -> Option<(u64, DecodedBody<'b>)> {
         let mut bodies = (home..)
             .zip(bytes.chunks(self.stride))
-            .map(|(record, body)| (record, self.decode(body, (seed, record), key)));
+            .map(|(record, body)| (record, self.decode_body(body, (seed, record), key)));
         bodies.find(|(_, body)| *body != DecodedBody::OtherKey)
     }
 }
@@ -289,7 +289,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 #[inline]
-fn check_of(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
+fn body_checksum(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
     let seed = (seed ^ meta).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ record;
     xxhash_rust::xxh3::xxh3_64_with_seed(rest, seed)
 }
@@ -309,7 +309,11 @@ pub(crate) fn version_after_change(
         SetCondition::Version(version) => present && version == last,
     };
     if !holds {
-        return Err(Refusal::Condition(if present { last } else { 0 }));
+        return Err(Refusal::ConditionNotMetAtVersion(if present {
+            last
+        } else {
+            0
+        }));
     }
     Ok(match (puts, present) {
         (true, _) => Some(if last >= MAX_VERSION { 1 } else { last + 1 }),
@@ -413,22 +417,22 @@ mod tests {
             let shape = shape(LockPlacement::Spread);
             let body = |version, value: &Option<Vec<u8>>| {
                 let mut body = [0; 64];
-                shape.encode(&mut body, (5, 9), &key, version, value.as_deref());
+                shape.encode_body(&mut body, (5, 9), &key, version, value.as_deref());
                 body
             };
             let (old, new) = (body(version, &first), body(version + 1, &second));
             let ours = DecodedBody::Match { version, value: first.as_deref() };
-            prop_assert_eq!(shape.decode(&old, (5, 9), &key), ours);
+            prop_assert_eq!(shape.decode_body(&old, (5, 9), &key), ours);
             // At another place or with another seed, the checksum is wrong.
-            prop_assert_eq!(shape.decode(&old, (5, 8), &key), DecodedBody::Torn);
-            prop_assert_eq!(shape.decode(&old, (6, 9), &key), DecodedBody::Torn);
+            prop_assert_eq!(shape.decode_body(&old, (5, 8), &key), DecodedBody::Torn);
+            prop_assert_eq!(shape.decode_body(&old, (6, 9), &key), DecodedBody::Torn);
             let mut mixed = old;
             for word in (0..8).filter(|word| choice >> word & 1 != 0) {
                 mixed[word * 8..word * 8 + 8].copy_from_slice(&new[word * 8..word * 8 + 8]);
             }
             // Bytes after a value are not in the checksum.
             let whole = [ours, DecodedBody::Match { version: version + 1, value: second.as_deref() }];
-            let seen = shape.decode(&mixed, (5, 9), &key);
+            let seen = shape.decode_body(&mixed, (5, 9), &key);
             prop_assert!(seen == DecodedBody::Torn || whole.contains(&seen), "{seen:?}");
             let (meta, check) = (choice & 1 != 0, choice & 2 != 0);
             prop_assert!(meta == check || seen == DecodedBody::Torn, "{seen:?}");
@@ -437,7 +441,7 @@ mod tests {
         #[test]
         fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..600), key: [u8; 4]) {
             let shape = shape(LockPlacement::Spread);
-            let found = shape.find(&bytes, (5, 3), &key).map(|f| f.1);
+            let found = shape.find_in_neighbourhood(&bytes, (5, 3), &key).map(|f| f.1);
             let ours = matches!(found, Some(DecodedBody::Match { .. }));
             prop_assert!(!ours, "{found:?}");
             prop_assert_eq!(redo::decode_entry(&bytes, &shape), None);
@@ -447,7 +451,7 @@ mod tests {
         fn a_redo_entry_is_whole_or_none(at in 0usize..88, bit in 0u32..8) {
             let shape = shape(LockPlacement::Spread);
             let mut entry = vec![0; redo::entry_bytes(&shape)];
-            shape.encode(&mut entry[redo::ENTRY_BODY_OFFSET..], (5, 7), b"key", 3, Some(b"value"));
+            shape.encode_body(&mut entry[redo::ENTRY_BODY_OFFSET..], (5, 7), b"key", 3, Some(b"value"));
             redo::complete_entry(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
             prop_assert_eq!(redo::partition_of(&entry), Some(2));
             let body = entry[redo::ENTRY_BODY_OFFSET..redo::ENTRY_BODY_OFFSET + 64].to_vec();

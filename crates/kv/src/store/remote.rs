@@ -7,13 +7,13 @@
 //! absent key.
 
 use super::index::{SLOTS_PER_BUCKET, home_bucket, position_in_slot, tag};
-use super::log::{ItemHeader, check_of};
+use super::log::{ItemHeader, checksum_of};
 
 /// Bytes of a bucket of the index.
 pub(crate) const BUCKET_BYTES: usize = 8 * SLOTS_PER_BUCKET;
 
 /// Returns the first bucket to look at, for `buckets` buckets.
-pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
+pub(crate) fn home_bucket_of(hash: u64, buckets: u64) -> u64 {
     home_bucket(hash, buckets)
 }
 
@@ -79,10 +79,10 @@ pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Decoded
     let Some(check) = word_at(bytes, checked) else {
         return DecodedItem::NeedsBytes(checked + 8);
     };
-    if check != check_of(&bytes[..checked], seed) {
+    if check != checksum_of(&bytes[..checked], seed) {
         return DecodedItem::Torn;
     }
-    let (key_at, value_at) = header.offsets();
+    let (key_at, value_at) = header.key_and_value_offsets();
     if bytes[key_at..key_at + header.key_bytes] != *key {
         return DecodedItem::OtherKey;
     }
@@ -116,7 +116,7 @@ mod tests {
             clock_ms: unix_ms,
             hash_seed: 7,
         };
-        Partition::with(&config, Some(&pd)).expect("memory")
+        Partition::new_with_optional_pd(&config, Some(&pd)).expect("memory")
     }
 
     /// Looks up a key as a client does that READs everything at once.
@@ -124,7 +124,7 @@ mod tests {
         let (index, log) = p.index_and_log_bytes();
         let hash = hash_of(key, 7);
         let buckets = (index.len() / BUCKET_BYTES) as u64;
-        let mut bucket = home_of(hash, buckets);
+        let mut bucket = home_bucket_of(hash, buckets);
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
             let mut candidates = CandidatePositions::of(&index[at..at + BUCKET_BYTES], hash);

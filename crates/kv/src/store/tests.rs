@@ -42,7 +42,7 @@ fn versions_grow_also_across_removal() {
     assert_eq!(set(&mut p, b"a", b"much longer than before"), Ok(3));
     assert_eq!(
         p.delete(hash(b"a"), b"a", Some(2)),
-        Err(Refusal::Condition(3))
+        Err(Refusal::ConditionNotMetAtVersion(3))
     );
     assert_eq!(p.delete(hash(b"a"), b"a", Some(3)), Ok(3));
     assert_eq!(p.delete(hash(b"a"), b"a", None), Ok(0));
@@ -64,20 +64,20 @@ fn conditions_hold_or_nothing_changes() {
     };
     assert_eq!(
         try_set(b"0", SetCondition::Present),
-        Err(Refusal::Condition(0))
+        Err(Refusal::ConditionNotMetAtVersion(0))
     );
     assert_eq!(
         try_set(b"0", SetCondition::Version(0)),
-        Err(Refusal::Condition(0))
+        Err(Refusal::ConditionNotMetAtVersion(0))
     );
     assert_eq!(try_set(b"1", SetCondition::Absent), Ok(1));
     assert_eq!(
         try_set(b"2", SetCondition::Absent),
-        Err(Refusal::Condition(1))
+        Err(Refusal::ConditionNotMetAtVersion(1))
     );
     assert_eq!(
         try_set(b"2", SetCondition::Version(2)),
-        Err(Refusal::Condition(1))
+        Err(Refusal::ConditionNotMetAtVersion(1))
     );
     assert_eq!(try_set(b"2", SetCondition::Version(1)), Ok(2));
     assert_eq!(try_set(b"3", SetCondition::Present), Ok(3));
@@ -201,7 +201,7 @@ fn memory_of_many_items_is_little_more_than_the_data() {
     let store = Store::new(&StoreConfig::for_items(1, 200_000, 16, 32)).expect("memory");
     for i in 0..items {
         let key = u128::from(i).to_le_bytes();
-        let (hash, mut p) = store.lock(&key);
+        let (hash, mut p) = store.hash_and_lock_partition(&key);
         p.set(hash, &key, &[3; 32], SetOptions::default())
             .expect("room");
     }
@@ -297,7 +297,9 @@ fn run(mode: FullPolicy, steps: Vec<Step>) -> Result<(), TestCaseError> {
                         last_version.insert(k, version);
                         model.insert(k, (value(len), version, 0));
                     }
-                    Err(Refusal::Condition(v)) => prop_assert!(v == there && (!good || there == 0)),
+                    Err(Refusal::ConditionNotMetAtVersion(v)) => {
+                        prop_assert!(v == there && (!good || there == 0))
+                    }
                     Err(e) => prop_assert_eq!((e, mode), (Refusal::Full, FullPolicy::Store)),
                 }
             }

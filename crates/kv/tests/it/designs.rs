@@ -73,7 +73,10 @@ fn futures_are_answered_in_any_number_and_may_be_dropped() {
                 );
             }
             let old = client.compare_and_set(&keys[0], 1, b"a third").await;
-            assert!(matches!(old, Err(ClientError::Condition { version: 2 })));
+            assert!(matches!(
+                old,
+                Err(ClientError::ConditionNotMet { version: 2 })
+            ));
             assert!(client.delete(&keys[0]).await.expect("answered"));
             assert_eq!(client.get(&keys[0]).await.expect("answered"), None);
         });
@@ -99,12 +102,12 @@ fn every_operation_does_what_it_says_on(design: Design) {
     let value = c.get(b"a").expect("answered").expect("there");
     assert_eq!((value.bytes.as_slice(), value.version), (&b"2"[..], 2));
     let e = c.compare_and_set(b"a", 1, b"3").expect_err("old");
-    assert!(matches!(e, ClientError::Condition { version: 2 }));
+    assert!(matches!(e, ClientError::ConditionNotMet { version: 2 }));
     assert_eq!(c.compare_and_set(b"a", 2, b"3").expect("set"), 3);
     let e = c
         .put_if(b"a", b"4", SetCondition::Absent, 0)
         .expect_err("there");
-    assert!(matches!(e, ClientError::Condition { version: 3 }));
+    assert!(matches!(e, ClientError::ConditionNotMet { version: 3 }));
     assert!(c.put_if(b"b", b"4", SetCondition::Present, 0).is_err());
     assert!(c.delete(b"a").expect("answered"));
     assert!(!c.delete(b"a").expect("answered"));
@@ -184,7 +187,10 @@ fn values_of_every_length_come_back_on(design: Design) {
             })
             .collect();
         for ticket in tickets {
-            assert!(matches!(c.wait(ticket), Ok(RequestResult::Done(_))));
+            assert!(matches!(
+                c.wait(ticket),
+                Ok(RequestResult::ChangedWithVersion(_))
+            ));
         }
         let keys: Vec<[u8; 4]> = (0..200u32).map(u32::to_le_bytes).collect();
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
@@ -252,7 +258,7 @@ fn a_full_store_says_so_and_loses_nothing_on(design: Design) {
     for i in 0u32.. {
         match c.put(&i.to_le_bytes(), &[i.to_le_bytes()[0]; 30]) {
             Ok(version) => there.insert(i, version),
-            Err(ClientError::Full) => break,
+            Err(ClientError::StoreFull) => break,
             Err(e) => panic!("{e}"),
         };
     }
@@ -293,7 +299,7 @@ fn clients_of_several_threads_count_to_the_same_sum_on(design: Design) {
                         let sum = u64::from_le_bytes(old.bytes.try_into().expect("eight"));
                         match c.compare_and_set(b"sum", old.version, &(sum + 1).to_le_bytes()) {
                             Ok(_) => break,
-                            Err(ClientError::Condition { .. }) => {}
+                            Err(ClientError::ConditionNotMet { .. }) => {}
                             Err(e) => panic!("{e}"),
                         }
                     }
@@ -320,11 +326,17 @@ fn another_front_sees_the_same_data_on(design: Design) {
     let server = server(small(design));
     let mut c = client(&server);
     c.put(b"from a client", b"1").expect("set");
-    let (hash, mut partition) = server.service().store().lock(b"from a client");
+    let (hash, mut partition) = server
+        .service()
+        .store()
+        .hash_and_lock_partition(b"from a client");
     let entry = partition.get(hash, b"from a client").expect("there");
     assert_eq!(entry.value, b"1");
     drop(partition);
-    let (hash, mut partition) = server.service().store().lock(b"from the front");
+    let (hash, mut partition) = server
+        .service()
+        .store()
+        .hash_and_lock_partition(b"from the front");
     partition
         .set(hash, b"from the front", b"2", Default::default())
         .expect("room");
@@ -490,7 +502,7 @@ fn full_records_are_said_and_nothing_is_lost() {
         for i in 0..1000u32 {
             match c.put(&i.to_le_bytes(), &[i.to_le_bytes()[0]; 30]) {
                 Ok(version) => drop(there.insert(i, version)),
-                Err(ClientError::Full) => {}
+                Err(ClientError::StoreFull) => {}
                 Err(e) => panic!("{e}"),
             }
         }

@@ -58,9 +58,9 @@ fn a_load_finds_every_key_and_every_value_right() {
         let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
         let all = letters.map(|letter| workload().ycsb(letter));
         for workload in all.iter().chain([&workload()]) {
-            let report =
-                load::run(&mut pipeline, workload, LoadEnd::Count(20_000), 7).expect("ran");
-            assert!(report.is_right(), "{report:?}");
+            let report = load::run(&mut pipeline, workload, LoadEnd::AfterOperations(20_000), 7)
+                .expect("ran");
+            assert!(report.all_checks_passed(), "{report:?}");
             assert_eq!(
                 (report.misses, report.full, report.lost),
                 (0, 0, 0),
@@ -103,9 +103,10 @@ fn postlists_of_every_length_mix_gets_and_puts() {
                 ..ClientConfig::default()
             };
             let mut pipeline = connect_with(&server, config);
-            let report = load::run(&mut pipeline, &few, LoadEnd::Count(5_000), 7).expect("ran");
+            let report =
+                load::run(&mut pipeline, &few, LoadEnd::AfterOperations(5_000), 7).expect("ran");
             let settings = format!("{design}, window {window}, postlists of {batch}: {report:?}");
-            assert!(report.is_right(), "{settings}");
+            assert!(report.all_checks_passed(), "{settings}");
             assert_eq!(report.gets + report.changes, 5_000, "{settings}");
             assert_eq!((report.misses, report.lost), (0, 0), "{settings}");
         }
@@ -129,14 +130,14 @@ fn what_is_wrong_is_found(design: Design) {
     };
     load::put_keys(&mut pipeline, &few, (0, 1)).expect("filled");
     let run = |pipeline: &mut PipelinedClient| {
-        load::run(pipeline, &few, LoadEnd::Count(5_000), 1).expect("ran")
+        load::run(pipeline, &few, LoadEnd::AfterOperations(5_000), 1).expect("ran")
     };
-    assert!(run(&mut pipeline).is_right());
+    assert!(run(&mut pipeline).all_checks_passed());
     // Another key's value.
     let (mut key, mut value) = ([0; 16], [0; 32]);
     write_key_bytes(5, &mut key);
     write_value_bytes(6, 1, &mut value);
-    let (hash, mut partition) = server.service().store().lock(&key);
+    let (hash, mut partition) = server.service().store().hash_and_lock_partition(&key);
     partition
         .set(hash, &key, &value, SetOptions::default())
         .expect("room");
@@ -147,7 +148,7 @@ fn what_is_wrong_is_found(design: Design) {
         "{report:?}"
     );
     // A key that was removed.
-    let (hash, mut partition) = server.service().store().lock(&key);
+    let (hash, mut partition) = server.service().store().hash_and_lock_partition(&key);
     partition.delete(hash, &key, None).expect("there");
     drop(partition);
     let report = run(&mut pipeline);
@@ -178,13 +179,14 @@ fn what_is_changed_while_it_is_read_is_whole() {
                 let (few, mut pipeline) = (few(puts), connect(&server));
                 scope.spawn(move || {
                     let seed = 7 + u64::from(puts > 0.0) + u64::from(puts > 0.6);
-                    load::run(&mut pipeline, &few, LoadEnd::Count(10_000), seed).expect("ran")
+                    load::run(&mut pipeline, &few, LoadEnd::AfterOperations(10_000), seed)
+                        .expect("ran")
                 })
             });
             runs.map(|run| run.join().expect("ran"))
         });
         for report in reports {
-            assert!(report.is_right(), "{design}: {report:?}");
+            assert!(report.all_checks_passed(), "{design}: {report:?}");
             let counts = (report.misses, report.lost, report.operations);
             assert_eq!(counts, (0, 0, 10_000), "{design}: {report:?}");
         }

@@ -72,7 +72,7 @@ impl Peer {
         self.endpoint.receive(&mut self.inbox, |packet| {
             let split = icrc::split(packet.bytes);
             match split.filter(|(bytes, icrc)| {
-                icrc::recover_identification(&packet.frame, bytes, *icrc).is_some()
+                icrc::recover_identification(&packet.icrc_fields, bytes, *icrc).is_some()
             }) {
                 Some((bytes, _)) => came.push(bytes.to_vec()),
                 None => *bad += 1,

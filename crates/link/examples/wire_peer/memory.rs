@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use roce::opcode::LastPacketField;
 use roce::rc::requester::{LocalFault, LocalMemory};
-use roce::rc::responder::{AtomicOperation, Refusal, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, ResponderTarget};
 
 /// Bytes of the area that peers write and read, and of the area from which this side sends.
 pub(crate) const AREA: usize = 8 << 20;
@@ -84,7 +84,7 @@ impl Remote {
     }
 }
 
-impl Target for Remote {
+impl ResponderTarget for Remote {
     fn begin_receive(&mut self) -> bool {
         if self.current.is_none() {
             self.current = self.posted.pop_front();
@@ -137,7 +137,12 @@ impl Target for Remote {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(
+        &mut self,
+        addr: u64,
+        rkey: u32,
+        atomic: AtomicOperation,
+    ) -> Result<u64, Refusal> {
         let range = self.range(addr, rkey, 8)?;
         let word = word_at(&self.area, range.start);
         let new = match atomic {

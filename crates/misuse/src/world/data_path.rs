@@ -11,7 +11,7 @@ use crate::input::DecisionBytes;
 
 impl World<'_> {
     /// Returns a key and a range that mostly belong to a region.
-    pub(super) fn element(&self, input: &mut DecisionBytes<'_>) -> ibv_sge {
+    pub(super) fn choose_sge(&self, input: &mut DecisionBytes<'_>) -> ibv_sge {
         let place = input.index_below(PLACES_PER_KIND);
         let region = self.mr_ranges[place];
         // SAFETY: the region is live.
@@ -57,7 +57,7 @@ impl World<'_> {
             };
             wr.imm.imm_data = input.word();
             for sge in &mut *sges {
-                *sge = self.element(input);
+                *sge = self.choose_sge(input);
                 // "IBV_SEND_INLINE: send data in given gather list as inline data": the library itself reads
                 // the data, so it must be mapped.
                 if wr.send_flags & IBV_SEND_INLINE != 0 {
@@ -66,14 +66,14 @@ impl World<'_> {
                 }
             }
             wr.sg_list = sges.as_mut_ptr();
-            let remote = self.element(input);
+            let remote = self.choose_sge(input);
             // SAFETY: as in `make_pd`; members of unions are plain numbers and live handles.
             unsafe {
                 if (*qp).qp_type == IBV_QPT_UD {
                     let to = self.qps[input.index_below(QPS)].live_handle().as_ref();
                     wr.wr.ud.ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
                     wr.wr.ud.remote_qpn = to.map_or(input.word(), |to| to.qp_num);
-                    wr.wr.ud.remote_qkey = if input.rarely(8) { input.word() } else { 17 };
+                    wr.wr.ud.remote_qkey = if input.one_in(8) { input.word() } else { 17 };
                 } else if wr.opcode == IBV_WR_BIND_MW {
                     let window = self.mws[input.index_below(PLACES_PER_KIND)].live_handle();
                     wr.bind_tso.bind_mw.mw = window;
@@ -93,7 +93,7 @@ impl World<'_> {
                     ) {
                         wr.wr.atomic.rkey = remote.lkey;
                     }
-                    if input.rarely(8) {
+                    if input.one_in(8) {
                         wr.qp_type.xrc.remote_srqn = input.word();
                     }
                 }
@@ -109,7 +109,7 @@ impl World<'_> {
 
     pub(super) fn bind_info(&self, input: &mut DecisionBytes<'_>) -> ibv_mw_bind_info {
         let region = self.mrs[input.index_below(PLACES_PER_KIND)];
-        let range = self.element(input);
+        let range = self.choose_sge(input);
         ibv_mw_bind_info {
             mr: region.live_handle(),
             addr: range.addr,
@@ -130,7 +130,7 @@ impl World<'_> {
                 byte => i32::from(byte % 4),
             };
             for sge in &mut *sges {
-                *sge = self.element(input);
+                *sge = self.choose_sge(input);
             }
             wr.sg_list = sges.as_mut_ptr();
         }
@@ -140,7 +140,7 @@ impl World<'_> {
         let mut bad = null_mut();
         // SAFETY: as in `post_send`.
         unsafe {
-            if input.rarely(3) {
+            if input.one_in(3) {
                 let srq = self.srqs[input.index_below(2)].live_handle();
                 if !srq.is_null() {
                     ibv_post_srq_recv(srq, list.as_mut_ptr(), &raw mut bad);
@@ -169,16 +169,16 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn notify(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn arm_cq(&mut self, input: &mut DecisionBytes<'_>) {
         let cq = self.cqs[input.index_below(PLACES_PER_KIND)].live_handle();
         if !cq.is_null() {
             // SAFETY: as in `make_pd`.
-            unsafe { ibv_req_notify_cq(cq, c_int::from(input.rarely(2))) };
+            unsafe { ibv_req_notify_cq(cq, c_int::from(input.one_in(2))) };
         }
     }
 
     /// Fetches and acknowledges pending events.
-    pub(super) unsafe fn events(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn fetch_and_ack_events(&mut self, input: &mut DecisionBytes<'_>) {
         let verbs = self.tables.symbols;
         // SAFETY: as in `make_pd`; no call blocks.
         unsafe {
@@ -201,7 +201,7 @@ impl World<'_> {
     }
 
     /// Posts work requests through the extended API.
-    pub(super) unsafe fn post_extended(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn post_send_extended(&mut self, input: &mut DecisionBytes<'_>) {
         let qp = self.qps[input.index_below(QPS)].live_handle();
         if qp.is_null() {
             return;
@@ -216,7 +216,7 @@ impl World<'_> {
             for _ in 0..input.index_below(MAX_LIST_WRS) {
                 (*built).wr_id = u64::from(input.byte());
                 (*built).wr_flags = u32::from(input.byte() % 8);
-                let remote = self.element(input);
+                let remote = self.choose_sge(input);
                 let is_datagram = (*qp).qp_type == IBV_QPT_UD;
                 match input.index_below(6) {
                     0 => (*built).wr_send.map(|send| send(built)),
@@ -239,18 +239,18 @@ impl World<'_> {
                     let ah = self.ahs[input.index_below(PLACES_PER_KIND)].live_handle();
                     set(built, ah, to.map_or(0, |to| to.qp_num), 17);
                 }
-                if input.rarely(3) {
+                if input.one_in(3) {
                     let len = input.index_below(256);
                     if let Some(set) = (*built).wr_set_inline_data {
                         set(built, self.arena_ptr(0), len);
                     }
                 } else if let Some(set) = (*built).wr_set_sge {
-                    let sge = self.element(input);
+                    let sge = self.choose_sge(input);
                     set(built, sge.lkey, sge.addr, sge.length);
                 }
             }
             match ((*built).wr_abort, (*built).wr_complete) {
-                (Some(abort), _) if input.rarely(8) => abort(built),
+                (Some(abort), _) if input.one_in(8) => abort(built),
                 (_, Some(complete)) => {
                     complete(built);
                 }

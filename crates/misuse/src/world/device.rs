@@ -34,7 +34,7 @@ impl Device {
                 "the device opens"
             );
             (verbs.ibv_free_device_list)(list);
-            unblock((*context).async_fd);
+            set_nonblocking((*context).async_fd);
             let mut port = ibv_port_attr::zeroed();
             assert_eq!((verbs.ibv_query_port)(context, 1, &raw mut port), 0);
             Self {
@@ -48,7 +48,7 @@ impl Device {
 }
 
 /// Makes reads of a descriptor non-blocking.
-pub(super) fn unblock(fd: c_int) {
+pub(super) fn set_nonblocking(fd: c_int) {
     // SAFETY: only the descriptor's flags change.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }

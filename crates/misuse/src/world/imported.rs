@@ -6,7 +6,7 @@ use super::sizes::PLACES_PER_KIND;
 
 /// The records of imported handles, beside the handles themselves.
 #[derive(Default)]
-pub(super) struct Imported {
+pub(super) struct ImportRecords {
     /// For each place of a region: true if it holds an imported handle.
     pub(super) is_imported_mr: [bool; PLACES_PER_KIND],
     /// For each place of a region: true if the region was destroyed through another handle.

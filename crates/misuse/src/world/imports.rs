@@ -26,7 +26,7 @@ impl World<'_> {
 
     pub(super) unsafe fn import(&mut self, input: &mut DecisionBytes<'_>) {
         let later = self.tables.later;
-        let context = if input.rarely(16) {
+        let context = if input.one_in(16) {
             null_mut()
         } else {
             self.device.context

@@ -18,11 +18,11 @@ impl World<'_> {
         }
         // SAFETY: contract of `step`, here and in all functions that refer to this one.
         unsafe {
-            let made = if input.rarely(4) {
+            let made = if input.one_in(4) {
                 let mut attr: ibv_parent_domain_init_attr = ibv_parent_domain_init_attr::zeroed();
                 attr.pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
                 attr.td = self.tds[input.index_below(2)].handle;
-                attr.comp_mask = if input.rarely(8) { input.word() } else { 0 };
+                attr.comp_mask = if input.one_in(8) { input.word() } else { 0 };
                 extended!(self.alloc_parent_domain(self.device.context, &raw mut attr))
                     .unwrap_or(null_mut())
             } else {
@@ -44,7 +44,7 @@ impl World<'_> {
             return;
         }
         let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
-        let (offset, len, access) = self.range(input);
+        let (offset, len, access) = self.choose_range_and_access(input);
         let addr = self.arena_ptr(offset);
         // SAFETY: as in `make_pd`; the range lies in the arena, or is too long to be valid.
         unsafe {
@@ -74,11 +74,14 @@ impl World<'_> {
     }
 
     /// Returns a range of the arena, and access rights.
-    pub(super) fn range(&self, input: &mut DecisionBytes<'_>) -> (usize, usize, c_int) {
+    pub(super) fn choose_range_and_access(
+        &self,
+        input: &mut DecisionBytes<'_>,
+    ) -> (usize, usize, c_int) {
         let offset = usize::from(input.short()) % ARENA_BYTES;
         let len = usize::from(input.short()) % (ARENA_BYTES - offset + 1);
         let access = c_int::from(input.byte() & 0x3f);
-        let access = if input.rarely(2) {
+        let access = if input.one_in(2) {
             access
         } else {
             access
@@ -108,7 +111,7 @@ impl World<'_> {
         let place = input.index_below(PLACES_PER_KIND);
         let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         let flags = c_int::from(input.byte() % 9);
-        let (offset, len, access) = self.range(input);
+        let (offset, len, access) = self.choose_range_and_access(input);
         let addr = self.arena_ptr(offset);
         let region = self.mrs[place];
         // SAFETY: as in `make_pd`.
@@ -127,7 +130,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn window(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn make_bind_or_end_mw(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.index_below(PLACES_PER_KIND);
         let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
         // SAFETY: as in `make_pd`; the context has the operations.
@@ -164,7 +167,7 @@ impl World<'_> {
     }
 
     /// Creates or destroys a thread domain, device memory or an XRC domain, or writes device memory.
-    pub(super) unsafe fn domains_and_memory(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn make_or_end_domains_and_dm(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.index_below(2);
         let context = self.device.context;
         // SAFETY: as in `make_pd`.
@@ -197,7 +200,7 @@ impl World<'_> {
                 4 if !self.xrcds[place].live => {
                     let mut attr = ibv_xrcd_init_attr {
                         comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
-                        fd: if input.rarely(8) { 12345 } else { -1 },
+                        fd: if input.one_in(8) { 12345 } else { -1 },
                         oflags: libc::O_CREAT,
                     };
                     let made = extended!(self.open_xrcd(context, &raw mut attr));

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use verbs_abi::*;
 
 use super::device::Device;
-use super::imported::Imported;
+use super::imported::ImportRecords;
 use super::place::ObjectPlace;
 use super::raw::RawPackets;
 use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QPS};
@@ -35,7 +35,7 @@ pub(crate) struct World<'a> {
     pub(super) tds: [ObjectPlace<ibv_td>; 2],
     pub(super) dms: [ObjectPlace<ibv_dm>; 2],
     pub(super) xrcds: [ObjectPlace<ibv_xrcd>; 2],
-    pub(super) imports: Imported,
+    pub(super) imports: ImportRecords,
     pub(super) raw: RawPackets,
 }
 
@@ -58,7 +58,7 @@ impl<'a> World<'a> {
             tds: [ObjectPlace::EMPTY; 2],
             dms: [ObjectPlace::EMPTY; 2],
             xrcds: [ObjectPlace::EMPTY; 2],
-            imports: Imported::default(),
+            imports: ImportRecords::default(),
             raw: RawPackets::NONE,
         }
     }

@@ -19,7 +19,7 @@ impl World<'_> {
         let mut init = ibv_qp_init_attr_ex::zeroed();
         init.send_cq = self.cqs[input.index_below(PLACES_PER_KIND)].handle;
         init.recv_cq = self.cqs[input.index_below(PLACES_PER_KIND)].handle;
-        if input.rarely(4) {
+        if input.one_in(4) {
             init.srq = self.srqs[input.index_below(2)].handle;
         }
         init.cap = ibv_qp_cap {
@@ -39,9 +39,9 @@ impl World<'_> {
                 IBV_QPT_XRC_RECV,
             ][usize::from(byte) % 5],
         };
-        init.sq_sig_all = c_int::from(input.rarely(2));
+        init.sq_sig_all = c_int::from(input.one_in(2));
         init.pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
-        let extended = input.rarely(2) || init.qp_type == IBV_QPT_XRC_RECV;
+        let extended = input.one_in(2) || init.qp_type == IBV_QPT_XRC_RECV;
         // SAFETY: as in `make_pd`; the extended attributes begin with the plain ones.
         unsafe {
             let made = if extended {
@@ -52,7 +52,7 @@ impl World<'_> {
                     byte if byte % 2 == 0 => IBV_QP_INIT_ATTR_PD,
                     _ => IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
                 };
-                init.send_ops_flags = if input.rarely(4) {
+                init.send_ops_flags = if input.one_in(4) {
                     u64::from(input.short())
                 } else {
                     0x3ff
@@ -73,15 +73,15 @@ impl World<'_> {
     }
 
     /// Returns the address of this port.
-    pub(super) fn address(&self, input: &mut DecisionBytes<'_>) -> ibv_ah_attr {
+    pub(super) fn choose_ah_attr(&self, input: &mut DecisionBytes<'_>) -> ibv_ah_attr {
         let mut address = ibv_ah_attr::zeroed();
-        address.dlid = if input.rarely(16) {
+        address.dlid = if input.one_in(16) {
             input.short()
         } else {
             self.device.lid
         };
-        address.port_num = if input.rarely(16) { input.byte() } else { 1 };
-        address.is_global = u8::from(input.rarely(16));
+        address.port_num = if input.one_in(16) { input.byte() } else { 1 };
+        address.is_global = u8::from(input.one_in(16));
         address
     }
 
@@ -94,7 +94,7 @@ impl World<'_> {
         attr.path_mtu = u32::from(input.byte() % 7);
         attr.qp_access_flags = u32::from(input.byte());
         attr.dest_qp_num = input.word();
-        attr.ah_attr = self.address(input);
+        attr.ah_attr = self.choose_ah_attr(input);
         attr.max_rd_atomic = input.byte();
         attr.timeout = input.byte();
         let mask = input.word().cast_signed() & 0x1f_ffff;
@@ -173,7 +173,7 @@ impl World<'_> {
     pub(super) unsafe fn query(&mut self, input: &mut DecisionBytes<'_>) {
         let verbs = self.tables.symbols;
         let context = self.device.context;
-        let nowhere = input.rarely(4);
+        let nowhere = input.one_in(4);
         let index = input.mostly_below(300).cast_signed();
         // SAFETY: as in `make_pd`; results are writable, or NULL, which the software NIC refuses.
         unsafe {
@@ -237,7 +237,7 @@ impl World<'_> {
             return;
         }
         let pd = self.pds[input.index_below(PLACES_PER_KIND)].handle;
-        let mut attr = self.address(input);
+        let mut attr = self.choose_ah_attr(input);
         // SAFETY: as in `make_pd`.
         let made = unsafe { (self.tables.symbols.ibv_create_ah)(pd, &raw mut attr) };
         store_object(&mut self.ahs, place, made);
@@ -250,13 +250,13 @@ impl World<'_> {
     }
 
     /// Attaches a queue pair to a multicast group, or detaches it.
-    pub(super) unsafe fn multicast(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn attach_or_detach_mcast(&mut self, input: &mut DecisionBytes<'_>) {
         let qp = self.qps[input.index_below(QPS)];
         let mut gid = ibv_gid { raw: [0xff; 16] };
         // SAFETY: as in `make_pd`; any bytes are a GID.
         unsafe {
             gid.raw[15] = input.byte() % 4;
-            let result = if input.rarely(2) {
+            let result = if input.one_in(2) {
                 (self.tables.symbols.ibv_attach_mcast)(qp.handle, &raw const gid, 0xc001)
             } else {
                 (self.tables.symbols.ibv_detach_mcast)(qp.handle, &raw const gid, 0xc001)

@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 
 use verbs_abi::*;
 
-use super::device::unblock;
+use super::device::set_nonblocking;
 use super::objects::{World, extended};
 use super::place::store_object;
 use super::sizes::PLACES_PER_KIND;
@@ -18,11 +18,11 @@ impl World<'_> {
             return;
         }
         let channel = self.channels[input.index_below(2)].handle;
-        let channel = if input.rarely(2) { channel } else { null_mut() };
+        let channel = if input.one_in(2) { channel } else { null_mut() };
         let context = self.device.context;
         // SAFETY: as in `make_pd`.
         unsafe {
-            let made = if input.rarely(3) {
+            let made = if input.one_in(3) {
                 let mut attr = ibv_cq_init_attr_ex::zeroed();
                 attr.cqe = input.mostly_below(64);
                 attr.channel = channel;
@@ -32,7 +32,7 @@ impl World<'_> {
                     .cast()
             } else {
                 let cqe = input.mostly_below(64).cast_signed();
-                let vector = c_int::from(input.rarely(16));
+                let vector = c_int::from(input.one_in(16));
                 (self.tables.symbols.ibv_create_cq)(context, cqe, null_mut(), channel, vector)
             };
             store_object(&mut self.cqs, place, made);
@@ -49,7 +49,7 @@ impl World<'_> {
         let place = self.cqs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
         let result = unsafe {
-            if input.rarely(2) {
+            if input.one_in(2) {
                 let mut attr = ibv_modify_cq_attr::zeroed();
                 attr.attr_mask = u32::from(input.byte() % 3);
                 attr.moderate.cq_count = input.short();
@@ -71,7 +71,7 @@ impl World<'_> {
             unsafe {
                 let made = (self.tables.symbols.ibv_create_comp_channel)(self.device.context);
                 if let Some(channel) = made.as_ref() {
-                    unblock(channel.fd);
+                    set_nonblocking(channel.fd);
                 }
                 store_object(&mut self.channels, place, made);
             }
@@ -99,7 +99,7 @@ impl World<'_> {
         };
         // SAFETY: as in `make_pd`.
         unsafe {
-            let made = if input.rarely(3) {
+            let made = if input.one_in(3) {
                 let mut init = ibv_srq_init_attr_ex::zeroed();
                 init.attr = attr;
                 init.comp_mask = u32::from(input.byte() & 0x1f);
@@ -123,10 +123,10 @@ impl World<'_> {
     }
 
     /// Executes an operation on a tag list, or writes a tag matching header into registered memory.
-    pub(super) unsafe fn tags(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn post_tag_op_or_write_tag_header(&mut self, input: &mut DecisionBytes<'_>) {
         let place = self.srqs[input.index_below(2)];
-        let mut sges = [self.element(input), self.element(input)];
-        if input.rarely(2) {
+        let mut sges = [self.choose_sge(input), self.choose_sge(input)];
+        if input.one_in(2) {
             let at = usize::from(input.short()) % (self.arena.len() - 1);
             self.arena[at] = u64::from(input.byte() % 5);
             self.arena[at + 1] = u64::from(input.byte() % 4).to_be();

@@ -48,7 +48,7 @@ impl RawPackets {
     };
 
     /// Calls one verb, in a world whose memory begins at `base`.
-    pub(super) unsafe fn step(
+    pub(super) unsafe fn call_one_verb(
         &mut self,
         (tables, device): (ProviderTables, &Device),
         base: usize,
@@ -56,7 +56,7 @@ impl RawPackets {
     ) {
         let which = input.index_below(2);
         let context = device.contexts[which];
-        // SAFETY: as in `World::step`; every handle of a side is live, or was destroyed through its place.
+        // SAFETY: as in `World::call_one_verb`; every handle of a side is live, or was destroyed through its place.
         unsafe {
             let side =
                 self.sides[which].get_or_insert_with(|| RawObjects::new(tables, context, base));
@@ -73,10 +73,10 @@ impl RawPackets {
                     let errno = on!(side.ibv_destroy_flow(flow)).unwrap_or(libc::EOPNOTSUPP);
                     side.flows[place].record_destroyed(errno);
                 }
-                4 => side.receive(input, place, base),
-                5 | 6 => side.send(input, base),
-                7 => side.work_queue(input, place),
-                8 => side.table(input, place),
+                4 => side.post_recv_on_qp_or_wq(input, place, base),
+                5 | 6 => side.post_frame(input, base),
+                7 => side.make_end_or_modify_wq(input, place),
+                8 => side.make_or_end_rwq_ind_table(input, place),
                 _ => side.poll(),
             }
         }
@@ -191,7 +191,7 @@ impl RawObjects {
                 attr.rwq_ind_tbl = self.tables[input.index_below(OBJECTS_PER_KIND)].handle;
                 attr.rx_hash_conf.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
                 attr.rx_hash_conf.rx_hash_key = key.as_mut_ptr();
-                attr.rx_hash_conf.rx_hash_key_len = if input.rarely(8) { 39 } else { 40 };
+                attr.rx_hash_conf.rx_hash_key_len = if input.one_in(8) { 39 } else { 40 };
                 attr.rx_hash_conf.rx_hash_fields_mask = u64::from(input.byte());
                 let all = verbs_get_ctx(self.context);
                 let Some(create) = (*all).create_qp_ex else {
@@ -200,7 +200,7 @@ impl RawObjects {
                 create(self.context, &raw mut attr)
             };
             store_object(&mut self.qps, place, qp);
-            if qp.is_null() || input.rarely(8) {
+            if qp.is_null() || input.one_in(8) {
                 return;
             }
             for (state, port) in [
@@ -243,13 +243,13 @@ impl RawObjects {
         let mut attr = ibv_flow_attr::zeroed();
         attr.r#type = input.mostly_below(4);
         attr.priority = u16::from(input.byte() % 4);
-        attr.port = if input.rarely(16) { input.byte() } else { 1 };
+        attr.port = if input.one_in(16) { input.byte() } else { 1 };
         attr.flags = input.mostly_below(3) & !1;
         attr.num_of_specs = input.byte() % 4;
         let mut bytes = vec![0; size_of::<ibv_flow_attr>()];
         for _ in 0..attr.num_of_specs {
             let (kind, size) = SPECS[input.index_below(SPECS.len())];
-            let size = if input.rarely(16) {
+            let size = if input.one_in(16) {
                 input.index_below(size)
             } else {
                 size
@@ -288,8 +288,13 @@ impl RawObjects {
     }
 
     /// Posts a receive to the first queue pair or to a work queue.
-    unsafe fn receive(&mut self, input: &mut DecisionBytes<'_>, place: usize, base: usize) {
-        let length = if input.rarely(4) { 64 } else { 2048 };
+    unsafe fn post_recv_on_qp_or_wq(
+        &mut self,
+        input: &mut DecisionBytes<'_>,
+        place: usize,
+        base: usize,
+    ) {
+        let length = if input.one_in(4) { 64 } else { 2048 };
         let mut sge = self.sge(base, ARENA_BYTES / 2, length);
         let mut wr = ibv_recv_wr::zeroed();
         wr.sg_list = &raw mut sge;
@@ -298,7 +303,7 @@ impl RawObjects {
         let wq = self.wqs[place].live_handle();
         // SAFETY: as in `step`.
         unsafe {
-            if input.rarely(2) && !wq.is_null() {
+            if input.one_in(2) && !wq.is_null() {
                 if let Some(post_recv) = (*wq).post_recv {
                     post_recv(wq, &raw mut wr, &raw mut bad);
                 }
@@ -309,7 +314,7 @@ impl RawObjects {
     }
 
     /// Sends a frame of any bytes.
-    unsafe fn send(&mut self, input: &mut DecisionBytes<'_>, base: usize) {
+    unsafe fn post_frame(&mut self, input: &mut DecisionBytes<'_>, base: usize) {
         /// EtherTypes: VLAN tags, IPv4, IPv6, and an invalid one.
         const TYPES: [[u8; 2]; 5] = [[0x81, 0], [0x88, 0xa8], [8, 0], [0x86, 0xdd], [0, 0]];
         if !self.qps[0].live {
@@ -329,7 +334,7 @@ impl RawObjects {
         };
         let mut sge = self.sge(base, 0, length);
         let mut wr = ibv_send_wr::zeroed();
-        wr.opcode = if input.rarely(16) {
+        wr.opcode = if input.one_in(16) {
             input.mostly_below(16)
         } else {
             IBV_WR_SEND
@@ -346,7 +351,7 @@ impl RawObjects {
         }
     }
 
-    unsafe fn work_queue(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
+    unsafe fn make_end_or_modify_wq(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`.
         unsafe {
             match input.index_below(4) {
@@ -375,10 +380,10 @@ impl RawObjects {
         }
     }
 
-    unsafe fn table(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
+    unsafe fn make_or_end_rwq_ind_table(&mut self, input: &mut DecisionBytes<'_>, place: usize) {
         // SAFETY: as in `step`; the table has as many entries as its size says.
         unsafe {
-            if self.tables[place].live || input.rarely(4) {
+            if self.tables[place].live || input.one_in(4) {
                 let table = self.tables[place].handle;
                 let errno = on!(self.destroy_rwq_ind_table(table)).unwrap_or(libc::EOPNOTSUPP);
                 self.tables[place].record_destroyed(errno);

@@ -160,7 +160,7 @@ impl FrameHeaders {
 
     /// Returns true if the frame has one of the layers in `layer`, bits of [`layer`].
     #[must_use]
-    pub fn has(&self, layer: u32) -> bool {
+    pub fn has_any_layer_of(&self, layer: u32) -> bool {
         self.layers & layer != 0
     }
 
@@ -191,7 +191,7 @@ impl FrameHeaders {
         };
         let segment = &frame[transport.clone()];
         // "An all zero transmitted checksum value means that the transmitter generated no checksum": RFC 768.
-        let none = self.has(layer::UDP) && segment[UDP_CHECKSUM] == [0, 0];
+        let none = self.has_any_layer_of(layer::UDP) && segment[UDP_CHECKSUM] == [0, 0];
         let header = Sum16BitWords::new().add_slice(&frame[ip.clone()]);
         header.ones_complement() == 0
             && (none || self.transport_sum(segment).ones_complement() == 0)
@@ -207,7 +207,7 @@ impl FrameHeaders {
         }
         if let Some(transport) = &self.transport_range {
             let segment = &mut frame[transport.clone()];
-            let udp = self.has(layer::UDP);
+            let udp = self.has_any_layer_of(layer::UDP);
             let at = if udp { UDP_CHECKSUM } else { TCP_CHECKSUM };
             segment[at.clone()].fill(0);
             let sum = self.transport_sum(segment);

@@ -63,7 +63,7 @@ impl RssConfig {
         ];
         let mut bytes = Vec::new();
         for (wanted, layer, at, len) in parts {
-            if self.hashed_fields & wanted != 0 && headers.has(layer) {
+            if self.hashed_fields & wanted != 0 && headers.has_any_layer_of(layer) {
                 bytes.extend_from_slice(&headers.field(at)[..len]);
             }
         }

@@ -52,7 +52,7 @@ pub const STANDARD_ATTRIBUTES: i32 = (IBV_QP_DEST_QPN << 1) - 1;
 
 /// The fields of a peer's address vector (`ibv_ah_attr`) whose values are checked against a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AddressVector {
+pub struct AddressVectorToCheck {
     /// Source port number.
     pub port_num: u8,
     /// True if the address vector has a global route header.
@@ -65,7 +65,7 @@ pub struct AddressVector {
 /// of the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // `ibv_modify_qp(3)`, and the bits above
-pub struct Attributes {
+pub struct AttributesToCheck {
     pub qp_state: u32,
     pub cur_qp_state: u32,
     pub path_mtu: u32,
@@ -73,8 +73,8 @@ pub struct Attributes {
     pub rq_psn: u32,
     pub sq_psn: u32,
     pub dest_qp_num: u32,
-    pub ah_attr: AddressVector,
-    pub alt_ah_attr: AddressVector,
+    pub ah_attr: AddressVectorToCheck,
+    pub alt_ah_attr: AddressVectorToCheck,
     pub pkey_index: u16,
     pub alt_pkey_index: u16,
     pub max_rd_atomic: u8,

@@ -137,7 +137,7 @@ pub fn check_transition(
     qp_type: QpType,
     cur: QpState,
     attr_mask: i32,
-    attr: &Attributes,
+    attr: &AttributesToCheck,
     limits: &DeviceLimits,
 ) -> Result<QpState, ModifyQpError> {
     let mask = AttrMask(attr_mask);
@@ -185,7 +185,7 @@ pub fn check_transition(
         });
     }
 
-    for AttributeRange {
+    for AttributeValueAndRange {
         mask_bit: bit,
         field,
         value,
@@ -209,7 +209,7 @@ pub fn check_transition(
 }
 
 /// The allowed range of an attribute's field, which is checked if the field's bit is set.
-pub(super) struct AttributeRange {
+pub(super) struct AttributeValueAndRange {
     pub(super) mask_bit: i32,
     pub(super) field: &'static str,
     pub(super) value: u32,
@@ -217,9 +217,12 @@ pub(super) struct AttributeRange {
     pub(super) max: u32,
 }
 
-/// Returns the ranges of all fields of [`Attributes`] that have a range, except the states.
-pub(super) fn ranges(attr: &Attributes, limits: &DeviceLimits) -> [AttributeRange; 20] {
-    let range = |bit, field, value, min, max| AttributeRange {
+/// Returns the ranges of all fields of [`AttributesToCheck`] that have a range, except the states.
+pub(super) fn ranges(
+    attr: &AttributesToCheck,
+    limits: &DeviceLimits,
+) -> [AttributeValueAndRange; 20] {
+    let range = |bit, field, value, min, max| AttributeValueAndRange {
         mask_bit: bit,
         field,
         value,
@@ -230,7 +233,7 @@ pub(super) fn ranges(attr: &Attributes, limits: &DeviceLimits) -> [AttributeRang
     // An index into a table of n entries is at most n - 1. Every port has at least one P_Key and one GID.
     let last_pkey = u32::from(limits.pkey_tbl_len.saturating_sub(1));
     let last_gid = u32::from(limits.gid_tbl_len.saturating_sub(1));
-    let sgid_index = |ah: &AddressVector| {
+    let sgid_index = |ah: &AddressVectorToCheck| {
         if ah.is_global {
             u32::from(ah.sgid_index)
         } else {

@@ -132,7 +132,7 @@ impl QpType {
     /// Returns the transport service whose packets and acknowledgements the type uses; for XRC this is RC.
     #[must_use]
     #[inline]
-    pub const fn service(self) -> Self {
+    pub const fn service_with_xrc_as_rc(self) -> Self {
         match self {
             Self::Rc | Self::XrcSend | Self::XrcRecv => Self::Rc,
             Self::Uc => Self::Uc,

@@ -36,12 +36,12 @@ const LIMITS: DeviceLimits = DeviceLimits {
 };
 
 /// Returns attributes that are valid for any mask, for a QP that goes from `from` to `to`.
-fn attr(from: QpState, to: QpState) -> Attributes {
-    let on_port = |port_num| AddressVector {
+fn attr(from: QpState, to: QpState) -> AttributesToCheck {
+    let on_port = |port_num| AddressVectorToCheck {
         port_num,
-        ..AddressVector::default()
+        ..AddressVectorToCheck::default()
     };
-    Attributes {
+    AttributesToCheck {
         qp_state: to.code(),
         cur_qp_state: from.code(),
         path_mtu: IBV_MTU_4096,
@@ -49,7 +49,7 @@ fn attr(from: QpState, to: QpState) -> Attributes {
         alt_port_num: 2,
         ah_attr: on_port(1),
         alt_ah_attr: on_port(2),
-        ..Attributes::default()
+        ..AttributesToCheck::default()
     }
 }
 
@@ -321,7 +321,7 @@ fn refusals_name_states_bits_and_ranges() {
 }
 
 /// A function that sets one field to a value.
-type Set = fn(&mut Attributes, u32);
+type Set = fn(&mut AttributesToCheck, u32);
 
 /// Returns every field with a range: a transition that uses the field, its name, its smallest and its
 /// largest value.
@@ -385,7 +385,7 @@ fn every_range() -> Vec<(QpState, QpState, &'static str, u32, u32, Set)> {
 #[test]
 fn values_at_the_ends_of_a_range_pass_and_those_beyond_fail() {
     let checked = every_range();
-    let known = ranges(&Attributes::default(), &LIMITS);
+    let known = ranges(&AttributesToCheck::default(), &LIMITS);
     assert_eq!(checked.len(), known.len(), "a range is not tested");
     assert!(
         known
@@ -444,7 +444,7 @@ fn the_source_gid_counts_only_with_a_global_route() {
     let (required, _) = golden(QpType::Rc, QpState::Init, QpState::Rtr).unwrap();
     let mut attr = attr(QpState::Init, QpState::Rtr);
     attr.ah_attr.sgid_index = 255;
-    let check = |attr: &Attributes| {
+    let check = |attr: &AttributesToCheck| {
         check_transition(
             QpType::Rc,
             QpState::Init,
@@ -511,7 +511,7 @@ proptest! {
         bytes in any::<[u8; 12]>(),
         limits in any::<[u8; 4]>(),
     ) {
-        let mut attr = Attributes::default();
+        let mut attr = AttributesToCheck::default();
         [attr.qp_state, attr.cur_qp_state, attr.path_mtu, attr.path_mig_state] =
             [numbers[0], numbers[1], numbers[2], numbers[3]];
         [attr.rq_psn, attr.sq_psn, attr.dest_qp_num] = [numbers[4], numbers[5], numbers[6]];

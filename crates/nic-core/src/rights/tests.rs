@@ -16,14 +16,14 @@ const PD: u32 = 7;
 const QPN: u32 = 0x00ab_cdef;
 
 /// Returns a region and a queue pair that allow `access` and no other access.
-fn good(access: Access) -> (Region, AccessingQp) {
+fn good(access: Access) -> (Region, QpMemoryRights) {
     let region = Region {
         start: 1 << 20,
         len: 64,
         access: access.flag(),
-        owner: Owner::region_in_pd(PD),
+        owner: OwningPdOrQp::region_in_pd(PD),
     };
-    let qp = AccessingQp {
+    let qp = QpMemoryRights {
         requester_access: if access.is_local() { 0 } else { access.flag() },
         pd_number: PD,
         qpn: QPN,
@@ -50,7 +50,7 @@ fn each_condition_alone_denies_with_its_reason() {
         let at = (region.start, 8);
         let others = !access.flag();
         if !access.is_local() {
-            let closed = AccessingQp {
+            let closed = QpMemoryRights {
                 requester_access: others,
                 ..qp
             };
@@ -65,7 +65,7 @@ fn each_condition_alone_denies_with_its_reason() {
             let denied = authorize(&closed, at, access, &qp);
             assert_eq!(denied, Err(AccessDenied::RegionAccess), "{access:?}");
         }
-        let stranger = AccessingQp {
+        let stranger = QpMemoryRights {
             pd_number: PD + 1,
             ..qp
         };
@@ -97,7 +97,7 @@ fn each_condition_alone_denies_with_its_reason() {
 
 #[test]
 fn a_window_admits_whom_it_is_for_and_no_sge() {
-    let others = AccessingQp {
+    let others = QpMemoryRights {
         requester_access: u32::MAX,
         pd_number: PD + 1,
         qpn: QPN + 1,
@@ -106,43 +106,43 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
         let (region, qp) = good(access);
         let with = |owner| Region { owner, ..region };
         let ask =
-            |region: &Region, qp: &AccessingQp| authorize_region(region, access, qp).map(|_| ());
+            |region: &Region, qp: &QpMemoryRights| authorize_region(region, access, qp).map(|_| ());
         let remotely = if access.is_local() {
             Err(AccessDenied::Domain)
         } else {
             Ok(())
         };
-        let one = with(Owner::window_type_1(PD));
+        let one = with(OwningPdOrQp::window_type_1(PD));
         assert_eq!(ask(&one, &qp), remotely, "{access:?}");
-        assert_eq!(ask(&one, &AccessingQp { qpn: QPN + 1, ..qp }), remotely);
+        assert_eq!(ask(&one, &QpMemoryRights { qpn: QPN + 1, ..qp }), remotely);
         assert_eq!(ask(&one, &others), Err(AccessDenied::Domain));
-        let two = with(Owner::window_type_2(QPN));
+        let two = with(OwningPdOrQp::window_type_2(QPN));
         assert_eq!(ask(&two, &qp), remotely, "{access:?}");
         assert_eq!(
-            ask(&two, &AccessingQp { qpn: QPN + 1, ..qp }),
+            ask(&two, &QpMemoryRights { qpn: QPN + 1, ..qp }),
             Err(AccessDenied::Domain)
         );
         assert_eq!(ask(&two, &others), Err(AccessDenied::Domain));
         // A protection domain number never matches a queue pair number.
         assert_eq!(
-            ask(&with(Owner::window_type_2(PD)), &qp),
+            ask(&with(OwningPdOrQp::window_type_2(PD)), &qp),
             Err(AccessDenied::Domain)
         );
         assert_eq!(
-            ask(&with(Owner::window_type_1(QPN)), &qp),
+            ask(&with(OwningPdOrQp::window_type_1(QPN)), &qp),
             Err(AccessDenied::Domain)
         );
-        let none = AccessingQp {
-            pd_number: Owner::NO_DOMAIN,
+        let none = QpMemoryRights {
+            pd_number: OwningPdOrQp::NO_DOMAIN,
             ..qp
         };
         for owner in [
             one.owner,
-            Owner::region_in_pd(PD),
-            Owner::region_in_pd(Owner::PD_NUMBER_LIMIT - 1),
-            Owner::whole_space(Owner::PD_NUMBER_LIMIT - 1),
-            Owner::window_type_1(Owner::PD_NUMBER_LIMIT - 1),
-            Owner::window_type_2(0x00ff_ffff),
+            OwningPdOrQp::region_in_pd(PD),
+            OwningPdOrQp::region_in_pd(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
+            OwningPdOrQp::whole_address_space_in_pd(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
+            OwningPdOrQp::window_type_1(OwningPdOrQp::PD_NUMBER_LIMIT - 1),
+            OwningPdOrQp::window_type_2(0x00ff_ffff),
         ] {
             assert_eq!(
                 ask(&with(owner), &none),
@@ -160,13 +160,13 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         let whole = Region {
             start: 0,
             len: u64::MAX,
-            owner: Owner::whole_space(PD),
+            owner: OwningPdOrQp::whole_address_space_in_pd(PD),
             ..region
         };
         let permitted = authorize(&whole, (1 << 40, 1 << 30), access, &qp).unwrap();
         assert!(permitted.is_on_demand());
         assert_eq!(permitted.offset(), 1 << 40);
-        let stranger = AccessingQp {
+        let stranger = QpMemoryRights {
             pd_number: PD + 1,
             ..qp
         };
@@ -180,12 +180,12 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
 #[test]
 fn an_owner_is_its_word() {
     for (owner, number) in [
-        (Owner::region_in_pd(PD), Some(PD)),
-        (Owner::whole_space(PD), Some(PD)),
-        (Owner::window_type_1(PD), Some(PD)),
-        (Owner::window_type_2(QPN), None),
+        (OwningPdOrQp::region_in_pd(PD), Some(PD)),
+        (OwningPdOrQp::whole_address_space_in_pd(PD), Some(PD)),
+        (OwningPdOrQp::window_type_1(PD), Some(PD)),
+        (OwningPdOrQp::window_type_2(QPN), None),
     ] {
-        assert_eq!(Owner::from_word(owner.word()), owner);
+        assert_eq!(OwningPdOrQp::from_word(owner.word()), owner);
         assert_eq!(owner.pd_number(), number, "{owner:?}");
         if number.is_some() {
             assert_eq!(owner.with_pd_number(9).pd_number(), Some(9));
@@ -262,13 +262,13 @@ proptest! {
         qpns in (1u32..4, 1u32..4),
     ) {
         let owner = match kind {
-            0 => Owner::region_in_pd(domains.0),
-            1 => Owner::whole_space(domains.0),
-            2 => Owner::window_type_1(domains.0),
-            _ => Owner::window_type_2(qpns.0),
+            0 => OwningPdOrQp::region_in_pd(domains.0),
+            1 => OwningPdOrQp::whole_address_space_in_pd(domains.0),
+            2 => OwningPdOrQp::window_type_1(domains.0),
+            _ => OwningPdOrQp::window_type_2(qpns.0),
         };
         let region = Region { start: 0, len: 8, access: region_access, owner };
-        let qp = AccessingQp { requester_access: qp_access, pd_number: domains.1, qpn: qpns.1 };
+        let qp = QpMemoryRights { requester_access: qp_access, pd_number: domains.1, qpn: qpns.1 };
         let flag = access.flag();
         let local = access.is_local();
         let expected = (local || qp_access & flag != 0)

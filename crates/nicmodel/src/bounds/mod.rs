@@ -15,7 +15,7 @@ use crate::pcie::{self, TransactionKind, TransactionPurpose};
 use crate::profile::Profile;
 
 use contention::QueueingStation;
-pub use processing::inbound_ns;
+pub use processing::nic_ns_per_arriving_operation;
 use processing::{known_value, send_ns_without_fetch_wait};
 pub use round_trip::round_trip_ns;
 
@@ -366,8 +366,9 @@ impl ResourceDemand {
         let lines = lines.filter(|part| part.purpose == TransactionPurpose::WqeByMmio);
         let lines: f64 = lines.map(|part| part.tlps_to_device).sum();
         let mmio = mmio.map_or(0.0, |mmio| mmio.value) * lines;
-        let to_device =
-            |kind| side.bytes_to_device_by(kind) + link_layer * side.tlps_to_device_by(kind);
+        let to_device = |kind| {
+            side.bytes_to_device_of_kind(kind) + link_layer * side.tlps_to_device_of_kind(kind)
+        };
         self.mmio_bytes += times * (to_device(TransactionKind::MmioWrite) + mmio);
         self.dma_read_bytes += times * to_device(TransactionKind::DmaRead);
         self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
@@ -384,7 +385,7 @@ impl ResourceDemand {
             Role::Requester => {
                 let round_trip = round_trip_ns(profile, &load.operation, load.method);
                 add_multiplied_cost(&mut self.round_trips_ns, times, round_trip);
-                let outbound = outbound_ns(profile, load, &one);
+                let outbound = nic_ns_per_sent_operation(profile, load, &one);
                 add_multiplied_cost(&mut self.outbound_ns, times, outbound);
                 if let Some(queue_pairs) = load.queue_pairs {
                     let units = profile.processing.units.as_ref();
@@ -398,7 +399,7 @@ impl ResourceDemand {
                 add_multiplied_cost(
                     &mut self.inbound_ns,
                     times,
-                    inbound_ns(profile, &load.operation),
+                    nic_ns_per_arriving_operation(profile, &load.operation),
                 );
                 if load.operation.verb.is_atomic() {
                     add_multiplied_cost(&mut self.lock_ns, times, amortized_lock_ns(profile, load));
@@ -512,7 +513,11 @@ fn core_ns_per_operation(profile: &Profile, load: &MixOperation, one: &Footprint
 }
 
 /// Time for which one operation that is sent occupies the whole NIC, in ns.
-fn outbound_ns(profile: &Profile, load: &MixOperation, one: &Footprint) -> Option<f64> {
+fn nic_ns_per_sent_operation(
+    profile: &Profile,
+    load: &MixOperation,
+    one: &Footprint,
+) -> Option<f64> {
     let processing = &profile.processing;
     let base = send_ns_without_fetch_wait(profile, &load.operation, one.wqe_lines)?;
     // A profile without `units` has no `wqe_fetch_wait_ns` either: [`Profile::parse`] checks that.

@@ -34,7 +34,7 @@ pub(super) fn send_ns_without_fetch_wait(
 }
 
 /// Time for which an arriving operation occupies the whole NIC, in ns; `None` if the profile does not say.
-pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
+pub fn nic_ns_per_arriving_operation(profile: &Profile, operation: &Operation) -> Option<f64> {
     let processing = &profile.processing;
     if operation.verb.is_atomic() {
         return known_value(&processing.atomic_ns);

@@ -1,6 +1,6 @@
 //! The time of an operation from its post to its completion on idle machines.
 
-use super::processing::{inbound_ns, known_value, send_ns_without_fetch_wait};
+use super::processing::{known_value, nic_ns_per_arriving_operation, send_ns_without_fetch_wait};
 use crate::footprint::Footprint;
 use crate::operation::{Operation, PostMethod};
 use crate::pcie;
@@ -49,7 +49,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: PostMetho
         (bytes + bytes / packets.count.max(1.0)) / port
     };
     let network = 2.0 * network + wire(one.network.to_responder) + wire(one.network.to_requester);
-    let responder = inbound_ns(profile, operation)?
+    let responder = nic_ns_per_arriving_operation(profile, operation)?
         + match operation.verb {
             Verb::Send | Verb::RdmaWrite => 0.0,
             Verb::RdmaRead => (2.0 * pcie).max(payload / link) + payload / link + pcie,

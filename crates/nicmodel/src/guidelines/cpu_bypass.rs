@@ -34,7 +34,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             Resource::NicOutbound | Resource::NicInbound | Resource::LinkIn
         );
     // `work` compares equal work: two READs may become one request.
-    let work = count_to_f64(observed.requests()) / count_to_f64(other.requests());
+    let work = count_to_f64(observed.posted_or_received_operations())
+        / count_to_f64(other.posted_or_received_operations());
     if now.slower != Role::Responder && !of_reads
         || then.rate_mops * work < MIN_RATE_GAIN_FACTOR * now.rate_mops
         || then.responder.unknown.iter().any(|r| *r != Resource::Cpu)
@@ -138,13 +139,13 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
         }
         qp.atomic_slots.clear();
         qp.adjacent_reads = 0;
-        qp.postlists = qp.postlists.min(qp.operations());
+        qp.postlists = qp.postlists.min(qp.posted_operations());
         qp.runs = qp.runs.min(qp.postlists);
     }
     if answered == 0 {
         return None;
     }
-    let each = |count| count_to_f64(count) / count_to_f64(fixed.operations());
+    let each = |count| count_to_f64(count) / count_to_f64(fixed.posted_operations());
     fixed.peers_work = Some(peers_work(observed, profile, each(answered), each(atomics)));
     Some(fixed)
 }

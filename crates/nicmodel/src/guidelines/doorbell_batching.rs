@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 
 use super::guideline::{Finding, Guideline, queue_pair_text};
 use crate::footprint::Footprint;
-use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
+use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32_at_least_1};
 use crate::operation::PostMethod;
 use crate::profile::Profile;
 
@@ -22,8 +22,8 @@ const MAX_ADVISED_POSTLIST: f64 = 32.0;
 const MIN_WORTHWHILE_POSTLIST: f64 = 3.0;
 
 fn could_batch(qp: &QueuePair) -> bool {
-    qp.mean_run() >= MIN_WORTHWHILE_POSTLIST
-        && qp.mean_postlist() < qp.mean_run().min(MAX_ADVISED_POSTLIST) / 2.0
+    qp.mean_operations_per_run() >= MIN_WORTHWHILE_POSTLIST
+        && qp.mean_postlist() < qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST) / 2.0
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
@@ -31,16 +31,18 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         .posting_queue_pairs()
         .filter(|qp| could_batch(qp))
         .collect();
-    let qp = *all.iter().min_by_key(|qp| Reverse(qp.operations()))?;
-    let run = qp.mean_run().min(MAX_ADVISED_POSTLIST);
+    let qp = *all
+        .iter()
+        .min_by_key(|qp| Reverse(qp.posted_operations()))?;
+    let run = qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST);
     let seen = format!(
         "{} posts {:.1} WRs a doorbell; {:.1} were waiting on average",
         queue_pair_text(qp.qpn, all.len() - 1),
         qp.mean_postlist(),
-        qp.mean_run(),
+        qp.mean_operations_per_run(),
     );
     let mut advice = "link them by ibv_send_wr.next and post them by one ibv_post_send".to_owned();
-    if run < qp.mean_run() {
+    if run < qp.mean_operations_per_run() {
         advice.push_str(&format!(", up to {MAX_ADVISED_POSTLIST} at a time"));
     }
     let instead = run * mmio_writes_per_wr(qp, profile)?;
@@ -56,14 +58,15 @@ fn mmio_writes_per_wr(qp: &QueuePair, profile: &Profile) -> Option<f64> {
         let one = Footprint::of_one(profile, &counted.operation, method, postlist).ok()?;
         Some(one.requester.mmio_writes() * count_to_f64(counted.count))
     });
-    Some(writes.sum::<Option<f64>>()? / count_to_f64(qp.operations()))
+    Some(writes.sum::<Option<f64>>()? / count_to_f64(qp.posted_operations()))
 }
 
 fn fixed(observed: &OperationProfile, _: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in fixed.queue_pairs.iter_mut().filter(|qp| could_batch(qp)) {
-        let lists = count_to_f64(qp.operations()) / qp.mean_run().min(MAX_ADVISED_POSTLIST);
-        qp.postlists = u64::from(round_to_u32(lists.ceil()));
+        let lists = count_to_f64(qp.posted_operations())
+            / qp.mean_operations_per_run().min(MAX_ADVISED_POSTLIST);
+        qp.postlists = u64::from(round_to_u32_at_least_1(lists.ceil()));
         qp.runs = qp.runs.min(qp.postlists);
     }
     Some(fixed)

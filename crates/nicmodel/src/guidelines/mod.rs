@@ -144,7 +144,7 @@ pub fn advise(
         if let Some(fixed) = fixed
             && let Some(then) = rate_of(&fixed)
         {
-            let alone = then.gain_to(&now);
+            let alone = then.gain_over(&now);
             advice.gain = Some(alone);
             // Postlists on one queue pair make its processing unit the bottleneck, which is another guideline's
             // subject. So the gain of more queue pairs alone is not counted as a gain of this guideline.
@@ -155,18 +155,19 @@ pub fn advise(
             if times > 1
                 && let Some(both) = rate_of(&multi_queue::multiply_queue_pairs(&fixed, times))
                 && let Some(base) = rate_of(&multi_queue::multiply_queue_pairs(observed, times))
-                && both.gain_to(&base).relative > MIN_COMBINED_GAIN_FACTOR * alone.relative
+                && both.gain_over(&base).relative > MIN_COMBINED_GAIN_FACTOR * alone.relative
             {
-                advice.gain = Some(both.gain_to(&base));
-                advice.with_queue_pairs =
-                    Some(multi_queue::queue_pairs_per_thread(&fixed, profile, times));
+                advice.gain = Some(both.gain_over(&base));
+                advice.with_queue_pairs = Some(
+                    multi_queue::queue_pairs_per_thread_after_multiplying(&fixed, profile, times),
+                );
                 advice.alone = Some(alone);
             }
             if advice.gain.is_some_and(|gain| !gain.exceeds_rounding()) {
-                let others = apply_all_guidelines(observed, profile, Some(guideline.name));
-                let every = apply_all_guidelines(observed, profile, None);
+                let others = apply_guidelines_but_redesign(observed, profile, Some(guideline.name));
+                let every = apply_guidelines_but_redesign(observed, profile, None);
                 let last = rate_of(&every).zip(rate_of(&others));
-                advice.after_others = last.map(|(every, others)| every.gain_to(&others));
+                advice.after_others = last.map(|(every, others)| every.gain_over(&others));
             }
         }
         all.push(advice);
@@ -193,7 +194,7 @@ fn is_rate_predictable(observed: &OperationProfile, now: &ChangedRate) -> bool {
 }
 
 impl ChangedRate {
-    fn gain_to(&self, now: &Self) -> Gain {
+    fn gain_over(&self, now: &Self) -> Gain {
         Gain {
             now_mops: now.rate_mops,
             then_mops: self.rate_mops,
@@ -217,8 +218,8 @@ fn rate_in_original_operations(
     let round_trips = prediction.requester.rate_mops(Resource::RoundTrips);
     let unknown = [&prediction.requester, &prediction.responder];
     Ok(Some(ChangedRate {
-        rate_mops: prediction.rate_mops * count_to_f64(observed.requests())
-            / count_to_f64(program.requests().max(1)),
+        rate_mops: prediction.rate_mops * count_to_f64(observed.posted_or_received_operations())
+            / count_to_f64(program.posted_or_received_operations().max(1)),
         bottleneck: prediction.bottleneck,
         is_upper_bound: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
         has_round_trips: round_trips.is_some(),
@@ -226,7 +227,7 @@ fn rate_in_original_operations(
 }
 
 /// Applies every guideline that the program breaks, except the guideline named `but` and another design.
-fn apply_all_guidelines(
+fn apply_guidelines_but_redesign(
     observed: &OperationProfile,
     profile: &Profile,
     but: Option<&str>,

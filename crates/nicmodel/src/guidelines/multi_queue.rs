@@ -54,7 +54,7 @@ pub(super) fn queue_pair_factor(observed: &OperationProfile, profile: &Profile) 
 }
 
 /// Returns the queue pairs of each posting thread after the multiplication.
-pub(super) fn queue_pairs_per_thread(
+pub(super) fn queue_pairs_per_thread_after_multiplying(
     observed: &OperationProfile,
     profile: &Profile,
     times: u32,
@@ -106,7 +106,7 @@ pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32
         ),
         advice: format!(
             "{words}: {} a thread",
-            queue_pairs_per_thread(observed, profile, times)
+            queue_pairs_per_thread_after_multiplying(observed, profile, times)
         ),
     }
 }
@@ -124,10 +124,10 @@ pub(super) fn multiply_queue_pairs(observed: &OperationProfile, times: u32) -> O
     let share = |count: u64| count.div_ceil(u64::from(times));
     let busiest = observed
         .posting_queue_pairs()
-        .map(QueuePair::operations)
+        .map(QueuePair::posted_operations)
         .max();
     // A queue pair with less load than the busiest has after the split stays as it is.
-    let stays = |qp: &QueuePair| share(busiest.unwrap_or(0)) >= qp.operations();
+    let stays = |qp: &QueuePair| share(busiest.unwrap_or(0)) >= qp.posted_operations();
     fixed.queue_pairs = observed
         .queue_pairs
         .iter()

@@ -1,6 +1,6 @@
 use super::guideline::{Finding, Guideline, count_with_noun, queue_pair_text};
 use crate::bounds::{Bounds, Mix, MixOperation, Resource, Role};
-use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32};
+use crate::op_profile::{OperationProfile, QueuePair, count_to_f64, round_to_u32_at_least_1};
 use crate::operation::Operation;
 use crate::profile::Profile;
 use crate::verb::Verb;
@@ -25,7 +25,7 @@ fn is_limited_by_nic(profile: &Profile, payload_bytes: u32, read: &Operation) ->
 }
 
 /// Returns the READs of a queue pair that could be half as many and twice as long.
-fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation> {
+fn reads_that_could_be_merged<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation> {
     let reads = qp.operations_of_verb(Verb::RdmaRead);
     let read = qp
         .sent
@@ -39,7 +39,7 @@ fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let all = observed.posting_queue_pairs();
     let all: Vec<_> = all
-        .filter_map(|qp| Some((qp, small_reads(qp, profile)?)))
+        .filter_map(|qp| Some((qp, reads_that_could_be_merged(qp, profile)?)))
         .collect();
     let (qp, read) = *all.first()?;
     let twice = read.payload_bytes.saturating_mul(2);
@@ -61,7 +61,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {
-        if small_reads(qp, profile).is_none() {
+        if reads_that_could_be_merged(qp, profile).is_none() {
             continue;
         }
         let merged = qp.adjacent_reads;
@@ -74,9 +74,10 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
             let pairs = merged.min(read.count / 2);
             let bytes = count_to_f64(read.count) * f64::from(read.operation.payload_bytes);
             read.count -= pairs;
-            read.operation.payload_bytes = round_to_u32(bytes / count_to_f64(read.count));
+            read.operation.payload_bytes =
+                round_to_u32_at_least_1(bytes / count_to_f64(read.count));
             qp.adjacent_reads = merged.saturating_sub(2 * pairs);
-            qp.postlists = qp.postlists.min(qp.operations());
+            qp.postlists = qp.postlists.min(qp.posted_operations());
             qp.runs = qp.runs.min(qp.postlists);
         }
     }

@@ -19,8 +19,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         .filter(|qp| qp.operations_of_verb(Verb::RdmaRead) > 0);
     let outstanding: f64 = reading
         .map(|qp| {
-            let share =
-                count_to_f64(qp.operations_of_verb(Verb::RdmaRead)) / count_to_f64(qp.operations());
+            let share = count_to_f64(qp.operations_of_verb(Verb::RdmaRead))
+                / count_to_f64(qp.posted_operations());
             qp.mean_outstanding * share
         })
         .sum();

@@ -137,14 +137,14 @@ impl ChangeSequence<'_> {
             .or_else(|| self.best_enabler(&rest, &now, times))
         {
             let guideline = rest.remove(index);
-            let gain = then.rate.gain_to(&now.rate);
+            let gain = then.rate.gain_over(&now.rate);
             if let Some(finding) = self.finding(&guideline, &now.program, times) {
                 steps.push(ChangeStep {
                     guideline: guideline.name,
                     section: guideline.section,
                     finding,
                     gain,
-                    cumulative: then.rate.gain_to(&self.original_rate).relative,
+                    cumulative: then.rate.gain_over(&self.original_rate).relative,
                 });
             }
             now = then;
@@ -180,7 +180,7 @@ impl ChangeSequence<'_> {
                 self.apply_if_violated(guideline, &now.program, times)?,
             ))
         });
-        all.filter(|(_, then)| then.rate.gain_to(&now.rate).exceeds_noise())
+        all.filter(|(_, then)| then.rate.gain_over(&now.rate).exceeds_noise())
             .max_by(|a, b| a.1.rate.rate_mops.total_cmp(&b.1.rate.rate_mops))
     }
 
@@ -197,13 +197,13 @@ impl ChangeSequence<'_> {
             let Some(then) = self.apply_if_violated(first, &now.program, times) else {
                 continue;
             };
-            if then.rate.gain_to(&now.rate).relative < -MAX_TOLERATED_LOSS {
+            if then.rate.gain_over(&now.rate).relative < -MAX_TOLERATED_LOSS {
                 continue;
             }
             let others = rest.iter().filter(|other| other.name != first.name);
             let both = others
                 .filter_map(|second| self.apply_if_violated(second, &then.program, times))
-                .map(|both| both.rate.gain_to(&then.rate))
+                .map(|both| both.rate.gain_over(&then.rate))
                 .filter(Gain::exceeds_noise)
                 .map(|gain| gain.relative)
                 .fold(0.0, f64::max);

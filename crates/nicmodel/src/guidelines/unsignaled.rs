@@ -12,7 +12,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 };
 
 /// Largest share of signaled WRs that is not reported.
-const MAX_UNREPORTED_SHARE: f64 = 0.125;
+const MAX_UNREPORTED_SIGNALED_SHARE: f64 = 0.125;
 
 /// Longest signaling period that is advised: beyond it a completion's cost per WR hardly shrinks.
 const MAX_ADVISED_PERIOD: u32 = 64;
@@ -33,7 +33,7 @@ fn is_signaled_too_often(qp: &QueuePair, counted: &CountedOperations) -> bool {
         && qp.max_outstanding != 1
         && counted.operation.verb.carries_payload_in_request()
         && counted.operation.signaled
-            > MAX_UNREPORTED_SHARE.max(1.0 / f64::from(advised_signaling_period(qp)))
+            > MAX_UNREPORTED_SIGNALED_SHARE.max(1.0 / f64::from(advised_signaling_period(qp)))
 }
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {

@@ -17,7 +17,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
 const MAX_SAVED_BYTES: u32 = 8;
 
 /// Returns the bytes of the payload over the last full cache line, if they are few.
-fn bytes_over_cache_line(profile: &Profile, counted: &CountedOperations) -> Option<u32> {
+fn few_bytes_over_cache_line(profile: &Profile, counted: &CountedOperations) -> Option<u32> {
     let operation = &counted.operation;
     let over = operation.wqe_bytes(profile) % CACHE_LINE_BYTES;
     let few = (1..=MAX_SAVED_BYTES).contains(&over) && operation.payload_bytes > over;
@@ -26,10 +26,10 @@ fn bytes_over_cache_line(profile: &Profile, counted: &CountedOperations) -> Opti
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let wanted = |_: &QueuePair, counted: &CountedOperations| {
-        bytes_over_cache_line(profile, counted).is_some()
+        few_bytes_over_cache_line(profile, counted).is_some()
     };
     let (who, _, counted) = most_frequent_violation(observed, |qp| &qp.sent, wanted)?;
-    let over = bytes_over_cache_line(profile, counted)?;
+    let over = few_bytes_over_cache_line(profile, counted)?;
     let operation = &counted.operation;
     let bytes = operation.wqe_bytes(profile);
     let lines = wqe::cache_line_count(bytes);
@@ -60,7 +60,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let mut fixed = observed.clone();
     for counted in fixed.queue_pairs.iter_mut().flat_map(|qp| &mut qp.sent) {
-        if let Some(over) = bytes_over_cache_line(profile, counted) {
+        if let Some(over) = few_bytes_over_cache_line(profile, counted) {
             counted.operation.payload_bytes -= over;
         }
     }

@@ -65,7 +65,7 @@ mod tests {
         });
         let all = lines.collect::<Vec<_>>().join("\n");
         match Profile::parse(&all) {
-            Ok(profile) => assert!(profile.on_dpu().is_some()),
+            Ok(profile) => assert!(profile.as_seen_from_dpu().is_some()),
             Err(err) => panic!("{err}"),
         }
     }

@@ -89,10 +89,10 @@ impl Dpu {
 impl Profile {
     /// Returns the profile of the NIC as seen from this place; `None` for the DPU if the profile has none.
     #[must_use]
-    pub fn at(&self, place: CorePlace) -> Option<Cow<'_, Self>> {
+    pub fn as_seen_from(&self, place: CorePlace) -> Option<Cow<'_, Self>> {
         match place {
             CorePlace::Host => Some(Cow::Borrowed(self)),
-            CorePlace::Dpu => self.on_dpu().map(Cow::Owned),
+            CorePlace::Dpu => self.as_seen_from_dpu().map(Cow::Owned),
         }
     }
 
@@ -101,7 +101,7 @@ impl Profile {
     ///
     /// The wait for WQEs (`processing.wqe_fetch_wait_ns`) becomes a round trip on that path.
     #[must_use]
-    pub fn on_dpu(&self) -> Option<Self> {
+    pub fn as_seen_from_dpu(&self) -> Option<Self> {
         let dpu = self.dpu.as_ref()?;
         let mut there = self.clone();
         there.dpu = None;
@@ -129,10 +129,15 @@ mod tests {
 
     #[test]
     fn a_dpu_sees_the_same_nic_with_its_own_cores_and_memory() {
-        assert!(builtin("cib").expect("built in").on_dpu().is_none());
+        assert!(
+            builtin("cib")
+                .expect("built in")
+                .as_seen_from_dpu()
+                .is_none()
+        );
         let bf2 = builtin("bf2").expect("built in");
         let (there, dpu) = (
-            bf2.on_dpu().expect("it has one"),
+            bf2.as_seen_from_dpu().expect("it has one"),
             bf2.dpu.as_ref().expect("a DPU"),
         );
         let number = |profile: &crate::Profile, key: &str| {
@@ -154,6 +159,6 @@ mod tests {
         );
         assert!(number(&there, "pcie.latency_ns") < number(bf2, "pcie.latency_ns"));
         assert!(number(&there, "atomics.lock_hold_ns") < number(bf2, "atomics.lock_hold_ns"));
-        assert!(there.on_dpu().is_none());
+        assert!(there.as_seen_from_dpu().is_none());
     }
 }

@@ -21,7 +21,7 @@ fn request(kind: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
 }
 
 fn nldev(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<Vec<u8>> {
-    let request = request(NLDEV << 10 | command, flags, attributes);
+    let request = request(CLIENT_NLDEV << 10 | command, flags, attributes);
     answer(&request, PORT_ID, &ExampleSource)
 }
 
@@ -60,7 +60,7 @@ fn a_dump_names_all_devices_and_ends() {
         panic!("{answers:?}");
     };
     for (index, name, message) in [(0_u32, b"a0\0", first), (1, b"b0\0", second)] {
-        assert_eq!(kind(message), NLDEV << 10 | command::GET);
+        assert_eq!(kind(message), CLIENT_NLDEV << 10 | command::GET);
         assert_eq!(
             message[8..16],
             [SEQ.to_ne_bytes(), PORT_ID.to_ne_bytes()].concat()
@@ -294,7 +294,7 @@ fn counters_of_a_port_have_names_and_values() {
 
 #[test]
 fn several_requests_are_answered_and_no_request_is_not() {
-    let system = request(NLDEV << 10 | command::SYS_GET, NLM_F_ACK, &[]);
+    let system = request(CLIENT_NLDEV << 10 | command::SYS_GET, NLM_F_ACK, &[]);
     let answers = answer(&[&system[..], &system].concat(), PORT_ID, &ExampleSource);
     assert_eq!(answers.len(), 4);
     assert_eq!(

@@ -6,7 +6,7 @@ use c_edge::c_functions;
 
 use super::edge::{AddressArg, IdArg};
 use crate::addr::IdAddress;
-use crate::cm_event::wait_for_outcome;
+use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::errno::Result;
 use crate::id::CmId;
 use crate::resolve;
@@ -24,11 +24,11 @@ c_functions! {
 
     /// Returns the port of the local address, big-endian: `rdma_get_src_port(3)`. For `AF_IB`, these are the lower 16
     /// bits of the service id.
-    pub rdma_get_src_port => src_port, (id: IdArg<'_>) -> u16;
+    pub rdma_get_src_port => src_port_big_endian, (id: IdArg<'_>) -> u16;
 
     /// Returns the port of the peer's address, big-endian: `rdma_get_dst_port(3)`. For `AF_IB`, these are the lower 16
     /// bits of the service id.
-    pub rdma_get_dst_port => dst_port, (id: IdArg<'_>) -> u16;
+    pub rdma_get_dst_port => dst_port_big_endian, (id: IdArg<'_>) -> u16;
 }
 
 fn bind_addr(id: IdArg<'_>, addr: AddressArg) -> Result {
@@ -39,20 +39,20 @@ fn resolve_addr(id: IdArg<'_>, src: AddressArg, dst: AddressArg, _timeout_ms: c_
     let id = id.get()?;
     let dst = dst.get()?;
     resolve::resolve_addr(id, src.optional()?, dst)?;
-    wait_for_outcome(id)
+    wait_for_outcome_if_synchronous(id)
 }
 
 fn resolve_route(id: IdArg<'_>, _timeout_ms: c_int) -> Result {
     let id = id.get()?;
     resolve::resolve_route(id)?;
-    wait_for_outcome(id)
+    wait_for_outcome_if_synchronous(id)
 }
 
-fn src_port(id: IdArg<'_>) -> u16 {
+fn src_port_big_endian(id: IdArg<'_>) -> u16 {
     big_endian_port(id.get().ok().and_then(CmId::source))
 }
 
-fn dst_port(id: IdArg<'_>) -> u16 {
+fn dst_port_big_endian(id: IdArg<'_>) -> u16 {
     big_endian_port(id.get().ok().and_then(CmId::destination))
 }
 

@@ -13,7 +13,7 @@ use verbs_abi::*;
 use super::edge::IdArg;
 use crate::addr::{self, IdAddress};
 use crate::address_list::AddressList;
-use crate::cm_event::wait_for_outcome;
+use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::device::DEFAULT_PKEY;
 use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
@@ -65,8 +65,8 @@ fn resolve_addrinfo(
     };
     let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(owned_list));
     drop(before);
-    id.endpoint.report(kind, status, EventDetail::None);
-    wait_for_outcome(id)
+    id.endpoint.report_event(kind, status, EventDetail::None);
+    wait_for_outcome_if_synchronous(id)
 }
 
 /// Stores the list until the program asks for it.
@@ -137,7 +137,8 @@ unsafe fn fill(
             rai.ai_family = given.ai_family;
             rai.ai_qp_type = given.ai_qp_type;
             rai.ai_port_space = given.ai_port_space;
-            (rai.ai_dst_addr, rai.ai_dst_len) = copy(given.ai_dst_addr, given.ai_dst_len)?;
+            (rai.ai_dst_addr, rai.ai_dst_len) =
+                copy_sockaddr_to_malloc(given.ai_dst_addr, given.ai_dst_len)?;
         } else {
             let ai_hints = hints.map(addrinfo_hints);
             let ai_hints = ai_hints.as_ref().map_or(ptr::null(), ptr::from_ref);
@@ -146,12 +147,13 @@ unsafe fn fill(
             if failed != 0 {
                 return Err(errno_of(failed));
             }
-            let converted = convert(rai, given, &*found);
+            let converted = fill_from_host_addrinfo(rai, given, &*found);
             libc::freeaddrinfo(found);
             converted?;
         }
         if rai.ai_src_len == 0 {
-            (rai.ai_src_addr, rai.ai_src_len) = copy(given.ai_src_addr, given.ai_src_len)?;
+            (rai.ai_src_addr, rai.ai_src_len) =
+                copy_sockaddr_to_malloc(given.ai_src_addr, given.ai_src_len)?;
         }
     }
     Ok(())
@@ -199,7 +201,11 @@ fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
 
 /// # Safety
 /// `ai` came from `getaddrinfo(3)`.
-unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo) -> Result {
+unsafe fn fill_from_host_addrinfo(
+    rai: &mut rdma_addrinfo,
+    given: &rdma_addrinfo,
+    ai: &addrinfo,
+) -> Result {
     let number = |n: u32| c_int::try_from(n).unwrap_or(0);
     rai.ai_qp_type = match (given.ai_qp_type, ai.ai_socktype) {
         (0, libc::SOCK_DGRAM) => number(IBV_QPT_UD),
@@ -215,10 +221,10 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
     unsafe {
         let address = if is_gid_required(given) {
             rai.ai_family = AF_IB;
-            gid_address(ai.ai_addr, rai.ai_port_space)?
+            ib_sockaddr_from_ipv6(ai.ai_addr, rai.ai_port_space)?
         } else {
             rai.ai_family = ai.ai_family;
-            copy(ai.ai_addr, ai.ai_addrlen)?
+            copy_sockaddr_to_malloc(ai.ai_addr, ai.ai_addrlen)?
         };
         let name = if ai.ai_canonname.is_null() {
             ptr::null_mut()
@@ -242,7 +248,7 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
 ///
 /// # Safety
 /// As for [`crate::addr::read`].
-unsafe fn gid_address(
+unsafe fn ib_sockaddr_from_ipv6(
     addr: *const sockaddr,
     port_space: c_int,
 ) -> Result<(*mut sockaddr, socklen_t)> {
@@ -258,14 +264,17 @@ unsafe fn gid_address(
     };
     let (c, len) = addr::to_c(IdAddress::Ib(gid.with_service(port_space, v6.port())));
     // SAFETY: the pointer leads to an address of `len` bytes.
-    unsafe { copy((&raw const c).cast(), len) }
+    unsafe { copy_sockaddr_to_malloc((&raw const c).cast(), len) }
 }
 
 /// Copies an address to memory from `malloc(3)`.
 ///
 /// # Safety
 /// `addr` is NULL or valid for `len` bytes.
-unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, socklen_t)> {
+unsafe fn copy_sockaddr_to_malloc(
+    addr: *const sockaddr,
+    len: socklen_t,
+) -> Result<(*mut sockaddr, socklen_t)> {
     if addr.is_null() || len == 0 {
         return Ok((ptr::null_mut(), 0));
     }

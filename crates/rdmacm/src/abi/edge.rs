@@ -92,7 +92,7 @@ impl ChannelArg {
     }
 
     /// Gives an id another channel; returns its previous one.
-    pub(super) fn replace(self, id: &CmId) -> Self {
+    pub(super) fn replace_channel_of(self, id: &CmId) -> Self {
         let old = Self(id.channel_handle());
         id.set_channel_handle(self.0);
         old

@@ -6,7 +6,7 @@ use verbs_abi::*;
 use super::edge::{ChannelArg, OwnedId};
 use super::ids::return_id;
 use crate::addr;
-use crate::cm_event::wait_for_outcome;
+use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::errno::{INVALID, Result};
 use crate::id::CmId;
 use crate::resolve::{bind, resolve_addr, resolve_route};
@@ -83,9 +83,9 @@ unsafe fn create_active(
     // SAFETY: contract of this function.
     let (src, dst) = unsafe { (addr::read(res.ai_src_addr), addr::read(res.ai_dst_addr)) };
     resolve_addr(id, src, dst.ok_or(INVALID)?)?;
-    wait_for_outcome(id)?;
+    wait_for_outcome_if_synchronous(id)?;
     resolve_route(id)?;
-    wait_for_outcome(id)?;
+    wait_for_outcome_if_synchronous(id)?;
     if let Some(attr) = attr {
         attr.qp_type = id.qp_type();
         // SAFETY: contract of this function.

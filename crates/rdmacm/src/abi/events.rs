@@ -65,7 +65,7 @@ fn write_cm_event(id: IdArg<'_>, event: rdma_cm_event_type, status: c_int, arg: 
         return Err(INVALID);
     }
     id.endpoint
-        .report(event, status, EventDetail::WrittenByProgram(arg));
+        .report_event(event, status, EventDetail::WrittenByProgram(arg));
     Ok(())
 }
 

@@ -8,7 +8,9 @@ use verbs_abi::*;
 use super::edge::{BytesArg, ChannelArg, ConnParam, IdArg, OwnedId};
 use crate::addr::IdAddress;
 use crate::cm::Cm;
-use crate::cm_event::{acknowledge_last, check_private_data_len, next_request, wait_for_outcome};
+use crate::cm_event::{
+    acknowledge_last, check_private_data_len, next_request, wait_for_outcome_if_synchronous,
+};
 use crate::connect::listen as listen_at;
 use crate::errno::{Errno, INVALID, Result};
 use crate::resolve::bind;
@@ -93,7 +95,7 @@ fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
     let channel = if sync { ChannelArg::create()? } else { channel };
     let to = channel.channel()?;
     id.endpoint.migrate(&to);
-    let old = channel.replace(id);
+    let old = channel.replace_channel_of(id);
     id.extra().is_synchronous = sync;
     if was_sync {
         acknowledge_last(id);
@@ -108,7 +110,7 @@ fn migrate_id(id: IdArg<'_>, channel: ChannelArg) -> Result {
 fn connect(id: IdArg<'_>, conn_param: ConnParam) -> Result {
     let id = id.get()?;
     conn_param.connect(id)?;
-    wait_for_outcome(id)
+    wait_for_outcome_if_synchronous(id)
 }
 
 fn listen(id: IdArg<'_>, backlog: c_int) -> Result {
@@ -150,7 +152,7 @@ fn accept(id: IdArg<'_>, conn_param: ConnParam) -> Result {
         }
         return Ok(());
     }
-    wait_for_outcome(id)
+    wait_for_outcome_if_synchronous(id)
 }
 
 fn reject(id: IdArg<'_>, private_data: BytesArg, len: u8) -> Result {
@@ -195,20 +197,24 @@ fn notify(id: IdArg<'_>, event: ibv_event_type) -> Result {
 
 fn disconnect(id: IdArg<'_>) -> Result {
     let id = id.get()?;
-    if !id.has_device() {
+    if !id.is_bound_to_device() {
         return Err(INVALID);
     }
     id.fail_qp()?;
     let event_follows = id.endpoint.disconnect();
     if event_follows || !id.channel()?.is_empty() {
-        return wait_for_outcome(id);
+        return wait_for_outcome_if_synchronous(id);
     }
     Ok(())
 }
 
 fn get_devices(num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context> {
     let contexts = Cm::get().map(|cm| {
-        let mut contexts: Vec<_> = cm.devices.iter().map(|device| device.context).collect();
+        let mut contexts: Vec<_> = cm
+            .device_ports
+            .iter()
+            .map(|device| device.context)
+            .collect();
         contexts.dedup();
         contexts
     });

@@ -8,7 +8,7 @@ use verbs_abi::*;
 
 use super::edge::{AddressArg, IdArg};
 use crate::addr::{self, IdAddress};
-use crate::cm_event::wait_for_outcome;
+use crate::cm_event::wait_for_outcome_if_synchronous;
 use crate::endpoint::EventDetail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::CmId;
@@ -53,23 +53,23 @@ fn join_multicast_ex(
 }
 
 fn join(id: &CmId, addr: IdAddress, send_only: bool, context: *mut c_void) -> Result {
-    if !id.has_device() || !id.is_datagram() {
+    if !id.is_bound_to_device() || !id.is_datagram() {
         return Err(INVALID);
     }
     let membership = Arc::new(GroupMembership::new(
         addr,
         context.expose_provenance(),
         send_only,
-        id.device().link_layer,
+        id.device_port().link_layer,
     )?);
     id.extra().memberships.push(Arc::clone(&membership));
     // No subnet manager is asked: every attached queue pair receives the messages to the group.
-    id.endpoint.report(
+    id.endpoint.report_event(
         RDMA_CM_EVENT_MULTICAST_JOIN,
         0,
         EventDetail::Joined(membership),
     );
-    wait_for_outcome(id)
+    wait_for_outcome_if_synchronous(id)
 }
 
 fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
@@ -86,7 +86,9 @@ fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
         };
         // SAFETY: the id's live queue pair. If the program has not taken the event yet, the queue pair is not attached,
         // and stays so.
-        unsafe { (id.device().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid) };
+        unsafe {
+            (id.device_port().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid)
+        };
     }
     Ok(())
 }

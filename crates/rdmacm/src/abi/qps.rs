@@ -114,7 +114,7 @@ fn destroy_srq(id: IdArg<'_>) {
 fn init_qp_attr(id: IdArg<'_>, attr: InOut<'_, ibv_qp_attr>, mask: Out<'_, c_int>) -> Result {
     let id = id.get()?;
     let (attr, mask) = (attr.get()?, mask.get()?);
-    if !id.has_device() {
+    if !id.is_bound_to_device() {
         return Err(INVALID);
     }
     let set;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::state::{
-    Endpoint, EndpointPhase, EndpointState, EventDetail, reject_with, send_message,
+    Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message, send_message,
 };
 use crate::addr::IdAddress;
 use crate::errno::{Errno, INVALID, Result};
@@ -26,13 +26,13 @@ impl Endpoint {
             return Err(INVALID);
         }
         if let IdAddress::Ib(addr) = binding.addr {
-            binding.addr = IdAddress::Ib(addr.select_service(self.port_space)?);
+            binding.addr = IdAddress::Ib(addr.with_selected_port_space(self.port_space)?);
         }
-        let service = binding.addr.service(self.port_space);
+        let service = binding.addr.port_space_and_port(self.port_space);
         let (port_space, _) = service.ok_or(Errno(libc::EPROTONOSUPPORT))?;
         let claim = self.cm.ports.claim(port_space, binding)?;
         let addr = claim.binding.addr;
-        state.claim = Some(claim);
+        state.port_claim = Some(claim);
         state.phase = EndpointPhase::Bound;
         Ok(addr)
     }
@@ -51,7 +51,7 @@ impl Endpoint {
         let mut state = lock(&self.state);
         let EndpointState {
             phase: EndpointPhase::Bound,
-            claim: Some(claim),
+            port_claim: Some(claim),
             ..
         } = &mut *state
         else {
@@ -68,14 +68,16 @@ impl Endpoint {
 
     /// Registers the listener for requests by MADs.
     fn listen_for_mads(self: &Arc<Self>, state: &EndpointState) {
-        let Some(claim) = &state.claim else { return };
+        let Some(claim) = &state.port_claim else {
+            return;
+        };
         let IdAddress::Ip(addr) = claim.binding.addr else {
             return;
         };
         if !self.cm.accepts_packet_requests(addr.ip()) {
             return;
         }
-        match self.cm.hub() {
+        match self.cm.mad_connections_or_start() {
             Ok(hub) => {
                 let listener: Arc<dyn Listener> = Arc::clone(self) as _;
                 hub.listen(claim, Arc::downgrade(&listener));
@@ -105,7 +107,7 @@ impl Endpoint {
         }
         state.unsent_request = Some(request);
         self.start_response_timer(&mut state);
-        self.send_request(&mut state);
+        self.send_request_or_retry(&mut state);
         Ok(())
     }
 
@@ -118,7 +120,7 @@ impl Endpoint {
         let consumer: Arc<dyn Consumer> = Arc::clone(self) as _;
         let connection = self
             .cm
-            .hub()
+            .mad_connections_or_start()
             .and_then(|hub| hub.connect(request, gid, Arc::downgrade(&consumer)));
         if connection.is_err() {
             state.phase = EndpointPhase::RouteResolved;
@@ -128,7 +130,7 @@ impl Endpoint {
     }
 
     /// Sends the REQ if the listener can be reached; else retries or fails.
-    pub(super) fn send_request(self: &Arc<Self>, state: &mut EndpointState) {
+    pub(super) fn send_request_or_retry(self: &Arc<Self>, state: &mut EndpointState) {
         let Some(request) = state.unsent_request.take() else {
             return;
         };
@@ -138,28 +140,28 @@ impl Endpoint {
                 let sent = sent.and_then(|()| send_message(&socket, &CmMessage::Request(request)));
                 state.socket = Some(socket);
                 if let Err(Errno(errno)) = sent {
-                    self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
+                    self.fail_and_report_event(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
                 }
             }
-            Err(UnreachedReason::Busy) => {
+            Err(UnreachedReason::BacklogFull) => {
                 state.unsent_request = Some(request);
                 self.cm
                     .service
                     .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
-            Err(UnreachedReason::Refused)
-                if self.cm.ports.may_open_soon(self.port_space, request.dst) =>
+            Err(UnreachedReason::NoListener)
+                if self.cm.ports.may_listen_soon(self.port_space, request.dst) =>
             {
                 state.unsent_request = Some(request);
                 self.cm
                     .service
                     .set_alarm(REQUEST_RETRY_PAUSE, self, TimerPurpose::RetryRequest);
             }
-            Err(UnreachedReason::Refused) => {
+            Err(UnreachedReason::NoListener) => {
                 self.on_rejected(state, reason::INVALID_SERVICE_ID, Vec::new());
             }
             Err(UnreachedReason::Failed(Errno(errno))) => {
-                self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
+                self.fail_and_report_event(state, RDMA_CM_EVENT_UNREACHABLE, -errno);
             }
         }
     }
@@ -255,11 +257,11 @@ impl Endpoint {
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         let farewell = match state.phase {
-            EndpointPhase::ReqSent => Some(reject_with(reason::TIMEOUT)),
-            EndpointPhase::Accepted
+            EndpointPhase::ReqSent => Some(reject_message(reason::TIMEOUT)),
+            EndpointPhase::SocketAccepted
             | EndpointPhase::ReqReceived
             | EndpointPhase::RepSent
-            | EndpointPhase::RepReceived => Some(reject_with(reason::CONSUMER_DEFINED)),
+            | EndpointPhase::RepReceived => Some(reject_message(reason::CONSUMER_DEFINED)),
             EndpointPhase::Established if !self.is_datagram => Some(CmMessage::Disconnect),
             _ => None,
         };
@@ -267,16 +269,16 @@ impl Endpoint {
             // An error is ignored: the peer may be gone already.
             let _ = self.send(&state, &message);
         }
-        if let (EndpointPhase::Listening, Some(claim)) = (state.phase, &state.claim) {
-            self.cm.ports.record_closing(claim);
-            if let Some(hub) = self.cm.started_hub() {
+        if let (EndpointPhase::Listening, Some(claim)) = (state.phase, &state.port_claim) {
+            self.cm.ports.record_listener_closing(claim);
+            if let Some(hub) = self.cm.mad_connections_if_started() {
                 hub.stop_listening(claim);
             }
         }
         state.phase = EndpointPhase::Closed;
         state.unsent_request = None;
         self.drop_transport(&mut state);
-        if let Some(claim) = state.claim.take() {
+        if let Some(claim) = state.port_claim.take() {
             self.cm.ports.release(&claim);
         }
         let channel = Arc::clone(&state.channel);

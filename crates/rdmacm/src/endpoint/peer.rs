@@ -6,12 +6,12 @@ use std::time::Duration;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
 use verbs_abi::*;
 
-use super::state::{Endpoint, EndpointPhase, EndpointState, EventDetail, reject_with};
+use super::state::{Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message};
 use crate::errno::Errno;
 use crate::lock::lock;
 use crate::mad::{Connection, Consumer, Listener};
 use crate::service::{EventHandler, TimerPurpose};
-use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE, NegotiatedParams, Request, reason};
+use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE_BYTES, NegotiatedParams, Request, reason};
 
 /// Pause before a listener retries `accept(2)` after a lack of descriptors.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ impl EventHandler for Endpoint {
         }
         loop {
             let Some(socket) = &state.socket else { return };
-            let mut bytes = [0; MAX_MESSAGE];
+            let mut bytes = [0; MAX_MESSAGE_BYTES];
             match recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return self.handle_end_of_stream(&mut state),
                 Ok((n, _)) => match CmMessage::decode(bytes.get(..n).unwrap_or_default()) {
@@ -48,11 +48,13 @@ impl EventHandler for Endpoint {
         let mut state = lock(&self.state);
         match alarm {
             TimerPurpose::RetryRequest if state.phase == EndpointPhase::ReqSent => {
-                self.send_request(&mut state)
+                self.send_request_or_retry(&mut state)
             }
             TimerPurpose::RetryAccept if state.phase == EndpointPhase::Listening => {
                 if let Some(listener) = &state.socket {
-                    self.cm.service.pause_reading(listener, self.token(), false);
+                    self.cm
+                        .service
+                        .set_reading_paused(listener, self.token(), false);
                 }
             }
             TimerPurpose::ResponseTimeout(timer) if state.response_timer_generation == timer => {
@@ -91,7 +93,7 @@ impl Listener for Endpoint {
             self.port_space,
             self.is_datagram,
             channel,
-            EndpointPhase::Accepted,
+            EndpointPhase::SocketAccepted,
             Arc::downgrade(&self),
         );
         let consumer: Arc<dyn Consumer> = Arc::clone(&new) as _;
@@ -107,9 +109,9 @@ impl Endpoint {
     fn handle_timeout(self: &Arc<Self>, state: &mut EndpointState) {
         match state.phase {
             EndpointPhase::ReqSent | EndpointPhase::RepSent => {
-                let _ = self.send(state, &reject_with(reason::TIMEOUT));
+                let _ = self.send(state, &reject_message(reason::TIMEOUT));
                 state.unsent_request = None;
-                self.fail(state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
+                self.fail_and_report_event(state, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT);
             }
             EndpointPhase::DreqSent => self.on_disconnected(state),
             _ => {}
@@ -127,7 +129,9 @@ impl Endpoint {
                 Ok(socket) => socket,
                 Err(e) if Errno::from(e).is_resource_shortage() => {
                     // The socket stays readable, so it is muted until the retry.
-                    self.cm.service.pause_reading(listener, self.token(), true);
+                    self.cm
+                        .service
+                        .set_reading_paused(listener, self.token(), true);
                     let service = self.cm.service;
                     service.set_alarm(ACCEPT_RETRY_PAUSE, self, TimerPurpose::RetryAccept);
                     return;
@@ -139,7 +143,7 @@ impl Endpoint {
                 self.port_space,
                 self.is_datagram,
                 Arc::clone(&state.channel),
-                EndpointPhase::Accepted,
+                EndpointPhase::SocketAccepted,
                 Arc::downgrade(self),
             );
             let mut new_state = lock(&new.state);
@@ -151,7 +155,7 @@ impl Endpoint {
 
     fn on_message(self: &Arc<Self>, state: &mut EndpointState, message: CmMessage) {
         match (state.phase, message) {
-            (EndpointPhase::Accepted, CmMessage::Request(request)) => {
+            (EndpointPhase::SocketAccepted, CmMessage::Request(request)) => {
                 self.on_request(state, request)
             }
             (EndpointPhase::ReqSent, CmMessage::Reply(reply)) => self.on_reply(state, reply),
@@ -175,10 +179,10 @@ impl Endpoint {
                 CmMessage::Disconnect,
             ) => {
                 // The service thread answers, so that the peer does not wait for the program.
-                let _ = self.send(state, &CmMessage::Disconnected);
+                let _ = self.send(state, &CmMessage::DisconnectReply);
                 self.on_disconnected(state);
             }
-            (EndpointPhase::DreqSent, CmMessage::Disconnect | CmMessage::Disconnected) => {
+            (EndpointPhase::DreqSent, CmMessage::Disconnect | CmMessage::DisconnectReply) => {
                 self.on_disconnected(state)
             }
             (
@@ -209,7 +213,7 @@ impl Endpoint {
             ..request.params
         };
         let mut listening = lock(&listener.state);
-        let claimed = listening.claim.as_ref().map(|claim| claim.port_space);
+        let claimed = listening.port_claim.as_ref().map(|claim| claim.port_space);
         if listening.phase != EndpointPhase::Listening
             || listening.pending_requests >= listening.backlog
             || claimed != Some(request.port_space)
@@ -229,7 +233,7 @@ impl Endpoint {
     }
 
     fn reject_request(&self, state: &mut EndpointState) {
-        let _ = self.send(state, &reject_with(reason::CONSUMER_DEFINED));
+        let _ = self.send(state, &reject_message(reason::CONSUMER_DEFINED));
         state.phase = EndpointPhase::Failed;
         self.drop_transport(state);
     }

@@ -15,7 +15,7 @@ use crate::errno::{INVALID, Result};
 use crate::lock::lock;
 use crate::mad::Connection;
 use crate::multicast::GroupMembership;
-use crate::ports::Claim;
+use crate::ports::PortClaim;
 use crate::service::TimerPurpose;
 use crate::wire::{CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
@@ -72,7 +72,7 @@ pub(crate) enum EndpointPhase {
     /// Listening for requests.
     Listening,
     /// A socket was accepted, but its REQ has not arrived.
-    Accepted,
+    SocketAccepted,
     /// A REQ was sent.
     ReqSent,
     /// A REQ was received.
@@ -96,7 +96,7 @@ pub(crate) enum EndpointPhase {
 pub(super) struct EndpointState {
     pub(super) phase: EndpointPhase,
     pub(super) channel: Arc<Channel<EndpointEvent>>,
-    pub(super) claim: Option<Claim>,
+    pub(super) port_claim: Option<PortClaim>,
     pub(super) socket: Option<OwnedFd>,
     /// The connection by MADs, instead of a socket, if packets lead to the peer.
     pub(super) connection: Option<Arc<Connection>>,
@@ -159,7 +159,7 @@ impl Endpoint {
         listener: Weak<Endpoint>,
     ) -> Arc<Self> {
         let mut ends = ConnectionParams::default();
-        ends.local.psn = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
+        ends.local.first_psn_from_peer = getrandom::u32().unwrap_or(0) & 0x00ff_ffff;
         Arc::new(Self {
             token: cm.service.new_token(),
             cm,
@@ -169,7 +169,7 @@ impl Endpoint {
             state: Mutex::new(EndpointState {
                 phase,
                 channel,
-                claim: None,
+                port_claim: None,
                 socket: None,
                 connection: None,
                 connection_params: ends,
@@ -243,7 +243,7 @@ impl Endpoint {
     }
 
     /// Reports an event without a change of phase.
-    pub(crate) fn report(
+    pub(crate) fn report_event(
         self: &Arc<Self>,
         kind: rdma_cm_event_type,
         status: c_int,
@@ -272,7 +272,7 @@ impl Endpoint {
 
     // Transitions that both program and peer cause.
 
-    pub(super) fn fail(
+    pub(super) fn fail_and_report_event(
         self: &Arc<Self>,
         state: &mut EndpointState,
         kind: rdma_cm_event_type,
@@ -365,7 +365,7 @@ impl Endpoint {
     }
 }
 
-pub(super) fn reject_with(reason: u16) -> CmMessage {
+pub(super) fn reject_message(reason: u16) -> CmMessage {
     CmMessage::Reject {
         reason,
         private_data: Vec::new(),

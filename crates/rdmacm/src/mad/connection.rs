@@ -8,7 +8,7 @@ use verbs_abi::Gsi;
 
 use super::format::{self, CommunicationIds};
 use super::machine::{
-    Actions, CallerAction, CmMessageKind, CmState, CmStateMachine, ConnectionTimers,
+    Actions, CallerAction, CmMessageKind, CmState, CmStateMachine, ConnectionTimeouts,
 };
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
@@ -25,7 +25,7 @@ pub(crate) trait Consumer: Send + Sync {
 }
 
 /// The state that all connections of a process share.
-pub(super) struct ProcessConnections {
+pub(super) struct SharedConnectionState {
     pub(super) gsi: &'static Gsi,
     pub(super) service: &'static ServiceThread,
     /// Origin of the state machines' times.
@@ -43,11 +43,11 @@ impl EndedIds {
     }
 }
 
-impl ProcessConnections {
+impl SharedConnectionState {
     /// Sends a MAD. If that fails, the MAD counts as lost.
     pub(super) fn send(&self, from: &[u8; 16], to: &[u8; 16], transaction: u64, mad: &Mad) {
         let bytes = mad.emit(transaction);
-        let failed = crate::gsi::send(self.gsi, from, to, &bytes);
+        let failed = crate::gsi::send_mad(self.gsi, from, to, &bytes);
         if let Err(Errno(errno)) = failed {
             tracing::debug!("a message of connection management is not sent: errno {errno}");
         }
@@ -56,7 +56,7 @@ impl ProcessConnections {
 
 /// The ports of the two ends of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionPorts {
+pub(crate) struct ConnectionPortGids {
     /// GID of the local port.
     pub(crate) local: [u8; 16],
     /// GID of the peer's port.
@@ -76,19 +76,19 @@ struct ConnectionInner {
 
 /// A connection by MADs.
 pub(crate) struct Connection {
-    shared: &'static ProcessConnections,
+    shared: &'static SharedConnectionState,
     token: u64,
-    pub(super) ports: ConnectionPorts,
+    pub(super) ports: ConnectionPortGids,
     inner: Mutex<ConnectionInner>,
 }
 
 impl Connection {
     pub(super) fn new(
-        shared: &'static ProcessConnections,
-        ports: ConnectionPorts,
+        shared: &'static SharedConnectionState,
+        ports: ConnectionPortGids,
         ids: CommunicationIds,
         transaction: u64,
-        times: ConnectionTimers,
+        times: ConnectionTimeouts,
     ) -> Arc<Self> {
         Arc::new(Self {
             shared,
@@ -123,7 +123,7 @@ impl Connection {
     /// # Errors
     /// `EINVAL` if the state of the connection does not allow the message, or if its private data does not fit.
     pub(crate) fn send(self: &Arc<Self>, message: &CmMessage) -> Result {
-        if *message == CmMessage::Disconnected {
+        if *message == CmMessage::DisconnectReply {
             // The state machine has already sent a DREP.
             return Ok(());
         }
@@ -182,13 +182,13 @@ impl Connection {
     }
 
     /// Processes a MAD for this connection; returns true for the first MAD of a request.
-    pub(super) fn on_mad(self: &Arc<Self>, mad: &Mad) -> bool {
+    pub(super) fn on_mad_is_new_request(self: &Arc<Self>, mad: &Mad) -> bool {
         let Some(kind) = format::kind_of(mad) else {
             return false;
         };
         let (actions, consumer) = {
             let mut inner = lock(&self.inner);
-            if !inner.store_peer_ids(mad) {
+            if !inner.store_peer_ids_if_matching(mad) {
                 return false;
             }
             let service = match mad {
@@ -203,7 +203,7 @@ impl Connection {
             let message = match action {
                 CallerAction::Deliver(CmMessageKind::Req | CmMessageKind::SidrReq) => return true,
                 // A REJ for a connection that is over counts as the answer to a DREQ.
-                CallerAction::Deliver(CmMessageKind::Drep) => Some(CmMessage::Disconnected),
+                CallerAction::Deliver(CmMessageKind::Drep) => Some(CmMessage::DisconnectReply),
                 CallerAction::Deliver(_) => format::parse_message(mad, self.ports.remote),
                 _ => None,
             };
@@ -222,7 +222,7 @@ impl Connection {
     /// Sends the messages that `actions` name, and updates the alarm.
     fn perform(self: &Arc<Self>, inner: &mut ConnectionInner, actions: &Actions) {
         self.do_sends(inner, actions);
-        if actions.contains(&CallerAction::Done) {
+        if actions.contains(&CallerAction::ForgetConnection) {
             lock(&self.shared.ended_ids.0).push(inner.ids.local);
         }
         self.set_alarm(inner);
@@ -233,7 +233,7 @@ impl Connection {
             if let CallerAction::Send(kind) = action
                 && let Some(mad) = inner.mad(*kind)
             {
-                let ConnectionPorts { local, remote } = &self.ports;
+                let ConnectionPortGids { local, remote } = &self.ports;
                 self.shared.send(local, remote, inner.transaction, &mad);
             }
         }
@@ -241,9 +241,9 @@ impl Connection {
 
     fn set_alarm(self: &Arc<Self>, inner: &mut ConnectionInner) {
         inner.alarm_generation += 1;
-        if let Some(deadline) = inner.machine.deadline() {
+        if let Some(deadline) = inner.machine.next_expiry() {
             let delay = deadline.saturating_sub(self.now());
-            let alarm = TimerPurpose::Mad(inner.alarm_generation);
+            let alarm = TimerPurpose::MadConnectionAlarm(inner.alarm_generation);
             self.shared.service.set_alarm(delay, self, alarm);
         }
     }
@@ -254,10 +254,10 @@ impl ConnectionInner {
     fn post(&mut self, now: Duration, message: &CmMessage) -> Result<Actions> {
         let rejected = match self.machine.state() {
             CmState::RepReceived => ReferredMessage::Rep,
-            CmState::ReqSent => ReferredMessage::Other,
+            CmState::ReqSent => ReferredMessage::LapOrUnspecified,
             _ => ReferredMessage::Req,
         };
-        let mad = format::answer(message, &self.ids, rejected).ok_or(INVALID)?;
+        let mad = format::encode_non_request(message, &self.ids, rejected).ok_or(INVALID)?;
         let kind = format::kind_of(&mad).ok_or(INVALID)?;
         let actions = self.machine.post(now, kind).map_err(|_| INVALID)?;
         self.resendable_messages.retain(|(k, _)| *k != kind);
@@ -266,7 +266,7 @@ impl ConnectionInner {
     }
 
     /// Stores the sender's ids from a MAD; returns false if the MAD belongs to another connection.
-    fn store_peer_ids(&mut self, mad: &Mad) -> bool {
+    fn store_peer_ids_if_matching(&mut self, mad: &Mad) -> bool {
         let sender = format::sender_comm_id(mad);
         match mad {
             Mad::Rep(rep) if self.ids.remote == 0 => {
@@ -289,9 +289,11 @@ impl ConnectionInner {
         match kind {
             CmMessageKind::MraOfReq => Some(format::mra(&self.ids, ReferredMessage::Req)),
             CmMessageKind::MraOfRep => Some(format::mra(&self.ids, ReferredMessage::Rep)),
-            CmMessageKind::Drep => {
-                format::answer(&CmMessage::Disconnected, &self.ids, ReferredMessage::Other)
-            }
+            CmMessageKind::Drep => format::encode_non_request(
+                &CmMessage::DisconnectReply,
+                &self.ids,
+                ReferredMessage::LapOrUnspecified,
+            ),
             _ => {
                 let mut posted = self.resendable_messages.iter();
                 posted.find(|(k, _)| *k == kind).map(|(_, mad)| *mad)
@@ -310,7 +312,7 @@ impl EventHandler for Connection {
     fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
         let (actions, consumer) = {
             let mut inner = lock(&self.inner);
-            if alarm != TimerPurpose::Mad(inner.alarm_generation) {
+            if alarm != TimerPurpose::MadConnectionAlarm(inner.alarm_generation) {
                 return;
             }
             let actions = inner.machine.expire(self.now());

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use roce::cm::{
-    BoundedData, CM_RESPONSE_TIMEOUT, CmMessage as Mad, ConnectionPath, Dreq, IpHeader,
+    BoundedData, CM_RESPONSE_TIMEOUT, CmMessage as Mad, ConnectionPath, Dreq, IpCmHeader,
     MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, Mra, PortSpace, ReferredMessage, Rej, Rep, Req, RtuOrDrep,
     SidrRep, SidrReq, TransportService, sidr_status,
 };
@@ -16,7 +16,7 @@ use verbs_abi::{IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_RATE_1
 
 use super::machine::CmMessageKind;
 use crate::addr::IdAddress;
-use crate::device::{ACK_TIMEOUT, DEFAULT_PKEY, HOP_LIMIT};
+use crate::device::{DEFAULT_ACK_TIMEOUT_CODE, DEFAULT_PKEY, HOP_LIMIT};
 use crate::wire::{AcceptReply, CmMessage, NegotiatedParams, QpAddress, Request, reason};
 
 /// LIDs are unused with RoCE; the fields contain the permissive LID (`cm_format_req` of
@@ -64,7 +64,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
         (IpAddr::V6(src), IpAddr::V6(dst)) => FrameAddresses::V6 { src, dst },
         _ => return None,
     };
-    let header = IpHeader {
+    let header = IpCmHeader {
         addresses,
         src_port: src.port(),
     };
@@ -93,7 +93,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
             _ => TransportService::Rc,
         },
         flow_control: r.params.flow_control != 0,
-        starting_psn: Psn::new(r.qp.psn),
+        starting_psn: Psn::new(r.qp.first_psn_from_peer),
         local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
         retry_count: r.params.retry_count.min(MAX_RETRY_COUNT),
         pkey: DEFAULT_PKEY,
@@ -112,7 +112,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
             hop_limit: HOP_LIMIT,
             service_level: 0,
             subnet_local: false,
-            local_ack_timeout: ACK_TIMEOUT,
+            local_ack_timeout: DEFAULT_ACK_TIMEOUT_CODE,
         },
         alternate: None,
         private_data: BoundedData::new(&private_data)?,
@@ -120,7 +120,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
 }
 
 /// Makes the MAD of a message other than a request. `None` if the private data does not fit.
-pub(crate) fn answer(
+pub(crate) fn encode_non_request(
     message: &CmMessage,
     ids: &CommunicationIds,
     rejected: ReferredMessage,
@@ -155,7 +155,7 @@ pub(crate) fn answer(
             remote_comm_id: ids.remote,
             local_qkey: 0,
             local_qpn: r.qp.qpn,
-            starting_psn: Psn::new(r.qp.psn),
+            starting_psn: Psn::new(r.qp.first_psn_from_peer),
             responder_resources: r.params.responder_resources,
             initiator_depth: r.params.initiator_depth,
             target_ack_delay: 0,
@@ -184,7 +184,7 @@ pub(crate) fn answer(
             remote_qpn: ids.remote_qpn,
             private_data: BoundedData::default(),
         }),
-        CmMessage::Disconnected => Mad::Drep(rtu_or_drep(ids)),
+        CmMessage::DisconnectReply => Mad::Drep(rtu_or_drep(ids)),
         CmMessage::Request(r) => return request(r, ids),
     })
 }
@@ -225,7 +225,7 @@ pub(crate) fn reject_without_connection(of: &Mad, reason: u16) -> Option<Mad> {
         reason,
         private_data: Vec::new(),
     };
-    answer(&message, &ids, ReferredMessage::Req)
+    encode_non_request(&message, &ids, ReferredMessage::Req)
 }
 
 /// Makes the DREP for a DREQ of an unknown connection, so that its sender stops repeating it.
@@ -300,7 +300,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
     };
     let service = PortSpace::of_service_id(service_id);
     let (port_space, port) = service.ok_or(reason::INVALID_SERVICE_ID)?;
-    let header = IpHeader::parse(private_data);
+    let header = IpCmHeader::parse(private_data);
     let (header, private_data) = header.map_err(|_| reason::INVALID_SERVICE_ID)?;
     let (src, dst): (IpAddr, IpAddr) = match header.addresses {
         FrameAddresses::V4 { src, dst } => (src.into(), dst.into()),
@@ -331,7 +331,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
         };
         request.qp = QpAddress {
             qpn: req.local_qpn,
-            psn: req.starting_psn.get(),
+            first_psn_from_peer: req.starting_psn.get(),
             gid: req.primary.local_gid,
             ..QpAddress::default()
         };
@@ -355,7 +355,7 @@ pub(crate) fn parse_message(mad: &Mad, peer: [u8; 16]) -> Option<CmMessage> {
         Mad::Rep(rep) => CmMessage::Reply(AcceptReply {
             qp: QpAddress {
                 qpn: rep.local_qpn,
-                psn: rep.starting_psn.get(),
+                first_psn_from_peer: rep.starting_psn.get(),
                 gid: peer,
                 ..QpAddress::default()
             },
@@ -394,7 +394,7 @@ pub(crate) fn parse_message(mad: &Mad, peer: [u8; 16]) -> Option<CmMessage> {
         },
         Mad::Rtu(_) => CmMessage::ReadyToUse,
         Mad::Dreq(_) => CmMessage::Disconnect,
-        Mad::Drep(_) => CmMessage::Disconnected,
+        Mad::Drep(_) => CmMessage::DisconnectReply,
         Mad::Req(_) | Mad::SidrReq(_) | Mad::Mra(_) => return None,
     })
 }

@@ -10,19 +10,19 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use roce::cm::{CmMessage as Mad, MAX_CM_RETRIES};
-use roce::gsi::{DELIVERED_MAD_BYTES, DeliveredMad, SLOT_SHIFT};
+use roce::gsi::{DELIVERED_MAD_BYTES, DeliveredMad, SLOT_SHIFT_IN_COMM_ID};
 use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
 use super::connection::{
-    Connection, ConnectionPorts as Gids, Consumer, EndedIds, ProcessConnections,
+    Connection, ConnectionPortGids as Gids, Consumer, EndedIds, SharedConnectionState,
 };
 use super::format::{self, CommunicationIds};
-use super::machine::ConnectionTimers;
+use super::machine::ConnectionTimeouts;
 use crate::errno::{Errno, INVALID, Result};
 use crate::gsi;
 use crate::lock::lock;
-use crate::ports::{Claim, Ports};
+use crate::ports::{PortClaim, PortFolder};
 use crate::service::{EventHandler, ServiceThread, TimerPurpose};
 use crate::wire::{CmMessage, Request, reason};
 
@@ -61,7 +61,7 @@ struct ConnectionTable {
 pub(crate) struct Settings {
     pub(crate) gsi: &'static Gsi,
     pub(crate) service: &'static ServiceThread,
-    pub(crate) ports: &'static Ports,
+    pub(crate) ports: &'static PortFolder,
     /// GUID of the device, in host byte order.
     pub(crate) ca_guid: u64,
     /// Time in which a peer must answer, including all repetitions.
@@ -71,10 +71,10 @@ pub(crate) struct Settings {
 
 /// The connections of the process by MADs.
 pub(crate) struct MadConnections {
-    shared: &'static ProcessConnections,
-    ports: &'static Ports,
+    shared: &'static SharedConnectionState,
+    ports: &'static PortFolder,
     ca_guid: u64,
-    timers: ConnectionTimers,
+    timers: ConnectionTimeouts,
     slot: u16,
     socket: OwnedFd,
     token: u64,
@@ -87,11 +87,11 @@ impl MadConnections {
     /// # Errors
     /// The error of opening QP1 or of making the socket.
     pub(crate) fn start(settings: &Settings) -> Result<Arc<Self>> {
-        let slot = gsi::open(settings.gsi)?;
-        let socket = settings.ports.receive_mads(slot)?;
+        let slot = gsi::open_qp1(settings.gsi)?;
+        let socket = settings.ports.make_mad_socket(slot)?;
         let service = settings.service;
         let hub = Arc::new(Self {
-            shared: Box::leak(Box::new(ProcessConnections {
+            shared: Box::leak(Box::new(SharedConnectionState {
                 gsi: settings.gsi,
                 service,
                 time_origin: Instant::now(),
@@ -99,7 +99,7 @@ impl MadConnections {
             })),
             ports: settings.ports,
             ca_guid: settings.ca_guid,
-            timers: ConnectionTimers {
+            timers: ConnectionTimeouts {
                 max_response_time: settings.answer_timeout / (u32::from(MAX_CM_RETRIES) + 1),
                 full_interval_resends: u32::from(MAX_CM_RETRIES),
                 time_wait: settings.time_wait,
@@ -118,13 +118,13 @@ impl MadConnections {
     }
 
     /// Registers `listener` for requests to the address of `claim`.
-    pub(crate) fn listen(&self, claim: &Claim, listener: Weak<dyn Listener>) {
+    pub(crate) fn listen(&self, claim: &PortClaim, listener: Weak<dyn Listener>) {
         let name = claim.listener_socket_name().to_owned();
         lock(&self.table).listeners.insert(name, listener);
     }
 
     /// Removes the registration by [`listen`](Self::listen).
-    pub(crate) fn stop_listening(&self, claim: &Claim) {
+    pub(crate) fn stop_listening(&self, claim: &PortClaim) {
         lock(&self.table)
             .listeners
             .remove(claim.listener_socket_name());
@@ -173,7 +173,8 @@ impl MadConnections {
         table.remove_ended(&self.shared.ended_ids.take());
         let local = loop {
             table.next_id = table.next_id.wrapping_add(1);
-            let id = (u32::from(self.slot) << SLOT_SHIFT) | (table.next_id % (1 << SLOT_SHIFT));
+            let id = (u32::from(self.slot) << SLOT_SHIFT_IN_COMM_ID)
+                | (table.next_id % (1 << SLOT_SHIFT_IN_COMM_ID));
             // The id 0 means none.
             if id != 0 && !table.connections.contains_key(&id) {
                 break id;
@@ -206,18 +207,18 @@ impl MadConnections {
         match connection {
             // MADs from another port than the peer's are ignored.
             Some(connection) if connection.ports.remote == delivery.source => {
-                connection.on_mad(&mad);
+                connection.on_mad_is_new_request(&mad);
             }
             Some(_) => {}
             None => {
                 if let Some(farewell) = format::reply_to_unknown_dreq(&mad) {
-                    self.answer(&delivery, transaction, &farewell);
+                    self.send_answer_to(&delivery, transaction, &farewell);
                 }
             }
         }
     }
 
-    fn answer(&self, delivery: &DeliveredMad, transaction: u64, mad: &Mad) {
+    fn send_answer_to(&self, delivery: &DeliveredMad, transaction: u64, mad: &Mad) {
         let DeliveredMad {
             source,
             destination,
@@ -236,21 +237,24 @@ impl MadConnections {
             id.and_then(|id| table.connections.get(&id).cloned())
         };
         if let Some(connection) = known {
-            connection.on_mad(mad);
+            connection.on_mad_is_new_request(mad);
             return;
         }
         let refuse = |why| {
             if let Some(refusal) = format::reject_without_connection(mad, why) {
-                self.answer(&delivery, transaction, &refusal);
+                self.send_answer_to(&delivery, transaction, &refusal);
             }
         };
         let request = match format::parse_request(mad, delivery.source) {
             Ok(request) => request,
             Err(why) => return refuse(why),
         };
-        let Some(name) = self.ports.listener(request.port_space, request.dst) else {
-            if self.ports.may_open_soon(request.port_space, request.dst) {
-                return self.wait_for_listener(delivery);
+        let Some(name) = self
+            .ports
+            .listener_socket_name_at(request.port_space, request.dst)
+        else {
+            if self.ports.may_listen_soon(request.port_space, request.dst) {
+                return self.queue_until_listener_opens(delivery);
             }
             return refuse(reason::INVALID_SERVICE_ID);
         };
@@ -272,7 +276,7 @@ impl MadConnections {
             return stale.end_stale();
         }
         let connection = self.add_passive(&delivery, transaction, &request, asker, qp);
-        if connection.on_mad(mad) {
+        if connection.on_mad_is_new_request(mad) {
             listener.on_request(connection, request);
         }
     }
@@ -315,7 +319,7 @@ impl MadConnections {
     }
 
     /// Queues a request to look for its listener again soon: some programs listen anew for each connection.
-    fn wait_for_listener(self: &Arc<Self>, delivery: DeliveredMad) {
+    fn queue_until_listener_opens(self: &Arc<Self>, delivery: DeliveredMad) {
         let mut table = lock(&self.table);
         if table.waiting_requests.len() < MAX_WAITING_REQUESTS
             && !table.waiting_requests.contains(&delivery)

@@ -35,7 +35,7 @@ pub(crate) enum CallerAction {
     /// Report that a posted message was not answered in time.
     TimedOut(CmMessageKind),
     /// Forget the connection: none of its messages can be in flight.
-    Done,
+    ForgetConnection,
 }
 
 /// The actions of one step: two at most.
@@ -43,7 +43,7 @@ pub(crate) type Actions = Vec<CallerAction>;
 
 /// The timers of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ConnectionTimers {
+pub(crate) struct ConnectionTimeouts {
     /// Longest time until an answer arrives, round trip included.
     pub(crate) max_response_time: Duration,
     /// Number of repetitions at that interval.
@@ -69,7 +69,7 @@ pub(crate) enum CmState {
     EstablishedPassive,
     DreqSent,
     /// Rejected by this end: answers a repeated message with a REJ.
-    Refused,
+    RejSent,
     TimeWait,
     SidrReqSent,
     SidrReqReceived,
@@ -90,10 +90,10 @@ struct UnansweredMessage {
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) struct CmStateMachine {
-    times: ConnectionTimers,
+    times: ConnectionTimeouts,
     state: CmState,
     unanswered: Option<UnansweredMessage>,
-    /// End of [`CmState::TimeWait`], [`CmState::Refused`] and [`CmState::SidrAnswered`].
+    /// End of [`CmState::TimeWait`], [`CmState::RejSent`] and [`CmState::SidrAnswered`].
     state_ends_at: Duration,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct CmStateMachine {
 pub(crate) struct WrongState;
 
 impl CmStateMachine {
-    pub(crate) fn new(times: ConnectionTimers) -> Self {
+    pub(crate) fn new(times: ConnectionTimeouts) -> Self {
         Self {
             times,
             state: CmState::Idle,
@@ -116,9 +116,9 @@ impl CmStateMachine {
     }
 
     /// Returns the time at which to call [`expire`](Self::expire).
-    pub(crate) fn deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_expiry(&self) -> Option<Duration> {
         match self.state {
-            CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => {
+            CmState::RejSent | CmState::TimeWait | CmState::SidrAnswered => {
                 Some(self.state_ends_at)
             }
             _ => self.unanswered.map(|u| u.next_resend_at.min(u.give_up_at)),
@@ -133,23 +133,25 @@ impl CmStateMachine {
     ) -> Result<Actions, WrongState> {
         use CmState as S;
         match (kind, self.state) {
-            (CmMessageKind::Req, S::Idle) => self.start_response_timer(now, kind, S::ReqSent),
+            (CmMessageKind::Req, S::Idle) => {
+                self.enter_state_and_start_response_timer(now, kind, S::ReqSent)
+            }
             (CmMessageKind::SidrReq, S::Idle) => {
-                self.start_response_timer(now, kind, S::SidrReqSent)
+                self.enter_state_and_start_response_timer(now, kind, S::SidrReqSent)
             }
             (CmMessageKind::Rep, S::ReqReceived) => {
-                self.start_response_timer(now, kind, S::RepSent)
+                self.enter_state_and_start_response_timer(now, kind, S::RepSent)
             }
             (CmMessageKind::Dreq, S::EstablishedActive | S::EstablishedPassive | S::RepSent) => {
-                self.start_response_timer(now, kind, S::DreqSent)
+                self.enter_state_and_start_response_timer(now, kind, S::DreqSent)
             }
             // After a REP the requester rejects instead of disconnecting, so a DREQ is not allowed here.
             (CmMessageKind::Rtu, S::RepReceived) => self.state = S::EstablishedActive,
             (CmMessageKind::Rej, S::ReqSent | S::ReqReceived | S::RepSent | S::RepReceived) => {
-                self.enter_time_wait(now, S::Refused);
+                self.enter_ending_state(now, S::RejSent);
             }
             (CmMessageKind::SidrRep, S::SidrReqReceived) => {
-                self.enter_time_wait(now, S::SidrAnswered)
+                self.enter_ending_state(now, S::SidrAnswered)
             }
             _ => return Err(WrongState),
         }
@@ -160,15 +162,15 @@ impl CmStateMachine {
     pub(crate) fn close(&mut self, now: Duration) {
         match self.state {
             // A DREQ is repeated until it is answered, even without a program.
-            CmState::DreqSent | CmState::Refused | CmState::TimeWait | CmState::SidrAnswered => {}
-            _ => self.enter_time_wait(now, CmState::TimeWait),
+            CmState::DreqSent | CmState::RejSent | CmState::TimeWait | CmState::SidrAnswered => {}
+            _ => self.enter_ending_state(now, CmState::TimeWait),
         }
     }
 
     /// Records that the peer is ready, because a message has arrived at the queue pair (`rdma_notify(3)`).
     pub(crate) fn notice_established(&mut self) {
         if self.state == CmState::RepSent {
-            self.stop_response_timer(CmState::EstablishedPassive);
+            self.enter_state_and_stop_response_timer(CmState::EstablishedPassive);
         }
     }
 
@@ -183,38 +185,34 @@ impl CmStateMachine {
             CmMessageKind::Req => self.on_req(),
             CmMessageKind::Rep => self.on_rep(),
             CmMessageKind::Rtu if self.state == CmState::RepSent => {
-                self.stop_response_timer(CmState::EstablishedPassive);
+                self.enter_state_and_stop_response_timer(CmState::EstablishedPassive);
                 vec![CallerAction::Deliver(kind)]
             }
             CmMessageKind::Rej => self.on_rej(now),
             CmMessageKind::Dreq => self.on_dreq(now),
             CmMessageKind::Drep if self.state == CmState::DreqSent => {
-                self.enter_time_wait(now, CmState::TimeWait);
+                self.enter_ending_state(now, CmState::TimeWait);
                 vec![CallerAction::Deliver(kind)]
             }
-            CmMessageKind::MraOfReq if self.state == CmState::ReqSent => {
-                self.wait_longer(now, service)
-            }
-            CmMessageKind::MraOfRep if self.state == CmState::RepSent => {
-                self.wait_longer(now, service)
-            }
+            CmMessageKind::MraOfReq if self.state == CmState::ReqSent => self.on_mra(now, service),
+            CmMessageKind::MraOfRep if self.state == CmState::RepSent => self.on_mra(now, service),
             CmMessageKind::SidrReq => self.on_sidr_req(),
             CmMessageKind::SidrRep if self.state == CmState::SidrReqSent => {
-                self.enter_time_wait(now, CmState::TimeWait);
+                self.enter_ending_state(now, CmState::TimeWait);
                 vec![CallerAction::Deliver(kind)]
             }
             _ => Vec::new(),
         }
     }
 
-    /// Applies the timers if the time of [`deadline`](Self::deadline) has come.
+    /// Applies the timers if the time of [`next_expiry`](Self::next_expiry) has come.
     pub(crate) fn expire(&mut self, now: Duration) -> Actions {
-        if self.deadline().is_none_or(|at| now < at) {
+        if self.next_expiry().is_none_or(|at| now < at) {
             return Vec::new();
         }
         let Some(mut waiting) = self.unanswered.take() else {
             self.state = CmState::Done;
-            return vec![CallerAction::Done];
+            return vec![CallerAction::ForgetConnection];
         };
         if now < waiting.give_up_at {
             waiting.resends += 1;
@@ -223,7 +221,7 @@ impl CmStateMachine {
             return vec![CallerAction::Send(waiting.kind)];
         }
         if matches!(waiting.kind, CmMessageKind::Dreq | CmMessageKind::SidrReq) {
-            self.enter_time_wait(now, CmState::TimeWait);
+            self.enter_ending_state(now, CmState::TimeWait);
         }
         // For a REQ or REP, the caller then sends a REJ to the peer.
         vec![CallerAction::TimedOut(waiting.kind)]
@@ -238,7 +236,7 @@ impl CmStateMachine {
             CmState::ReqReceived => vec![CallerAction::Send(CmMessageKind::MraOfReq)],
             // The REP was lost, or has not arrived yet.
             CmState::RepSent => vec![CallerAction::Send(CmMessageKind::Rep)],
-            CmState::Refused => vec![CallerAction::Send(CmMessageKind::Rej)],
+            CmState::RejSent => vec![CallerAction::Send(CmMessageKind::Rej)],
             _ => Vec::new(),
         }
     }
@@ -246,12 +244,12 @@ impl CmStateMachine {
     fn on_rep(&mut self) -> Actions {
         match self.state {
             CmState::ReqSent => {
-                self.stop_response_timer(CmState::RepReceived);
+                self.enter_state_and_stop_response_timer(CmState::RepReceived);
                 vec![CallerAction::Deliver(CmMessageKind::Rep)]
             }
             CmState::RepReceived => vec![CallerAction::Send(CmMessageKind::MraOfRep)],
             CmState::EstablishedActive => vec![CallerAction::Send(CmMessageKind::Rtu)],
-            CmState::Refused => vec![CallerAction::Send(CmMessageKind::Rej)],
+            CmState::RejSent => vec![CallerAction::Send(CmMessageKind::Rej)],
             _ => Vec::new(),
         }
     }
@@ -265,11 +263,11 @@ impl CmStateMachine {
             // The peer has not received an RTU in time, or has restarted.
             | CmState::EstablishedActive
             | CmState::EstablishedPassive => {
-                self.enter_time_wait(now, CmState::TimeWait);
+                self.enter_ending_state(now, CmState::TimeWait);
                 vec![CallerAction::Deliver(CmMessageKind::Rej)]
             }
             CmState::DreqSent => {
-                self.enter_time_wait(now, CmState::TimeWait);
+                self.enter_ending_state(now, CmState::TimeWait);
                 vec![CallerAction::Deliver(CmMessageKind::Drep)]
             }
             _ => Vec::new(),
@@ -283,7 +281,7 @@ impl CmStateMachine {
             | CmState::EstablishedActive
             | CmState::EstablishedPassive
             | CmState::DreqSent => {
-                self.enter_time_wait(now, CmState::TimeWait);
+                self.enter_ending_state(now, CmState::TimeWait);
                 vec![
                     CallerAction::Send(CmMessageKind::Drep),
                     CallerAction::Deliver(CmMessageKind::Dreq),
@@ -306,7 +304,12 @@ impl CmStateMachine {
     }
 
     /// Records a message that needs an answer.
-    fn start_response_timer(&mut self, now: Duration, kind: CmMessageKind, state: CmState) {
+    fn enter_state_and_start_response_timer(
+        &mut self,
+        now: Duration,
+        kind: CmMessageKind,
+        state: CmState,
+    ) {
         self.state = state;
         self.unanswered = Some(UnansweredMessage {
             kind,
@@ -323,20 +326,20 @@ impl CmStateMachine {
     }
 
     /// Records that the answer has arrived.
-    fn stop_response_timer(&mut self, state: CmState) {
+    fn enter_state_and_stop_response_timer(&mut self, state: CmState) {
         self.unanswered = None;
         self.state = state;
     }
 
     /// Ends the connection, except for the answers to late messages.
-    fn enter_time_wait(&mut self, now: Duration, state: CmState) {
-        self.stop_response_timer(state);
+    fn enter_ending_state(&mut self, now: Duration, state: CmState) {
+        self.enter_state_and_stop_response_timer(state);
         self.state_ends_at = now + self.times.time_wait;
     }
 
     /// Reacts to an MRA: the peer has received the request, but its program has not decided. The request is still
     /// repeated, at longer intervals: the peer's answer may get lost, and an RTU is repeated only on request.
-    fn wait_longer(&mut self, now: Duration, service: Duration) -> Actions {
+    fn on_mra(&mut self, now: Duration, service: Duration) -> Actions {
         let times = self.times;
         if let Some(waiting) = &mut self.unanswered {
             waiting.next_resend_at = now + times.max_response_time;

@@ -6,26 +6,26 @@ use rustix::fs::{AtFlags, statat, symlinkat, unlinkat};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendto, socket_with};
 
 use super::names::NamedAddress;
-use super::{Ports, owner_of};
+use super::{PortFolder, owner_of};
 use crate::addr::IdAddress;
 use crate::errno::{INVALID, Result};
 use crate::process::ProcessIdentity;
 
 /// Returns the name of a process's socket for MADs. It has the form of other socket names, so that clean-up removes it
 /// as well.
-fn socket_of(process: ProcessIdentity) -> String {
+fn mad_socket_name_of(process: ProcessIdentity) -> String {
     format!("{process}-0")
 }
 
-impl Ports {
+impl PortFolder {
     /// Makes the socket through which this process, in `slot`, receives MADs from other processes.
     ///
     /// # Errors
     /// The error of making the socket.
-    pub(crate) fn receive_mads(&self, slot: u16) -> Result<OwnedFd> {
+    pub(crate) fn make_mad_socket(&self, slot: u16) -> Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        let name = socket_of(self.process);
+        let name = mad_socket_name_of(self.process);
         let _ = unlinkat(&self.folder, &name, AtFlags::empty());
         bind(&socket, &self.address(&name)?)?;
         // An earlier process in this slot must be dead.
@@ -36,9 +36,13 @@ impl Ports {
     }
 
     /// Returns the socket name of the process that listens at `addr`, for requests for `port_space`.
-    pub(crate) fn listener(&self, port_space: u32, addr: IdAddress) -> Option<String> {
-        let (port_space, port) = addr.service(port_space)?;
-        let candidates = NamedAddress::listeners_for(addr);
+    pub(crate) fn listener_socket_name_at(
+        &self,
+        port_space: u32,
+        addr: IdAddress,
+    ) -> Option<String> {
+        let (port_space, port) = addr.port_space_and_port(port_space)?;
+        let candidates = NamedAddress::listener_addresses_for(addr);
         candidates.into_iter().find_map(|candidate| {
             let link = candidate.link_name(port_space, port);
             let target = rustix::fs::readlinkat(&self.folder, &link, Vec::new()).ok()?;
@@ -57,7 +61,7 @@ impl Ports {
         let owner = owner_of(target)
             .filter(|owner| *owner != self.process)
             .ok_or(INVALID)?;
-        let to = self.address(&socket_of(owner))?;
+        let to = self.address(&mad_socket_name_of(owner))?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         sendto(

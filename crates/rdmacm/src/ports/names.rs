@@ -6,7 +6,7 @@ use crate::addr::IdAddress;
 use crate::process::ProcessIdentity;
 
 /// Suffix of the file that records the close of a listener; it follows the port number.
-pub(crate) const CLOSED: &str = ".closed";
+pub(crate) const CLOSED_FILE_SUFFIX: &str = ".closed";
 /// Suffix of a socket's name before the socket listens.
 pub(crate) const NOT_LISTENING_SUFFIX: char = '~';
 
@@ -32,7 +32,7 @@ pub(crate) fn owner_of(target: &str) -> Option<ProcessIdentity> {
 }
 
 pub(crate) fn closed_file(port: u16) -> String {
-    format!("{port}{CLOSED}")
+    format!("{port}{CLOSED_FILE_SUFFIX}")
 }
 
 pub(crate) fn link_prefix(port_space: u32, port: u16) -> String {
@@ -97,7 +97,7 @@ impl NamedAddress {
     }
 
     /// Returns the addresses at which a listener for `addr` may be bound, most specific first.
-    pub(crate) fn listeners_for(addr: IdAddress) -> Vec<Self> {
+    pub(crate) fn listener_addresses_for(addr: IdAddress) -> Vec<Self> {
         let of = |address, family| vec![address, any(family), any_only(family)];
         match addr {
             IdAddress::Ib(addr) => of(Self::Gid(addr.gid), AddressFamily::Ib),
@@ -139,7 +139,7 @@ impl NamedAddress {
 
     /// Returns the errno with which a bind to this address fails because of a port at the address with the text
     /// `other`.
-    pub(crate) fn conflict(self, other: &str) -> Option<i32> {
+    pub(crate) fn bind_conflict_errno(self, other: &str) -> Option<i32> {
         let other_any = Self::WILDCARDS
             .into_iter()
             .find(|a| a.to_file_name_part() == other);

@@ -6,7 +6,7 @@ use rustix::fs::symlinkat;
 use rustix::net::accept;
 
 use super::names::{AddressFamily, any};
-use super::{IdBinding, Ports, UnreachedReason};
+use super::{IdBinding, PortFolder, UnreachedReason};
 use crate::addr::IdAddress;
 
 const TCP: u32 = 0x0106;
@@ -24,9 +24,9 @@ fn binding(addr: &str) -> IdBinding {
     }
 }
 
-fn ports() -> (tempfile::TempDir, Ports) {
+fn ports() -> (tempfile::TempDir, PortFolder) {
     let dir = tempfile::tempdir().unwrap();
-    let ports = Ports::open(dir.path()).unwrap();
+    let ports = PortFolder::open(dir.path()).unwrap();
     (dir, ports)
 }
 
@@ -36,36 +36,36 @@ fn who_listens_is_reached_and_who_is_only_bound_is_not() {
     let to = ip("127.0.0.1:7471");
     assert_eq!(
         ports.connect(TCP, to).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
-    assert!(!ports.may_open_soon(TCP, to));
+    assert!(!ports.may_listen_soon(TCP, to));
     let mut claim = ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
     assert_eq!(
         ports.connect(TCP, to).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
-    assert!(ports.may_open_soon(TCP, to), "it was bound a moment ago");
-    assert!(!ports.may_open_soon(UDP, to));
+    assert!(ports.may_listen_soon(TCP, to), "it was bound a moment ago");
+    assert!(!ports.may_listen_soon(UDP, to));
     let listener = ports.listen(&mut claim).unwrap();
     let _client = ports.connect(TCP, to).unwrap();
     accept(&listener).unwrap();
     let v6 = ip("[::1]:7471");
     assert_eq!(
         ports.connect(TCP, v6).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
     assert_eq!(
         ports.connect(UDP, to).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
-    ports.record_closing(&claim);
+    ports.record_listener_closing(&claim);
     ports.release(&claim);
     assert_eq!(
         ports.connect(TCP, to).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
-    assert!(ports.may_open_soon(TCP, to));
-    assert!(!ports.may_open_soon(TCP, ip("127.0.0.1:7472")));
+    assert!(ports.may_listen_soon(TCP, to));
+    assert!(!ports.may_listen_soon(TCP, ip("127.0.0.1:7472")));
     ports.claim(TCP, binding("0.0.0.0:7471")).unwrap();
 }
 
@@ -145,7 +145,7 @@ fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
     accept(&gid_listener).unwrap();
     assert_eq!(
         ports.connect(TCP, at("fe80::2")).unwrap_err(),
-        UnreachedReason::Refused
+        UnreachedReason::NoListener
     );
     ports.release(&gid);
     ports.release(&ip);
@@ -177,7 +177,7 @@ fn links_that_lead_elsewhere_delete_nothing_there() {
         let taken = binding(&format!("10.0.0.1:{}", 7471 + n));
         ports.claim(TCP, taken).unwrap();
     }
-    drop(Ports::open(dir.path()).unwrap());
+    drop(PortFolder::open(dir.path()).unwrap());
     assert!(keep.exists());
     assert!(dir.path().join("rdma_cm/4294967295-1-keep").exists());
 }
@@ -230,6 +230,6 @@ fn ports_of_the_dead_are_taken_over() {
         any(AddressFamily::V4).link_name(TCP, 1),
     )
     .unwrap();
-    drop(Ports::open(dir.path()).unwrap());
+    drop(PortFolder::open(dir.path()).unwrap());
     assert_eq!(ports.names().unwrap().len(), 2);
 }

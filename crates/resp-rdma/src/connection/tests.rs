@@ -82,7 +82,7 @@ fn retry_until<T>(
         }
         assert!(begun.elapsed() < TIMEOUT, "nothing came for {TIMEOUT:?}");
         if asleep {
-            if connection.arm() {
+            if connection.arm_unless_arrived() {
                 sleep(&connection.fds());
             }
         } else {
@@ -181,7 +181,7 @@ fn establish(client: &mut Connection, server: &mut Connection) {
     let met = retry_until(client, false, |c| {
         let nothing = server.read(&mut [0; 1]).expect_err("nothing was sent");
         assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
-        match c.stream.writable() {
+        match c.stream.writable_bytes() {
             0 => Err(nothing),
             _ => Ok(()),
         }

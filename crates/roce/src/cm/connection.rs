@@ -19,7 +19,7 @@ pub enum TransportService {
 }
 
 impl TransportService {
-    const fn of(service: u8, extended: u8) -> Self {
+    const fn from_service_and_extended_type(service: u8, extended: u8) -> Self {
         match (service, extended) {
             (0, _) => Self::Rc,
             (1, _) => Self::Uc,
@@ -29,7 +29,7 @@ impl TransportService {
     }
 
     /// Returns service type and extended type.
-    const fn bits(self) -> (u8, u8) {
+    const fn service_and_extended_type(self) -> (u8, u8) {
         match self {
             Self::Rc => (0, 0),
             Self::Uc => (1, 0),
@@ -168,7 +168,10 @@ impl Req {
             responder_resources: body.u8(35),
             initiator_depth: body.u8(39),
             remote_cm_response_timeout: remote_timeout >> 3,
-            service: TransportService::of(remote_timeout >> 1 & 3, retries & 7),
+            service: TransportService::from_service_and_extended_type(
+                remote_timeout >> 1 & 3,
+                retries & 7,
+            ),
             flow_control: remote_timeout & 1 != 0,
             starting_psn: Psn::new(body.u24(44)),
             local_cm_response_timeout: local_timeout >> 3,
@@ -185,7 +188,7 @@ impl Req {
     }
 
     pub(super) fn emit(&self, body: &mut MadBody) {
-        let (service, extended) = self.service.bits();
+        let (service, extended) = self.service.service_and_extended_type();
         body.put(0, &self.local_comm_id.to_be_bytes());
         body.put(8, &self.service_id.to_be_bytes());
         body.put(16, &self.local_ca_guid.to_be_bytes());
@@ -218,7 +221,7 @@ pub enum ReferredMessage {
     /// A REP.
     Rep,
     /// In an MRA: a LAP. In a REJ: no particular message.
-    Other,
+    LapOrUnspecified,
     /// A value that the specification reserves.
     Reserved,
 }
@@ -228,7 +231,7 @@ impl ReferredMessage {
         match byte >> 6 {
             0 => Self::Req,
             1 => Self::Rep,
-            2 => Self::Other,
+            2 => Self::LapOrUnspecified,
             _ => Self::Reserved,
         }
     }
@@ -237,7 +240,7 @@ impl ReferredMessage {
         (match self {
             Self::Req => 0,
             Self::Rep => 1,
-            Self::Other => 2,
+            Self::LapOrUnspecified => 2,
             Self::Reserved => 3,
         }) << 6
     }

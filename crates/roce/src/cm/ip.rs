@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use crate::icrc::FrameAddresses;
 
 /// Bytes of the header in front of the consumer's private data.
-pub const IP_HEADER_BYTES: usize = 36;
+pub const IP_CM_HEADER_BYTES: usize = 36;
 
 /// A port space of `rdma_cm`, as encoded in service ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ impl PortSpace {
 
 /// The IP addresses and the source port of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IpHeader {
+pub struct IpCmHeader {
     /// Addresses of the sender and the receiver of the request.
     pub addresses: FrameAddresses,
     /// Source port of the sender.
@@ -65,7 +65,7 @@ pub struct IpHeader {
 
 /// The reason why private data has no IP CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum IpHeaderError {
+pub enum IpCmHeaderError {
     /// The private data is shorter than the header.
     #[error("private data is shorter than the header of the IP CM service")]
     Truncated,
@@ -77,23 +77,23 @@ pub enum IpHeaderError {
     IpVersion(u8),
 }
 
-impl IpHeader {
+impl IpCmHeader {
     /// Parses the header; also returns the consumer's private data, which follows it.
     ///
     /// # Errors
     /// The private data does not begin with a valid header.
-    pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpHeaderError> {
+    pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpCmHeaderError> {
         let (header, consumer) = private_data
-            .split_first_chunk::<IP_HEADER_BYTES>()
-            .ok_or(IpHeaderError::Truncated)?;
+            .split_first_chunk::<IP_CM_HEADER_BYTES>()
+            .ok_or(IpCmHeaderError::Truncated)?;
         let [version, ip, p0, p1, addresses @ ..] = header;
         if *version != 0 {
-            return Err(IpHeaderError::Version(*version));
+            return Err(IpCmHeaderError::Version(*version));
         }
         let addresses: &[u8; 32] = addresses;
         let halves = addresses.as_chunks::<16>().0;
         let [src, dst] = *halves else {
-            return Err(IpHeaderError::Truncated);
+            return Err(IpCmHeaderError::Truncated);
         };
         let addresses = match ip >> 4 {
             4 => {
@@ -104,7 +104,7 @@ impl IpHeader {
                 let [src, dst] = [src, dst].map(Ipv6Addr::from_octets);
                 FrameAddresses::V6 { src, dst }
             }
-            other => return Err(IpHeaderError::IpVersion(other)),
+            other => return Err(IpCmHeaderError::IpVersion(other)),
         };
         let src_port = u16::from_be_bytes([*p0, *p1]);
         let header = Self {
@@ -116,8 +116,8 @@ impl IpHeader {
 
     /// Encodes the header, which precedes the consumer's private data.
     #[must_use]
-    pub fn emit(&self) -> [u8; IP_HEADER_BYTES] {
-        let mut header = [0; IP_HEADER_BYTES];
+    pub fn emit(&self) -> [u8; IP_CM_HEADER_BYTES] {
+        let mut header = [0; IP_CM_HEADER_BYTES];
         header[2..4].copy_from_slice(&self.src_port.to_be_bytes());
         match self.addresses {
             FrameAddresses::V4 { src, dst } => {

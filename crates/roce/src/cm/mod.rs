@@ -12,7 +12,7 @@ pub use connection::{
     ConnectionPath, Dreq, Mra, ReferredMessage, Rej, Rep, Req, RtuOrDrep, TransportService,
 };
 pub use data::BoundedData;
-pub use ip::{IP_HEADER_BYTES, IpHeader, IpHeaderError, PortSpace};
+pub use ip::{IP_CM_HEADER_BYTES, IpCmHeader, IpCmHeaderError, PortSpace};
 pub use sidr::{SidrRep, SidrReq, sidr_status};
 
 use crate::mad::{CLASS_CM, MAD_BYTES, METHOD_SEND, MadBody, MadError, MadHeader};

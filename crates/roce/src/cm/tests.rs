@@ -103,13 +103,13 @@ proptest! {
             *version = 0;
             *ip = if *ip < 128 { 0x40 } else { 0x60 };
         }
-        match IpHeader::parse(&bytes) {
+        match IpCmHeader::parse(&bytes) {
             Ok((header, consumer)) => {
                 let mut again = header.emit().to_vec();
                 again.extend_from_slice(consumer);
-                prop_assert_eq!(IpHeader::parse(&again), Ok((header, consumer)));
+                prop_assert_eq!(IpCmHeader::parse(&again), Ok((header, consumer)));
             }
-            Err(IpHeaderError::Truncated) => prop_assert!(bytes.len() < IP_HEADER_BYTES),
+            Err(IpCmHeaderError::Truncated) => prop_assert!(bytes.len() < IP_CM_HEADER_BYTES),
             Err(_) => prop_assert!(!known),
         }
     }
@@ -183,7 +183,7 @@ fn coded_times_are_powers_of_two() {
 
 /// Builds a REQ as `rdma_connect` sends it.
 fn req() -> Req {
-    let header = IpHeader {
+    let header = IpCmHeader {
         addresses: FrameAddresses::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
             .expect("of one family"),
         src_port: 0xabcd,
@@ -259,7 +259,7 @@ fn a_req_has_the_bytes_of_the_specification() {
         panic!("it is a REQ");
     };
     assert_eq!(parsed.primary, req().primary);
-    let (header, consumer) = IpHeader::parse(&parsed.private_data).expect("a header");
+    let (header, consumer) = IpCmHeader::parse(&parsed.private_data).expect("a header");
     assert_eq!((header.src_port, consumer.len()), (0xabcd, 92 - 36));
     assert_eq!(&consumer[..3], b"hi\0");
 }

@@ -6,7 +6,7 @@ use roce::packet::{Aeth, AtomicEth, ExtendedHeaders, Feth, Reth, Syndrome};
 use roce::rc::requester::{
     LocalFault, LocalMemory, Request, RequestOperation, Requester, RequesterConfig,
 };
-use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, Responder, ResponderConfig, ResponderTarget};
 use roce::uc;
 
 use crate::text::{FIRST, MTU, Sample};
@@ -33,7 +33,7 @@ impl Memory {
     }
 }
 
-impl Target for Memory {
+impl ResponderTarget for Memory {
     fn begin_receive(&mut self) -> bool {
         true
     }
@@ -67,7 +67,7 @@ impl Target for Memory {
         Self::check(addr, u32::try_from(into.len()).expect("a packet"))
     }
 
-    fn atomic(&mut self, addr: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(&mut self, addr: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Self::check(addr, 8).map(|()| 0)
     }
 

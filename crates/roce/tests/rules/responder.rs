@@ -3,7 +3,7 @@
 use roce::counts::StateMachineCounters;
 use roce::opcode::{LastPacketField, MessagePosition, PacketOperation};
 use roce::rc::responder::{
-    AllowedOperations, AtomicOperation, Refusal, Responder, ResponderConfig, Target,
+    AllowedOperations, AtomicOperation, Refusal, Responder, ResponderConfig, ResponderTarget,
 };
 
 use crate::text::*;
@@ -28,7 +28,7 @@ impl Memory {
     }
 }
 
-impl Target for Memory {
+impl ResponderTarget for Memory {
     fn begin_receive(&mut self) -> bool {
         self.receives > 0
     }
@@ -78,7 +78,12 @@ impl Target for Memory {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(
+        &mut self,
+        addr: u64,
+        _rkey: u32,
+        atomic: AtomicOperation,
+    ) -> Result<u64, Refusal> {
         let start = usize::try_from(addr).expect("small");
         let place = &mut self.bytes[start..start + 8];
         let original = u64::from_ne_bytes(place.try_into().expect("8 bytes"));
@@ -543,8 +548,8 @@ fn what_is_not_executed_is_counted_by_its_reason() {
         resp_remote_access_errors: 1,
         ..StateMachineCounters::default()
     };
-    assert_eq!(bench.responder.counts.take_nonzero(), Some(due));
-    assert_eq!(bench.responder.counts.take_nonzero(), None);
+    assert_eq!(bench.responder.counts.take_unless_all_zero(), Some(due));
+    assert_eq!(bench.responder.counts.take_unless_all_zero(), None);
 }
 
 #[test]

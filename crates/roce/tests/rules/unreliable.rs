@@ -3,7 +3,7 @@
 use roce::opcode::{LastPacketField, MessagePosition, Transport};
 use roce::psn::Psn;
 use roce::rc::requester::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
-use roce::rc::responder::{AtomicOperation, Refusal, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, ResponderTarget};
 use roce::uc::{Receiver, Sender};
 
 use crate::text::*;
@@ -16,7 +16,7 @@ struct Notes {
     texts: Vec<String>,
 }
 
-impl Target for Notes {
+impl ResponderTarget for Notes {
     fn begin_receive(&mut self) -> bool {
         self.has_receive
     }
@@ -53,7 +53,7 @@ impl Target for Notes {
         Err(Refusal::InvalidRequest)
     }
 
-    fn atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(&mut self, _: u64, _: u32, _: AtomicOperation) -> Result<u64, Refusal> {
         Err(Refusal::InvalidRequest)
     }
 

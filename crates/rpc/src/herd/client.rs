@@ -244,7 +244,7 @@ impl Client {
             len: message.len() as u64,
             rkey: self.request_region.rkey,
         };
-        match self.outbox.stage(
+        match self.outbox.stage_unless_inline(
             self.posted_requests + self.request_postlist.len() as u64,
             message,
         ) {

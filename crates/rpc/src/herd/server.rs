@@ -84,7 +84,7 @@ pub struct Server {
     /// Registered clients, each with the fields that inspecting its slot needs. The fields are
     /// close together, because a worker with many clients inspects each one very often. `turn` is
     /// the index at which the next pass starts.
-    polled_slots: Vec<PolledSlot>,
+    polled_clients: Vec<PolledClient>,
     pass_start_index: usize,
     answer_queues: Vec<(UdPort, Postlist<Ud>)>,
     /// Index of the first queue pair for the next batch.
@@ -105,7 +105,7 @@ struct ClientQp {
 
 /// Fields that inspecting a client's slot needs.
 #[derive(Debug, Clone, Copy)]
-struct PolledSlot {
+struct PolledClient {
     client_index: u32,
     /// Number of the client's next request.
     next_request_number: u32,
@@ -146,7 +146,7 @@ impl Server {
             region,
             layout,
             clients: (0..max_clients).map(|_| None).collect(),
-            polled_slots: Vec::new(),
+            polled_clients: Vec::new(),
             pass_start_index: 0,
             answer_queues: queues.collect::<Result<_, _>>()?,
             first_queue_of_next_batch: 0,
@@ -179,7 +179,7 @@ impl Server {
 
     /// Returns true if at least one client is registered.
     pub fn has_clients(&self) -> bool {
-        !self.polled_slots.is_empty()
+        !self.polled_clients.is_empty()
     }
 
     /// Registers a client under an unused index below `max_clients`. `qp` is the client's connected
@@ -232,7 +232,7 @@ impl Server {
             _qp: qp,
             client_destination: to,
         });
-        self.polled_slots.push(PolledSlot {
+        self.polled_clients.push(PolledClient {
             client_index: index,
             next_request_number: 1,
             slot_index_mask: window - 1,
@@ -247,7 +247,8 @@ impl Server {
         if let Some(place) = self.clients.get_mut(index as usize) {
             *place = None;
         }
-        self.polled_slots.retain(|look| look.client_index != index);
+        self.polled_clients
+            .retain(|look| look.client_index != index);
     }
 
     /// Handles the requests that have arrived, up to a batch. Returns their number.
@@ -322,7 +323,7 @@ impl Server {
     #[inline]
     fn collect_batch(&mut self) -> Result<(), RpcError> {
         self.batch_clients_imms_lens.clear();
-        if self.polled_slots.is_empty() {
+        if self.polled_clients.is_empty() {
             return Ok(());
         }
         let stride = self.layout.payload as usize;
@@ -330,12 +331,12 @@ impl Server {
         let client_words = self.layout.client_bytes() / 8;
         let all = self.region.atomics_u64(0, self.region.len() / 8)?;
         let mut in_vain = 0;
-        let turn = if self.pass_start_index < self.polled_slots.len() {
+        let turn = if self.pass_start_index < self.polled_clients.len() {
             self.pass_start_index
         } else {
             0
         };
-        let (before, from) = self.polled_slots.split_at_mut(turn);
+        let (before, from) = self.polled_clients.split_at_mut(turn);
         let mut looked = 0;
         for look in from.iter_mut().chain(before) {
             looked += 1;
@@ -378,8 +379,8 @@ impl Server {
             }
         }
         self.pass_start_index = turn + looked;
-        if self.pass_start_index > self.polled_slots.len() {
-            self.pass_start_index -= self.polled_slots.len();
+        if self.pass_start_index > self.polled_clients.len() {
+            self.pass_start_index -= self.polled_clients.len();
         }
         time::charge_empty_polls(in_vain);
         Ok(())

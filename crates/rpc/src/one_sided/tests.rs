@@ -6,7 +6,7 @@ use super::*;
 
 /// Adds 1 to words of the server. The word before each is its lock. A request takes two doorbells.
 struct Adder {
-    queue: OneSided,
+    queue: OneSidedQueue,
     memory: RemoteMemory,
     commits: Vec<bool>,
 }
@@ -37,7 +37,7 @@ impl RequestSteps for Adder {
     type Stats = u64;
     type Done<'b> = &'b [u8];
 
-    fn queue(&mut self) -> &mut OneSided {
+    fn queue(&mut self) -> &mut OneSidedQueue {
         &mut self.queue
     }
 
@@ -85,7 +85,7 @@ fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
         port_num: 1,
         gid_index: 0,
     };
-    let prepared = Prepared::new(&pd, port, window, 4, 2).expect("a queue");
+    let prepared = PreparedOneSidedQueue::new(&pd, port, window, 4, 2).expect("a queue");
     let access =
         Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let responder = pd
@@ -173,7 +173,7 @@ fn a_part_of_what_is_prepared_is_posted_and_the_rest_is_forgotten() {
         let to = adder.at(0, offset);
         adder.queue.prepare_write((0, 8), 8, to).expect("inside");
     }
-    adder.queue.post_first(1).expect("posted");
+    adder.queue.post_first_and_drop_rest(1).expect("posted");
     assert_eq!(adder.queue.prepared_wr_count(), 0);
     let value = memory.wait_u64(8, Duration::from_secs(20), |v| v == 9);
     assert_eq!(value.expect("inside"), Some(9));

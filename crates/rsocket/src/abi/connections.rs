@@ -46,7 +46,7 @@ fn close(socket: c_int) -> Result {
 }
 
 fn bind(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
-    find(socket)?.bind(addr.get(addrlen)?)
+    find(socket)?.bind(addr.read_address(addrlen)?)
 }
 
 fn listen(socket: c_int, backlog: c_int) -> Result {
@@ -55,12 +55,12 @@ fn listen(socket: c_int, backlog: c_int) -> Result {
 
 fn accept(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result<c_int> {
     let (new, peer) = find(socket)?.accept()?;
-    addr.put_with_length(peer, addrlen);
+    addr.write_address_with_length(peer, addrlen);
     Ok(new)
 }
 
 fn connect(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {
-    find(socket)?.connect(addr.get(addrlen)?)
+    find(socket)?.connect(addr.read_address(addrlen)?)
 }
 
 fn shutdown(socket: c_int, how: c_int) -> Result {
@@ -68,11 +68,11 @@ fn shutdown(socket: c_int, how: c_int) -> Result {
 }
 
 fn peer_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
-    addr.put_with_length(find(socket)?.name(true)?, addrlen);
+    addr.write_address_with_length(find(socket)?.own_or_peer_address(true)?, addrlen);
     Ok(())
 }
 
 fn own_name(socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result {
-    addr.put_with_length(find(socket)?.name(false)?, addrlen);
+    addr.write_address_with_length(find(socket)?.own_or_peer_address(false)?, addrlen);
     Ok(())
 }

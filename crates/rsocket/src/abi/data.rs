@@ -61,7 +61,7 @@ fn recv_from(
     addrlen: InOut<'_, socklen_t>,
 ) -> Result<usize> {
     let (got, from) = find(socket)?.recv_from(buf.bytes(len)?, flags)?;
-    src_addr.put_with_length(from, addrlen);
+    src_addr.write_address_with_length(from, addrlen);
     Ok(got)
 }
 
@@ -75,14 +75,14 @@ fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<u
     let parts = buffers.parts(count)?;
     if socket.is_datagram() {
         let (got, from) = recv_datagram(&socket, parts, flags)?;
-        name.put(from, msg.map(|msg| &mut msg.msg_namelen));
+        name.write_address(from, msg.map(|msg| &mut msg.msg_namelen));
         return Ok(got);
     }
-    recv_all(&socket, parts, flags)
+    recv_into_parts(&socket, parts, flags)
 }
 
 /// Fills several buffers. Waits only for the first byte, unless `flags` contain `MSG_WAITALL`.
-fn recv_all(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
+fn recv_into_parts(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return recv_datagram(socket, parts, flags).map(|(got, _)| got);
     }
@@ -93,7 +93,7 @@ fn recv_all(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize
         } else {
             flags
         };
-        match socket.recv(part.room(part.len())?, flags) {
+        match socket.recv(part.writable_prefix(part.len())?, flags) {
             Ok(n) => {
                 done += n;
                 if n < part.len() {
@@ -121,7 +121,7 @@ fn recv_datagram(
     let mut rest = bytes.get(..got.min(room)).unwrap_or(&bytes);
     for part in parts {
         let (here, behind) = rest.split_at(rest.len().min(part.len()));
-        part.room(here.len())?.copy_from_slice(here);
+        part.writable_prefix(here.len())?.copy_from_slice(here);
         rest = behind;
     }
     Ok((got, from))
@@ -145,7 +145,7 @@ fn send_datagram(
 }
 
 /// Sends several buffers in order.
-fn send_all(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
+fn send_from_parts(socket: &RSocket, parts: &[IovecPart], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return send_datagram(socket, parts, flags, None);
     }
@@ -182,7 +182,7 @@ fn send_to(
     if !socket.is_datagram() && (!dest_addr.is_null() || addrlen != 0) {
         return Err(Errno(libc::EISCONN));
     }
-    let to = (!dest_addr.is_null()).then(|| dest_addr.get(addrlen));
+    let to = (!dest_addr.is_null()).then(|| dest_addr.read_address(addrlen));
     socket.send_to(buf.bytes(len)?, flags, to.transpose()?)
 }
 
@@ -192,10 +192,10 @@ fn send_message(socket: c_int, msg: InConst<'_, msghdr>, flags: c_int) -> Result
     let (buffers, count, name, _) = message_parts(msg)?;
     let parts = buffers.parts(count)?;
     if socket.is_datagram() && !name.is_null() {
-        let to = name.get(msg.map_or(0, |msg| msg.msg_namelen))?;
+        let to = name.read_address(msg.map_or(0, |msg| msg.msg_namelen))?;
         return send_datagram(&socket, parts, flags, Some(to));
     }
-    send_all(&socket, parts, flags)
+    send_from_parts(&socket, parts, flags)
 }
 
 fn read(socket: c_int, buf: Room, count: usize) -> Result<usize> {
@@ -205,7 +205,7 @@ fn read(socket: c_int, buf: Room, count: usize) -> Result<usize> {
 fn read_parts(socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
-    recv_all(&socket, iov.parts(count)?, 0)
+    recv_into_parts(&socket, iov.parts(count)?, 0)
 }
 
 fn write(socket: c_int, buf: Buffer, count: usize) -> Result<usize> {
@@ -215,5 +215,5 @@ fn write(socket: c_int, buf: Buffer, count: usize) -> Result<usize> {
 fn write_parts(socket: c_int, iov: Buffers, iovcnt: c_int) -> Result<usize> {
     let socket = find(socket)?;
     let count = usize::try_from(iovcnt).map_err(|_| INVALID)?;
-    send_all(&socket, iov.parts(count)?, 0)
+    send_from_parts(&socket, iov.parts(count)?, 0)
 }

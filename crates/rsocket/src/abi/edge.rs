@@ -86,7 +86,11 @@ impl Room {
 
     /// Writes the value of an option to the start of the room; `len` is the size of the room and becomes that of the
     /// value.
-    pub(super) fn put<const N: usize>(self, value: [u8; N], len: &mut socklen_t) -> Result {
+    pub(super) fn write_option_value<const N: usize>(
+        self,
+        value: [u8; N],
+        len: &mut socklen_t,
+    ) -> Result {
         if (*len as usize) < N {
             return Err(INVALID);
         }
@@ -111,7 +115,7 @@ impl IovecPart {
     }
 
     /// Returns the first `len` bytes of the buffer, or all, to be filled.
-    pub(super) fn room<'a>(&self, len: usize) -> Result<&'a mut [u8]> {
+    pub(super) fn writable_prefix<'a>(&self, len: usize) -> Result<&'a mut [u8]> {
         Room(self.0.iov_base).bytes(len.min(self.0.iov_len))
     }
 }
@@ -146,7 +150,7 @@ pub(super) fn message_parts(msg: Option<&msghdr>) -> Result<(Buffers, usize, Nam
 
 impl Name {
     /// Reads the address, as `bind(2)` does.
-    pub(super) fn get(self, len: socklen_t) -> Result<IdAddress> {
+    pub(super) fn read_address(self, len: socklen_t) -> Result<IdAddress> {
         let len = len as usize;
         if self.is_null() || len < size_of::<libc::sa_family_t>() {
             return Err(INVALID);
@@ -165,7 +169,7 @@ impl Name {
 
 impl NameRoom {
     /// Writes an address as `accept(2)` does: as many bytes as fit, and the full length to `len`.
-    pub(super) fn put(self, from: IdAddress, len: Option<&mut socklen_t>) {
+    pub(super) fn write_address(self, from: IdAddress, len: Option<&mut socklen_t>) {
         if let (false, Some(len)) = (self.is_null(), len) {
             let (storage, full) = addr::to_c(from);
             let fits = (*len).min(full) as usize;
@@ -181,9 +185,9 @@ impl NameRoom {
         }
     }
 
-    /// As [`put`](Self::put), with the length argument from C.
-    pub(super) fn put_with_length(self, from: IdAddress, len: InOut<'_, socklen_t>) {
-        self.put(from, len.optional());
+    /// As [`write_address`](Self::write_address), with the length argument from C.
+    pub(super) fn write_address_with_length(self, from: IdAddress, len: InOut<'_, socklen_t>) {
+        self.write_address(from, len.optional());
     }
 }
 

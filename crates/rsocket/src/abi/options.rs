@@ -25,7 +25,7 @@ c_functions! {
 }
 
 /// Splits the value of an option into its first `int` and the rest.
-fn number(bytes: &[u8]) -> Result<(c_int, &[u8])> {
+fn split_first_int(bytes: &[u8]) -> Result<(c_int, &[u8])> {
     let (number, rest) = bytes.split_first_chunk().ok_or(INVALID)?;
     Ok((c_int::from_ne_bytes(*number), rest))
 }
@@ -45,14 +45,14 @@ fn set_option(
     match (level, optname) {
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             // `struct linger`: on or off, and the number of seconds.
-            let (on, rest) = number(value)?;
-            let (seconds, _) = number(rest)?;
+            let (on, rest) = split_first_int(value)?;
+            let (seconds, _) = split_first_int(rest)?;
             socket.stream()?.set_linger(on, seconds);
             Ok(())
         }
         // Only one route exists, so the option has no effect.
         (SOL_RDMA, RDMA_ROUTE) => Ok(()),
-        _ => socket.set_option(level, optname, number(value)?.0),
+        _ => socket.set_option(level, optname, split_first_int(value)?.0),
     }
 }
 
@@ -74,9 +74,9 @@ fn option(
         let (first, second) = linger.split_at_mut(size_of::<c_int>());
         first.copy_from_slice(&on.to_ne_bytes());
         second.copy_from_slice(&seconds.to_ne_bytes());
-        optval.put(linger, len)
+        optval.write_option_value(linger, len)
     } else {
-        optval.put(socket.option(level, optname)?.to_ne_bytes(), len)
+        optval.write_option_value(socket.option(level, optname)?.to_ne_bytes(), len)
     }
 }
 

@@ -55,7 +55,7 @@ impl Stream {
                 self.readable_bytes += len as usize;
                 self.received_messages = self.received_messages.wrapping_add(1);
             }
-            Some(Immediate::Credits(upto)) => self.send_limit = upto,
+            Some(Immediate::Credits(upto)) => self.first_forbidden_message = upto,
             Some(Immediate::Iomap | Immediate::KeepAlive) => {}
             Some(Immediate::Shutdown) => self.peer_has_shut_down = true,
             Some(Immediate::Disconnect) => {

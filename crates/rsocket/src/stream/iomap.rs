@@ -106,7 +106,7 @@ impl Stream {
     /// Returns address and R_Key of the peer's buffer for a range of offsets.
     fn peer_mapping_at(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
         (0..self.sizes.iomap_entries).find_map(|index| {
-            let at = Self::iomap_at(index);
+            let at = Self::iomap_entry_offset(index);
             let name = self.peer_written_memory.word(at);
             let target = RemoteBuffer::from_words(
                 self.peer_written_memory.word(at + 8),

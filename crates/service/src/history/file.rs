@@ -30,7 +30,7 @@ struct HistoryRecord {
     version: u64,
 }
 
-const CLIENT: u64 = 0;
+const KIND_FIRST_RECORD: u64 = 0;
 const GET: u64 = 1;
 const PUT: u64 = 2;
 const PUT_ABSENT: u64 = 3;
@@ -39,20 +39,20 @@ const PUT_VERSION: u64 = 5;
 const DELETE: u64 = 6;
 const DELETE_VERSION: u64 = 7;
 const SCAN: u64 = 8;
-const VALUE: u64 = 16;
-const ABSENT: u64 = 17;
-const DONE: u64 = 18;
-const REFUSED: u64 = 19;
+const ANSWER_VALUE: u64 = 16;
+const ANSWER_ABSENT: u64 = 17;
+const ANSWER_DONE: u64 = 18;
+const ANSWER_REFUSED: u64 = 19;
 /// The request had no effect, because the store had no room.
-const NO_ROOM: u64 = 20;
+const ANSWER_NO_ROOM: u64 = 20;
 /// The answer's value is not the key's, or incomplete.
-const WRONG_VALUE: u64 = 21;
+const ANSWER_WRONG_VALUE: u64 = 21;
 /// A value from a store that reports no versions.
-const UNVERSIONED_VALUE: u64 = 22;
+const ANSWER_UNVERSIONED_VALUE: u64 = 22;
 /// Answer to a change: `value` is 1 if the key existed before the change, otherwise 0.
-const CHANGE_ANSWER: u64 = 23;
+const ANSWER_CHANGE: u64 = 23;
 /// A scan was out of order or incomplete: `value` is the entry, `version` the [`ScanFault`].
-const WRONG_SCAN: u64 = 24;
+const ANSWER_WRONG_SCAN: u64 = 24;
 
 /// Fault of a scan at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl HistoryRecorder {
             next_operation_number: 0,
         };
         recorder.write(HistoryRecord {
-            kind: CLIENT,
+            kind: KIND_FIRST_RECORD,
             operation_number: MAGIC,
             key: client,
             ..HistoryRecord::default()
@@ -187,12 +187,12 @@ impl HistoryRecorder {
     /// When the file cannot be written.
     pub fn record_answer(&mut self, number: u64, outcome: OperationOutcome) -> io::Result<()> {
         let (kind, value, version) = match outcome {
-            OperationOutcome::Value { value, version } => (VALUE, value, version),
-            OperationOutcome::Absent => (ABSENT, 0, 0),
-            OperationOutcome::Done { version } => (DONE, 0, version),
-            OperationOutcome::Refused { version } => (REFUSED, 0, version),
-            OperationOutcome::Found { value } => (UNVERSIONED_VALUE, value, 0),
-            OperationOutcome::Changed { found } => (CHANGE_ANSWER, u64::from(found), 0),
+            OperationOutcome::FoundVersioned { value, version } => (ANSWER_VALUE, value, version),
+            OperationOutcome::Absent => (ANSWER_ABSENT, 0, 0),
+            OperationOutcome::Done { version } => (ANSWER_DONE, 0, version),
+            OperationOutcome::Refused { version } => (ANSWER_REFUSED, 0, version),
+            OperationOutcome::FoundUnversioned { value } => (ANSWER_UNVERSIONED_VALUE, value, 0),
+            OperationOutcome::UnversionedAnswer { found } => (ANSWER_CHANGE, u64::from(found), 0),
         };
         self.append_answer_record(kind, number, value, version)
     }
@@ -202,7 +202,7 @@ impl HistoryRecorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn record_no_room(&mut self, number: u64) -> io::Result<()> {
-        self.append_answer_record(NO_ROOM, number, 0, 0)
+        self.append_answer_record(ANSWER_NO_ROOM, number, 0, 0)
     }
 
     /// Records an answer with a value that is not the key's, or incomplete. The history is wrong
@@ -211,7 +211,7 @@ impl HistoryRecorder {
     /// # Errors
     /// When the file cannot be written.
     pub fn record_wrong_value(&mut self, number: u64, version: u64) -> io::Result<()> {
-        self.append_answer_record(WRONG_VALUE, number, 0, version)
+        self.append_answer_record(ANSWER_WRONG_VALUE, number, 0, version)
     }
 
     /// Records the answer to a scan, with a fault at this entry. The history is wrong then.
@@ -224,7 +224,7 @@ impl HistoryRecorder {
         fault: ScanFault,
         entry: u64,
     ) -> io::Result<()> {
-        self.append_answer_record(WRONG_SCAN, number, entry, fault as u64)
+        self.append_answer_record(ANSWER_WRONG_SCAN, number, entry, fault as u64)
     }
 
     fn append_answer_record(
@@ -269,12 +269,14 @@ impl HistoryRecord {
     fn outcome(&self) -> Option<OperationOutcome> {
         let (value, version) = (self.value, self.version);
         Some(match self.kind {
-            VALUE => OperationOutcome::Value { value, version },
-            ABSENT => OperationOutcome::Absent,
-            DONE => OperationOutcome::Done { version },
-            REFUSED => OperationOutcome::Refused { version },
-            UNVERSIONED_VALUE => OperationOutcome::Found { value },
-            CHANGE_ANSWER if value <= 1 => OperationOutcome::Changed { found: value == 1 },
+            ANSWER_VALUE => OperationOutcome::FoundVersioned { value, version },
+            ANSWER_ABSENT => OperationOutcome::Absent,
+            ANSWER_DONE => OperationOutcome::Done { version },
+            ANSWER_REFUSED => OperationOutcome::Refused { version },
+            ANSWER_UNVERSIONED_VALUE => OperationOutcome::FoundUnversioned { value },
+            ANSWER_CHANGE if value <= 1 => {
+                OperationOutcome::UnversionedAnswer { found: value == 1 }
+            }
             _ => return None,
         })
     }
@@ -325,7 +327,9 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
         .map_while(|chunk| HistoryRecord::read_from_bytes(chunk).ok());
     let mut records = records.enumerate();
     let process = match records.next() {
-        Some((_, first)) if (first.kind, first.operation_number) == (CLIENT, MAGIC) => first.key,
+        Some((_, first)) if (first.kind, first.operation_number) == (KIND_FIRST_RECORD, MAGIC) => {
+            first.key
+        }
         _ => return Err(0),
     };
     let mut calls: HashMap<u64, (u64, Operation)> = HashMap::new();
@@ -355,12 +359,12 @@ fn add_records(bytes: &[u8], history: &mut KeyHistories) -> Result<(), usize> {
                 operation.end = Some(OperationEnd { at_ns, outcome });
                 history.operations_by_key.entry(key).or_default().push(operation);
             }
-            (None, NO_ROOM) => {}
-            (None, WRONG_VALUE) => history.observed_faults.push(format!(
+            (None, ANSWER_NO_ROOM) => {}
+            (None, ANSWER_WRONG_VALUE) => history.observed_faults.push(format!(
                 "key {key}: client {process} got a value of version {} that is not the key's, or not whole",
                 record.version
             )),
-            (None, WRONG_SCAN) => {
+            (None, ANSWER_WRONG_SCAN) => {
                 let fault = ScanFault::describe(record.version, record.value).ok_or(i)?;
                 history.observed_faults.push(format!("a scan of client {process} {fault}"));
             }
@@ -394,19 +398,28 @@ mod tests {
         };
         let condition = WriteCondition::Absent;
         let insert = |value| RegisterAction::Write { value, condition };
-        record(insert(1), OperationOutcome::Changed { found: false });
-        record(insert(2), OperationOutcome::Changed { found: true });
-        record(RegisterAction::Scan, OperationOutcome::Found { value: 1 });
+        record(
+            insert(1),
+            OperationOutcome::UnversionedAnswer { found: false },
+        );
+        record(
+            insert(2),
+            OperationOutcome::UnversionedAnswer { found: true },
+        );
+        record(
+            RegisterAction::Scan,
+            OperationOutcome::FoundUnversioned { value: 1 },
+        );
         record(
             RegisterAction::Remove { version: None },
-            OperationOutcome::Changed { found: true },
+            OperationOutcome::UnversionedAnswer { found: true },
         );
         record(RegisterAction::Read, OperationOutcome::Absent);
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(verdict.operations, 5);
         let scan = one.record_call(7, RegisterAction::Scan).expect("written");
-        one.record_answer(scan, OperationOutcome::Found { value: 1 })
+        one.record_answer(scan, OperationOutcome::FoundUnversioned { value: 1 })
             .expect("written");
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert_eq!(verdict.violations.len(), 1, "{verdict:?}");
@@ -430,7 +443,7 @@ mod tests {
             .expect("written");
         assert_eq!(one.record_call(7, put(2)).expect("written"), second);
         let read = two.record_call(7, RegisterAction::Read).expect("written");
-        let found = OperationOutcome::Value {
+        let found = OperationOutcome::FoundVersioned {
             value: 2,
             version: 2,
         };
@@ -450,7 +463,7 @@ mod tests {
 
         let mut three = HistoryRecorder::create(folder.path(), 3).expect("a file");
         let read = three.record_call(7, RegisterAction::Read).expect("written");
-        let stale = OperationOutcome::Value {
+        let stale = OperationOutcome::FoundVersioned {
             value: 1,
             version: 1,
         };
@@ -473,7 +486,7 @@ mod tests {
         let mut four = HistoryRecorder::create(other.path(), 4).expect("a file");
         let read = four.record_call(7, RegisterAction::Read).expect("written");
         let early = HistoryRecord {
-            kind: ABSENT,
+            kind: ANSWER_ABSENT,
             operation_number: read,
             ..HistoryRecord::default()
         };

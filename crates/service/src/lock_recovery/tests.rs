@@ -33,7 +33,7 @@ fn entry_word(entry: &[u8], at: usize) -> Option<u64> {
 }
 
 impl LockTable for Words {
-    fn lock_of(&self, object: u64) -> Option<&AtomicU64> {
+    fn lock_word_of(&self, object: u64) -> Option<&AtomicU64> {
         self.locks.get(usize::try_from(object).ok()?)
     }
 
@@ -41,14 +41,14 @@ impl LockTable for Words {
         24
     }
 
-    fn table_index(_entry: &[u8]) -> Option<usize> {
+    fn table_index_of_redo_entry(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
 
     fn execute_redo_entry(&self, entry: &[u8], owner: u32) -> bool {
         let word = |at| entry_word(entry, at).unwrap_or(0);
         let (object, held, value) = (word(0), word(8), word(16));
-        let Some(lock) = self.lock_of(object) else {
+        let Some(lock) = self.lock_word_of(object) else {
             return false;
         };
         if held == 0 || lock_word_owner(held) != owner || lock.load(Ordering::Acquire) != held {
@@ -131,16 +131,18 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
     let owner = recovery.assign_owner_number();
     recovery.add(0, owner, access(&[]));
     table.lock(1, lock_word(owner, 9, 1));
-    assert!(recovery.handle_complaint(0, 0), "it is free");
+    assert!(recovery.try_free_lock_on_complaint(0, 0), "it is free");
     assert!(
-        recovery.handle_complaint(0, 2) && recovery.handle_complaint(1, 0),
+        recovery.try_free_lock_on_complaint(0, 2) && recovery.try_free_lock_on_complaint(1, 0),
         "there is none"
     );
-    assert!(!recovery.handle_complaint(0, 1) && !recovery.handle_complaint(0, 1));
+    assert!(
+        !recovery.try_free_lock_on_complaint(0, 1) && !recovery.try_free_lock_on_complaint(0, 1)
+    );
     assert_eq!(recovery.recovery_counts(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
-    assert!(recovery.handle_complaint(0, 0));
+    assert!(recovery.try_free_lock_on_complaint(0, 0));
     assert_eq!((table.get(0), recovery.recovery_counts()), ((0, 0), (1, 0)));
 }
 
@@ -156,14 +158,14 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     recovery.add(0, owner, access(&entries));
     (0..3).for_each(|object| table.lock(object, words[object]));
     assert!(
-        recovery.handle_complaint(0, 2),
+        recovery.try_free_lock_on_complaint(0, 2),
         "with a lease of 0 it is over at once"
     );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
     assert_eq!(recovery.recovery_counts(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
-    assert!(recovery.handle_complaint(0, 1));
+    assert!(recovery.try_free_lock_on_complaint(0, 1));
     assert_eq!((table.get(1), recovery.recovery_counts()), ((0, 0), (3, 1)));
     assert!(lock(&recovery.clients).is_empty());
 }

@@ -60,7 +60,7 @@ pub struct ArmedWord<'a>(pub &'a AtomicU32);
 
 impl ArmedWord<'_> {
     /// Returns true if the word is [`ARMED_NO`]. A peer that has published a message then need not
-    /// call [`wake_target`](Self::wake_target).
+    /// call [`choose_and_record_wake_target`](Self::choose_and_record_wake_target).
     #[inline(always)]
     pub fn is_unarmed_unfenced(self) -> bool {
         // SYNC POINT A: the first arming makes every core execute a barrier between the owner's store and its
@@ -76,7 +76,7 @@ impl ArmedWord<'_> {
     /// `candidate` returns `Nobody` if the owner has found all messages. Its argument is true if the owner waits for a
     /// solicited completion, so that earlier messages may have caused completions without an event.
     #[cold]
-    pub fn wake_target(
+    pub fn choose_and_record_wake_target(
         self,
         solicited: bool,
         slot: usize,
@@ -151,7 +151,7 @@ impl ArmedWord<'_> {
     /// [`end_peer_fences`](Self::end_peer_fences). The owner must then execute a barrier on every core before
     /// it looks for published messages. At other armings the owner calls
     /// [`fence_after_change`](Self::fence_after_change) before it looks for published messages.
-    pub fn arm(self, what: u32, direct: bool) -> bool {
+    pub fn arm_and_tell_if_barrier_needed(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_MAY_WAKE_PROGRAM } else { 0 };
         loop {
             let value = self.0.load(Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl ArmedWord<'_> {
                 0
             };
             let armings = value.wrapping_add(ARMING_COUNT_STEP) & ARMING_COUNT_MASK;
-            // Release: pairs with the load in `wake_target`.
+            // Release: pairs with the load in `choose_and_record_wake_target`.
             if self.compare_exchange(value, what | direct | kept | armings | ARMED_PEERS_FENCE) {
                 return value & ARMED_PEERS_FENCE == 0;
             }
@@ -187,13 +187,13 @@ impl ArmedWord<'_> {
 
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
     /// woken the program.
-    pub fn end_program_wakes(self) -> bool {
+    pub fn end_program_wakes_and_tell_if_woken(self) -> bool {
         self.0.fetch_and(!ARMED_MAY_WAKE_PROGRAM, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
     /// Permits peers to wake the engine, but not the program, after a token led to no completion.
     /// Returns false if no peer had woken the program.
-    pub fn clear_program_wake(self) -> bool {
+    pub fn clear_program_wake_and_forbid_more(self) -> bool {
         let cleared = ARMED_PROGRAM_WOKEN | ARMED_MAY_WAKE_PROGRAM | WAKER_SLOT_MASK;
         self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
@@ -239,12 +239,13 @@ mod tests {
                         let (word, published) = (word.clone(), published.clone());
                         loom::thread::spawn(move || {
                             published.fetch_add(1, Ordering::Release);
-                            ArmedWord(&word).wake_target(false, slot, |_| candidate)
+                            ArmedWord(&word)
+                                .choose_and_record_wake_target(false, slot, |_| candidate)
                         })
                     })
                     .collect();
                 let armed = ArmedWord(&word);
-                assert!(!armed.arm(ARMED_ANY, true));
+                assert!(!armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true));
                 armed.fence_after_change();
                 let found = published.load(Ordering::Relaxed);
                 let targets: Vec<_> = peers.into_iter().map(|p| p.join().unwrap()).collect();
@@ -267,19 +268,20 @@ mod tests {
         use loom::sync::Arc;
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
-            ArmedWord(&word).arm(ARMED_ANY, true);
+            ArmedWord(&word).arm_and_tell_if_barrier_needed(ARMED_ANY, true);
             let published = Arc::new(AtomicU64::new(0));
             let peer = loom::thread::spawn({
                 let (word, published) = (word.clone(), published.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    ArmedWord(&word).wake_target(false, 3, |_| WakeTarget::Program)
+                    ArmedWord(&word)
+                        .choose_and_record_wake_target(false, 3, |_| WakeTarget::Program)
                 }
             });
             let armed = ArmedWord(&word);
-            let _ = armed.end_program_wakes();
+            let _ = armed.end_program_wakes_and_tell_if_woken();
             let first = armed.disarm_and_take_waker();
-            armed.arm(ARMED_ANY, true);
+            armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
             armed.fence_after_change();
             let found = published.load(Ordering::Relaxed) == 1;
             let target = peer.join().unwrap();
@@ -297,23 +299,26 @@ mod tests {
         let armed = ArmedWord(&word);
         assert!(armed.is_unarmed_unfenced());
         assert_eq!(
-            armed.wake_target(true, 1, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(true, 1, |_| WakeTarget::Program),
             WakeTarget::Nobody
         );
 
-        assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
+        assert!(
+            armed.arm_and_tell_if_barrier_needed(ARMED_SOLICITED, false),
+            "the first time"
+        );
         assert!(!armed.is_unarmed_unfenced() && armed.is_armed());
         assert!(armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
-            armed.wake_target(false, 1, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(false, 1, |_| WakeTarget::Program),
             WakeTarget::Nobody
         );
         assert_eq!(
-            armed.wake_target(true, 1, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(true, 1, |_| WakeTarget::Program),
             WakeTarget::Engine
         );
         assert_eq!(
-            armed.wake_target(true, 2, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(true, 2, |_| WakeTarget::Program),
             WakeTarget::Nobody,
             "woken already"
         );
@@ -321,43 +326,49 @@ mod tests {
         assert!(armed.clear_engine_wake() && !armed.clear_engine_wake());
         assert_eq!(armed.disarm_and_take_waker(), None);
 
-        assert!(!armed.arm(ARMED_ANY, true), "not the first time");
+        assert!(
+            !armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true),
+            "not the first time"
+        );
         assert!(!armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
-            armed.wake_target(false, 5, |_| WakeTarget::Engine),
+            armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Engine),
             WakeTarget::Engine
         );
         assert_eq!(armed.disarm_and_take_waker(), None);
-        armed.arm(ARMED_ANY, true);
+        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
         assert_eq!(
-            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Program
         );
         assert_eq!(
-            armed.wake_target(false, 6, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(false, 6, |_| WakeTarget::Program),
             WakeTarget::Nobody
         );
         assert_eq!(armed.program_woken_by(), Some(5));
-        armed.arm(ARMED_ANY, false);
+        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, false);
         assert_eq!(
             armed.disarm_and_take_waker(),
             Some(5),
             "arming anew keeps the token"
         );
 
-        armed.arm(ARMED_ANY, true);
+        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
         assert_eq!(
-            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Program
         );
-        assert!(armed.clear_program_wake() && !armed.clear_program_wake());
+        assert!(
+            armed.clear_program_wake_and_forbid_more()
+                && !armed.clear_program_wake_and_forbid_more()
+        );
         assert_eq!(
-            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Engine
         );
         armed.disarm_and_take_waker();
 
-        armed.arm(ARMED_SOLICITED, true);
+        armed.arm_and_tell_if_barrier_needed(ARMED_SOLICITED, true);
         let by_kind = |solicited| {
             if solicited {
                 WakeTarget::Program
@@ -365,11 +376,20 @@ mod tests {
                 WakeTarget::Engine
             }
         };
-        assert_eq!(armed.wake_target(false, 5, by_kind), WakeTarget::Nobody);
-        assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Program);
+        assert_eq!(
+            armed.choose_and_record_wake_target(false, 5, by_kind),
+            WakeTarget::Nobody
+        );
+        assert_eq!(
+            armed.choose_and_record_wake_target(true, 5, by_kind),
+            WakeTarget::Program
+        );
         assert_eq!(armed.disarm_and_take_waker(), Some(5));
-        armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Engine);
+        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+        assert_eq!(
+            armed.choose_and_record_wake_target(true, 5, by_kind),
+            WakeTarget::Engine
+        );
         armed.end_peer_fences();
         assert!(armed.is_armed(), "fences stay while it is armed");
         armed.disarm_and_take_waker();
@@ -390,7 +410,7 @@ mod tests {
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    ArmedWord(&word).wake_target(false, 3, |_| {
+                    ArmedWord(&word).choose_and_record_wake_target(false, 3, |_| {
                         match found.load(Ordering::Relaxed) {
                             0 => WakeTarget::Program,
                             _ => WakeTarget::Nobody,
@@ -412,7 +432,7 @@ mod tests {
             let mut events = 0;
             for _ in 0..2 {
                 events += poll();
-                armed.arm(ARMED_ANY, true);
+                armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
                 armed.fence_after_change();
                 events += poll();
             }
@@ -432,8 +452,9 @@ mod tests {
             1 << 31,
         ] {
             let word = AtomicU32::new(value);
-            let _ = ArmedWord(&word).wake_target(true, 7, |_| WakeTarget::Program);
-            ArmedWord(&word).arm(ARMED_ANY, true);
+            let _ =
+                ArmedWord(&word).choose_and_record_wake_target(true, 7, |_| WakeTarget::Program);
+            ArmedWord(&word).arm_and_tell_if_barrier_needed(ARMED_ANY, true);
             ArmedWord(&word).disarm_and_take_waker();
             let left = word.load(Ordering::Relaxed) & !ARMING_COUNT_MASK;
             assert_eq!(left, ARMED_PEERS_FENCE, "{value:#x}");

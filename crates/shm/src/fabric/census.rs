@@ -6,11 +6,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 
 use super::directory::DIRECTORY;
 use super::error::{FabricError, io_error};
-use super::folder::{check_owner_and_mode, segment_path};
+use super::folder::{check_owner_and_mode_if_exists, segment_path};
 use super::layout::*;
 use super::segment::{DirectoryMap, Segment};
 use crate::keys::key_of;
@@ -99,7 +99,7 @@ pub struct KnownRegion {
 /// Returns an error if another user owns or can enter the folder. Returns an error if a file cannot
 /// be read or mapped, or has another layout version.
 pub fn census(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
-    if !check_owner_and_mode(dir)? {
+    if !check_owner_and_mode_if_exists(dir)? {
         return Ok(Vec::new());
     }
     read(dir).map_err(io_error(dir, "look at its processes"))
@@ -171,7 +171,7 @@ fn number_in_fabric(slot: usize, index: usize) -> Option<u32> {
 
 fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueuePair> {
     let qp = segment.find_qp(index)?;
-    let state = qp.state.load(Ordering::Acquire).checked_sub(1)?;
+    let state = qp.state_plus_1.load(Ordering::Acquire).checked_sub(1)?;
     Some(KnownQueuePair {
         device: qp.device.load(Ordering::Relaxed),
         port_num: qp.port_num.load(Ordering::Relaxed),
@@ -207,7 +207,7 @@ fn domain(segment: &Segment, index: usize) -> Option<KnownDomain> {
 }
 
 /// Returns the number of the device of protection domain `number` of a process: an own or an imported domain.
-fn device_of(segment: &Segment, number: u32) -> Option<u32> {
+fn device_of_pd(segment: &Segment, number: u32) -> Option<u32> {
     let index = usize::try_from(number).ok()? % MAX_PDS;
     if let Some(own) = domain(segment, index).filter(|own| own.number == number) {
         return Some(own.device);
@@ -228,11 +228,11 @@ fn device_of(segment: &Segment, number: u32) -> Option<u32> {
 fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let place = segment.find_mr(index)?;
     let entry = place.generation_and_key.load(Ordering::Acquire);
-    let owner = Owner::from_word(place.pd.load(Ordering::Relaxed));
+    let owner = OwningPdOrQp::from_word(place.owner_pd_or_qp.load(Ordering::Relaxed));
     let domain = owner.pd_number()?;
     let region = KnownRegion {
         // The domain of a region may end while this reads it.
-        device: device_of(segment, domain).unwrap_or(0),
+        device: device_of_pd(segment, domain).unwrap_or(0),
         key: key_of(entry),
         iova: place.iova.load(Ordering::Relaxed),
         len: place.len.load(Ordering::Relaxed),
@@ -265,7 +265,7 @@ mod tests {
         let qp = segment.qp(5).unwrap();
         qp.device.store(3, Ordering::Relaxed);
         qp.sq_psn.store(77, Ordering::Relaxed);
-        qp.state.store(1, Ordering::Relaxed);
+        qp.state_plus_1.store(1, Ordering::Relaxed);
         let found = census(&dir).unwrap();
         let queue_pairs: Vec<_> = found.iter().flat_map(|one| &one.queue_pairs).collect();
         let [pair] = queue_pairs[..] else {

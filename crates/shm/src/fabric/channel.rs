@@ -23,7 +23,7 @@ use crate::lock::lock;
 const MAX_OPEN_PEER_CHANNELS: usize = 1024;
 
 /// A completion channel of this process.
-pub struct Channel {
+pub struct OwnCompletionChannel {
     number: u32,
     path: PathBuf,
     /// The program's descriptor of the FIFO, which blocks unless the program changes that.
@@ -33,7 +33,7 @@ pub struct Channel {
     creator_pid: u64,
 }
 
-impl Channel {
+impl OwnCompletionChannel {
     /// Makes channel `number` of this process, whose incarnation is `incarnation` and whose pid is `pid`.
     pub(super) fn create(dir: &Path, incarnation: u64, number: u32, pid: u64) -> io::Result<Self> {
         let _hold_off = cancellation::HoldOff::new();
@@ -65,7 +65,7 @@ impl Channel {
 
     /// Takes a token from the FIFO and returns its completion queue index, which is untrusted
     /// input. Returns `None` if the FIFO is empty, and in a forked child of the owner.
-    pub fn take_token(&self) -> Option<u16> {
+    pub fn take_token_cq_index(&self) -> Option<u16> {
         if own_pid() != self.creator_pid {
             return None;
         }
@@ -88,7 +88,7 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for OwnCompletionChannel {
     fn drop(&mut self) {
         if own_pid() == self.creator_pid {
             let _ = fs::remove_file(&self.path);
@@ -118,12 +118,12 @@ fn write_token(fifo: &File, cq: u16) -> bool {
 }
 
 /// The channels of a peer to which this process has written.
-pub(super) struct PeerChannels {
+pub(super) struct PeerCompletionChannels {
     dir: PathBuf,
     open_fifos: Mutex<HashMap<u32, Arc<File>>>,
 }
 
-impl PeerChannels {
+impl PeerCompletionChannels {
     pub(super) fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -132,13 +132,13 @@ impl PeerChannels {
     }
 
     /// Returns channel `number` of the process `incarnation`.
-    pub(super) fn get(&self, incarnation: u64, number: u32) -> Option<PeerChannel> {
+    pub(super) fn get(&self, incarnation: u64, number: u32) -> Option<PeerCompletionChannel> {
         if number == 0 {
             return None;
         }
         let mut open = lock(&self.open_fifos);
         if let Some(file) = open.get(&number) {
-            return Some(PeerChannel(Arc::clone(file)));
+            return Some(PeerCompletionChannel(Arc::clone(file)));
         }
         // Posting a send may call this function.
         let _hold_off = cancellation::HoldOff::new();
@@ -153,14 +153,14 @@ impl PeerChannels {
         }
         let file = Arc::new(file);
         open.insert(number, Arc::clone(&file));
-        Some(PeerChannel(file))
+        Some(PeerCompletionChannel(file))
     }
 }
 
 /// A peer's channel, open for writing tokens.
-pub struct PeerChannel(Arc<File>);
+pub struct PeerCompletionChannel(Arc<File>);
 
-impl PeerChannel {
+impl PeerCompletionChannel {
     /// Wakes the threads that wait for the channel. Returns false if its FIFO is full.
     #[must_use]
     pub fn write_token(&self, cq: u16) -> bool {

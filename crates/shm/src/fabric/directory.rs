@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{FlockOperation, flock};
 
 use super::error::{FabricError, io_error};
-use super::folder::{SOCKETS, remove_files, remove_left_over};
+use super::folder::{SOCKETS_FOLDER_NAME, remove_files, remove_left_over};
 use super::layout::*;
 use super::segment::{self, DirectoryMap};
 
@@ -30,7 +30,7 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
         // The directory has another layout version. If no process uses the directory, replace it by
         // a new one.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(FabricError::Version {
+            return Err(FabricError::OtherLayoutVersion {
                 path: dir.to_owned(),
                 found,
             });
@@ -61,7 +61,7 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
         .metadata()
         .map_err(io_error(dir, "look at its directory"))?;
     if !meta.is_file() {
-        return Err(FabricError::Foreign {
+        return Err(FabricError::FolderNotPrivate {
             path: dir.to_owned(),
             why: "has a `directory` that is not a file".into(),
         });
@@ -104,7 +104,7 @@ fn map_if_current_version(
 ///
 /// Slots are assigned in turn, so that the QP numbers of an ended process are reused as late as possible: a
 /// peer may be about to connect to them.
-pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
+pub(super) fn find_free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
     let (cursor, entries) = directory.procs.split_first()?;
     let last = usize::try_from(cursor.last_assigned_slot.load(Ordering::Relaxed)).unwrap_or(0);
     let (index, entry) = (0..entries.len())
@@ -136,6 +136,6 @@ pub(super) fn remove_ended_processes(dir: &Path, directory: &Directory) {
     // A process that was killed while it joined has files but no entry.
     remove_left_over(dir, |_, incarnation| !live.contains(&incarnation));
     if live.is_empty() {
-        let _ = fs::remove_dir_all(dir.join(SOCKETS));
+        let _ = fs::remove_dir_all(dir.join(SOCKETS_FOLDER_NAME));
     }
 }

@@ -22,7 +22,7 @@ pub enum FabricError {
     #[error(
         "the fabric's folder {path} {why}; remove it, or choose another place with VERBATIM_FABRIC_DIR"
     )]
-    Foreign {
+    FolderNotPrivate {
         /// The folder.
         path: PathBuf,
         /// The reason why the folder is refused.
@@ -33,7 +33,7 @@ pub enum FabricError {
         "the fabric in {path} is in use by a different version of Verbatim (layout {found:#x}, this one has \
          layout {LAYOUT_VERSION}); stop its processes, or choose another place with VERBATIM_FABRIC_DIR"
     )]
-    Version {
+    OtherLayoutVersion {
         /// The folder.
         path: PathBuf,
         /// The layout version in the folder's directory.
@@ -41,16 +41,16 @@ pub enum FabricError {
     },
     /// All process slots are taken.
     #[error("the fabric in {path} has its {} processes already", MAX_PROCS - 1)]
-    Full {
+    NoFreeProcessSlot {
         /// The folder.
         path: PathBuf,
     },
     /// `VERBATIM_FABRIC_DIR` is not an absolute path.
     #[error("VERBATIM_FABRIC_DIR is {0:?}, which is not an absolute path")]
-    BadName(PathBuf),
+    FabricDirNotAbsolute(PathBuf),
     /// `VERBATIM_FABRIC` contains characters that a folder's name must not have, or is too long.
     #[error("VERBATIM_FABRIC is {0:?}, which is not 1 to 64 letters, digits or '_'")]
-    BadFabric(std::ffi::OsString),
+    InvalidFabricName(std::ffi::OsString),
 }
 
 /// Returns the error of a system call on the fabric's folder `dir`, or on a file in it.

@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::error::{FabricError, io_error};
 
 /// Parent folder of all fabrics' folders.
-pub(super) const ROOT: &str = "/dev/shm";
+pub(super) const PARENT_OF_FABRIC_FOLDERS: &str = "/dev/shm";
 /// Prefix of the names of fabrics' folders.
 pub(super) const PREFIX: &str = "verbatim-";
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
@@ -28,12 +28,12 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
         return if dir.is_absolute() {
             Ok(dir)
         } else {
-            Err(FabricError::BadName(dir))
+            Err(FabricError::FabricDirNotAbsolute(dir))
         };
     }
     let uid = rustix::process::geteuid().as_raw();
     let namespace = pid_namespace();
-    let mut dir = format!("{ROOT}/{PREFIX}{uid}");
+    let mut dir = format!("{PARENT_OF_FABRIC_FOLDERS}/{PREFIX}{uid}");
     if namespace != INITIAL_PID_NAMESPACE {
         dir += &format!("-{namespace:x}");
     }
@@ -42,14 +42,14 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
         let sane = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         match name.to_str() {
             Some(n) if n.len() <= 64 && n.bytes().all(sane) => dir += &format!("@{n}"),
-            _ => return Err(FabricError::BadFabric(name)),
+            _ => return Err(FabricError::InvalidFabricName(name)),
         }
     }
     Ok(PathBuf::from(dir))
 }
 
 /// Name of the folder for sockets in the fabric's folder.
-pub(super) const SOCKETS: &str = "sockets";
+pub(super) const SOCKETS_FOLDER_NAME: &str = "sockets";
 
 pub(super) fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.segment"))
@@ -92,7 +92,7 @@ pub(super) fn remove_files(dir: &Path, incarnation: u64) {
 
 /// Makes the folder if it does not exist, checks that only this user owns and can enter it, and takes its
 /// lock.
-pub(super) fn lock_folder(dir: &Path) -> Result<File, FabricError> {
+pub(super) fn make_and_lock_folder(dir: &Path) -> Result<File, FabricError> {
     loop {
         // The last process that leaves a fabric removes the folder and its lock. If this happens
         // meanwhile, begin again.
@@ -109,17 +109,17 @@ pub(super) fn lock_folder(dir: &Path) -> Result<File, FabricError> {
 pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error(dir, "create it")(e)),
-        _ => check_owner_and_mode(dir),
+        _ => check_owner_and_mode_if_exists(dir),
     }
 }
 
 /// Refuses a folder that another user owns or can enter. Returns false if the folder does not exist any more.
-pub(super) fn check_owner_and_mode(dir: &Path) -> Result<bool, FabricError> {
+pub(super) fn check_owner_and_mode_if_exists(dir: &Path) -> Result<bool, FabricError> {
     let meta = match fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other.map_err(io_error(dir, "look at it"))?,
     };
-    let foreign = |why: String| FabricError::Foreign {
+    let foreign = |why: String| FabricError::FolderNotPrivate {
         path: dir.to_owned(),
         why,
     };

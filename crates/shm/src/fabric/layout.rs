@@ -45,7 +45,7 @@ pub const MAX_IMPORTS: usize = 4096;
 pub const MR_SLOTS: usize = 1 << 16;
 /// Maximum number of threads of a process that access registered memory at the same time; further threads
 /// wait.
-pub const HAZARDS: usize = 4096;
+pub const HAZARD_SLOTS: usize = 4096;
 /// Number of locks for atomics on memory that has no shared mapping.
 pub const ATOMIC_LOCKS: usize = 512;
 
@@ -120,7 +120,7 @@ pub struct SegmentHeader {
 #[repr(C, align(128))]
 pub struct QpShared {
     /// State of the queue pair plus 1; 0 if the entry has no queue pair.
-    pub state: AtomicU32,
+    pub state_plus_1: AtomicU32,
     /// `ibv_qp_type`.
     pub qp_type: AtomicU32,
     /// `qp_access_flags`.
@@ -148,10 +148,10 @@ pub struct QpShared {
     pub host_port_number: AtomicU32,
     /// Position in slots in the only ring to this queue pair. Every message that ends at or before
     /// this position causes a completion. Written and valid together with `next_message_completes`.
-    pub completes_until_slot: AtomicU64,
+    pub messages_complete_up_to_position: AtomicU64,
     /// Event that a requester's error caused on this queue pair: 1 + `ibv_event_type`, written by
     /// the requester.
-    pub requester_caused_event: AtomicU32,
+    pub requester_caused_event_plus_1: AtomicU32,
     /// `sq_psn`.
     pub sq_psn: AtomicU32,
     /// `rq_psn`.
@@ -191,7 +191,7 @@ pub struct SrqShared {
 
 /// A queue pair's attachment to a multicast group.
 #[repr(C)]
-pub struct McastShared {
+pub struct McastAttachmentShared {
     /// GID of the group, in memory order.
     pub mgid: [AtomicU64; 2],
     /// Index of the attached queue pair plus 1; 0 if the entry is free.
@@ -208,7 +208,7 @@ pub struct FlowShared {
     /// `ibv_flow_attr_type`.
     pub kind: AtomicU32,
     /// Priority of the flow, with `FLOW_*` bits.
-    pub priority: AtomicU32,
+    pub priority_and_flags: AtomicU32,
     /// Layers that a packet must have: bits of `steering::Layers`.
     pub layers: AtomicU32,
     /// Tag of the flow's completions.
@@ -218,9 +218,9 @@ pub struct FlowShared {
     pub rss_index_plus_1: AtomicU32,
     pad0: [AtomicU32; 9],
     /// The headers to match, laid out as in `steering::Headers`.
-    pub value: [AtomicU64; 8],
+    pub header_value: [AtomicU64; 8],
     /// Mask of the header bits to compare.
-    pub mask: [AtomicU64; 8],
+    pub header_mask: [AtomicU64; 8],
 }
 
 /// Bit in a flow's priority: matching packets are also checked against flows of lower priority.
@@ -232,9 +232,9 @@ pub const FLOW_DROP: u32 = 1 << 17;
 #[repr(C, align(64))]
 pub struct RssShared {
     /// Bits of `ibv_rx_hash_fields`.
-    pub fields: AtomicU64,
+    pub hashed_fields: AtomicU64,
     /// Number of work queues in the indirection table, a power of two; 0 if the entry is free.
-    pub size: AtomicU32,
+    pub indirection_table_len: AtomicU32,
     pad0: AtomicU32,
     /// The key of the Toeplitz function.
     pub key: [AtomicU64; 5],
@@ -250,9 +250,9 @@ pub struct MrShared {
     pub generation_and_key: AtomicU64,
     /// `ibv_access_flags`, plus `keys::ACCESS_*` bits.
     pub access: AtomicU32,
-    /// Owner of the region or window, encoded by `nic_core::rights::Owner`. It is the number of the
+    /// Owner of the region or window, encoded by `nic_core::rights::OwningPdOrQp`. It is the number of the
     /// protection domain, or of the queue pair for a window of type 2.
-    pub pd: AtomicU32,
+    pub owner_pd_or_qp: AtomicU32,
     /// Address of the first byte in work requests.
     pub iova: AtomicU64,
     /// Length in bytes.
@@ -311,7 +311,7 @@ pub struct ImportShared {
     /// Incarnation of the home process; 0: the entry is free.
     pub home_incarnation: AtomicU64,
     /// Slot of the home process in the directory.
-    pub slot: AtomicU32,
+    pub home_slot: AtomicU32,
     /// One of `IMPORT_*`.
     pub kind: AtomicU32,
     /// Handle of the object in the home process.
@@ -346,7 +346,7 @@ pub const BACKING_NULL: u32 = 4;
 /// Each word is 0, or has the owner's process slot in its upper and the region's index in its lower
 /// 32 bits.
 #[repr(C, align(64))]
-pub struct Hazard {
+pub struct HazardSlot {
     /// One word for each region that can be pinned at a time.
     pub pinned_regions: [AtomicU64; 2],
 }
@@ -392,7 +392,7 @@ pub struct RingHeader {
     /// Status with which the receiver rejected the record at `head`; 0 if no record was rejected.
     pub nak_status: AtomicU32,
     /// Nonzero if the receiver no longer uses the ring.
-    pub detached: AtomicU32,
+    pub receiver_detached: AtomicU32,
     pad2: [AtomicU64; 6],
 }
 
@@ -425,13 +425,13 @@ pub const MRS_AT: usize = table_end(CQS_AT, MAX_CQS * size_of::<CqShared>());
 /// Offset of the hazards.
 pub const HAZARDS_AT: usize = table_end(MRS_AT, MR_SLOTS * size_of::<MrShared>());
 /// Offset of the atomic locks.
-pub const LOCKS_AT: usize = table_end(HAZARDS_AT, HAZARDS * size_of::<Hazard>());
+pub const LOCKS_AT: usize = table_end(HAZARDS_AT, HAZARD_SLOTS * size_of::<HazardSlot>());
 /// Offset of the shared receive queues.
 pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
 /// Offset of the multicast attachments.
 pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
-pub const PDS_AT: usize = table_end(MCASTS_AT, MAX_MCASTS * size_of::<McastShared>());
+pub const PDS_AT: usize = table_end(MCASTS_AT, MAX_MCASTS * size_of::<McastAttachmentShared>());
 /// Offset of the device memories.
 pub const DMS_AT: usize = table_end(PDS_AT, MAX_PDS * size_of::<PdShared>());
 /// Offset of the imports.
@@ -449,11 +449,12 @@ const TABLE_PAGES: usize = ARENA_AT / PAGE;
 pub const SEGMENT_BYTES: usize = 4 << 30;
 
 const _: () = assert!(size_of::<SegmentHeader>() <= PAGE && TABLE_PAGES.is_multiple_of(64));
-const _: () =
-    assert!(size_of::<QpShared>() == 128 && offset_of!(QpShared, requester_caused_event) == 64);
+const _: () = assert!(
+    size_of::<QpShared>() == 128 && offset_of!(QpShared, requester_caused_event_plus_1) == 64
+);
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
-const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
+const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastAttachmentShared>() == 24);
 const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
 const _: () = assert!(size_of::<ImportShared>() == 32 && size_of::<PdShared>() == 16);
 const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<RssShared>() == 576);

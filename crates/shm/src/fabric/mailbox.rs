@@ -99,7 +99,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns true if the owner has dealt with the first `count` notices.
-    pub fn is_acknowledged(&self, count: u64) -> bool {
+    pub fn has_acknowledged_first(&self, count: u64) -> bool {
         self.acknowledged_head.load(Ordering::Acquire) >= count
     }
 }
@@ -190,9 +190,9 @@ mod tests {
         let count = owned.mailbox().notices_put();
         let mut pos = 0;
         assert_eq!(owned.mailbox().take_notice(&mut pos), Some(7));
-        assert!(!owned.mailbox().is_acknowledged(count));
+        assert!(!owned.mailbox().has_acknowledged_first(count));
         owned.mailbox().acknowledge(pos);
-        assert!(owned.mailbox().is_acknowledged(count));
+        assert!(owned.mailbox().has_acknowledged_first(count));
     }
 
     #[cfg(not(loom))]

@@ -39,12 +39,12 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FileType, Mode};
 
-use channel::{Channel, PeerChannels, open_fifo};
-use directory::{DIRECTORY, free_slot, open_directory, remove_ended_processes};
+use channel::{OwnCompletionChannel, PeerCompletionChannels, open_fifo};
+use directory::{DIRECTORY, find_free_slot, open_directory, remove_ended_processes};
 use error::io_error;
 use folder::{
-    SOCKETS, UnlistedFilesCleanup, lock_folder, make_folder, remove_channels, remove_files,
-    segment_path, wake_path,
+    SOCKETS_FOLDER_NAME, UnlistedFilesCleanup, make_and_lock_folder, make_folder, remove_channels,
+    remove_files, segment_path, wake_path,
 };
 use layout::*;
 use peer::open_pidfd;
@@ -110,7 +110,7 @@ impl Fabric {
     /// # Errors
     /// Returns an error if the folder cannot be made.
     pub fn sockets_dir(&self) -> io::Result<PathBuf> {
-        let dir = self.dir.join(SOCKETS);
+        let dir = self.dir.join(SOCKETS_FOLDER_NAME);
         match fs::create_dir(&dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(dir),
@@ -119,19 +119,20 @@ impl Fabric {
 
     /// Joins the fabric in `dir`, after removing the entries and files of dead processes.
     pub fn join_fabric(dir: &Path) -> Result<Self, FabricError> {
-        let held = lock_folder(dir)?;
+        let held = make_and_lock_folder(dir)?;
         let (file, directory) = open_directory(dir)?;
         remove_ended_processes(dir, directory.get());
 
         let incarnation = random_nonzero();
         let pid = process::own_pid();
         // Without the start time peers would consider this process dead.
-        let start_time = liveness::start_time(pid)
+        let start_time = liveness::start_time_ticks(pid)
             .map_err(io_error(dir, "look at this process in /proc"))?
             .unwrap_or(0);
-        let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
-            path: dir.to_owned(),
-        })?;
+        let (slot, entry) =
+            find_free_slot(directory.get()).ok_or_else(|| FabricError::NoFreeProcessSlot {
+                path: dir.to_owned(),
+            })?;
         let files = UnlistedFilesCleanup { dir, incarnation };
         let (segment_file, segment) = create_segment(dir, incarnation)?;
         let me = Arc::new(Peer {
@@ -145,7 +146,7 @@ impl Fabric {
             dead: AtomicBool::new(false),
             death_noticed_ns: AtomicU64::new(0),
             wake_fifo: create_wake(dir, incarnation)?,
-            channels: PeerChannels::new(dir),
+            channels: PeerCompletionChannels::new(dir),
             pidfd: open_pidfd(pid).map_err(io_error(dir, "open a pidfd"))?,
         });
         entry.pid.store(pid, Ordering::Relaxed);
@@ -173,7 +174,7 @@ impl Fabric {
         if process::own_pid() != self.this_process.pid {
             return;
         }
-        let Ok(_held) = lock_folder(&self.dir) else {
+        let Ok(_held) = make_and_lock_folder(&self.dir) else {
             return;
         };
         let procs = &self.directory.get().procs;
@@ -189,7 +190,7 @@ impl Fabric {
             .all(|e| e.incarnation.load(Ordering::Acquire) == 0)
         {
             let _ = fs::remove_file(self.dir.join(DIRECTORY));
-            let _ = fs::remove_dir_all(self.dir.join(SOCKETS));
+            let _ = fs::remove_dir_all(self.dir.join(SOCKETS_FOLDER_NAME));
             let _ = fs::remove_file(self.dir.join("lock"));
             let _ = fs::remove_dir(&self.dir);
         }
@@ -283,7 +284,7 @@ impl Fabric {
             dead: AtomicBool::new(false),
             death_noticed_ns: AtomicU64::new(0),
             wake_fifo: open_fifo(&wake_path(&self.dir, incarnation))?,
-            channels: PeerChannels::new(&self.dir),
+            channels: PeerCompletionChannels::new(&self.dir),
             pidfd,
         })
     }
@@ -306,9 +307,9 @@ impl Fabric {
     ///
     /// # Errors
     /// Returns an error if the fabric's folder has no space or no descriptors are left.
-    pub fn make_channel(&self) -> io::Result<Channel> {
+    pub fn make_channel(&self) -> io::Result<OwnCompletionChannel> {
         let number = self.channels_made.fetch_add(1, Ordering::Relaxed) + 1;
-        Channel::create(
+        OwnCompletionChannel::create(
             &self.dir,
             self.this_process.incarnation,
             number,

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::folder::{INITIAL_PID_NAMESPACE, PREFIX, ROOT};
+use super::folder::{INITIAL_PID_NAMESPACE, PARENT_OF_FABRIC_FOLDERS, PREFIX};
 
 /// A fabric other than this process's own, parsed from its folder's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct OtherFabric {
 /// Fabrics in another mount of `/dev/shm`, or in a folder named by `VERBATIM_FABRIC_DIR`, are not found.
 #[must_use]
 pub fn other_fabrics(own: &Path) -> Vec<OtherFabric> {
-    let Ok(entries) = fs::read_dir(ROOT) else {
+    let Ok(entries) = fs::read_dir(PARENT_OF_FABRIC_FOLDERS) else {
         return Vec::new();
     };
     let mut found: Vec<_> = entries
@@ -64,7 +64,8 @@ mod tests {
     #[test]
     fn names_of_folders_say_whose_fabric_it_is() {
         let parsed = |name: &str| {
-            parse(&Path::new(ROOT).join(name)).map(|o| (o.uid, o.pid_namespace, o.name))
+            parse(&Path::new(PARENT_OF_FABRIC_FOLDERS).join(name))
+                .map(|o| (o.uid, o.pid_namespace, o.name))
         };
         let initial = INITIAL_PID_NAMESPACE;
         assert_eq!(parsed("verbatim-0"), Some((0, initial, None)));

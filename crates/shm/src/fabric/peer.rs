@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::channel::{PeerChannel, PeerChannels};
+use super::channel::{PeerCompletionChannel, PeerCompletionChannels};
 use super::name::ProcessName;
 use super::segment::Segment;
 use crate::process_memory::ProcessMemory;
@@ -37,7 +37,7 @@ pub struct Peer {
     /// alive.
     pub(super) death_noticed_ns: AtomicU64,
     pub(super) wake_fifo: File,
-    pub(super) channels: PeerChannels,
+    pub(super) channels: PeerCompletionChannels,
     /// Becomes readable when the process ends. `None` if the system has no pidfds (Linux before 5.3, programs
     /// under valgrind, seccomp filters).
     pub pidfd: Option<OwnedFd>,
@@ -106,7 +106,7 @@ impl Peer {
     }
 
     /// Returns the peer's completion channel `number`; `None` if this process cannot open it.
-    pub fn channel(&self, number: u32) -> Option<PeerChannel> {
+    pub fn channel(&self, number: u32) -> Option<PeerCompletionChannel> {
         self.channels.get(self.incarnation, number)
     }
 

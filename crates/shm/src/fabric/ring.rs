@@ -70,7 +70,7 @@ pub struct RecordHeader {
     /// Immediate data, in the byte order of the work request.
     pub imm: u32,
     /// A 32-bit value whose meaning depends on `kind`, such as the message length.
-    pub len: u32,
+    pub len_or_value: u32,
     /// A second 32-bit value whose meaning depends on `kind`, such as the Q_Key.
     pub extra_value: u32,
 }
@@ -83,7 +83,7 @@ impl RecordHeader {
                 | u64::from(self.flags) << 8
                 | u64::from(slots) << 16
                 | u64::from(self.imm) << 32,
-            u64::from(self.len) | u64::from(self.extra_value) << 32,
+            u64::from(self.len_or_value) | u64::from(self.extra_value) << 32,
         )
     }
 
@@ -95,7 +95,7 @@ impl RecordHeader {
                 kind: w0 as u8,
                 flags: (w0 >> 8) as u8,
                 imm: (w0 >> 32) as u32,
-                len: w1 as u32,
+                len_or_value: w1 as u32,
                 extra_value: (w1 >> 32) as u32,
             },
             (w0 >> 16) as u16,
@@ -191,12 +191,12 @@ impl RingLap {
     #[inline(always)]
     unsafe fn word<'a>(self, pos: u64, i: usize) -> &'a AtomicU64 {
         // SAFETY: contract of this function.
-        unsafe { &*self.payload(pos).wrapping_add(i) }
+        unsafe { &*self.slot_address(pos).wrapping_add(i) }
     }
 
     /// Returns the address of the slot at `pos`.
     #[inline(always)]
-    fn payload(self, pos: u64) -> *const AtomicU64 {
+    fn slot_address(self, pos: u64) -> *const AtomicU64 {
         self.slot_0_address.wrapping_add(2 * pos as usize)
     }
 }

@@ -29,11 +29,11 @@ unsafe impl Sync for FileMapping {}
 impl FileMapping {
     /// Maps the first `len` bytes of `file`, readable and writable.
     pub fn new(file: impl AsFd, len: usize) -> std::io::Result<Self> {
-        Self::at(file, 0, len)
+        Self::map_range(file, 0, len)
     }
 
     /// Maps `len` bytes of `file` from the page-aligned `offset` on, readable and writable.
-    pub fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
+    pub fn map_range(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
         Self::map_with_protection(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
@@ -279,7 +279,7 @@ impl Segment {
     );
     table!(
         /// Returns multicast attachment `index`.
-        mcast, find_mcast, McastShared, MCASTS_AT, MAX_MCASTS
+        mcast, find_mcast, McastAttachmentShared, MCASTS_AT, MAX_MCASTS
     );
     table!(
         /// Returns protection domain `index`.
@@ -303,7 +303,7 @@ impl Segment {
     );
     table!(
         /// Returns hazard slot `index`.
-        hazard, find_hazard, Hazard, HAZARDS_AT, HAZARDS
+        hazard, find_hazard, HazardSlot, HAZARDS_AT, HAZARD_SLOTS
     );
     table!(
         /// Returns atomic lock `index`.

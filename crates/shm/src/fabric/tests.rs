@@ -127,7 +127,11 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     assert!(one.put_token(4));
     assert_eq!((one.token_count(), other.token_count()), (2, 0));
     assert_eq!(
-        [one.take_token(), one.take_token(), one.take_token()],
+        [
+            one.take_token_cq_index(),
+            one.take_token_cq_index(),
+            one.take_token_cq_index()
+        ],
         [Some(3), Some(4), None]
     );
     assert!(seen.channel(0).is_none() && seen.channel(77).is_none());
@@ -137,7 +141,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     let room = (0..1 << 20).find(|_| !bell.write_token(9)).unwrap();
     assert!(!one.put_token(9));
     assert_eq!(one.token_count(), room);
-    assert_eq!(one.take_token(), Some(9));
+    assert_eq!(one.take_token_cq_index(), Some(9));
 
     // A channel number is never reused.
     let number = one.number();

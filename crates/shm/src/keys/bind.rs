@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 
-use super::entry::{find, invalidate, key_of, prefix, publish_key};
+use super::entry::{find_slot_of_key, invalidate, key_of, prefix, publish_key};
 use super::hazards::wait_until_unpinned;
 use super::table::{KeyTable, PrivateKeyTable};
 use super::windows::{BindRequest, MemoryWindow, WindowId, WindowType};
@@ -102,8 +102,8 @@ impl KeyTable {
             }
         };
         let owner = match window.window_type {
-            WindowType::One => Owner::window_type_1(pd),
-            WindowType::Two => Owner::window_type_2(qpn),
+            WindowType::One => OwningPdOrQp::window_type_1(pd),
+            WindowType::Two => OwningPdOrQp::window_type_2(qpn),
         };
         if window.bound.is_some() {
             invalidate(place);
@@ -135,11 +135,11 @@ impl KeyTable {
     /// `ibv_reg_mr` nor a window of type 1 can be invalidated (IBTA vol. 1, 10.6.6.3).
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = self.lock_private_table();
-        let Some((index, mr)) = find(&fabric.this_process, key) else {
+        let Some((index, mr)) = find_slot_of_key(&fabric.this_process, key) else {
             return false;
         };
-        let owner = Owner::from_word(mr.pd.load(Ordering::Relaxed));
-        if owner != Owner::window_type_2(qpn) || !table.windows.is_window_slot(index) {
+        let owner = OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed));
+        if owner != OwningPdOrQp::window_type_2(qpn) || !table.windows.is_window_slot(index) {
             return false;
         }
         invalidate(mr);
@@ -163,7 +163,7 @@ fn bindable<'f>(
     const KNOWN_ACCESS_FLAGS: u32 = REMOTE_CHANGE_ACCESS
         | verbs_abi::IBV_ACCESS_LOCAL_WRITE.cast_unsigned()
         | (verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_ZERO_BASED).cast_unsigned();
-    let (index, mr) = find(&fabric.this_process, new.mr_key)?;
+    let (index, mr) = find_slot_of_key(&fabric.this_process, new.mr_key)?;
     let has = |access: verbs_abi::ibv_access_flags| {
         mr.access.load(Ordering::Relaxed) & access.cast_unsigned() != 0
     };
@@ -174,7 +174,7 @@ fn bindable<'f>(
         .and_then(|o| o.checked_add(new.len))
         .is_some_and(|end| end <= mr.len.load(Ordering::Relaxed));
     let good = !table.windows.is_window_slot(index)
-        && mr.pd.load(Ordering::Relaxed) == pd
+        && mr.owner_pd_or_qp.load(Ordering::Relaxed) == pd
         && inside
         && new.access & !KNOWN_ACCESS_FLAGS == 0
         && has(verbs_abi::IBV_ACCESS_MW_BIND)
@@ -184,7 +184,7 @@ fn bindable<'f>(
 }
 
 /// Writes the description of a window's bytes into its slot.
-fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
+fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: OwningPdOrQp) {
     let skipped = new.addr - mr.iova.load(Ordering::Relaxed);
     let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;
     let copy = |to: &std::sync::atomic::AtomicU32, from: &std::sync::atomic::AtomicU32| {
@@ -192,7 +192,7 @@ fn write_window_entry(place: &MrShared, mr: &MrShared, new: &BindRequest, owner:
     };
     let addr = if zero_based { 0 } else { new.addr };
     place.access.store(new.access, Ordering::Relaxed);
-    place.pd.store(owner.word(), Ordering::Relaxed);
+    place.owner_pd_or_qp.store(owner.word(), Ordering::Relaxed);
     place.iova.store(addr, Ordering::Relaxed);
     place.len.store(new.len, Ordering::Relaxed);
     copy(&place.backing_kind, &mr.backing_kind);

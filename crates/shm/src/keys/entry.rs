@@ -27,14 +27,14 @@ pub(super) fn prefix(key: u32) -> u32 {
     key >> 8
 }
 
-/// Returns the next value of [`MrShared::entry`] after `entry`, for a region with `key`.
+/// Returns the next value of [`MrShared::generation_and_key`] after `entry`, for a region with `key`.
 pub(super) fn next_generation_and_key(entry: u64, key: u32) -> u64 {
     ((entry >> 32) + 1) << 32 | u64::from(key)
 }
 
 /// Returns index and slot of the region of `peer` that has `key`.
 #[inline]
-pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
+pub fn find_slot_of_key(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
     if key == 0 {
         return None;
     }

@@ -26,7 +26,7 @@ pub(super) struct Hazards {
 impl Hazards {
     pub(super) fn new() -> Self {
         Self {
-            free_slots: Mutex::new((0..HAZARDS).rev().collect()),
+            free_slots: Mutex::new((0..HAZARD_SLOTS).rev().collect()),
             fence_on_access: !barrier::register_global_expedited(),
         }
     }
@@ -43,7 +43,7 @@ impl Hazards {
         index: usize,
         entry: u64,
     ) -> Option<RegionPin> {
-        let hazard = match self.claimed_slot() {
+        let hazard = match self.slot_of_this_thread() {
             Some(hazard) => hazard,
             None => claim_slot(self, fabric)?,
         };
@@ -54,7 +54,7 @@ impl Hazards {
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
-    pub(super) fn claimed_slot(&'static self) -> Option<&'static Hazard> {
+    pub(super) fn slot_of_this_thread(&'static self) -> Option<&'static HazardSlot> {
         // After a fork the child has its own keys, and the claim belongs to the parent.
         CLAIM
             .get()
@@ -97,7 +97,10 @@ pub(super) fn wait_until_unpinned(fabric: &Fabric, owner: &Peer, index: usize) {
             .header()
             .hazard_slots_end
             .load(Ordering::Acquire);
-        for i in 0..usize::try_from(used).unwrap_or(HAZARDS).min(HAZARDS) {
+        for i in 0..usize::try_from(used)
+            .unwrap_or(HAZARD_SLOTS)
+            .min(HAZARD_SLOTS)
+        {
             let Some(hazard) = peer.segment.hazard(i) else {
                 continue;
             };
@@ -141,7 +144,7 @@ impl Drop for RegionPin {
 #[derive(Clone, Copy)]
 struct HazardSlotClaim {
     hazards: &'static Hazards,
-    hazard: &'static Hazard,
+    hazard: &'static HazardSlot,
 }
 
 thread_local! {
@@ -151,15 +154,15 @@ thread_local! {
 }
 
 #[cold]
-fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static Hazard> {
+fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static HazardSlot> {
     let slot = loop {
         match lock(&hazards.free_slots).pop() {
             Some(slot) => break slot,
             None => cancellation::sleep(std::time::Duration::from_millis(1)),
         }
     };
-    let at = HAZARDS_AT + slot * size_of::<Hazard>();
-    if let Err(e) = fabric.back_with_memory(at, size_of::<Hazard>()) {
+    let at = HAZARDS_AT + slot * size_of::<HazardSlot>();
+    if let Err(e) = fabric.back_with_memory(at, size_of::<HazardSlot>()) {
         // A store to a slot without memory would raise SIGBUS; the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
         lock(&hazards.free_slots).push(slot);

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 
 use super::entry::{
-    PROBES, find, hash, key_of, next_generation_and_key, prefix, publish_key, remove_key,
+    PROBES, find_slot_of_key, hash, key_of, next_generation_and_key, prefix, publish_key,
+    remove_key,
 };
 use super::hazards::{Hazards, RegionPin, wait_until_unpinned};
 use super::windows::{ACCESS_HAS_WINDOWS, MemoryWindows};
@@ -18,7 +19,7 @@ use crate::mem::RangeBacking;
 /// The description of a new region.
 pub struct NewRegion<'a> {
     /// Owner of the region: its protection domain.
-    pub owner: Owner,
+    pub owner: OwningPdOrQp,
     /// Address of the first byte in work requests.
     pub iova: u64,
     /// Address of the first byte in this process.
@@ -98,7 +99,7 @@ impl KeyTable {
         mr.access.store(new.access, Ordering::Relaxed);
         mr.iova.store(new.iova, Ordering::Relaxed);
         mr.len.store(new.len, Ordering::Relaxed);
-        mr.pd.store(new.owner.word(), Ordering::Relaxed);
+        mr.owner_pd_or_qp.store(new.owner.word(), Ordering::Relaxed);
         mr.backing_kind.store(new.backing.kind, Ordering::Relaxed);
         mr.backing_handle
             .store(new.backing.handle, Ordering::Relaxed);
@@ -169,9 +170,9 @@ impl KeyTable {
     ///
     /// # Errors
     /// Returns `EBUSY` while memory windows are bound to the region.
-    pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
+    pub fn deregister_and_tell_if_was_valid(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.lock_private_table();
-        let Some((index, mr)) = find(&fabric.this_process, key) else {
+        let Some((index, mr)) = find_slot_of_key(&fabric.this_process, key) else {
             // Another process has removed the key, but `used_slots` still counts the region's slot.
             table.used_slots -= 1;
             return Ok(false);
@@ -204,8 +205,8 @@ impl KeyTable {
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
-    pub fn claimed_hazard(&'static self) -> Option<&'static Hazard> {
-        self.hazards.claimed_slot()
+    pub fn hazard_slot_of_this_thread(&'static self) -> Option<&'static HazardSlot> {
+        self.hazards.slot_of_this_thread()
     }
 
     /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
@@ -227,9 +228,9 @@ impl KeyTable {
 ///
 /// # Errors
 /// Returns `ENOENT` if `owner` has no such region. Returns `EBUSY` while memory windows are bound to it.
-pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
-    let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
-    let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
+pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<OwningPdOrQp, i32> {
+    let (index, mr) = find_slot_of_key(owner, key).ok_or(libc::ENOENT)?;
+    let belongs_to = OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed));
     // SYNC POINT B: a thread that binds a window first sets ACCESS_WINDOWS, and then checks that
     // the key is still valid.
     let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_HAS_WINDOWS != 0;

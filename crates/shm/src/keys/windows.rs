@@ -2,7 +2,7 @@
 //!
 //! A window keeps its slot in the table of keys from allocation to deallocation. While the window is bound,
 //! the slot describes its bytes like those of a region, so peers access them in the same way. The
-//! [owner](nic_core::rights::Owner) distinguishes a window from a region.
+//! [owner](nic_core::rights::OwningPdOrQp) distinguishes a window from a region.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

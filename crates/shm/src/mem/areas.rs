@@ -39,7 +39,7 @@ pub(super) fn areas() -> io::Result<Vec<MappedArea>> {
 ///
 /// # Errors
 /// Returns `EFAULT` if the range is not mapped in this way.
-pub(super) fn area_of(
+pub(super) fn first_area_if_mapped(
     areas: &[MappedArea],
     range: Range<usize>,
     write: bool,
@@ -69,7 +69,7 @@ pub fn fuzz(maps: &str) {
     let areas: Vec<_> = maps.lines().filter_map(MappedArea::parse).collect();
     for MappedArea { start, end, .. } in &areas {
         for write in [false, true] {
-            if let Ok(first) = area_of(&areas, *start..*end, write) {
+            if let Ok(first) = first_area_if_mapped(&areas, *start..*end, write) {
                 assert!(first.readable && (first.writable || !write));
             }
         }

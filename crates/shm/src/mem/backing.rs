@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::areas::area_of;
+use super::areas::first_area_if_mapped;
 use super::share::PrivateRegion;
 use super::shared_memory::memfd_at;
 use super::sharing::lock_shared_pages;
@@ -21,7 +21,7 @@ pub struct RangeBacking {
     /// Offset of the range in the backing.
     pub offset: u64,
     /// Resource that keeps the backing unchanged while the region is registered.
-    pub hold: ReachabilityGuard,
+    pub reachability_guard: ReachabilityGuard,
 }
 
 /// A resource that keeps memory reachable for peers while it is registered.
@@ -39,18 +39,18 @@ impl RangeBacking {
     pub fn null() -> Self {
         Self {
             kind: BACKING_NULL,
-            ..Self::private()
+            ..Self::accessed_by_system_call()
         }
     }
 
     /// Returns the backing of memory that peers access by system call.
-    pub fn private() -> Self {
+    pub fn accessed_by_system_call() -> Self {
         Self {
             kind: BACKING_PRIVATE,
             handle: 0,
             inode: 0,
             offset: 0,
-            hold: ReachabilityGuard::Nothing,
+            reachability_guard: ReachabilityGuard::Nothing,
         }
     }
 }
@@ -63,7 +63,12 @@ impl RangeBacking {
 /// # Errors
 /// Returns `EFAULT` as `ibv_reg_mr(3)` does. Returns `EMFILE`, `ENFILE` or `ENOMEM` if `/proc/self/maps`
 /// cannot be read for lack of descriptors or memory.
-pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<RangeBacking, i32> {
+pub fn find_or_make_backing(
+    addr: usize,
+    len: usize,
+    write: bool,
+    share: bool,
+) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
     if let Some((memory, offset)) = memfd_at(addr, end) {
         return Ok(RangeBacking {
@@ -71,7 +76,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             handle: memory.fd.as_raw_fd().cast_unsigned(),
             inode: memory.inode,
             offset: offset as u64,
-            hold: ReachabilityGuard::Descriptor(memory.fd),
+            reachability_guard: ReachabilityGuard::Descriptor(memory.fd),
         });
     }
     // The lock of `sharing` is held from here on, so that the set of shared pages does not change.
@@ -79,19 +84,19 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
     let areas = sharing
         .areas()
         .map_err(|e| exhaustion_errno(&e).unwrap_or(libc::EFAULT))?;
-    let first = area_of(&areas, addr..end, write)?;
+    let first = first_area_if_mapped(&areas, addr..end, write)?;
     if let Some(id) = first.sysv_id.filter(|_| end <= first.end) {
         return Ok(RangeBacking {
             kind: BACKING_SYSV,
             handle: u32::try_from(id).map_err(|_| libc::EFAULT)?,
             inode: id,
             offset: first.offset + (addr - first.start) as u64,
-            hold: ReachabilityGuard::Nothing,
+            reachability_guard: ReachabilityGuard::Nothing,
         });
     }
     let region = sharing.register(&areas, (addr, len), share);
-    let mut backing = RangeBacking::private();
-    if let Some((handle, inode)) = region.file() {
+    let mut backing = RangeBacking::accessed_by_system_call();
+    if let Some((handle, inode)) = region.shared_file_fd_and_inode() {
         backing = RangeBacking {
             kind: BACKING_PAGES,
             handle,
@@ -100,7 +105,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             ..backing
         };
     }
-    backing.hold = ReachabilityGuard::Private(region);
+    backing.reachability_guard = ReachabilityGuard::Private(region);
     Ok(backing)
 }
 
@@ -113,11 +118,11 @@ mod tests {
     fn shared_memory_is_found_and_private_memory_is_private() {
         let m = alloc_shared(5000).unwrap();
         let at = m.as_ptr().addr();
-        let b = backing_of(at + 100, 4900, true, false).unwrap();
+        let b = find_or_make_backing(at + 100, 4900, true, false).unwrap();
         assert_eq!((b.kind, b.offset), (BACKING_MEMFD, 100));
         let v = Box::new([0u8; 100]);
         assert_eq!(
-            backing_of(v.as_ptr().addr(), 100, true, false)
+            find_or_make_backing(v.as_ptr().addr(), 100, true, false)
                 .unwrap()
                 .kind,
             BACKING_PRIVATE
@@ -126,13 +131,19 @@ mod tests {
 
     #[test]
     fn unmapped_and_read_only_memory_is_refused() {
-        assert_eq!(backing_of(8, 8, false, false).err(), Some(libc::EFAULT));
         assert_eq!(
-            backing_of(usize::MAX, 8, false, false).err(),
+            find_or_make_backing(8, 8, false, false).err(),
+            Some(libc::EFAULT)
+        );
+        assert_eq!(
+            find_or_make_backing(usize::MAX, 8, false, false).err(),
             Some(libc::EFAULT)
         );
         let text = shared_memory_is_found_and_private_memory_is_private as fn() as usize;
-        assert!(backing_of(text, 8, false, true).is_ok());
-        assert_eq!(backing_of(text, 8, true, true).err(), Some(libc::EFAULT));
+        assert!(find_or_make_backing(text, 8, false, true).is_ok());
+        assert_eq!(
+            find_or_make_backing(text, 8, true, true).err(),
+            Some(libc::EFAULT)
+        );
     }
 }

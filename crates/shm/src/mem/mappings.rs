@@ -121,7 +121,7 @@ impl PeerMappings {
                     PeerMapping::Memfd(FileMapping::new(&file, len)?)
                 } else if pages.end <= len as u64 {
                     let (first, len) = (pages.start, (pages.end - pages.start) as usize);
-                    PeerMapping::Pages(FileMapping::at(&file, first, len)?, first)
+                    PeerMapping::Pages(FileMapping::map_range(&file, first, len)?, first)
                 } else {
                     return Err(io::Error::other("the peer's memory ends before its region"));
                 }

@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::mm::{Advice, madvise};
 
-use super::areas::{area_of, areas};
+use super::areas::{areas, first_area_if_mapped};
 use super::page::PAGE;
 
 /// Prefaults the pages of a range of this process's memory, as on-demand paging does. Returns false
@@ -36,7 +36,7 @@ pub fn prefault(addr: u64, len: u64, write: bool) -> bool {
         Ok(()) => true,
         // Linux before 5.14 does not know `MADV_POPULATE_WRITE`.
         Err(rustix::io::Errno::INVAL) => {
-            areas().is_ok_and(|areas| area_of(&areas, addr..addr + len, write).is_ok())
+            areas().is_ok_and(|areas| first_area_if_mapped(&areas, addr..addr + len, write).is_ok())
         }
         Err(_) => false,
     }

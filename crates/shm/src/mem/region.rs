@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nic_core::rights::{self, Owner, PermittedRange};
+use nic_core::rights::{self, OwningPdOrQp, PermittedRange};
 
 use super::atomic_lock::HeldAtomicLock;
 use super::copy::{LAST_MOVE_BYTES, copy};
@@ -33,7 +33,7 @@ enum AccessPath {
 #[derive(Clone)]
 pub struct AccessibleRegion {
     /// The owning process, if it differs from the process in whose table the key was looked up.
-    pub owner: Option<Arc<Peer>>,
+    pub owner_if_not_key_table_peer: Option<Arc<Peer>>,
     /// Value of [`MrShared::generation_and_key`] when the region was read.
     pub generation_and_key: u64,
     /// Index in the table of its process.
@@ -105,14 +105,14 @@ impl AccessibleRegion {
             }
         };
         Ok(Self {
-            owner: None,
+            owner_if_not_key_table_peer: None,
             generation_and_key: entry,
             table_index: index,
             rights: rights::Region {
                 start: addr,
                 len,
                 access: mr.access.load(Ordering::Relaxed),
-                owner: Owner::from_word(mr.pd.load(Ordering::Relaxed)),
+                owner: OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed)),
             },
             peers_copy_by_syscall: backing == BACKING_PRIVATE,
             of_this_process: peer.is_self,
@@ -235,7 +235,7 @@ impl AccessibleRegion {
         op: AtomicOp,
     ) -> Result<u64, MemoryFault> {
         let index = (self.owner_address.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
-        let owner = self.owner.as_deref().unwrap_or(peer);
+        let owner = self.owner_if_not_key_table_peer.as_deref().unwrap_or(peer);
         let lock = owner.segment.atomic_lock(index).ok_or(MemoryFault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;

@@ -101,9 +101,9 @@ fn prefault(at: *mut c_void, len: usize) -> Result<()> {
 }
 
 /// Blocks the threads that write to a range, from `protect` until the guard is dropped.
-struct WriteGuard(OwnedFd);
+struct WriterBlocker(OwnedFd);
 
-impl WriteGuard {
+impl WriterBlocker {
     fn new() -> Result<Self> {
         let flags = UserfaultfdFlags::CLOEXEC
             | UserfaultfdFlags::NONBLOCK
@@ -149,7 +149,7 @@ impl WriteGuard {
 
 /// Returns an error if this process cannot block threads that write to a page.
 pub(super) fn check_write_blocking() -> std::io::Result<()> {
-    WriteGuard::new()?;
+    WriterBlocker::new()?;
     Ok(())
 }
 
@@ -189,7 +189,7 @@ impl Drop for NoSignals {
 /// nor thread-locals of this thread, nor other memory that this function writes to. No thread maps or unmaps
 /// pages in it meanwhile.
 pub(super) unsafe fn replace(range: &Range<usize>, pages: PageSource<'_>) -> Result<()> {
-    let guard = WriteGuard::new()?;
+    let guard = WriterBlocker::new()?;
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let len = range.len();
     // Write protection applies only to present pages.
@@ -227,7 +227,7 @@ mod tests {
     /// Threads that write continuously lose no write, in both directions.
     #[test]
     fn no_write_is_lost() {
-        if WriteGuard::new().is_err() {
+        if WriterBlocker::new().is_err() {
             // Without userfaultfd, pages are never replaced.
             return;
         }

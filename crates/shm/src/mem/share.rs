@@ -60,7 +60,7 @@ pub struct PrivateRegion {
 impl PrivateRegion {
     /// Returns descriptor and inode of the file that holds the region's pages, each at the offset that equals
     /// its address.
-    pub fn file(&self) -> Option<(u32, u64)> {
+    pub fn shared_file_fd_and_inode(&self) -> Option<(u32, u64)> {
         let file = self.shared.as_ref()?;
         Some((file.fd.as_raw_fd().cast_unsigned(), file.inode))
     }
@@ -101,12 +101,12 @@ fn is_sharing_allowed() -> bool {
 /// An allocator that replaces the C library's defines all three of the functions checked here.
 fn malloc_is_glibc() -> bool {
     let found = [c"malloc", c"calloc", c"realloc"].map(defining_object);
-    found.contains(&AllocatorDefinition::Glibc) && !found.contains(&AllocatorDefinition::Other)
+    found.contains(&AllocatorDefiner::Glibc) && !found.contains(&AllocatorDefiner::Other)
 }
 
 /// The object that defines a function of the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AllocatorDefinition {
+enum AllocatorDefiner {
     Glibc,
     Other,
     /// The lookup ended at an entry of a procedure linkage table. A program that is not
@@ -119,7 +119,7 @@ enum AllocatorDefinition {
 const RTLD_DL_SYMENT: libc::c_int = 1;
 
 /// Returns the object that defines the function `name` in this process.
-fn defining_object(name: &CStr) -> AllocatorDefinition {
+fn defining_object(name: &CStr) -> AllocatorDefiner {
     let mut info: libc::Dl_info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
@@ -135,7 +135,7 @@ fn defining_object(name: &CStr) -> AllocatorDefinition {
             && libc::dladdr1(function, &raw mut info, &raw mut entry, RTLD_DL_SYMENT) != 0
     };
     if !found || info.dli_fname.is_null() {
-        return AllocatorDefinition::Other;
+        return AllocatorDefiner::Other;
     }
     // SAFETY: the loader's entries and names stay valid while the object is loaded. The C library and the
     // program are never unloaded; of other objects neither is used after this function.
@@ -147,9 +147,9 @@ fn defining_object(name: &CStr) -> AllocatorDefinition {
         )
     };
     match object.to_bytes().rsplit(|&b| b == b'/').next() {
-        _ if undefined => AllocatorDefinition::Unknown,
-        Some(b"libc.so.6") => AllocatorDefinition::Glibc,
-        _ => AllocatorDefinition::Other,
+        _ if undefined => AllocatorDefiner::Unknown,
+        Some(b"libc.so.6") => AllocatorDefiner::Glibc,
+        _ => AllocatorDefiner::Other,
     }
 }
 
@@ -196,7 +196,7 @@ impl SharedPages {
 
     /// Replaces the private pages in the range `pages` by pages of the file.
     fn share(&mut self, areas: &[MappedArea], pages: &Range<usize>) -> io::Result<SharedFile> {
-        let file = self.file()?;
+        let file = self.file_or_create()?;
         let mut private: Vec<Range<usize>> = Vec::new();
         for (part, area) in parts(areas, pages) {
             if area.maps_shared_file(&file) {

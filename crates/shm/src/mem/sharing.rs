@@ -67,7 +67,7 @@ impl SharedPages {
     }
 
     /// Returns the file that holds shared pages, and makes the file if necessary.
-    pub(super) fn file(&mut self) -> io::Result<SharedFile> {
+    pub(super) fn file_or_create(&mut self) -> io::Result<SharedFile> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
         }

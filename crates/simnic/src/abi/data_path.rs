@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn post_send(
                     wr = this.next;
                     continue;
                 }
-                let built = match read_send(this) {
+                let built = match parse_send_work_request(this) {
                     _ if list.free_send_queue_slots == 0 => Err(libc::ENOMEM),
                     Some(request) => {
                         let inlined = |length| copy_inline(request.sges, length);
@@ -81,7 +81,7 @@ fn as_empty_datagram(wr: &ibv_send_wr) -> Option<EmptyDatagram> {
 /// # Safety
 /// The work request is valid as `ibv_post_send(3)` requires.
 #[inline(always)]
-unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
+unsafe fn parse_send_work_request(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
     let mut request = SendRequest {
         wr_id: wr.wr_id,
         opcode: wr.opcode,
@@ -195,7 +195,7 @@ impl RecvList<c_int> for &mut PostedRecvList {
         unsafe {
             let this = self.next.as_ref()?;
             self.next = this.next;
-            Some(read_recv(this).ok_or(libc::EINVAL))
+            Some(parse_recv_work_request(this).ok_or(libc::EINVAL))
         }
     }
 
@@ -226,7 +226,7 @@ impl RecvList<c_int> for &mut PostedRecvList {
 /// # Safety
 /// The work request is valid as `ibv_post_recv(3)` requires.
 #[inline(always)]
-unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<PostedRecv> {
+unsafe fn parse_recv_work_request(wr: &ibv_recv_wr) -> Option<PostedRecv> {
     // SAFETY: contract of this function.
     let sges = unsafe { read_sges(wr.sg_list, wr.num_sge) }?;
     let (addr, len, lkey) = match sges {
@@ -260,7 +260,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
         with_object_of_context((*cq).context, (*cq).handle, |world, index| {
             let mut place = wc;
             let each = |cqe: &Cqe| {
-                place.write(completion(cqe));
+                place.write(to_ibv_wc(cqe));
                 place = place.add(1);
             };
             world.poll(index, most, each).ok_or(libc::EIO)
@@ -273,7 +273,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
 }
 
 #[inline]
-fn completion(cqe: &Cqe) -> ibv_wc {
+fn to_ibv_wc(cqe: &Cqe) -> ibv_wc {
     ibv_wc {
         wr_id: cqe.wr_id,
         status: cqe.status.into(),

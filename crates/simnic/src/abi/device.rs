@@ -168,7 +168,7 @@ fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     attr.max_qp_rd_atom = 128;
     attr.max_res_rd_atom = c_int::MAX;
     attr.max_qp_init_rd_atom = 128;
-    attr.atomic_cap = if world.costs.has_atomics {
+    attr.atomic_cap = if world.nic_parameters.has_atomics {
         IBV_ATOMIC_HCA
     } else {
         IBV_ATOMIC_NONE
@@ -186,7 +186,9 @@ pub(super) unsafe extern "C" fn ibv_query_port(
 ) -> c_int {
     // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
-        let queried = with_object(context, |world, machine| Ok((world.costs.mtu, machine)));
+        let queried = with_object(context, |world, machine| {
+            Ok((world.nic_parameters.mtu, machine))
+        });
         (queried, attr.as_mut())
     };
     let (Ok((mtu, machine)), Some(place), 1) = (queried, place, port_num) else {

@@ -15,7 +15,7 @@ use verbs_abi::Symbols;
 
 /// Returns the simulated NICs as a provider: each machine of the calling thread's cluster is a device.
 #[must_use]
-pub fn symbols() -> Symbols {
+pub fn provider_symbols() -> Symbols {
     use device::*;
     use objects::*;
     use texts::*;

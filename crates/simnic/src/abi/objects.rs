@@ -132,7 +132,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
                 cqes: FifoQueue::default(),
                 overrun: false,
                 last_polling_thread: None,
-                poller_wait_period: 0,
+                wait_period_at_last_poll: 0,
             })?;
             cq.handle = index;
             let given = ObjectHandle::into_pointer(cq, world, index);
@@ -241,7 +241,7 @@ unsafe fn create_qp(
         || cap.max_recv_wr > MAX_WR
         || cap.max_send_sge > sges
         || cap.max_recv_sge > sges
-        || cap.max_inline_data > world.costs.max_inline_bytes
+        || cap.max_inline_data > world.nic_parameters.max_inline_bytes
         || world.qps.len() > MAX_QP
     {
         return Err(libc::EINVAL);

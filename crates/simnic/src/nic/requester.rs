@@ -23,7 +23,7 @@ impl Simulation {
     }
 
     fn request_unit(&mut self, index: u32, machine: u32, at: Ps) {
-        let units = self.costs.processing_units;
+        let units = self.nic_parameters.processing_units;
         let nic = self.nic(machine);
         if nic.busy_units < units {
             nic.busy_units += 1;
@@ -84,7 +84,7 @@ impl Simulation {
 
     /// Sends a WQE to the network, and those that follow within the horizon.
     #[inline(never)]
-    pub(crate) fn send_next(&mut self, index: u32, at: Ps) {
+    pub(crate) fn send_due_wqes(&mut self, index: u32, at: Ps) {
         let horizon = self.lookahead_end();
         if let Some(Some(qp)) = self.qps.get_mut(index as usize)
             && self.nics[self.machines[qp.machine as usize].nic as usize].qps_with_outstanding_reads
@@ -137,7 +137,7 @@ impl Simulation {
             qp.lists_at_nic -= 1;
             let (more, machine) = (qp.lists_at_nic > 0, qp.machine);
             qp.has_or_awaits_unit = more;
-            self.release_unit(index, machine, more, at);
+            self.continue_or_release_unit(index, machine, more, at);
         }
         self.transmit(index, message, at);
         let next = next.filter(|_| !done)?;
@@ -162,7 +162,7 @@ impl Simulation {
             messages,
             cost_table: shapes,
             events,
-            costs,
+            nic_parameters: costs,
             ..
         } = self;
         // Takes the queue pair out of the table, so that others can be borrowed. A message to itself is then of another
@@ -275,7 +275,7 @@ impl Simulation {
     }
 
     /// Releases the unit of a queue pair after a list; the queue pair may have further lists.
-    fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
+    fn continue_or_release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
             self.nic(machine).qps_waiting_for_unit.push(index);
         }
@@ -300,7 +300,7 @@ impl Simulation {
             nics,
             messages,
             cost_table: shapes,
-            costs,
+            nic_parameters: costs,
             ..
         } = self;
         let Some(Some(qp)) = qps.get(index as usize) else {
@@ -393,7 +393,11 @@ impl Simulation {
 
     /// Processes a response or acknowledgement at the requester.
     pub(crate) fn handle_response(&mut self, id: u32) {
-        let answer = self.messages.read_fields(id).copied().unwrap_or_default();
+        let answer = self
+            .messages
+            .read_or_atomic_fields(id)
+            .copied()
+            .unwrap_or_default();
         let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.read_sequence);
         let message = &self.messages[id];
         let index = message.requester_qp;
@@ -402,7 +406,7 @@ impl Simulation {
             return;
         };
         let now = self.now;
-        let capacity = self.costs.read_wqe_cache_entries;
+        let capacity = self.nic_parameters.read_wqe_cache_entries;
         let shape = self.cost_table.get(message.cost_index);
         let answers = !shape.operation.verb.carries_payload_in_request();
         let machine = &mut self.machines[home as usize];

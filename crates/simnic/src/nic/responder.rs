@@ -306,7 +306,7 @@ impl Simulation {
 
     /// Schedules the response to a READ or atomic for the time when its data is available.
     fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
-        let lock_bits = self.costs.atomic_lock_bits;
+        let lock_bits = self.nic_parameters.atomic_lock_bits;
         let home = &mut self.machines[machine as usize];
         let (hold, pcie) = (home.costs.atomic_lock_hold, home.costs.pcie_latency);
         let message = &self.messages[id];
@@ -365,7 +365,7 @@ impl Simulation {
             self.port_mut(requester, to)
                 .incoming_link
                 .reserve_time(out, wire)
-                + self.costs.network_latency
+                + self.nic_parameters.network_latency
         } else {
             now
         };
@@ -386,7 +386,11 @@ impl Simulation {
     fn execute_read_or_atomic(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
         // Earlier WRITEs must be visible first.
         self.make_writes_visible(machine, self.now);
-        let operands = self.messages.read_fields(id).copied().unwrap_or_default();
+        let operands = self
+            .messages
+            .read_or_atomic_fields(id)
+            .copied()
+            .unwrap_or_default();
         let message = &self.messages[id];
         let refused = abi::IBV_WC_REM_ACCESS_ERR;
         let target = self

@@ -64,10 +64,12 @@ fn errno_of_nic(e: &NicError) -> c_int {
         NicError::Fabric(FabricError::Io { source, .. }) | NicError::Engine(source) => {
             errno_of(source)
         }
-        NicError::Fabric(FabricError::Foreign { .. }) => libc::EACCES,
-        NicError::Fabric(FabricError::Version { .. }) => libc::EPROTONOSUPPORT,
-        NicError::Fabric(FabricError::Full { .. }) => libc::EUSERS,
-        NicError::Fabric(FabricError::BadName(_) | FabricError::BadFabric(_)) => libc::EINVAL,
+        NicError::Fabric(FabricError::FolderNotPrivate { .. }) => libc::EACCES,
+        NicError::Fabric(FabricError::OtherLayoutVersion { .. }) => libc::EPROTONOSUPPORT,
+        NicError::Fabric(FabricError::NoFreeProcessSlot { .. }) => libc::EUSERS,
+        NicError::Fabric(
+            FabricError::FabricDirNotAbsolute(_) | FabricError::InvalidFabricName(_),
+        ) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
         NicError::NoPort { .. }
         | NicError::Device(_)

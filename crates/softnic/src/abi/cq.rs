@@ -11,7 +11,7 @@ use super::edge::{In, OrMinusOne, Out};
 use super::usage::require_unused;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
-use crate::cq::{CompletionChannel, Cq, ExtendedCq};
+use crate::cq::{CompletionChannel, Cq, ExtendedPollState};
 use crate::live;
 use crate::registry;
 use crate::why;
@@ -73,7 +73,7 @@ pub(super) fn create_cq(
 pub(super) fn new_cq(
     (cqe, comp_vector): (u32, u32),
     mut abi: ibv_cq_ex,
-    polling: Option<ExtendedCq>,
+    polling: Option<ExtendedPollState>,
 ) -> Result<Arc<Cq>, c_int> {
     let context = context_of(abi.context)?;
     let channel = live::find::<ChannelHandle>(abi.channel);
@@ -142,7 +142,7 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
     cq.hide_from_listing();
     cq.nic.objects.remove_cq(cq.index);
     cq.discard_events();
-    cq.end_overrun_tracking();
+    cq.stop_and_await_event_acknowledgements();
     if let Some(channel) = &cq.channel {
         channel.user_count.fetch_sub(1, Ordering::Relaxed);
     }

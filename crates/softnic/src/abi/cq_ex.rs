@@ -9,7 +9,7 @@ use verbs_abi::*;
 use super::cq::new_cq;
 use super::edge::{Arg, In, Out, c_functions};
 use super::fast::deref_handle;
-use crate::cq::{Cq, CurrentCompletion, ExtendedCq};
+use crate::cq::{Cq, CurrentCompletion, ExtendedPollState};
 use crate::faults;
 use crate::live;
 use crate::recv::TagInfo;
@@ -70,7 +70,7 @@ pub(super) fn create_cq_ex(
     abi.read_tm_info = Some(read_tm_info);
     abi.read_flow_tag = Some(read_flow_tag);
     abi.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
-    let polling = ExtendedCq::new(init.wc_flags, flags);
+    let polling = ExtendedPollState::new(init.wc_flags, flags);
     let cq = new_cq((init.cqe, init.comp_vector), abi, Some(polling))?;
     Ok(live::hand_out(cq).cast())
 }
@@ -86,7 +86,7 @@ pub(super) fn now_ns(clock: ClockId) -> u64 {
 }
 
 /// A queue and its extended part, owned by the thread that polls it. `None` if there is no such queue.
-struct PolledCq<'a>(Option<(&'a Cq, &'a ExtendedCq)>);
+struct PolledCq<'a>(Option<(&'a Cq, &'a ExtendedPollState)>);
 
 impl Arg for PolledCq<'_> {
     type C = *mut ibv_cq_ex;
@@ -113,8 +113,8 @@ impl PolledCq<'_> {
 
 /// Makes the next completion the current one. Returns `ENOENT` if there is none.
 ///
-/// The calling thread polls the queue: it has passed `ExtendedCq::start`.
-fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedCq) -> c_int {
+/// The calling thread polls the queue: it has passed `ExtendedPollState::start`.
+fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedPollState) -> c_int {
     let mut out = [MaybeUninit::uninit()];
     let polled = if FAULTS {
         cq.poll_under_faults(&mut out)
@@ -168,7 +168,7 @@ fn next<const FAULTS: bool>(cq: PolledCq<'_>) -> c_int {
     }
 }
 
-fn end(cq: PolledCq<'_>) {
+fn end_ibv_poll(cq: PolledCq<'_>) {
     if let Some((_, polling)) = cq.0 {
         polling.release();
     }
@@ -187,7 +187,7 @@ c_functions! {
     start_poll_under_faults => start::<true>, (cq: PolledCq, attr: In<ibv_poll_cq_attr>) -> c_int;
     next_poll => next::<false>, (cq: PolledCq) -> c_int;
     next_poll_under_faults => next::<true>, (cq: PolledCq) -> c_int;
-    end_poll => end, (cq: PolledCq) -> ();
+    end_poll => end_ibv_poll, (cq: PolledCq) -> ();
     read_tm_info => tm_info, (cq: PolledCq, info: Out<ibv_wc_tm_info>) -> ();
 }
 

@@ -12,7 +12,7 @@ use super::mr::{RegisteredRange, register_mr};
 use crate::capabilities::OptionalFeature;
 use crate::device;
 use crate::dm::Dm;
-use crate::imports::{self, ExportedObject, ImportedKind, SharedObject};
+use crate::imports::{self, ExportedObject, ImportableKind, SharedObject};
 use crate::live;
 use crate::pd::Pd;
 use shm::errno::errno_of;
@@ -54,7 +54,7 @@ pub(super) fn alloc_dm(
     let memory = alloc_shared(attr.length).map_err(|e| errno_of(&e))?;
     let nic = the_nic()?;
     let (fd, inode) = memory.fd_and_inode().ok_or(libc::ENOMEM)?;
-    let own = ExportedObject::new(nic, ImportedKind::Dm, |index| {
+    let own = ExportedObject::new(nic, ImportableKind::Dm, |index| {
         if let Some(dm) = nic.this_process().segment.dm(index) {
             dm.owner_fd.store(fd, Ordering::Relaxed);
             dm.inode.store(inode, Ordering::Relaxed);
@@ -71,7 +71,7 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     let of = SharedObject::import(
         (c.nic, c.device.number),
         c.home_process(),
-        ImportedKind::Dm,
+        ImportableKind::Dm,
         dm_handle,
     )?;
     let index = dm_handle as usize % shm::fabric::layout::MAX_DMS;

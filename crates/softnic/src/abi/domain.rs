@@ -10,14 +10,14 @@ use verbs_abi::*;
 use super::context::context_of;
 use super::edge::In;
 use super::usage::require_unused;
-use crate::imports::{ExportedObject, ImportedKind, SharedObject};
+use crate::imports::{ExportedObject, ImportableKind, SharedObject};
 use crate::live;
 use crate::pd::{Pd, Td};
 
 pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
     let context = context_of(context)?;
     let nic = context.nic;
-    let own = ExportedObject::new(nic, ImportedKind::Pd, |index| {
+    let own = ExportedObject::new(nic, ImportableKind::Pd, |index| {
         if let Some(pd) = nic.this_process().segment.pd(index) {
             let device = context.device.number.into();
             pd.device.store(device, Ordering::Relaxed);
@@ -31,8 +31,12 @@ pub(super) fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> 
 pub(super) fn import_pd(context: *mut ibv_context, pd_handle: u32) -> Result<*mut ibv_pd, c_int> {
     let context = context_of(context)?;
     let through = (context.nic, context.device.number);
-    let imported =
-        SharedObject::import(through, context.home_process(), ImportedKind::Pd, pd_handle)?;
+    let imported = SharedObject::import(
+        through,
+        context.home_process(),
+        ImportableKind::Pd,
+        pd_handle,
+    )?;
     Ok(live::hand_out(Pd::of_shared(context, imported)))
 }
 

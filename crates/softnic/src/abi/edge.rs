@@ -32,7 +32,7 @@ macro_rules! control_verbs {
         $vis unsafe extern "C" fn $name(
             $($arg: <$type as $crate::abi::edge::Arg>::C),*
         ) -> <$ret as $crate::abi::edge::Ret>::C {
-            const NAME: &str = $crate::abi::faulty::verb_name(concat!("ibv_", stringify!($name)));
+            const NAME: &str = $crate::abi::faulty::strip_doubled_ibv_prefix(concat!("ibv_", stringify!($name)));
             if $crate::faults::has_plan() {
                 let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::address(&$arg)),*];
                 let first = addresses.first().copied().unwrap_or(0);

@@ -29,7 +29,7 @@ pub(super) fn install_faulty_ops(ops: &mut ibv_context_ops) {
 }
 
 /// Returns the name of a verb, given `"ibv_"` and the name of its function here, which may begin with `ibv_` already.
-pub(super) const fn verb_name(name: &'static str) -> &'static str {
+pub(super) const fn strip_doubled_ibv_prefix(name: &'static str) -> &'static str {
     match name.as_bytes() {
         [_, _, _, _, b'i', b'b', b'v', b'_', ..] => name.split_at(4).1,
         [_, _, _, _, b'_', b'i', b'b', b'v', b'_', ..] => name.split_at(5).1,
@@ -38,7 +38,7 @@ pub(super) const fn verb_name(name: &'static str) -> &'static str {
 }
 
 /// Returns true for verbs that still work when the device is gone: those that free objects and those that get events.
-fn outlives_device(name: &str) -> bool {
+fn works_after_device_removal(name: &str) -> bool {
     [
         "destroy",
         "dealloc",
@@ -80,7 +80,7 @@ pub(super) fn injected_errno_for_qp(name: &'static str, queue_pair: QueuePair) -
     {
         incidents::carry_out(nic, happenings);
     }
-    let gone = incidents::device_is_gone() && !outlives_device(name);
+    let gone = incidents::device_is_gone() && !works_after_device_removal(name);
     errno.or(gone.then_some(libc::EIO))
 }
 
@@ -209,7 +209,7 @@ unsafe fn post_recvs<T>(
             let mut failing = ibv_sge {
                 addr: 0,
                 length: u32::MAX,
-                lkey: NO_KEY,
+                lkey: LKEY_OF_NO_REGION,
             };
             match faults::strike_work_request(&facts, this.wr_id) {
                 Some(WorkFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
@@ -232,4 +232,4 @@ unsafe fn post_recvs<T>(
 }
 
 /// The key of no region: no L_Key of this device is 0 (`shm::keys`).
-const NO_KEY: u32 = 0;
+const LKEY_OF_NO_REGION: u32 = 0;

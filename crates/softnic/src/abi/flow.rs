@@ -83,7 +83,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
             pattern: HeaderMatch::any(),
         },
         tag: 0,
-        spread_slot: qp.spread.as_ref().map(|spread| spread.segment_slot),
+        rss_config_slot: qp.rss_table.as_ref().map(|spread| spread.segment_slot),
     };
     add_specs(&mut flow, attr.wrapping_add(1).cast(), first.num_of_specs)?;
     Ok(flow)

@@ -16,10 +16,10 @@ use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
 use crate::why;
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 use shm::fabric::Peer;
 use shm::keys::{self, NewRegion};
-use shm::mem::{RangeBacking, ReachabilityGuard, backing_of};
+use shm::mem::{RangeBacking, ReachabilityGuard, find_or_make_backing};
 
 /// A memory region; the program's handle points to its first field.
 #[repr(C)]
@@ -53,7 +53,7 @@ struct CurrentRegistration {
 impl Mr {
     /// Makes the handle of a region with that key and that R_Key, which is the same or 0. `addr` is the address that the
     /// program sees.
-    fn make(
+    fn make_handle(
         (key, rkey): (u32, u32),
         now: CurrentRegistration,
         addr: *mut c_void,
@@ -166,7 +166,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     };
     let nic = pd.context.nic;
     let new = NewRegion {
-        owner: Owner::region_in_pd(pd.local_number),
+        owner: OwningPdOrQp::region_in_pd(pd.local_number),
         iova: 0,
         owner_address: 0,
         len: u64::MAX,
@@ -208,7 +208,7 @@ fn new_mr(
     } else {
         range.addr
     };
-    Mr::make(keys, now, addr, dm, None)
+    Mr::make_handle(keys, now, addr, dm, None)
 }
 
 /// The memory that a region is made of, and the address of its first byte in work requests.
@@ -280,13 +280,16 @@ fn check_and_enter_key<T>(
     // Other threads use the addresses later.
     let at = range.addr.expose_provenance();
     let (owner, backing) = if range.is_whole_address_space() {
-        (Owner::whole_space(pd.local_number), RangeBacking::private())
+        (
+            OwningPdOrQp::whole_address_space_in_pd(pd.local_number),
+            RangeBacking::accessed_by_system_call(),
+        )
     } else {
         let write = access & IBV_ACCESS_LOCAL_WRITE != 0;
         let share = access & REMOTE != 0 && access & IBV_ACCESS_ON_DEMAND == 0;
         (
-            Owner::region_in_pd(pd.local_number),
-            backing_of(at, range.length, write, share)?,
+            OwningPdOrQp::region_in_pd(pd.local_number),
+            find_or_make_backing(at, range.length, write, share)?,
         )
     };
     let new = NewRegion {
@@ -297,7 +300,7 @@ fn check_and_enter_key<T>(
         access: (access & !OPTIONAL_ACCESS_FLAGS).cast_unsigned(),
         backing: &backing,
     };
-    Ok((register(nic, &new)?, backing.hold))
+    Ok((register(nic, &new)?, backing.reachability_guard))
 }
 
 pub(super) fn rereg_mr(
@@ -383,7 +386,9 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
             return Err(libc::ENOENT);
         }
         if now.registered {
-            now.destroyed_by_importer = !nic.keys.deregister(&nic.fabric, mr.creation_key)?;
+            now.destroyed_by_importer = !nic
+                .keys
+                .deregister_and_tell_if_was_valid(&nic.fabric, mr.creation_key)?;
         }
         now.registered = false;
         *given_up = true;
@@ -420,17 +425,18 @@ fn update_program_mr(mr: &Mr, pd: &Pd, range: &RegisteredRange) {
 pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
     let mr = live::find::<Mr>(handle).ok_or(libc::EINVAL)?;
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
-    let in_use = deregister(&mr)?;
+    let in_use = deregister_and_tell_if_pd_counts_it(&mr)?;
     take_back_mr_handle(handle, in_use)
 }
 
 /// Deregisters a region, whichever process it belongs to. Returns true if its protection domain still counts it.
-fn deregister(mr: &Mr) -> Result<bool, c_int> {
+fn deregister_and_tell_if_pd_counts_it(mr: &Mr) -> Result<bool, c_int> {
     let now = lock(&mr.current_registration);
     let nic = now.pd.context.nic;
     let Some(owner) = &mr.imported_from else {
         return if now.registered {
-            nic.keys.deregister(&nic.fabric, mr.creation_key)
+            nic.keys
+                .deregister_and_tell_if_was_valid(&nic.fabric, mr.creation_key)
         } else {
             Ok(!now.destroyed_by_importer)
         };
@@ -471,9 +477,10 @@ fn take_back_mr_handle(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
 pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let nic = pd.context.nic;
-    let own = keys::find(nic.this_process(), key)
+    let own = keys::find_slot_of_key(nic.this_process(), key)
         .filter(|(_, mr)| {
-            Owner::from_word(mr.pd.load(Ordering::Relaxed)).pd_number() == Some(pd.local_number)
+            OwningPdOrQp::from_word(mr.owner_pd_or_qp.load(Ordering::Relaxed)).pd_number()
+                == Some(pd.local_number)
         })
         .map(|(index, _)| (Arc::clone(nic.this_process()), index));
     let others = || {
@@ -498,7 +505,7 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
         destroyed_by_importer: false,
     };
     // "The addr field of an imported MR is NULL" (`ibv_import_mr(3)`).
-    Ok(Mr::make(
+    Ok(Mr::make_handle(
         (key, key),
         now,
         std::ptr::null_mut(),
@@ -517,9 +524,9 @@ pub(super) fn unimport_mr(handle: *mut ibv_mr) {
     // A second call at the same time finds no handle to take back.
     if mr.imported_from.is_some() {
         let _ = take_back_mr_handle(handle, true);
-    } else if keys::find(nic.this_process(), mr.creation_key).is_none() {
+    } else if keys::find_slot_of_key(nic.this_process(), mr.creation_key).is_none() {
         // Another process has destroyed it.
-        if let Ok(in_use) = deregister(&mr) {
+        if let Ok(in_use) = deregister_and_tell_if_pd_counts_it(&mr) {
             let _ = take_back_mr_handle(handle, in_use);
         }
     }

@@ -25,7 +25,7 @@ use crate::send::WrBuilder;
 use crate::srq::Srq;
 use crate::why;
 use crate::xrc::Xrc;
-use nic_core::rights::Owner;
+use nic_core::rights::OwningPdOrQp;
 
 /// Bytes of a scatter/gather element in a WQE: `struct ibv_sge`.
 const SGE_BYTES: u32 = 16;
@@ -72,11 +72,11 @@ pub(super) fn create_qp_ex(
     if mask & IBV_QP_INIT_ATTR_PD == 0 {
         return Err(libc::EINVAL);
     }
-    create_ex(attr)
+    create_ordinary_qp_ex(attr)
 }
 
 /// Executes `ibv_create_qp_ex` for a queue pair that `ibv_create_qp` could make, except for flags and operations.
-fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
+fn create_ordinary_qp_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     let flags = if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
         attr.create_flags
     } else {
@@ -212,7 +212,7 @@ fn new_qp(
             init_attr: *init,
             builder,
             xrc: if sends_xrc { Xrc::Send } else { Xrc::No },
-            spread: None,
+            rss_table: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
@@ -277,7 +277,7 @@ fn create_xrc_recv(
     }
     let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
     let domain = &handle.domain;
-    c.require_same_device(domain.gathering_cq.context)?;
+    c.require_same_device(domain.cq_seen_by_peers.context)?;
     let mut abi = ibv_qp::zeroed();
     abi.context = context;
     let mut named = None;
@@ -296,22 +296,22 @@ fn create_xrc_recv(
             context: c,
             abi,
             qp_type: QpType::XrcRecv,
-            pd_number: Owner::NO_DOMAIN,
+            pd_number: OwningPdOrQp::NO_DOMAIN,
             held_pd: named,
-            send_cq: Arc::clone(&domain.gathering_cq),
-            recv_cq: Arc::clone(&domain.gathering_cq),
+            send_cq: Arc::clone(&domain.cq_seen_by_peers),
+            recv_cq: Arc::clone(&domain.cq_seen_by_peers),
             srq: None,
             init_attr,
             builder: None,
             xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
-            spread: None,
+            rss_table: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;
     if let Some(pd) = &qp.held_pd {
         pd.add_user();
     }
-    domain.gathering_cq.add_users(2);
+    domain.cq_seen_by_peers.add_users(2);
     handle.qp_and_srq_count.fetch_add(1, Ordering::Relaxed);
     domain.add_receiver(&qp);
     Ok(live::hand_out(qp))

@@ -41,7 +41,7 @@ pub(super) fn supported_send_ops(qp_type: ibv_qp_type) -> u64 {
 pub(super) fn install_wr_functions(qp: &Qp, ops: u64) {
     let handle = qp.handle().cast::<ibv_qp_ex_with_flush>();
     // SAFETY: `qp` keeps the structure, which is a whole `ibv_qp_ex_with_flush` (`Qp::abi`); the program does not have the
-    // handle yet (`create_ex` returns it later).
+    // handle yet (`create_ordinary_qp_ex` returns it later).
     let ibv_qp_ex_with_flush { ex: qp, wr_flush } = unsafe { &mut *handle };
     if ops & IBV_QP_EX_WITH_FLUSH != 0 {
         *wr_flush = Some(self::wr_flush);
@@ -221,7 +221,7 @@ building! {
             placement,
             whole_region: selectivity != IBV_FLUSH_RANGE,
         };
-        list.begin(IBV_WR_FLUSH, |wr| wr.wr.atomic = range.operands())
+        list.begin(IBV_WR_FLUSH, |wr| wr.wr.atomic = range.to_atomic_operands())
     };
     fn wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: InConst<ibv_mw_bind_info>) = |list| {
         list.begin(IBV_WR_BIND_MW, |wr| {
@@ -235,7 +235,7 @@ building! {
         })
     };
     /// "The 8 bytes of `atomic_wr` are copied", as if they were inline data (`ibv_wr_post(3)`).
-    fn wr_atomic_write(rkey: u32, addr: u64, atomic_wr: EightBytes) = |list| {
+    fn wr_atomic_write(rkey: u32, addr: u64, atomic_wr: AtomicWriteValue) = |list| {
         list.begin(IBV_WR_ATOMIC_WRITE, |wr| wr.wr.rdma = rdma(addr, rkey));
         match atomic_wr.0 {
             Some(bytes) => list.list.copy_inline(&bytes),
@@ -268,9 +268,9 @@ building! {
 }
 
 /// The value of an atomic WRITE, at any alignment; `None` for NULL.
-struct EightBytes(Option<[u8; 8]>);
+struct AtomicWriteValue(Option<[u8; 8]>);
 
-impl Arg for EightBytes {
+impl Arg for AtomicWriteValue {
     type C = *const c_void;
     #[inline(always)]
     unsafe fn from_c(c: *const c_void) -> Self {

@@ -125,7 +125,7 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
     pd.context
-        .require_same_device(handle.domain.gathering_cq.context)?;
+        .require_same_device(handle.domain.cq_seen_by_peers.context)?;
     let number = handle.domain.new_srq_number(pd.local_number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),
@@ -219,8 +219,8 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     if let Some(cq) = &srq.tag_ops_cq {
         cq.remove_user();
     }
-    srq.context.discard_events(handle.cast());
-    srq.unacknowledged.wait();
+    srq.context.discard_events_of_object(handle.cast());
+    srq.unacknowledged.wait_until_all_acknowledged();
     srq.pd.remove_user();
     live::take_back::<Srq>(handle);
     Ok(())

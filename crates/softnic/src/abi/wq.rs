@@ -31,7 +31,7 @@ pub(super) struct Wq {
     abi: AbiCell<ibv_wq>,
     pub(super) qp: Arc<Qp>,
     /// Number of table entries that name the queue.
-    ind_table_entries: AtomicUsize,
+    referring_table_entries: AtomicUsize,
 }
 
 live::object!(Wq, ibv_wq);
@@ -90,7 +90,7 @@ pub(super) fn create_wq(
     abi.post_recv = Some(post_wq_recv);
     let wq = Arc::new(Wq {
         abi: AbiCell::new(abi),
-        ind_table_entries: AtomicUsize::new(0),
+        referring_table_entries: AtomicUsize::new(0),
         qp,
     });
     wq.qp.show_as_wq(wq.abi.handle());
@@ -153,7 +153,7 @@ pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<()
 pub(super) fn destroy_wq(handle: *mut ibv_wq) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let wq = live::find::<Wq>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&wq.ind_table_entries)?;
+    require_unused(&wq.referring_table_entries)?;
     if !live::mark_being_destroyed::<Wq>(handle) {
         return Err(libc::EINVAL);
     }
@@ -191,7 +191,7 @@ pub(super) fn create_rwq_ind_table(
         wqs.push(live::find::<Wq>(wq).ok_or(libc::EINVAL)?);
     }
     for wq in &wqs {
-        wq.ind_table_entries.fetch_add(1, Ordering::Relaxed);
+        wq.referring_table_entries.fetch_add(1, Ordering::Relaxed);
     }
     let mut abi = ibv_rwq_ind_table::zeroed();
     abi.context = context;
@@ -208,7 +208,7 @@ pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<()
     require_unused(&table.spreading_qps)?;
     let table = live::take_back::<IndTable>(handle).ok_or(libc::EINVAL)?;
     for wq in &table.wqs {
-        wq.ind_table_entries.fetch_sub(1, Ordering::Relaxed);
+        wq.referring_table_entries.fetch_sub(1, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -235,7 +235,7 @@ fn add_raw_qp(
             init_attr,
             builder: None,
             xrc: Xrc::No,
-            spread,
+            rss_table: spread,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
     })?;

@@ -40,7 +40,7 @@ pub(crate) trait ChannelCq: Send + Sync {
 
 /// A completion channel: events of the completion queues that use it.
 pub(crate) struct CompletionChannel {
-    fifo: channel::Channel,
+    fifo: channel::OwnCompletionChannel,
     events: Mutex<ChannelEvents>,
     /// The completion queues that use the channel, by index.
     cqs: Mutex<BTreeMap<usize, Weak<dyn ChannelCq>>>,
@@ -116,7 +116,7 @@ impl CompletionChannel {
     }
 
     /// Writes tokens for which peers had no room.
-    pub(super) fn write_own_tokens(&self, count: usize, cq: usize) {
+    pub(super) fn write_tokens_peers_had_no_room_for(&self, count: usize, cq: usize) {
         let mut events = lock(&self.events);
         for _ in 0..count {
             self.put_own_token(&mut events, cq);
@@ -164,7 +164,7 @@ impl CompletionChannel {
     /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal.
     pub(crate) fn next(&self) -> io::Result<CqHandle> {
         loop {
-            if let Some(named) = self.fifo.take_token() {
+            if let Some(named) = self.fifo.take_token_cq_index() {
                 if let Some(event) = self.take_event_for_token(named.into()) {
                     return Ok(event);
                 }
@@ -182,14 +182,14 @@ impl CompletionChannel {
     /// Returns the event for a token that has been taken and that names the queue likely to have it. `None` if the
     /// peer's message has made no completion, or if the event is still to be added.
     fn take_event_for_token(&self, named: usize) -> Option<CqHandle> {
-        if let Some(event) = self.pop(false) {
+        if let Some(event) = self.pop_event_for_token(false) {
             return Some(event);
         }
         let take = |cq: &Arc<dyn ChannelCq>| Some((cq.take_peer_signaled_event()?, cq.handle()));
         let named = lock(&self.cqs).get(&named).and_then(Weak::upgrade);
         let mut taken = named.as_ref().and_then(take);
         if taken.is_none() {
-            if let Some(event) = self.pop(false) {
+            if let Some(event) = self.pop_event_for_token(false) {
                 return Some(event);
             }
             let all: Vec<_> = lock(&self.cqs).values().filter_map(Weak::upgrade).collect();
@@ -200,12 +200,12 @@ impl CompletionChannel {
         match taken {
             Some((true, cq)) => Some(cq),
             Some((false, _)) => None,
-            None => self.pop(true),
+            None => self.pop_event_for_token(true),
         }
     }
 
     /// Takes an event from the queue. If there is none, `is_spare` records that the token was taken before its event.
-    fn pop(&self, is_spare: bool) -> Option<CqHandle> {
+    fn pop_event_for_token(&self, is_spare: bool) -> Option<CqHandle> {
         let mut events = lock(&self.events);
         if events.unwritten_tokens > 0 {
             events.unwritten_tokens -= 1;
@@ -239,7 +239,7 @@ impl CompletionChannel {
                 Some(slot) => events.peers_owing_discarded_tokens.push(slot),
                 None if events.unwritten_tokens > 0 => events.unwritten_tokens -= 1,
                 None => {
-                    self.fifo.take_token();
+                    self.fifo.take_token_cq_index();
                 }
             }
         }

@@ -40,13 +40,13 @@ impl LateCompletions {
         self.0.is_empty()
     }
 
-    pub(super) fn forget_qp(&mut self, qpn: u32) {
+    pub(super) fn drop_completions_of_qp(&mut self, qpn: u32) {
         self.0.retain(|one| one.wc.qp_num != qpn);
     }
 }
 
 /// Returns the operation of a completion. (The opcode of a completion in error is not defined; 0 counts as a SEND.)
-pub(super) fn opcode_name(opcode: ibv_wc_opcode) -> &'static str {
+pub(super) fn fault_operation_of_wc_opcode(opcode: ibv_wc_opcode) -> &'static str {
     match opcode {
         opcode if opcode & IBV_WC_RECV != 0 => "RECV",
         IBV_WC_RDMA_WRITE => operation_of_opcode(IBV_WR_RDMA_WRITE),
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(next(&mut late, 50), Some((1, false)));
         assert_eq!(next(&mut late, 50), Some((2, true)));
         assert_eq!(next(&mut late, 59), None);
-        late.forget_qp(7);
+        late.drop_completions_of_qp(7);
         assert!(late.is_empty());
     }
 }

@@ -31,7 +31,7 @@ const OVERFULL_TICKS_UNTIL_ERROR: u32 = 250;
 
 /// The largest number of completions in a completion queue from which the program takes nothing.
 #[derive(Default)]
-pub(super) struct CqDemand {
+pub(super) struct MaxUnpolledCompletions {
     /// Work requests of queues that are not shared and complete here.
     unshared_queue_wrs: u64,
     /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
@@ -40,9 +40,9 @@ pub(super) struct CqDemand {
 }
 
 // SAFETY: the pointers are compared, never dereferenced.
-unsafe impl Send for CqDemand {}
+unsafe impl Send for MaxUnpolledCompletions {}
 
-impl CqDemand {
+impl MaxUnpolledCompletions {
     fn total(&self) -> u64 {
         let shared = self.srqs.iter().map(|&(_, wrs, _)| wrs);
         shared.fold(self.unshared_queue_wrs, u64::saturating_add)
@@ -69,22 +69,22 @@ impl CqDemand {
 
 /// The engine's knowledge of a queue that can be overrun.
 pub(super) struct OverrunState {
-    demand: Mutex<CqDemand>,
+    max_unpolled_completions: Mutex<MaxUnpolledCompletions>,
     /// True if more can complete here than there is room for, and overruns are not ignored.
     can_overrun: AtomicBool,
     /// True if the queue is in error.
     is_cq_in_error: AtomicBool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`).
-    ignored: bool,
+    ignores_overrun: bool,
 }
 
 impl OverrunState {
     pub(super) fn new(ignored: bool) -> Self {
         Self {
-            demand: Mutex::new(CqDemand::default()),
+            max_unpolled_completions: Mutex::new(MaxUnpolledCompletions::default()),
             can_overrun: AtomicBool::new(false),
             is_cq_in_error: AtomicBool::new(false),
-            ignored,
+            ignores_overrun: ignored,
         }
     }
 }
@@ -92,12 +92,12 @@ impl OverrunState {
 impl Cq {
     /// Adds work requests that can complete here, of a queue that completes nowhere else.
     pub(crate) fn add_expected_wrs(&self, wrs: u64) {
-        self.change_demand(|demand| demand.unshared_queue_wrs += wrs);
+        self.change_max_unpolled_completions(|demand| demand.unshared_queue_wrs += wrs);
     }
 
     /// Removes work requests that can complete here.
     pub(crate) fn remove_expected_wrs(&self, wrs: u64) {
-        self.change_demand(|demand| {
+        self.change_max_unpolled_completions(|demand| {
             demand.unshared_queue_wrs = demand.unshared_queue_wrs.saturating_sub(wrs)
         });
     }
@@ -105,7 +105,7 @@ impl Cq {
     /// Adds the receives of `qp`, which complete here.
     pub(super) fn add_expected_receives(&self, qp: &Qp) {
         match &qp.srq {
-            Some(srq) => self.change_demand(|demand| demand.add_srq(srq)),
+            Some(srq) => self.change_max_unpolled_completions(|demand| demand.add_srq(srq)),
             None => self.add_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
@@ -113,26 +113,26 @@ impl Cq {
     /// Removes the receives of `qp`, which no longer complete here.
     pub(super) fn remove_expected_receives(&self, qp: &Qp) {
         match &qp.srq {
-            Some(srq) => self.change_demand(|demand| demand.remove_srq(srq)),
+            Some(srq) => self.change_max_unpolled_completions(|demand| demand.remove_srq(srq)),
             None => self.remove_expected_wrs(qp.max_send_and_recv_wrs().1),
         }
     }
 
-    fn change_demand(&self, change: impl FnOnce(&mut CqDemand)) {
-        let mut demand = lock(&self.overrun.demand);
+    fn change_max_unpolled_completions(&self, change: impl FnOnce(&mut MaxUnpolledCompletions)) {
+        let mut demand = lock(&self.overrun.max_unpolled_completions);
         change(&mut demand);
         self.update_engine_watch(&demand);
     }
 
     /// Updates the watch after a change of the depth, or after an overrun.
     pub(super) fn recheck_engine_watch(&self) {
-        self.update_engine_watch(&lock(&self.overrun.demand));
+        self.update_engine_watch(&lock(&self.overrun.max_unpolled_completions));
     }
 
     /// Makes the engine watch the queue, or stops that.
-    fn update_engine_watch(&self, demand: &CqDemand) {
+    fn update_engine_watch(&self, demand: &MaxUnpolledCompletions) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
-        let wanted = demand.total() > depth && !self.overrun.ignored && !self.is_overrun();
+        let wanted = demand.total() > depth && !self.overrun.ignores_overrun && !self.is_overrun();
         if self.overrun.can_overrun.swap(wanted, Ordering::Relaxed) == wanted {
             return;
         }
@@ -164,7 +164,7 @@ impl Cq {
 
     /// Checks for an overrun after the engine has filled the buffer. Returns true if the engine is to check again at
     /// the next tick.
-    pub(super) fn check_overrun(
+    pub(super) fn check_overrun_and_tell_if_recheck_needed(
         &self,
         mut state: BiasedGuard<'_, CqState>,
         look: EngineCheckReason,
@@ -212,13 +212,16 @@ impl Cq {
     }
 
     /// Ends a queue that the program destroys and in which no queue pair completes: the queue raises no more events.
-    pub(crate) fn end_overrun_tracking(&self) {
+    pub(crate) fn stop_and_await_event_acknowledgements(&self) {
         {
             let _state = self.state.lock();
             self.overrun.is_cq_in_error.store(true, Ordering::Release);
         }
-        self.context.discard_events(self.handle().0.cast());
-        self.unacknowledged_comp_events.wait();
-        self.unacknowledged_async_events.wait();
+        self.context
+            .discard_events_of_object(self.handle().0.cast());
+        self.unacknowledged_comp_events
+            .wait_until_all_acknowledged();
+        self.unacknowledged_async_events
+            .wait_until_all_acknowledged();
     }
 }

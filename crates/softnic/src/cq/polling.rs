@@ -11,7 +11,7 @@ use verbs_abi::*;
 use crate::recv::TagInfo;
 
 /// The extended part of a completion queue.
-pub(crate) struct ExtendedCq {
+pub(crate) struct ExtendedPollState {
     /// True while a thread is between `ibv_start_poll` and `ibv_end_poll`.
     is_polling: AtomicBool,
     /// True if the program itself ensures that only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
@@ -22,9 +22,9 @@ pub(crate) struct ExtendedCq {
     current: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current` is reached through `ExtendedCq::current` alone, whose callers are the one thread that polls; the rest is
+// SAFETY: `current` is reached through `ExtendedPollState::current` alone, whose callers are the one thread that polls; the rest is
 // atomic or constant.
-unsafe impl Sync for ExtendedCq {}
+unsafe impl Sync for ExtendedPollState {}
 
 /// The current completion.
 pub(crate) struct CurrentCompletion {
@@ -34,7 +34,7 @@ pub(crate) struct CurrentCompletion {
     pub(crate) tag: TagInfo,
 }
 
-impl ExtendedCq {
+impl ExtendedPollState {
     pub(crate) fn new(wc_flags: u64, flags: u32) -> Self {
         Self {
             is_polling: AtomicBool::new(false),

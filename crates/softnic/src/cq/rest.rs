@@ -6,7 +6,7 @@
 //! little later. Its peers write several times as much between two reads.
 //!
 //! The thread also yields if others want its core: the peer that it waits for may be one of them
-//! ([`SpinTime`](nic_core::yielding::SpinTime)).
+//! ([`SpinTime`]).
 
 use std::cell::Cell;
 use std::hint;
@@ -15,10 +15,10 @@ use nic_core::yielding::SpinTime;
 use shm::clock::{ticks, ticks_per_us};
 
 /// Number of empty polls of one queue in a row after which [`throttle_idle_poller`] is called.
-pub(super) const THROTTLE_IDLE_POLLS: u32 = 4096;
+pub(super) const IDLE_POLLS_UNTIL_THROTTLE: u32 = 4096;
 
 /// The same on a crowded core, where polls find nothing until a peer has had the core.
-const CROWDED_THROTTLE_IDLE_POLLS: u32 = 8;
+const CROWDED_IDLE_POLLS_UNTIL_THROTTLE: u32 = 8;
 
 /// Number of polls of idle queues that a thread makes without any completion before it pauses. A thread that polls an
 /// idle queue besides a busy one does not pause. Programs with one queue for sends and one for receives do that.
@@ -41,7 +41,7 @@ const YIELDS_PER_SLEEP: u32 = 512;
 #[derive(Clone, Copy)]
 struct PollRecord {
     /// The queue whose poll begins a round.
-    first_queue: usize,
+    round_start_queue: usize,
     /// Start of the first round, and start of the last one.
     first_round_start_ticks: u64,
     last_round_start_ticks: u64,
@@ -74,7 +74,7 @@ thread_local! {
 impl PollRecord {
     const fn new() -> Self {
         Self {
-            first_queue: usize::MAX,
+            round_start_queue: usize::MAX,
             first_round_start_ticks: 0,
             last_round_start_ticks: 0,
             empty_since_ticks: 0,
@@ -102,15 +102,15 @@ impl PollRecord {
         }
         if *fruitless == FRUITLESS_POLLS_UNTIL_PAUSE {
             (
-                self.first_queue,
+                self.round_start_queue,
                 self.first_round_start_ticks,
                 self.last_round_start_ticks,
             ) = (queue, now, now);
         } else if *fruitless == 2 * FRUITLESS_POLLS_UNTIL_PAUSE {
             // Start again: the thread may no longer poll the other queue.
-            (self.first_queue, *fruitless) = (queue, FRUITLESS_POLLS_UNTIL_PAUSE + 1);
+            (self.round_start_queue, *fruitless) = (queue, FRUITLESS_POLLS_UNTIL_PAUSE + 1);
         }
-        if *fruitless <= FRUITLESS_POLLS_UNTIL_PAUSE || self.first_queue != queue {
+        if *fruitless <= FRUITLESS_POLLS_UNTIL_PAUSE || self.round_start_queue != queue {
             return NextPollAction::Poll;
         }
         let waited = self
@@ -129,11 +129,11 @@ impl PollRecord {
     }
 
     /// Records a yield that began at `before` and ended at `now`. Returns true if it is time for a short sleep.
-    fn record_yield(&mut self, before: u64, now: u64, per_us: u64) -> bool {
+    fn record_yield_and_tell_if_sleep_due(&mut self, before: u64, now: u64, per_us: u64) -> bool {
         let was_alone = !self.yield_time.is_crowded();
         self.empty_since_ticks = now;
         self.yield_time
-            .yielded(now.wrapping_sub(before) * 1000 / per_us);
+            .record_yield(now.wrapping_sub(before) * 1000 / per_us);
         if was_alone || !self.yield_time.is_crowded() {
             self.yields_since_sleep = 0;
             return false;
@@ -145,9 +145,9 @@ impl PollRecord {
     /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller`].
     fn polls_until_throttle(&self) -> u32 {
         if self.yield_time.is_crowded() {
-            CROWDED_THROTTLE_IDLE_POLLS
+            CROWDED_IDLE_POLLS_UNTIL_THROTTLE
         } else {
-            THROTTLE_IDLE_POLLS
+            IDLE_POLLS_UNTIL_THROTTLE
         }
     }
 }
@@ -173,7 +173,7 @@ pub(super) fn throttle_idle_poller(queue: usize) -> u32 {
         }
         NextPollAction::Yield => {
             std::thread::yield_now();
-            if looks.record_yield(now, ticks(), per_us) {
+            if looks.record_yield_and_tell_if_sleep_due(now, ticks(), per_us) {
                 std::thread::sleep(std::time::Duration::from_micros(1));
                 looks.empty_since_ticks = ticks();
             }
@@ -202,7 +202,7 @@ mod tests {
         fn new() -> Self {
             let mut looks = PollRecord::new();
             // The core has not been crowded for long.
-            (0..40).for_each(|_| looks.yield_time.yielded(300));
+            (0..40).for_each(|_| looks.yield_time.record_yield(300));
             Self {
                 looks,
                 fruitless: 0,
@@ -221,7 +221,8 @@ mod tests {
                 NextPollAction::Yield => {
                     let before = self.now;
                     self.now += PER_US / 3;
-                    self.looks.record_yield(before, self.now, PER_US);
+                    self.looks
+                        .record_yield_and_tell_if_sleep_due(before, self.now, PER_US);
                 }
             }
             next
@@ -268,7 +269,10 @@ mod tests {
         let mut thread = Thread::new();
         let spin = thread.looks.yield_time.spin_ns() * PER_US / 1000;
         assert_eq!(thread.look(0), NextPollAction::Poll);
-        assert_eq!(thread.looks.polls_until_throttle(), THROTTLE_IDLE_POLLS);
+        assert_eq!(
+            thread.looks.polls_until_throttle(),
+            IDLE_POLLS_UNTIL_THROTTLE
+        );
         thread.now += spin;
         assert_eq!(thread.look(0), NextPollAction::Yield);
         assert_eq!(thread.look(0), NextPollAction::Poll, "and spins anew");
@@ -278,11 +282,13 @@ mod tests {
         assert_eq!(thread.look(0), NextPollAction::Poll);
         // Other threads had the core each time.
         for _ in 0..20 {
-            thread.looks.record_yield(0, 5 * PER_US, PER_US);
+            thread
+                .looks
+                .record_yield_and_tell_if_sleep_due(0, 5 * PER_US, PER_US);
         }
         assert_eq!(
             thread.looks.polls_until_throttle(),
-            CROWDED_THROTTLE_IDLE_POLLS
+            CROWDED_IDLE_POLLS_UNTIL_THROTTLE
         );
         thread.fruitless = 0;
         assert_eq!(thread.look(0), NextPollAction::Poll);
@@ -294,11 +300,17 @@ mod tests {
     #[test]
     fn sleeps_shortly_once_in_many_yields_of_a_crowd() {
         let mut looks = PollRecord::new();
-        let sleeps =
-            (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.record_yield(0, 5 * PER_US, PER_US));
+        let sleeps = (0..10 * YIELDS_PER_SLEEP)
+            .filter(|_| looks.record_yield_and_tell_if_sleep_due(0, 5 * PER_US, PER_US));
         assert!([9, 10].contains(&sleeps.count()));
         let mut looks = PollRecord::new();
-        assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.record_yield(0, PER_US / 3, PER_US)));
+        assert!(
+            !(0..10 * YIELDS_PER_SLEEP).any(|_| looks.record_yield_and_tell_if_sleep_due(
+                0,
+                PER_US / 3,
+                PER_US
+            ))
+        );
     }
 
     #[test]

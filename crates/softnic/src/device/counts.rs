@@ -74,7 +74,7 @@ impl DeviceAndPortCounts {
     }
 
     /// Ports of all devices.
-    pub(super) fn all_ports(self) -> usize {
+    pub(super) fn total_port_count(self) -> usize {
         usize::from(self.devices) * usize::from(self.ports_per_device)
     }
 

@@ -113,7 +113,7 @@ pub(super) fn mapped_ipv4(gid: [u8; 16]) -> Option<[u8; 4]> {
     Ipv6Addr::from(gid).to_ipv4_mapped().map(|ip| ip.octets())
 }
 
-/// Returns the header of a datagram from `sgid` by `route`, see [`Port::grh`](super::Port::grh).
+/// Returns the header of a datagram from `sgid` by `route`, see [`Port::sent_grh`](super::Port::sent_grh).
 pub(super) fn datagram_grh(
     link_layer: LinkLayer,
     sgid: [u8; 16],

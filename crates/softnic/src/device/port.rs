@@ -62,7 +62,7 @@ impl OtherPort {
     }
 
     /// The first address, where `gid` is GID 0 and no interface has it.
-    pub(super) fn address_of_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
+    pub(super) fn first_address_if_unaddressed_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
         let is_made = !self.gid_0_is_address && self.gids.first() == Some(&gid);
         self.gids.get(1).copied().filter(|_| is_made)
     }

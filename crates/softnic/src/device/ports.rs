@@ -108,7 +108,7 @@ pub(crate) fn devices_from_env(
         let list = list.to_string_lossy();
         let no_such = || PortError::NoSuchAddress(list.clone().into_owned());
         let addresses = addresses_in_list(&host.host_addresses, &list).ok_or_else(no_such)?;
-        let ports = counts.all_ports();
+        let ports = counts.total_port_count();
         if addresses.len() < ports {
             return Err(PortError::TooFewAddresses {
                 list: list.clone().into_owned(),
@@ -182,7 +182,7 @@ impl PortSettings {
         let addresses = match &self.configured_addresses {
             // Dealt in turn.
             Some(addresses) => {
-                let ports = self.counts.all_ports();
+                let ports = self.counts.total_port_count();
                 addresses.iter().skip(n).step_by(ports).cloned().collect()
             }
             None if place == PortPlace::FIRST => port_addresses(self.host_addresses.clone()),

@@ -16,7 +16,7 @@ const EXTENSION: &str = "faults";
 /// Extension of the files that list objects.
 const UNDESTROYED_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
-const RULE_BYTES: usize = 16;
+const COUNT_BYTES_PER_RULE: usize = 16;
 
 /// The file of this process, created by its first write.
 #[derive(Default)]
@@ -75,12 +75,12 @@ fn create(pid: u32, extension: &str) -> Option<File> {
 }
 
 fn write_rule_counts(file: &File, index: usize, counts: RuleCounts) {
-    let mut bytes = [0; RULE_BYTES];
-    let (matched, struck) = bytes.split_at_mut(RULE_BYTES / 2);
+    let mut bytes = [0; COUNT_BYTES_PER_RULE];
+    let (matched, struck) = bytes.split_at_mut(COUNT_BYTES_PER_RULE / 2);
     matched.copy_from_slice(&counts.matched.to_le_bytes());
     struck.copy_from_slice(&counts.struck.to_le_bytes());
     // A count that cannot be written is lost; the program's verb does not fail.
-    let _ = file.write_all_at(&bytes, (index * RULE_BYTES) as u64);
+    let _ = file.write_all_at(&bytes, (index * COUNT_BYTES_PER_RULE) as u64);
 }
 
 /// The sums of what the processes of a run have left.
@@ -117,7 +117,11 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
         }
         all.process_count += 1;
         let bytes = fs::read(&path)?;
-        for (index, rule) in bytes.chunks_exact(RULE_BYTES).take(MAX_RULES).enumerate() {
+        for (index, rule) in bytes
+            .chunks_exact(COUNT_BYTES_PER_RULE)
+            .take(MAX_RULES)
+            .enumerate()
+        {
             if all.counts_by_rule.len() <= index {
                 all.counts_by_rule.push(RuleCounts::default());
             }

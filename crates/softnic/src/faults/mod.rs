@@ -115,7 +115,11 @@ pub(crate) fn may_delay_completions() -> bool {
 
 impl FaultPlanState {
     /// Counts and reports the rules that struck.
-    fn count_struck_rules(&mut self, struck: StruckRules, occasion: impl FnOnce(&mut String)) {
+    fn count_and_report_struck_rules(
+        &mut self,
+        struck: StruckRules,
+        occasion: impl FnOnce(&mut String),
+    ) {
         if struck.is_empty() {
             return;
         }
@@ -163,7 +167,7 @@ pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<TargetedIncide
     let verdict = inner
         .injector
         .decide_verb_call(faults.ns_since_start(), facts);
-    inner.count_struck_rules(verdict.struck, |what| {
+    inner.count_and_report_struck_rules(verdict.struck, |what| {
         what.push_str(facts.verb_name);
         append_queue_pair(what, facts.queue_pair);
     });
@@ -177,7 +181,7 @@ pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkF
     let verdict = inner
         .injector
         .decide_work_request(faults.ns_since_start(), facts);
-    inner.count_struck_rules(verdict.struck, |what| {
+    inner.count_and_report_struck_rules(verdict.struck, |what| {
         let _ = write!(what, "{} wr_id={wr_id}", facts.operation);
         append_queue_pair(what, facts.queue_pair);
     });
@@ -192,7 +196,7 @@ pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let (delay_ns, struck) = inner
         .injector
         .completion_delay_ns(faults.ns_since_start(), facts);
-    inner.count_struck_rules(struck, |what| {
+    inner.count_and_report_struck_rules(struck, |what| {
         let _ = write!(
             what,
             "completion of {} wr_id={wr_id}, {delay_ns} ns late",
@@ -210,7 +214,7 @@ pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
     };
     let inner = &mut *lock(&faults.plan_state);
     let fate = inner.injector.decide_packet(faults.ns_since_start(), facts);
-    inner.count_struck_rules(fate.struck, |what| {
+    inner.count_and_report_struck_rules(fate.struck, |what| {
         let _ = write!(
             what,
             "packet {} of {} bytes, {} -> {}",
@@ -246,7 +250,7 @@ pub(crate) fn take_due_incidents() -> (Vec<TargetedIncident>, Option<u64>) {
     let inner = &mut *lock(&faults.plan_state);
     let now = faults.ns_since_start();
     let (happenings, struck) = inner.injector.take_due_incidents(now);
-    inner.count_struck_rules(struck, |what| what.push_str("its time has come"));
+    inner.count_and_report_struck_rules(struck, |what| what.push_str("its time has come"));
     let next = inner.injector.next_due_ns();
     (happenings, next.map(|next| next.saturating_sub(now)))
 }

@@ -14,11 +14,11 @@ pub(super) fn stop_process_for(time: Duration) {
         Err(error) => return tracing::error!("no pause: this process cannot be named: {error}"),
     };
     // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs
-    // `continue_after_sleep`, which allocates nothing, takes no lock and never returns. Without an exit signal, the
+    // `stop_sleep_and_continue`, which allocates nothing, takes no lock and never returns. Without an exit signal, the
     // program's handlers of SIGCHLD and its `wait` do not see the child (clone(2)).
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
-        0 => continue_after_sleep(std::os::fd::AsFd::as_fd(&pidfd), time),
+        0 => stop_sleep_and_continue(std::os::fd::AsFd::as_fd(&pidfd), time),
         child if child > 0 => wait_for(child),
         _ => {
             let error = std::io::Error::last_os_error();
@@ -28,7 +28,7 @@ pub(super) fn stop_process_for(time: Duration) {
 }
 
 /// Stops the process behind `pidfd`, sleeps, and continues it.
-fn continue_after_sleep(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
+fn stop_sleep_and_continue(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
     let fd = pidfd.as_raw_fd();
     let sleep = libc::timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),

@@ -59,7 +59,12 @@ impl WireCapture {
         let now = SystemTime::now();
         let mut records = CapturedPackets::default();
         endpoint.send_observed(batch, |sent| {
-            let datagram = datagram(&sent.frame, sent.traffic_class, sent.hop_limit, sent.bytes);
+            let datagram = datagram(
+                &sent.icrc_fields,
+                sent.traffic_class,
+                sent.hop_limit,
+                sent.bytes,
+            );
             self.push(&mut records, now, &datagram);
         });
         self.append(&records);
@@ -70,18 +75,18 @@ impl WireCapture {
     pub(super) fn capture_received(&self, endpoint: &Endpoint, received: &ReceivedPacket<'_>) {
         let addresses = || endpoint.addresses().map(|address| address.ip).collect();
         let own = self.own_addresses.get_or_init(addresses);
-        if own.contains(&received.frame.addresses.src()) {
+        if own.contains(&received.icrc_fields.addresses.src()) {
             return;
         }
         // A receiver does not see the identification of the IP header, but the ICRC reveals it.
         let identification = icrc::split(received.bytes)
             .and_then(|(transport, icrc)| {
-                icrc::recover_identification(&received.frame, transport, icrc)
+                icrc::recover_identification(&received.icrc_fields, transport, icrc)
             })
-            .unwrap_or(received.frame.identification);
+            .unwrap_or(received.icrc_fields.identification);
         let frame = IcrcFields {
             identification,
-            ..received.frame
+            ..received.icrc_fields
         };
         let hop_limit = received.hop_limit.unwrap_or(0);
         let datagram = datagram(&frame, received.traffic_class, hop_limit, received.bytes);

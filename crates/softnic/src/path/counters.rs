@@ -158,7 +158,10 @@ pub(crate) struct CountedPort {
 }
 
 /// Returns the port that has an address; the first if none has it.
-pub(crate) fn port_of(ports: &[CountedPort], ip: IpAddr) -> Option<&CountedPort> {
+pub(crate) fn port_with_address_or_first(
+    ports: &[CountedPort],
+    ip: IpAddr,
+) -> Option<&CountedPort> {
     let has = |port: &&CountedPort| port.addresses.contains(&ip);
     ports.iter().find(has).or(ports.first())
 }
@@ -214,7 +217,7 @@ impl PacketCounters {
         place: impl FnOnce() -> u32,
         counts: &mut StateMachineCounters,
     ) {
-        if let Some(counts) = counts.take_nonzero() {
+        if let Some(counts) = counts.take_unless_all_zero() {
             self.add_counts(place(), counts);
         }
     }
@@ -260,7 +263,7 @@ impl PacketCounters {
         };
         let mut totals: Vec<_> = ports.iter().map(own).collect();
         for (ip, counters) in endpoint.counters() {
-            let Some(total) = counts_at(&mut totals, ip) else {
+            let Some(total) = counts_of_port_with_address(&mut totals, ip) else {
                 continue;
             };
             for (name, count) in counters.values() {
@@ -321,7 +324,7 @@ impl PacketCounters {
         self.is_engine_called.store(false, Ordering::Relaxed);
         let mut totals = self.totals(endpoint, ports);
         for (ip, drops) in endpoint.socket_drops() {
-            if let Some(total) = counts_at(&mut totals, ip) {
+            if let Some(total) = counts_of_port_with_address(&mut totals, ip) {
                 total[Counter::Overrun as usize] += drops;
             }
         }
@@ -359,7 +362,7 @@ impl PacketCounters {
 }
 
 /// Returns the counts of the port that has an address.
-fn counts_at<'t>(
+fn counts_of_port_with_address<'t>(
     totals: &'t mut [(&CountedPort, [u64; COUNT])],
     ip: IpAddr,
 ) -> Option<&'t mut [u64; COUNT]> {

@@ -95,7 +95,7 @@ impl FaultyWire {
         received: &ReceivedPacket<'_>,
         take: &mut impl FnMut(&ReceivedPacket<'_>),
     ) {
-        let addresses = &received.frame.addresses;
+        let addresses = &received.icrc_fields.addresses;
         let fate = packet_verdict(received.bytes, 0, |facts| PacketFacts {
             direction: Direction::Receive,
             source: addresses.src(),
@@ -108,7 +108,7 @@ impl FaultyWire {
             return;
         }
         let mut packet = IncomingPacket {
-            frame: received.frame,
+            frame: received.icrc_fields,
             traffic_class: received.traffic_class,
             hop_limit: received.hop_limit,
             bytes: received.bytes.to_vec(),
@@ -148,7 +148,7 @@ impl FaultyWire {
     }
 
     /// Returns true if no packet is late.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn has_no_late_packets(&self) -> bool {
         lock(&self.late_outgoing).is_empty() && lock(&self.late_incoming).is_empty()
     }
 }
@@ -156,7 +156,7 @@ impl FaultyWire {
 impl IncomingPacket {
     fn received(&self) -> ReceivedPacket<'_> {
         ReceivedPacket {
-            frame: self.frame,
+            icrc_fields: self.frame,
             traffic_class: self.traffic_class,
             hop_limit: self.hop_limit,
             bytes: &self.bytes,
@@ -185,7 +185,7 @@ fn packet_verdict(
         destination: nowhere,
         queue_pair: QueuePair::default(),
         peer_qpn: None,
-        operation: opcode_name(bytes),
+        operation: fault_operation_of_packet(bytes),
         bytes: u32::try_from(bytes.len() + more).unwrap_or(u32::MAX),
     };
     faults::strike_packet(&describe(facts))
@@ -206,7 +206,7 @@ fn dest_qpn(bytes: &[u8]) -> u32 {
 }
 
 /// Returns the name that fault plans have for the operation of a packet.
-fn opcode_name(bytes: &[u8]) -> &'static str {
+fn fault_operation_of_packet(bytes: &[u8]) -> &'static str {
     let opcode = bytes.first().and_then(|byte| Opcode::from_byte(*byte));
     match opcode.map(|opcode| opcode.operation) {
         Some(PacketOperation::Send) | None => "SEND",
@@ -228,8 +228,8 @@ mod tests {
     #[test]
     fn every_operation_is_one_that_plans_can_name() {
         for byte in 0..=255 {
-            assert!(::faults::OPERATIONS.contains(&opcode_name(&[byte])));
+            assert!(::faults::OPERATIONS.contains(&fault_operation_of_packet(&[byte])));
         }
-        assert_eq!(opcode_name(&[]), "SEND");
+        assert_eq!(fault_operation_of_packet(&[]), "SEND");
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     fn rtu(slot: u32) -> [u8; MAD_BYTES] {
         CmMessage::Rtu(RtuOrDrep {
             local_comm_id: 1,
-            remote_comm_id: slot << roce::gsi::SLOT_SHIFT | 5,
+            remote_comm_id: slot << roce::gsi::SLOT_SHIFT_IN_COMM_ID | 5,
             private_data: BoundedData::default(),
         })
         .emit(7)
@@ -167,7 +167,7 @@ mod tests {
         };
         assert_eq!((got(&three), got(&four)), (None, Some(expected)));
         let request = CmMessage::SidrReq(SidrReq {
-            request_id: 4 << roce::gsi::SLOT_SHIFT,
+            request_id: 4 << roce::gsi::SLOT_SHIFT_IN_COMM_ID,
             pkey: DEFAULT_PKEY,
             service_id: 0x0111_0007,
             private_data: BoundedData::default(),

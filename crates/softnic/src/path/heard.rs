@@ -19,7 +19,7 @@ pub(super) struct PacketChecks {
 impl PacketChecks {
     /// Records a receive that began at `now_ns` and took `packets` packets. `all_empty`: no more waited. Returns the
     /// time up to which all packets that arrived have been taken, if it is known now.
-    pub(super) fn record_receive(
+    pub(super) fn record_receive_and_get_drained_until_ns(
         &mut self,
         now_ns: u64,
         packets: usize,
@@ -46,25 +46,43 @@ mod tests {
     #[test]
     fn empty_sockets_have_been_heard_until_now() {
         let mut looks = PacketChecks::default();
-        assert_eq!(looks.record_receive(10, 0, true), Some(10));
-        assert_eq!(looks.record_receive(20, 5, false), None);
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(10, 0, true),
+            Some(10)
+        );
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(20, 5, false),
+            None
+        );
         // Another socket may have packets.
-        assert_eq!(looks.record_receive(30, 0, false), None);
-        assert_eq!(looks.record_receive(40, 0, true), Some(40));
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(30, 0, false),
+            None
+        );
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(40, 0, true),
+            Some(40)
+        );
     }
 
     #[test]
     fn sockets_that_are_never_empty_have_been_heard_until_the_look_began() {
         let mut looks = PacketChecks::default();
         assert_eq!(
-            looks.record_receive(10, MAX_WAITING_PACKETS - 1, false),
+            looks.record_receive_and_get_drained_until_ns(10, MAX_WAITING_PACKETS - 1, false),
             None
         );
-        assert_eq!(looks.record_receive(20, 1, false), Some(10));
         assert_eq!(
-            looks.record_receive(30, MAX_WAITING_PACKETS - 1, false),
+            looks.record_receive_and_get_drained_until_ns(20, 1, false),
+            Some(10)
+        );
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(30, MAX_WAITING_PACKETS - 1, false),
             None
         );
-        assert_eq!(looks.record_receive(40, 2, false), Some(30));
+        assert_eq!(
+            looks.record_receive_and_get_drained_until_ns(40, 2, false),
+            Some(30)
+        );
     }
 }

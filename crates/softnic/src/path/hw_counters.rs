@@ -20,7 +20,7 @@ use crate::device::{PortPlace, configured_address_list};
 const FOLDER: &str = "counters";
 
 /// The kernel's name for the time, in ms, for which values are kept before the device is asked again.
-const LIFESPAN: &str = "lifespan";
+const LIFESPAN_FILE: &str = "lifespan";
 
 /// Time for which a caller that can wait waits for another process that writes the same files.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -79,7 +79,7 @@ impl PortFiles {
     /// Those of the file system.
     pub(crate) fn create_missing(&self, names: &[&str], age: Duration) -> io::Result<()> {
         let _lock = self.lock(LOCK_PATIENCE)?;
-        let lifespan = self.folder.join(LIFESPAN);
+        let lifespan = self.folder.join(LIFESPAN_FILE);
         fs::write(lifespan, format!("{}\n", age.as_millis()))?;
         // All names are links to one file: an empty port costs no memory for each.
         self.write_temporary(0)?;
@@ -205,7 +205,7 @@ mod tests {
             (text("sent_pkts"), text("rcvd_pkts")),
             ("10\n".into(), "0\n".into())
         );
-        assert_eq!(text(LIFESPAN), "1000\n");
+        assert_eq!(text(LIFESPAN_FILE), "1000\n");
         assert_eq!(
             fs::read_dir(port().folder()).unwrap().count(),
             NAMES.len() + 1

@@ -20,7 +20,7 @@ use shm::fabric::Peer;
 
 use super::bursts::PostBursts;
 use super::capture::{BadCapture, WireCapture};
-use super::counters::{CountedPort, port_of};
+use super::counters::{CountedPort, port_with_address_or_first};
 use super::faulty::FaultyWire;
 use super::gsi::Gsi;
 use super::heard::PacketChecks;
@@ -72,7 +72,8 @@ impl PacketArrival {
 /// The reason why the packet is dropped.
 fn parse_checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
     let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
-    icrc::recover_identification(&received.frame, transport, icrc).ok_or(DropReason::WrongIcrc)?;
+    icrc::recover_identification(&received.icrc_fields, transport, icrc)
+        .ok_or(DropReason::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| DropReason::Malformed)
 }
 
@@ -96,9 +97,9 @@ pub(crate) struct DeliveryState {
 
 impl DeliveryState {
     /// Returns true if another check, at once, would find nothing
-    /// ([`ReceiveBuffers::is_drained`](link::ReceiveBuffers::is_drained)).
+    /// ([`ReceiveBuffers::is_last_socket_drained`](link::ReceiveBuffers::is_last_socket_drained)).
     pub(crate) fn is_drained(&self) -> bool {
-        self.inbox.is_drained()
+        self.inbox.is_last_socket_drained()
     }
 }
 
@@ -158,9 +159,9 @@ pub(crate) struct PacketPath {
     /// Number of checks for packets by threads of the program.
     program_check_count: AtomicU64,
     /// Number of packets that have arrived.
-    received: AtomicU64,
+    arrived_packet_count: AtomicU64,
     bursts: PostBursts,
-    /// True if packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
+    /// True if packets wait for the next post or poll ([`flush_or_hold_back_after_post`](Self::flush_or_hold_back_after_post)).
     has_held_back_packets: AtomicBool,
     pub(crate) counters: PacketCounters,
     counter_files: OnceLock<CounterPublication>,
@@ -200,7 +201,7 @@ impl PacketPath {
             engine_checks_packets: AtomicBool::new(false),
             delivered_until_ns: AtomicU64::new(0),
             program_check_count: AtomicU64::new(0),
-            received: AtomicU64::new(0),
+            arrived_packet_count: AtomicU64::new(0),
             bursts: PostBursts::default(),
             has_held_back_packets: AtomicBool::new(false),
             counters: PacketCounters::default(),
@@ -253,14 +254,14 @@ impl PacketPath {
     }
 
     /// Returns the largest path MTU, in bytes, of packets of `flow`.
-    pub(crate) fn path_mtu(&self, flow: &PacketFlow) -> u32 {
+    pub(crate) fn largest_path_mtu_bytes(&self, flow: &PacketFlow) -> u32 {
         let endpoint = self.endpoint();
         let ip_bytes = endpoint.as_ref().map(|e| e.mtu_towards(flow.addresses));
         ip_bytes.map_or(4096, |bytes| bytes.map_or(4096, roce::path_mtu_within))
     }
 
     /// Returns a descriptor that is readable while packets wait.
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.readiness_fd.get().map(AsFd::as_fd)
     }
 
@@ -322,9 +323,9 @@ impl PacketPath {
 
     /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends waiting packets if
     /// the program does neither. `engine_ticks` tells that the engine checks soon.
-    pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
+    pub(crate) fn flush_or_hold_back_after_post(&self, engine_ticks: &AtomicBool) {
         let polls = self.program_check_count();
-        let received = self.received.load(Ordering::Relaxed);
+        let received = self.arrived_packet_count.load(Ordering::Relaxed);
         let may_wait = self.bursts.note_post_and_predict_burst(polls, received)
             && self.faulty.is_none()
             && self.outgoing().len() < MAX_HELD_BACK_PACKETS;
@@ -418,7 +419,9 @@ impl PacketPath {
 
     /// Returns true if a fault plan holds packets back: the engine then checks again.
     pub(crate) fn has_late_packets(&self) -> bool {
-        self.faulty.as_ref().is_some_and(|faulty| !faulty.is_idle())
+        self.faulty
+            .as_ref()
+            .is_some_and(|faulty| !faulty.has_no_late_packets())
     }
 
     fn outgoing(&self) -> MutexGuard<'_, PacketBatch> {
@@ -468,12 +471,15 @@ impl PacketPath {
     ) -> usize {
         let packets = self.receive_packets(&mut delivery.inbox, deliver);
         if packets > 0 {
-            let before = self.received.load(Ordering::Relaxed);
-            self.received
+            let before = self.arrived_packet_count.load(Ordering::Relaxed);
+            self.arrived_packet_count
                 .store(before.wrapping_add(packets as u64), Ordering::Relaxed);
         }
         let all_empty = delivery.inbox.are_all_sockets_empty();
-        if let Some(heard_ns) = delivery.checks.record_receive(now_ns, packets, all_empty) {
+        if let Some(heard_ns) = delivery
+            .checks
+            .record_receive_and_get_drained_until_ns(now_ns, packets, all_empty)
+        {
             self.delivered_until_ns.store(heard_ns, Ordering::Relaxed);
         }
         packets
@@ -511,7 +517,7 @@ impl PacketPath {
         let mut take = |received: &ReceivedPacket<'_>| {
             let arrival = PacketArrival {
                 flow: PacketFlow {
-                    addresses: received.frame.addresses,
+                    addresses: received.icrc_fields.addresses,
                     traffic_class: received.traffic_class,
                     hop_limit: received.hop_limit.unwrap_or(0),
                 },
@@ -519,7 +525,7 @@ impl PacketPath {
             };
             let result = parse_checked(received).and_then(|packet| deliver(&arrival, &packet));
             if let Err(why) = result {
-                self.count_drop(received.frame.addresses.dst(), why);
+                self.count_drop(received.icrc_fields.addresses.dst(), why);
             }
         };
         let Some(faulty) = &self.faulty else {
@@ -536,7 +542,7 @@ impl PacketPath {
     #[cold]
     fn count_drop(&self, at: IpAddr, why: DropReason) {
         let ports = self.counter_files.get().map_or(&[][..], |a| &a.ports);
-        let place = port_of(ports, at).map_or(0, |port| port.host_wide_number);
+        let place = port_with_address_or_first(ports, at).map_or(0, |port| port.host_wide_number);
         self.counters.count_drop(place, why);
     }
 

@@ -307,15 +307,19 @@ fn decimal(mut number: u64) -> ([u8; MAX_TEXT], u64) {
 
 /// The ports to whose counters this process adds.
 #[derive(Default)]
-pub(crate) struct Ports {
+pub(crate) struct CountedPortTraffic {
     traffic_by_port: Mutex<Vec<(PortName, Option<Arc<PortTraffic>>)>>,
 }
 
-impl Ports {
+impl CountedPortTraffic {
     /// Returns the counters of a port; `None` if its files cannot be made: then nothing is counted.
     #[cold]
     #[inline(never)]
-    pub(crate) fn port(&self, fabric: &Path, name: PortName) -> Option<Arc<PortTraffic>> {
+    pub(crate) fn traffic_of_port(
+        &self,
+        fabric: &Path,
+        name: PortName,
+    ) -> Option<Arc<PortTraffic>> {
         if name.process_ports_key == 0 || name.host_wide_number == 0 {
             return None;
         }
@@ -412,8 +416,9 @@ mod tests {
     #[test]
     fn ports_are_opened_once_and_those_without_a_name_are_not_counted() {
         let fabric = tempfile::tempdir().expect("a folder");
-        let ports = Ports::default();
-        let [one, again] = [(); 2].map(|()| ports.port(fabric.path(), NAME).expect("open"));
+        let ports = CountedPortTraffic::default();
+        let [one, again] =
+            [(); 2].map(|()| ports.traffic_of_port(fabric.path(), NAME).expect("open"));
         assert!(Arc::ptr_eq(&one, &again));
         for name in [
             PortName {
@@ -425,7 +430,7 @@ mod tests {
                 ..NAME
             },
         ] {
-            assert!(ports.port(fabric.path(), name).is_none());
+            assert!(ports.traffic_of_port(fabric.path(), name).is_none());
         }
     }
 }

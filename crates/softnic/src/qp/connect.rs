@@ -99,7 +99,7 @@ impl Qp {
     /// The port reports the MTU of shared memory, and programs ask for that. Both ends of a connection compute the same
     /// value.
     fn flow_mtu_bytes(&self, flow: &PacketFlow, path_mtu: ibv_mtu) -> u32 {
-        path_mtu_bytes(path_mtu).min(self.nic.packet_path.path_mtu(flow))
+        path_mtu_bytes(path_mtu).min(self.nic.packet_path.largest_path_mtu_bytes(flow))
     }
 
     /// Starts requests by packets (RTR to RTS).

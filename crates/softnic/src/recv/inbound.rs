@@ -115,7 +115,7 @@ impl InboundRing {
     /// Tells the sender that this process no longer reads the ring.
     pub(crate) fn detach(&self) {
         if let Some(header) = self.header() {
-            header.detached.store(1, Ordering::Release);
+            header.receiver_detached.store(1, Ordering::Release);
         }
     }
 
@@ -129,12 +129,12 @@ impl InboundRing {
                 Ordering::Release,
             );
         }
-        self.wake_sender(true);
+        self.wake_sender_if_armed(true);
     }
 
     /// Wakes the sender's engine if its send CQ is armed. If the CQ is armed for solicited completions, only a
     /// refusal is a reason, or room for work requests that the sender has deferred.
-    pub(super) fn wake_sender(&self, refused: bool) {
+    pub(super) fn wake_sender_if_armed(&self, refused: bool) {
         if let Some(cq) = self.peer.segment.cq(self.sender_cq_index)
             && !ArmedWord(&cq.armed_word).is_unarmed_unfenced()
         {
@@ -158,7 +158,7 @@ impl InboundRing {
         }
         if acknowledge {
             self.consumer.release();
-            self.wake_sender(false);
+            self.wake_sender_if_armed(false);
         } else if unreleased >= self.consumer.slots() / 8 {
             self.consumer.release();
         }
@@ -167,7 +167,7 @@ impl InboundRing {
 
 /// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
-/// this process. `candidate`: as for [`ArmedWord::wake_target`](shm::fabric::armed::ArmedWord::wake_target).
+/// this process. `candidate`: as for [`ArmedWord::choose_and_record_wake_target`](shm::fabric::armed::ArmedWord::choose_and_record_wake_target).
 #[inline]
 pub(crate) fn wake_if_armed(
     cq: &CqShared,
@@ -178,7 +178,12 @@ pub(crate) fn wake_if_armed(
 ) {
     let armed = ArmedWord(&cq.armed_word);
     if !armed.is_unarmed_unfenced() {
-        wake(cq, cq_index, peer, armed.wake_target(by.0, by.1, candidate));
+        wake(
+            cq,
+            cq_index,
+            peer,
+            armed.choose_and_record_wake_target(by.0, by.1, candidate),
+        );
     }
 }
 

@@ -37,8 +37,8 @@ use tags::{Rendezvous, TagMatchResult};
 
 pub(crate) use inbound::{InboundRing, wake_if_armed};
 pub(crate) use packets::{
-    PacketSide, QpResponder, awaits_gap_nak, has_answers, note_host_drops, send_answers,
-    send_owed_acknowledgement, take_request,
+    PacketResponderState, QpResponder, awaits_gap_nak, has_answers, note_host_drops,
+    process_request_or_datagram, send_answers, send_owed_acknowledgement,
 };
 pub(crate) use queue::RecvQueue;
 pub(crate) use tags::{TagInfo, TagList};
@@ -70,11 +70,11 @@ enum RecordResult {
     /// The queue pair failed; the requester gets this status.
     Failed(ibv_wc_status),
     /// The sender has ended or has withdrawn the record.
-    Lost,
+    SenderEndedOrWithdrew,
     /// The payload of a rendezvous is still to come.
     Rendezvous(Box<Rendezvous>),
     /// The requester's own memory cannot be read: the requester gets a local error, and nothing changes here.
-    Unsendable,
+    SenderMemoryUnreadable,
 }
 
 impl RecvSide {
@@ -98,7 +98,7 @@ impl RecvSide {
 
     /// Tells peers whether any next message makes a completion. If so, they may wake the program themselves. The
     /// receive CQ, whose lock is held, is about to be armed.
-    pub(crate) fn publish_completes_next(&self) {
+    pub(crate) fn publish_if_any_next_message_completes(&self) {
         let qp = &*self.qp;
         let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
             && matches!(qp.state(), QpState::Rtr | QpState::Rts)
@@ -113,8 +113,14 @@ impl RecvSide {
                 [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
                 _ => 0,
             };
-            if shared.completes_until_slot.load(Ordering::Relaxed) != until {
-                shared.completes_until_slot.store(until, Ordering::Relaxed);
+            if shared
+                .messages_complete_up_to_position
+                .load(Ordering::Relaxed)
+                != until
+            {
+                shared
+                    .messages_complete_up_to_position
+                    .store(until, Ordering::Relaxed);
             }
         }
         if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(takes) {
@@ -140,7 +146,12 @@ impl RecvSide {
     /// Makes completions of arrived records, from at most `2 * scan` rings. With `ended`, also checks which empty rings
     /// have ended. Returns true if a record waits for a deadline.
     #[inline(always)]
-    pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    pub(crate) fn complete_arrived_records_and_tell_if_waiting(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        ended: bool,
+    ) -> bool {
         if let [_] = self.rings[..]
             && !self.any_stopped
             && self.rendezvous.is_none()
@@ -148,18 +159,23 @@ impl RecvSide {
             && self
                 .qp
                 .shared()
-                .requester_caused_event
+                .requester_caused_event_plus_1
                 .load(Ordering::Relaxed)
                 == 0
         {
             self.receive_from(0, sink, scan == usize::MAX, ended)
         } else {
-            self.receive_in_any_state(sink, scan, ended)
+            self.complete_arrived_records_in_any_state(sink, scan, ended)
         }
     }
 
     #[inline(never)]
-    fn receive_in_any_state(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
+    fn complete_arrived_records_in_any_state(
+        &mut self,
+        sink: &mut WcSink<'_>,
+        scan: usize,
+        ended: bool,
+    ) -> bool {
         let state = self.qp.state();
         if state == QpState::Err {
             if let Some(rendezvous) = self.rendezvous.take() {
@@ -177,7 +193,7 @@ impl RecvSide {
         if self
             .qp
             .shared()
-            .requester_caused_event
+            .requester_caused_event_plus_1
             .load(Ordering::Relaxed)
             != 0
         {
@@ -279,7 +295,7 @@ impl RecvSide {
         let event = self
             .qp
             .shared()
-            .requester_caused_event
+            .requester_caused_event_plus_1
             .swap(0, Ordering::AcqRel);
         if self.qp.qp_type == QpType::Rc && event != 0 {
             self.qp.flush_and_enter_error();
@@ -366,7 +382,7 @@ impl RecvSide {
             if !UD && record.header.flags & FLAG_AFTER_RECEIVER_SENDS != 0 {
                 // A send queue's lock is taken before that of a receive queue.
                 rq = None;
-                if complete_earlier_sends(qp, sink) {
+                if complete_earlier_sends_and_tell_if_full(qp, sink) {
                     break;
                 }
             }
@@ -425,11 +441,11 @@ impl RecvSide {
             RecordResult::NotReady if !qp.qp_type.is_connected() => {}
             RecordResult::NotReady => *waiting |= Self::handle_rnr(qp, ring),
             RecordResult::Failed(status) => Self::refuse(qp, ring, status),
-            RecordResult::Lost => ring.stopped = true,
-            RecordResult::Unsendable if qp.qp_type == QpType::Rc => {
+            RecordResult::SenderEndedOrWithdrew => ring.stopped = true,
+            RecordResult::SenderMemoryUnreadable if qp.qp_type == QpType::Rc => {
                 ring.refuse_front(IBV_WC_LOC_PROT_ERR, None)
             }
-            RecordResult::Unsendable => {
+            RecordResult::SenderMemoryUnreadable => {
                 ring.consumer.advance(slots);
                 return true;
             }
@@ -587,7 +603,7 @@ fn deliver_record<const UD: bool>(
         Some(RecordKind::Send) => (IBV_WC_RECV, 0),
         Some(RecordKind::SendWithImm) => (IBV_WC_RECV, IBV_WC_WITH_IMM),
         Some(RecordKind::Frame) => (IBV_WC_RECV, 0),
-        Some(RecordKind::CheckedFrame) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
+        Some(RecordKind::FrameWithGoodChecksums) => (IBV_WC_RECV, IBV_WC_IP_CSUM_OK),
         Some(RecordKind::WriteWithImm) => (IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM),
         Some(RecordKind::SendWithInv) => {
             if rq.len() != 0 && !invalidate_window(qp, header.imm) {
@@ -606,7 +622,7 @@ fn deliver_record<const UD: bool>(
             local_regions: local,
             sender_regions: remote,
         };
-        match tags::receive(qp, rq, record, source, flags, sink) {
+        match tags::deliver_to_matching_entry(qp, rq, record, source, flags, sink) {
             TagMatchResult::Handled(handled) => return handled,
             TagMatchResult::Unmatched(as_what) => opcode = as_what,
         }
@@ -629,7 +645,7 @@ fn deliver_record<const UD: bool>(
         status: IBV_WC_SUCCESS,
         opcode,
         vendor_err: 0,
-        byte_len: header.len,
+        byte_len: header.len_or_value,
         imm: ibv_wc_imm {
             imm_data: header.imm,
         },
@@ -641,7 +657,7 @@ fn deliver_record<const UD: bool>(
         sl: 0,
         dlid_path_bits: 0,
     };
-    let mut place_len = header.len as usize;
+    let mut place_len = header.len_or_value as usize;
     if opcode == IBV_WC_RECV_RDMA_WITH_IMM {
         place_len = 0;
     }
@@ -649,17 +665,17 @@ fn deliver_record<const UD: bool>(
     if UD {
         #[allow(clippy::cast_possible_truncation)] // 40
         let grh_bytes = GRH_BYTES as u32;
-        wc.byte_len = header.len.saturating_add(grh_bytes);
+        wc.byte_len = header.len_or_value.saturating_add(grh_bytes);
         wc.wc_flags |= path.wc_flags;
         wc.slid = path.slid;
         wc.sl = path.sl;
         wc.dlid_path_bits = path.dlid_path_bits;
         if place_len != 0 || !wqe.sges.is_empty() {
-            let grh = path.grh_with_lengths(header.len, flags != 0);
+            let grh = path.grh_with_lengths(header.len_or_value, flags != 0);
             placed = place_ud(qp, pd, wqe.sges, record, grh, window, local);
         }
     } else if place_len != 0 {
-        placed = place(
+        placed = place_connected_message(
             qp, pd, wqe.sges, record, peer, window, local, remote, src_qpn,
         );
         if placed.is_ok()
@@ -670,7 +686,7 @@ fn deliver_record<const UD: bool>(
         }
     }
     if let Err(e) = placed {
-        return complete_unplaced(qp, rq, wr_id, &e, sink);
+        return complete_recv_after_place_error(qp, rq, wr_id, &e, sink);
     }
     if opcode == IBV_WC_TM_RECV
         && let Some(list) = &mut rq.tags
@@ -702,7 +718,7 @@ fn fail_invalidation(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Reco
 /// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
 /// NIC the acknowledgement comes long before the answer. Returns true if `sink` is full.
 #[cold]
-fn complete_earlier_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+fn complete_earlier_sends_and_tell_if_full(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
         qp.poll_sends(sink, true);
     }
@@ -722,7 +738,7 @@ fn has_withdrawn_records(peer: &Peer, ring_at: usize) -> bool {
 
 /// Handles a payload that could not be placed: completes the receive WR, and returns what the requester gets.
 #[cold]
-fn complete_unplaced(
+fn complete_recv_after_place_error(
     qp: &Qp,
     rq: &mut RecvQueue,
     wr_id: u64,
@@ -733,17 +749,19 @@ fn complete_unplaced(
         // The message did not arrive whole; its receive WR waits for the next one.
         PlaceError::SenderGone => {
             rq.put_back_last();
-            return RecordResult::Lost;
+            return RecordResult::SenderEndedOrWithdrew;
         }
         PlaceError::TooLong => (
             IBV_WC_LOC_LEN_ERR,
             RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
         ),
-        PlaceError::Local => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
+        PlaceError::ReceiveMemoryUnwritable => {
+            (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR))
+        }
         // The fault is the requester's: its device could not have sent the message.
-        PlaceError::Sender => {
+        PlaceError::SenderMemoryUnreadable => {
             rq.put_back_last();
-            return RecordResult::Unsendable;
+            return RecordResult::SenderMemoryUnreadable;
         }
     };
     // The sender is told the cause as well.

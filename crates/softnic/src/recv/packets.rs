@@ -5,17 +5,17 @@ use nic_core::rights::Access;
 use roce::opcode::{LastPacketField, PacketOperation};
 use roce::packet::Packet;
 use roce::rc::responder::Responder;
-use roce::target::{AtomicOperation, Refusal, Target};
+use roce::target::{AtomicOperation, Refusal, ResponderTarget};
 use roce::uc;
 
 use crate::lock::lock;
 use crate::path::{Counter, DropReason, PacketArrival};
-use crate::send::RemoteMemory;
+use crate::send::RequestedMemory;
 use link::PacketFlow;
 
 /// The state of a queue pair for requests that reach it by packets.
 #[derive(Default)]
-pub(crate) struct PacketSide {
+pub(crate) struct PacketResponderState {
     responder: Option<Box<QpResponder>>,
     memory: ResponderMemory,
 }
@@ -71,7 +71,7 @@ impl Default for ResponderMemory {
     }
 }
 
-impl PacketSide {
+impl PacketResponderState {
     /// Starts to answer requests.
     pub(crate) fn set_responder(&mut self, responder: QpResponder) {
         self.responder = Some(Box::new(responder));
@@ -82,7 +82,7 @@ impl PacketSide {
 ///
 /// # Errors
 /// The reason why the packet is dropped.
-pub(crate) fn take_request(
+pub(crate) fn process_request_or_datagram(
     qp: &Qp,
     arrival: &PacketArrival,
     packet: &Packet<'_>,
@@ -95,9 +95,9 @@ pub(crate) fn take_request(
         return Err(DropReason::NotReady);
     }
     let mut side = lock(&qp.packet_side);
-    let PacketSide { responder, memory } = &mut *side;
+    let PacketResponderState { responder, memory } = &mut *side;
     if qp.qp_type == QpType::Ud {
-        return take_datagram(qp, memory, arrival, packet);
+        return deliver_datagram(qp, memory, arrival, packet);
     }
     let responder = responder.as_mut().ok_or(DropReason::NotReady)?;
     if !arrival.is_from_peer(&responder.requester_flow) {
@@ -130,7 +130,7 @@ pub(crate) fn take_request(
 /// `heard_ns` have been processed.
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut side = lock(&qp.packet_side);
-    let PacketSide { responder, memory } = &mut *side;
+    let PacketResponderState { responder, memory } = &mut *side;
     let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
         requester_flow: flow,
@@ -212,7 +212,7 @@ pub(crate) fn send_owed_acknowledgement(qp: &Qp) {
 #[derive(Clone, Copy)]
 enum RefusalReason {
     /// Its own receive WR failed.
-    Receive,
+    ReceiveWrFailed,
     /// The request had no access right.
     Access,
     /// The request is not valid.
@@ -224,14 +224,14 @@ enum RefusalReason {
 fn fail_after_refusal(qp: &Qp, failure: RefusalReason) {
     qp.flush_and_enter_error();
     match failure {
-        RefusalReason::Receive => {}
+        RefusalReason::ReceiveWrFailed => {}
         RefusalReason::Access => qp.raise(IBV_EVENT_QP_ACCESS_ERR),
         RefusalReason::Invalid => qp.raise(IBV_EVENT_QP_REQ_ERR),
     }
 }
 
 /// Delivers a datagram to the receive WR at the front.
-fn take_datagram(
+fn deliver_datagram(
     qp: &Qp,
     memory: &mut ResponderMemory,
     arrival: &PacketArrival,
@@ -278,7 +278,7 @@ fn deliver_message<const UD: bool>(
     } = memory;
     let record = RingRecord::of_bytes(header, message);
     let mut handled = RecordResult::Done;
-    qp.recv_cq.complete_one(|sink| {
+    qp.recv_cq.add_completion_made_by(|sink| {
         let mut rq = qp.recv_queue().lock();
         let mut from = RecordOrigin {
             peer: qp.nic.this_process(),
@@ -314,7 +314,7 @@ struct QpTarget<'a> {
 }
 
 impl QpTarget<'_> {
-    fn refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
+    fn note_reason_and_refuse<T>(&mut self, refusal: Refusal) -> Result<T, Refusal> {
         self.last_refusal_reason = Some(match refusal {
             Refusal::RemoteAccess => RefusalReason::Access,
             _ => RefusalReason::Invalid,
@@ -323,13 +323,13 @@ impl QpTarget<'_> {
     }
 
     /// Runs `f` on the memory that a request names.
-    fn with_remote_memory<T>(
+    fn with_requested_memory<T>(
         &mut self,
         (addr, rkey, len): (u64, u32, u64),
         access: Access,
-        f: impl FnOnce(RemoteMemory<'_>) -> Result<T, MemoryFault>,
+        f: impl FnOnce(RequestedMemory<'_>) -> Result<T, MemoryFault>,
     ) -> Result<T, Refusal> {
-        let found = RemoteMemory::of_own(
+        let found = RequestedMemory::of_own(
             self.qp,
             &mut self.memory.request_regions,
             (addr, rkey),
@@ -338,12 +338,12 @@ impl QpTarget<'_> {
         );
         match found.and_then(f) {
             Ok(value) => Ok(value),
-            Err(MemoryFault) => self.refuse(Refusal::RemoteAccess),
+            Err(MemoryFault) => self.note_reason_and_refuse(Refusal::RemoteAccess),
         }
     }
 }
 
-impl Target for QpTarget<'_> {
+impl ResponderTarget for QpTarget<'_> {
     fn begin_receive(&mut self) -> bool {
         self.memory.partial_message.clear();
         self.qp.recv_queue().lock().len() != 0
@@ -369,7 +369,7 @@ impl Target for QpTarget<'_> {
             (None, LastPacketField::Imm(imm)) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
             (None, LastPacketField::Invalidate(key)) => (RecordKind::SendWithInv, key),
             (None, LastPacketField::None) => (RecordKind::Send, 0),
-            (Some(_), _) => return self.refuse(Refusal::InvalidRequest),
+            (Some(_), _) => return self.note_reason_and_refuse(Refusal::InvalidRequest),
         };
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
         let len = by_write.unwrap_or(self.memory.partial_message.len() as u32);
@@ -379,7 +379,7 @@ impl Target for QpTarget<'_> {
         match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
             RecordResult::NotReady => Err(Refusal::NotReady),
             RecordResult::Failed(status) => {
-                self.last_refusal_reason = Some(RefusalReason::Receive);
+                self.last_refusal_reason = Some(RefusalReason::ReceiveWrFailed);
                 Err(if status == IBV_WC_REM_INV_REQ_ERR {
                     Refusal::InvalidRequest
                 } else {
@@ -388,18 +388,18 @@ impl Target for QpTarget<'_> {
             }
             // Payloads by reference and rendezvous do not arrive by packets.
             RecordResult::Done
-            | RecordResult::Lost
-            | RecordResult::Unsendable
+            | RecordResult::SenderEndedOrWithdrew
+            | RecordResult::SenderMemoryUnreadable
             | RecordResult::Rendezvous(_) => Ok(()),
         }
     }
 
     fn check_write(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
-        self.with_remote_memory((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
+        self.with_requested_memory((addr, rkey, len.into()), Access::RemoteWrite, |_| Ok(()))
     }
 
     fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        self.with_remote_memory(
+        self.with_requested_memory(
             (addr, rkey, bytes.len() as u64),
             Access::RemoteWrite,
             |memory| memory.write(bytes),
@@ -407,20 +407,25 @@ impl Target for QpTarget<'_> {
     }
 
     fn check_read(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal> {
-        self.with_remote_memory((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
+        self.with_requested_memory((addr, rkey, len.into()), Access::RemoteRead, |_| Ok(()))
     }
 
     fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal> {
-        self.with_remote_memory(
+        self.with_requested_memory(
             (addr, rkey, into.len() as u64),
             Access::RemoteRead,
             |memory| memory.read(into),
         )
     }
 
-    fn atomic(&mut self, addr: u64, rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(
+        &mut self,
+        addr: u64,
+        rkey: u32,
+        atomic: AtomicOperation,
+    ) -> Result<u64, Refusal> {
         if !addr.is_multiple_of(8) {
-            return self.refuse(Refusal::InvalidRequest);
+            return self.note_reason_and_refuse(Refusal::InvalidRequest);
         }
         let access = match atomic {
             AtomicOperation::Write(_) => Access::RemoteWrite,
@@ -428,7 +433,7 @@ impl Target for QpTarget<'_> {
                 Access::RemoteAtomic
             }
         };
-        self.with_remote_memory((addr, rkey, 8), access, |memory| memory.atomic(atomic))
+        self.with_requested_memory((addr, rkey, 8), access, |memory| memory.atomic(atomic))
     }
 
     fn flush(
@@ -440,7 +445,7 @@ impl Target for QpTarget<'_> {
         selectivity: u8,
     ) -> Result<(), Refusal> {
         let range = (addr, rkey, u64::from(len));
-        match RemoteMemory::flush(
+        match RequestedMemory::flush(
             self.qp,
             &mut self.memory.request_regions,
             range,
@@ -448,7 +453,7 @@ impl Target for QpTarget<'_> {
             selectivity,
         ) {
             Ok(()) => Ok(()),
-            Err(MemoryFault) => self.refuse(Refusal::RemoteAccess),
+            Err(MemoryFault) => self.note_reason_and_refuse(Refusal::RemoteAccess),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Placing a payload in the buffers of a receive WR.
 
-use nic_core::rights::{Access, AccessingQp, Owner, PermittedRange, authorize};
+use nic_core::rights::{Access, OwningPdOrQp, PermittedRange, QpMemoryRights, authorize};
 
 use super::*;
 use crate::send::{TargetQp, WRITE_RECORD_PREFIX_BYTES, read_to_unmapped, remote_region};
@@ -10,16 +10,16 @@ pub(super) enum PlaceError {
     /// The message is longer than the receive WR.
     TooLong,
     /// The receive WR's memory cannot be written.
-    Local,
+    ReceiveMemoryUnwritable,
     /// The sender's memory, by its own L_Keys, cannot be read.
-    Sender,
+    SenderMemoryUnreadable,
     /// The sender has ended.
     SenderGone,
 }
 
 impl From<SgeError> for PlaceError {
     fn from(_: SgeError) -> Self {
-        Self::Local
+        Self::ReceiveMemoryUnwritable
     }
 }
 
@@ -62,13 +62,13 @@ pub(super) fn place_ud(
     window: &mut LastRegion<true>,
     local: &mut RegionCache,
 ) -> Result<(), PlaceError> {
-    let len = record.header.len as usize;
+    let len = record.header.len_or_value as usize;
     if (len + GRH_BYTES) as u64 > scatter_list_bytes(sges) {
         note_short_buffer_cause(len + GRH_BYTES, sges);
         return Err(PlaceError::TooLong);
     }
     if len > record.payload.len() {
-        return Err(PlaceError::Sender);
+        return Err(PlaceError::SenderMemoryUnreadable);
     }
     let payload = record.payload.as_mut_ptr();
     if let [sge] = sges {
@@ -82,11 +82,11 @@ pub(super) fn place_ud(
                     grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
                         .and_then(|()| copy(dst.wrapping_add(GRH_BYTES), payload, len))
                 };
-                return placed.map_err(|MemoryFault| PlaceError::Local);
+                return placed.map_err(|MemoryFault| PlaceError::ReceiveMemoryUnwritable);
             }
             // Handled below as a list of SGEs.
             Err(SgeError::Unmapped) => {}
-            Err(SgeError::Protection) => return Err(PlaceError::Local),
+            Err(SgeError::Protection) => return Err(PlaceError::ReceiveMemoryUnwritable),
         }
     }
     window.close();
@@ -109,7 +109,7 @@ pub(super) fn place_ud(
 /// Scatters a message of a connected transport over the SGEs of a receive WR.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
-pub(super) fn place(
+pub(super) fn place_connected_message(
     qp: &Qp,
     pd: u32,
     sges: &[ibv_sge],
@@ -121,14 +121,14 @@ pub(super) fn place(
     src_qpn: u32,
 ) -> Result<(), PlaceError> {
     let header = record.header;
-    let len = header.len as usize;
+    let len = header.len_or_value as usize;
     if len as u64 > scatter_list_bytes(sges) {
         note_short_buffer_cause(len, sges);
         return Err(PlaceError::TooLong);
     }
     if header.flags & FLAG_BY_REFERENCE == 0 {
         if len > record.payload.len() {
-            return Err(PlaceError::Sender);
+            return Err(PlaceError::SenderMemoryUnreadable);
         }
         let payload = record.payload.as_mut_ptr();
         if let [sge] = sges {
@@ -137,11 +137,11 @@ pub(super) fn place(
                     // SAFETY: `len` bytes lie in the pinned region (just checked); the ring has as many behind the
                     // header.
                     let placed = unsafe { copy(dst, payload, len) };
-                    return placed.map_err(|MemoryFault| PlaceError::Local);
+                    return placed.map_err(|MemoryFault| PlaceError::ReceiveMemoryUnwritable);
                 }
                 // Handled below as a list of SGEs.
                 Err(SgeError::Unmapped) => {}
-                Err(SgeError::Protection) => return Err(PlaceError::Local),
+                Err(SgeError::Protection) => return Err(PlaceError::ReceiveMemoryUnwritable),
             }
         }
     }
@@ -180,7 +180,7 @@ pub(super) fn copy_by_reference(
             // SAFETY: `src` lies in the pinned region.
             Some(src) => unsafe { to.put(src, at.len() as usize) },
             None => to.put_unmapped(region, at).map_err(|e| match e {
-                PlaceError::Sender => unreadable_sender_error(sender.0),
+                PlaceError::SenderMemoryUnreadable => unreadable_sender_error(sender.0),
                 other => other,
             }),
         }
@@ -197,8 +197,8 @@ pub(super) fn for_each_referenced(
     mut f: impl FnMut(&shm::mem::AccessibleRegion, PermittedRange) -> Result<(), PlaceError>,
 ) -> Result<(), PlaceError> {
     let sender = peer.segment.find_qp(src_qpn as usize % MAX_QPS);
-    let domain = sender.map_or(Owner::NO_DOMAIN, |qp| qp.pd.load(Ordering::Relaxed));
-    let mut left = u64::from(record.header.len);
+    let domain = sender.map_or(OwningPdOrQp::NO_DOMAIN, |qp| qp.pd.load(Ordering::Relaxed));
+    let mut left = u64::from(record.header.len_or_value);
     let count = record.payload.len() / size_of::<ibv_sge>();
     for i in 0..count {
         if left == 0 {
@@ -220,9 +220,11 @@ pub(super) fn for_each_referenced(
         }
         let (region, _pin) = match remote.get_pinned(qp.nic, peer, sge.lkey, || domain) {
             Ok(found) => found,
-            Err(KeyError::Unknown | KeyError::Fault) => return Err(unreadable_sender_error(peer)),
+            Err(KeyError::Unknown | KeyError::MemoryUnreachable) => {
+                return Err(unreadable_sender_error(peer));
+            }
         };
-        let by_sender = AccessingQp::local(domain);
+        let by_sender = QpMemoryRights::local(domain);
         let at = authorize(
             &region.rights,
             (sge.addr, len),
@@ -233,7 +235,7 @@ pub(super) fn for_each_referenced(
         f(region, at)?;
     }
     if left > 0 {
-        return Err(PlaceError::Sender);
+        return Err(PlaceError::SenderMemoryUnreadable);
     }
     Ok(())
 }
@@ -243,7 +245,7 @@ fn unreadable_sender_error(peer: &Peer) -> PlaceError {
     if peer.kernel_says_ended() {
         PlaceError::SenderGone
     } else {
-        PlaceError::Sender
+        PlaceError::SenderMemoryUnreadable
     }
 }
 
@@ -301,9 +303,9 @@ impl ScatterPosition<'_> {
                 // SAFETY: `src` by contract; `at` is of the region, which is pinned, and `n` bytes long.
                 unsafe { region.write(at, src) }.map_err(|MemoryFault| {
                     if is_readable(src, n) {
-                        PlaceError::Local
+                        PlaceError::ReceiveMemoryUnwritable
                     } else {
-                        PlaceError::Sender
+                        PlaceError::SenderMemoryUnreadable
                     }
                 })?;
                 src = src.wrapping_add(n);
@@ -332,9 +334,9 @@ impl ScatterPosition<'_> {
                     // SAFETY: `dst` has `n` bytes in the pinned local region; the caller has pinned `from`.
                     unsafe { from.read(at, dst) }.map_err(|MemoryFault| {
                         if probe_writable(dst, n) {
-                            PlaceError::Sender
+                            PlaceError::SenderMemoryUnreadable
                         } else {
-                            PlaceError::Local
+                            PlaceError::ReceiveMemoryUnwritable
                         }
                     })?;
                 } else if !region.is_null() {
@@ -346,10 +348,10 @@ impl ScatterPosition<'_> {
                         // regions.
                         unsafe {
                             from.read(source, buffer.as_mut_ptr())
-                                .map_err(|_| PlaceError::Sender)?;
+                                .map_err(|_| PlaceError::SenderMemoryUnreadable)?;
                             region
                                 .write(target, buffer.as_ptr())
-                                .map_err(|_| PlaceError::Local)?;
+                                .map_err(|_| PlaceError::ReceiveMemoryUnwritable)?;
                         }
                         (at, to) = (sources, targets);
                     }
@@ -400,7 +402,7 @@ pub(super) fn execute_ordered_write(
         index: qp.index,
         srqn: 0,
     };
-    let len = u64::from(header.len);
+    let len = u64::from(header.len_or_value);
     let access = Access::RemoteWrite;
     let found = remote_region(
         qp.nic,
@@ -451,16 +453,18 @@ pub(super) fn execute_ordered_write(
         };
         copied.map_err(|of_sender| match of_sender {
             true if from.peer.kernel_says_ended() => PlaceError::SenderGone,
-            true => PlaceError::Sender,
-            false => PlaceError::Local,
+            true => PlaceError::SenderMemoryUnreadable,
+            false => PlaceError::ReceiveMemoryUnwritable,
         })
     });
     match copied {
-        Ok(()) if has_withdrawn_records(from.peer, from.ring_offset) => RecordResult::Lost,
+        Ok(()) if has_withdrawn_records(from.peer, from.ring_offset) => {
+            RecordResult::SenderEndedOrWithdrew
+        }
         Ok(()) => RecordResult::Done,
-        Err(PlaceError::SenderGone) => RecordResult::Lost,
-        Err(PlaceError::Sender) => RecordResult::Unsendable,
-        Err(PlaceError::Local | PlaceError::TooLong) => refuse_access(qp),
+        Err(PlaceError::SenderGone) => RecordResult::SenderEndedOrWithdrew,
+        Err(PlaceError::SenderMemoryUnreadable) => RecordResult::SenderMemoryUnreadable,
+        Err(PlaceError::ReceiveMemoryUnwritable | PlaceError::TooLong) => refuse_access(qp),
     }
 }
 

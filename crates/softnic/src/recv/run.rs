@@ -37,13 +37,13 @@ pub(super) fn take_plain_sends<const UD: bool>(
         recv_region: window.held(),
         path: &mut ring.path,
     };
-    let mut records = ring.consumer.run();
+    let mut records = ring.consumer.begin_run();
     let (wqes, begin) = (&rq.wqes[..], rq.wrs_taken);
     let end = begin + (rq.wrs_posted - begin).min(sink.free_entries() as u64);
     let mut head = begin;
     let mut solicited = 0;
     while head != end
-        && let Some(record) = records.peek()
+        && let Some(record) = records.peek_if_len_matches_slots()
         && let Some(wqe) = wqes.get(head as usize & (wqes.len() - 1))
         && complete_plain_send::<UD>(&mut common, &record, wqe, sink)
     {
@@ -81,7 +81,7 @@ fn complete_plain_send<const UD: bool>(
     }
     let with_imm = header.kind == SEND_WITH_IMM;
     let grh = if UD {
-        common.path.grh_with_lengths(header.len, with_imm)
+        common.path.grh_with_lengths(header.len_or_value, with_imm)
     } else {
         None
     };
@@ -91,7 +91,7 @@ fn complete_plain_send<const UD: bool>(
     let wc = ReceivedSend {
         wr_id: wqe.wr_id,
         #[allow(clippy::cast_possible_truncation)] // 40
-        byte_len: header.len + if UD { GRH_BYTES as u32 } else { 0 },
+        byte_len: header.len_or_value + if UD { GRH_BYTES as u32 } else { 0 },
         imm: header.imm,
         qp_num: common.qp_num,
         src_qp: common.src_qp,
@@ -126,7 +126,7 @@ fn place_in_held_region(
     };
     let payload = record.payload.as_mut_ptr();
     // SAFETY: at `dst` there are `len + grh_bytes` bytes of a region that the window pins (just checked); the ring has
-    // `len` bytes behind the header (`ConsumerRun::peek`).
+    // `len` bytes behind the header (`ConsumerRun::peek_if_len_matches_slots`).
     let placed = unsafe {
         grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
             .and_then(|()| copy(dst.wrapping_add(grh_bytes), payload, len))

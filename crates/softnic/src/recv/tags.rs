@@ -45,7 +45,7 @@ pub(super) enum TagMatchResult {
 
 /// Delivers a message to the entry that it matches. The sink has room for a completion.
 #[cold]
-pub(super) fn receive(
+pub(super) fn deliver_to_matching_entry(
     qp: &Qp,
     rq: &mut RecvQueue,
     record: &RingRecord<'_>,
@@ -75,7 +75,7 @@ pub(super) fn receive(
     let mut wc = ibv_wc {
         wr_id: list.entry(at).wr_id,
         opcode: IBV_WC_TM_RECV,
-        byte_len: record.header.len,
+        byte_len: record.header.len_or_value,
         imm: ibv_wc_imm {
             imm_data: record.header.imm,
         },
@@ -91,7 +91,10 @@ pub(super) fn receive(
     match then {
         MatchedDelivery::Eager => {
             let placed = place_eager(qp, pd, &list.entry(at).buffer, record, &mut source);
-            if !matches!(placed, Err(PlaceError::Sender | PlaceError::SenderGone)) {
+            if !matches!(
+                placed,
+                Err(PlaceError::SenderMemoryUnreadable | PlaceError::SenderGone)
+            ) {
                 list.remove_entry(at);
             }
             sink.has_solicited_or_error |=
@@ -143,13 +146,15 @@ fn complete_eager(
             sink.push(wc);
             return RecordResult::Done;
         }
-        Err(PlaceError::SenderGone) => return RecordResult::Lost,
-        Err(PlaceError::Sender) => return RecordResult::Unsendable,
+        Err(PlaceError::SenderGone) => return RecordResult::SenderEndedOrWithdrew,
+        Err(PlaceError::SenderMemoryUnreadable) => return RecordResult::SenderMemoryUnreadable,
         Err(PlaceError::TooLong) => (
             IBV_WC_LOC_LEN_ERR,
             RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR),
         ),
-        Err(PlaceError::Local) => (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR)),
+        Err(PlaceError::ReceiveMemoryUnwritable) => {
+            (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR))
+        }
     };
     sink.push(report_failed_recv(qp, wc.wr_id, status));
     handled
@@ -208,7 +213,7 @@ fn place_eager(
     record: &RingRecord<'_>,
     source: &mut RecordSource<'_>,
 ) -> Result<(), PlaceError> {
-    let len = record.header.len as usize - TMH_BYTES;
+    let len = record.header.len_or_value as usize - TMH_BYTES;
     if len as u64 > scatter_list_bytes(sges) {
         return Err(PlaceError::TooLong);
     }
@@ -246,14 +251,14 @@ fn read_message_head(
     source: &mut RecordSource<'_>,
     head: &mut [u8; MAX_HEADER_BYTES],
 ) -> Result<usize, PlaceError> {
-    let len = (record.header.len as usize).min(head.len());
+    let len = (record.header.len_or_value as usize).min(head.len());
     if record.header.flags & FLAG_BY_REFERENCE == 0 {
-        if record.header.len as usize > record.payload.len() {
-            return Err(PlaceError::Sender);
+        if record.header.len_or_value as usize > record.payload.len() {
+            return Err(PlaceError::SenderMemoryUnreadable);
         }
         // SAFETY: the ring has `len` bytes behind the header (just checked), which its sender may change.
         unsafe { copy(head.as_mut_ptr(), record.payload.as_mut_ptr(), len) }
-            .map_err(|_: MemoryFault| PlaceError::Sender)?;
+            .map_err(|_: MemoryFault| PlaceError::SenderMemoryUnreadable)?;
         return Ok(len);
     }
     let mut done = 0;
@@ -262,7 +267,7 @@ fn read_message_head(
         let (at, _) = at.split_at((len - done) as u64);
         // SAFETY: `head` has room for as many bytes; `at` is of the region, which is pinned.
         unsafe { region.read(at, head[done..].as_mut_ptr()) }
-            .map_err(|_: MemoryFault| PlaceError::Sender)?;
+            .map_err(|_: MemoryFault| PlaceError::SenderMemoryUnreadable)?;
         done += at.len() as usize;
         Ok(())
     })?;
@@ -276,7 +281,13 @@ impl Rendezvous {
     pub(super) fn continue_rendezvous(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         let fin = tags::fin_message(self.header);
         let to = (self.pd_number, &self.sges[..]);
-        match send::read_rendezvous_payload(qp, to, self.payload, &mut self.is_read, &fin) {
+        match send::read_rendezvous_payload_and_send_fin(
+            qp,
+            to,
+            self.payload,
+            &mut self.is_read,
+            &fin,
+        ) {
             Ok(false) => return false,
             Ok(true) => sink.push(ibv_wc {
                 wr_id: self.wr_id,

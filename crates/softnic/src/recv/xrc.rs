@@ -18,7 +18,7 @@ impl RecvSide {
         if self
             .qp
             .shared()
-            .requester_caused_event
+            .requester_caused_event_plus_1
             .load(Ordering::Relaxed)
             != 0
         {

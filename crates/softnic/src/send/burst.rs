@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{Access, authorize_region};
 use verbs_abi::*;
 
-use super::traffic::{DestinationPort, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
     FLAG_SOLICITED, MAX_COPIED_PAYLOAD_BYTES, OutRing, RecordKind, SUCCESS_BYTE, SendQueue,
     SendWqe, code_as_byte, describe_responder, header, is_same_ready_qp, recent_ud_ring,
@@ -45,7 +45,8 @@ pub(super) unsafe fn execute_run(
                 execute_sends::<false>(qp, sq, wr)
             }
             IBV_WR_RDMA_WRITE
-                if !sq.pending.has_sends() && can_peer_receive(qp, sq.peer_ring.as_ref()) =>
+                if !sq.pending.has_wrs_left_to_receiver()
+                    && can_peer_receive(qp, sq.peer_ring.as_ref()) =>
             {
                 if first.send_flags & IBV_SEND_INLINE != 0 {
                     execute_writes::<true>(qp, sq, wr)
@@ -119,7 +120,7 @@ pub(super) unsafe fn inline_payload(
         0 => Some((std::ptr::null(), 0)),
         1 if wr.send_flags & IBV_SEND_INLINE != 0 => {
             // SAFETY: contract of this function.
-            let sge = unsafe { aligned_sge(wr) }?;
+            let sge = unsafe { only_sge_if_aligned(wr) }?;
             let len = sge.length as usize;
             let src = std::ptr::with_exposed_provenance(sge.addr as usize);
             (len <= max_inline).then_some((src, len))
@@ -133,7 +134,7 @@ pub(super) unsafe fn inline_payload(
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
 #[inline(always)]
-unsafe fn aligned_sge(wr: &ibv_send_wr) -> Option<&ibv_sge> {
+unsafe fn only_sge_if_aligned(wr: &ibv_send_wr) -> Option<&ibv_sge> {
     let sge = wr.sg_list.cast_const();
     if !sge.is_aligned() {
         return None;
@@ -155,7 +156,7 @@ impl PayloadSource<'_> {
             return unsafe { inline_payload(wr, self.max_inline) };
         }
         // SAFETY: contract of this function.
-        let sge = unsafe { aligned_sge(wr) }?;
+        let sge = unsafe { only_sge_if_aligned(wr) }?;
         let len = sge.length as usize;
         if len == 0 || len > MAX_COPIED_PAYLOAD_BYTES {
             return None;
@@ -196,7 +197,7 @@ unsafe fn execute_sends<const UD: bool>(
     // SAFETY: the member of the union for UD, plain values.
     let to = unsafe { (*wr).wr.ud };
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
-    let mut run = ring.producer.run();
+    let mut run = ring.producer.begin_run();
     let mut solicited = false;
     let mut immediates = 0;
     // Local variables stay in registers; fields would be loaded again after each store to the ring.
@@ -207,7 +208,7 @@ unsafe fn execute_sends<const UD: bool>(
     } else {
         DestinationPort::PEER
     };
-    let mut run_len = sq.traffic.run_message_bytes(ShortMessage::Send, port);
+    let mut run_len = sq.traffic.run_message_bytes(ShortMessageKind::Send, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
@@ -235,10 +236,12 @@ unsafe fn execute_sends<const UD: bool>(
             break;
         }
         if len != run_len {
-            if !sq
-                .traffic
-                .count_other_length(seq, ShortMessage::Send, len, port)
-            {
+            if !sq.traffic.try_count_short_message_of_other_len(
+                seq,
+                ShortMessageKind::Send,
+                len,
+                port,
+            ) {
                 break;
             }
             run_len = len;
@@ -269,7 +272,7 @@ unsafe fn execute_sends<const UD: bool>(
                 wr_id: this.wr_id,
                 ring_end: run.pos(),
                 seq,
-                byte_len,
+                byte_len_or_vendor_err: byte_len,
                 opcode: code_as_byte(IBV_WC_SEND),
                 status: SUCCESS_BYTE,
                 signaled,
@@ -347,7 +350,7 @@ unsafe fn execute_writes<const INLINE: bool>(
         return wr;
     }
     let port = DestinationPort::PEER;
-    let mut run_len = sq.traffic.run_message_bytes(ShortMessage::Write, port);
+    let mut run_len = sq.traffic.run_message_bytes(ShortMessageKind::Write, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         // SAFETY: as above.
@@ -368,10 +371,12 @@ unsafe fn execute_writes<const INLINE: bool>(
             break;
         }
         if len != run_len {
-            if !sq
-                .traffic
-                .count_other_length(sq.posted_wrs, ShortMessage::Write, len, port)
-            {
+            if !sq.traffic.try_count_short_message_of_other_len(
+                sq.posted_wrs,
+                ShortMessageKind::Write,
+                len,
+                port,
+            ) {
                 break;
             }
             run_len = len;
@@ -394,7 +399,7 @@ unsafe fn execute_writes<const INLINE: bool>(
                 wr_id: this.wr_id,
                 ring_end: 0,
                 seq,
-                byte_len: len as u32,
+                byte_len_or_vendor_err: len as u32,
                 opcode: code_as_byte(IBV_WC_RDMA_WRITE),
                 status: SUCCESS_BYTE,
                 signaled,

@@ -15,14 +15,14 @@ pub(super) const MAX_COPIED_UNMAPPED_BYTES: usize = 8192;
 /// position first.
 #[inline]
 pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
-    if !sq.pending.has_sends() {
+    if !sq.pending.has_wrs_left_to_receiver() {
         return false;
     }
     let Some(Ok(consumed)) = sq.peer_ring.as_mut().map(|out| out.producer.refresh_head()) else {
         return true;
     };
     move_consumed_to_ready(sq, consumed);
-    sq.pending.has_sends()
+    sq.pending.has_wrs_left_to_receiver()
 }
 
 /// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.
@@ -34,7 +34,7 @@ pub(super) fn is_same_ready_qp(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bo
 #[inline]
 fn is_ready(dest: &QpShared, qpn: u32) -> bool {
     // The numbers of RTR, RTS, SQD and SQE are consecutive.
-    (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state.load(Ordering::Acquire))
+    (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state_plus_1.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
 }
 
@@ -119,7 +119,7 @@ pub(super) fn dead_peer_result(qp: &Qp, peer: &Peer) -> ExecutionResult {
 /// Returns the outcome of `view` after the peer's process has ended. A WR that needs no peer is executed.
 #[cold]
 pub(super) fn dead_peer_result_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> ExecutionResult {
-    if is_local(view.wr.opcode) {
+    if needs_no_peer(view.wr.opcode) {
         local_operation(qp, view)
     } else {
         dead_peer_result(qp, peer)
@@ -134,7 +134,7 @@ pub(super) fn silent_peer_result(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> ExecutionResult {
-    if is_local(view.wr.opcode) {
+    if needs_no_peer(view.wr.opcode) {
         return local_operation(qp, view);
     }
     if qp.qp_type != QpType::Rc {
@@ -285,14 +285,14 @@ pub(super) const LOOK_AHEAD_WRS: usize = 8;
 ///
 /// # Safety
 /// `wr` is of a list as `ibv_post_send(3)` describes it.
-pub(super) unsafe fn is_message_near(wr: &ibv_send_wr) -> bool {
+pub(super) unsafe fn does_message_follow_soon(wr: &ibv_send_wr) -> bool {
     let mut next = wr.next;
     for _ in 0..LOOK_AHEAD_WRS {
         // SAFETY: null or the next WR of the list (contract).
         let Some(wr) = (unsafe { next.as_ref() }) else {
             return false;
         };
-        if takes_message(wr.opcode) {
+        if needs_receiver_to_take_record(wr.opcode) {
             return true;
         }
         next = wr.next;
@@ -301,7 +301,7 @@ pub(super) unsafe fn is_message_near(wr: &ibv_send_wr) -> bool {
 }
 
 /// Returns true if the receiver has to take a record from the ring for a WR with this opcode.
-pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
+pub(super) fn needs_receiver_to_take_record(opcode: ibv_wr_opcode) -> bool {
     matches!(
         opcode,
         IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM
@@ -315,7 +315,7 @@ pub(super) fn leave_write_to_receiver(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> ExecutionResult {
-    if !view.before_message || matches!(qp.xrc, Xrc::Send) {
+    if !view.message_follows || matches!(qp.xrc, Xrc::Send) {
         return ExecutionResult::Later;
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
@@ -356,7 +356,7 @@ pub(super) fn leave_write_to_receiver(
                 let header = header(RecordKind::Write, 0, rkey, len, 0);
                 out.producer
                     .commit(header, WRITE_RECORD_PREFIX_BYTES + total);
-                return ExecutionResult::Ordered(out.producer.pos(), len);
+                return ExecutionResult::OrderedWriteInRing(out.producer.pos(), len);
             }
             Ok(false) if must_copy => return ExecutionResult::Later,
             Ok(false) => {}
@@ -396,7 +396,7 @@ fn leave_write_by_reference(
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
     out.producer
         .commit(header, WRITE_RECORD_PREFIX_BYTES + bytes);
-    ExecutionResult::Ordered(out.producer.pos(), len)
+    ExecutionResult::OrderedWriteInRing(out.producer.pos(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.

@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns true if a work request with this opcode needs no peer.
 #[inline]
-pub(super) fn is_local(opcode: ibv_wr_opcode) -> bool {
+pub(super) fn needs_no_peer(opcode: ibv_wr_opcode) -> bool {
     matches!(opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
 }
 

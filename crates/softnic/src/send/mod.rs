@@ -63,7 +63,7 @@ use local::*;
 use one_sided::*;
 use out_ring::*;
 use progress::*;
-pub(crate) use rendezvous::read_rendezvous_payload;
+pub(crate) use rendezvous::read_rendezvous_payload_and_send_fin;
 use traffic::{DestinationPort, PacketFormat, Traffic};
 use ud::*;
 
@@ -71,12 +71,14 @@ pub(crate) use builder::{BuiltPostlist, WrBuilder};
 pub(crate) use connected::{WRITE_RECORD_PREFIX_BYTES, start_counting_traffic};
 pub(crate) use one_sided::{FlushRange, TargetQp, read_to_unmapped, remote_region};
 pub(crate) use packets::{
-    ConnectedRequester, packet_timeout_ns, take_answer, transmit_after_answers,
+    ConnectedRequester, packet_timeout_ns, process_answer_or_congestion_notice,
+    transmit_after_answers,
 };
 pub(crate) use progress::{
-    poll_sends, publish_idle_traffic, publish_traffic, send_waiting_datagrams, wake_awaited_peer,
+    complete_finished_sends_and_tell_if_waiting, publish_idle_traffic, publish_traffic,
+    send_waiting_multi_receiver_datagrams, wake_awaited_peer,
 };
-pub(crate) use responder_memory::RemoteMemory;
+pub(crate) use responder_memory::RequestedMemory;
 pub(crate) use single_send::{is_single_send, post as post_single_send};
 pub(crate) use single_write::{is_single_write, post as post_single_write};
 
@@ -152,7 +154,7 @@ struct SendWqe {
     /// Sequence number of the WR, in the order of posting.
     seq: u64,
     /// The completion's byte length, or its `vendor_err` if the WR failed: a completion in error has no length.
-    byte_len: u32,
+    byte_len_or_vendor_err: u32,
     /// `ibv_wc_opcode` and `ibv_wc_status`, whose values fit into a byte, so that an entry takes few stores.
     opcode: u8,
     status: u8,
@@ -217,7 +219,7 @@ impl Pending {
     }
     /// Returns true if a pending WR is a SEND that the receiver has not taken, or a WRITE that it has not executed.
     #[inline(always)]
-    fn has_sends(&self) -> bool {
+    fn has_wrs_left_to_receiver(&self) -> bool {
         self.packed_counts >> 32 != 0
     }
     #[inline(always)]
@@ -278,7 +280,7 @@ struct WrView<'a> {
     /// The request of a WR that binds a memory window.
     bind: Option<BindRequest>,
     /// True if a message of this queue follows, for which the receiver has to read the ring.
-    before_message: bool,
+    message_follows: bool,
 }
 
 /// The result of an attempt to execute a WR.
@@ -288,7 +290,7 @@ enum ExecutionResult {
     /// Written to a ring, up to this position.
     InRing(u64),
     /// A WRITE written to a ring, up to this position; the completion reports this number of bytes.
-    Ordered(u64, u32),
+    OrderedWriteInRing(u64, u32),
     /// Sent in packets and done at this position; the completion reports this number of bytes.
     InFlight(u64, u32),
     /// Not possible yet.
@@ -408,7 +410,12 @@ impl SendQueue {
     }
 
     /// Sets the timeout and the retry counts of requests by packets, as coded in `ibv_qp_attr`.
-    pub(crate) fn set_retries(&mut self, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
+    pub(crate) fn set_packet_timeout_and_retries(
+        &mut self,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+    ) {
         if let Some(requester) = self
             .packet_requester
             .as_mut()
@@ -456,7 +463,7 @@ impl SendQueue {
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
     fn withdraw_untaken_sends(&self, nic: &Nic) {
-        if self.pending.has_sends()
+        if self.pending.has_wrs_left_to_receiver()
             && let Some(out) = &self.peer_ring
         {
             out.withdraw_untaken(nic);
@@ -499,7 +506,7 @@ impl SendQueue {
             let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
             self.finished_wrs.push(SendWqe {
                 status: code_as_byte(failed.status),
-                byte_len: failed.vendor_err,
+                byte_len_or_vendor_err: failed.vendor_err,
                 signaled: true,
                 ..wqe
             });
@@ -510,7 +517,7 @@ impl SendQueue {
                 wr_id: d.wr.wr_id,
                 seq: d.seq,
                 status: code_as_byte(failed.status),
-                byte_len: failed.vendor_err,
+                byte_len_or_vendor_err: failed.vendor_err,
                 signaled: true,
                 ..SendWqe::default()
             });
@@ -657,7 +664,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if qp.send_poll_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
-    publish_rings(qp, sq);
+    publish_rings_and_transmit_packets(qp, sq);
     if work != SendWork::None && qp.send_cq.is_armed() {
         publish_before_sleep(qp, sq);
     }
@@ -706,7 +713,7 @@ pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
 }
 
 #[inline(always)]
-fn publish_rings(qp: &Qp, sq: &mut SendQueue) {
+fn publish_rings_and_transmit_packets(qp: &Qp, sq: &mut SendQueue) {
     if let Some(i) = sq.ud.open_ring_index {
         sq.ud.open_ring_index = None;
         if let Some(Some(ring)) = sq.ud.rings.get_mut(i) {
@@ -795,10 +802,10 @@ unsafe fn post_one<const FAULTS: bool>(
         gathered: None,
         ah,
         bind,
-        before_message: wr.opcode == IBV_WR_RDMA_WRITE
-            && sq.pending.has_sends()
+        message_follows: wr.opcode == IBV_WR_RDMA_WRITE
+            && sq.pending.has_wrs_left_to_receiver()
             // SAFETY: contract of this function.
-            && unsafe { is_message_near(wr) },
+            && unsafe { does_message_follow_soon(wr) },
     };
     let seq = sq.posted_wrs;
     sq.posted_wrs += 1;
@@ -838,7 +845,7 @@ unsafe fn post_one<const FAULTS: bool>(
         match fault {
             None => {}
             Some(WorkFault::Status(status)) => {
-                why::note_cause(FailureCause::Fault);
+                why::note_cause(FailureCause::InjectedFault);
                 record_result(qp, sq, wr, seq, signaled, &ExecutionResult::Failed(status));
                 return Ok(());
             }
@@ -936,7 +943,7 @@ fn record_result(
         wr_id: wr.wr_id,
         ring_end: end,
         seq,
-        byte_len,
+        byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(completion_opcode(wr.opcode)),
         status: code_as_byte(status),
         signaled,
@@ -951,7 +958,7 @@ fn record_result(
             }
         }
         ExecutionResult::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
-        ExecutionResult::Ordered(end, byte_len) => {
+        ExecutionResult::OrderedWriteInRing(end, byte_len) => {
             sq.last_ordered_write_end = end;
             sq.pending.push(SendWqe {
                 ordered_write_count: 1,
@@ -966,7 +973,7 @@ fn record_result(
             // The failed WR completes behind the WRs posted before it, which may still be pending.
             sq.pending.push(wqe(0, 0, status, true));
             sq.failure_cause = why::take_last_cause();
-            fail_sends(qp, sq);
+            stop_after_failed_wr(qp, sq);
         }
         ExecutionResult::Later => {}
     }
@@ -975,21 +982,26 @@ fn record_result(
 /// Stops the queue after the WR at the end of `pending` has failed. If no WR is in front of it, the queue pair fails
 /// now, else when those are done.
 #[cold]
-fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
+fn stop_after_failed_wr(qp: &Qp, sq: &mut SendQueue) {
     sq.is_stopped_by_failure = true;
     if let Some(front) = sq.pending.front()
         && front.status != SUCCESS_BYTE
     {
         let status = front.status;
         let cause = sq.failure_cause.take();
-        fail_now(qp, sq, status.into(), cause);
+        fail_qp_for_oldest_wr(qp, sq, status.into(), cause);
     }
 }
 
 /// Fails the queue pair after the oldest WR has failed with `status`, for `cause` if known.
 #[cold]
-fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<FailureCause>) {
-    publish_rings(qp, sq);
+fn fail_qp_for_oldest_wr(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    status: ibv_wc_status,
+    cause: Option<FailureCause>,
+) {
+    publish_rings_and_transmit_packets(qp, sq);
     let cause = cause.or(FailureCause::of_status(status));
     let first = WrError {
         status,

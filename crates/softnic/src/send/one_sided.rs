@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::why::{MemorySide, NamedMemoryRange};
-use nic_core::rights::{Access, AccessingQp, Owner, PermittedRange, authorize, flag};
+use nic_core::rights::{Access, OwningPdOrQp, PermittedRange, QpMemoryRights, authorize, flag};
 
 // `nic-core` and the C interface use the same bits for access rights.
 const _: () = {
@@ -34,7 +34,7 @@ impl TargetQp<'_> {
             IBV_EVENT_QP_REQ_ERR
         };
         if let Some(dest) = self.peer.segment.qp(self.index) {
-            dest.requester_caused_event
+            dest.requester_caused_event_plus_1
                 .store(1 + event, Ordering::Release);
             self.peer.wake_engine();
         }
@@ -54,7 +54,7 @@ pub(crate) enum RemoteAccessDenied {
     /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
     RemoteAccess,
     /// The responder's process has ended.
-    Ended,
+    ResponderProcessEnded,
     /// The queue pair does not exist.
     NoQueuePair,
 }
@@ -78,12 +78,12 @@ pub(crate) fn remote_region<'c>(
 > {
     let dest = to.peer.segment.qp(to.index);
     let dest = dest.ok_or(RemoteAccessDenied::NoQueuePair)?;
-    let domain = required_pd_number(to, dest).unwrap_or(Owner::NO_DOMAIN);
+    let domain = required_pd_number(to, dest).unwrap_or(OwningPdOrQp::NO_DOMAIN);
     let found = remote.get_pinned(nic, to.peer, rkey, || domain);
     let (region, pin) = match found {
         Ok(found) => found,
-        Err(KeyError::Fault) if to.peer.kernel_says_ended() => {
-            return Err(RemoteAccessDenied::Ended);
+        Err(KeyError::MemoryUnreachable) if to.peer.kernel_says_ended() => {
+            return Err(RemoteAccessDenied::ResponderProcessEnded);
         }
         Err(error) => {
             let bytes = NamedMemoryRange {
@@ -113,7 +113,7 @@ pub(crate) fn remote_region<'c>(
         RemoteAccessDenied::RemoteAccess
     })?;
     if at.is_on_demand() && region.of_this_process && !is_own_memory_mapped(addr, len, access) {
-        why::note_cause(FailureCause::Memory {
+        why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Remote,
         });
         return Err(RemoteAccessDenied::RemoteAccess);
@@ -123,8 +123,12 @@ pub(crate) fn remote_region<'c>(
 
 /// Describes the queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
-pub(super) fn describe_responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32) -> AccessingQp {
-    AccessingQp {
+pub(super) fn describe_responder(
+    to: &TargetQp<'_>,
+    dest: &QpShared,
+    domain: u32,
+) -> QpMemoryRights {
+    QpMemoryRights {
         requester_access: dest.access.load(Ordering::Relaxed),
         pd_number: domain,
         qpn: to.qpn(),
@@ -136,7 +140,7 @@ pub(super) fn describe_responder(to: &TargetQp<'_>, dest: &QpShared, domain: u32
 fn denied_result(qp: &Qp, out: &OutRing, why: RemoteAccessDenied) -> ExecutionResult {
     match why {
         RemoteAccessDenied::RemoteAccess => refused_result(qp, out, IBV_WC_REM_ACCESS_ERR),
-        RemoteAccessDenied::Ended => dead_peer_result(qp, &out.peer),
+        RemoteAccessDenied::ResponderProcessEnded => dead_peer_result(qp, &out.peer),
         RemoteAccessDenied::NoQueuePair => ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR),
     }
 }
@@ -171,11 +175,11 @@ pub(super) fn required_pd_number(to: &TargetQp<'_>, dest: &QpShared) -> Option<u
     if domain == 0 {
         return Some(dest.pd.load(Ordering::Relaxed));
     }
-    request_pd_of_srq(to, domain)
+    pd_number_of_xrc_srq(to, domain)
 }
 
 #[cold]
-fn request_pd_of_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
+fn pd_number_of_xrc_srq(to: &TargetQp<'_>, domain: u32) -> Option<u32> {
     // "The protection domain of the XRC SRQ that the request names" (IBTA vol. 1, A14.4.4).
     let srq = to.peer.segment.find_srq(to.srqn as usize % MAX_SRQS)?;
     (srq.xrc_domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
@@ -199,7 +203,7 @@ pub(super) fn copy_failed_result(qp: &Qp, out: &OutRing) -> ExecutionResult {
     if out.peer.kernel_says_ended() {
         dead_peer_result(qp, &out.peer)
     } else {
-        why::note_cause(FailureCause::Memory {
+        why::note_cause(FailureCause::MemoryInaccessible {
             side: MemorySide::Remote,
         });
         refused_result(qp, out, IBV_WC_REM_ACCESS_ERR)
@@ -519,7 +523,7 @@ pub(super) fn flush_remote(
         return Ok(ExecutionResult::Later);
     };
     check_read_resources(qp, out)?;
-    // SAFETY: the union's member that `FlushRange::operands` made; plain integers.
+    // SAFETY: the union's member that `FlushRange::to_atomic_operands` made; plain integers.
     let FlushRange {
         remote_addr,
         rkey,
@@ -538,7 +542,7 @@ pub(super) fn flush_remote(
         let dest = out.peer.segment.qp(out.dest_index);
         let domain = || {
             dest.and_then(|dest| required_pd_number(&out.target(), dest))
-                .unwrap_or(Owner::NO_DOMAIN)
+                .unwrap_or(OwningPdOrQp::NO_DOMAIN)
         };
         match sq.peer_regions.get_pinned(qp.nic, &out.peer, rkey, domain) {
             Ok((region, _pin)) => (region.rights.start, region.rights.len),
@@ -575,7 +579,7 @@ pub(crate) struct FlushRange {
 
 impl FlushRange {
     /// Encodes the range as the atomic operands of a work request.
-    pub(crate) fn operands(&self) -> ibv_send_wr_wr_atomic {
+    pub(crate) fn to_atomic_operands(&self) -> ibv_send_wr_wr_atomic {
         ibv_send_wr_wr_atomic {
             remote_addr: self.remote_addr,
             compare_add: self.len,

@@ -103,7 +103,10 @@ impl OutRing {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
-                    || self.producer.pos() <= dest.completes_until_slot.load(Ordering::Relaxed))
+                    || self.producer.pos()
+                        <= dest
+                            .messages_complete_up_to_position
+                            .load(Ordering::Relaxed))
         });
         if !is_certain {
             return WakeTarget::Engine;

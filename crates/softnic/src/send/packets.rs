@@ -428,7 +428,9 @@ pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
         transmit(qp, sq, now_ns());
         qp.send_owed_acknowledgement();
     }
-    qp.nic.packet_path.flush_after_post(&qp.nic.engine_ticks_on);
+    qp.nic
+        .packet_path
+        .flush_or_hold_back_after_post(&qp.nic.engine_ticks_on);
 }
 
 /// Transmits the packets that the requester may send now, and collects its counts.
@@ -461,7 +463,7 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
 ///
 /// # Errors
 /// The reason why the packet is dropped.
-pub(crate) fn take_answer(
+pub(crate) fn process_answer_or_congestion_notice(
     qp: &Qp,
     arrival: &PacketArrival,
     packet: &Packet<'_>,
@@ -503,7 +505,7 @@ pub(crate) fn transmit_after_answers(qp: &Qp, now: u64) {
         counters.add_qp_counts(|| qp.port_number(), wire.machine.counts());
     }
     drop(sq);
-    qp.send_cq.drain_sender(qp);
+    qp.send_cq.complete_finished_sends_into_buffer(qp);
 }
 
 /// Retransmits overdue requests and settles those that are done. Returns true if a request waits for a deadline.
@@ -536,7 +538,7 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
         // The responder's cause is not known here: a NAK has no room for it.
         let cause = matches!(failure, RequestFailure::RetryExceeded)
             .then_some(FailureCause::NoAcknowledgement);
-        fail_now(qp, sq, status_of(failure), cause);
+        fail_qp_for_oldest_wr(qp, sq, status_of(failure), cause);
         return false;
     }
     true

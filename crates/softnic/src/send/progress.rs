@@ -18,7 +18,7 @@ pub(super) const UNRELIABLE_WAKE_AFTER_NS: u64 = 100_000;
 
 /// Makes completions of the WRs that are done. Returns true if a WR waits for a deadline.
 #[inline(never)]
-pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+pub(crate) fn complete_finished_sends_and_tell_if_waiting(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
     let sq = &mut *sq;
     let mut waiting = false;
@@ -26,7 +26,7 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         waiting |= complete_consumed(qp, sq, sink);
     }
     if !sq.deferred.is_empty() {
-        waiting |= retry_deferred(qp, sq);
+        waiting |= retry_deferred_and_tell_if_waiting(qp, sq);
     }
     if !sq.finished_wrs.is_empty() {
         let mut freed = sq.freed_wrs;
@@ -52,15 +52,15 @@ pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
 #[inline(never)]
 pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
     let peer = sq.peer_ring.as_ref().and_then(OutRing::dest_port_name);
-    let open = |name| qp.nic.traffic.port(qp.nic.fabric.dir(), name);
+    let open = |name| qp.nic.traffic.traffic_of_port(qp.nic.fabric.dir(), name);
     sq.traffic.publish(sq.posted_wrs, peer, open);
 }
 
 /// [`publish_traffic`] for a thread that does not have the lock of the send queue, and only if no other thread has it.
 #[cold]
 pub(crate) fn publish_idle_traffic(qp: &Qp) {
-    if let Some(mut sq) = qp.sq.lock_if_biased()
-        && sq.traffic.is_due_before_sleep(sq.posted_wrs)
+    if let Some(mut sq) = qp.sq.lock_if_biased_to_this_thread()
+        && sq.traffic.is_publication_due_before_sleep(sq.posted_wrs)
     {
         publish_traffic(qp, &mut sq);
     }
@@ -69,7 +69,10 @@ pub(crate) fn publish_idle_traffic(qp: &Qp) {
 /// Counts a work request that the general path has executed by shared memory.
 pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: DestinationPort) {
     let len = view.sges.iter().map(|sge| u64::from(sge.length)).sum();
-    if sq.traffic.count_request(view.wr.opcode, len, to) {
+    if sq
+        .traffic
+        .count_request_and_tell_if_publication_due(view.wr.opcode, len, to)
+    {
         publish_traffic(qp, sq);
     }
 }
@@ -79,11 +82,16 @@ pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: 
 fn push_completion(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     *freed = wqe.seq + 1;
     if wqe.status == SUCCESS_BYTE {
-        sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
+        sink.push_sent(
+            wqe.wr_id,
+            wqe.opcode.into(),
+            wqe.byte_len_or_vendor_err,
+            qp.qpn,
+        );
     } else {
         sink.push(ibv_wc {
             opcode: wqe.opcode.into(),
-            ..failed_recv_wc(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len)
+            ..failed_recv_wc(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len_or_vendor_err)
         });
     }
 }
@@ -100,14 +108,14 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
         return move_consumed_or_fail(qp, sq, u64::MAX);
     };
     let Ok(consumed) = out.producer.refresh_head() else {
-        fail_now(qp, sq, IBV_WC_REM_OP_ERR, None);
+        fail_qp_for_oldest_wr(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
     while let Some(front) = sq.pending.front() {
         if front.status != SUCCESS_BYTE {
             let status = front.status.into();
             let cause = sq.failure_cause.take();
-            fail_now(qp, sq, status, cause);
+            fail_qp_for_oldest_wr(qp, sq, status, cause);
             return false;
         }
         if front.ring_end > consumed {
@@ -137,7 +145,7 @@ pub(super) fn move_consumed_or_fail(qp: &Qp, sq: &mut SendQueue, consumed: u64) 
     {
         let status = front.status.into();
         let cause = sq.failure_cause.take();
-        fail_now(qp, sq, status, cause);
+        fail_qp_for_oldest_wr(qp, sq, status, cause);
     }
     false
 }
@@ -175,7 +183,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
             move_consumed_or_fail(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
-            fail_now(qp, sq, status, cause);
+            fail_qp_for_oldest_wr(qp, sq, status, cause);
         } else {
             move_consumed_or_fail(qp, sq, u64::MAX);
         }
@@ -200,7 +208,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
             && out.peer.is_death_grace_over()
         {
             let cause = FailureCause::PeerEnded { pid: out.peer.pid };
-            fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
+            fail_qp_for_oldest_wr(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         } else {
             return true;
         }
@@ -216,7 +224,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
     }
     if has_retry_time_passed(qp, sq) {
         let cause = why_silent(qp, sq);
-        fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
+        fail_qp_for_oldest_wr(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         return false;
     }
     true
@@ -224,7 +232,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// Tries the deferred WRs again, in order. Returns true if one of them has to wait on.
 #[cold]
-pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
+pub(super) fn retry_deferred_and_tell_if_waiting(qp: &Qp, sq: &mut SendQueue) -> bool {
     // After a failure no WR is executed. Deferred WRs are flushed as soon as the failed WR completes.
     if qp.state() == QpState::Sqd || sq.is_stopped_by_failure {
         return false;
@@ -236,12 +244,12 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             gathered: d.early_payload.as_deref(),
             ah: d.ah.as_deref(),
             bind: d.bind,
-            before_message: d.wr.opcode == IBV_WR_RDMA_WRITE
+            message_follows: d.wr.opcode == IBV_WR_RDMA_WRITE
                 && sq
                     .deferred
                     .iter()
                     .take(LOOK_AHEAD_WRS)
-                    .any(|d| takes_message(d.wr.opcode)),
+                    .any(|d| needs_receiver_to_take_record(d.wr.opcode)),
         };
         if matches!(qp.xrc, Xrc::Send) {
             note_xrc_srq(sq, &d.wr);
@@ -255,7 +263,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
                     return true;
                 }
                 FaultEffect::Done(outcome) => outcome,
-                FaultEffect::Over => {
+                FaultEffect::ExecuteNow => {
                     d.retry_wait.end_wait();
                     d.fault = None;
                     execute(qp, sq, &view)
@@ -275,12 +283,12 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
                 };
             } else if waited >= d.wake_after_ns {
                 d.wake_after_ns = 2 * waited;
-                wake_receiver(qp, sq, &d);
+                wake_receivers_of_deferred_wr(qp, sq, &d);
             }
         }
         if matches!(outcome, ExecutionResult::Later) {
             sq.deferred.push_front(d);
-            publish_rings(qp, sq);
+            publish_rings_and_transmit_packets(qp, sq);
             return true;
         }
         let signaled = sq.sq_sig_all || d.wr.send_flags & IBV_SEND_SIGNALED != 0;
@@ -289,7 +297,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             return false;
         }
     }
-    publish_rings(qp, sq);
+    publish_rings_and_transmit_packets(qp, sq);
     if let Some(out) = &sq.peer_ring {
         out.tell_receiver_of_deferred(qp.nic, false);
     }
@@ -307,7 +315,7 @@ fn may_have_many_receivers(qp: &Qp, d: &DeferredWr) -> bool {
 
 /// Sends datagrams for several receivers that wait for room at one of them, before their queue pair ends. On a wire
 /// they would have left long ago. Programs that want no completions for them end without waiting.
-pub(crate) fn send_waiting_datagrams(qp: &Qp) {
+pub(crate) fn send_waiting_multi_receiver_datagrams(qp: &Qp) {
     if qp.qp_type.is_connected() {
         return;
     }
@@ -317,7 +325,7 @@ pub(crate) fn send_waiting_datagrams(qp: &Qp) {
             let mut sq = qp.sq.lock();
             let front = sq.deferred.front();
             if !front.is_some_and(|d| may_have_many_receivers(qp, d))
-                || !retry_deferred(qp, &mut sq)
+                || !retry_deferred_and_tell_if_waiting(qp, &mut sq)
             {
                 return;
             }
@@ -335,11 +343,11 @@ pub(crate) fn wake_awaited_peer(qp: &Qp) {
     if qp.send_poll_work.load(Ordering::Relaxed) == SendWork::None as u8 {
         return;
     }
-    let Some(mut sq) = qp.sq.try_lock() else {
+    let Some(mut sq) = qp.sq.try_lock_unless_in_steady_use() else {
         return;
     };
     if let Some(d) = sq.deferred.front() {
-        wake_receiver(qp, &sq, d);
+        wake_receivers_of_deferred_wr(qp, &sq, d);
     } else {
         wake_receiver_of_pending(qp, &mut sq);
     }
@@ -347,7 +355,7 @@ pub(crate) fn wake_awaited_peer(qp: &Qp) {
 
 /// Wakes the engines of the processes that a WR is addressed to.
 #[cold]
-fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
+fn wake_receivers_of_deferred_wr(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
     if let Some(out) = &sq.peer_ring {
         out.peer.wake_engine();
     } else if qp.qp_type == QpType::RawPacket {
@@ -400,7 +408,7 @@ enum FaultEffect {
     /// The work request has ended with this outcome.
     Done(ExecutionResult),
     /// The fault is over; the work request is executed now.
-    Over,
+    ExecuteNow,
 }
 
 /// Applies a fault to a work request that has waited for `waited_ns`.
@@ -408,7 +416,7 @@ enum FaultEffect {
 fn apply_fault(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
     match fault {
         WorkFault::Status(status) => {
-            why::note_cause(FailureCause::Fault);
+            why::note_cause(FailureCause::InjectedFault);
             FaultEffect::Done(ExecutionResult::Failed(status))
         }
         // The sender is not told; the message is lost.
@@ -419,10 +427,10 @@ fn apply_fault(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
             let patience = qp.rnr_fault_timeout_ns().unwrap_or(u64::MAX);
             if waited_ns >= time.min(patience) {
                 if time > patience {
-                    why::note_cause(FailureCause::Fault);
+                    why::note_cause(FailureCause::InjectedFault);
                     FaultEffect::Done(ExecutionResult::Failed(IBV_WC_RNR_RETRY_EXC_ERR))
                 } else {
-                    FaultEffect::Over
+                    FaultEffect::ExecuteNow
                 }
             } else {
                 FaultEffect::Wait

@@ -81,7 +81,7 @@ fn send_with(
     #[allow(clippy::cast_possible_truncation)] // at most MAX_FRAME
     let len = frame.len() as u32;
     let kind = if headers.checksums_are_right(frame) {
-        RecordKind::CheckedFrame
+        RecordKind::FrameWithGoodChecksums
     } else {
         RecordKind::Frame
     };
@@ -107,7 +107,11 @@ fn send_with(
 
 /// Returns true if the target is a queue pair of the sending context.
 fn is_of_sending_context(qp: &Qp, target: &SteeredQp<'_>) -> bool {
-    target.peer.is_self && qp.nic.objects.share_a_context(target.qp_index, qp.index)
+    target.peer.is_self
+        && qp
+            .nic
+            .objects
+            .do_qps_share_context(target.qp_index, qp.index)
 }
 
 fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize> {
@@ -117,7 +121,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize>
         grh: None,
         path_word: 0,
     };
-    datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp_index)
+    find_or_create_datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp_index)
 }
 
 /// Wakes the engines of all processes that may get frames.

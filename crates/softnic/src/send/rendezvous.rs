@@ -9,7 +9,7 @@ use nic_core::tags::RemotePayload;
 /// # Errors
 /// The status of a READ that fails.
 #[cold]
-pub(crate) fn read_rendezvous_payload(
+pub(crate) fn read_rendezvous_payload_and_send_fin(
     qp: &Qp,
     (pd, sges): (u32, &[ibv_sge]),
     payload: RemotePayload,
@@ -40,7 +40,7 @@ pub(crate) fn read_rendezvous_payload(
             gathered: None,
             ah: None,
             bind: None,
-            before_message: false,
+            message_follows: false,
         };
         match read(qp, sq, &view, pd) {
             Ok(ExecutionResult::Later) | Err(ExecutionResult::Later) => return Ok(false),

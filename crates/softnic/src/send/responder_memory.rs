@@ -1,18 +1,18 @@
 //! The memory of this process that a peer's request names, with the rights of the queue pair that the request is for.
 
 use super::*;
-use nic_core::rights::{Access, Owner, PermittedRange};
+use nic_core::rights::{Access, OwningPdOrQp, PermittedRange};
 use roce::target::AtomicOperation;
 
 /// A range of memory that a request may access; its region stays registered.
-pub(crate) struct RemoteMemory<'a> {
+pub(crate) struct RequestedMemory<'a> {
     qp: &'a Qp,
     region: &'a shm::mem::AccessibleRegion,
     permitted_range: PermittedRange,
     _pin: shm::keys::RegionPin,
 }
 
-impl<'a> RemoteMemory<'a> {
+impl<'a> RequestedMemory<'a> {
     /// Returns the range of this process's memory that a request to `qp` names.
     ///
     /// # Errors
@@ -97,12 +97,12 @@ impl<'a> RemoteMemory<'a> {
             (addr, len)
         } else {
             let to = own_target_qp(qp);
-            let domain = || required_pd_number(&to, qp.shared()).unwrap_or(Owner::NO_DOMAIN);
+            let domain = || required_pd_number(&to, qp.shared()).unwrap_or(OwningPdOrQp::NO_DOMAIN);
             let found = regions.get_pinned(qp.nic, qp.nic.this_process(), rkey, domain);
             let (region, _pin) = found.map_err(|_| MemoryFault)?;
             (region.rights.start, region.rights.len)
         };
-        RemoteMemory::of_own(qp, regions, (addr, rkey), len, Access::FlushGlobal).map(|_| ())
+        RequestedMemory::of_own(qp, regions, (addr, rkey), len, Access::FlushGlobal).map(|_| ())
     }
 }
 

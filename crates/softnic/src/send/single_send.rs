@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use super::burst::{can_peer_receive, inline_payload};
-use super::traffic::{DestinationPort, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
     FLAG_SOLICITED, OutRing, RecordKind, SUCCESS_BYTE, SendQueue, SendWork, SendWqe, code_as_byte,
     header, publish_before_sleep, recent_ud_ring,
@@ -58,7 +58,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if qp.state() != QpState::Rts || matches!(qp.xrc, Xrc::Send) || path::are_packets_in_use() {
         return None;
     }
-    let mut sq = qp.sq.lock_if_biased()?;
+    let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
     let sq = &mut *sq;
     if sq.is_stopped_by_failure
         || !sq.deferred.is_empty()
@@ -90,7 +90,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     };
     if !sq
         .traffic
-        .count_short(sq.posted_wrs, ShortMessage::Send, len, to)
+        .try_count_short_message(sq.posted_wrs, ShortMessageKind::Send, len, to)
     {
         return None;
     }
@@ -118,7 +118,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         wr_id: wr.wr_id,
         ring_end: ring.producer.pos() + record_slots(len),
         seq: sq.posted_wrs,
-        byte_len,
+        byte_len_or_vendor_err: byte_len,
         opcode: code_as_byte(IBV_WC_SEND),
         status: SUCCESS_BYTE,
         signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,

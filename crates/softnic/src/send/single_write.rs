@@ -12,7 +12,7 @@ use verbs_abi::*;
 
 use nic_core::rights::{Access, authorize};
 
-use super::traffic::{DestinationPort, ShortMessage};
+use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
     SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, describe_responder, is_same_ready_qp,
     publish_before_sleep,
@@ -54,14 +54,14 @@ pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
 /// As for [`post`].
 #[inline(always)]
 unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    let [hazard, _] = &qp.nic.keys.claimed_hazard()?.pinned_regions;
+    let [hazard, _] = &qp.nic.keys.hazard_slot_of_this_thread()?.pinned_regions;
     // SAFETY: `sg_list` points to one SGE (contract), or is NULL.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let len = sge.length as usize;
     if qp.qp_type == QpType::Ud || matches!(qp.xrc, Xrc::Send) {
         return None;
     }
-    let mut sq = qp.sq.lock_if_biased()?;
+    let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
     let sq = &mut *sq;
     if qp.state() != QpState::Rts
         || sq.is_stopped_by_failure
@@ -72,9 +72,9 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     {
         return None;
     }
-    if !sq.traffic.count_short(
+    if !sq.traffic.try_count_short_message(
         sq.posted_wrs,
-        ShortMessage::Write,
+        ShortMessageKind::Write,
         len,
         DestinationPort::PEER,
     ) {
@@ -117,7 +117,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
             wr_id: wr.wr_id,
             ring_end: 0,
             seq,
-            byte_len: sge.length,
+            byte_len_or_vendor_err: sge.length,
             opcode: code_as_byte(IBV_WC_RDMA_WRITE),
             status: SUCCESS_BYTE,
             signaled: true,

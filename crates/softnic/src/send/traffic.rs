@@ -43,7 +43,7 @@ mod header {
 
 /// The kind of a short message on a fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ShortMessage {
+pub(super) enum ShortMessageKind {
     Send = 0,
     Write = 1,
 }
@@ -128,7 +128,7 @@ impl PacketFormat {
     /// Octets of the XRCETH, which every packet of an XRC send queue pair has.
     pub(super) const XRC_HEADER_OCTETS: u64 = header::XRCETH;
 
-    fn framing(&self) -> PacketOverhead {
+    fn packet_overhead(&self) -> PacketOverhead {
         let network = match (self.is_roce, self.has_grh) {
             (true, _) => udp_header_octets(self.is_ipv4),
             (false, true) => header::LRH + header::GRH,
@@ -141,12 +141,12 @@ impl PacketFormat {
     }
 }
 
-/// Messages of one kind and length to one destination: their number is the distance of `posted` from `first_posted`.
+/// Messages of one kind and length to one destination: their number is the distance of `posted` from `posted_wrs_at_run_start`.
 #[derive(Clone, Copy)]
 struct EqualMessageRun {
     /// The destination, times 2^32, plus the length, times two, plus one for WRITEs; [`NO_RUN`] before the first message.
-    destination_and_len: u64,
-    first_posted: u64,
+    packed_destination_len_and_kind: u64,
+    posted_wrs_at_run_start: u64,
     /// Octets of each message, which is one packet.
     octets_per_message: u64,
 }
@@ -155,7 +155,7 @@ const NO_RUN: u64 = u64::MAX;
 
 impl EqualMessageRun {
     #[inline(always)]
-    fn key(kind: ShortMessage, len: usize, to: DestinationPort) -> u64 {
+    fn key(kind: ShortMessageKind, len: usize, to: DestinationPort) -> u64 {
         #[allow(clippy::cast_possible_truncation)] // short
         let message = (len as u32) << 1 | kind as u32;
         u64::from(to.0) << 32 | u64::from(message)
@@ -184,7 +184,7 @@ impl DestinationPort {
 
 /// The counts of the messages to one port that are not published yet.
 #[derive(Default)]
-struct UnpublishedTraffic {
+struct UnpublishedTrafficToPort {
     name: Option<PortName>,
     port: Option<Arc<PortTraffic>>,
     sent: OctetAndPacketCounts,
@@ -198,11 +198,11 @@ pub(super) struct Traffic {
     run: EqualMessageRun,
     /// The longest message on a fast path that is one packet.
     max_short_bytes: u32,
-    framing: PacketOverhead,
+    packet_overhead: PacketOverhead,
     /// Messages to multicast groups.
     sent_to_groups: OctetAndPacketCounts,
     /// By [`DestinationPort`]; the first is [`DestinationPort::PEER`].
-    destinations: Vec<UnpublishedTraffic>,
+    destinations: Vec<UnpublishedTrafficToPort>,
     /// Number of work requests that were posted before the last publication.
     wrs_at_publication: u64,
     own_name: Option<PortName>,
@@ -213,17 +213,17 @@ impl Traffic {
     pub(super) fn new() -> Self {
         Self {
             run: EqualMessageRun {
-                destination_and_len: NO_RUN,
-                first_posted: 0,
+                packed_destination_len_and_kind: NO_RUN,
+                posted_wrs_at_run_start: 0,
                 octets_per_message: 0,
             },
             max_short_bytes: 0,
-            framing: PacketOverhead {
+            packet_overhead: PacketOverhead {
                 overhead_octets: 0,
                 mtu_bytes: 1,
             },
             sent_to_groups: OctetAndPacketCounts::default(),
-            destinations: vec![UnpublishedTraffic::default()],
+            destinations: vec![UnpublishedTrafficToPort::default()],
             wrs_at_publication: 0,
             own_name: None,
             own_port: None,
@@ -232,10 +232,10 @@ impl Traffic {
 
     /// Sets the own port, and the headers and the MTU of packets, when the queue pair begins to send.
     pub(super) fn start_counting(&mut self, posted: u64, own: PortName, packets: &PacketFormat) {
-        self.end_run(posted);
-        self.run.destination_and_len = NO_RUN;
+        self.add_run_to_sums(posted);
+        self.run.packed_destination_len_and_kind = NO_RUN;
         self.run.octets_per_message = 0;
-        self.framing = packets.framing();
+        self.packet_overhead = packets.packet_overhead();
         self.max_short_bytes = u32::try_from(packets.mtu_bytes).unwrap_or(0);
         self.own_name = Some(own);
         self.own_port = None;
@@ -246,13 +246,13 @@ impl Traffic {
     }
 
     /// Returns the destination for messages to a port.
-    pub(super) fn destination(&mut self, name: PortName) -> DestinationPort {
+    pub(super) fn find_or_add_destination(&mut self, name: PortName) -> DestinationPort {
         let known = self.destinations.iter().skip(1);
         let known = known.take_while(|counts| counts.name != Some(name)).count() + 1;
         if known == self.destinations.len() {
-            self.destinations.push(UnpublishedTraffic {
+            self.destinations.push(UnpublishedTrafficToPort {
                 name: Some(name),
-                ..UnpublishedTraffic::default()
+                ..UnpublishedTrafficToPort::default()
             });
         }
         DestinationPort(u32::try_from(known).unwrap_or(0))
@@ -261,25 +261,26 @@ impl Traffic {
     /// Counts a message that is posted next, at position `posted`. Returns false if it may be more than a packet, and
     /// counts nothing then: the general path counts it.
     #[inline(always)]
-    pub(super) fn count_short(
+    pub(super) fn try_count_short_message(
         &mut self,
         posted: u64,
-        kind: ShortMessage,
+        kind: ShortMessageKind,
         len: usize,
         to: DestinationPort,
     ) -> bool {
         let of = EqualMessageRun::key(kind, len, to);
-        of == self.run.destination_and_len || self.begin_run(posted, of)
+        of == self.run.packed_destination_len_and_kind || self.begin_run(posted, of)
     }
 
     /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over
-    /// a postlist keeps the length in a register, and calls [`count_other_length`](Self::count_other_length) for
+    /// a postlist keeps the length in a register, and calls [`try_count_short_message_of_other_len`](Self::try_count_short_message_of_other_len) for
     /// messages of other lengths only.
     #[inline(always)]
-    pub(super) fn run_message_bytes(&self, kind: ShortMessage, to: DestinationPort) -> usize {
-        let len = (EqualMessageRun::length_and_kind(self.run.destination_and_len) >> 1) as usize;
-        if self.run.destination_and_len != NO_RUN
-            && self.run.destination_and_len == EqualMessageRun::key(kind, len, to)
+    pub(super) fn run_message_bytes(&self, kind: ShortMessageKind, to: DestinationPort) -> usize {
+        let len = (EqualMessageRun::length_and_kind(self.run.packed_destination_len_and_kind) >> 1)
+            as usize;
+        if self.run.packed_destination_len_and_kind != NO_RUN
+            && self.run.packed_destination_len_and_kind == EqualMessageRun::key(kind, len, to)
         {
             len
         } else {
@@ -287,17 +288,17 @@ impl Traffic {
         }
     }
 
-    /// [`count_short`](Self::count_short) for a message whose length differs from that of the run.
+    /// [`try_count_short_message`](Self::try_count_short_message) for a message whose length differs from that of the run.
     #[cold]
     #[inline(never)]
-    pub(super) fn count_other_length(
+    pub(super) fn try_count_short_message_of_other_len(
         &mut self,
         posted: u64,
-        kind: ShortMessage,
+        kind: ShortMessageKind,
         len: usize,
         to: DestinationPort,
     ) -> bool {
-        self.count_short(posted, kind, len, to)
+        self.try_count_short_message(posted, kind, len, to)
     }
 
     #[inline(always)]
@@ -306,26 +307,26 @@ impl Traffic {
         if message >> 1 > self.max_short_bytes {
             return false;
         }
-        self.end_run(posted);
+        self.add_run_to_sums(posted);
         let extended = if message & 1 == 0 { 0 } else { header::RETH };
         let payload = u64::from(message >> 1).next_multiple_of(4);
-        self.run.octets_per_message = self.framing.overhead_octets + payload + extended;
-        self.run.destination_and_len = of;
+        self.run.octets_per_message = self.packet_overhead.overhead_octets + payload + extended;
+        self.run.packed_destination_len_and_kind = of;
         true
     }
 
     /// Adds the messages of the run to the sums of their destination. The run goes on with the next message.
     #[inline(always)]
-    fn end_run(&mut self, posted: u64) {
-        let count = posted.wrapping_sub(self.run.first_posted);
+    fn add_run_to_sums(&mut self, posted: u64) {
+        let count = posted.wrapping_sub(self.run.posted_wrs_at_run_start);
         if let Some(to) = self
             .destinations
-            .get_mut((self.run.destination_and_len >> 32) as usize)
+            .get_mut((self.run.packed_destination_len_and_kind >> 32) as usize)
         {
             to.sent.packets += count;
             to.sent.octets += count * self.run.octets_per_message;
         }
-        self.run.first_posted = posted;
+        self.run.posted_wrs_at_run_start = posted;
     }
 
     /// Counts the immediates of short messages of the run.
@@ -333,7 +334,7 @@ impl Traffic {
     pub(super) fn count_immediates(&mut self, count: u64) {
         if let Some(to) = self
             .destinations
-            .get_mut((self.run.destination_and_len >> 32) as usize)
+            .get_mut((self.run.packed_destination_len_and_kind >> 32) as usize)
         {
             to.sent.octets += count * header::IMM_DT;
         }
@@ -342,17 +343,18 @@ impl Traffic {
     /// Leaves out a work request that the general path counts, or that sends nothing.
     #[inline(always)]
     pub(super) fn exclude_wr(&mut self) {
-        self.run.first_posted += 1;
+        self.run.posted_wrs_at_run_start += 1;
     }
 
     /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to publish.
-    pub(super) fn count_request(
+    pub(super) fn count_request_and_tell_if_publication_due(
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
         to: DestinationPort,
     ) -> bool {
-        let Some((sent, returned)) = self.framing.request_and_answer_traffic(opcode, len) else {
+        let Some((sent, returned)) = self.packet_overhead.request_and_answer_traffic(opcode, len)
+        else {
             return false;
         };
         let Some(to) = self.destinations.get_mut(to.index()) else {
@@ -364,13 +366,13 @@ impl Traffic {
     }
 
     /// Counts a datagram to a multicast group with members at the ports `to`. Returns true if it is time to publish.
-    pub(super) fn count_to_group(
+    pub(super) fn count_to_group_and_tell_if_publication_due(
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
         to: &[DestinationPort],
     ) -> bool {
-        let Some((sent, _)) = self.framing.request_and_answer_traffic(opcode, len) else {
+        let Some((sent, _)) = self.packet_overhead.request_and_answer_traffic(opcode, len) else {
             return false;
         };
         let sent = OctetAndPacketCounts {
@@ -393,7 +395,7 @@ impl Traffic {
     }
 
     /// Returns true if a thread that is about to sleep should publish.
-    pub(super) fn is_due_before_sleep(&self, posted: u64) -> bool {
+    pub(super) fn is_publication_due_before_sleep(&self, posted: u64) -> bool {
         posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_SLEEP_PUBLICATION
     }
 
@@ -405,7 +407,7 @@ impl Traffic {
         peer: Option<PortName>,
         open: impl Fn(PortName) -> Option<Arc<PortTraffic>>,
     ) {
-        self.end_run(posted);
+        self.add_run_to_sums(posted);
         self.wrs_at_publication = posted;
         // A queue pair that has been reset has no port; its earlier one counts.
         if let (Some(counts), Some(_)) = (self.destinations.first_mut(), peer)
@@ -476,7 +478,7 @@ mod tests {
 
     #[test]
     fn messages_are_segmented_by_the_mtu_and_padded() {
-        let framing = traffic().framing;
+        let framing = traffic().packet_overhead;
         for (len, extended, packets, octets) in [
             (0, 0, 1, 58),
             (1, 4, 1, 66),
@@ -494,25 +496,25 @@ mod tests {
         let mut traffic = traffic();
         let mut posted = 0;
         for (kind, len) in [
-            (ShortMessage::Send, 6),
-            (ShortMessage::Send, 6),
-            (ShortMessage::Write, 6),
-            (ShortMessage::Send, 8),
+            (ShortMessageKind::Send, 6),
+            (ShortMessageKind::Send, 6),
+            (ShortMessageKind::Write, 6),
+            (ShortMessageKind::Send, 8),
         ] {
-            assert!(traffic.count_short(posted, kind, len, PEER));
+            assert!(traffic.try_count_short_message(posted, kind, len, PEER));
             posted += 1;
         }
         // A work request of the general path, which counts it itself.
         posted += 1;
         traffic.exclude_wr();
-        assert!(traffic.count_short(posted, ShortMessage::Send, 8, PEER));
+        assert!(traffic.try_count_short_message(posted, ShortMessageKind::Send, 8, PEER));
         posted += 1;
-        assert!(!traffic.count_short(posted, ShortMessage::Write, 1025, PEER));
+        assert!(!traffic.try_count_short_message(posted, ShortMessageKind::Write, 1025, PEER));
         traffic.count_immediates(1);
-        traffic.end_run(posted);
+        traffic.add_run_to_sums(posted);
         let octets = 2 * (58 + 8) + (58 + 8 + 16) + 2 * (58 + 8) + 4;
         assert_eq!(sent(&traffic, PEER), (5, octets));
-        traffic.end_run(posted);
+        traffic.add_run_to_sums(posted);
         assert_eq!(sent(&traffic, PEER), (5, octets));
     }
 
@@ -523,27 +525,27 @@ mod tests {
             process_ports_key: 7,
             host_wide_number: place,
         };
-        let [one, two, again] = [1, 2, 1].map(|place| traffic.destination(name(place)));
+        let [one, two, again] = [1, 2, 1].map(|place| traffic.find_or_add_destination(name(place)));
         assert_eq!(
             (one, two, again),
             (DestinationPort(1), DestinationPort(2), one)
         );
         // One length: only the destination differs.
         for (posted, to) in (0..).zip([one, two, two, one, two]) {
-            assert!(traffic.count_short(posted, ShortMessage::Send, 8, to));
-            assert_eq!(traffic.run_message_bytes(ShortMessage::Send, to), 8);
+            assert!(traffic.try_count_short_message(posted, ShortMessageKind::Send, 8, to));
+            assert_eq!(traffic.run_message_bytes(ShortMessageKind::Send, to), 8);
         }
         assert_eq!(
-            traffic.run_message_bytes(ShortMessage::Send, one),
+            traffic.run_message_bytes(ShortMessageKind::Send, one),
             usize::MAX
         );
         assert_eq!(
-            traffic.run_message_bytes(ShortMessage::Write, two),
+            traffic.run_message_bytes(ShortMessageKind::Write, two),
             usize::MAX
         );
-        traffic.end_run(5);
-        traffic.count_request(IBV_WR_SEND, 8, one);
-        traffic.count_to_group(IBV_WR_SEND, 8, &[one, two]);
+        traffic.add_run_to_sums(5);
+        traffic.count_request_and_tell_if_publication_due(IBV_WR_SEND, 8, one);
+        traffic.count_to_group_and_tell_if_publication_due(IBV_WR_SEND, 8, &[one, two]);
         assert_eq!(sent(&traffic, PEER), (0, 0));
         assert_eq!(sent(&traffic, one), (3, 3 * 66));
         assert_eq!(sent(&traffic, two), (3, 3 * 66));

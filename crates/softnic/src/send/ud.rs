@@ -51,7 +51,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
             }
         };
     };
-    let outcome = put(qp, sq, view, i, total);
+    let outcome = put_datagram_in_ring(qp, sq, view, i, total);
     if matches!(outcome, ExecutionResult::Done(_)) {
         let port = dest_port_of_ring(sq, i);
         count_request(qp, sq, view, port);
@@ -96,7 +96,7 @@ fn send_to_group(
         return ExecutionResult::Later;
     }
     for &i in &rings {
-        if let ExecutionResult::Failed(status) = put(qp, sq, view, i, total) {
+        if let ExecutionResult::Failed(status) = put_datagram_in_ring(qp, sq, view, i, total) {
             return ExecutionResult::Failed(status);
         }
     }
@@ -106,7 +106,8 @@ fn send_to_group(
         .collect();
     ports.sort_unstable();
     ports.dedup();
-    if (sq.traffic).count_to_group(view.wr.opcode, total as u64, &ports) {
+    if (sq.traffic).count_to_group_and_tell_if_publication_due(view.wr.opcode, total as u64, &ports)
+    {
         publish_traffic(qp, sq);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 4096
@@ -173,7 +174,13 @@ pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<
 
 /// Puts a datagram into ring `i`.
 #[inline(always)]
-fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> ExecutionResult {
+fn put_datagram_in_ring(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    i: usize,
+    total: usize,
+) -> ExecutionResult {
     // SAFETY: the union's member for UD; a plain integer.
     let qkey = unsafe { view.wr.wr.ud.remote_qkey };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
@@ -270,7 +277,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
         grh: ah.grh,
         path_word: ah.path_word,
     };
-    datagram_ring(qp, sq, &way, peer, index)
+    find_or_create_datagram_ring(qp, sq, &way, peer, index)
 }
 
 /// The properties that datagrams of one ring have in common.
@@ -296,7 +303,7 @@ impl UdRingProperties {
 
 /// Returns the ring to queue pair `index` of `peer`, if that receives such datagrams. Creates the ring if there is
 /// none.
-pub(super) fn datagram_ring(
+pub(super) fn find_or_create_datagram_ring(
     qp: &Qp,
     sq: &mut SendQueue,
     way: &UdRingProperties,
@@ -306,7 +313,7 @@ pub(super) fn datagram_ring(
     #[allow(clippy::cast_possible_truncation)] // 24 bits
     let qpn = (peer.slot << QP_INDEX_BITS | index) as u32;
     let dest = peer.segment.find_qp(index)?;
-    let state = dest.state.load(Ordering::Acquire);
+    let state = dest.state_plus_1.load(Ordering::Acquire);
     let receives = state > 1 + IBV_QPS_INIT && state != 1 + IBV_QPS_ERR;
     if !receives || dest.qp_type.load(Ordering::Relaxed) != way.receiver_type {
         return None;
@@ -332,7 +339,7 @@ pub(super) fn datagram_ring(
                 },
             )?;
             if let Some(name) = ring.dest_port_name() {
-                ring.dest_port = sq.traffic.destination(name);
+                ring.dest_port = sq.traffic.find_or_add_destination(name);
             }
             let i = match sq.ud.rings.iter().position(Option::is_none) {
                 Some(free) => free,

@@ -38,7 +38,7 @@ pub(crate) struct OwnFlow {
     /// The tag of the completions.
     pub(crate) tag: u32,
     /// The place that describes how the queue pair spreads packets.
-    pub(crate) spread_slot: Option<usize>,
+    pub(crate) rss_config_slot: Option<usize>,
 }
 
 /// The flows of this process.
@@ -91,7 +91,7 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
     let number = |n: usize| u32::try_from(n).map_err(|_| libc::EINVAL);
     let flag = |set, bit| if set { bit } else { 0 };
     shared.kind.store(flow.rule.kind.code(), Ordering::Relaxed);
-    shared.priority.store(
+    shared.priority_and_flags.store(
         u32::from(flow.rule.priority)
             | flag(flow.rule.dont_trap, FLOW_DONT_TRAP)
             | flag(flow.rule.drop, FLOW_DROP),
@@ -100,13 +100,13 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
     let pattern = &flow.rule.pattern;
     shared.layers.store(pattern.layers, Ordering::Relaxed);
     shared.tag.store(flow.tag, Ordering::Relaxed);
-    let spread = flow.spread_slot.map_or(0, |place| 1 + place);
+    let spread = flow.rss_config_slot.map_or(0, |place| 1 + place);
     shared
         .rss_index_plus_1
         .store(number(spread)?, Ordering::Relaxed);
     for (to, from) in [
-        (&shared.value, &pattern.value),
-        (&shared.mask, &pattern.mask),
+        (&shared.header_value, &pattern.value),
+        (&shared.header_mask, &pattern.mask),
     ] {
         for (word, bytes) in to.iter().zip(from.as_chunks::<8>().0) {
             word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
@@ -124,7 +124,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
     let entry = shared.generation_and_qp.load(Ordering::Acquire);
     #[allow(clippy::cast_possible_truncation)] // the lower half
     let qp = (entry as u32).checked_sub(1)? as usize;
-    let priority = shared.priority.load(Ordering::Relaxed);
+    let priority = shared.priority_and_flags.load(Ordering::Relaxed);
     let spread = shared.rss_index_plus_1.load(Ordering::Relaxed);
     let bytes = |words: &[std::sync::atomic::AtomicU64; 8]| {
         let mut bytes = [0; MATCH_FIELDS_BYTES];
@@ -143,12 +143,12 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
             drop: priority & FLOW_DROP != 0,
             pattern: HeaderMatch {
                 layers: shared.layers.load(Ordering::Relaxed),
-                value: bytes(&shared.value),
-                mask: bytes(&shared.mask),
+                value: bytes(&shared.header_value),
+                mask: bytes(&shared.header_mask),
             },
         },
         tag: shared.tag.load(Ordering::Relaxed),
-        spread_slot: spread.checked_sub(1).map(|place| place as usize),
+        rss_config_slot: spread.checked_sub(1).map(|place| place as usize),
     };
     // The flow may have been removed or replaced meanwhile. That change was counted, so the flows are read again.
     std::sync::atomic::fence(Ordering::Acquire);
@@ -175,7 +175,7 @@ pub(crate) struct SteeredQp<'a> {
 #[derive(Default)]
 pub(crate) struct KnownFlows {
     /// The count of changes at which the flows were read.
-    changes_at_read: Option<u64>,
+    change_count_at_read: Option<u64>,
     /// The flows, in the order in which packets are tried against them.
     flows: Vec<KnownFlow>,
 }
@@ -184,16 +184,16 @@ impl KnownFlows {
     /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_change_count().load(Ordering::Acquire);
-        if self.changes_at_read == Some(changes) {
+        if self.change_count_at_read == Some(changes) {
             return;
         }
-        self.changes_at_read = Some(changes);
+        self.change_count_at_read = Some(changes);
         self.flows.clear();
         for peer in fabric.live_processes() {
             let used = peer.segment.header().flow_slots_end.load(Ordering::Acquire);
             let used = usize::try_from(used).unwrap_or(MAX_FLOWS).min(MAX_FLOWS);
             for flow in (0..used).filter_map(|place| read(&peer, place)) {
-                let spread = flow.spread_slot.map(|place| spread::read(&peer, place));
+                let spread = flow.rss_config_slot.map(|place| spread::read(&peer, place));
                 if matches!(spread, Some(None)) {
                     continue;
                 }

@@ -36,7 +36,7 @@ const _: () = assert!(
 /// Reads the description at a place of a process. `None` if it is not valid.
 pub(super) fn read(peer: &Peer, place: usize) -> Option<RssConfig> {
     let shared = peer.segment.find_rss(place)?;
-    let size = shared.size.load(Ordering::Acquire) as usize;
+    let size = shared.indirection_table_len.load(Ordering::Acquire) as usize;
     if !size.is_power_of_two() || size > MAX_IND_TBL {
         return None;
     }
@@ -49,7 +49,7 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<RssConfig> {
         .map(|index| index.load(Ordering::Relaxed) as usize)
         .collect();
     Some(RssConfig {
-        hashed_fields: shared.fields.load(Ordering::Relaxed),
+        hashed_fields: shared.hashed_fields.load(Ordering::Relaxed),
         key,
         indirection_table: table,
     })
@@ -57,9 +57,9 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<RssConfig> {
 
 /// The places of this process's table.
 #[derive(Default)]
-pub(crate) struct SpreadPlaces(Mutex<TablePlaces>);
+pub(crate) struct RssConfigPlaces(Mutex<TablePlaces>);
 
-impl SpreadPlaces {
+impl RssConfigPlaces {
     /// Describes to peers how a queue pair spreads packets. Returns the place.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl SpreadPlaces {
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
         // The place may have no memory.
         if let Some(shared) = fabric.this_process.segment.find_rss(place) {
-            shared.size.store(0, Ordering::Release);
+            shared.indirection_table_len.store(0, Ordering::Release);
         }
         lock(&self.0).give_back(place);
     }
@@ -86,7 +86,9 @@ fn write_rss_config(fabric: &Fabric, place: usize, spread: &RssConfig) -> Result
         .back_with_memory(at, size_of::<RssShared>())
         .map_err(|_| libc::ENOMEM)?;
     let shared = fabric.this_process.segment.rss(place).ok_or(libc::ENOMEM)?;
-    shared.fields.store(spread.hashed_fields, Ordering::Relaxed);
+    shared
+        .hashed_fields
+        .store(spread.hashed_fields, Ordering::Relaxed);
     for (word, bytes) in shared.key.iter().zip(spread.key.as_chunks::<8>().0) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
     }
@@ -95,6 +97,6 @@ fn write_rss_config(fabric: &Fabric, place: usize, spread: &RssConfig) -> Result
         index.store(queue, Ordering::Relaxed);
     }
     let size = u32::try_from(spread.indirection_table.len()).map_err(|_| libc::EINVAL)?;
-    shared.size.store(size, Ordering::Release);
+    shared.indirection_table_len.store(size, Ordering::Release);
     Ok(())
 }

@@ -8,7 +8,7 @@ pub const WHY_VAR: &str = "VERBATIM_WHY";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReportDetail {
-    Unreachable,
+    OnlyUnreachablePeers,
     Summary,
     Each,
 }
@@ -17,7 +17,7 @@ pub(super) static REPORT_DETAIL: LazyLock<ReportDetail> =
     LazyLock::new(|| match std::env::var(WHY_VAR).as_deref().unwrap_or("") {
         "each" | "1" => ReportDetail::Each,
         "summary" => ReportDetail::Summary,
-        _ => ReportDetail::Unreachable,
+        _ => ReportDetail::OnlyUnreachablePeers,
     });
 
 /// Returns true if every failure is printed.

@@ -15,7 +15,7 @@ pub(crate) enum FailureCause {
         bytes: NamedMemoryRange,
     },
     /// The bytes lie outside the region of their key, which begins at `start` and has `len` bytes.
-    Range {
+    OutOfRegion {
         side: MemorySide,
         bytes: NamedMemoryRange,
         start: u64,
@@ -28,14 +28,14 @@ pub(crate) enum FailureCause {
         access: Access,
     },
     /// The key belongs to another protection domain, or to a window that another queue pair has bound.
-    Domain {
+    WrongProtectionDomain {
         side: MemorySide,
         bytes: NamedMemoryRange,
     },
     /// The responder's queue pair does not allow the access (`qp_access_flags`).
     QueuePairAccess(Access),
     /// The region is registered, but its memory is not mapped, or the kernel does not let this process access it.
-    Memory { side: MemorySide },
+    MemoryInaccessible { side: MemorySide },
     /// The message is longer than allowed.
     TooLong { len: u64, max: u64 },
     /// The receive WR is shorter than the message.
@@ -59,7 +59,7 @@ pub(crate) enum FailureCause {
     /// The responder refused the request, for the cause with this code.
     Refused(u16),
     /// A rule of `VERBATIM_FAULT` made the work request fail.
-    Fault,
+    InjectedFault,
 }
 
 /// The side whose memory is meant.
@@ -115,8 +115,8 @@ impl FailureCause {
                 bytes,
                 access,
             },
-            AccessDenied::Domain => Self::Domain { side, bytes },
-            AccessDenied::Range => Self::Range {
+            AccessDenied::Domain => Self::WrongProtectionDomain { side, bytes },
+            AccessDenied::Range => Self::OutOfRegion {
                 side,
                 bytes,
                 start: region.start,
@@ -128,7 +128,7 @@ impl FailureCause {
     /// Returns the only possible cause of a status, for use if no other cause was noted.
     pub(crate) fn of_status(status: ibv_wc_status) -> Option<Self> {
         match status {
-            IBV_WC_LOC_PROT_ERR => Some(Self::Memory {
+            IBV_WC_LOC_PROT_ERR => Some(Self::MemoryInaccessible {
                 side: MemorySide::Local,
             }),
             IBV_WC_RNR_RETRY_EXC_ERR => Some(Self::NoReceive),
@@ -163,10 +163,10 @@ impl FailureCause {
     pub(crate) fn code(self) -> u16 {
         match self {
             Self::UnknownKey { side, .. } => side.vendor_err_code(0x01),
-            Self::Range { side, .. } => side.vendor_err_code(0x02),
+            Self::OutOfRegion { side, .. } => side.vendor_err_code(0x02),
             Self::RegionAccess { side, .. } => side.vendor_err_code(0x03),
-            Self::Domain { side, .. } => side.vendor_err_code(0x04),
-            Self::Memory { side } => side.vendor_err_code(0x05),
+            Self::WrongProtectionDomain { side, .. } => side.vendor_err_code(0x04),
+            Self::MemoryInaccessible { side } => side.vendor_err_code(0x05),
             Self::NoReadResources { side } => side.vendor_err_code(0x06),
             Self::TooLong { .. } => 0x07,
             Self::OperandLength(_) => 0x08,
@@ -178,7 +178,7 @@ impl FailureCause {
             Self::NoAcknowledgement => 0x24,
             Self::NoReceive => 0x25,
             Self::ShortReceive { .. } => 0x31,
-            Self::Fault => 0x41,
+            Self::InjectedFault => 0x41,
             Self::Refused(code) => code,
         }
     }
@@ -193,7 +193,7 @@ impl Display for FailureCause {
                 side.key_name(),
                 bytes.key
             ),
-            Self::Range {
+            Self::OutOfRegion {
                 side,
                 bytes,
                 start,
@@ -210,7 +210,7 @@ impl Display for FailureCause {
                 bytes.key,
                 flag_name(access)
             ),
-            Self::Domain { side, bytes } => write!(
+            Self::WrongProtectionDomain { side, bytes } => write!(
                 f,
                 "{} {:#x} belongs to another protection domain than the queue pair, or to a window of another queue pair",
                 side.key_name(),
@@ -221,10 +221,10 @@ impl Display for FailureCause {
                 "qp_access_flags of the responder's queue pair lack {}",
                 flag_name(access)
             ),
-            Self::Memory { side: MemorySide::Local } => f.write_str(
+            Self::MemoryInaccessible { side: MemorySide::Local } => f.write_str(
                 "the memory of an SGE is registered and no longer mapped, or is mapped without the access",
             ),
-            Self::Memory { side: MemorySide::Remote } => f.write_str(
+            Self::MemoryInaccessible { side: MemorySide::Remote } => f.write_str(
                 "the remote memory is registered and cannot be reached: its process has unmapped it, or the kernel refuses \
                  copies between processes (verbatim doctor says what to change)",
             ),
@@ -265,7 +265,7 @@ impl Display for FailureCause {
                 "the receiver had no receive work request within min_rnr_timer and rnr_retry",
             ),
             Self::Refused(code) => write_refusal_by_code(f, code),
-            Self::Fault => f.write_str("a rule of --fault made it fail"),
+            Self::InjectedFault => f.write_str("a rule of --fault made it fail"),
         }
     }
 }
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_range_says_by_how_much_it_is_exceeded() {
-        let range = |addr, len| FailureCause::Range {
+        let range = |addr, len| FailureCause::OutOfRegion {
             side: MemorySide::Remote,
             bytes: NamedMemoryRange {
                 addr,
@@ -356,7 +356,7 @@ mod tests {
         let of = |side| {
             [
                 FailureCause::UnknownKey { side, bytes },
-                FailureCause::Range {
+                FailureCause::OutOfRegion {
                     side,
                     bytes,
                     start: 0,
@@ -367,8 +367,8 @@ mod tests {
                     bytes,
                     access: Access::LocalWrite,
                 },
-                FailureCause::Domain { side, bytes },
-                FailureCause::Memory { side },
+                FailureCause::WrongProtectionDomain { side, bytes },
+                FailureCause::MemoryInaccessible { side },
                 FailureCause::NoReadResources { side },
             ]
         };
@@ -383,7 +383,7 @@ mod tests {
             FailureCause::PeerNotConnected { qpn: 1, pid: 1 },
             FailureCause::NoAcknowledgement,
             FailureCause::NoReceive,
-            FailureCause::Fault,
+            FailureCause::InjectedFault,
         ];
         let all = of(MemorySide::Local)
             .into_iter()

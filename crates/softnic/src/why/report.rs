@@ -64,7 +64,7 @@ impl FailureReport<'_> {
             unreachable::report_peer_not_in_fabric(self.qp.fabric, (self.qp.qpn, qpn));
         }
         match *REPORT_DETAIL {
-            ReportDetail::Unreachable => {}
+            ReportDetail::OnlyUnreachablePeers => {}
             ReportDetail::Summary => summary::count_failure(self.format_report()),
             ReportDetail::Each => {
                 write_to_stderr(&format!("verbatim: {}\n", self.format_report()));
@@ -121,7 +121,7 @@ pub(crate) fn report_refused_request(qpn: u32, what: &str) {
 /// Reports a peer's request that is no valid request, so that this queue pair has failed.
 #[cold]
 pub(crate) fn report_invalid_request(qpn: u32, request: &dyn Display) {
-    if *REPORT_DETAIL != ReportDetail::Unreachable {
+    if *REPORT_DETAIL != ReportDetail::OnlyUnreachablePeers {
         write_to_stderr(&format!(
             "verbatim: queue pair {qpn:#x} refused a request of its peer as invalid: {request}\n"
         ));

@@ -8,7 +8,7 @@ use super::version::{MAGIC_BYTES, Version};
 const HELLO_BYTES: usize = 40;
 /// Maximum number of bytes of a hello. A later version may send more fields than this side knows;
 /// this side skips these fields.
-const MOST_BYTES: u32 = 4096;
+const MAX_HELLO_BYTES: u32 = 4096;
 const HELLO_VERSION: u16 = 2;
 const IMPL_VERSION: u16 = 1;
 
@@ -41,12 +41,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     }
     let mut rest = &bytes[MAGIC_BYTES..];
     let len = u16::from_be_bytes(take(&mut rest));
-    if !(40..=MOST_BYTES).contains(&len.into()) {
+    if !(40..=MAX_HELLO_BYTES).contains(&len.into()) {
         return Err(HandshakeError::Length {
             version: Version::V2,
             len: len.into(),
             min: 40,
-            max: MOST_BYTES,
+            max: MAX_HELLO_BYTES,
         });
     }
     if bytes.len() < usize::from(len) {

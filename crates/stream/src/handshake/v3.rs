@@ -7,7 +7,7 @@ use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
 /// Maximum number of bytes of the Protocol Buffers message.
-const MOST_BYTES: u32 = 8192;
+const MAX_PROTOBUF_BYTES: u32 = 8192;
 /// Number of bytes before the Protocol Buffers message: magic and length.
 const HEAD_BYTES: usize = MAGIC_BYTES + 4;
 
@@ -58,12 +58,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         return Ok(Progress::Wants(HEAD_BYTES - bytes.len()));
     };
     let len = u32::from_be_bytes(*len);
-    if !(1..=MOST_BYTES).contains(&len) {
+    if !(1..=MAX_PROTOBUF_BYTES).contains(&len) {
         return Err(HandshakeError::Length {
             version: Version::V3,
             len,
             min: 1,
-            max: MOST_BYTES,
+            max: MAX_PROTOBUF_BYTES,
         });
     }
     let message = &bytes[HEAD_BYTES..];

@@ -79,7 +79,7 @@ fn more_than_half_a_window_of_credits_is_acknowledged() {
     assert!(w.count_ack_if_due().is_some());
     w.count_reposted_receives(9);
     assert_eq!(w.count_ack_if_due(), None, "three are under way");
-    assert!(w.lacks_slots());
+    assert!(w.is_limited_by_send_queue());
     assert_eq!(w.process_completion(ACK_WR_ID_BIT), 0);
     assert!(w.count_ack_if_due().is_some());
 }

@@ -65,7 +65,7 @@ pub(super) fn sent_operations(
     }
     let payload_bytes = match verb.fixed_payload_bytes() {
         Some(bytes) => bytes,
-        None => payload_bytes(key, kind.size_class_bytes, kind.count),
+        None => payload_or_mean_bytes(key, kind.size_class_bytes, kind.count),
     };
     let inline = key.is_inline() && verb.carries_payload_in_request();
     #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -104,7 +104,7 @@ pub(super) fn received_operations(
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let bytes = payload_bytes(key, kind.size_class_bytes, kind.count);
+    let bytes = payload_or_mean_bytes(key, kind.size_class_bytes, kind.count);
     let header = if transport == Transport::Ud {
         GRH_BYTES
     } else {
@@ -128,7 +128,7 @@ fn zero_counted(transport: Transport) -> CountedOperations {
 }
 
 /// Returns the payload in bytes of an operation of a kind: the payload in the key, or the mean of a class.
-fn payload_bytes(key: OperationKey, bytes: u64, count: u64) -> u32 {
+fn payload_or_mean_bytes(key: OperationKey, bytes: u64, count: u64) -> u32 {
     if !key.is_size_class() {
         return key.payload_bytes().min(MAX_MESSAGE_BYTES);
     }

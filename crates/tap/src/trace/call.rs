@@ -97,7 +97,7 @@ impl TracedCall {
         self.text.push(')');
         // SAFETY: contract of this function.
         let good = unsafe { result.result(self.errno, &mut self.text) };
-        let may_find_nothing = O::MAY_FIND_NOTHING || self.takes_event;
+        let may_find_nothing = O::EAGAIN_IS_NOT_TRACED || self.takes_event;
         self.found_nothing = may_find_nothing && !good && self.errno == libc::EAGAIN;
         good
     }

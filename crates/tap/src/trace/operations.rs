@@ -73,7 +73,7 @@ macro_rules! operations {
     (@one $name:ident($first:ident: *mut $object:ty $(, $arg:ident: $type:ty)*) -> $ret:ty, $shown:literal) => {
         crate::traced_function! {
             fn $name($first: *mut $object $(, $arg: $type)*) -> $ret, $shown,
-            match operation($first, |own| own.$name) {
+            match untraced_operation($first, |own| own.$name) {
                 Some(own) => own,
                 None => unreachable!("only a context that has the operation is given this one"),
             }
@@ -89,7 +89,7 @@ static OPERATIONS_BY_CONTEXT: OpenAddressingTable<UntracedOperations> = OpenAddr
 ///
 /// # Safety
 /// The object is live.
-unsafe fn operation<O: HasDevice, F>(
+unsafe fn untraced_operation<O: HasDevice, F>(
     object: *mut O,
     which: impl FnOnce(&UntracedOperations) -> Option<F>,
 ) -> Option<F> {

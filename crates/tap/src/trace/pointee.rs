@@ -55,7 +55,7 @@ objects! {
 /// same queue pair.
 impl Pointee for ibv_qp_ex {
     const KIND: Option<HandleKind> = Some(HandleKind("qp"));
-    const IS_NEW: bool = false;
+    const IS_NEW_WHEN_RETURNED: bool = false;
 }
 
 impl Pointee for rdma_cm_id {

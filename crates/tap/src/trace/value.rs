@@ -25,7 +25,7 @@ pub trait TracedArgument: Copy {
 /// A result of a traced call.
 pub trait TracedResult: Copy {
     /// True if a call that fails with EAGAIN has no line, because programs repeat such calls.
-    const MAY_FIND_NOTHING: bool = false;
+    const EAGAIN_IS_NOT_TRACED: bool = false;
 
     /// Adds the result to the text; returns true if the result means success.
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool;
@@ -36,7 +36,7 @@ pub trait Pointee: Sized {
     /// Name of the type's handles, if the type is an object.
     const KIND: Option<HandleKind> = None;
     /// True if a function that returns such an object has created it.
-    const IS_NEW: bool = true;
+    const IS_NEW_WHEN_RETURNED: bool = true;
     /// True if a function that stores such an object through an argument has created it.
     const IS_NEW_IN_ARGUMENT: bool = false;
 
@@ -119,7 +119,7 @@ impl<T: Pointee> TracedResult for *mut T {
         }
         match T::KIND {
             Some(kind) => {
-                write_name(text, kind, self.addr(), T::IS_NEW);
+                write_name(text, kind, self.addr(), T::IS_NEW_WHEN_RETURNED);
                 unsafe { T::object_details(self, text) };
             }
             None => text.push_str("a pointer"),
@@ -162,7 +162,7 @@ macro_rules! returned {
     ($( $type:ty )*) => {
         $(
             impl TracedResult for SyscallStyleResult<$type> {
-                const MAY_FIND_NOTHING: bool = true;
+                const EAGAIN_IS_NOT_TRACED: bool = true;
 
                 unsafe fn result(self, errno: c_int, text: &mut String) -> bool {
                     let Self(value) = self;

@@ -7,7 +7,7 @@ use bench::run::BenchSetup;
 use comfy_table::Table;
 
 use crate::CommandOutcome;
-use crate::output::{self, format_three_digits, print, print_typed};
+use crate::output::{self, format_three_digits, print, print_typed_json};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
@@ -27,7 +27,7 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
     drop(steps);
     if json {
         for result in &results {
-            print_typed("breakdown", result)?;
+            print_typed_json("breakdown", result)?;
         }
         return Ok(CommandOutcome::Done);
     }

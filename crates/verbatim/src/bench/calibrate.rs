@@ -18,8 +18,10 @@ use super::parameters::SimulationArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
-use crate::output::{self, format_three_digits, print, print_typed, table};
-use crate::steps::{CommandSteps, INTERRUPTED_EXIT_STATUS, is_interrupted, steps_at_interrupt};
+use crate::output::{self, format_three_digits, print, print_typed_json, table};
+use crate::steps::{
+    CommandSteps, INTERRUPTED_EXIT_STATUS, is_interrupted, steps_if_interrupted_early,
+};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -84,13 +86,13 @@ struct MeasuredProfile<'a> {
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let like = profile_by_name(&args.like)?;
     if let Some(file) = &args.out {
-        args::writable_file(file)?;
+        args::check_output_file_path(file)?;
     }
     let simulated = args.simulation.profile()?;
     let calibration = match &simulated {
         Some(profile) => measure_with_progress(&mut SimulatedMachine(profile), &like)?,
         None => {
-            args.nic.apply_to_process()?;
+            args.nic.apply_by_reexec()?;
             let nic = nic_choice(&args.nic, &args.port);
             let duration = args.duration.unwrap_or(Duration::from_millis(200));
             let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -113,21 +115,21 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     if args.json {
         for_each_number(profile, simulated.as_ref(), |number| {
-            print_typed("number", &number)
+            print_typed_json("number", &number)
         })?;
         let name = &profile.name;
-        print_typed("profile", &MeasuredProfile { name, toml: text })?;
+        print_typed_json("profile", &MeasuredProfile { name, toml: text })?;
     } else if let Some(file) = &args.out {
         print_profile(profile, simulated.as_ref())?;
         print(format_args!("written to {}", file.display()))?;
-    } else if let Some((done, of)) = steps_at_interrupt() {
+    } else if let Some((done, of)) = steps_if_interrupted_early() {
         // The last line of an interrupted command is no TOML.
         print(format_args!(
             "# Interrupted: these are {done} of {of} measurements; the other numbers are assumed, from the profile {}.\n{}",
             like.name,
             text.trim_end()
         ))?;
-        return Ok(CommandOutcome::Exit(INTERRUPTED_EXIT_STATUS));
+        return Ok(CommandOutcome::ProgramExitStatus(INTERRUPTED_EXIT_STATUS));
     } else {
         print(text.trim_end())?;
     }
@@ -135,12 +137,12 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// A machine whose measurements are steps of the command.
-struct SteppedMachine<'m> {
+struct MachineWithProgressSteps<'m> {
     machine: &'m mut dyn ProbeMachine,
     steps: CommandSteps,
 }
 
-impl ProbeMachine for SteppedMachine<'_> {
+impl ProbeMachine for MachineWithProgressSteps<'_> {
     fn facts(&self) -> Result<MachineFacts> {
         self.machine.facts()
     }
@@ -169,7 +171,7 @@ fn profile_by_name(name: &str) -> Result<Profile> {
 
 fn measure_with_progress(machine: &mut dyn ProbeMachine, like: &Profile) -> Result<Calibration> {
     let steps = CommandSteps::new(bench::calibrate::measurement_count(machine) as u64)?;
-    let mut machine = SteppedMachine { machine, steps };
+    let mut machine = MachineWithProgressSteps { machine, steps };
     calibrate(&mut machine, like, is_interrupted)
 }
 

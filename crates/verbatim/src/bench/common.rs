@@ -52,7 +52,7 @@ pub(crate) fn worker_command() -> Result<WorkerCommand> {
 
 /// Warns on standard error about circumstances that make figures meaningless, such as a debug
 /// build.
-pub(super) fn warn_of_circumstances<S>(record: &RunCircumstances<S>) {
+pub(super) fn warn_of_debug_build_and_load<S>(record: &RunCircumstances<S>) {
     if !record.optimised {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
     }
@@ -109,7 +109,7 @@ struct RunRecordFile {
 
 impl RunRecordFile {
     fn create(path: &Path) -> Result<RunRecordFile> {
-        let path = args::writable_file(path)?;
+        let path = args::check_output_file_path(path)?;
         let file = File::create(&path)
             .with_context(|| format!("cannot write {}; name another file", path.display()))?;
         Ok(RunRecordFile { file, path })

@@ -7,11 +7,11 @@ use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::common::{CoresArgs, nic_choice, warn_of_circumstances, worker_command};
+use super::common::{CoresArgs, nic_choice, warn_of_debug_build_and_load, worker_command};
 use super::depth::format_spread_in_unit;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed, table};
+use crate::output::{print, print_typed_json, table};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -73,7 +73,7 @@ impl PatternArg {
 }
 
 /// The maximum time of a crowd, as a multiple of the time that its pairs take in turn.
-const MAX_RATIO_TO_IN_TURN: f64 = 2.0;
+const MAX_TOGETHER_TO_IN_TURN_RATIO: f64 = 2.0;
 
 /// Returns the number of messages of each process to each peer. All pairs in turn then take about a tenth of a
 /// second.
@@ -108,7 +108,7 @@ struct CrowdResult {
 
 /// Runs `verbatim bench crowd`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
-    args.nic.apply_to_process()?;
+    args.nic.apply_by_reexec()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.choose_cores()?;
     let configs = configs(args)?;
@@ -118,9 +118,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
-        print_typed("record", &record)?;
+        print_typed_json("record", &record)?;
     }
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     let worker = worker_command()?;
     let steps = CommandSteps::new(u64::from(args.rounds) * configs.len() as u64)?;
     let mut all = Vec::new();
@@ -132,7 +132,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let (mut together, mut in_turn) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
             let name = config.kind.name();
-            let both = steps.run(name, || Ok((crowd.run_all()?, crowd.run_one_by_one()?)))?;
+            let both = steps.run(name, || {
+                Ok((crowd.run_all_pairs_at_once()?, crowd.run_one_by_one()?))
+            })?;
             let Some(both) = both else {
                 break;
             };
@@ -144,7 +146,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         let measured = CrowdResult::new(config, &together, &in_turn);
         if args.json {
-            print_typed("crowd", &measured)?;
+            print_typed_json("crowd", &measured)?;
         }
         all.push(measured);
     }
@@ -158,12 +160,12 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let reached = |m: &CrowdResult| {
         m.ratio
-            .is_some_and(|ratio| ratio.median <= MAX_RATIO_TO_IN_TURN)
+            .is_some_and(|ratio| ratio.median <= MAX_TOGETHER_TO_IN_TURN_RATIO)
     };
     Ok(if is_interrupted() || all.iter().all(reached) {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
@@ -217,7 +219,7 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
             format_spread_in_unit(line.together_ms, 1.0),
             format_spread_in_unit(line.in_turn_ms, 1.0),
             format_spread_in_unit(line.ratio, 1.0),
-            format!("at most {MAX_RATIO_TO_IN_TURN}"),
+            format!("at most {MAX_TOGETHER_TO_IN_TURN_RATIO}"),
         ]);
     }
     print(rows)

@@ -12,11 +12,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, format_byte_count, nic_choice, warn_of_circumstances, worker_command,
+    CoresArgs, format_byte_count, nic_choice, warn_of_debug_build_and_load, worker_command,
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{format_three_digits, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -115,14 +115,14 @@ struct DepthResult {
 #[derive(Default)]
 struct DepthSamples {
     requests_per_s: Vec<f64>,
-    ratios_to_first: Vec<f64>,
-    copies_per_s: Vec<f64>,
+    rate_ratios_to_first_depth: Vec<f64>,
+    plain_block_copies_per_s: Vec<f64>,
     verified_requests: u64,
 }
 
 /// Runs `verbatim bench depth`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
-    args.nic.apply_to_process()?;
+    args.nic.apply_by_reexec()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.choose_cores()?;
     let exchanges = exchange_configs(args);
@@ -132,9 +132,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
-        print_typed("record", &record)?;
+        print_typed_json("record", &record)?;
     }
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     let mut link = WorkerLink::spawn(&worker_command()?, cores.responder)?;
     let mut samples: Vec<DepthSamples> =
         exchanges.iter().map(|_| DepthSamples::default()).collect();
@@ -157,8 +157,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             };
             samples.requests_per_s.push(rate.requests_per_s);
             let first = *first.get_or_insert(rate.requests_per_s);
-            samples.ratios_to_first.push(rate.requests_per_s / first);
-            samples.copies_per_s.push(copies);
+            samples
+                .rate_ratios_to_first_depth
+                .push(rate.requests_per_s / first);
+            samples.plain_block_copies_per_s.push(copies);
             samples.verified_requests += rate.verified;
         }
     }
@@ -170,14 +172,14 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         .map(|(config, samples)| DepthResult {
             config: *config,
             requests_per_s: MedianAndSpread::of(&samples.requests_per_s),
-            ratio_to_first: MedianAndSpread::of(&samples.ratios_to_first),
-            copies_per_s: MedianAndSpread::of(&samples.copies_per_s),
+            ratio_to_first: MedianAndSpread::of(&samples.rate_ratios_to_first_depth),
+            copies_per_s: MedianAndSpread::of(&samples.plain_block_copies_per_s),
             verified: samples.verified_requests,
         });
     let measured: Vec<_> = measured.collect();
     if args.json {
         for line in &measured {
-            print_typed("depth", line)?;
+            print_typed_json("depth", line)?;
         }
         return Ok(CommandOutcome::Done);
     }

@@ -116,7 +116,7 @@ pub(super) struct WorkerArgs {
 }
 
 impl WorkerArgs {
-    pub(super) fn serve(&self) -> Result<CommandOutcome> {
+    pub(super) fn serve_jobs_on_stdio(&self) -> Result<CommandOutcome> {
         let nic = self.nic.as_deref().map(serde_json::from_str).transpose()?;
         bench::worker::run_jobs(&mut WorkerLink::stdio(), nic.as_ref())?;
         Ok(CommandOutcome::Done)

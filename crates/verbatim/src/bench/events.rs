@@ -10,7 +10,7 @@ use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_circumstances,
+    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
     worker_command,
 };
 use crate::CommandOutcome;
@@ -97,8 +97,8 @@ struct Row {
 /// Runs `verbatim bench events`. The outcome is success if verbs are at least as fast as TCP in
 /// each placement.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
-    args.nic.apply_to_process()?;
-    args::check_real_time(Some(args.duration))?;
+    args.nic.apply_by_reexec()?;
+    args::refuse_too_short_for_real_time(Some(args.duration))?;
     let cores = args.cores.choose_cores()?;
     let nic = nic_choice(&args.nic, &args.port);
     let settings = Settings {
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         message_bytes: MESSAGE_BYTES,
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     lines.write_line(&Line::Record(&record))?;
     let worker = worker_command()?;
@@ -158,7 +158,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let slower = |row: &Row| row.transport == Transport::Tcp && row.verbs_ratio.median < 1.0;
     Ok(if !is_interrupted() && rows.iter().any(slower) {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     } else {
         CommandOutcome::Done
     })

@@ -17,7 +17,7 @@ use tap::Ledger;
 
 use crate::CommandOutcome;
 use crate::model::format_signed_percent;
-use crate::output::{print, print_typed, table};
+use crate::output::{print, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench guidelines`.
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         };
         all_right &= tried.advice.is_some() && !tried.advised_though_kept;
         if args.json {
-            print_typed("guideline", &tried)?;
+            print_typed_json("guideline", &tried)?;
         }
         let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
         rows.add_row([
@@ -179,7 +179,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(if all_right {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
@@ -191,8 +191,8 @@ fn measure_and_predict_gain(
     let guideline = model.iter().find(|known| known.name == programs.guideline);
     let guideline = guideline.context("the guideline is known")?;
     let nic = profile::builtin(programs.nic_profile_name).context("the NIC is known")?;
-    let advice = advice_for_program(programs, nic, false, args.repetitions)?;
-    let kept = self::advice_for_program(programs, nic, true, args.repetitions)?;
+    let advice = run_program_and_get_advice(programs, nic, false, args.repetitions)?;
+    let kept = self::run_program_and_get_advice(programs, nic, true, args.repetitions)?;
     let mut gains = Vec::new();
     for _ in 0..args.rounds {
         let broken = measure_rate(programs, false, args.repetitions)?;
@@ -228,7 +228,7 @@ fn measure_and_predict_gain(
 }
 
 /// Returns the guideline's advice to one of its programs.
-fn advice_for_program(
+fn run_program_and_get_advice(
     programs: &GuidelinePrograms,
     nic: &Profile,
     keeps: bool,
@@ -240,7 +240,7 @@ fn advice_for_program(
     run_and_read_stdout(command)?;
     let ledger = Ledger::collect(folder.path(), programs.guideline)?;
     let observed = programs
-        .scaled_to_nic(keeps, &ledger.processes)
+        .profile_scaled_to_guideline_nic(keeps, &ledger.processes)
         .context("the program left no counters")?;
     let all = nicmodel::guidelines::advise(&observed.restricted_to_executable(nic).0, nic)?;
     Ok(all

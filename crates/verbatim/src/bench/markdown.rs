@@ -59,12 +59,12 @@ fn write_page(
     writeln!(page, "| kernel | {} |", record.kernel)?;
     writeln!(page, "| commit | {} |", record.commit)?;
     writeln!(page, "| load before | {} |", record.load_before)?;
-    writeln!(page, "| command | `{}` |", checkout_command_line(record))?;
+    writeln!(page, "| command | `{}` |", command_line_in_checkout(record))?;
     if is_soft_roce(device) {
         writeln!(
             page,
             "| to repeat | `cargo build --release && cargo xtask rxe -- {}` |",
-            checkout_command_line(record)
+            command_line_in_checkout(record)
         )?;
     }
     writeln!(page)?;
@@ -159,7 +159,7 @@ fn write_table<'a>(
 }
 
 /// Returns the command line, with the path that the program has in a checkout.
-fn checkout_command_line(record: &RunCircumstances<Settings>) -> String {
+fn command_line_in_checkout(record: &RunCircumstances<Settings>) -> String {
     let mut words = vec!["target/release/verbatim".to_owned()];
     words.extend(record.command.iter().skip(1).cloned());
     words.join(" ")

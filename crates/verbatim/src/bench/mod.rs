@@ -187,11 +187,14 @@ impl BenchCommand {
 }
 
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    if let Some(outcome) = args.ledger.rerun_under_tap(args.what.is_simulated())? {
+    if let Some(outcome) = args
+        .ledger
+        .rerun_under_tap_if_wanted(args.what.is_simulated())?
+    {
         return Ok(outcome);
     }
     match args.what {
-        BenchCommand::Peers(args) => peers::run(args, &Row::EMBEDDED),
+        BenchCommand::Peers(args) => peers::run(args, &Row::OWN_PROGRAM_ROWS),
         BenchCommand::DropIn(args) => peers::run(args, &Row::DROP_IN),
         BenchCommand::Wire(args) => peers::run_wire(args),
         BenchCommand::Events(args) => events::run(&args),
@@ -217,6 +220,6 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         BenchCommand::Guidelines(args) => guidelines::run(&args),
         BenchCommand::Simulator(args) => simulator::run(&args),
         BenchCommand::GuidelineProgram(args) => guidelines::run_program(&args),
-        BenchCommand::Worker(args) => args.serve(),
+        BenchCommand::Worker(args) => args.serve_jobs_on_stdio(),
     }
 }

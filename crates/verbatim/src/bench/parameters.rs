@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bench::micro::{
-    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
+    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS_PER_THREAD,
     MAX_THREADS, MAX_WINDOW, MeasuredRole, MemoryPages, MicroParameters, Verb,
 };
 use bench::nic::NicChoice;
@@ -131,7 +131,7 @@ impl CommonArgs {
             500
         };
         if !simulated {
-            args::check_real_time(self.duration)?;
+            args::refuse_too_short_for_real_time(self.duration)?;
         }
         match self.duration {
             Some(short) if short < Duration::from_millis(1) => {
@@ -144,7 +144,7 @@ impl CommonArgs {
 }
 
 /// Returns the number of READs that a NIC can have outstanding without evicting their WQEs from its cache.
-fn reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
+fn max_reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value;
     let threads = profile.cache.read_window_threads.as_ref()?.value;
     usize::try_from(u64::from(window) * u64::from(threads)).ok()
@@ -177,7 +177,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a signaled period", 1..=MAX_WINDOW))]
     signal_every: Option<usize>,
     /// Queue pairs of each thread, to which its postlists go in turn [default: 1]
-    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=MAX_QUEUE_PAIRS))]
+    #[arg(long, value_name = "N", value_parser = args::integer_in_range("a number of queue pairs", 1..=MAX_QUEUE_PAIRS_PER_THREAD))]
     queue_pairs: Option<usize>,
     /// Threads of the measured side, each with one of the other side [default: 1; inbound as many as there are cores
     /// for, and 1 between two hosts]
@@ -242,22 +242,22 @@ impl StreamArgs {
             window: self.window,
             burst: self.burst,
             signal_every: self.signal_every,
-            queue_pairs: self.queue_pairs,
+            queue_pairs_per_thread: self.queue_pairs,
             threads,
-            processes: self.processes,
+            other_side_processes: self.processes,
             atomic_counters: self.addresses,
             counter_spacing_bytes: self.spacing,
             pages: self.pages.map(|pages| match pages {
                 PagesArg::Small => MemoryPages::Small,
                 PagesArg::Huge => MemoryPages::Huge,
             }),
-            max_reads_in_wqe_cache: simulated.and_then(reads_without_wqe_eviction),
+            max_reads_in_wqe_cache: simulated.and_then(max_reads_without_wqe_eviction),
             ..self.common.parameters()
         })
     }
 
     /// Returns true if the arguments set the number of threads or processes.
-    pub(super) fn asks_for_threads(&self) -> bool {
+    pub(super) fn sets_thread_or_process_count(&self) -> bool {
         self.threads.or(self.processes).is_some()
     }
 
@@ -270,7 +270,7 @@ impl StreamArgs {
         if self.common.ends.starts_sides_separately() {
             return Ok(1);
         }
-        let cores = bench::pin::allowed()?.len();
+        let cores = bench::pin::allowed_cores()?.len();
         let busy = if verb.is_send() { 2 } else { 1 };
         Ok((cores / busy).clamp(1, MAX_THREADS))
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::bounce::MAX_NEAR_NS;
+use bench::bounce::MAX_NEAR_BOUNCE_NS;
 use bench::goal::{Row, RowGoal};
 use bench::record::RunCircumstances;
 use bench::run::{
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::breakdown;
 use super::common::{
-    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_circumstances,
+    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
     worker_command,
 };
 use crate::CommandOutcome;
@@ -97,9 +97,9 @@ pub(super) fn run_wire(args: Args) -> Result<CommandOutcome> {
 
 /// Runs the command with the rows that the arguments name, or with all rows in `all`.
 pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
-    args.nic.apply_to_process()?;
+    args.nic.apply_by_reexec()?;
     let cores = args.cores.choose_cores()?;
-    let rows = rows(&args, all);
+    let rows = named_or_all_rows(&args, all);
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
     let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
@@ -122,7 +122,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
         device,
         bench.settings.clone(),
     );
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     lines.write_line(&Line::Record(&record))?;
 
     let count = bench::run::measurements_per_round(&bench.settings.rows);
@@ -180,12 +180,12 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
     Ok(if is_good {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
 /// Returns the rows that the arguments name, or all rows in `all`.
-fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
+fn named_or_all_rows(args: &Args, all: &[Row]) -> Vec<Row> {
     if !args.only.is_empty() {
         return args.only.clone();
     }
@@ -216,7 +216,7 @@ enum Line<'a> {
 fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> {
     print(format_args!(
         "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other ({}..{}); near is up to \
-         {MAX_NEAR_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
+         {MAX_NEAR_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
         record.cpu_model,
         record.kernel,
         record.commit,

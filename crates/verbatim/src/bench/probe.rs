@@ -12,7 +12,7 @@ use super::common::{CoresArgs, format_byte_count, nic_choice};
 use super::ends::TwoHostArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed, table};
+use crate::output::{print, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 pub(super) const ORDER_EXAMPLES: &str = "\
@@ -90,7 +90,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     let probes = args.payload.iter();
     let probes = probes.map(|payload| WriteProbe::new(question, verb, *payload, args.writes));
     let probes = probes.collect::<Result<Vec<_>>>()?;
-    args.nic.apply_to_process()?;
+    args.nic.apply_by_reexec()?;
     let nic = nic_choice(&args.nic, &args.port);
     if args.ends.serves_as_other_side() {
         return args.ends.serve_other_side(&probes, &nic);
@@ -102,7 +102,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
-        print_typed("record", &record)?;
+        print_typed_json("record", &record)?;
     }
     let mut rows = table(["payload", "looks", "incomplete", "verdict"], &[0, 1, 2]);
     let steps = CommandSteps::new(probes.len() as u64)?;
@@ -117,7 +117,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
         };
         all_there &= result.missing == 0;
         if args.json {
-            print_typed(
+            print_typed_json(
                 "probe",
                 &ProbeLine {
                     question,
@@ -151,7 +151,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
         print(rows)?;
     }
     Ok(match question {
-        ProbedProperty::Visible if !all_there => CommandOutcome::No,
+        ProbedProperty::Visible if !all_there => CommandOutcome::NegativeAnswer,
         _ => CommandOutcome::Done,
     })
 }

@@ -15,7 +15,7 @@ use bench::record::RunCircumstances;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, JsonLines, format_byte_count, format_median_and_range, warn_of_circumstances,
+    CoresArgs, JsonLines, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
     worker_command,
 };
 use super::markdown::comparison_page;
@@ -90,10 +90,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             if args.json {
                 bail!("--json and --markdown - both write to standard output; leave out one");
             }
-            MarkdownPage::Stdout
+            MarkdownDestination::Stdout
         }
-        Some(path) => MarkdownPage::File(args::writable_file(path)?),
-        None => MarkdownPage::None,
+        Some(path) => MarkdownDestination::File(args::check_output_file_path(path)?),
+        None => MarkdownDestination::None,
     };
     let cores = args.cores.choose_cores()?;
     let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
@@ -101,7 +101,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         device: args.device.clone(),
         port_num: args.port.port_num,
         gid_index: args.port.gid_index,
-        ..NicChoice::first_of("system")
+        ..NicChoice::first_device_of("system")
     };
     let device = system.device_name().context(NO_DEVICE_MESSAGE)?;
     let settings = Settings {
@@ -117,11 +117,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if !settings.perftest && !args.no_perftest {
         eprintln!("note: perftest is not installed (Debian: perftest), so its figures are missing");
     }
-    let softnic = NicChoice::first_of("softnic");
+    let softnic = NicChoice::first_device_of("softnic");
     let comparison = Comparison::new(settings.clone(), cores, worker_command()?, softnic, system)?;
     let tasks = comparison.tasks()?;
     let record = RunCircumstances::new(cores, "softnic, system".to_owned(), device, settings);
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     lines.write_line(&Line::Record(&record))?;
 
     let sides = if record.settings.perftest { 3 } else { 2 };
@@ -151,12 +151,12 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     lines.write_line(&Line::Summary { goals_met: met })?;
     let page_text = || comparison_page(&record, &summary);
     match &page {
-        MarkdownPage::Stdout => print(page_text().trim_end())?,
-        MarkdownPage::File(path) => std::fs::write(path, page_text())
+        MarkdownDestination::Stdout => print(page_text().trim_end())?,
+        MarkdownDestination::File(path) => std::fs::write(path, page_text())
             .with_context(|| format!("cannot write {}", path.display()))?,
-        MarkdownPage::None => {}
+        MarkdownDestination::None => {}
     }
-    if !args.json && !matches!(page, MarkdownPage::Stdout) {
+    if !args.json && !matches!(page, MarkdownDestination::Stdout) {
         print_summary(&record, &summary)?;
     }
     for row in &summary.rows {
@@ -170,12 +170,12 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(if is_good {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
 /// The destination of the Markdown page.
-enum MarkdownPage {
+enum MarkdownDestination {
     None,
     Stdout,
     File(PathBuf),

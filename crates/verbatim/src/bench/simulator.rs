@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::CommandOutcome;
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench simulator`.
@@ -46,7 +46,7 @@ Rates are per second of processor time, of one core: a simulation has one thread
 
 /// The speed at which a design is simulated.
 #[derive(Serialize)]
-struct Row {
+struct SimulationSpeedRow {
     design: Design,
     cores: usize,
     clients: usize,
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         let Some((outcome, cpu_ns)) = last else {
             break;
         };
-        let row = Row {
+        let row = SimulationSpeedRow {
             design,
             cores,
             clients: args.clients,
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             speed: outcome.virtual_ms * 1e6 / cpu_ns,
         };
         if args.json {
-            print_typed("simulator", &row)?;
+            print_typed_json("simulator", &row)?;
         }
         rows.add_row([
             design.to_string(),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
-    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
+    MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS_PER_THREAD,
     MAX_THREADS, MAX_WINDOW, MeasuredRole, MeasurementTask, MicroParameters,
     TaskResult as Measured, Verb, VerbStream,
 };
@@ -15,7 +15,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, format_median_and_range, warn_of_circumstances};
+use super::common::{JsonLines, format_median_and_range, warn_of_debug_build_and_load};
 use super::parameters::StreamArgs;
 use super::verb::{RateResult, describe_run, rate_result};
 use crate::CommandOutcome;
@@ -145,7 +145,7 @@ impl SweptSetting {
             SweptSetting::Batch => &mut parameters.wrs_per_doorbell,
             SweptSetting::Window => &mut parameters.window,
             SweptSetting::SignalEvery => &mut parameters.signal_every,
-            SweptSetting::QueuePairs => &mut parameters.queue_pairs,
+            SweptSetting::QueuePairs => &mut parameters.queue_pairs_per_thread,
             SweptSetting::Threads => &mut parameters.threads,
             SweptSetting::Addresses => &mut parameters.atomic_counters,
             SweptSetting::Spacing => &mut parameters.counter_spacing_bytes,
@@ -157,7 +157,7 @@ impl SweptSetting {
         match self {
             SweptSetting::Payload => MAX_PAYLOAD_BYTES,
             SweptSetting::Batch | SweptSetting::Window | SweptSetting::SignalEvery => MAX_WINDOW,
-            SweptSetting::QueuePairs => MAX_QUEUE_PAIRS,
+            SweptSetting::QueuePairs => MAX_QUEUE_PAIRS_PER_THREAD,
             SweptSetting::Threads => MAX_THREADS,
             SweptSetting::Addresses => MAX_ATOMIC_COUNTERS,
             SweptSetting::Spacing => MAX_COUNTER_SPACING_BYTES,
@@ -225,7 +225,7 @@ fn values_and_streams(
 ) -> Result<Vec<(usize, VerbStream)>> {
     let SweptVerb { verb, direction } = args.verb;
     let mut parameters = args.stream.parameters(verb, direction, simulated)?;
-    if args.over == SweptSetting::Threads && !args.stream.asks_for_threads() {
+    if args.over == SweptSetting::Threads && !args.stream.sets_thread_or_process_count() {
         parameters.threads = None;
     }
     if args.over == SweptSetting::Spacing && parameters.atomic_counters.is_none() {
@@ -269,7 +269,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if profiles.is_empty() {
         let streams = values_and_streams(args, None)?;
         if common.ends.serves_as_other_side() {
-            common.nic.apply_to_process()?;
+            common.nic.apply_by_reexec()?;
             return common
                 .ends
                 .serve_other_side(&tasks(&streams), &common.nic_choice());
@@ -290,7 +290,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(file) = &picture.csv {
         output::write_file(file, &csv(args.over, &swept))?;
     }
-    picture.draw(&chart(args, &swept))?;
+    picture.write_svg(&chart(args, &swept))?;
     if !common.json {
         for (number, one) in swept.iter().enumerate() {
             if number > 0 {
@@ -379,7 +379,7 @@ fn simulate(
 /// Measures every point in every round.
 fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult> {
     let common = &args.stream.common;
-    common.nic.apply_to_process()?;
+    common.nic.apply_by_reexec()?;
     let cores = common.cores.choose_cores()?;
     let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
     let nic = common.nic_choice();
@@ -405,7 +405,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
         }
     }
     drop(steps);
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     let mut points = Vec::new();
     let measured = streams.iter().zip(&outcomes);
     for (&(value, _), outcomes) in measured.filter(|(_, outcomes)| !outcomes.is_empty()) {

@@ -12,7 +12,9 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, format_byte_count, format_median_and_range, warn_of_circumstances};
+use super::common::{
+    JsonLines, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
+};
 use super::parameters::{CommonArgs, StreamArgs};
 use crate::CommandOutcome;
 use crate::output::{format_three_digits, print};
@@ -215,7 +217,7 @@ fn measure(
         return simulate(profile, task, args);
     }
     args.picture.check_files_writable()?;
-    args.nic.apply_to_process()?;
+    args.nic.apply_by_reexec()?;
     let tasks = std::slice::from_ref(task);
     if args.ends.serves_as_other_side() {
         return args.ends.serve_other_side(&tasks, &args.nic_choice());
@@ -244,7 +246,7 @@ fn measure(
         outcomes.push(outcome);
     }
     drop(steps);
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     args.picture
         .write(&chart(task, describe_run(&record, args.rounds), &outcomes))?;
     match task {

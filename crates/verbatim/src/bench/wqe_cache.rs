@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, warn_of_circumstances};
+use super::common::{JsonLines, warn_of_debug_build_and_load};
 use super::parameters::CommonArgs;
 use super::verb::describe_run;
 use crate::CommandOutcome;
@@ -130,7 +130,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let streams = streams(args, profile.as_ref())?;
     if args.common.ends.serves_as_other_side() {
-        args.common.nic.apply_to_process()?;
+        args.common.nic.apply_by_reexec()?;
         return args
             .common
             .ends
@@ -144,7 +144,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if let Some(file) = &args.common.picture.csv {
         output::write_file(file, &csv(&points))?;
     }
-    args.common.picture.draw(&chart(title, &points))?;
+    args.common.picture.write_svg(&chart(title, &points))?;
     if !args.common.json {
         print_points(&points)?;
     }
@@ -209,7 +209,10 @@ fn simulate(
     let mut points = Vec::new();
     for stream in streams {
         let simulated = steps.run(step_name(stream), || {
-            bench::simulated::micro::run_counted(profile, &MeasurementTask::Stream(*stream))
+            bench::simulated::micro::run_with_nic_counters(
+                profile,
+                &MeasurementTask::Stream(*stream),
+            )
         })?;
         let Some((outcome, counted)) = simulated else {
             break;
@@ -240,7 +243,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     };
     let expect = expect.chosen_or_default_profile()?;
     let counters = args.pcie_counters.then(PcieCounters::find).transpose()?;
-    common.nic.apply_to_process()?;
+    common.nic.apply_by_reexec()?;
     let nic = common.nic_choice();
     if counters.is_some() && nic.provider == "softnic" {
         bail!(
@@ -289,7 +292,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
         }
     }
     drop(steps);
-    warn_of_circumstances(&record);
+    warn_of_debug_build_and_load(&record);
     let mut points = Vec::new();
     let measured = streams.iter().zip(&samples);
     for (stream, samples) in measured.filter(|(_, samples)| !samples.is_empty()) {

@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, format_three_digits, print, print_typed, write_file};
-use crate::picture::svg;
+use crate::output::{self, format_three_digits, print, print_typed_json, write_file};
+use crate::picture::svg_with_interrupt_note;
 use crate::side_by_side::outcome_of_comparison;
 use crate::steps::CommandSteps;
 
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let steps = CommandSteps::new(3)?;
     let best = steps.run("splits that stay", || {
-        adaptive::best_static(&profile, &setup)
+        adaptive::best_fixed_split_mops_and_dpu_share(&profile, &setup)
     })?;
     let Some(best) = best else {
         return Ok(CommandOutcome::Done);
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let stays = steps.run(name, || adaptive::run(&profile, &still))?;
     drop(steps);
     let (Some(follows), Some(stays)) = (follows.as_ref(), stays.as_ref()) else {
-        return print_completed_steps(args, best, follows.as_ref());
+        return print_partial_results(args, best, follows.as_ref());
     };
     let summary = summary(best, follows, stays);
     if let Some(file) = &args.svg {
@@ -118,9 +118,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         )?;
     }
     if args.json {
-        print_typed("course", &("adaptive", follows))?;
-        print_typed("course", &("fixed", stays))?;
-        print_typed("result", &summary)?;
+        print_typed_json("course", &("adaptive", follows))?;
+        print_typed_json("course", &("fixed", stays))?;
+        print_typed_json("result", &summary)?;
     } else {
         print_summary(&profile.name, &setup, &summary)?;
     }
@@ -128,14 +128,14 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Prints the steps that were complete at an interrupt.
-fn print_completed_steps(
+fn print_partial_results(
     args: &Args,
     (best_mops, best_dpu_share): (f64, f64),
     follows: Option<&Course>,
 ) -> Result<CommandOutcome> {
     if args.json {
         if let Some(follows) = follows {
-            print_typed("course", &("adaptive", follows))?;
+            print_typed_json("course", &("adaptive", follows))?;
         }
         return Ok(outcome_of_comparison(
             follows.is_none_or(|course| course.verified),
@@ -242,7 +242,7 @@ fn rates_over_time_svg(nic: &str, best: f64, follows: &Course, stays: &Course) -
         });
         points.collect::<Vec<_>>()
     };
-    svg(&Chart {
+    svg_with_interrupt_note(&Chart {
         title: "Look-ups in a tree shared by host and DPU; the hot spot jumps".to_owned(),
         caption: format!("{nic}, simulated in virtual time"),
         x: Axis::linear("virtual time, ms").of_outcomes(),

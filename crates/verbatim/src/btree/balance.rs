@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{format_three_digits, print, print_typed};
-use crate::stop::stop_signals;
+use crate::output::{format_three_digits, print, print_typed_json};
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim btree balance`.
 #[derive(clap::Args)]
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .collect::<Result<Vec<_>>>()?;
     let splits = args.splits.iter().map(|i| stable_key(*i)).collect();
     let mut controller = LoadBalancer::new(parts, 0, (ControlLaw::default(), splits), &[]);
-    let stop = stop_signals(false)?;
+    let stop = stop_request_channel(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
         let moved = controller.rebalance_once()?;
@@ -114,7 +114,7 @@ fn print_observation(
             servers: balancer.observed_loads(),
             moved,
         };
-        return print_typed("look", &look);
+        return print_typed_json("look", &look);
     }
     let servers = balancer.observed_loads().iter().map(|seen| {
         let busy = (100.0 * seen.utilisation).round();

@@ -4,16 +4,18 @@
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use btree::history::{FILLERS_PER_HOT_KEY, RecordingParameters, run_client, stable_key_count};
+use btree::history::{
+    FILLERS_PER_HOT_KEY, RecordingParameters, run_recording_client, stable_key_count,
+};
 use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::subcommand_with_nic;
 use crate::history_check::{
-    CheckArgs, CheckedSystem, RecorderArgs, stdin_end_poller, supported_designs,
+    CheckArgs, CheckedSystem, RecorderArgs, named_or_supported_designs, stdin_end_poller,
 };
 use crate::nic::OpenNic;
 
@@ -68,7 +70,7 @@ found, and all of it is kept.";
 
 /// The maximum number of requests in flight for each hot key. Values have no versions, so the time of the check grows
 /// exponentially with this number.
-const MAX_REQUESTS_PER_HOT_KEY: u64 = 16;
+const MAX_REQUESTS_IN_FLIGHT_PER_HOT_KEY: u64 = 16;
 
 /// The access design that is checked, as `--json` prints it.
 #[derive(Clone, Copy, Default, Serialize)]
@@ -83,7 +85,7 @@ struct TreeUnderTest<'a> {
 }
 
 impl CheckedSystem for TreeUnderTest<'_> {
-    type Line = Line;
+    type Line = ServeOrLoadLine;
     type Variant = CheckedAccess;
 
     fn name(&self) -> String {
@@ -118,16 +120,16 @@ impl CheckedSystem for TreeUnderTest<'_> {
         Ok(command)
     }
 
-    fn server_address(line: &Line) -> Option<&str> {
+    fn server_address(line: &ServeOrLoadLine) -> Option<&str> {
         match line {
-            Line::Listening { address } => Some(address),
+            ServeOrLoadLine::Listening { address } => Some(address),
             _ => None,
         }
     }
 
-    fn repeated_changes(line: &Line) -> Option<u64> {
+    fn repeated_changes_not_reapplied(line: &ServeOrLoadLine) -> Option<u64> {
         match line {
-            Line::Stats(stats) => Some(stats.repeated),
+            ServeOrLoadLine::Stats(stats) => Some(stats.repeated),
             _ => None,
         }
     }
@@ -155,16 +157,16 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let (clients, window, keys) = (args.check.clients, args.ask.window, args.ask.keys);
     let under_way = clients as u64 * window as u64;
-    if under_way > MAX_REQUESTS_PER_HOT_KEY * keys {
+    if under_way > MAX_REQUESTS_IN_FLIGHT_PER_HOT_KEY * keys {
         bail!(
             "{clients} clients with {window} requests each on {keys} hot keys cannot be judged in reasonable time: give them \
              {} keys or more with --keys",
-            under_way.div_ceil(MAX_REQUESTS_PER_HOT_KEY)
+            under_way.div_ceil(MAX_REQUESTS_IN_FLIGHT_PER_HOT_KEY)
         );
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
-    let accesses = supported_designs(&args.access, &AccessDesign::ALL, |access| {
+    let accesses = named_or_supported_designs(&args.access, &AccessDesign::ALL, |access| {
         access.check(device)
     })?;
     let trees: Vec<_> = accesses
@@ -175,7 +177,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Runs a client, which sends requests until its standard input ends.
-pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
+pub(crate) fn run_check_client(args: &ClientArgs) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.recorder.server.clone(),
@@ -197,7 +199,7 @@ pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
     let mut recorder = args.recorder.create_recorder()?;
     let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
     let server = pipeline.server_incarnation();
-    run_client(&mut pipeline, &plan, &mut recorder, stop)?;
+    run_recording_client(&mut pipeline, &plan, &mut recorder, stop)?;
     if pipeline.server_incarnation() != server {
         bail!("another server has come to its address, and knows nothing of this history");
     }

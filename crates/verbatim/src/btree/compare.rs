@@ -18,13 +18,13 @@ use serde::Serialize;
 use verbs::Capabilities;
 
 use super::arguments::SimulationArgs;
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
 use crate::picture::PictureArgs;
 use crate::side_by_side::{
     assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, run_interleaved,
@@ -82,7 +82,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set_knob(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
+    pub(super) fn set_knob_if_known(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| value_within_knob_limit(value, most);
         match knob {
@@ -118,7 +118,7 @@ enum Contender {
     /// The client walks the tree by READs and caches `cache` inner nodes.
     Read { cache: usize },
     /// The client chooses between RPC and READs for each request.
-    Auto,
+    AutoRpcOrRead,
     /// LMDB behind a TCP server, with pipelining.
     Lmdb,
 }
@@ -136,7 +136,7 @@ impl Contender {
                 },
                 Self::Read { cache: 0 },
             ],
-            AccessDesign::Auto => &[Self::Auto],
+            AccessDesign::Auto => &[Self::AutoRpcOrRead],
         }
     }
 
@@ -146,7 +146,7 @@ impl Contender {
             Self::Rpc { .. } => "rpc",
             Self::Read { cache: 0 } => "read, no cache",
             Self::Read { .. } => "read",
-            Self::Auto => "auto",
+            Self::AutoRpcOrRead => "auto",
             Self::Lmdb => "lmdb",
         }
     }
@@ -157,7 +157,7 @@ impl Contender {
             Self::Rpc { .. } => AccessDesign::Rpc.summary(),
             Self::Read { cache: 0 } => "the same without a cache: a READ for each level",
             Self::Read { .. } => AccessDesign::Read.summary(),
-            Self::Auto => AccessDesign::Auto.summary(),
+            Self::AutoRpcOrRead => AccessDesign::Auto.summary(),
             Self::Lmdb => {
                 "LMDB in memory behind a TCP server, pipelined, a transaction for all requests that came together"
             }
@@ -168,7 +168,7 @@ impl Contender {
         match self {
             Self::Rpc { .. } => AccessDesign::Rpc,
             Self::Read { .. } => AccessDesign::Read,
-            Self::Auto | Self::Lmdb => AccessDesign::Auto,
+            Self::AutoRpcOrRead | Self::Lmdb => AccessDesign::Auto,
         }
     }
 }
@@ -226,14 +226,14 @@ struct Row {
 /// Runs `verbatim btree` without a subcommand.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
-    args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings_to_run(args, Args::set_knob)?;
+    args::refuse_too_short_for_real_time(args.duration)?;
+    let settings = args.sweep.settings_to_run(args, Args::set_knob_if_known)?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose_contenders(args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
-            print_typed("skipped", note)?;
+            print_typed_json("skipped", note)?;
         }
     }
     let rounds = measure(args, &settings, &contenders)?;
@@ -249,7 +249,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("row", &SweptResult::new(0, *value, row))?;
+                print_typed_json("row", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
@@ -363,7 +363,7 @@ fn measure_once(
     round: u32,
     contender: Contender,
 ) -> Result<Round> {
-    let bounce_ns = placement.measure_cache_line_transfer()?;
+    let bounce_ns = placement.measure_cache_line_transfer_ns()?;
     if contender == Contender::Lmdb {
         return Ok(Round {
             bounce_ns,
@@ -371,10 +371,10 @@ fn measure_once(
         });
     }
     let (mut server, mut said) = start_server(args, &placement.server, contender)?;
-    let Line::Loaded { seconds, bytes, .. } = said.next_line_or_error()? else {
+    let ServeOrLoadLine::Loaded { seconds, bytes, .. } = said.next_line_or_error()? else {
         bail!("the server did not say that it loaded the tree");
     };
-    let Line::Listening { address } = said.next_line_or_error()? else {
+    let ServeOrLoadLine::Listening { address } = said.next_line_or_error()? else {
         bail!("the server did not say where it listens");
     };
     let client = |share: u32, more: &[&str]| {
@@ -393,7 +393,8 @@ fn measure_once(
             .args(["--seed", &round.to_string()])
             .args(more)
             .stdin(Stdio::null());
-        let (_child, lines) = start_on_cores::<Line>(command, &placement.clients[0], "client")?;
+        let (_child, lines) =
+            start_on_cores::<ServeOrLoadLine>(command, &placement.clients[0], "client")?;
         read_report(lines)
     };
     let window = format!("--window={}", args.window());
@@ -471,7 +472,7 @@ fn start_server(
     args: &Args,
     cores: &[usize],
     contender: Contender,
-) -> Result<(KillOnDrop, ChildLines<Line>)> {
+) -> Result<(KillOnDrop, ChildLines<ServeOrLoadLine>)> {
     let batch = match contender {
         Contender::Rpc { batch } => batch,
         _ => 64,
@@ -492,9 +493,9 @@ fn start_server(
 }
 
 /// Returns the report of a client.
-fn read_report(mut lines: ChildLines<Line>) -> Result<LoadReport> {
+fn read_report(mut lines: ChildLines<ServeOrLoadLine>) -> Result<LoadReport> {
     while let Some(line) = lines.next_line()? {
-        if let Line::Report(report) = line {
+        if let ServeOrLoadLine::Report(report) = line {
             return Ok(report);
         }
     }

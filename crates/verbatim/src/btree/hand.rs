@@ -133,7 +133,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     Ok(if all {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
@@ -178,7 +178,7 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
         print(format_args!("{key} {how} before"))?;
     }
     Ok(if refused {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     } else {
         CommandOutcome::Done
     })

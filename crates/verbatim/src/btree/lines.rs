@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-pub(super) enum Line {
+pub(super) enum ServeOrLoadLine {
     /// `serve`: the tree is loaded.
     Loaded {
         /// Number of stable keys.

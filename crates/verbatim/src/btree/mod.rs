@@ -75,7 +75,7 @@ enum BtreeCommand {
 /// Runs `verbatim btree`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
-    if let Some(outcome) = args.ledger.rerun_under_tap(simulated)? {
+    if let Some(outcome) = args.ledger.rerun_under_tap_if_wanted(simulated)? {
         return Ok(outcome);
     }
     match args.part {
@@ -87,7 +87,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         Some(BtreeCommand::Balance(args)) => balance::run(&args),
         Some(BtreeCommand::Adapt(args)) => adapt::run(&args),
         Some(BtreeCommand::Check(args)) => check::run(&args),
-        Some(BtreeCommand::CheckClient(args)) => check::client(&args),
+        Some(BtreeCommand::CheckClient(args)) => check::run_check_client(&args),
         None if simulated => simulated::run_all(&args.compare),
         None => compare::run(&args.compare),
     }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, anyhow};
 use btree::load::{stable_key, value_of};
 use btree::{Server, ServerConfig, ServerStats};
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::output::{format_three_digits, print, print_json};
 use crate::side_by_side;
-use crate::stop::stop_signals;
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim btree serve`.
 #[derive(clap::Args)]
@@ -115,14 +115,14 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         handover_bytes_per_s: u32::try_from(args.handover_rate).unwrap_or(u32::MAX),
         slow_by_ns: args.slow_by,
     };
-    let stop = stop_signals(args.until_eof)?;
+    let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     if args.load > 0 {
         load_stable_keys(&args, &server)?;
     }
     let address = server.address().to_string();
     if args.json {
-        print_json(&Line::Listening { address })?;
+        print_json(&ServeOrLoadLine::Listening { address })?;
     } else {
         // A client needs the addresses of all servers that share the keys.
         let all = match &args.parts[..] {
@@ -159,7 +159,7 @@ fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
     let store = server.service().store();
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
-        return print_json(&Line::Loaded {
+        return print_json(&ServeOrLoadLine::Loaded {
             keys: loaded,
             seconds,
             bytes: store.stats().bytes,
@@ -178,7 +178,7 @@ fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
 /// Prints the server's statistics.
 fn print_stats(args: &Args, stats: &ServerStats) -> Result<()> {
     if args.json {
-        return print_json(&Line::Stats(stats.clone()));
+        return print_json(&ServeOrLoadLine::Stats(stats.clone()));
     }
     print(format_args!(
         "{} lookups ({} found), {} scans of {} entries, {} changes ({} came again); {} levels, {} nodes of {}, {} splits, \

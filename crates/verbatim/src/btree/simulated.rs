@@ -1,7 +1,9 @@
 //! `verbatim btree --nic`: the same server and clients on a simulated cluster, in virtual time.
 
 use anyhow::{Context, Result, bail};
-use bench::simulated::btree::{BtreeParameters, BtreeResult as Simulated, run, run_local};
+use bench::simulated::btree::{
+    BtreeParameters, BtreeResult as Simulated, run, run_local_lookups_mops,
+};
 use btree::AccessDesign;
 use chart::{Axis, Chart, Point};
 use nicmodel::profile::{CorePlace, Profile};
@@ -10,10 +12,11 @@ use serde::Serialize;
 
 use super::compare::{Args, CACHED_INNER_NODES};
 use crate::CommandOutcome;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    format_or_empty, outcome_of_comparison, relative_error, run_simulations as simulate, yes_or_no,
+    format_or_empty, format_relative_error, outcome_of_comparison, run_simulations as simulate,
+    yes_or_no,
 };
 use crate::sweeps::{SweepSetting, profiles, series};
 
@@ -47,7 +50,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
     let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let mut runs = Vec::new();
     for profile in &profiles {
-        for (value, args) in args.sweep.settings_to_run(args, Args::set_knob)? {
+        for (value, args) in args.sweep.settings_to_run(args, Args::set_knob_if_known)? {
             for (name, setup) in setups(profile, &args)? {
                 let at = value.unwrap_or(setup.cores);
                 runs.push((profile, name, setup, at));
@@ -62,7 +65,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
         let row = simulate_row(profile, name, setup).with_context(|| place)?;
         let row = Row { at, ..row };
         if args.json {
-            print_typed("simulated", &row)?;
+            print_typed_json("simulated", &row)?;
         }
         Ok(row)
     })?;
@@ -111,14 +114,14 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreeParameters)>> {
     let simulation = &args.simulation;
     let places = match simulation.place {
-        Some(place) if profile.at(place).is_none() => bail!(
+        Some(place) if profile.as_seen_from(place).is_none() => bail!(
             "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
             profile.name
         ),
         Some(place) => vec![place],
         None => [CorePlace::Host, CorePlace::Dpu]
             .into_iter()
-            .filter(|place| profile.at(*place).is_some())
+            .filter(|place| profile.as_seen_from(*place).is_some())
             .collect(),
     };
     let accesses = match &args.access[..] {
@@ -127,7 +130,9 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
     };
     let mut setups = Vec::new();
     for place in places {
-        let there = profile.at(place).map_or(1, |at| at.host.cores.value);
+        let there = profile
+            .as_seen_from(place)
+            .map_or(1, |at| at.host.cores.value);
         let usual = [(there as usize).min(8)];
         let all_cores = match &simulation.cores[..] {
             [] => &usual[..],
@@ -170,7 +175,7 @@ fn access_variants(access: AccessDesign, place: CorePlace) -> Vec<(&'static str,
     };
     let read = BtreeParameters {
         postlist: 16,
-        ..BtreeParameters::one_sided(place, 2048)
+        ..BtreeParameters::bluefield2_study_one_sided(place, 2048)
     };
     let cached = |setup: BtreeParameters, access| BtreeParameters {
         access,
@@ -180,7 +185,10 @@ fn access_variants(access: AccessDesign, place: CorePlace) -> Vec<(&'static str,
     match access {
         AccessDesign::Rpc => vec![("rpc, no batches", rpc), ("rpc", batched)],
         AccessDesign::Read => vec![
-            ("read, no cache", BtreeParameters::one_sided(place, 2048)),
+            (
+                "read, no cache",
+                BtreeParameters::bluefield2_study_one_sided(place, 2048),
+            ),
             ("read", cached(read, access)),
         ],
         AccessDesign::Auto => vec![("auto", cached(batched, access))],
@@ -198,7 +206,7 @@ fn simulate_row(profile: &Profile, name: &'static str, setup: BtreeParameters) -
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
         published,
         alone_ns_p50: alone.latency_ns_p50,
-        local_mops: run_local(profile, &setup)?,
+        local_mops: run_local_lookups_mops(profile, &setup)?,
         at: setup.cores,
         outcome: Simulated {
             verified: outcome.verified && alone.verified,
@@ -223,7 +231,7 @@ fn published_rate(profile: &Profile, setup: &BtreeParameters) -> Option<&'static
     }
     let one_sided = BtreeParameters {
         cores: setup.cores,
-        ..BtreeParameters::one_sided(setup.place, 2048)
+        ..BtreeParameters::bluefield2_study_one_sided(setup.place, 2048)
     };
     as_in_study(one_sided)
         .then(|| published::get("dpu_os_best"))
@@ -284,7 +292,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             format!("{} x {}", setup.clients, setup.window),
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.published, |p| p.value),
-            relative_error(row.relative_error),
+            format_relative_error(row.relative_error),
             latency(outcome.latency_ns_p50),
             latency(outcome.latency_ns_p99),
             latency(row.alone_ns_p50),

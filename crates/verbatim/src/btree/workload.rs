@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
 use btree::{AccessDesign, ClientConfig, ClientError, PipelinedClient, Router};
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -153,7 +153,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
             if args.json {
-                print_json(&Line::Filled(report))?;
+                print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
                 print(format_args!(
                     "{} keys put in {:.2} s, {} refused",
@@ -171,9 +171,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     bar.finish_and_clear();
     for report in reports {
         right &= check_any_answered(report.operations, report.lost);
-        right &= report.is_right();
+        right &= report.has_no_wrong_answers();
         if args.json {
-            print_json(&Line::Report(report))?;
+            print_json(&ServeOrLoadLine::Report(report))?;
         } else {
             print_load_report(&report)?;
         }
@@ -181,7 +181,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     Ok(if right {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 

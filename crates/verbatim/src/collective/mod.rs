@@ -15,7 +15,7 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 use crate::nic::OpenNic;
-use crate::output::print_typed;
+use crate::output::print_typed_json;
 use crate::picture::PictureArgs;
 use crate::side_by_side::{outcome_of_comparison, run_simulations as simulate};
 use row::Row;
@@ -180,7 +180,7 @@ fn rows(
     simulate(setups.collect(), name, |setup, _| {
         let row = one(setup)?;
         if args.json {
-            print_typed("collective", &row)?;
+            print_typed_json("collective", &row)?;
         }
         Ok(row)
     })

@@ -5,7 +5,7 @@ use nicmodel::profile::{Adapter, adapters};
 use serde::Serialize;
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 
 /// An adapter as `--json` prints it.
 #[derive(Serialize)]
@@ -30,7 +30,7 @@ struct AdapterCapability<'a> {
 pub(super) fn print_adapters(verbose: bool, json: bool) -> Result<CommandOutcome> {
     for adapter in adapters() {
         if json {
-            print_typed("adapter", &adapter_report(adapter))?;
+            print_typed_json("adapter", &adapter_report(adapter))?;
         } else {
             print(format_adapter(adapter, verbose))?;
         }

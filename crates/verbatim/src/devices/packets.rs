@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use serde::{Serialize, Serializer};
-use softnic::{AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort};
+use softnic::{AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPortUsers};
 
 use super::size::format_byte_limit;
 
@@ -162,9 +162,9 @@ impl PacketPathReport {
 impl HostAddress {
     fn of(report: AddressReport) -> Self {
         let (state, processes, problem) = match report.udp_port {
-            UdpPort::Free => ("free", 0, None),
-            UdpPort::Shared(processes) => ("shared", processes, None),
-            UdpPort::Unavailable(message) => ("unavailable", 0, Some(message)),
+            UdpPortUsers::Free => ("free", 0, None),
+            UdpPortUsers::Shared(processes) => ("shared", processes, None),
+            UdpPortUsers::Unavailable(message) => ("unavailable", 0, Some(message)),
         };
         Self {
             ip: report.ip.to_string(),
@@ -232,7 +232,7 @@ impl HostAddress {
 mod tests {
     use super::*;
 
-    fn report(udp_port: UdpPort) -> PacketReport {
+    fn report(udp_port: UdpPortUsers) -> PacketReport {
         PacketReport {
             port_num: 1,
             path_mode: "auto",
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_port_says_who_has_it_and_what_it_counted() {
-        let details = PortDetails::of_report(report(UdpPort::Free));
+        let details = PortDetails::of_report(report(UdpPortUsers::Free));
         assert_eq!(
             details.format_lines(),
             "\n    packets: to peers on other hosts, UDP port 4791\
@@ -264,7 +264,7 @@ mod tests {
         let json = serde_json::to_value(&details).unwrap();
         assert_eq!(json["counters"]["sent_pkts"], 7);
         assert_eq!(json["packets"]["addresses"][0]["state"], "free");
-        let taken = UdpPort::Unavailable("in use; end the other one".to_owned());
+        let taken = UdpPortUsers::Unavailable("in use; end the other one".to_owned());
         let text = PortDetails::of_report(report(taken)).format_lines();
         assert!(
             text.contains("192.0.2.7 (eth0): unavailable: in use; end the other one\n"),

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
-use softnic::UdpPort;
+use softnic::UdpPortUsers;
 use softnic::environment;
 
 use super::check::{Requirement, RequirementState};
@@ -222,8 +222,8 @@ fn packet_path() -> Requirement {
     let mut refused = Vec::new();
     for address in &report.addresses {
         match &address.udp_port {
-            UdpPort::Unavailable(why) => refused.push(format!("{}: {why}", address.ip)),
-            UdpPort::Free | UdpPort::Shared(_) => usable.push(address.ip.to_string()),
+            UdpPortUsers::Unavailable(why) => refused.push(format!("{}: {why}", address.ip)),
+            UdpPortUsers::Free | UdpPortUsers::Shared(_) => usable.push(address.ip.to_string()),
         }
     }
     if usable.is_empty() {

@@ -8,7 +8,7 @@ mod peers;
 use anyhow::Result;
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 use check::{Requirement, RequirementState};
 use peers::PatternLocation;
 
@@ -42,13 +42,13 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         return Ok(CommandOutcome::Done);
     }
     if let Some(address) = args.reach {
-        print_typed("reached", &peers::read_in_each_way(address))?;
+        print_typed_json("reached", &peers::read_in_each_way(address))?;
         return Ok(CommandOutcome::Done);
     }
     let checks = checks::run_all()?;
     for check in &checks {
         if args.json {
-            print_typed("check", check)?;
+            print_typed_json("check", check)?;
         } else {
             print(format_requirement(check))?;
         }
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .iter()
         .any(|check| check.state == RequirementState::Fails);
     Ok(if fails {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     } else {
         CommandOutcome::Done
     })

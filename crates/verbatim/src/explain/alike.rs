@@ -2,12 +2,12 @@
 
 use std::cmp::Reverse;
 
-use super::report::{Process, Report, count_as_f64};
+use super::report::{ExplainedProcess, Report, count_as_f64};
 use super::spread::{GroupSpread, MinMedianMax};
 
 /// Returns the key by which processes are grouped: the program, the kinds of its operations, the bottleneck, and the
 /// advised steps.
-fn group_key(process: &Process) -> impl PartialEq + use<> {
+fn group_key(process: &ExplainedProcess) -> impl PartialEq + use<> {
     let mut kinds: Vec<_> = process
         .kinds
         .iter()
@@ -26,15 +26,19 @@ pub(super) fn group_processes(mut report: Report) -> Report {
     report.processes = median_of_each_group(report.processes);
     report.processes.sort_by_key(|process| {
         let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
-        Reverse(process.rate_base_count().saturating_mul(like_it as u64))
+        Reverse(
+            process
+                .posted_or_received_count()
+                .saturating_mul(like_it as u64),
+        )
     });
     report
 }
 
 /// Replaces each group of processes by the process with the median number of work requests. This process gets the
 /// spread of the group.
-fn median_of_each_group(processes: Vec<Process>) -> Vec<Process> {
-    let mut groups: Vec<Vec<Process>> = Vec::new();
+fn median_of_each_group(processes: Vec<ExplainedProcess>) -> Vec<ExplainedProcess> {
+    let mut groups: Vec<Vec<ExplainedProcess>> = Vec::new();
     for process in processes {
         let key = group_key(&process);
         let known = groups
@@ -48,9 +52,9 @@ fn median_of_each_group(processes: Vec<Process>) -> Vec<Process> {
     groups.into_iter().filter_map(median_process).collect()
 }
 
-fn median_process(mut group: Vec<Process>) -> Option<Process> {
+fn median_process(mut group: Vec<ExplainedProcess>) -> Option<ExplainedProcess> {
     group.sort_by_key(|process| process.posted.max(process.received));
-    let range = |of: fn(&Process) -> f64| MinMedianMax::of(group.iter().map(of));
+    let range = |of: fn(&ExplainedProcess) -> f64| MinMedianMax::of(group.iter().map(of));
     let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
     let alike = GroupSpread {
         processes: group.len(),

@@ -5,7 +5,7 @@ use nicmodel::bounds::Role;
 use nicmodel::guidelines::MIN_RELATIVE_GAIN;
 use nicmodel::uncertainty;
 
-use super::report::{Process, Report};
+use super::report::{ExplainedProcess, Report};
 use crate::model::{format_range, format_signed_percent};
 use crate::output::{format_three_digits, print, table_of};
 
@@ -30,7 +30,11 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
         show_process(&columns, one_nic)?;
     }
     for (name, report) in reports {
-        for line in report.unexplained_notes().iter().chain(&report.notes) {
+        for line in report
+            .unexplained_process_notes()
+            .iter()
+            .chain(&report.notes)
+        {
             print(format_args!("note: {name}: {line}"))?;
         }
     }
@@ -38,9 +42,9 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
 }
 
 /// A number of a process that the table compares.
-type ProcessNumber = fn(&Process) -> f64;
+type ProcessFigureFn = fn(&ExplainedProcess) -> f64;
 
-fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<()> {
+fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) -> Result<()> {
     let mut titles: Vec<_> = columns
         .iter()
         .filter_map(|(_, process)| process.map(|process| process.program.as_str()))
@@ -55,7 +59,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     }
     let right: Vec<_> = (1..header.len()).collect();
     let mut rows = table_of(&header, &right);
-    let words = |title: &str, of: &dyn Fn(&Process) -> String| {
+    let words = |title: &str, of: &dyn Fn(&ExplainedProcess) -> String| {
         let mut row = vec![title.to_owned()];
         row.extend(
             columns
@@ -69,7 +73,7 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
     };
     rows.add_row(words("posted", &|process| process.posted.to_string()));
     rows.add_row(words("failed", &|process| process.failed.to_string()));
-    let numbers: [(&str, ProcessNumber); 6] = [
+    let numbers: [(&str, ProcessFigureFn); 6] = [
         ("MMIO writes", |p| {
             mean_cost_per_operation(p, |kind| kind.mmio_writes)
         }),
@@ -131,14 +135,17 @@ fn show_process(columns: &[(&str, Option<&Process>)], one_nic: bool) -> Result<(
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.
-fn differ_within_noise(before: &Process, after: &Process) -> bool {
+fn differ_within_noise(before: &ExplainedProcess, after: &ExplainedProcess) -> bool {
     let change = (after.predicted_mops / before.predicted_mops).ln().abs();
     let noise = uncertainty::noise_of_gain(before.bottleneck, after.bottleneck);
     change > MIN_RELATIVE_GAIN && change <= noise.ln_1p()
 }
 
 /// Returns a cost per operation, as the mean over all kinds.
-fn mean_cost_per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
+fn mean_cost_per_operation(
+    process: &ExplainedProcess,
+    of: fn(&super::report::OperationKindCost) -> f64,
+) -> f64 {
     let all = process.kinds.iter();
     let sum: f64 = all
         .map(|kind| of(kind) * super::report::count_as_f64(kind.count))

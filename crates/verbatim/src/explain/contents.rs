@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use chart::escape;
 
-use super::report::{Process, Report};
+use super::report::{ExplainedProcess, Report};
 use super::text;
 use crate::output::format_three_digits;
 
 /// Returns the HTML id of a process's section.
-pub(super) fn anchor(process: &Process) -> String {
+pub(super) fn anchor(process: &ExplainedProcess) -> String {
     format!("process-{}", process.pid)
 }
 

@@ -7,7 +7,7 @@ use nicmodel::bounds::Role;
 
 use super::contents::{anchor, summary_html};
 use super::guide;
-use super::report::{Process, Report, count_as_f64};
+use super::report::{ExplainedProcess, Report, count_as_f64};
 use super::text;
 use super::verdict::Verdict;
 use crate::model::{format_signed_percent, unknown_resources_line};
@@ -57,9 +57,9 @@ pub(super) fn page(report: &Report) -> String {
         add_process(&mut html, process);
     }
     html.push_str(&guide::advised_sections_html(report));
-    let on_one_line = |pcie| text::counted_on_pcie(pcie).replace('\n', " ");
+    let on_one_line = |pcie| text::format_pcie_counts(pcie).replace('\n', " ");
     let pcie = report.pcie.as_ref().map(on_one_line);
-    for line in report.unexplained_notes().into_iter().chain(pcie) {
+    for line in report.unexplained_process_notes().into_iter().chain(pcie) {
         append(&mut html, format_args!("<p>{}</p>", escape(&line)));
     }
     for note in &report.notes {
@@ -76,8 +76,8 @@ fn append(html: &mut String, text: std::fmt::Arguments<'_>) {
     html.write_fmt(text).expect("a String takes all");
 }
 
-fn add_process(html: &mut String, process: &Process) {
-    let mut heading = text::heading(process).into_iter();
+fn add_process(html: &mut String, process: &ExplainedProcess) {
+    let mut heading = text::process_heading_lines(process).into_iter();
     if let Some(first) = heading.next() {
         let id = anchor(process);
         append(
@@ -117,7 +117,7 @@ fn add_process(html: &mut String, process: &Process) {
     }
 }
 
-fn add_advice(html: &mut String, process: &Process) {
+fn add_advice(html: &mut String, process: &ExplainedProcess) {
     html.push_str("<h3>What to change</h3>");
     if let Some(words) = process.no_advice_sentence() {
         append(
@@ -157,7 +157,7 @@ fn add_advice(html: &mut String, process: &Process) {
         }
         html.push_str("</ol>");
     }
-    for advice in process.advice_judged_as(Verdict::Instead) {
+    for advice in process.advice_judged_as(Verdict::RedesignInstead) {
         let words = text::advice_line(advice);
         append(
             html,
@@ -167,7 +167,7 @@ fn add_advice(html: &mut String, process: &Process) {
             ),
         );
     }
-    for wanted in text::VERDICTS_AFTER_STEPS {
+    for wanted in text::VERDICTS_LISTED_AFTER_STEPS {
         let all: Vec<_> = process.advice_judged_as(wanted).collect();
         if !all.is_empty() {
             let words = capitalize_first(text::no_gain_reason(process, wanted));
@@ -192,7 +192,7 @@ fn capitalize_first(words: &str) -> String {
     format!("{}{rest}", first.to_uppercase())
 }
 
-fn add_costs(html: &mut String, process: &Process) {
+fn add_costs(html: &mut String, process: &ExplainedProcess) {
     html.push_str(
         "<h3>What each kind of operation costs on its machine's PCIe link</h3><div class=\"scroll\"><table><tr>\
          <th>operation</th><th>count</th><th>a list</th><th>WQE, B</th><th>MMIO</th><th>DMA reads</th>\
@@ -222,7 +222,7 @@ fn add_costs(html: &mut String, process: &Process) {
     html.push_str("</table></div>");
 }
 
-fn add_pictures(html: &mut String, process: &Process) {
+fn add_pictures(html: &mut String, process: &ExplainedProcess) {
     append(
         html,
         format_args!(

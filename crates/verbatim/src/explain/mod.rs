@@ -20,7 +20,7 @@ use tap::Ledger;
 
 use crate::CommandOutcome;
 use crate::model::NicsArgs;
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 
 use report::Report;
 
@@ -126,7 +126,7 @@ fn compare(reports: &[(String, Report)], args: &Args) -> Result<CommandOutcome> 
     }
     if args.json {
         for (_, report) in reports {
-            print_typed("explanation", report)?;
+            print_typed_json("explanation", report)?;
         }
     } else {
         compare::print_side_by_side(reports)?;
@@ -141,7 +141,7 @@ fn print_or_write_report(report: &Report, args: &Args) -> Result<CommandOutcome>
         eprintln!("wrote {}: open it in a browser", file.display());
     }
     if args.json {
-        print_typed("explanation", report)?;
+        print_typed_json("explanation", report)?;
     } else if args.html.is_none() {
         text::print_report(report)?;
     }

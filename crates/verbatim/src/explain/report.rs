@@ -19,19 +19,19 @@ pub(super) struct Report {
     pub(super) nic_title: String,
     pub(super) command: String,
     pub(super) provider: String,
-    pub(super) processes: Vec<Process>,
+    pub(super) processes: Vec<ExplainedProcess>,
     /// Number of processes that opened a device, but posted and received nothing.
     pub(super) idle_processes: usize,
     /// Number of processes whose operations the NIC cannot execute at all; the notes give the reasons.
     pub(super) impossible_processes: usize,
     /// Cache lines on PCIe that the processor counted, beside the expected numbers.
-    pub(super) pcie: Option<PcieCountedAndExpected>,
+    pub(super) pcie: Option<PcieLinesCountedAndExpected>,
     pub(super) notes: Vec<String>,
 }
 
 /// Cache lines on PCIe: counted on the machine where the program ran, and expected on this NIC.
 #[derive(Debug, Serialize)]
-pub(super) struct PcieCountedAndExpected {
+pub(super) struct PcieLinesCountedAndExpected {
     pub(super) rd_cur_counted: u64,
     pub(super) rd_cur_expected: f64,
     pub(super) itom_counted: u64,
@@ -42,7 +42,7 @@ pub(super) struct PcieCountedAndExpected {
 
 /// The explanation of a process, computed as if the process used the NIC alone.
 #[derive(Debug, Serialize)]
-pub(super) struct Process {
+pub(super) struct ExplainedProcess {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
@@ -66,7 +66,7 @@ pub(super) struct Process {
     pub(super) duration_ns: u64,
     /// Observed rate where the process ran, in 10^6 operations a second.
     pub(super) observed_mops: Option<f64>,
-    pub(super) kinds: Vec<KindCost>,
+    pub(super) kinds: Vec<OperationKindCost>,
     /// PCIe transactions per operation on the link of the process's machine, the largest first.
     pub(super) transactions: Vec<PurposeTransactions>,
     pub(super) to_device_bytes: f64,
@@ -101,7 +101,7 @@ pub(super) struct Process {
 }
 
 /// Mean run length above which a run counts as a batch that was waiting, if nothing was received.
-const MIN_WAITING_BATCH_RUN: f64 = 32.0;
+const MIN_MEAN_RUN_OF_WAITING_BATCH: f64 = 32.0;
 
 /// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. The tap
 /// cannot know this if the program may find its work in memory.
@@ -109,7 +109,7 @@ fn unseen_work_note(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
         && observed
             .posting_queue_pairs()
-            .any(|qp| qp.mean_run() > MIN_WAITING_BATCH_RUN);
+            .any(|qp| qp.mean_operations_per_run() > MIN_MEAN_RUN_OF_WAITING_BATCH);
     from_memory
         .then(|| {
             "it receives no messages, and finds a completion for many work requests at once, so its work may come through \
@@ -122,7 +122,7 @@ fn unseen_work_note(observed: &OperationProfile) -> Vec<String> {
 
 /// The cost of one kind of operation.
 #[derive(Debug, Serialize)]
-pub(super) struct KindCost {
+pub(super) struct OperationKindCost {
     pub(super) what: String,
     pub(super) role: Role,
     pub(super) count: u64,
@@ -157,10 +157,10 @@ impl Report {
         let (mut idle_processes, mut impossible_processes) = (0, 0);
         let mut notes = ledger.notes.clone();
         for process in &ledger.processes {
-            match Process::new(process, profile)? {
+            match ExplainedProcess::new(process, profile)? {
                 Some(process) => processes.push(process),
                 None => {
-                    if process.requests() == 0 {
+                    if process.posted_or_received_operations() == 0 {
                         idle_processes += 1;
                     } else {
                         impossible_processes += 1;
@@ -172,14 +172,14 @@ impl Report {
                 }
             }
         }
-        let expected = |of: fn(&Process) -> f64| -> f64 {
+        let expected = |of: fn(&ExplainedProcess) -> f64| -> f64 {
             let all = processes.iter();
-            all.map(|process| of(process) * count_as_f64(process.rate_base_count()))
+            all.map(|process| of(process) * count_as_f64(process.posted_or_received_count()))
                 .sum()
         };
         let pcie = ledger.pcie.map(|counted| {
             let rd_cur_expected = expected(|process| process.pcie_rd_cur_lines);
-            PcieCountedAndExpected {
+            PcieLinesCountedAndExpected {
                 rd_cur_counted: counted.rd_cur,
                 rd_cur_expected,
                 itom_counted: counted.itom,
@@ -201,7 +201,7 @@ impl Report {
     }
 
     /// Returns the lines about processes that the report does not explain.
-    pub(super) fn unexplained_notes(&self) -> Vec<String> {
+    pub(super) fn unexplained_process_notes(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.processes.is_empty() && self.impossible_processes == 0 {
             lines.push(
@@ -229,14 +229,14 @@ impl Report {
     }
 }
 
-impl Process {
+impl ExplainedProcess {
     fn new(observed: &OperationProfile, profile: &Profile) -> Result<Option<Self>, OperationError> {
         let (fitted, not_possible) = observed.restricted_to_executable(profile);
         let Some(prediction) = fitted.predict(profile)? else {
             return Ok(None);
         };
-        let side = fitted.link_transactions(profile)?;
-        let posted = observed.operations();
+        let side = fitted.link_transactions_per_operation(profile)?;
+        let posted = observed.posted_operations();
         let received = observed
             .queue_pairs
             .iter()
@@ -277,10 +277,12 @@ impl Process {
             peers: observed.peers,
             duration_ns: observed.duration_ns,
             observed_mops: (observed.duration_ns > 0).then(|| {
-                count_as_f64(observed.requests()) / count_as_f64(observed.duration_ns) * 1e3
+                count_as_f64(observed.posted_or_received_operations())
+                    / count_as_f64(observed.duration_ns)
+                    * 1e3
             }),
             kinds: kind_costs(&fitted, profile)?,
-            transactions: transactions_by_bytes(&side),
+            transactions: transactions_sorted_by_bytes(&side),
             to_device_bytes: side.bytes_to_device(),
             to_host_bytes: side.bytes_to_host(),
             pcie_rd_cur_lines: side.lines_read(),
@@ -316,7 +318,7 @@ impl Process {
     }
 
     /// Returns the number of operations or messages to which the rates refer.
-    pub(super) fn rate_base_count(&self) -> u64 {
+    pub(super) fn posted_or_received_count(&self) -> u64 {
         if self.posted > 0 {
             self.posted
         } else {
@@ -355,8 +357,8 @@ pub(super) fn count_as_f64(count: u64) -> f64 {
 fn kind_costs(
     observed: &OperationProfile,
     profile: &Profile,
-) -> Result<Vec<KindCost>, OperationError> {
-    let mut kinds: Vec<KindCost> = Vec::new();
+) -> Result<Vec<OperationKindCost>, OperationError> {
+    let mut kinds: Vec<OperationKindCost> = Vec::new();
     for qp in &observed.queue_pairs {
         let received = qp.received.iter().map(|counted| {
             let any = PostlistsByMethod {
@@ -380,7 +382,7 @@ fn kind_costs(
             }
             let operation = &counted.operation;
             let what = describe_operation(operation);
-            let same = |kind: &&mut KindCost| {
+            let same = |kind: &&mut OperationKindCost| {
                 // Thousands of queue pairs with the same operation share one line.
                 kind.role == role
                     && kind.what == what
@@ -401,7 +403,7 @@ fn kind_costs(
                 Role::Responder => &one.responder,
             };
             let bytes = operation.wqe_bytes(profile);
-            kinds.push(KindCost {
+            kinds.push(OperationKindCost {
                 what,
                 role,
                 count,
@@ -448,7 +450,7 @@ fn describe_operation(operation: &Operation) -> String {
     words
 }
 
-fn transactions_by_bytes(side: &LinkTransactions) -> Vec<PurposeTransactions> {
+fn transactions_sorted_by_bytes(side: &LinkTransactions) -> Vec<PurposeTransactions> {
     let mut items: Vec<_> = side
         .transactions
         .iter()

@@ -4,7 +4,7 @@ use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_NAME};
 
-use super::report::{PcieCountedAndExpected, Process, Report};
+use super::report::{ExplainedProcess, PcieLinesCountedAndExpected, Report};
 use super::spread::{GroupSpread, MinMedianMax};
 use super::verdict::Verdict;
 use crate::model::{bounds_lines, format_signed_percent};
@@ -16,11 +16,11 @@ pub(super) fn print_report(report: &Report) -> Result<()> {
         print("")?;
         show_process(process)?;
     }
-    for line in report.unexplained_notes() {
+    for line in report.unexplained_process_notes() {
         print(format_args!("\n{line}"))?;
     }
     if let Some(pcie) = &report.pcie {
-        print(format_args!("\n{}", counted_on_pcie(pcie)))?;
+        print(format_args!("\n{}", format_pcie_counts(pcie)))?;
     }
     for note in &report.notes {
         print(format_args!("note: {note}"))?;
@@ -29,7 +29,7 @@ pub(super) fn print_report(report: &Report) -> Result<()> {
 }
 
 /// Formats the PCIe counts of the processor.
-pub(super) fn counted_on_pcie(pcie: &PcieCountedAndExpected) -> String {
+pub(super) fn format_pcie_counts(pcie: &PcieLinesCountedAndExpected) -> String {
     format!(
         "counted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
          expected).\nReads beyond the expected ones, {:.0}, estimate what the NIC's caches missed, if this is the NIC \
@@ -42,8 +42,8 @@ pub(super) fn counted_on_pcie(pcie: &PcieCountedAndExpected) -> String {
     )
 }
 
-fn show_process(process: &Process) -> Result<()> {
-    for line in heading(process) {
+fn show_process(process: &ExplainedProcess) -> Result<()> {
+    for line in process_heading_lines(process) {
         print(line)?;
     }
     print("\nWhat each kind of operation costs on its machine's PCIe link:\n")?;
@@ -131,7 +131,7 @@ fn show_process(process: &Process) -> Result<()> {
 }
 
 /// Formats the lines that describe a process: its state, its work and its polls.
-pub(super) fn heading(process: &Process) -> Vec<String> {
+pub(super) fn process_heading_lines(process: &ExplainedProcess) -> Vec<String> {
     let ended = if process.complete {
         ""
     } else {
@@ -215,7 +215,7 @@ fn describe_group_spread(alike: &GroupSpread) -> String {
     words
 }
 
-fn show_advice(process: &Process) -> Result<()> {
+fn show_advice(process: &ExplainedProcess) -> Result<()> {
     print("\nWhat to change, in this order:\n")?;
     if let Some(words) = process.no_advice_sentence() {
         print(format_args!("  {words}"))?;
@@ -223,10 +223,10 @@ fn show_advice(process: &Process) -> Result<()> {
     for (number, step) in (1..).zip(&process.steps) {
         print(format_args!("{number:3}. {}", step_line(step)))?;
     }
-    for advice in process.advice_judged_as(Verdict::Instead) {
+    for advice in process.advice_judged_as(Verdict::RedesignInstead) {
         print(format_args!("or another design: {}", advice_line(advice)))?;
     }
-    for wanted in VERDICTS_AFTER_STEPS {
+    for wanted in VERDICTS_LISTED_AFTER_STEPS {
         let words = no_gain_reason(process, wanted);
         for advice in process.advice_judged_as(wanted) {
             print(format_args!("   - {} ({words})", advice_line(advice)))?;
@@ -237,7 +237,7 @@ fn show_advice(process: &Process) -> Result<()> {
 
 /// Returns "at most " if resources without a number in the profile may lower the rate, else an
 /// empty text.
-pub(super) fn at_most_prefix(process: &Process) -> &'static str {
+pub(super) fn at_most_prefix(process: &ExplainedProcess) -> &'static str {
     if process.unknown.is_empty() {
         ""
     } else {
@@ -246,14 +246,14 @@ pub(super) fn at_most_prefix(process: &Process) -> &'static str {
 }
 
 /// Returns the reason why an advice has no gain. A resource without a number may be the bottleneck.
-pub(super) fn no_gain_reason(process: &Process, verdict: Verdict) -> &'static str {
+pub(super) fn no_gain_reason(process: &ExplainedProcess, verdict: Verdict) -> &'static str {
     if verdict == Verdict::NotAfterSteps {
         "after the steps above it brings nothing beyond the noise of the model"
     } else if verdict == Verdict::WithinNoise {
         "within the noise of the model"
     } else if process.waits_for_each && process.bottleneck != Resource::RoundTrips {
         "it may shorten a round trip; the model has no rate for it"
-    } else if verdict == Verdict::Unknown {
+    } else if verdict == Verdict::NoModelledRate {
         "worth a try; the model has no rate for it"
     } else if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
         "brings nothing yet, since something else binds"
@@ -263,11 +263,11 @@ pub(super) fn no_gain_reason(process: &Process, verdict: Verdict) -> &'static st
 }
 
 /// Verdicts on guidelines that are not steps but are listed after them.
-pub(super) const VERDICTS_AFTER_STEPS: [Verdict; 4] = [
+pub(super) const VERDICTS_LISTED_AFTER_STEPS: [Verdict; 4] = [
     Verdict::NotAfterSteps,
     Verdict::WithinNoise,
-    Verdict::Unknown,
-    Verdict::BringsNothing,
+    Verdict::NoModelledRate,
+    Verdict::NoGainYet,
 ];
 
 /// Formats a step in one line, with its gain over the earlier steps.

@@ -3,7 +3,7 @@
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{self, Advice};
 
-use super::report::Process;
+use super::report::ExplainedProcess;
 use crate::model::format_likely_rate;
 use crate::output::{format_three_digits, format_time_ns};
 
@@ -11,48 +11,48 @@ use crate::output::{format_three_digits, format_time_ns};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The guideline is one of the steps.
-    Step,
+    IsStep,
     /// The guideline stands for another design, which would raise the rate in place of the steps.
-    Instead,
+    RedesignInstead,
     /// The guideline would raise the rate of the program as it is, but not after the steps.
     NotAfterSteps,
     /// The gain of the guideline is within the noise of the model.
     WithinNoise,
     /// The guideline does not relieve the bottleneck. An unknown resource may be the bottleneck, or the guideline
     /// has a gain only after other guidelines.
-    BringsNothing,
+    NoGainYet,
     /// The guideline does not raise the rate, even if every other guideline is followed.
-    Never,
+    NoGainEver,
     /// The model has no rate for the change.
-    Unknown,
+    NoModelledRate,
 }
 
-impl Process {
+impl ExplainedProcess {
     pub(super) fn verdict(&self, advice: &Advice) -> Verdict {
         if self
             .steps
             .iter()
             .any(|step| step.guideline == advice.guideline)
         {
-            return Verdict::Step;
+            return Verdict::IsStep;
         }
         match advice.gain {
-            None => Verdict::Unknown,
+            None => Verdict::NoModelledRate,
             Some(gain) if gain.exceeds_noise() => {
                 if advice.guideline == guidelines::REDESIGN_NAME {
-                    Verdict::Instead
+                    Verdict::RedesignInstead
                 } else {
                     Verdict::NotAfterSteps
                 }
             }
             Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
             Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
-                Verdict::BringsNothing
+                Verdict::NoGainYet
             }
             Some(_) => match advice.after_others {
-                Some(gain) if gain.exceeds_noise() => Verdict::BringsNothing,
+                Some(gain) if gain.exceeds_noise() => Verdict::NoGainYet,
                 Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
-                _ => Verdict::Never,
+                _ => Verdict::NoGainEver,
             },
         }
     }
@@ -68,7 +68,7 @@ impl Process {
         if self.advice.is_empty() {
             return Some("nothing: it keeps every guideline that applies to it".to_owned());
         }
-        let never = self.advice_judged_as(Verdict::Never).count();
+        let never = self.advice_judged_as(Verdict::NoGainEver).count();
         let within_noise = self.advice_judged_as(Verdict::WithinNoise).count();
         if never == self.advice.len() {
             return Some(format!(

@@ -76,6 +76,6 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(if checked.failure.is_none() {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }

@@ -18,7 +18,7 @@ use super::serve::ListeningLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{start_on_cores, subcommand_with_nic};
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
 use crate::side_by_side::{assign_cores, run_interleaved, spread};
 
 /// Arguments of the comparison.
@@ -109,7 +109,7 @@ struct RunningComparison<'a> {
 /// Runs `verbatim grpc` without a subcommand.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let placement = assign_cores(1, 1, 1, "the client")?;
-    let bounce_ns = placement.measure_cache_line_transfer()?;
+    let bounce_ns = placement.measure_cache_line_transfer_ns()?;
     let mut command = subcommand_with_nic("grpc", "serve", &args.nic, &args.port)?;
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
@@ -140,7 +140,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let rows = measured.map(|&outstanding| row(args, outstanding, bounce_ns, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
-        rows.iter().try_for_each(|row| print_typed("row", row))?;
+        rows.iter()
+            .try_for_each(|row| print_typed_json("row", row))?;
     } else {
         print(table(&rows))?;
     }

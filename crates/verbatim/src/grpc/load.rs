@@ -30,7 +30,11 @@ pub(super) async fn run(
     let until = begun + duration;
     let mut callers = JoinSet::new();
     for _ in 0..outstanding {
-        callers.spawn(call_until(channel.clone(), payload, until));
+        callers.spawn(measure_call_latencies_until(
+            channel.clone(),
+            payload,
+            until,
+        ));
     }
     let mut latencies = Vec::new();
     while let Some(caller) = callers.join_next().await {
@@ -55,7 +59,11 @@ pub(super) async fn run(
 }
 
 /// Makes calls one after the other; returns the latency of each call in nanoseconds.
-async fn call_until(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
+async fn measure_call_latencies_until(
+    channel: Channel,
+    payload: usize,
+    until: Instant,
+) -> Result<Vec<u64>> {
     let mut client = client(channel);
     let request = SimpleRequest {
         response_size: i32::try_from(payload)?,

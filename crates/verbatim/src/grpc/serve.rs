@@ -10,8 +10,8 @@ use tonic::transport::Server;
 
 use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
-use crate::output::{print, print_typed};
-use crate::stop::stop_signals;
+use crate::output::{print, print_typed_json};
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim grpc serve`.
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         Policy::FallBack
     };
     let config = crate::streams::config(&args.nic, &args.port, policy)?;
-    let stop = stop_signals(args.until_eof)?;
+    let stop = stop_request_channel(args.until_eof)?;
     let runtime = crate::streams::runtime()?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
         let address = listener.local_addr()?;
         if args.json {
-            print_typed("listening", &ListeningLine { address })?;
+            print_typed_json("listening", &ListeningLine { address })?;
         } else {
             print(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
         }

@@ -61,7 +61,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// Sets a knob; returns false if this command has no such knob.
-    pub(super) fn set_knob(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
+    pub(super) fn set_knob_if_known(&mut self, knob: SweepSetting, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| value_within_knob_limit(value, most);
         if self.simulation.experiment.is_some() && knob == SweepSetting::Window {

@@ -4,17 +4,17 @@
 use std::process::Command;
 
 use anyhow::Result;
-use kv::history::{RecordingParameters, run_client};
+use kv::history::{RecordingParameters, run_recording_client};
 use kv::{ClientConfig, Design, PipelinedClient};
 use serde::Serialize;
 
-use super::lines::Line;
-use super::serve::{DEFAULT_ONLY_READ_BYTES, RecordArgs};
+use super::lines::ServeOrLoadLine;
+use super::serve::{DEFAULT_SINGLE_READ_GET_BYTES, RecordArgs};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::subcommand_with_nic;
 use crate::history_check::{
-    CheckArgs, CheckedSystem, RecorderArgs, stdin_end_poller, supported_designs,
+    CheckArgs, CheckedSystem, RecorderArgs, named_or_supported_designs, stdin_end_poller,
 };
 use crate::nic::OpenNic;
 
@@ -54,18 +54,18 @@ pub(crate) struct Args {
 /// The design under test and, for [`Design::Reads`], the size of a GET's READ; as `--json` prints
 /// it.
 #[derive(Clone, Copy, Default, Serialize)]
-pub(crate) struct CheckedDesign {
+pub(crate) struct DesignAndReadSize {
     design: Option<Design>,
     /// Number of bytes of the READ of a neighbourhood; 0 if a GET makes no such READ.
     read_size: usize,
 }
 
-impl CheckedDesign {
+impl DesignAndReadSize {
     /// Returns the variants of a design that are to be checked.
     fn variants_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
             (_, Some(size)) => vec![size],
-            (Design::Reads, None) => vec![0, DEFAULT_ONLY_READ_BYTES],
+            (Design::Reads, None) => vec![0, DEFAULT_SINGLE_READ_GET_BYTES],
             (_, None) => vec![0],
         };
         let of = |read_size| Self {
@@ -80,12 +80,12 @@ impl CheckedDesign {
 struct DesignUnderTest<'a> {
     args: &'a Args,
     design: Design,
-    variant: CheckedDesign,
+    variant: DesignAndReadSize,
 }
 
 impl CheckedSystem for DesignUnderTest<'_> {
-    type Line = Line;
-    type Variant = CheckedDesign;
+    type Line = ServeOrLoadLine;
+    type Variant = DesignAndReadSize;
 
     fn name(&self) -> String {
         match (self.design, self.variant.read_size) {
@@ -94,7 +94,7 @@ impl CheckedSystem for DesignUnderTest<'_> {
         }
     }
 
-    fn variant(&self) -> CheckedDesign {
+    fn variant(&self) -> DesignAndReadSize {
         self.variant
     }
 
@@ -119,16 +119,16 @@ impl CheckedSystem for DesignUnderTest<'_> {
         Ok(command)
     }
 
-    fn server_address(line: &Line) -> Option<&str> {
+    fn server_address(line: &ServeOrLoadLine) -> Option<&str> {
         match line {
-            Line::Listening { address, .. } => Some(address),
+            ServeOrLoadLine::Listening { address, .. } => Some(address),
             _ => None,
         }
     }
 
-    fn repeated_changes(line: &Line) -> Option<u64> {
+    fn repeated_changes_not_reapplied(line: &ServeOrLoadLine) -> Option<u64> {
         match line {
-            Line::Stats(stats) => Some(stats.repeated),
+            ServeOrLoadLine::Stats(stats) => Some(stats.repeated),
             _ => None,
         }
     }
@@ -170,10 +170,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let device = nic.context.capabilities()?;
-    let designs = supported_designs(&args.design, &Design::ALL, |design| design.check(device))?;
+    let designs =
+        named_or_supported_designs(&args.design, &Design::ALL, |design| design.check(device))?;
     let mut stores = Vec::new();
     for design in designs {
-        let variants = CheckedDesign::variants_of(design, args.records.read_size);
+        let variants = DesignAndReadSize::variants_of(design, args.records.read_size);
         stores.extend(variants.into_iter().map(|variant| DesignUnderTest {
             args,
             design,
@@ -184,7 +185,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Runs a client, which sends requests until its standard input ends.
-pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
+pub(crate) fn run_check_client(args: &ClientArgs) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.recorder.server.clone(),
@@ -204,6 +205,6 @@ pub(crate) fn client(args: &ClientArgs) -> Result<CommandOutcome> {
     let stop = stdin_end_poller()?;
     let mut recorder = args.recorder.create_recorder()?;
     let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
-    run_client(&mut pipeline, &plan, &mut recorder, stop)?;
+    run_recording_client(&mut pipeline, &plan, &mut recorder, stop)?;
     Ok(CommandOutcome::Done)
 }

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let failed = matches!(answer, Answer::Error(_));
     print(answer)?;
     Ok(if failed {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     } else {
         CommandOutcome::Done
     })
@@ -121,7 +121,7 @@ impl BlockingRdmaConnection {
                 done => return done,
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if !self.0.wait(left)? && left.is_zero() {
+            if !self.0.wait_for_arrival(left)? && left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }

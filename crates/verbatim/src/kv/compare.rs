@@ -15,14 +15,14 @@ use serde::Serialize;
 use verbs::Capabilities;
 
 use super::arguments::Args;
-use super::lines::Line;
-use super::peers::{self, PeerServer};
-use super::serve::DEFAULT_ONLY_READ_BYTES;
+use super::lines::ServeOrLoadLine;
+use super::peers::{self, ComparisonServer};
+use super::serve::DEFAULT_SINGLE_READ_GET_BYTES;
 use crate::CommandOutcome;
 use crate::args;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
 use crate::side_by_side::{
     assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, refuse_many_clients,
     run_interleaved, spread, yes_or_no,
@@ -39,7 +39,7 @@ enum Contender {
         /// Number of bytes of a GET's only READ, for [`Design::Reads`].
         read_size: usize,
     },
-    Peer(PeerServer),
+    Peer(ComparisonServer),
 }
 
 impl Contender {
@@ -126,8 +126,8 @@ struct Row {
 /// Runs `verbatim kv` without a subcommand.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     args.simulation.check_absent()?;
-    args::check_real_time(args.duration)?;
-    let settings = args.sweep.settings_to_run(&args, Args::set_knob)?;
+    args::refuse_too_short_for_real_time(args.duration)?;
+    let settings = args.sweep.settings_to_run(&args, Args::set_knob_if_known)?;
     settings
         .iter()
         .try_for_each(|(_, args)| refuse_many_clients(args.clients()))?;
@@ -136,7 +136,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let (contenders, notes) = choose_contenders(&args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
-            print_typed("skipped", note)?;
+            print_typed_json("skipped", note)?;
         }
     }
     let rounds = measure(&args, &settings, &contenders)?;
@@ -152,7 +152,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("row", &SweptResult::new(0, *value, row))?;
+                print_typed_json("row", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
@@ -255,7 +255,10 @@ fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contende
             notes.join("; ")
         );
     }
-    for peer in PeerServer::ALL.into_iter().filter(|_| !args.no_peers) {
+    for peer in ComparisonServer::FOREIGN_SERVERS
+        .into_iter()
+        .filter(|_| !args.no_peers)
+    {
         match peer.missing_program() {
             None => contenders.push(Contender::Peer(peer)),
             Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
@@ -276,7 +279,7 @@ fn contenders_of(args: &Args, design: Design) -> Vec<Contender> {
         Design::Herd if batch > 1 => vec![with(batch, 0), with(1, 0)],
         Design::Herd => vec![with(batch, 0)],
         Design::Reads => match asked {
-            None => vec![with(batch, 0), with(batch, DEFAULT_ONLY_READ_BYTES)],
+            None => vec![with(batch, 0), with(batch, DEFAULT_SINGLE_READ_GET_BYTES)],
             Some(size) => vec![with(batch, size)],
         },
         Design::Atomics => vec![with(batch, asked.unwrap_or(0))],
@@ -289,7 +292,7 @@ fn measure_once(
     round: u32,
     contender: Contender,
 ) -> Result<Round> {
-    let bounce_ns = placement.measure_cache_line_transfer()?;
+    let bounce_ns = placement.measure_cache_line_transfer_ns()?;
     match contender {
         Contender::Store {
             design,
@@ -314,7 +317,7 @@ fn measure_design(
     round: u32,
 ) -> Result<Round> {
     let (mut server, mut said) = start_server(args, &placement.server, what)?;
-    let Line::Listening { address, .. } = said.next_line_or_error()? else {
+    let ServeOrLoadLine::Listening { address, .. } = said.next_line_or_error()? else {
         bail!("the server did not say where it listens");
     };
     let window = args.workload.window();
@@ -325,7 +328,7 @@ fn measure_design(
             .args(args.workload.flags(window))
             .args(more)
             .stdin(Stdio::null());
-        start_on_cores::<Line>(command, cores, "client")
+        start_on_cores::<ServeOrLoadLine>(command, cores, "client")
     };
     let (_filler, lines) = begin(&placement.clients[0], 64, &["--fill-only"])?;
     read_reports(lines)?;
@@ -347,7 +350,7 @@ fn measure_design(
     let alone = read_reports(lines)?;
     // The server ends when its standard input ends.
     drop(server.0.stdin.take());
-    let Line::Stats(stats) = said.next_line_or_error()? else {
+    let ServeOrLoadLine::Stats(stats) = said.next_line_or_error()? else {
         bail!("the server did not say what it did");
     };
     let alone = alone.first().context("a client said nothing")?;
@@ -386,7 +389,7 @@ fn start_server(
     args: &Args,
     cores: &[usize],
     (design, batch, read_size): (Design, usize, usize),
-) -> Result<(KillOnDrop, ChildLines<Line>)> {
+) -> Result<(KillOnDrop, ChildLines<ServeOrLoadLine>)> {
     let mut command: Command = subcommand_with_nic("kv", "serve", &args.nic, &args.port)?;
     command
         .args([
@@ -410,18 +413,20 @@ fn start_server(
 }
 
 /// Returns all reports of a client, until its end.
-fn read_reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
+fn read_reports(mut lines: ChildLines<ServeOrLoadLine>) -> Result<Vec<LoadReport>> {
     let mut all = Vec::new();
     while let Some(line) = lines.next_line()? {
         match line {
-            Line::Report(report) => all.push(report),
-            Line::Filled(report) => {
+            ServeOrLoadLine::Report(report) => all.push(report),
+            ServeOrLoadLine::Filled(report) => {
                 if report.full > 0 || report.lost > 0 {
                     bail!("the store could not be filled: {report:?}");
                 }
                 all.push(report);
             }
-            Line::Listening { .. } | Line::Resp(_) | Line::Stats(_) => {}
+            ServeOrLoadLine::Listening { .. }
+            | ServeOrLoadLine::Resp(_)
+            | ServeOrLoadLine::Stats(_) => {}
         }
     }
     if all.is_empty() {
@@ -434,7 +439,7 @@ fn read_reports(mut lines: ChildLines<Line>) -> Result<Vec<LoadReport>> {
 fn measure_peer(
     args: &Args,
     placement: &ServerAndClientCores,
-    peer: PeerServer,
+    peer: ComparisonServer,
     round: u32,
 ) -> Result<Round> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
@@ -446,13 +451,13 @@ fn measure_peer(
         window: args.workload.window(),
         duration: args.duration(),
     };
-    let all = peers::measure(peer, &setup)?;
+    let all = peers::fill_and_measure_gets(peer, &setup)?;
     let one = peers::MeasurementSettings {
         window: 1,
         duration: (args.duration() / 4).max(Duration::from_millis(20)),
         ..setup
     };
-    let alone = peers::measure(peer, &one)?;
+    let alone = peers::fill_and_measure_gets(peer, &one)?;
     Ok(Round {
         round,
         name: String::new(),
@@ -479,7 +484,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     let median = |all: Vec<f64>| spread(all).map(|s| s.median);
     let own: Vec<&Round> = of(&name).collect();
     let to_redis = |figure: fn(&Round) -> f64| {
-        let pairs = own.iter().zip(of(PeerServer::Redis.name()));
+        let pairs = own.iter().zip(of(ComparisonServer::Redis.name()));
         let ratios: Vec<f64> = pairs.map(|(a, b)| figure(a) / figure(b)).collect();
         MedianAndSpread::of(&ratios)
     };

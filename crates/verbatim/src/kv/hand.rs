@@ -123,7 +123,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
     Ok(if all {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 
@@ -169,11 +169,11 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
     let (version, refused) = match done {
         Ok(0) => (0, Some(format!("{} was not there", args.key))),
         Ok(version) => (version, None),
-        Err(e @ ClientError::Condition { .. }) => (0, Some(e.to_string())),
+        Err(e @ ClientError::ConditionNotMet { .. }) => (0, Some(e.to_string())),
         Err(e) => return Err(e.into()),
     };
     let outcome = if refused.is_some() {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     } else {
         CommandOutcome::Done
     };

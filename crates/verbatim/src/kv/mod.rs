@@ -78,7 +78,7 @@ enum KvCommand {
 /// Runs `verbatim kv`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
-    if let Some(outcome) = args.ledger.rerun_under_tap(simulated)? {
+    if let Some(outcome) = args.ledger.rerun_under_tap_if_wanted(simulated)? {
         return Ok(outcome);
     }
     match args.part {
@@ -87,10 +87,10 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         Some(KvCommand::Get(args)) => hand::get(&args),
         Some(KvCommand::Put(args)) => hand::put(&args),
         Some(KvCommand::Cli(args)) => cli::run(&args),
-        Some(KvCommand::Resp(args)) if args.is_over_rdma() => valkey::run(&args),
+        Some(KvCommand::Resp(args)) if args.compares_tcp_and_rdma() => valkey::run(&args),
         Some(KvCommand::Resp(args)) => resp::run(&args),
         Some(KvCommand::Check(args)) => check::run(&args),
-        Some(KvCommand::CheckClient(args)) => check::client(&args),
+        Some(KvCommand::CheckClient(args)) => check::run_check_client(&args),
         None if args.compare.simulation.is_asked_for() => simulated::run_all(&args.compare),
         None => compare::run(args.compare),
     }

@@ -20,37 +20,40 @@ use tempfile::TempDir;
 
 /// A server that the stores are compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PeerServer {
+pub(super) enum ComparisonServer {
     Redis,
     Memcached,
     /// The front end of this project: `verbatim kv serve --resp`.
-    Front,
+    OwnRespFrontEnd,
 }
 
-impl PeerServer {
-    pub(super) const ALL: [PeerServer; 2] = [PeerServer::Redis, PeerServer::Memcached];
+impl ComparisonServer {
+    pub(super) const FOREIGN_SERVERS: [ComparisonServer; 2] =
+        [ComparisonServer::Redis, ComparisonServer::Memcached];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            PeerServer::Redis => "redis",
-            PeerServer::Memcached => "memcached",
-            PeerServer::Front => "front",
+            ComparisonServer::Redis => "redis",
+            ComparisonServer::Memcached => "memcached",
+            ComparisonServer::OwnRespFrontEnd => "front",
         }
     }
 
     pub(super) fn summary(self) -> &'static str {
         match self {
-            PeerServer::Redis => "GETs over a Unix socket, by redis-benchmark",
-            PeerServer::Memcached => "meta gets over a Unix socket, by a client of ours",
-            PeerServer::Front => "the store's own Redis-protocol front, by redis-benchmark",
+            ComparisonServer::Redis => "GETs over a Unix socket, by redis-benchmark",
+            ComparisonServer::Memcached => "meta gets over a Unix socket, by a client of ours",
+            ComparisonServer::OwnRespFrontEnd => {
+                "the store's own Redis-protocol front, by redis-benchmark"
+            }
         }
     }
 
     fn programs(self) -> &'static [&'static str] {
         match self {
-            PeerServer::Redis => &["redis-server", "redis-benchmark"],
-            PeerServer::Memcached => &["memcached"],
-            PeerServer::Front => &["redis-benchmark"],
+            ComparisonServer::Redis => &["redis-server", "redis-benchmark"],
+            ComparisonServer::Memcached => &["memcached"],
+            ComparisonServer::OwnRespFrontEnd => &["redis-benchmark"],
         }
     }
 
@@ -87,11 +90,16 @@ pub(super) struct PeerResult {
 const MAX_FILLED_KEYS: u64 = 100_000;
 
 /// Starts a peer, fills it and measures GETs.
-pub(super) fn measure(peer: PeerServer, setup: &MeasurementSettings) -> Result<PeerResult> {
+pub(super) fn fill_and_measure_gets(
+    peer: ComparisonServer,
+    setup: &MeasurementSettings,
+) -> Result<PeerResult> {
     let server = Server::start(peer, setup.server_core)?;
     match peer {
-        PeerServer::Redis | PeerServer::Front => measure_redis(&server, setup),
-        PeerServer::Memcached => {
+        ComparisonServer::Redis | ComparisonServer::OwnRespFrontEnd => {
+            measure_redis(&server, setup)
+        }
+        ComparisonServer::Memcached => {
             run_pinned(setup.client_core, || measure_memcached(&server, setup))
         }
     }
@@ -106,21 +114,21 @@ pub(super) struct Server {
 
 impl Server {
     /// Starts a peer on a core, and waits until it answers.
-    pub(super) fn start(peer: PeerServer, core: usize) -> Result<Server> {
+    pub(super) fn start(peer: ComparisonServer, core: usize) -> Result<Server> {
         let folder = tempfile::tempdir().context("cannot make a folder for a peer")?;
         let socket = folder.path().join("socket");
         let program = match peer {
-            PeerServer::Front => {
+            ComparisonServer::OwnRespFrontEnd => {
                 std::env::current_exe().context("cannot find this program's own file")?
             }
             other => other.programs()[0].into(),
         };
         let mut command = Command::new(program);
         match peer {
-            PeerServer::Front => command
+            ComparisonServer::OwnRespFrontEnd => command
                 .args(["kv", "serve", "--listen", "127.0.0.1:0", "--resp"])
                 .arg(&socket),
-            PeerServer::Redis => command
+            ComparisonServer::Redis => command
                 .args([
                     "--port",
                     "0",
@@ -133,7 +141,7 @@ impl Server {
                 .arg(&socket)
                 .arg("--dir")
                 .arg(folder.path()),
-            PeerServer::Memcached => command
+            ComparisonServer::Memcached => command
                 .args(["-t", "1", "-m", "512", "-u", "root", "-s"])
                 .arg(&socket),
         };

@@ -9,15 +9,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use bench::pin::allowed;
+use bench::pin::allowed_cores;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
-use super::peers::{PeerResult, PeerServer, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark, Server};
+use super::peers::{
+    ComparisonServer, PeerResult, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark, Server,
+};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::ServerAndClientCores;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
 use crate::steps::{CommandSteps, is_interrupted};
 
 /// Arguments of `verbatim kv resp`.
@@ -84,7 +86,8 @@ program. Every answer is compared with the value that was set.
 Exit status 2 when redis-server or redis-benchmark are not installed.";
 
 const BENCHMARK_COMMANDS: [&str; 2] = ["set", "get"];
-const COMPARED_SERVERS: [PeerServer; 2] = [PeerServer::Front, PeerServer::Redis];
+const COMPARED_SERVERS: [ComparisonServer; 2] =
+    [ComparisonServer::OwnRespFrontEnd, ComparisonServer::Redis];
 
 /// The results of one row in one round.
 #[derive(Debug, Serialize)]
@@ -115,7 +118,7 @@ struct Row {
 
 impl Args {
     /// Returns true if TCP and RDMA are compared, instead of the front end and Redis.
-    pub(super) fn is_over_rdma(&self) -> bool {
+    pub(super) fn compares_tcp_and_rdma(&self) -> bool {
         self.rdma.rdma
     }
 
@@ -145,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
         }
     }
-    let placement = ServerAndClientCores::new(&allowed()?, 1, 1, 1);
+    let placement = ServerAndClientCores::new(&allowed_cores()?, 1, 1, 1);
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
     let servers = [
@@ -183,7 +186,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                     redis_ns_p50: redis.latency_ns_p50,
                 };
                 if args.json {
-                    print_typed("round", &done)?;
+                    print_typed_json("round", &done)?;
                 }
                 rounds.push(done);
             }
@@ -210,12 +213,12 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     if args.json {
         for row in &rows {
-            print_typed("row", row)?;
+            print_typed_json("row", row)?;
         }
     } else {
         print_rows(
             (args, connections),
-            placement.measure_cache_line_transfer()?,
+            placement.measure_cache_line_transfer_ns()?,
             &rows,
         )?;
     }

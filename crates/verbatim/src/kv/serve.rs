@@ -9,13 +9,13 @@ use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
 use kv_resp::{FrontEnd, FrontEndStats, ListenAddress, Listener, RdmaListener};
 use resp_rdma::Connector;
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 use crate::side_by_side;
-use crate::stop::stop_signals;
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim kv serve`.
 #[derive(clap::Args)]
@@ -81,7 +81,7 @@ pub(crate) struct Args {
 }
 
 /// The default number of bytes of a GET's only READ: as many as `atomics` READs to find a record.
-pub(super) const DEFAULT_ONLY_READ_BYTES: usize = 512;
+pub(super) const DEFAULT_SINGLE_READ_GET_BYTES: usize = 512;
 
 /// Arguments for the layout of records that clients access by one-sided verbs.
 #[derive(clap::Args, Clone, Debug)]
@@ -127,14 +127,14 @@ Examples:
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = config(&args, nic.config.clone());
-    if args.resp.is_some() && config.has_records() {
+    if args.resp.is_some() && config.keeps_items_in_records() {
         bail!(
             "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
              --read-size"
         );
     }
-    let is_store = args.store || config.has_records();
-    let stop = stop_signals(args.until_eof)?;
+    let is_store = args.store || config.keeps_items_in_records();
+    let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
         let listeners = open_listeners(address, &args, &nic);
@@ -234,7 +234,7 @@ fn print_addresses(
     let rdma = spoken.next().map(ToString::to_string);
     if args.json {
         let design = args.design;
-        print_json(&Line::Listening {
+        print_json(&ServeOrLoadLine::Listening {
             address,
             design,
             resp,
@@ -267,9 +267,9 @@ fn print_statistics(
 ) -> Result<()> {
     if args.json {
         if let Some(spoken) = spoken {
-            print_json(&Line::Resp(*spoken))?;
+            print_json(&ServeOrLoadLine::Resp(*spoken))?;
         }
-        print_json(&Line::Stats(stats.clone()))?;
+        print_json(&ServeOrLoadLine::Stats(stats.clone()))?;
     } else {
         print(format_args!(
             "{} GETs ({} found), {} changes, {} items in {} MB, {} evicted, {} refused as full",

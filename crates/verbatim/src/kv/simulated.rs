@@ -9,13 +9,14 @@ use nicmodel::published::{self, PublishedNumber};
 use serde::Serialize;
 
 use super::arguments::Args;
-use super::serve::DEFAULT_ONLY_READ_BYTES;
+use super::serve::DEFAULT_SINGLE_READ_GET_BYTES;
 use crate::CommandOutcome;
 use crate::args::PublishedExperiment;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    format_or_empty, outcome_of_comparison, relative_error, run_simulations as simulate, yes_or_no,
+    format_or_empty, format_relative_error, outcome_of_comparison, run_simulations as simulate,
+    yes_or_no,
 };
 use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
 
@@ -76,7 +77,7 @@ pub(super) fn run_all(args: &Args) -> Result<CommandOutcome> {
         });
         row.to_gets = gets.map(|gets| row.outcome.rate_mops / gets.outcome.rate_mops);
         if args.json {
-            print_typed("simulated", &row)?;
+            print_typed_json("simulated", &row)?;
         }
         Ok(row)
     })?;
@@ -103,7 +104,7 @@ fn planned_runs<'p>(
             args.simulation.cores = vec![profile.host.cores.value as usize];
         }
         for &design in designs {
-            for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob)? {
+            for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
                 for setup in setups(profile, design, &args) {
                     let at = value.unwrap_or(setup.cores);
                     runs.push((profile, setup, at));
@@ -184,7 +185,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
         Design::Reads => {
             let sizes = match args.records.read_size {
                 Some(size) => vec![size],
-                None => vec![0, DEFAULT_ONLY_READ_BYTES],
+                None => vec![0, DEFAULT_SINGLE_READ_GET_BYTES],
             };
             let of = |(read_size, cores)| {
                 asked(KvParameters {
@@ -307,7 +308,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.to_gets, |r| format!("{:.1} %", 100.0 * r)),
             format_or_empty(row.published, |p| p.value),
-            relative_error(row.relative_error),
+            format_relative_error(row.relative_error),
             match row.setup.design {
                 Design::Herd => format!("{:.1}", outcome.answers_per_doorbell),
                 Design::Reads | Design::Atomics => String::new(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use bench::pin::{allowed, run_pinned};
+use bench::pin::{allowed_cores, run_pinned};
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Series};
 use kv_resp::ListenAddress;
@@ -17,13 +17,15 @@ use kv_resp::load::{LoadCommand, LoadConnections, LoadParameters, LoadResult};
 use resp_rdma::{Config, Connector};
 use serde::Serialize;
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use super::resp::Args;
 use crate::CommandOutcome;
 use crate::children::{ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed, write_file};
-use crate::picture::{axis_coordinate, spread_point, svg};
+use crate::output::{
+    self, format_three_digits, format_time_ns, print, print_typed_json, write_file,
+};
+use crate::picture::{axis_coordinate, spread_point, svg_with_interrupt_note};
 use crate::side_by_side::{format_rate_mops, run_interleaved, spread};
 
 /// A setting that is measured over TCP and over RDMA in turn.
@@ -109,7 +111,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         !points.is_empty(),
         "nothing to measure: there are fewer --connections than --threads"
     );
-    let cores = allowed()?;
+    let cores = allowed_cores()?;
     let most = points.iter().map(|p| p.client_threads).max().unwrap_or(1);
     let placement =
         ServerAndClientCores::new(&cores, 1, 1, most.min(cores.len().saturating_sub(1)).max(1));
@@ -126,9 +128,10 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         .args(["--store", "--until-eof", "--keys", &args.keys.to_string()])
         .args(["--value-size", &args.value_size.to_string()])
         .stdin(Stdio::piped());
-    let (_server, mut said) = start_on_cores::<Line>(command, &placement.server, "server")?;
+    let (_server, mut said) =
+        start_on_cores::<ServeOrLoadLine>(command, &placement.server, "server")?;
     let (tcp, rdma) = said.read_until_some(|line| match line {
-        Line::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
+        ServeOrLoadLine::Listening { resp, rdma, .. } => Some((resp?, rdma?)),
         _ => None,
     })?;
     let setup = MeasurementContext {
@@ -151,13 +154,13 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
         for row in &rows {
-            print_typed("row", row)?;
+            print_typed_json("row", row)?;
         }
     } else {
-        print_rows(args, placement.measure_cache_line_transfer()?, &rows)?;
+        print_rows(args, placement.measure_cache_line_transfer_ns()?, &rows)?;
     }
     if let Some(file) = &args.rdma.svg {
-        write_file(file, &picture(args, &rows))?;
+        write_file(file, &get_rates_svg(args, &rows))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -361,7 +364,7 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
 
 /// Draws rates of GETs over the number of connections, for the fewest threads and the shortest
 /// pipeline.
-fn picture(args: &Args, rows: &[Row]) -> String {
+fn get_rates_svg(args: &Args, rows: &[Row]) -> String {
     let least = |of: fn(&Row) -> usize| rows.iter().map(of).min();
     let shown = rows.iter().filter(|row| {
         row.test == "get"
@@ -374,7 +377,7 @@ fn picture(args: &Args, rows: &[Row]) -> String {
             .map(|row| spread_point(axis_coordinate(row.connections), of(row).per_s, 1e6));
         Series::new(name, points)
     };
-    svg(&Chart {
+    svg_with_interrupt_note(&Chart {
         title: "GETs over RDMA and over TCP loopback".to_owned(),
         caption: format!("software NIC, values of {} bytes", args.value_size),
         x: Axis::log("connections"),

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use kv::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
 use kv::{ClientConfig, PipelinedClient};
 
-use super::lines::Line;
+use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -157,7 +157,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
             if args.json {
-                print_json(&Line::Filled(report))?;
+                print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
                 print(format_args!(
                     "{} keys put in {:.2} s, {} refused",
@@ -175,9 +175,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         })?;
         for report in reports {
             right &= check_any_answered(report.operations, report.lost);
-            right &= report.is_right() && (args.allow_misses || report.misses == 0);
+            right &= report.all_checks_passed() && (args.allow_misses || report.misses == 0);
             if args.json {
-                print_json(&Line::Report(report))?;
+                print_json(&ServeOrLoadLine::Report(report))?;
             } else {
                 print_load_report(&report)?;
             }
@@ -187,7 +187,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     Ok(if right {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 

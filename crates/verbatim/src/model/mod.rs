@@ -17,7 +17,7 @@ use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix, mixes};
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 
 pub(crate) use lines::{
     bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_resources_line,
@@ -62,7 +62,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    operation: operation::Operation,
+    operation: operation::OperationArgs,
     #[command(flatten)]
     sweep: sweep::SweepArgs,
 }
@@ -199,7 +199,7 @@ fn find_chosen_mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     match mixes::get(profile, name) {
         Some(named) => Ok(Some(named.mix)),
         None => {
-            let all = mixes::all(profile);
+            let all = mixes::executable_mixes(profile);
             let names: Vec<_> = all.iter().map(|named| named.name).collect();
             bail!(
                 "there is no mix {name:?}; choose among {}",
@@ -226,7 +226,7 @@ fn read(path: &Path) -> Result<String> {
 
 /// A mix of operations, and the rates that the NIC's resources allow it, as JSON.
 #[derive(serde::Serialize)]
-struct ShownMix<'a> {
+struct MixWithBounds<'a> {
     nic: &'a str,
     mix: &'a Mix,
     #[serde(flatten)]
@@ -239,9 +239,9 @@ struct ShownMix<'a> {
 fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
     let bounds = Bounds::of(profile, mix)?;
     if json {
-        return print_typed(
+        return print_typed_json(
             "mix",
-            &ShownMix {
+            &MixWithBounds {
                 nic: &profile.name,
                 mix,
                 bounds: &bounds,

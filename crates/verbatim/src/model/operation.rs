@@ -15,13 +15,13 @@ use serde::Serialize;
 use super::knob::SweptKnob;
 use super::lines::{bounds_lines, format_range, format_signed_percent};
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed_json, table};
 
 /// The operation on the command line.
 #[derive(clap::Args, Clone)]
 #[group(id = "Operation", multiple = true)]
 #[command(next_help_heading = "Operation")]
-pub(super) struct Operation {
+pub(super) struct OperationArgs {
     /// send, write, read, cmp-swap, fetch-add or flush [default: send]
     #[arg(long, value_name = "VERB")]
     verb: Option<Verb>,
@@ -80,7 +80,7 @@ enum MethodArg {
 /// Default period of signaling.
 const DEFAULT_SIGNAL_PERIOD: u32 = 64;
 
-impl Operation {
+impl OperationArgs {
     /// Returns true if any flag of the operation was given.
     pub(super) fn is_given(&self) -> bool {
         let Self {
@@ -132,12 +132,12 @@ impl Operation {
     }
 
     /// Computes the bounds of both sides of this operation.
-    pub(super) fn bounds_of_both_sides(&self, profile: &Profile) -> Result<BothSides> {
+    pub(super) fn bounds_of_both_sides(&self, profile: &Profile) -> Result<BoundsOfBothSides> {
         let way = CoresAndWindow {
             cores: self.cores,
             window: self.window.map(f64::from),
         };
-        BothSides::of(profile, &self.to_mix_operation(profile)?, way)
+        BoundsOfBothSides::of(profile, &self.to_mix_operation(profile)?, way)
     }
 
     fn to_mix_operation(&self, profile: &Profile) -> Result<MixOperation> {
@@ -200,7 +200,7 @@ struct SideBounds<'a> {
 
 /// A change of the operation and its effect on both sides.
 #[derive(Serialize)]
-struct WhatIf {
+struct ChangeEffectOnBothSides {
     change: String,
     requester: ChangeEffect,
     responder: ChangeEffect,
@@ -239,17 +239,17 @@ struct OperationCost<'a> {
     per_operation: &'a Footprint,
 }
 
-pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
+pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: bool) -> Result<()> {
     let load = wanted.to_mix_operation(profile)?;
     let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
     let way = CoresAndWindow {
         cores: wanted.cores,
         window: wanted.window.map(f64::from),
     };
-    let sides = BothSides::of(profile, &load, way)?;
+    let sides = BoundsOfBothSides::of(profile, &load, way)?;
     let ideas = effects_of_changes(profile, &load, way, &sides);
     if json {
-        print_typed(
+        print_typed_json(
             "footprint",
             &OperationCost {
                 nic: &profile.name,
@@ -260,7 +260,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
         )?;
         for (role, bounds) in sides.by_role() {
             let likely = uncertainty::likely_range_of_mix(bounds);
-            print_typed(
+            print_typed_json(
                 "bounds",
                 &SideBounds {
                     role,
@@ -271,7 +271,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
         }
         return ideas
             .iter()
-            .try_for_each(|idea| print_typed("what-if", idea));
+            .try_for_each(|idea| print_typed_json("what-if", idea));
     }
     print(&profile.title)?;
     print(describe(&load, &one))?;
@@ -297,7 +297,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
             "gain",
         ];
         let mut rows = table(header, &[1, 2, 3, 4]);
-        for WhatIf {
+        for ChangeEffectOnBothSides {
             change,
             requester,
             responder,
@@ -317,7 +317,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &Operation, json: bool)
 }
 
 /// Prints the rates of an operation on several NICs, side by side.
-pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
+pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()> {
     let header = [
         "NIC",
         "side",
@@ -343,7 +343,7 @@ pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
             cores: wanted.cores,
             window: wanted.window.map(f64::from),
         };
-        let sides = BothSides::of(profile, &load, way)?;
+        let sides = BoundsOfBothSides::of(profile, &load, way)?;
         for (role, bounds) in sides.by_role() {
             let (name, side) = match role {
                 Role::Requester => ("requester", &one.requester),
@@ -440,7 +440,7 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
 }
 
 /// The bounds of both sides, if one machine only posts the operation and another only receives it.
-pub(super) struct BothSides {
+pub(super) struct BoundsOfBothSides {
     requester: Bounds,
     responder: Bounds,
 }
@@ -453,7 +453,7 @@ struct CoresAndWindow {
     window: Option<f64>,
 }
 
-impl BothSides {
+impl BoundsOfBothSides {
     fn of(
         profile: &Profile,
         load: &MixOperation,
@@ -490,8 +490,8 @@ fn effects_of_changes(
     profile: &Profile,
     load: &MixOperation,
     way: CoresAndWindow,
-    now: &BothSides,
-) -> Vec<WhatIf> {
+    now: &BoundsOfBothSides,
+) -> Vec<ChangeEffectOnBothSides> {
     let mut changes: Vec<(String, MixOperation)> = Vec::new();
     let mut change = |words: String, edit: &dyn Fn(&mut MixOperation)| {
         let mut changed = load.clone();
@@ -569,15 +569,15 @@ fn effects_of_changes(
         if load.operation.receive == PayloadDestination::Inline && !arrives_in_cqe {
             return None;
         }
-        let then = BothSides::of(profile, &load, way).ok()?;
-        Some(WhatIf {
+        let then = BoundsOfBothSides::of(profile, &load, way).ok()?;
+        Some(ChangeEffectOnBothSides {
             change,
             requester: effect_of_change(&now.requester, &then.requester)?,
             responder: effect_of_change(&now.responder, &then.responder)?,
         })
     };
     let mut ideas: Vec<_> = changes.into_iter().filter_map(outcome).collect();
-    let best = |idea: &WhatIf| idea.requester.gain.max(idea.responder.gain);
+    let best = |idea: &ChangeEffectOnBothSides| idea.requester.gain.max(idea.responder.gain);
     ideas.sort_by(|a, b| best(b).total_cmp(&best(a)));
     ideas
 }

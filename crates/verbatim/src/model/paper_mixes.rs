@@ -10,7 +10,7 @@ use nicmodel::{Bounds, Mix};
 use serde::Serialize;
 
 use super::lines::{format_range, format_signed_percent};
-use crate::output::{format_three_digits, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed_json, table};
 
 /// One line of the list: a mix.
 #[derive(Serialize)]
@@ -33,7 +33,7 @@ struct Row {
 }
 
 pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
-    let rows = mixes::all(profile).into_iter().map(|named| {
+    let rows = mixes::executable_mixes(profile).into_iter().map(|named| {
         let bounds = Bounds::of(profile, &named.mix)?;
         let error = |published: &PublishedNumber| {
             bounds
@@ -57,7 +57,7 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
     });
     let rows: Vec<_> = rows.collect::<Result<_>>()?;
     if json {
-        return rows.iter().try_for_each(|row| print_typed("mix", row));
+        return rows.iter().try_for_each(|row| print_typed_json("mix", row));
     }
     print(format_args!("{}\n", profile.title))?;
     let header = [

@@ -5,7 +5,7 @@ use comfy_table::ContentArrangement;
 use nicmodel::profile::Profile;
 use serde::Serialize;
 
-use crate::output::{print, print_typed, table};
+use crate::output::{print, print_typed_json, table};
 
 /// The description of a profile, for JSON.
 #[derive(Serialize)]
@@ -30,9 +30,9 @@ pub(super) fn print_profiles(profiles: &[Profile], json: bool) -> Result<()> {
         } = profile;
         let numbers = profile.numbers();
         if json {
-            print_typed("profile", &ProfileDescription { name, title, about })?;
+            print_typed_json("profile", &ProfileDescription { name, title, about })?;
             for number in &numbers {
-                print_typed("number", &Line { nic: name, number })?;
+                print_typed_json("number", &Line { nic: name, number })?;
             }
             continue;
         }

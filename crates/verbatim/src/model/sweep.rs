@@ -6,9 +6,9 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::knob::SweptKnob;
-use super::operation::Operation;
+use super::operation::OperationArgs;
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed, table};
+use crate::output::{format_three_digits, print, print_typed_json, table};
 use crate::picture::{PictureArgs, axis_coordinate};
 
 /// What is turned, and what is left beside the table.
@@ -48,7 +48,7 @@ impl SweepArgs {
     pub(super) fn print_and_draw(
         &self,
         profiles: &[Profile],
-        wanted: &Operation,
+        wanted: &OperationArgs,
         json: bool,
     ) -> Result<()> {
         self.picture.check_files_writable()?;
@@ -67,7 +67,7 @@ impl SweepArgs {
             for &value in &values {
                 let row = row(profile, wanted, over, value)?;
                 if json {
-                    print_typed("point", &row)?;
+                    print_typed_json("point", &row)?;
                 }
                 rows.push(row);
             }
@@ -88,7 +88,7 @@ impl SweepArgs {
     }
 }
 
-fn row(profile: &Profile, wanted: &Operation, over: SweptKnob, value: usize) -> Result<Row> {
+fn row(profile: &Profile, wanted: &OperationArgs, over: SweptKnob, value: usize) -> Result<Row> {
     if value == 0 && over != SweptKnob::Payload {
         bail!("--values: this setting is 1 or more");
     }

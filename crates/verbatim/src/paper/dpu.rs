@@ -10,8 +10,8 @@ use bench::simulated::sequencer::{SequencerParameters, run};
 use nicmodel::profile::{CorePlace, Profile};
 use sequencer::Design;
 
-use super::dpu_btree::{self, DpuBtree};
-use super::number::{NumberKind, OurNumber};
+use super::dpu_btree::{self, DpuBtreeResults};
+use super::number::{OurNumber, OurNumberKind};
 
 /// One simulation of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) enum StudySimulation {
     /// The sequencer on all cores of a place, with the paper's clients.
     Sequencer(Design, CorePlace),
     /// Half a round trip of messages from another machine's host to a place.
-    Send(CorePlace),
+    SendLatency(CorePlace),
     /// The B-tree.
     Btree(dpu_btree::BtreeSimulation),
 }
@@ -35,7 +35,7 @@ const PING_PONG_VIRTUAL_MS: u64 = 1;
 pub(super) struct StudyResults {
     /// Results of simulations: rates in 10^6 a second, latencies in µs.
     rates_and_latencies: Vec<(StudySimulation, f64)>,
-    pub(super) btree: DpuBtree,
+    pub(super) btree: DpuBtreeResults,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<StudySimulation>>,
 }
@@ -47,12 +47,12 @@ impl StudyResults {
             [
                 StudySimulation::Sequencer(Design::Atomics, place),
                 StudySimulation::Sequencer(Design::Rpc, place),
-                StudySimulation::Send(place),
+                StudySimulation::SendLatency(place),
             ]
         };
         let mut runs = [on(CorePlace::Host), on(CorePlace::Dpu)].concat();
         runs.extend(
-            DpuBtree::needed_simulations(draw)
+            DpuBtreeResults::needed_simulations(draw)
                 .into_iter()
                 .map(StudySimulation::Btree),
         );
@@ -63,7 +63,7 @@ impl StudyResults {
     pub(super) fn run_and_store(&mut self, bf2: &Profile, what: StudySimulation) -> Result<()> {
         let result = match what {
             StudySimulation::Sequencer(design, place) => sequencer_rate_mops(bf2, design, place)?,
-            StudySimulation::Send(place) => latency(bf2, place)?,
+            StudySimulation::SendLatency(place) => half_round_trip_us(bf2, place)?,
             StudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
         };
         self.rates_and_latencies.push((what, result));
@@ -98,31 +98,36 @@ impl StudyResults {
     }
 
     /// Returns our number for the published number `id`; `None` if this study does not have that number.
-    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
+    pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
         let rate =
             |design, place| self.result_or_mark_missing(StudySimulation::Sequencer(design, place));
         let (value, kind) = match id {
-            "dpu_seq_faa_rate" => (rate(Design::Atomics, CorePlace::Dpu)?, NumberKind::Fitted),
+            "dpu_seq_faa_rate" => (
+                rate(Design::Atomics, CorePlace::Dpu)?,
+                OurNumberKind::Fitted,
+            ),
             "dpu_seq_faa_gain" => {
                 let (dpu, host) = (CorePlace::Dpu, CorePlace::Host);
                 let gain = rate(Design::Atomics, dpu)? / rate(Design::Atomics, host)?;
-                (100.0 * (gain - 1.0), NumberKind::Fitted)
+                (100.0 * (gain - 1.0), OurNumberKind::Fitted)
             }
             "dpu_seq_rpc_cpu_ratio" => {
                 let host = rate(Design::Rpc, CorePlace::Host)?;
                 (
                     host / rate(Design::Rpc, CorePlace::Dpu)?,
-                    NumberKind::Fitted,
+                    OurNumberKind::Fitted,
                 )
             }
             "dpu_send_lat_saving" => {
-                let host = self.result_or_mark_missing(StudySimulation::Send(CorePlace::Host))?;
+                let host =
+                    self.result_or_mark_missing(StudySimulation::SendLatency(CorePlace::Host))?;
                 (
-                    host - self.result_or_mark_missing(StudySimulation::Send(CorePlace::Dpu))?,
-                    NumberKind::Fitted,
+                    host - self
+                        .result_or_mark_missing(StudySimulation::SendLatency(CorePlace::Dpu))?,
+                    OurNumberKind::Fitted,
                 )
             }
-            _ => return self.btree.number(id),
+            _ => return self.btree.our_number_for(id),
         };
         Some(OurNumber::new(value, kind, "simulation"))
     }
@@ -130,7 +135,7 @@ impl StudyResults {
 
 /// Returns the rate of a sequencer on all cores of the place.
 fn sequencer_rate_mops(bf2: &Profile, design: Design, place: CorePlace) -> Result<f64> {
-    let there = bf2.at(place).context("BlueField-2 has a DPU")?;
+    let there = bf2.as_seen_from(place).context("BlueField-2 has a DPU")?;
     let setup = SequencerParameters {
         place: Some(place),
         ..SequencerParameters::paper_setup(design, there.host.cores.value as usize)
@@ -145,7 +150,7 @@ fn sequencer_rate_mops(bf2: &Profile, design: Design, place: CorePlace) -> Resul
 }
 
 /// Returns half of the round-trip time of SENDs that are not inlined, in µs.
-fn latency(bf2: &Profile, place: CorePlace) -> Result<f64> {
+fn half_round_trip_us(bf2: &Profile, place: CorePlace) -> Result<f64> {
     let parameters = MicroParameters {
         payload_bytes: Some(MESSAGE_BYTES),
         inline: Some(false),

@@ -3,24 +3,24 @@
 use std::cell::RefCell;
 
 use anyhow::{Result, ensure};
-use bench::simulated::btree::{BtreeParameters, BtreeResult, run, run_local};
+use bench::simulated::btree::{BtreeParameters, BtreeResult, run, run_local_lookups_mops};
 use nicmodel::profile::{CorePlace, Profile};
 
-use super::number::{NumberKind, OurNumber, PublishedRelation};
+use super::number::{OurNumber, OurNumberKind, PublishedRelation};
 
 /// One simulation of the B-tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BtreeSimulation {
     /// Look-ups on all cores of the DPU without a network.
-    Local { keys: u64 },
+    LocalLookups { keys: u64 },
     /// Look-ups by RPC from many clients; the DPU has `share` 16ths of the keys.
     Rpc { keys: u64, share: u32 },
     /// Look-ups by READs from clients whose cores never wait.
     Read { share: u32 },
     /// The latency of a look-up by RPC if no other look-up is outstanding.
-    RpcAlone(CorePlace),
+    UnloadedRpcLatency(CorePlace),
     /// The latency of a look-up by READs of nodes of this number of bytes.
-    ReadAlone(CorePlace, usize),
+    UnloadedReadLatency(CorePlace, usize),
 }
 
 /// Numbers of keys in the study's small tree and in its largest tree.
@@ -40,18 +40,18 @@ fn dpu_shares_in_sixteenths() -> impl Iterator<Item = u32> {
 
 /// The results of the simulations that have run.
 #[derive(Debug, Default)]
-pub(super) struct DpuBtree {
+pub(super) struct DpuBtreeResults {
     /// Results of simulations: rates in 10^6 a second, and latencies in ns.
     rates_and_latencies: Vec<(BtreeSimulation, f64, f64)>,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<BtreeSimulation>>,
 }
 
-impl DpuBtree {
+impl DpuBtreeResults {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
     pub(super) fn needed_simulations(draw: bool) -> Vec<BtreeSimulation> {
         let mut runs: Vec<BtreeSimulation> = [SMALL_TREE_KEYS, LARGE_TREE_KEYS]
-            .map(|keys| BtreeSimulation::Local { keys })
+            .map(|keys| BtreeSimulation::LocalLookups { keys })
             .to_vec();
         runs.extend(
             dpu_shares_in_sixteenths().map(|share| BtreeSimulation::Rpc {
@@ -74,8 +74,10 @@ impl DpuBtree {
         };
         runs.extend(reads.iter().map(|&share| BtreeSimulation::Read { share }));
         for place in [CorePlace::Host, CorePlace::Dpu] {
-            runs.push(BtreeSimulation::RpcAlone(place));
-            runs.extend(NODE_SIZES_BYTES.map(|bytes| BtreeSimulation::ReadAlone(place, bytes)));
+            runs.push(BtreeSimulation::UnloadedRpcLatency(place));
+            runs.extend(
+                NODE_SIZES_BYTES.map(|bytes| BtreeSimulation::UnloadedReadLatency(place, bytes)),
+            );
         }
         runs
     }
@@ -95,8 +97,8 @@ impl DpuBtree {
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
         let alone = |outcome: &BtreeResult| outcome.latency_ns_p50 as f64;
         let (result, reads) = match what {
-            BtreeSimulation::Local { keys } => (
-                run_local(
+            BtreeSimulation::LocalLookups { keys } => (
+                run_local_lookups_mops(
                     bf2,
                     &BtreeParameters::bluefield2_study(CorePlace::Dpu, keys),
                 )?,
@@ -108,19 +110,21 @@ impl DpuBtree {
             }
             BtreeSimulation::Read { share } => {
                 let outcome = checked(shared(
-                    BtreeParameters::one_sided(CorePlace::Host, 2048),
+                    BtreeParameters::bluefield2_study_one_sided(CorePlace::Host, 2048),
                     share,
                 ))?;
                 (outcome.rate_mops, outcome.reads_per_lookup)
             }
-            BtreeSimulation::RpcAlone(place) => {
+            BtreeSimulation::UnloadedRpcLatency(place) => {
                 let outcome = checked(
                     BtreeParameters::bluefield2_study(place, SMALL_TREE_KEYS).with_one_request(),
                 )?;
                 (alone(&outcome), 0.0)
             }
-            BtreeSimulation::ReadAlone(place, bytes) => {
-                let outcome = checked(BtreeParameters::one_sided(place, bytes).with_one_request())?;
+            BtreeSimulation::UnloadedReadLatency(place, bytes) => {
+                let outcome = checked(
+                    BtreeParameters::bluefield2_study_one_sided(place, bytes).with_one_request(),
+                )?;
                 (alone(&outcome), outcome.reads_per_lookup)
             }
         };
@@ -174,33 +178,43 @@ impl DpuBtree {
 
     /// Returns our number for the published number `id`; `None` if the B-tree does not have that
     /// number.
-    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
+    pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
         let result = |what| self.result_or_mark_missing(what).map(|(result, _)| result);
         let rpc = |keys, share| result(BtreeSimulation::Rpc { keys, share });
         let reads = |bytes| {
             Some(
-                self.result_or_mark_missing(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?
-                    .1,
+                self.result_or_mark_missing(BtreeSimulation::UnloadedReadLatency(
+                    CorePlace::Host,
+                    bytes,
+                ))?
+                .1,
             )
         };
         let more = || {
-            let host = result(BtreeSimulation::RpcAlone(CorePlace::Host))?;
-            Some(100.0 * (result(BtreeSimulation::RpcAlone(CorePlace::Dpu))? / host - 1.0))
+            let host = result(BtreeSimulation::UnloadedRpcLatency(CorePlace::Host))?;
+            Some(
+                100.0 * (result(BtreeSimulation::UnloadedRpcLatency(CorePlace::Dpu))? / host - 1.0),
+            )
         };
         let less = |bytes| {
-            let host = result(BtreeSimulation::ReadAlone(CorePlace::Host, bytes))?;
-            Some(100.0 * (1.0 - result(BtreeSimulation::ReadAlone(CorePlace::Dpu, bytes))? / host))
+            let host = result(BtreeSimulation::UnloadedReadLatency(CorePlace::Host, bytes))?;
+            Some(
+                100.0
+                    * (1.0
+                        - result(BtreeSimulation::UnloadedReadLatency(CorePlace::Dpu, bytes))?
+                            / host),
+            )
         };
         let of = |value, kind| OurNumber::new(value, kind, "simulation");
         let (fitted, predicted) = (
-            |v| of(v, NumberKind::Fitted),
-            |v| of(v, NumberKind::Predicted),
+            |v| of(v, OurNumberKind::Fitted),
+            |v| of(v, OurNumberKind::Predicted),
         );
         Some(match id {
-            "dpu_bt_local_small" => fitted(result(BtreeSimulation::Local {
+            "dpu_bt_local_small" => fitted(result(BtreeSimulation::LocalLookups {
                 keys: SMALL_TREE_KEYS,
             })?),
-            "dpu_bt_local_256m" => fitted(result(BtreeSimulation::Local {
+            "dpu_bt_local_256m" => fitted(result(BtreeSimulation::LocalLookups {
                 keys: LARGE_TREE_KEYS,
             })?),
             "dpu_bt_rpc_small" => fitted(rpc(SMALL_TREE_KEYS, SHARE_DENOMINATOR)?),
@@ -242,18 +256,21 @@ mod tests {
     #[test]
     fn every_number_of_the_tree_has_its_runs() {
         for draw in [false, true] {
-            let runs = DpuBtree::needed_simulations(draw).into_iter();
-            let done = DpuBtree {
+            let runs = DpuBtreeResults::needed_simulations(draw).into_iter();
+            let done = DpuBtreeResults {
                 rates_and_latencies: runs.map(|run| (run, 1.0, 1.0)).collect(),
-                ..DpuBtree::default()
+                ..DpuBtreeResults::default()
             };
             let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");
             let ids = published::all().iter().map(|number| number.id);
             let missing: Vec<_> = ids
-                .filter(|id| of_tree(id) && done.number(id).is_none())
+                .filter(|id| of_tree(id) && done.our_number_for(id).is_none())
                 .collect();
             assert_eq!(missing, [""; 0]);
-            assert_eq!(DpuBtree::default().number("dpu_bt_rpc_small"), None);
+            assert_eq!(
+                DpuBtreeResults::default().our_number_for("dpu_bt_rpc_small"),
+                None
+            );
         }
     }
 }

@@ -16,7 +16,7 @@ use sequencer::Design;
 use super::dpu_btree;
 use super::simulated::SimulationResults;
 use crate::output::write_file;
-use crate::picture::svg;
+use crate::picture::svg_with_interrupt_note;
 
 /// A figure of the paper.
 struct Figure {
@@ -43,7 +43,7 @@ pub(super) fn write_svg_and_csv_files(
     let figures = [
         pcie_bytes(cib),
         sequencer_cores(simulated),
-        latency(simulated),
+        spec_s0_latency_figure(simulated),
         herd_cores(cib, simulated),
         drtm(simulated),
         ud_send(cib),
@@ -51,7 +51,7 @@ pub(super) fn write_svg_and_csv_files(
         inbound_reads(),
         inbound_writes(),
         wqe_cache(cib, simulated)?,
-        best_windows(simulated),
+        read_rates_by_window(simulated),
         atomics(),
         btree_split(simulated),
         btree_split_reads(simulated),
@@ -59,7 +59,7 @@ pub(super) fn write_svg_and_csv_files(
     for figure in &figures {
         let path = folder.join(figure.file);
         let chart = chart(figure);
-        write_file(&path, &svg(&chart))?;
+        write_file(&path, &svg_with_interrupt_note(&chart))?;
         write_file(&path.with_extension("csv"), &chart.csv())?;
     }
     Ok(figures.iter().map(|figure| figure.file).collect())
@@ -140,10 +140,10 @@ fn sequencer_cores(simulated: &SimulationResults) -> Figure {
     }
 }
 
-fn latency(simulated: &SimulationResults) -> Figure {
-    let batched = simulated.spec_s0_latency_points(16);
+fn spec_s0_latency_figure(simulated: &SimulationResults) -> Figure {
+    let batched = simulated.spec_s0_latency_and_rate_points(16);
     let slowest = batched.last().map_or(0.0, |point| point.0);
-    let mut alone = simulated.spec_s0_latency_points(1);
+    let mut alone = simulated.spec_s0_latency_and_rate_points(1);
     // Drop loads beyond the peak, which only raise the latency.
     alone.retain(|point| point.0 <= slowest);
     Figure {
@@ -283,7 +283,7 @@ fn wqe_cache(cib: &Profile, simulated: &SimulationResults) -> Result<Figure> {
 }
 
 /// Draws the rate of READs over windows. The best windows of two NICs differ by a factor of 32.
-fn best_windows(simulated: &SimulationResults) -> Figure {
+fn read_rates_by_window(simulated: &SimulationResults) -> Figure {
     let of = |nic| -> Vec<(f64, f64)> {
         let points: Vec<_> = simulated.read_window_results(nic).collect();
         let most = points.iter().map(|(_, o)| o.rate_mops).fold(0.0, f64::max);

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::nics::PublishedProfiles;
-use super::rows::{self, Parameter, Row};
+use super::nics::PublicationNicProfiles;
+use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
 
 /// Most rounds; the sum of squares is stable after a few.
@@ -25,9 +25,9 @@ const MAX_UNSPANNED_FRACTION: f64 = 0.2;
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-fn log_misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
+fn log_misfits(nics: &PublicationNicProfiles, rows: &[PublishedNumberRow]) -> Result<Vec<f64>> {
     let mut simulated = SimulationResults::with_profiles(nics.clone());
-    let misfit = |row: &Row| {
+    let misfit = |row: &PublishedNumberRow| {
         let ours = rows::compute_our_value(&mut simulated, row.id())?;
         let off = (ours / row.published.value).ln();
         // A rate of 0 is worse than any other.
@@ -43,11 +43,11 @@ fn log_misfits(nics: &PublishedProfiles, rows: &[Row]) -> Result<Vec<f64>> {
 /// # Errors
 /// Returns an error if a simulation cannot run.
 pub(super) fn least_squares(
-    nics: &PublishedProfiles,
-    parameters: &[Parameter],
-    rows: &[Row],
+    nics: &PublicationNicProfiles,
+    parameters: &[ProfileParameter],
+    rows: &[PublishedNumberRow],
     slopes: &[Vec<f64>],
-) -> Result<PublishedProfiles> {
+) -> Result<PublicationNicProfiles> {
     let squares = |misfits: &[f64]| misfits.iter().map(|off| off * off).sum::<f64>();
     let mut best = nics.clone();
     let mut now = log_misfits(&best, rows)?;
@@ -59,7 +59,7 @@ pub(super) fn least_squares(
         let mut changed = best.clone();
         for (parameter, change) in parameters.iter().zip(&changes) {
             let value = parameter.value(&changed) * change.exp();
-            if let Some(with) = changed.with(&parameter.nic, &parameter.key, value) {
+            if let Some(with) = changed.with_number(&parameter.nic, &parameter.key, value) {
                 changed = with;
             }
         }
@@ -147,15 +147,15 @@ pub(super) fn elasticities_determine(known: &[Vec<f64>], wanted: &[f64]) -> bool
 
 #[cfg(test)]
 mod tests {
-    use super::super::number::{NumberKind, PublishedRelation};
+    use super::super::number::{OurNumberKind, PublishedRelation};
     use super::*;
 
-    fn row(id: &str) -> Row {
+    fn row(id: &str) -> PublishedNumberRow {
         let published = nicmodel::published::get(id).expect("published");
-        Row {
+        PublishedNumberRow {
             published,
             nic: "cib",
-            kind: NumberKind::Fitted,
+            kind: OurNumberKind::Fitted,
             relation: PublishedRelation::Equal,
             our_value: 0.0,
         }
@@ -164,10 +164,10 @@ mod tests {
     /// From a wrong start, a fit finds the profile's numbers again, with the analytic model and with a simulation.
     #[test]
     fn a_fit_finds_the_numbers_of_the_profile_again() {
-        let nics = PublishedProfiles::default();
-        let of = |key: &str| Parameter::of(nics.profile_by_name("cib"), key);
-        let refitted = |key: &str, wrong: f64, rows: &[Row]| {
-            let begin = nics.with("cib", key, wrong).expect("known");
+        let nics = PublicationNicProfiles::default();
+        let of = |key: &str| ProfileParameter::of(nics.profile_by_name("cib"), key);
+        let refitted = |key: &str, wrong: f64, rows: &[PublishedNumberRow]| {
+            let begin = nics.with_number("cib", key, wrong).expect("known");
             // Both rates fall by 1 % if the time grows by 1 %.
             let fitted = least_squares(&begin, &[of(key)], rows, &[vec![-1.0]]).expect("runs");
             of(key).value(&fitted) / of(key).value(&nics)

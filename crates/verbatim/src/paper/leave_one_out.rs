@@ -10,12 +10,12 @@ use serde::Serialize;
 
 use super::digits::{format_all_significant, format_published};
 use super::fit;
-use super::loops::RelativeErrors;
+use super::loops::RelativeErrorStatistics;
 use super::model::canonical_id;
-use super::nics::PublishedProfiles;
-use super::number::{NumberKind, PublishedRelation};
+use super::nics::PublicationNicProfiles;
+use super::number::{OurNumberKind, PublishedRelation};
 use super::parameters::{elasticities, parameters_fitted_to};
-use super::rows::{self, Parameter, Row};
+use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
 use crate::output::{print, print_json, table};
 
@@ -50,26 +50,30 @@ pub(super) struct LeftOutPrediction {
 
 /// Elasticities of all rows with respect to all fitted parameters.
 struct Sensitivities {
-    rows: Vec<Row>,
-    parameters: Vec<Parameter>,
+    rows: Vec<PublishedNumberRow>,
+    parameters: Vec<ProfileParameter>,
     /// Elasticities of each parameter, by row.
     elasticities_by_parameter: Vec<Vec<Option<f64>>>,
 }
 
 impl Sensitivities {
     /// Returns the elasticities; `None` after SIGINT.
-    fn of(nics: &PublishedProfiles, rows: Vec<Row>) -> Result<Option<Self>> {
+    fn compute_unless_interrupted(
+        nics: &PublicationNicProfiles,
+        rows: Vec<PublishedNumberRow>,
+    ) -> Result<Option<Self>> {
         let mut parameters = Vec::new();
         for profile in nics.all() {
             for number in profile.numbers() {
                 if number.evidence.fitted_to().next().is_some() {
-                    parameters.push(Parameter::of(profile, &number.key));
+                    parameters.push(ProfileParameter::of(profile, &number.key));
                 }
             }
         }
-        let columns = rows::in_parallel(&parameters, Parameter::to_string, |parameter| {
-            elasticities(nics, parameter, &rows)
-        })?;
+        let columns =
+            rows::run_jobs_in_parallel(&parameters, ProfileParameter::to_string, |parameter| {
+                elasticities(nics, parameter, &rows)
+            })?;
         let columns: Option<Vec<_>> = columns.into_iter().collect();
         Ok(columns.map(|columns| Self {
             rows,
@@ -78,14 +82,14 @@ impl Sensitivities {
         }))
     }
 
-    fn elasticity(&self, row: usize, parameter: &Parameter) -> f64 {
+    fn elasticity(&self, row: usize, parameter: &ProfileParameter) -> f64 {
         let at = self.parameters.iter().position(|p| p == parameter);
         let column = at.and_then(|at| self.elasticities_by_parameter.get(at));
         let moved = column.and_then(|column| column.get(row).copied().flatten());
         moved.unwrap_or(0.0)
     }
 
-    fn row_elasticities(&self, row: usize, parameters: &[Parameter]) -> Vec<f64> {
+    fn row_elasticities(&self, row: usize, parameters: &[ProfileParameter]) -> Vec<f64> {
         let of = parameters
             .iter()
             .map(|parameter| self.elasticity(row, parameter));
@@ -95,7 +99,7 @@ impl Sensitivities {
 
 /// A set of parameters, and the rows to which they were fitted together.
 struct FittedTogether {
-    parameters: Vec<Parameter>,
+    parameters: Vec<ProfileParameter>,
     row_indices: Vec<usize>,
 }
 
@@ -103,10 +107,10 @@ struct FittedTogether {
 /// to one component.
 fn linked_parameters_and_rows(
     all: &Sensitivities,
-    nics: &PublishedProfiles,
+    nics: &PublicationNicProfiles,
     row: usize,
 ) -> FittedTogether {
-    let links: Vec<(Vec<Parameter>, bool)> = all
+    let links: Vec<(Vec<ProfileParameter>, bool)> = all
         .rows
         .iter()
         .enumerate()
@@ -181,7 +185,7 @@ fn rows_for_refit(
             .iter()
             .any(|elasticity| elasticity.abs() >= MIN_HELPFUL_ELASTICITY);
         let is_rate = row.is_rate() && row.relation == PublishedRelation::Equal;
-        if row.kind == NumberKind::Predicted
+        if row.kind == OurNumberKind::Predicted
             && is_rate
             && helps
             && measures_another(&at)
@@ -196,7 +200,7 @@ fn rows_for_refit(
 /// Fits the parameters again without a row and predicts it.
 fn predict_left_out_row(
     all: &Sensitivities,
-    nics: &PublishedProfiles,
+    nics: &PublicationNicProfiles,
     left: usize,
 ) -> Result<LeftOutPrediction> {
     let row = all.rows[left];
@@ -209,7 +213,7 @@ fn predict_left_out_row(
                 .iter()
                 .map(|at| all.row_elasticities(*at, parameters))
                 .collect();
-            let rest: Vec<Row> = rest.iter().map(|at| all.rows[*at]).collect();
+            let rest: Vec<PublishedNumberRow> = rest.iter().map(|at| all.rows[*at]).collect();
             let fitted = fit::least_squares(nics, parameters, &rest, &slopes)?;
             Some(rows::compute_our_value(
                 &mut SimulationResults::with_profiles(fitted),
@@ -233,9 +237,9 @@ fn predict_left_out_row(
 }
 
 /// Returns the bottleneck of a published rate by the model.
-fn bottleneck(nics: &PublishedProfiles, row: &Row) -> Option<Resource> {
+fn bottleneck(nics: &PublicationNicProfiles, row: &PublishedNumberRow) -> Option<Resource> {
     let profile = nics.profile_by_name(row.nic);
-    let mixes = mixes::all(profile);
+    let mixes = mixes::executable_mixes(profile);
     let id = canonical_id(row.id());
     let named = mixes
         .iter()
@@ -252,8 +256,8 @@ fn bottleneck(nics: &PublishedProfiles, row: &Row) -> Option<Resource> {
 /// # Errors
 /// Returns an error if a simulation cannot run, or a file cannot be written.
 pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
-    let nics = PublishedProfiles::default();
-    let Some(all) = Sensitivities::of(&nics, rows::compute_all()?)? else {
+    let nics = PublicationNicProfiles::default();
+    let Some(all) = Sensitivities::compute_unless_interrupted(&nics, rows::compute_all()?)? else {
         return Ok(());
     };
     let is_left = |at: &usize| {
@@ -263,7 +267,8 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     };
     let left: Vec<usize> = (0..all.rows.len()).filter(is_left).collect();
     let name = |at: &usize| format!("without {}", all.rows[*at].id());
-    let outcomes = rows::in_parallel(&left, name, |at| predict_left_out_row(&all, &nics, *at))?;
+    let outcomes =
+        rows::run_jobs_in_parallel(&left, name, |at| predict_left_out_row(&all, &nics, *at))?;
     let outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
     if let Some(path) = csv {
         std::fs::write(path, errors_by_bottleneck_csv(&nics, &all, &outcomes))
@@ -306,7 +311,7 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
 }
 
 fn summary(outcomes: &[LeftOutPrediction]) -> String {
-    let predicted = RelativeErrors::of(outcomes.iter().filter_map(|row| row.error));
+    let predicted = RelativeErrorStatistics::of(outcomes.iter().filter_map(|row| row.error));
     let predicted = predicted.map_or_else(String::new, |errors| format!("{errors}"));
     let alone = outcomes
         .iter()
@@ -321,7 +326,7 @@ fn summary(outcomes: &[LeftOutPrediction]) -> String {
 /// Formats the errors of predictions by bottleneck, as CSV: numbers that were left out, and rates that no parameter
 /// was fitted to.
 fn errors_by_bottleneck_csv(
-    nics: &PublishedProfiles,
+    nics: &PublicationNicProfiles,
     all: &Sensitivities,
     outcomes: &[LeftOutPrediction],
 ) -> String {
@@ -335,7 +340,7 @@ fn errors_by_bottleneck_csv(
     let is_rate = |id: &str| {
         let mut rows = all.rows.iter();
         let found = rows.find(|row| row.id() == id);
-        found.is_some_and(Row::is_rate) && !SWAPPED_PUBLISHED_IDS.contains(&id)
+        found.is_some_and(PublishedNumberRow::is_rate) && !SWAPPED_PUBLISHED_IDS.contains(&id)
     };
     for row in outcomes.iter().filter(|row| is_rate(row.id)) {
         if let Some(predicted) = row.predicted {
@@ -347,7 +352,7 @@ fn errors_by_bottleneck_csv(
         let rate = is_rate(row.id())
             && row.relation == PublishedRelation::Equal
             && canonical_id(row.id()) == row.id();
-        if row.kind == NumberKind::Predicted && rate {
+        if row.kind == OurNumberKind::Predicted && rate {
             let binds = bottleneck(nics, row);
             let of = (binds, "predicted", row.published.value, row.our_value);
             lines.insert(row.id(), of);
@@ -371,9 +376,9 @@ mod tests {
     /// is the only evidence for a parameter is not predicted.
     #[test]
     fn a_number_is_predicted_where_others_determine_it() {
-        let nics = PublishedProfiles::default();
+        let nics = PublicationNicProfiles::default();
         let rows = rows::compute_for_nic("cx").expect("runs");
-        let all = Sensitivities::of(&nics, rows).expect("runs");
+        let all = Sensitivities::compute_unless_interrupted(&nics, rows).expect("runs");
         let all = all.expect("not interrupted");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
         let left = predict_left_out_row(&all, &nics, row("t5_cx_send0")).expect("fits");

@@ -6,18 +6,18 @@ use std::fmt;
 use anyhow::Result;
 
 use super::digits::{format_all_significant, format_published};
-use super::number::{ComparedNumber, NumberKind};
+use super::number::{ComparedNumber, OurNumberKind};
 use crate::output::{print, table};
 
 /// Median and largest absolute value of relative errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct RelativeErrors {
+pub(super) struct RelativeErrorStatistics {
     count: usize,
     median: f64,
     worst: f64,
 }
 
-impl RelativeErrors {
+impl RelativeErrorStatistics {
     /// Computes the statistics of relative errors; `None` without errors.
     pub(super) fn of(errors: impl Iterator<Item = f64>) -> Option<Self> {
         let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
@@ -32,7 +32,7 @@ impl RelativeErrors {
     }
 }
 
-impl fmt::Display for RelativeErrors {
+impl fmt::Display for RelativeErrorStatistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             count,
@@ -61,7 +61,7 @@ fn server_cores_of_id(id: &str) -> usize {
 }
 
 /// Prints the numbers that were simulated with both loops, and the errors by cores.
-pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
+pub(super) fn print_numbers_with_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
     let compared: Vec<_> = numbers
         .iter()
         .filter(|n| n.original_loops_result().is_some())
@@ -96,7 +96,7 @@ pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
                 .ours()
                 .map_or_else(String::new, format_all_significant),
             number.error().map_or_else(String::new, percent),
-            number.kind().map_or("", NumberKind::name).to_owned(),
+            number.kind().map_or("", OurNumberKind::name).to_owned(),
         ]);
     }
     print(shown)?;
@@ -109,8 +109,9 @@ pub(super) fn print_both_loops(numbers: &[ComparedNumber]) -> Result<()> {
             let of_cores = |n: &&&ComparedNumber| (from..=to).contains(&server_cores_of_id(n.id()));
             compared.iter().filter(of_cores)
         };
-        let theirs = RelativeErrors::of(among().filter_map(|n| Some(n.original_loops_result()?.1)));
-        let ours = RelativeErrors::of(among().filter_map(|n| n.error()));
+        let theirs =
+            RelativeErrorStatistics::of(among().filter_map(|n| Some(n.original_loops_result()?.1)));
+        let ours = RelativeErrorStatistics::of(among().filter_map(|n| n.error()));
         if let Some((theirs, ours)) = theirs.zip(ours) {
             print(format_args!(
                 "{name}: their loops {theirs}; our loops {ours}"
@@ -126,10 +127,10 @@ mod tests {
 
     #[test]
     fn errors_have_a_median_and_a_worst() {
-        assert_eq!(RelativeErrors::of([].into_iter()), None);
-        let three = RelativeErrors::of([0.01, -0.3, 0.02].into_iter()).expect("three");
+        assert_eq!(RelativeErrorStatistics::of([].into_iter()), None);
+        let three = RelativeErrorStatistics::of([0.01, -0.3, 0.02].into_iter()).expect("three");
         assert_eq!((three.median, three.worst), (0.02, 0.3));
-        let two = RelativeErrors::of([0.01, -0.03].into_iter()).expect("two");
+        let two = RelativeErrorStatistics::of([0.01, -0.03].into_iter()).expect("two");
         assert_eq!(two.to_string(), "median error 2.0 %, worst 3.0 % of 2");
     }
 

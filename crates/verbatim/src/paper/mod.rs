@@ -24,8 +24,8 @@ use crate::CommandOutcome;
 use crate::output::{print, print_json, table};
 use crate::steps::{CommandSteps, is_interrupted};
 use digits::{format_all_significant, format_published};
-use loops::RelativeErrors;
-use number::{ComparedNumber, NumberKind, PublishedRelation};
+use loops::RelativeErrorStatistics;
+use number::{ComparedNumber, OurNumberKind, PublishedRelation};
 use simulated::SimulationResults;
 
 /// Arguments of `verbatim paper`.
@@ -115,9 +115,9 @@ fn compare_all_numbers(simulated: &SimulationResults) -> Vec<ComparedNumber> {
     let number = |published: &'static nicmodel::published::PublishedNumber| {
         let id = published.id;
         let nics = simulated.nics();
-        let ours = simulated.number(id);
-        let ours = ours.or_else(|| profiles::number(nics, id));
-        let ours = ours.or_else(|| model::number(nics, id));
+        let ours = simulated.our_number_for(id);
+        let ours = ours.or_else(|| profiles::our_number_for(nics, id));
+        let ours = ours.or_else(|| model::our_number_for(nics, id));
         let why = match &ours {
             Some(_) => why::reason_of_difference(id),
             None => Some(why::reason_of_absence(id)),
@@ -152,7 +152,11 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
             PublishedRelation::AtMost => "≤ ",
             PublishedRelation::AtLeast => "≥ ",
         };
-        let mark = if number.is_off() { " off" } else { "" };
+        let mark = if number.exceeds_error_limit() {
+            " off"
+        } else {
+            ""
+        };
         shown.add_row([
             number.id().to_owned(),
             number.nic().to_owned(),
@@ -164,23 +168,23 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
             number
                 .error()
                 .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
-            number.kind().map_or("", NumberKind::name).to_owned(),
+            number.kind().map_or("", OurNumberKind::name).to_owned(),
             abbreviate_parameters(number.fitted_parameters()),
             number.from().unwrap_or_default().to_owned(),
-            number.place().to_owned(),
+            number.place_in_publication().to_owned(),
         ]);
     }
     print(shown)?;
-    loops::print_both_loops(numbers)?;
+    loops::print_numbers_with_both_loops(numbers)?;
     print_reasons(
         "Off by more than their kind allows:",
-        numbers.iter().filter(|n| n.is_off()),
+        numbers.iter().filter(|n| n.exceeds_error_limit()),
     )?;
     print_reasons(
         "As they are read here:",
-        numbers
-            .iter()
-            .filter(|n| !n.is_off() && why::reading_of_ambiguous_number(n.id()).is_some()),
+        numbers.iter().filter(|n| {
+            !n.exceeds_error_limit() && why::reading_of_ambiguous_number(n.id()).is_some()
+        }),
     )?;
     print_reasons(
         "Without a number of ours:",
@@ -206,7 +210,7 @@ fn abbreviate_parameters(parameters: &[String]) -> String {
 fn print_reasons<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumber>) -> Result<()> {
     let mut lines = numbers.map(|number| {
         let why = number
-            .why()
+            .reason_of_error_or_absence()
             .or_else(|| why::reading_of_ambiguous_number(number.id()));
         let why = why.unwrap_or("the reason is not known");
         format!(
@@ -224,27 +228,27 @@ fn print_reasons<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumb
 }
 
 fn summary(numbers: &[ComparedNumber]) -> String {
-    let of = |kind: NumberKind| {
+    let of = |kind: OurNumberKind| {
         let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
         let (count, off) = of_kind.fold((0, 0), |(count, off), number| {
-            (count + 1, off + usize::from(number.is_off()))
+            (count + 1, off + usize::from(number.exceeds_error_limit()))
         });
         format!("{count} {} ({off} off)", kind.name())
     };
     let absent = numbers.iter().filter(|n| n.ours().is_none()).count();
-    let errors = |kind: NumberKind| {
+    let errors = |kind: OurNumberKind| {
         let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
-        let errors = RelativeErrors::of(of_kind.filter_map(ComparedNumber::error));
+        let errors = RelativeErrorStatistics::of(of_kind.filter_map(ComparedNumber::error));
         errors.map_or_else(String::new, |errors| format!("\n{}: {errors}", kind.name()))
     };
     format!(
         "{} published numbers: {}, {}, {}, {absent} without a number of ours{}{}",
         numbers.len(),
-        of(NumberKind::Arithmetic),
-        of(NumberKind::Fitted),
-        of(NumberKind::Predicted),
-        errors(NumberKind::Fitted),
-        errors(NumberKind::Predicted),
+        of(OurNumberKind::Arithmetic),
+        of(OurNumberKind::Fitted),
+        of(OurNumberKind::Predicted),
+        errors(OurNumberKind::Fitted),
+        errors(OurNumberKind::Predicted),
     )
 }
 
@@ -255,7 +259,8 @@ mod tests {
     #[test]
     fn what_is_off_has_a_reason() {
         for number in compare_all_numbers(&SimulationResults::default()) {
-            let silent = number.is_off() && number.why().is_none();
+            let silent =
+                number.exceeds_error_limit() && number.reason_of_error_or_absence().is_none();
             assert!(
                 !silent,
                 "{}: {:?} for {}",
@@ -271,10 +276,10 @@ mod tests {
         let numbers = compare_all_numbers(&SimulationResults::default());
         let arithmetic = numbers
             .iter()
-            .filter(|n| n.kind() == Some(NumberKind::Arithmetic));
+            .filter(|n| n.kind() == Some(OurNumberKind::Arithmetic));
         let off: Vec<_> = arithmetic
             .clone()
-            .filter(|n| n.is_off())
+            .filter(|n| n.exceeds_error_limit())
             .map(ComparedNumber::id)
             .collect();
         assert_eq!(off, [""; 0]);
@@ -285,7 +290,7 @@ mod tests {
     fn what_is_absent_says_why() {
         let vague: Vec<_> = compare_all_numbers(&SimulationResults::default())
             .iter()
-            .filter(|n| n.why() == Some("no model"))
+            .filter(|n| n.reason_of_error_or_absence() == Some("no model"))
             .map(ComparedNumber::id)
             .collect();
         assert_eq!(vague, [""; 0]);

@@ -5,18 +5,18 @@ use nicmodel::mixes;
 use nicmodel::published;
 use nicmodel::{Bounds, Mix, MixOperation, Operation, Role, Transport, Verb, locks};
 
-use super::nics::PublishedProfiles;
-use super::number::{NumberKind, OurNumber, PublishedRelation};
+use super::nics::PublicationNicProfiles;
+use super::number::{OurNumber, OurNumberKind, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if the model does not have that number.
-pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     mix_rate(nics, id)
         .or_else(|| ratio(nics, id))
         .or_else(|| single_core_send_number(nics, id))
         .or_else(|| other_number(nics, id))
 }
 
-fn to_our_number(value: f64, kind: NumberKind) -> Option<OurNumber> {
+fn to_our_number(value: f64, kind: OurNumberKind) -> Option<OurNumber> {
     Some(OurNumber::new(value, kind, "model"))
 }
 
@@ -37,10 +37,10 @@ pub(super) fn canonical_id(id: &str) -> &str {
 }
 
 /// Returns the rate of one of the publications' mixes.
-fn mix_rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn mix_rate(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let id = canonical_id(id);
     for profile in nics.all() {
-        let mixes = mixes::all(profile);
+        let mixes = mixes::executable_mixes(profile);
         let found = mixes
             .iter()
             .find(|named| named.published.is_some_and(|p| p.id == id));
@@ -53,19 +53,23 @@ fn mix_rate(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
 }
 
 /// Returns the model's rate of a mix.
-pub(super) fn mops(nics: &PublishedProfiles, nic: &str, mix: &str) -> Option<f64> {
+pub(super) fn modelled_mix_mops(
+    nics: &PublicationNicProfiles,
+    nic: &str,
+    mix: &str,
+) -> Option<f64> {
     let profile = nics.profile_by_name(nic);
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
 
 /// Computes published numbers that are gains, drops or ratios of rates.
-fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
-    let cib = |mix| mops(nics, "cib", mix);
+fn ratio(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
+    let cib = |mix| modelled_mix_mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
     let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
-    let fitted = |value: Option<f64>| to_our_number(value?, NumberKind::Fitted);
-    let predicted = |value: Option<f64>| to_our_number(value?, NumberKind::Predicted);
+    let fitted = |value: Option<f64>| to_our_number(value?, OurNumberKind::Fitted);
+    let predicted = |value: Option<f64>| to_our_number(value?, OurNumberKind::Predicted);
     match id {
         "seq_speedup_50x" => fitted(times("sequencer-spec-s0", "sequencer-atomics")),
         "seq_speedup_12_2x" => fitted(times("sequencer-rpc-batch-mq-1", "sequencer-atomics")),
@@ -90,27 +94,30 @@ fn ratio(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
             predicted(Some(100.0 * (1.0 - kept)))
         }
         "drtm_cx3_put100" => predicted(Some(
-            100.0 * mops(nics, "cx3", "drtm-put")? / mops(nics, "cx3", "drtm-get")?,
+            100.0 * modelled_mix_mops(nics, "cx3", "drtm-put")?
+                / modelled_mix_mops(nics, "cx3", "drtm-get")?,
         )),
         "contention_order" => {
             let ratio = times("atomics-spread", "atomics-one");
             fitted(ratio).map(|ours| ours.with_relation(PublishedRelation::AtLeast))
         }
         // The DPU has a third of the host's rate: these numbers are the best split, and its gain.
-        "dpu_bt_best_share" => predicted(dpu_share()),
-        "dpu_bt_gain_1m" => predicted(dpu_share().map(|share| 100.0 * (1.0 / (1.0 - share) - 1.0))),
+        "dpu_bt_best_share" => predicted(balanced_dpu_share()),
+        "dpu_bt_gain_1m" => {
+            predicted(balanced_dpu_share().map(|share| 100.0 * (1.0 / (1.0 - share) - 1.0)))
+        }
         _ => None,
     }
 }
 
 /// Returns the DPU's share of a range-partitioned tree at which host and DPU are equally busy.
-fn dpu_share() -> Option<f64> {
+fn balanced_dpu_share() -> Option<f64> {
     let host = published::get("dpu_bt_rpc_cpu_ratio")?.value;
     Some(1.0 / (1.0 + host))
 }
 
 /// Computes the numbers of Figure 11b: one core that SENDs 60 bytes.
-fn single_core_send_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn single_core_send_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let profile = nics.profile_by_name("cib");
     let rate = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
@@ -120,27 +127,27 @@ fn single_core_send_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumb
     };
     match id {
         "ud_send_1c_mq2_gain" => {
-            to_our_number(rate(16.0, 2)? / rate(16.0, 1)?, NumberKind::Predicted)
+            to_our_number(rate(16.0, 2)? / rate(16.0, 1)?, OurNumberKind::Predicted)
         }
         "ud_send_1c_mq4_gain_hi" | "fastest_vs_baseline" => {
-            to_our_number(rate(16.0, 4)? / rate(1.0, 1)?, NumberKind::Fitted)
+            to_our_number(rate(16.0, 4)? / rate(1.0, 1)?, OurNumberKind::Fitted)
         }
         "ud_send_1c_nobatch_mq_gain" => {
-            to_our_number(rate(1.0, 4)? / rate(1.0, 1)?, NumberKind::Predicted)
+            to_our_number(rate(1.0, 4)? / rate(1.0, 1)?, OurNumberKind::Predicted)
         }
         _ => None,
     }
 }
 
-fn other_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn other_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     if let Some(nic) = id.strip_prefix("in_read_transition_") {
-        return to_our_number(link_bound_read_bytes(nics, nic)?, NumberKind::Predicted);
+        return to_our_number(link_bound_read_bytes(nics, nic)?, OurNumberKind::Predicted);
     }
     let cib = nics.profile_by_name("cib");
     match id {
         "seq_atomics_pcie_latency" => to_our_number(
             cib.atomics.lock_hold_ns.as_ref()?.value * 1e-3,
-            NumberKind::Fitted,
+            OurNumberKind::Fitted,
         ),
         "derived_atomics_page_aligned" => {
             let slots = locks::lock_count_of_counters(cib, 1 << 20, 4096)?;
@@ -150,7 +157,7 @@ fn other_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
                 Bounds::of(cib, &Mix::new(vec![load]))
                     .ok()?
                     .predicted_mops?,
-                NumberKind::Fitted,
+                OurNumberKind::Fitted,
             )
         }
         _ => None,
@@ -158,7 +165,7 @@ fn other_number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
 }
 
 /// Returns the smallest power of two of bytes at which the link limits READs.
-fn link_bound_read_bytes(nics: &PublishedProfiles, nic: &str) -> Option<f64> {
+fn link_bound_read_bytes(nics: &PublicationNicProfiles, nic: &str) -> Option<f64> {
     let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);

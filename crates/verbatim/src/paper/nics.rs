@@ -4,15 +4,15 @@ use nicmodel::profile::{Profile, builtins};
 
 /// Profiles of all NICs of the publications.
 #[derive(Clone, Debug)]
-pub(super) struct PublishedProfiles(Vec<Profile>);
+pub(super) struct PublicationNicProfiles(Vec<Profile>);
 
-impl Default for PublishedProfiles {
+impl Default for PublicationNicProfiles {
     fn default() -> Self {
         Self(builtins().to_vec())
     }
 }
 
-impl PublishedProfiles {
+impl PublicationNicProfiles {
     /// Returns the profile with the given name; every NIC of the publications has a profile.
     pub(super) fn profile_by_name(&self, name: &str) -> &Profile {
         let found = self.0.iter().find(|profile| profile.name == name);
@@ -42,7 +42,7 @@ impl PublishedProfiles {
 
     /// Returns the profiles with another value for a number of one profile; `None` if that profile has no such
     /// number.
-    pub(super) fn with(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
+    pub(super) fn with_number(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
         let profile = changed.0.iter_mut().find(|profile| profile.name == nic)?;
         *profile = profile.with_number(key, value)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The way in which our number is related to the published number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum NumberKind {
+pub(crate) enum OurNumberKind {
     /// Our number was counted or summed from numbers of the profile that are published or derived.
     Arithmetic,
     /// A number of the profile was fitted to the published number, or to all numbers from which it is computed.
@@ -16,30 +16,30 @@ pub(crate) enum NumberKind {
     Predicted,
 }
 
-impl NumberKind {
+impl OurNumberKind {
     /// Returns the largest relative error that is still within the limit of this kind.
     fn max_relative_error(self) -> f64 {
         match self {
-            NumberKind::Arithmetic => 0.0,
-            NumberKind::Fitted => 0.03,
-            NumberKind::Predicted => 0.1,
+            OurNumberKind::Arithmetic => 0.0,
+            OurNumberKind::Fitted => 0.03,
+            OurNumberKind::Predicted => 0.1,
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            NumberKind::Arithmetic => "arithmetic",
-            NumberKind::Fitted => "fitted",
-            NumberKind::Predicted => "predicted",
+            OurNumberKind::Arithmetic => "arithmetic",
+            OurNumberKind::Fitted => "fitted",
+            OurNumberKind::Predicted => "predicted",
         }
     }
 }
 
-impl From<NumberBasis> for NumberKind {
-    fn from(basis: NumberBasis) -> NumberKind {
+impl From<NumberBasis> for OurNumberKind {
+    fn from(basis: NumberBasis) -> OurNumberKind {
         match basis {
-            NumberBasis::Fitted => NumberKind::Fitted,
-            NumberBasis::Predicted => NumberKind::Predicted,
+            NumberBasis::Fitted => OurNumberKind::Fitted,
+            NumberBasis::Predicted => OurNumberKind::Predicted,
         }
     }
 }
@@ -60,14 +60,14 @@ pub(crate) enum PublishedRelation {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OurNumber {
     pub(crate) value: f64,
-    pub(crate) kind: NumberKind,
+    pub(crate) kind: OurNumberKind,
     pub(crate) relation: PublishedRelation,
     /// Source of our number: `profile`, `model` or `simulation`.
     pub(crate) source: &'static str,
 }
 
 impl OurNumber {
-    pub(crate) fn new(value: f64, kind: NumberKind, from: &'static str) -> OurNumber {
+    pub(crate) fn new(value: f64, kind: OurNumberKind, from: &'static str) -> OurNumber {
         let relation = PublishedRelation::Equal;
         OurNumber {
             value,
@@ -78,7 +78,7 @@ impl OurNumber {
     }
 
     pub(crate) fn arithmetic(value: f64) -> OurNumber {
-        OurNumber::new(value, NumberKind::Arithmetic, "profile")
+        OurNumber::new(value, OurNumberKind::Arithmetic, "profile")
     }
 
     pub(crate) fn with_relation(self, relation: PublishedRelation) -> OurNumber {
@@ -103,7 +103,7 @@ pub(crate) struct ComparedNumber {
     with_original_loops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_with_original_loops: Option<f64>,
-    kind: Option<NumberKind>,
+    kind: Option<OurNumberKind>,
     /// The numbers of the profiles that were fitted to the published number.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     fitted_parameters: Vec<String>,
@@ -187,7 +187,7 @@ impl ComparedNumber {
         self.unit
     }
 
-    pub(crate) fn place(&self) -> &'static str {
+    pub(crate) fn place_in_publication(&self) -> &'static str {
         self.place
     }
 
@@ -203,7 +203,7 @@ impl ComparedNumber {
         self.error
     }
 
-    pub(crate) fn kind(&self) -> Option<NumberKind> {
+    pub(crate) fn kind(&self) -> Option<OurNumberKind> {
         self.kind
     }
 
@@ -215,11 +215,11 @@ impl ComparedNumber {
         self.from
     }
 
-    pub(crate) fn is_off(&self) -> bool {
+    pub(crate) fn exceeds_error_limit(&self) -> bool {
         self.off
     }
 
-    pub(crate) fn why(&self) -> Option<&'static str> {
+    pub(crate) fn reason_of_error_or_absence(&self) -> Option<&'static str> {
         self.why
     }
 }
@@ -266,15 +266,15 @@ mod tests {
     #[test]
     fn each_kind_has_its_limit() {
         for (kind, right, wrong) in [
-            (NumberKind::Arithmetic, 100.4, 100.6),
-            (NumberKind::Fitted, 102.9, 103.1),
-            (NumberKind::Predicted, 90.1, 89.9),
+            (OurNumberKind::Arithmetic, 100.4, 100.6),
+            (OurNumberKind::Fitted, 102.9, 103.1),
+            (OurNumberKind::Predicted, 90.1, 89.9),
         ] {
             let number = |value| line(100.0, OurNumber::new(value, kind, "model"));
-            assert!(!number(right).is_off(), "{kind:?}");
-            assert!(number(wrong).is_off(), "{kind:?}");
-            assert_eq!(number(right).why(), None);
-            assert_eq!(number(wrong).why(), Some("because"));
+            assert!(!number(right).exceeds_error_limit(), "{kind:?}");
+            assert!(number(wrong).exceeds_error_limit(), "{kind:?}");
+            assert_eq!(number(right).reason_of_error_or_absence(), None);
+            assert_eq!(number(wrong).reason_of_error_or_absence(), Some("because"));
         }
     }
 
@@ -294,17 +294,17 @@ mod tests {
             )
         };
         assert_eq!(
-            (at_most(3.3).error(), at_most(3.3).is_off()),
+            (at_most(3.3).error(), at_most(3.3).exceeds_error_limit()),
             (Some(0.0), false)
         );
-        assert!(at_most(5.6).is_off());
+        assert!(at_most(5.6).exceeds_error_limit());
         let at_least = |value| {
             line(
                 10.0,
                 OurNumber::arithmetic(value).with_relation(PublishedRelation::AtLeast),
             )
         };
-        assert!(!at_least(23.2).is_off() && at_least(9.0).is_off());
+        assert!(!at_least(23.2).exceeds_error_limit() && at_least(9.0).exceeds_error_limit());
         assert_eq!(line(0.0, OurNumber::arithmetic(0.0)).error(), Some(0.0));
     }
 }

@@ -7,9 +7,9 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::model::canonical_id;
-use super::nics::PublishedProfiles;
-use super::number::NumberKind;
-use super::rows::{self, Parameter, Row};
+use super::nics::PublicationNicProfiles;
+use super::number::OurNumberKind;
+use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
 use crate::output::{print, print_json};
 use crate::steps::is_interrupted;
@@ -37,7 +37,7 @@ pub(super) struct ParameterDependence {
 #[derive(Debug, Serialize)]
 struct DependentNumber {
     id: &'static str,
-    kind: NumberKind,
+    kind: OurNumberKind,
     published: f64,
     ours: f64,
     /// Dependences, the largest elasticity first.
@@ -45,13 +45,16 @@ struct DependentNumber {
 }
 
 /// Returns the numbers of the profiles that were fitted to a published number.
-pub(super) fn parameters_fitted_to(nics: &PublishedProfiles, id: &str) -> Vec<Parameter> {
+pub(super) fn parameters_fitted_to(
+    nics: &PublicationNicProfiles,
+    id: &str,
+) -> Vec<ProfileParameter> {
     let mut all = Vec::new();
     for profile in nics.all() {
         for number in profile.numbers() {
             let mut to = number.evidence.fitted_to();
             if to.any(|to| canonical_id(to) == canonical_id(id)) {
-                all.push(Parameter::of(profile, &number.key));
+                all.push(ProfileParameter::of(profile, &number.key));
             }
         }
     }
@@ -74,7 +77,7 @@ pub(super) fn print_dependences(json: bool) -> Result<()> {
     }
     print(format_args!(
         "Profiles {}.",
-        PublishedProfiles::default().fingerprint()
+        PublicationNicProfiles::default().fingerprint()
     ))?;
     print(
         "Percent by which each number changes when a number of the profile grows by 1 %; * fitted to this number, f fitted to \
@@ -101,14 +104,14 @@ fn line(row: &DependentNumber) -> String {
     format!("{} ({}): {all}", row.id, row.kind.name())
 }
 
-fn find_dependences(rows: &[Row]) -> Result<Vec<DependentNumber>> {
-    let nics = PublishedProfiles::default();
+fn find_dependences(rows: &[PublishedNumberRow]) -> Result<Vec<DependentNumber>> {
+    let nics = PublicationNicProfiles::default();
     let mut jobs = Vec::new();
     for profile in nics.all() {
         let keys = profile.numbers().into_iter().map(|number| number.key);
-        jobs.extend(keys.map(|key| Parameter::of(profile, &key)));
+        jobs.extend(keys.map(|key| ProfileParameter::of(profile, &key)));
     }
-    let columns = rows::in_parallel(&jobs, Parameter::to_string, |parameter| {
+    let columns = rows::run_jobs_in_parallel(&jobs, ProfileParameter::to_string, |parameter| {
         elasticities(&nics, parameter, rows)
     })?;
     let all = rows.iter().enumerate().map(|(at, row)| {
@@ -132,9 +135,9 @@ fn find_dependences(rows: &[Row]) -> Result<Vec<DependentNumber>> {
 }
 
 fn dependence(
-    nics: &PublishedProfiles,
-    parameter: &Parameter,
-    row: &Row,
+    nics: &PublicationNicProfiles,
+    parameter: &ProfileParameter,
+    row: &PublishedNumberRow,
     elasticity: f64,
 ) -> ParameterDependence {
     let numbers = nics.profile_by_name(&parameter.nic).numbers();
@@ -154,15 +157,15 @@ fn dependence(
 /// # Errors
 /// Returns an error if a simulation cannot run.
 pub(super) fn elasticities(
-    nics: &PublishedProfiles,
-    parameter: &Parameter,
-    rows: &[Row],
+    nics: &PublicationNicProfiles,
+    parameter: &ProfileParameter,
+    rows: &[PublishedNumberRow],
 ) -> Result<Vec<Option<f64>>> {
-    let Some((changed, by)) = parameter.scaled(nics, RAISE_FACTOR) else {
+    let Some((changed, by)) = parameter.profiles_with_scaled_value(nics, RAISE_FACTOR) else {
         return Ok(vec![None; rows.len()]);
     };
     let mut simulated = SimulationResults::with_profiles(changed);
-    let mut elasticity = |row: &Row| {
+    let mut elasticity = |row: &PublishedNumberRow| {
         if row.nic != parameter.nic {
             return Ok(None);
         }
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn numbers_name_the_parameters_that_were_fitted_to_them() {
-        let nics = PublishedProfiles::default();
+        let nics = PublicationNicProfiles::default();
         let of = |id| {
             let all = parameters_fitted_to(&nics, id).into_iter();
             all.map(|parameter| parameter.to_string())

@@ -5,11 +5,11 @@ use nicmodel::{
     Footprint, Operation, PayloadDestination, PostMethod, Transport, Verb, locks, published, wqe,
 };
 
-use super::nics::PublishedProfiles;
+use super::nics::PublicationNicProfiles;
 use super::number::{OurNumber, PublishedRelation};
 
 /// Returns our number for the published number `id`; `None` if it does not follow from the profiles.
-pub(super) fn number(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let value = wqe_or_header_bytes(nics, id).or_else(|| computed_traffic_or_locks(nics, id));
     let value = value
         .or_else(|| pcie_link_property(nics, id))
@@ -23,20 +23,20 @@ fn ud_send(payload: u32) -> Operation {
     Operation::new(Verb::Send, Transport::Ud, payload).inlined()
 }
 
-fn wqe_cache_lines(nics: &PublishedProfiles, operation: &Operation) -> f64 {
+fn cache_line_count_of_wqe(nics: &PublicationNicProfiles, operation: &Operation) -> f64 {
     f64::from(wqe::cache_line_count(
         operation.wqe_bytes(nics.profile_by_name("cib")),
     ))
 }
 
-fn wqe_slot_bytes(nics: &PublishedProfiles, operation: &Operation) -> f64 {
+fn wqe_slot_bytes(nics: &PublicationNicProfiles, operation: &Operation) -> f64 {
     f64::from(wqe::send_queue_slot_bytes(
         operation.wqe_bytes(nics.profile_by_name("cib")),
     ))
 }
 
 fn postlist(
-    nics: &PublishedProfiles,
+    nics: &PublicationNicProfiles,
     name: &str,
     operation: &Operation,
     method: PostMethod,
@@ -47,13 +47,13 @@ fn postlist(
 }
 
 /// Returns a WRITE whose WQE has this number of bytes.
-fn write_with_wqe(nics: &PublishedProfiles, bytes: u32) -> Operation {
+fn write_with_wqe_bytes(nics: &PublicationNicProfiles, bytes: u32) -> Operation {
     let header = nics.profile_by_name("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
 
 /// Computes sizes of WQEs, headers and immediates.
-fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     let cib = nics.profile_by_name("cib");
     let header_only = Operation::header_only(Transport::Ud);
     let header = |verb, transport| f64::from(wqe::header_bytes(cib, verb, transport));
@@ -72,8 +72,8 @@ fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "wqe_hdr_uc" => header(Verb::RdmaWrite, Transport::Uc),
         "wqe_hdr_ud" => header(Verb::Send, Transport::Ud),
         "wqe_hdr_recv" => f64::from(cib.wqe.recv_bytes.value),
-        "wqe_ud_min_lines" => wqe_cache_lines(nics, &ud_send(1)),
-        "wqe_ud_ho_lines" => wqe_cache_lines(nics, &header_only),
+        "wqe_ud_min_lines" => cache_line_count_of_wqe(nics, &ud_send(1)),
+        "wqe_ud_ho_lines" => cache_line_count_of_wqe(nics, &header_only),
         "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
@@ -119,13 +119,13 @@ fn wqe_or_header_bytes(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Returns our number for a published number of PCIe transactions or bytes, or of locks of atomics.
-fn computed_traffic_or_locks(nics: &PublishedProfiles, id: &str) -> Option<f64> {
-    let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
+fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
+    let ten = |method| postlist(nics, "cib", &write_with_wqe_bytes(nics, 65), method, 10);
     let written = |bytes| {
         let one = postlist(
             nics,
             "cib",
-            &write_with_wqe(nics, bytes),
+            &write_with_wqe_bytes(nics, bytes),
             PostMethod::WqeByMmio,
             1,
         );
@@ -182,7 +182,7 @@ fn computed_traffic_or_locks(nics: &PublishedProfiles, id: &str) -> Option<f64> 
 }
 
 /// Computes bandwidths, headers and lanes of PCIe links.
-fn pcie_link_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn pcie_link_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     let (cib, cx3, cx) = (
         nics.profile_by_name("cib"),
         nics.profile_by_name("cx3"),
@@ -194,7 +194,9 @@ fn pcie_link_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
         "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &ud_send(60)),
         "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / wqe_slot_bytes(nics, &header_only),
         "mmio_line_rate" => pcie::max_mmio_line_mops(cib),
-        "ud_send_mmio_bound" => pcie::max_mmio_line_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
+        "ud_send_mmio_bound" => {
+            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send(60))
+        }
         "derived_cx3_dma_bw" => pcie::dma_read_mbps(cx3),
         "derived_cx3_mmio_lines" => pcie::max_mmio_line_mops(cx3),
         "derived_cx_dma_bw" => pcie::dma_read_mbps(cx),
@@ -214,7 +216,7 @@ fn pcie_link_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Returns ports, lanes and cores of the clusters (Table 2).
-fn cluster_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
+fn cluster_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     match id {
         "gen_cib_ports" => return cluster_property(nics, "cluster_ru_cib_ports"),
         "herd_max_cores_axis" | "out_fig13_threads" => {
@@ -252,7 +254,7 @@ fn cluster_property(nics: &PublishedProfiles, id: &str) -> Option<f64> {
 }
 
 /// Computes quantities for which the paper gives only a bound.
-fn number_with_bound_only(nics: &PublishedProfiles, id: &str) -> Option<OurNumber> {
+fn number_with_bound_only(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let cib = nics.profile_by_name("cib");
     let printed = |id| published::get(id).map(|published| published.value);
     let at_most =
@@ -266,7 +268,7 @@ fn number_with_bound_only(nics: &PublishedProfiles, id: &str) -> Option<OurNumbe
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,
-            pcie::max_mmio_line_mops(cib) / wqe_cache_lines(nics, &ud_send(60)),
+            pcie::max_mmio_line_mops(cib) / cache_line_count_of_wqe(nics, &ud_send(60)),
         )),
         "appA_ll_overhead" => {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);

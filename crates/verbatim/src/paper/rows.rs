@@ -9,24 +9,24 @@ use nicmodel::profile::Profile;
 use nicmodel::published::{self, PublishedNumber};
 
 use super::model;
-use super::nics::PublishedProfiles;
-use super::number::{NumberKind, OurNumber, PublishedRelation};
+use super::nics::PublicationNicProfiles;
+use super::number::{OurNumber, OurNumberKind, PublishedRelation};
 use super::simulated::SimulationResults;
 use crate::steps::CommandSteps;
 
 /// A published number, and the profile from which our number is computed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct PublishedNumberRow {
     pub(super) published: &'static PublishedNumber,
     /// Name of the profile.
     pub(super) nic: &'static str,
-    pub(super) kind: NumberKind,
+    pub(super) kind: OurNumberKind,
     pub(super) relation: PublishedRelation,
     /// Our number.
     pub(super) our_value: f64,
 }
 
-impl Row {
+impl PublishedNumberRow {
     /// Returns the id of the published number.
     pub(super) fn id(&self) -> &'static str {
         self.published.id
@@ -51,9 +51,9 @@ fn is_position_of_maximum(id: &str) -> bool {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn compute_all() -> Result<Vec<Row>> {
+pub(super) fn compute_all() -> Result<Vec<PublishedNumberRow>> {
     let name = |nic: &&str| format!("the numbers of {nic}");
-    let rows = in_parallel(&NICS, name, |nic| compute_for_nic(nic))?;
+    let rows = run_jobs_in_parallel(&NICS, name, |nic| compute_for_nic(nic))?;
     Ok(rows.into_iter().flatten().flatten().collect())
 }
 
@@ -61,7 +61,7 @@ pub(super) fn compute_all() -> Result<Vec<Row>> {
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<Row>> {
+pub(super) fn compute_for_nic(nic: &'static str) -> Result<Vec<PublishedNumberRow>> {
     let mut simulated = SimulationResults::default();
     let of_nic = published::all()
         .iter()
@@ -90,13 +90,14 @@ fn row(
     simulated: &mut SimulationResults,
     published: &'static PublishedNumber,
     nic: &'static str,
-) -> Result<Option<Row>> {
+) -> Result<Option<PublishedNumberRow>> {
     let id = published.id;
-    if is_position_of_maximum(id) || super::profiles::number(simulated.nics(), id).is_some() {
+    if is_position_of_maximum(id) || super::profiles::our_number_for(simulated.nics(), id).is_some()
+    {
         return Ok(None);
     }
     let ours = simulated_or_modelled(simulated, id)?;
-    Ok(ours.map(|ours| Row {
+    Ok(ours.map(|ours| PublishedNumberRow {
         published,
         nic,
         kind: ours.kind,
@@ -106,8 +107,8 @@ fn row(
 }
 
 fn simulated_or_modelled(simulated: &mut SimulationResults, id: &str) -> Result<Option<OurNumber>> {
-    let ours = simulated.simulate(id)?;
-    Ok(ours.or_else(|| model::number(simulated.nics(), id)))
+    let ours = simulated.simulate_our_number(id)?;
+    Ok(ours.or_else(|| model::our_number_for(simulated.nics(), id)))
 }
 
 /// Runs the simulations that a row needs, and returns our number of the row.
@@ -126,18 +127,18 @@ pub(super) fn compute_our_value(
 
 /// A number of a profile, named by profile and key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Parameter {
+pub(super) struct ProfileParameter {
     pub(super) nic: String,
     pub(super) key: String,
 }
 
-impl std::fmt::Display for Parameter {
+impl std::fmt::Display for ProfileParameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.nic, self.key)
     }
 }
 
-impl Parameter {
+impl ProfileParameter {
     /// The number of this profile with this key.
     pub(super) fn of(profile: &Profile, key: &str) -> Self {
         Self {
@@ -147,7 +148,7 @@ impl Parameter {
     }
 
     /// Returns the value of the number; 0 if the profile lacks it.
-    pub(super) fn value(&self, nics: &PublishedProfiles) -> f64 {
+    pub(super) fn value(&self, nics: &PublicationNicProfiles) -> f64 {
         let numbers = nics.profile_by_name(&self.nic).numbers();
         let found = numbers.iter().find(|number| number.key == self.key);
         found.map_or(0.0, |number| number.value)
@@ -155,13 +156,13 @@ impl Parameter {
 
     /// Returns profiles in which the number is multiplied by `times`, and the change of the number's logarithm. A
     /// whole number changes by at least 1. Returns `None` if no number changes.
-    pub(super) fn scaled(
+    pub(super) fn profiles_with_scaled_value(
         &self,
-        nics: &PublishedProfiles,
+        nics: &PublicationNicProfiles,
         times: f64,
-    ) -> Option<(PublishedProfiles, f64)> {
+    ) -> Option<(PublicationNicProfiles, f64)> {
         let now = self.value(nics);
-        let changed = nics.with(&self.nic, &self.key, now * times)?;
+        let changed = nics.with_number(&self.nic, &self.key, now * times)?;
         let then = self.value(&changed);
         if now <= 0.0 {
             return None;
@@ -170,7 +171,7 @@ impl Parameter {
             return Some((changed, (then / now).ln()));
         }
         let by_one = now + f64::from(i8::from(times > 1.0)) * 2.0 - 1.0;
-        let changed = nics.with(&self.nic, &self.key, by_one)?;
+        let changed = nics.with_number(&self.nic, &self.key, by_one)?;
         let then = self.value(&changed);
         (then != now && then > 0.0).then(|| (changed, (then / now).ln()))
     }
@@ -181,7 +182,7 @@ impl Parameter {
 ///
 /// # Errors
 /// Returns the first error of a job.
-pub(super) fn in_parallel<J: Sync, T: Send>(
+pub(super) fn run_jobs_in_parallel<J: Sync, T: Send>(
     jobs: &[J],
     name: impl Fn(&J) -> String + Sync,
     work: impl Fn(&J) -> Result<T> + Sync,
@@ -218,10 +219,10 @@ mod tests {
 
     #[test]
     fn whole_numbers_change_by_one_at_least_and_unknown_ones_not_at_all() {
-        let nics = PublishedProfiles::default();
-        let of = |key: &str| Parameter::of(nics.profile_by_name("cib"), key);
+        let nics = PublicationNicProfiles::default();
+        let of = |key: &str| ProfileParameter::of(nics.profile_by_name("cib"), key);
         let value = |key: &str, times| {
-            let scaled = of(key).scaled(&nics, times);
+            let scaled = of(key).profiles_with_scaled_value(&nics, times);
             scaled.map(|(changed, _)| of(key).value(&changed))
         };
         assert_eq!(value("processing.units", 1.04), Some(20.0));
@@ -230,20 +231,22 @@ mod tests {
         assert_eq!(value("processing.wqe_line_ns", 1.04), None);
         assert_eq!(value("host.memory_ns", 1.04), None);
         assert_eq!(value("host.nothing", 1.04), None);
-        let (_, by) = of("host.request_ns").scaled(&nics, 1.04).expect("known");
+        let (_, by) = of("host.request_ns")
+            .profiles_with_scaled_value(&nics, 1.04)
+            .expect("known");
         assert!((by - 1.04f64.ln()).abs() < 1e-12);
     }
 
     #[test]
     fn jobs_keep_their_order_and_report_the_first_error() {
         let jobs: Vec<u32> = (0..20).collect();
-        let twice = in_parallel(&jobs, u32::to_string, |job| Ok(2 * job)).expect("works");
+        let twice = run_jobs_in_parallel(&jobs, u32::to_string, |job| Ok(2 * job)).expect("works");
         assert_eq!(twice[7], Some(14));
         let odd = |job: &u32| match job {
             13 | 17 => Err(anyhow!("job {job}")),
             _ => Ok(()),
         };
-        let failed = in_parallel(&jobs, u32::to_string, odd).expect_err("fails");
+        let failed = run_jobs_in_parallel(&jobs, u32::to_string, odd).expect_err("fails");
         assert_eq!(failed.to_string(), "job 13");
     }
 }

@@ -13,8 +13,8 @@ use sequencer::Design;
 
 use super::dpu::{self, StudyResults};
 use super::model;
-use super::nics::PublishedProfiles;
-use super::number::{NumberKind, OurNumber};
+use super::nics::PublicationNicProfiles;
+use super::number::{OurNumber, OurNumberKind};
 
 /// One simulation.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,19 +22,19 @@ pub(super) enum PaperSimulation {
     /// The sequencer with a setup, for rates, for Figure 8, or for a round trip.
     Sequencer(SequencerParameters),
     /// The sequencer with the same setup and the loops of the authors' benchmark.
-    OriginalSequencer(SequencerParameters),
+    SequencerWithOriginalLoops(SequencerParameters),
     /// HERD on this number of cores; `true` with batches.
     Herd(usize, bool),
     /// HERD with the same setup and the loops of the authors' benchmark.
-    OriginalHerd(usize, bool),
+    HerdWithOriginalLoops(usize, bool),
     /// The emulation of DrTM-KV on a NIC, with this share of PUTs in %.
     Drtm(&'static str, u32),
     /// The atomics-based key-value store on a NIC, with this share of PUTs in %.
-    Records(&'static str, u32),
+    AtomicsStore(&'static str, u32),
     /// READs on a NIC with this window.
-    Window(&'static str, usize),
+    ReadWindow(&'static str, usize),
     /// The study of BlueField-2.
-    Dpu(dpu::StudySimulation),
+    DpuStudy(dpu::StudySimulation),
 }
 
 impl fmt::Display for PaperSimulation {
@@ -42,17 +42,17 @@ impl fmt::Display for PaperSimulation {
         const ORIGINAL: &str = "with the original loops";
         match self {
             Self::Sequencer(setup) => write!(f, "{} on {} cores", setup.design, setup.cores),
-            Self::OriginalSequencer(setup) => {
+            Self::SequencerWithOriginalLoops(setup) => {
                 write!(f, "{} on {} cores {ORIGINAL}", setup.design, setup.cores)
             }
             Self::Herd(cores, _) => write!(f, "HERD on {cores} cores"),
-            Self::OriginalHerd(cores, _) => write!(f, "HERD on {cores} cores {ORIGINAL}"),
+            Self::HerdWithOriginalLoops(cores, _) => write!(f, "HERD on {cores} cores {ORIGINAL}"),
             Self::Drtm(nic, puts) => write!(f, "DrTM-KV on {nic}, {puts} % PUTs"),
-            Self::Records(nic, puts) => {
+            Self::AtomicsStore(nic, puts) => {
                 write!(f, "the atomics-based store on {nic}, {puts} % PUTs")
             }
-            Self::Window(nic, window) => write!(f, "windows of {window} READs on {nic}"),
-            Self::Dpu(what) => write!(f, "BlueField-2: {what:?}"),
+            Self::ReadWindow(nic, window) => write!(f, "windows of {window} READs on {nic}"),
+            Self::DpuStudy(what) => write!(f, "BlueField-2: {what:?}"),
         }
     }
 }
@@ -60,7 +60,7 @@ impl fmt::Display for PaperSimulation {
 /// The results of the simulations that have run so far.
 #[derive(Debug, Default)]
 pub(super) struct SimulationResults {
-    nics: PublishedProfiles,
+    nics: PublicationNicProfiles,
     sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
     /// Spec-S0 under rising load, for Figure 8.
     spec_s0_load_runs: Vec<(SequencerParameters, SequencerResult)>,
@@ -69,11 +69,11 @@ pub(super) struct SimulationResults {
     /// Results of HERD: cores, `true` with batches, outcome.
     herd_runs: Vec<(usize, bool, kv::KvResult)>,
     /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
-    original_sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
-    original_herd_runs: Vec<(usize, bool, kv::KvResult)>,
+    original_loops_sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
+    original_loops_herd_runs: Vec<(usize, bool, kv::KvResult)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
-    drtm_put_rates: Vec<(&'static str, u32, f64)>,
-    atomics_store_put_rates: Vec<(&'static str, u32, f64)>,
+    drtm_runs: Vec<(&'static str, u32, f64)>,
+    atomics_store_runs: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
     read_window_runs: Vec<(&'static str, usize, windows::WindowResult)>,
     /// The study of BlueField-2.
@@ -84,7 +84,7 @@ pub(super) struct SimulationResults {
 
 impl SimulationResults {
     /// Returns a set of simulations on these NICs; none of the simulations has run.
-    pub(super) fn with_profiles(nics: PublishedProfiles) -> Self {
+    pub(super) fn with_profiles(nics: PublicationNicProfiles) -> Self {
         Self {
             nics,
             ..Self::default()
@@ -92,7 +92,7 @@ impl SimulationResults {
     }
 
     /// Returns the profiles of the simulated NICs.
-    pub(super) fn nics(&self) -> &PublishedProfiles {
+    pub(super) fn nics(&self) -> &PublicationNicProfiles {
         &self.nics
     }
 
@@ -102,23 +102,27 @@ impl SimulationResults {
             .into_iter()
             .map(PaperSimulation::Sequencer)
             .collect();
-        let original = Self::original_setups();
+        let original = Self::original_loops_sequencer_setups();
         all.extend(
             Self::herd_points(draw)
                 .into_iter()
                 .map(|(cores, batched)| PaperSimulation::Herd(cores, batched)),
         );
-        all.extend(original.into_iter().map(PaperSimulation::OriginalSequencer));
+        all.extend(
+            original
+                .into_iter()
+                .map(PaperSimulation::SequencerWithOriginalLoops),
+        );
         all.extend(
             Self::herd_points(false)
                 .into_iter()
-                .map(|(cores, batched)| PaperSimulation::OriginalHerd(cores, batched)),
+                .map(|(cores, batched)| PaperSimulation::HerdWithOriginalLoops(cores, batched)),
         );
         let drtm = Self::drtm_points(draw);
         if draw {
             all.extend(
                 drtm.iter()
-                    .map(|&(nic, puts)| PaperSimulation::Records(nic, puts)),
+                    .map(|&(nic, puts)| PaperSimulation::AtomicsStore(nic, puts)),
             );
         }
         all.extend(
@@ -126,14 +130,14 @@ impl SimulationResults {
                 .map(|(nic, puts)| PaperSimulation::Drtm(nic, puts)),
         );
         all.extend(
-            Self::window_points()
+            Self::nics_and_read_windows()
                 .into_iter()
-                .map(|(nic, window)| PaperSimulation::Window(nic, window)),
+                .map(|(nic, window)| PaperSimulation::ReadWindow(nic, window)),
         );
         all.extend(
             StudyResults::needed_simulations(draw)
                 .into_iter()
-                .map(PaperSimulation::Dpu),
+                .map(PaperSimulation::DpuStudy),
         );
         all
     }
@@ -142,11 +146,11 @@ impl SimulationResults {
     ///
     /// # Errors
     /// Returns an error if a simulation cannot run on these profiles, or its result is wrong.
-    pub(super) fn simulate(&mut self, id: &str) -> Result<Option<OurNumber>> {
+    pub(super) fn simulate_our_number(&mut self, id: &str) -> Result<Option<OurNumber>> {
         loop {
             let missing = self.missing_for(id);
             if missing.is_empty() {
-                return Ok(self.number(id));
+                return Ok(self.our_number_for(id));
             }
             for run in missing {
                 self.run_and_store(run)?;
@@ -157,13 +161,13 @@ impl SimulationResults {
     /// Returns the simulations that the number of this id needs and that have not run.
     pub(super) fn missing_for(&self, id: &str) -> Vec<PaperSimulation> {
         self.missing_simulations.take();
-        self.number(id);
+        self.our_number_for(id);
         let mut missing = self.missing_simulations.take();
         missing.extend(
             self.dpu
                 .take_missing_simulations()
                 .into_iter()
-                .map(PaperSimulation::Dpu),
+                .map(PaperSimulation::DpuStudy),
         );
         missing
     }
@@ -198,9 +202,9 @@ impl SimulationResults {
                 let outcome = run_sequencer(&self.nics, &setup)?;
                 self.store_sequencer_run(setup, outcome);
             }
-            PaperSimulation::OriginalSequencer(setup) => {
+            PaperSimulation::SequencerWithOriginalLoops(setup) => {
                 let outcome = run_sequencer(&self.nics, &setup)?;
-                self.original_sequencer_runs.push((setup, outcome));
+                self.original_loops_sequencer_runs.push((setup, outcome));
             }
             PaperSimulation::Herd(cores, batched) => {
                 let outcome = run_store(
@@ -210,26 +214,26 @@ impl SimulationResults {
                 )?;
                 self.herd_runs.push((cores, batched, outcome));
             }
-            PaperSimulation::OriginalHerd(cores, batched) => {
+            PaperSimulation::HerdWithOriginalLoops(cores, batched) => {
                 let outcome = run_store(
                     &self.nics,
                     "cib",
                     &kv::KvParameters::rdma_bench_setup(cores, batched),
                 )?;
-                self.original_herd_runs.push((cores, batched, outcome));
+                self.original_loops_herd_runs
+                    .push((cores, batched, outcome));
             }
             PaperSimulation::Drtm(nic, puts) => {
                 let setup = drtm::DrtmParameters::paper_setup(f64::from(puts) / 100.0);
                 let outcome = drtm::run(self.nics.profile_by_name(nic), &setup)?;
-                self.drtm_put_rates.push((nic, puts, outcome.rate_mops));
+                self.drtm_runs.push((nic, puts, outcome.rate_mops));
             }
-            PaperSimulation::Records(nic, puts) => {
+            PaperSimulation::AtomicsStore(nic, puts) => {
                 let setup = kv::KvParameters::drtm(f64::from(puts) / 100.0);
                 let outcome = run_store(&self.nics, nic, &setup)?;
-                self.atomics_store_put_rates
-                    .push((nic, puts, outcome.rate_mops));
+                self.atomics_store_runs.push((nic, puts, outcome.rate_mops));
             }
-            PaperSimulation::Window(nic, window) => {
+            PaperSimulation::ReadWindow(nic, window) => {
                 let setup = windows::WindowParameters {
                     verb: Verb::RdmaRead,
                     window,
@@ -238,7 +242,7 @@ impl SimulationResults {
                 let outcome = windows::run(self.nics.profile_by_name(nic), &setup)?;
                 self.read_window_runs.push((nic, window, outcome));
             }
-            PaperSimulation::Dpu(what) => self
+            PaperSimulation::DpuStudy(what) => self
                 .dpu
                 .run_and_store(self.nics.profile_by_name("bf2"), what)?,
         }
@@ -274,7 +278,7 @@ impl SimulationResults {
     }
 
     /// Returns the setups to simulate with the loops of the authors' benchmark.
-    fn original_setups() -> Vec<SequencerParameters> {
+    fn original_loops_sequencer_setups() -> Vec<SequencerParameters> {
         let over = |design, cores: &'static [usize]| {
             cores
                 .iter()
@@ -283,14 +287,14 @@ impl SimulationResults {
         let rpc = over(Design::Rpc, &[1, 3, 5, CIB_HOST_CORES]);
         let batch = over(Design::RpcBatch, &[1, 3, 5]);
         let queues = over(Design::RpcBatchMq, &[1, 3, 5, 6]);
-        let spec = over(Design::SpecS0, &[SPEC_S0_CORES]);
+        let spec = over(Design::SpecS0, &[SPEC_S0_PEAK_CORES]);
         rpc.chain(batch).chain(queues).chain(spec).collect()
     }
 
     /// Returns our number for `id` with the loops of the authors' benchmark, if these loops were simulated.
     pub(super) fn original_loops_value(&self, id: &str) -> Option<f64> {
         let run = |design, cores| {
-            let mut runs = self.original_sequencer_runs.iter();
+            let mut runs = self.original_loops_sequencer_runs.iter();
             let is_it = |(setup, _): &&(SequencerParameters, SequencerResult)| {
                 (setup.design, setup.cores) == (design, cores)
             };
@@ -298,7 +302,7 @@ impl SimulationResults {
         };
         let rate = |(design, cores)| Some(run(design, cores)?.rate_mops);
         let herd = |cores, batched| {
-            let mut runs = self.original_herd_runs.iter();
+            let mut runs = self.original_loops_herd_runs.iter();
             let found = runs.find(|(n, with, _)| (*n, *with) == (cores, batched));
             found.map(|(_, _, outcome)| outcome)
         };
@@ -310,8 +314,8 @@ impl SimulationResults {
             "herd_base_1c" => herd_rate(1, false),
             "herd_batch_1c" => herd_rate(1, true),
             "herd_base_peak" => herd_rate(CIB_HOST_CORES, false),
-            "herd_batch_peak" => herd_rate(HERD_CORES, true),
-            "herd_resp_per_doorbell_a" => Some(herd(HERD_CORES, true)?.answers_per_doorbell),
+            "herd_batch_peak" => herd_rate(HERD_PEAK_CORES, true),
+            "herd_resp_per_doorbell_a" => Some(herd(HERD_PEAK_CORES, true)?.answers_per_doorbell),
             _ => rate(design_and_cores_of_id(id)?),
         }
     }
@@ -323,7 +327,7 @@ impl SimulationResults {
                 (1, false),
                 (1, true),
                 (CIB_HOST_CORES, false),
-                (HERD_CORES, true),
+                (HERD_PEAK_CORES, true),
             ];
         }
         let both = [false, true].into_iter();
@@ -351,7 +355,7 @@ impl SimulationResults {
     }
 
     /// Returns the NICs whose best windows of READs are published, each with all windows to simulate.
-    fn window_points() -> Vec<(&'static str, usize)> {
+    fn nics_and_read_windows() -> Vec<(&'static str, usize)> {
         let of = |nic| (0..=11).map(move |power| (nic, 1 << power));
         of("cib").chain(of("cx3")).collect()
     }
@@ -370,11 +374,14 @@ impl SimulationResults {
 
     /// Returns the smallest window with the highest rate of READs.
     fn best_window(&self, nic: &'static str) -> Option<usize> {
-        for (_, window) in Self::window_points().into_iter().filter(|p| p.0 == nic) {
+        for (_, window) in Self::nics_and_read_windows()
+            .into_iter()
+            .filter(|p| p.0 == nic)
+        {
             let found = self
                 .read_window_results(nic)
                 .find(|(done, _)| *done == window);
-            self.or_mark_missing(found, || PaperSimulation::Window(nic, window));
+            self.or_mark_missing(found, || PaperSimulation::ReadWindow(nic, window));
         }
         let best = self.read_window_results(nic).reduce(|best, next| {
             if next.1.rate_mops > best.1.rate_mops {
@@ -399,19 +406,19 @@ impl SimulationResults {
 
     /// Returns the rates of the emulation of DrTM-KV over the share of PUTs in %.
     pub(super) fn drtm_rates_by_put_percent(&self, nic: &str) -> Vec<(f64, f64)> {
-        rates_by_put_percent(&self.drtm_put_rates, nic)
+        rates_by_put_percent(&self.drtm_runs, nic)
     }
 
     /// Returns the rates of the atomics-based store over the share of PUTs in %.
     pub(super) fn atomics_store_rates(&self, nic: &str) -> Vec<(f64, f64)> {
-        rates_by_put_percent(&self.atomics_store_put_rates, nic)
+        rates_by_put_percent(&self.atomics_store_runs, nic)
     }
 
     /// Returns the rate with this share of PUTs in %, as a multiple of the rate of GETs alone.
     fn drtm_ratio_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
             let found = self
-                .drtm_put_rates
+                .drtm_runs
                 .iter()
                 .find(|run| (run.0, run.1) == (nic, share));
             Some(
@@ -438,7 +445,7 @@ impl SimulationResults {
 
     /// Returns the median latency in µs and the rate of Spec-S0 under rising load, with at most `answers` answers per
     /// doorbell.
-    pub(super) fn spec_s0_latency_points(&self, answers: usize) -> Vec<(f64, f64)> {
+    pub(super) fn spec_s0_latency_and_rate_points(&self, answers: usize) -> Vec<(f64, f64)> {
         let of_answers =
             |setup: &SequencerParameters| setup.answers.unwrap_or(setup.batch) == answers;
         let of_batch = self
@@ -461,11 +468,11 @@ impl SimulationResults {
     }
 
     /// Returns our number for the published number `id`; `None` if no simulation has that number.
-    pub(super) fn number(&self, id: &str) -> Option<OurNumber> {
+    pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
         let rate = |design, cores| Some(self.sequencer_result(design, cores)?.rate_mops);
         let herd = |cores, batched| Some(self.herd_result(cores, batched)?.rate_mops);
         let gain = |fast: Option<f64>, slow: Option<f64>| Some(100.0 * (fast? / slow? - 1.0));
-        let peak = || herd(HERD_CORES, true);
+        let peak = || herd(HERD_PEAK_CORES, true);
         let alone = || herd(CIB_HOST_CORES, false);
         let (value, kind) = match id {
             "seq_rpc_base_1c" => (rate(Design::Rpc, 1)?, kind_of_our_number(id)),
@@ -476,11 +483,14 @@ impl SimulationResults {
                 rate(Design::RpcBatchMq, 6)?,
                 kind_of_our_number("seq_rpc_batch_mq_6c"),
             ),
-            "seq_t3_spec_s0" => (rate(Design::SpecS0, SPEC_S0_CORES)?, kind_of_our_number(id)),
+            "seq_t3_spec_s0" => (
+                rate(Design::SpecS0, SPEC_S0_PEAK_CORES)?,
+                kind_of_our_number(id),
+            ),
             "seq_t3_atomics" => (rate(Design::Atomics, 1)?, kind_of_our_number(id)),
             "seq_rpc_resp_per_doorbell_6c" => {
                 let at = self.sequencer_result(Design::RpcBatchMq, 6)?;
-                (at.answers_per_doorbell, NumberKind::Fitted)
+                (at.answers_per_doorbell, OurNumberKind::Fitted)
             }
             "seq_rpc_peak_cores" => {
                 // The curve is flat at its top, so take the highest core count whose rounded rate is the best.
@@ -494,57 +504,65 @@ impl SimulationResults {
                         .total_cmp(&printed(b.1))
                         .then(a.0.total_cmp(&b.0))
                 })?;
-                (best.0, NumberKind::Predicted)
+                (best.0, OurNumberKind::Predicted)
             }
             "herd_base_1c" => (herd(1, false)?, kind_of_our_number(id)),
             "herd_batch_1c" => (herd(1, true)?, kind_of_our_number(id)),
             "herd_base_peak" => (alone()?, kind_of_our_number(id)),
             "herd_batch_peak" => (peak()?, kind_of_our_number(id)),
-            "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, NumberKind::Fitted),
-            "herd_gain_peak" => (gain(peak(), alone())?, NumberKind::Predicted),
+            "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, OurNumberKind::Fitted),
+            "herd_gain_peak" => (gain(peak(), alone())?, OurNumberKind::Predicted),
             // In the paper, too, the rate of `read-kv` is a line of a model, not a measurement: half of the rate of
             // READs.
             "herd_vs_read_kv" => (
-                gain(peak(), model::mops(&self.nics, "cib", "read-kv"))?,
-                NumberKind::Predicted,
+                gain(
+                    peak(),
+                    model::modelled_mix_mops(&self.nics, "cib", "read-kv"),
+                )?,
+                OurNumberKind::Predicted,
             ),
             "herd_resp_per_doorbell_a" => {
-                let at = self.herd_result(HERD_CORES, true)?;
-                (at.answers_per_doorbell, NumberKind::Predicted)
+                let at = self.herd_result(HERD_PEAK_CORES, true)?;
+                (at.answers_per_doorbell, OurNumberKind::Predicted)
             }
-            "out_read_best_window_cib" => {
-                (usize_to_f64(self.best_window("cib")?), NumberKind::Fitted)
-            }
-            "out_read_best_window_cx3" => {
-                (usize_to_f64(self.best_window("cx3")?), NumberKind::Fitted)
-            }
+            "out_read_best_window_cib" => (
+                usize_to_f64(self.best_window("cib")?),
+                OurNumberKind::Fitted,
+            ),
+            "out_read_best_window_cx3" => (
+                usize_to_f64(self.best_window("cx3")?),
+                OurNumberKind::Fitted,
+            ),
             "drtm_cib_put10" => {
                 let kept = self.drtm_ratio_to_gets("cib", 10)?;
-                (100.0 * (1.0 - kept), NumberKind::Predicted)
+                (100.0 * (1.0 - kept), OurNumberKind::Predicted)
             }
             "drtm_cx3_put100" => {
                 let left = self.drtm_ratio_to_gets("cx3", 100)?;
-                (100.0 * left, NumberKind::Predicted)
+                (100.0 * left, OurNumberKind::Predicted)
             }
             "gen_rtt" => {
                 let run = || PaperSimulation::Sequencer(round_trip_setup());
                 (
                     self.or_mark_missing(self.unloaded_round_trip_us, run)?,
-                    NumberKind::Fitted,
+                    OurNumberKind::Fitted,
                 )
             }
             _ if id.starts_with("bench_rpc_") => {
                 let (design, cores) = design_and_cores_of_id(id)?;
-                (rate(design, cores)?, NumberKind::Predicted)
+                (rate(design, cores)?, OurNumberKind::Predicted)
             }
-            _ => return self.dpu.number(id),
+            _ => return self.dpu.our_number_for(id),
         };
         Some(OurNumber::new(value, kind, "simulation"))
     }
 }
 
 /// Runs the sequencer on a Connect-IB.
-fn run_sequencer(nics: &PublishedProfiles, setup: &SequencerParameters) -> Result<SequencerResult> {
+fn run_sequencer(
+    nics: &PublicationNicProfiles,
+    setup: &SequencerParameters,
+) -> Result<SequencerResult> {
     let outcome = run(nics.profile_by_name("cib"), setup)?;
     ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
     Ok(outcome)
@@ -552,7 +570,7 @@ fn run_sequencer(nics: &PublishedProfiles, setup: &SequencerParameters) -> Resul
 
 /// Runs a key-value store.
 fn run_store(
-    nics: &PublishedProfiles,
+    nics: &PublicationNicProfiles,
     nic: &str,
     setup: &kv::KvParameters,
 ) -> Result<kv::KvResult> {
@@ -575,7 +593,7 @@ fn design_and_cores_of_id(id: &str) -> Option<(Design, usize)> {
         "bench_rpc_batch_mq_3c" => (Design::RpcBatchMq, 3),
         "bench_rpc_batch_mq_5c" => (Design::RpcBatchMq, 5),
         "seq_rpc_batch_mq_6c" => (Design::RpcBatchMq, 6),
-        "seq_t3_spec_s0" => (Design::SpecS0, SPEC_S0_CORES),
+        "seq_t3_spec_s0" => (Design::SpecS0, SPEC_S0_PEAK_CORES),
         _ => return None,
     })
 }
@@ -618,7 +636,7 @@ fn rising_load_setups() -> impl Iterator<Item = SequencerParameters> {
                 postlist: 1,
                 answers,
                 time: Duration::from_micros(300),
-                ..SequencerParameters::paper_setup(Design::SpecS0, SPEC_S0_CORES)
+                ..SequencerParameters::paper_setup(Design::SpecS0, SPEC_S0_PEAK_CORES)
             })
     })
 }
@@ -627,19 +645,19 @@ fn rising_load_setups() -> impl Iterator<Item = SequencerParameters> {
 const CIB_HOST_CORES: usize = 14;
 
 /// Number of cores with which HERD with batches reaches its peak in the paper.
-const HERD_CORES: usize = 12;
+const HERD_PEAK_CORES: usize = 12;
 
 /// Number of cores with which Spec-S0 reaches its peak.
-const SPEC_S0_CORES: usize = 10;
+const SPEC_S0_PEAK_CORES: usize = 10;
 
 /// Returns the kind of our number for a published number: fitted if a number of the profile was fitted to it.
-fn kind_of_our_number(id: &str) -> NumberKind {
+fn kind_of_our_number(id: &str) -> OurNumberKind {
     let basis = builtin("cib").and_then(|cib| {
-        let mixes = mixes::all(cib);
+        let mixes = mixes::executable_mixes(cib);
         let named = mixes
             .iter()
             .find(|mix| mix.published.is_some_and(|p| p.id == id))?;
         named.basis(cib)
     });
-    basis.map_or(NumberKind::Predicted, NumberKind::from)
+    basis.map_or(OurNumberKind::Predicted, OurNumberKind::from)
 }

@@ -33,14 +33,14 @@ pub(super) fn find_or_create_folder(files: &[SysfsFile]) -> Result<PathBuf> {
 fn create_folder_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     let folder = parent.join(name);
     let cannot = || format!("cannot make {}", folder.display());
-    if !is_private_folder(&folder)? {
+    if !private_folder_exists(&folder)? {
         // Rename the folder after it is filled: a process that starts at the same time finds a complete folder, or
         // fills its own.
         let new = parent.join(format!("{name}.{}", std::process::id()));
-        let made = copy_files_into(&new, files).and_then(|()| fs::rename(&new, &folder));
+        let made = write_view_files_into(&new, files).and_then(|()| fs::rename(&new, &folder));
         if let Err(err) = made {
             let _ = fs::remove_dir_all(&new);
-            if !is_private_folder(&folder)? {
+            if !private_folder_exists(&folder)? {
                 return Err(err).with_context(cannot);
             }
         }
@@ -49,7 +49,7 @@ fn create_folder_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<Pa
 }
 
 /// Returns true if the folder exists. Returns an error if another user may have put files into it.
-fn is_private_folder(folder: &Path) -> Result<bool> {
+fn private_folder_exists(folder: &Path) -> Result<bool> {
     let found = match fs::symlink_metadata(folder) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
         found => found.with_context(|| format!("cannot look at {}", folder.display()))?,
@@ -61,7 +61,7 @@ fn is_private_folder(folder: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn copy_files_into(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
+fn write_view_files_into(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(folder)?;
     for file in files {
         let path = folder.join("sys").join(&file.path);

@@ -38,17 +38,17 @@ pub(super) fn find_dropin_folder() -> Result<PathBuf> {
 }
 
 /// Returns the library that puts the tap in front of the machine's own libibverbs.
-pub(super) fn find_tap() -> Result<PathBuf> {
+pub(super) fn find_tap_library() -> Result<PathBuf> {
     find_preload(&own_folder()?, TAP).context("the library that counts verbs is not there")
 }
 
 /// Returns the library that shows the files of the device.
-pub(super) fn find_view() -> Result<PathBuf> {
+pub(super) fn find_view_library() -> Result<PathBuf> {
     find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
 }
 
 /// Returns the library that carries TCP connections over RDMA.
-pub(crate) fn find_sockets() -> Result<PathBuf> {
+pub(crate) fn find_sockets_library() -> Result<PathBuf> {
     find_preload(&own_folder()?, SOCKETS)
         .context("the library that carries connections is not there")
 }
@@ -83,7 +83,7 @@ fn dropin_folder_near(folder: &Path) -> Result<PathBuf> {
         .iter()
         .all(|(built, _)| folder.join(built).exists())
     {
-        return folder_of_links(folder, recreatable_file_folders);
+        return create_folder_of_links(folder, cache_folders);
     }
     let installed = folder.join(INSTALLED_LIBRARIES_FOLDER);
     if BUILT_AND_LOADED_NAMES
@@ -102,7 +102,7 @@ fn dropin_folder_near(folder: &Path) -> Result<PathBuf> {
 }
 
 /// Returns the folders for files that this user can make again, the best folder first.
-fn recreatable_file_folders() -> Vec<PathBuf> {
+fn cache_folders() -> Vec<PathBuf> {
     // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
     // Base Directory Specification). An empty path is ignored, too.
     let set = |name| {
@@ -112,11 +112,13 @@ fn recreatable_file_folders() -> Vec<PathBuf> {
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let home = cache.map(|cache| cache.join("verbatim"));
     // A system user, such as nobody, has no home directory: use shared memory, beside the fabrics.
-    home.into_iter().chain(private_shm_folder()).collect()
+    home.into_iter()
+        .chain(find_or_create_private_shm_folder())
+        .collect()
 }
 
 /// Returns a folder in shared memory that only this user can access; creates it if it does not exist.
-fn private_shm_folder() -> Option<PathBuf> {
+fn find_or_create_private_shm_folder() -> Option<PathBuf> {
     let user = geteuid().as_raw();
     let folder = PathBuf::from(format!("/dev/shm/verbatim-{user}.libraries"));
     let made = DirBuilder::new().mode(0o700).create(&folder);
@@ -131,7 +133,7 @@ fn private_shm_folder() -> Option<PathBuf> {
 
 /// Returns a folder of links to the libraries in `build`. The folder lies in `build`, or in one of `caches` if this
 /// user may not write to `build`.
-fn folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
+fn create_folder_of_links(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
     let links = build.join(LINKS_FOLDER);
     let made = create_links_in(&links, Path::new("../.."));
     if made.is_ok() {
@@ -206,10 +208,10 @@ mod tests {
         }
         // A file in place of the folder prevents that the folder is created, even by root.
         std::fs::write(build.path().join("dropin"), "in the way").expect("written");
-        assert!(folder_of_links(build.path(), Vec::new).is_err());
+        assert!(create_folder_of_links(build.path(), Vec::new).is_err());
         let caches = || vec![PathBuf::from("/dev/null"), cache.path().to_owned()];
         for _ in 0..2 {
-            let found = folder_of_links(build.path(), caches).expect("links");
+            let found = create_folder_of_links(build.path(), caches).expect("links");
             assert!(found.starts_with(cache.path()), "{}", found.display());
             for (built, name) in BUILT_AND_LOADED_NAMES {
                 let text = std::fs::read_to_string(found.join(name)).expect("a link to it");

@@ -22,9 +22,9 @@ mod summary;
 mod tools;
 mod view;
 
-pub(crate) use library::find_sockets;
-pub(crate) use preload::loader_variable_value;
-pub(crate) use tools::exec_system_rdma;
+pub(crate) use library::find_sockets_library;
+pub(crate) use preload::ld_preload_value;
+pub(crate) use tools::exec_system_rdma_if_called_rdma;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -142,9 +142,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut command = Command::new(program);
     command.args(rest);
     let door = match args.provider {
-        Provider::Softnic => prepare_softnic(args, &mut command)?,
+        Provider::Softnic => prepare_program_for_softnic(args, &mut command)?,
         Provider::System => {
-            prepare_system(args, &mut command)?;
+            prepare_program_for_system_provider(args, &mut command)?;
             None
         }
     };
@@ -163,7 +163,9 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let summary: Option<fn(&Ledger)> = args
         .summary
         .then_some(|ledger| eprint!("{}", summary::format_report(ledger)));
-    let recorded = args.ledger.record_program(command, &words, summary)?;
+    let recorded = args
+        .ledger
+        .run_under_tap_or_return_command(command, &words, summary)?;
     let mut command = match (recorded, faulty) {
         (Ok(outcome), None) => return Ok(outcome),
         (Ok(outcome), Some(faulty)) => {
@@ -187,7 +189,10 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Prepares a program to find the software NIC. The returned lock must be held until the program has started.
-fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserNamespaceFileLock>> {
+fn prepare_program_for_softnic(
+    args: &Args,
+    command: &mut Command,
+) -> Result<Option<UserNamespaceFileLock>> {
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
     let fabric = args
         .fabric
@@ -195,23 +200,23 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
         .map(|name| (FABRIC_VARIABLE, name.into()));
     let ports = args
         .ports
-        .env_variables(nic.as_ref().and_then(|nic| nic.port_count));
+        .env_variables_with_default_ports(nic.as_ref().and_then(|nic| nic.port_count));
     args.link_layer
-        .apply_path_and_address(fabric.into_iter().chain(ports))?;
+        .apply_path_and_address_by_reexec(fabric.into_iter().chain(ports))?;
     let folder = library::find_dropin_folder()?;
     let port = nic.as_ref().map(|nic| nic.link_layer);
-    let link_layer = args.link_layer.env_variable_or_default(port);
+    let link_layer = args.link_layer.link_layer_variable_or_default(port);
     command
         .env(LIBRARY_PATH_VARIABLE, extended_library_path(&folder)?)
-        .envs(args.link_layer.capture_variable(&args.capture, port)?)
+        .envs(
+            args.link_layer
+                .create_capture_file_and_variable(&args.capture, port)?,
+        )
         .envs(link_layer);
     let asked = args.preload || args.summary;
     if asked || preload::runs_python(command.get_program()) {
         command
-            .env(
-                PRELOAD,
-                loader_variable_value(&folder.join("libibverbs.so.1"))?,
-            )
+            .env(PRELOAD, ld_preload_value(&folder.join("libibverbs.so.1"))?)
             .env(REPORT_UNUSED_VARIABLE, if asked { "1" } else { "wheels" });
     }
     if args.why {
@@ -240,7 +245,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
         command.env("PATH", path);
     }
     if args.preload || tools::is_rdma(command.get_program()) {
-        prepend_preload(&library::find_view()?, command)?;
+        prepend_preload(&library::find_view_library()?, command)?;
     }
     let mut door = None;
     if let Err(forbidden) = mount_device_files(&files, &mut door) {
@@ -266,7 +271,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<UserName
 
 /// Prepares a program to find the files of the device by a preloaded library.
 fn show_files_by_preload(files: &[SysfsFile], command: &mut Command) -> Result<()> {
-    prepend_preload(&library::find_view()?, command)?;
+    prepend_preload(&library::find_view_library()?, command)?;
     command.env(
         copies::VIEW_FOLDER_VARIABLE,
         copies::find_or_create_folder(files)?,
@@ -276,7 +281,7 @@ fn show_files_by_preload(files: &[SysfsFile], command: &mut Command) -> Result<(
 
 /// Adds a library before all other libraries that the program preloads.
 fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
-    let mut libraries = loader_variable_value(library)?;
+    let mut libraries = ld_preload_value(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
         // The program's variable ends with the list of this process too, so that list appears twice. This is harmless:
@@ -289,8 +294,8 @@ fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
 }
 
 /// Prepares a program whose verbs are counted or traced: preloads the tap before the machine's own libibverbs.
-fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
-    args.link_layer.apply_to_process(Some(Provider::System))?;
+fn prepare_program_for_system_provider(args: &Args, command: &mut Command) -> Result<()> {
+    args.link_layer.apply_by_reexec(Some(Provider::System))?;
     for (given, flag) in [
         (args.fabric.is_some(), "--fabric"),
         (args.nic.is_some(), "--nic"),
@@ -302,10 +307,10 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
             bail!("{flag} is for the software NIC; leave it out, or --provider system");
         }
     }
-    fault::refuse_faults_for_system(&args.fault)?;
-    args::refuse_capture_for_system(&args.capture)?;
+    fault::refuse_faults_for_system_provider(&args.fault)?;
+    args::refuse_capture_for_system_provider(&args.capture)?;
     if args.ledger.is_wanted() || args.summary || args.trace.is_some() {
-        command.env(PRELOAD, loader_variable_value(&library::find_tap()?)?);
+        command.env(PRELOAD, ld_preload_value(&library::find_tap_library()?)?);
     }
     Ok(())
 }
@@ -319,9 +324,9 @@ fn create_trace_file(file: &Path, words: &str) -> Result<PathBuf> {
 
 /// Shows the files of the device to the program by mounts.
 fn mount_device_files(files: &[SysfsFile], door: &mut Option<UserNamespaceFileLock>) -> Result<()> {
-    match namespace::enter(door)? {
-        EnterResult::New => view::create_mounts(files),
-        EnterResult::Inherited => Ok(()),
+    match namespace::enter_own_mount_namespace(door)? {
+        EnterResult::OwnMounts => view::create_mounts(files),
+        EnterResult::InheritedMounts => Ok(()),
     }
 }
 

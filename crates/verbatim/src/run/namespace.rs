@@ -29,13 +29,13 @@ pub(super) const INODE_VARIABLE: &str = "VERBATIM_NAMESPACE";
 /// Source name of the view's mounts: a file system without a device may have any source name.
 pub(super) const MOUNT_SOURCE: &str = "verbatim";
 
-/// The outcome of [`enter`].
+/// The outcome of [`enter_own_mount_namespace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EnterResult {
     /// The process has its own mounts now.
-    New,
+    OwnMounts,
     /// This process was started in the user namespace, and shares the mounts of the program that started it.
-    Inherited,
+    InheritedMounts,
 }
 
 /// The lock on the note. While a process holds the lock, no other program of this user enters the namespace. Another
@@ -52,12 +52,14 @@ pub(super) struct UserNamespaceFileLock {
 ///
 /// # Errors
 /// Returns an error if the system does not allow the namespace; the message names the refused step.
-pub(super) fn enter(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
+pub(super) fn enter_own_mount_namespace(
+    door: &mut Option<UserNamespaceFileLock>,
+) -> Result<EnterResult> {
     match unshare(UnshareFlags::NEWNS) {
         Ok(()) => {}
         Err(Errno::PERM) => {
-            if join_or_create(door)? == EnterResult::Inherited {
-                return Ok(EnterResult::Inherited);
+            if join_or_create_user_namespace(door)? == EnterResult::InheritedMounts {
+                return Ok(EnterResult::InheritedMounts);
             }
             unshare(UnshareFlags::NEWNS).context("a mount namespace is refused")?;
         }
@@ -66,11 +68,11 @@ pub(super) fn enter(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterRes
     // Mounts that the system adds later are visible here, and mounts of this process are not visible outside.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags).context("mounts cannot be made private")?;
-    Ok(EnterResult::New)
+    Ok(EnterResult::OwnMounts)
 }
 
 /// Enters this user's namespace, or creates it.
-fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
+fn join_or_create_user_namespace(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResult> {
     let mut note = open_number_file(&number_file_path())?;
     // Take the lock, because a program that starts at the same time must find the namespace of this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
@@ -78,15 +80,15 @@ fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResul
     note.read_to_string(&mut number)
         .context("cannot read the note")?;
     if !number.is_empty() {
-        if process_is_inside(Path::new("/proc/self"), &number) {
-            return Ok(EnterResult::Inherited);
+        if process_is_in_user_namespace(Path::new("/proc/self"), &number) {
+            return Ok(EnterResult::InheritedMounts);
         }
         if let Some(namespace) = open_by_inode_number(&number) {
             let user = Some(LinkNameSpaceType::User);
             move_into_link_name_space(namespace.as_fd(), user)
                 .context("this user's namespace does not let it in")?;
             *door = Some(UserNamespaceFileLock { locked_file: note });
-            return Ok(EnterResult::New);
+            return Ok(EnterResult::OwnMounts);
         }
     }
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
@@ -107,7 +109,7 @@ fn join_or_create(door: &mut Option<UserNamespaceFileLock>) -> Result<EnterResul
     };
     remember().context("cannot write the note")?;
     *door = Some(UserNamespaceFileLock { locked_file: note });
-    Ok(EnterResult::New)
+    Ok(EnterResult::OwnMounts)
 }
 
 /// Returns the inode number of the user namespace in which this process is.
@@ -138,13 +140,13 @@ fn open_by_inode_number(number: &str) -> Option<File> {
         .filter_map(Result::ok)
         .filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
         .map(|entry| entry.path())
-        .filter(|process| process_is_inside(process, number))
+        .filter(|process| process_is_in_user_namespace(process, number))
         // The process may have ended meanwhile.
         .find_map(|process| File::open(process.join("ns/user")).ok())
 }
 
 /// Returns true if a process is in this user's namespace with the given number; `process` is its folder in `/proc`.
-fn process_is_inside(process: &Path, number: &str) -> bool {
+fn process_is_in_user_namespace(process: &Path, number: &str) -> bool {
     let says = |file: &str, what: &str| {
         let text = fs::read(process.join(file)).unwrap_or_default();
         text.windows(what.len()).any(|part| part == what.as_bytes())

@@ -18,7 +18,7 @@ pub(super) const PRELOAD: &str = "LD_PRELOAD";
 const MAX_SHEBANG_BYTES: u64 = 256;
 
 /// Returns the value for `LD_PRELOAD`: `library`, then the libraries in this process's `LD_PRELOAD`.
-pub(crate) fn loader_variable_value(library: &Path) -> Result<OsString> {
+pub(crate) fn ld_preload_value(library: &Path) -> Result<OsString> {
     // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
     if library
         .as_os_str()
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn a_library_to_preload_must_be_speakable() {
-        let libraries = loader_variable_value(Path::new("/opt/verbatim/libverbatim_tap.so"))
-            .expect("a plain path");
+        let libraries =
+            ld_preload_value(Path::new("/opt/verbatim/libverbatim_tap.so")).expect("a plain path");
         assert!(libraries.to_string_lossy().starts_with("/opt/verbatim/"));
         for wrong in ["/a b", "/a:b", "/$LIB/a"] {
-            assert!(loader_variable_value(Path::new(wrong)).is_err(), "{wrong}");
+            assert!(ld_preload_value(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 

@@ -17,8 +17,8 @@ struct ProcessCounts {
     queue_pairs: BTreeMap<Transport, u64>,
     sent_count_and_bytes: BTreeMap<Verb, (u64, u64)>,
     received: u64,
-    failed: u64,
-    refused: u64,
+    failed_completions: u64,
+    refused_posts: u64,
 }
 
 impl ProcessCounts {
@@ -39,8 +39,8 @@ impl ProcessCounts {
             *bytes += counted.count * u64::from(counted.operation.payload_bytes);
         }
         self.received += qp.received.iter().map(|counted| counted.count).sum::<u64>();
-        self.failed += qp.failed;
-        self.refused += qp.refused;
+        self.failed_completions += qp.failed;
+        self.refused_posts += qp.refused;
     }
 
     fn work_requests(&self) -> u64 {
@@ -77,7 +77,10 @@ impl ProcessCounts {
         if self.received > 0 {
             words.push(format!("{} RECV", HumanCount(self.received)));
         }
-        for (count, what) in [(self.failed, "failed"), (self.refused, "refused")] {
+        for (count, what) in [
+            (self.failed_completions, "failed"),
+            (self.refused_posts, "refused"),
+        ] {
             if count > 0 {
                 words.push(format!("{} {what}", HumanCount(count)));
             }
@@ -104,7 +107,10 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
     let count = processes.len() as u64;
     let requests: u64 = processes.iter().map(|(_, sums)| sums.work_requests()).sum();
     let bytes: u64 = processes.iter().map(|(_, sums)| sums.sent_bytes()).sum();
-    let failed: u64 = processes.iter().map(|(_, sums)| sums.failed).sum();
+    let failed: u64 = processes
+        .iter()
+        .map(|(_, sums)| sums.failed_completions)
+        .sum();
     let received: u64 = processes.iter().map(|(_, sums)| sums.received).sum();
     let queue_pairs = processes
         .iter()

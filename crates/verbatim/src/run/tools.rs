@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::library;
-use super::preload::{PRELOAD, loader_variable_value};
+use super::preload::{PRELOAD, ld_preload_value};
 
 /// The program's name in iproute2.
 const RDMA: &str = "rdma";
@@ -47,7 +47,7 @@ fn first_foreign_rdma(path: &OsStr) -> Option<PathBuf> {
 
 /// If this program was called `rdma`, replaces it by the system's `rdma` with the library. The function then returns
 /// only with an error.
-pub(crate) fn exec_system_rdma() -> Result<()> {
+pub(crate) fn exec_system_rdma_if_called_rdma() -> Result<()> {
     let mut words = std::env::args_os();
     if !words.next().is_some_and(|name| is_rdma(&name)) {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn exec_system_rdma() -> Result<()> {
     )?;
     let mut command = Command::new(&file);
     command.arg0(RDMA).args(words);
-    command.env(PRELOAD, loader_variable_value(&library::find_view()?)?);
+    command.env(PRELOAD, ld_preload_value(&library::find_view_library()?)?);
     let err: io::Error = command.exec();
     Err(err).with_context(|| format!("cannot run {}", file.display()))
 }

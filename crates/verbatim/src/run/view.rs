@@ -31,7 +31,7 @@ pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
     for folder in EXTENDED_SYSFS_FOLDERS {
         let names = entries_added_to_folder(folder, files);
         if !names.is_empty() && sys.join(folder).is_dir() {
-            new.extend(make_writable(&sys.join(folder), &names)?);
+            new.extend(mount_writable_folders(&sys.join(folder), &names)?);
             added.push(folder);
         }
     }
@@ -49,7 +49,7 @@ pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
     remount_read_only(&new)?;
 
     let dev = Path::new("/dev");
-    let new = make_writable(dev, &["infiniband"])?;
+    let new = mount_writable_folders(dev, &["infiniband"])?;
     let folder = dev.join("infiniband");
     for name in uverbs_names(files) {
         let device = folder.join(name);
@@ -105,7 +105,7 @@ fn entries_added_to_folder<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f 
 ///
 /// If all folders `names` exist, each becomes its own file system. Otherwise `folder` becomes a file system, into which
 /// all its previous entries are bound.
-fn make_writable(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
+fn mount_writable_folders(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let within: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
     // A symbolic link, which a view within a view finds, does not count as a folder.
     let is_folder = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());

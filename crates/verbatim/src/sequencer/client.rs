@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sequencer::{Client, ClientConfig, ClientReport, NumberChecker, RunEnd};
 
-use super::lines::Line;
+use super::lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -74,7 +74,11 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let mut clients: Vec<Client> = (0..args.threads)
         .map(|_| Client::connect(config.clone()).context("is the server running?"))
         .collect::<Result<_>>()?;
-    let start = clients.iter().map(Client::first_number).min().unwrap_or(0);
+    let start = clients
+        .iter()
+        .map(Client::first_number_of_server)
+        .min()
+        .unwrap_or(0);
 
     let reports = run_all(&mut clients, until, &config.server, args.json);
 
@@ -82,7 +86,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     for (thread, report) in reports.iter().enumerate() {
         checker.add(&format!("thread {thread}"), report);
         if args.json {
-            print_json(&Line::Report(Box::new(report.clone())))?;
+            print_json(&ServeOrClientLine::Report(Box::new(report.clone())))?;
         } else {
             print_client_report(thread, report)?;
         }
@@ -97,7 +101,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         .filter_map(|report| report.failures.end_reason.as_ref());
     let ended: Vec<&String> = ended.collect();
     if args.json {
-        print_json(&Line::Verdict(verdict))?;
+        print_json(&ServeOrClientLine::Verdict(verdict))?;
     } else {
         print(format_args!(
             "{} numbers, {} given twice, {} out of order: {}",
@@ -117,7 +121,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     Ok(if good && some && ended.is_empty() {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }
 

@@ -14,7 +14,7 @@ use super::round::{Round, run_design_once};
 use crate::CommandOutcome;
 use crate::args;
 use crate::nic::OpenNic;
-use crate::output::{print, print_typed};
+use crate::output::{print, print_typed_json};
 use crate::side_by_side::{
     assign_cores, check_postlist, outcome_of_comparison, refuse_many_clients, run_interleaved,
 };
@@ -25,14 +25,16 @@ const MAX_CLIENTS: usize = 256;
 
 /// Runs `verbatim sequencer` without a subcommand.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    let settings = args.sweep.settings_to_run(&args, Args::set)?;
-    settings.iter().try_for_each(|(_, args)| check(args))?;
+    let settings = args.sweep.settings_to_run(&args, Args::set_knob_if_known)?;
+    settings
+        .iter()
+        .try_for_each(|(_, args)| refuse_impossible_args(args))?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (designs, skipped) = supported_designs(&args.design, nic.context.capabilities()?)?;
+    let (designs, skipped) = named_or_supported_designs(&args.design, nic.context.capabilities()?)?;
     if args.json {
         for unsupported in &skipped {
-            print_typed("skipped", unsupported)?;
+            print_typed_json("skipped", unsupported)?;
         }
     }
     let rounds = measure(&args, &settings, &designs)?;
@@ -47,7 +49,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             .collect::<Result<_>>()?;
         if args.json {
             for row in &rows {
-                print_typed("design", &SweptResult::new(0, *value, row))?;
+                print_typed_json("design", &SweptResult::new(0, *value, row))?;
             }
         } else if value.is_none() {
             let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
@@ -135,9 +137,9 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 }
 
 /// Refuses combinations of arguments that cannot work.
-fn check(args: &Args) -> Result<()> {
+fn refuse_impossible_args(args: &Args) -> Result<()> {
     args.simulation.check_absent()?;
-    args::check_real_time(args.duration)?;
+    args::refuse_too_short_for_real_time(args.duration)?;
     let wanted = if args.design.is_empty() {
         &Design::ALL
     } else {
@@ -170,7 +172,7 @@ fn check(args: &Args) -> Result<()> {
 ///
 /// # Errors
 /// Returns an error if the device does not support a design that was asked for, or supports none.
-fn supported_designs(
+fn named_or_supported_designs(
     asked: &[Design],
     device: &Capabilities,
 ) -> Result<(Vec<Design>, Vec<UnsupportedDesign>)> {
@@ -222,13 +224,13 @@ mod tests {
 
     #[test]
     fn what_the_device_cannot_run_is_left_out_and_named() {
-        let (designs, skipped) = supported_designs(&[], &device(&[])).unwrap();
+        let (designs, skipped) = named_or_supported_designs(&[], &device(&[])).unwrap();
         assert_eq!(
             (designs.as_slice(), skipped.as_slice()),
             (&Design::ALL[..], &[][..])
         );
         let no_uc = device(&[Capability::Uc]);
-        let (designs, skipped) = supported_designs(&[], &no_uc).unwrap();
+        let (designs, skipped) = named_or_supported_designs(&[], &no_uc).unwrap();
         assert_eq!(designs, [Design::Atomics, Design::SpecS0]);
         let names: Vec<_> = skipped.iter().map(|s| s.design).collect();
         assert_eq!(names, ["rpc", "rpc-batch", "rpc-batch-mq"]);
@@ -243,10 +245,12 @@ mod tests {
         let no_uc = device(&[Capability::Uc]);
         let asked = [Design::SpecS0, Design::Rpc];
         assert_eq!(
-            supported_designs(&asked[..1], &no_uc).unwrap().0,
+            named_or_supported_designs(&asked[..1], &no_uc).unwrap().0,
             asked[..1]
         );
-        let error = supported_designs(&asked, &no_uc).unwrap_err().to_string();
+        let error = named_or_supported_designs(&asked, &no_uc)
+            .unwrap_err()
+            .to_string();
         let start =
             "design rpc needs UC, which softnic0 (softnic) does not have (so says the test)";
         assert!(error.starts_with(start), "{error}");
@@ -259,7 +263,9 @@ mod tests {
     #[test]
     fn a_device_that_can_run_nothing_is_an_error() {
         let nothing = device(&[Capability::Atomics, Capability::Ud]);
-        let error = supported_designs(&[], &nothing).unwrap_err().to_string();
+        let error = named_or_supported_designs(&[], &nothing)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("no design runs on softnic0 (softnic): design atomics needs atomics"),
             "{error}"

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-pub(super) enum Line {
+pub(super) enum ServeOrClientLine {
     /// `serve`: the server accepts clients.
     Listening {
         /// The server's TCP address.

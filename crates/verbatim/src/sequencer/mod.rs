@@ -62,7 +62,7 @@ enum SequencerCommand {
 /// Runs `verbatim sequencer`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let simulated = args.part.is_none() && args.ladder.simulation.is_asked_for();
-    if let Some(outcome) = args.ledger.rerun_under_tap(simulated)? {
+    if let Some(outcome) = args.ledger.rerun_under_tap_if_wanted(simulated)? {
         return Ok(outcome);
     }
     match args.part {

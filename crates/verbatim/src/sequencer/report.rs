@@ -139,7 +139,7 @@ pub(super) fn print_comparison(
         print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
     }
     print("")?;
-    for line in compare_designs(rows) {
+    for line in describe_design_differences(rows) {
         print(format_args!("- {line}"))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0) {
@@ -182,14 +182,14 @@ fn show_setup(
 
 /// Compares the designs in words, with their figures: which change gains and which does not. A
 /// difference within the noise is called noise, and no cause is given for it.
-fn compare_designs(rows: &[Row]) -> Vec<String> {
+fn describe_design_differences(rows: &[Row]) -> Vec<String> {
     let of = |design: Design| rows.iter().find(|row| row.design == design);
     let mut lines = Vec::new();
     let mut compare = |name: &str, from: &Row, to: &Row, why: String| {
         let differ = rate_difference(from, to);
         lines.push(match differ {
-            RateDifference::Noise(words) => format!("{name}: {words}."),
-            RateDifference::Real { words, .. } => format!("{name}: {why}: {words}."),
+            RateDifference::WithinNoise(words) => format!("{name}: {words}."),
+            RateDifference::BeyondNoise { words, .. } => format!("{name}: {why}: {words}."),
         });
     };
     if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
@@ -221,17 +221,19 @@ fn compare_designs(rows: &[Row]) -> Vec<String> {
         of(Design::Atomics),
         others.max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
     ) {
-        lines.push(compare_with_atomics(atomics, best));
+        lines.push(describe_gain_over_atomics(atomics, best));
     }
     lines
 }
 
 /// Compares the design with remote atomics with the best of all other designs.
-fn compare_with_atomics(atomics: &Row, best: &Row) -> String {
+fn describe_gain_over_atomics(atomics: &Row, best: &Row) -> String {
     let name = "Remote atomics need no server CPU";
     match rate_difference(atomics, best) {
-        RateDifference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),
-        RateDifference::Real { words, gain } => {
+        RateDifference::WithinNoise(words) => {
+            format!("{name}: {} beside them is {words}.", best.design)
+        }
+        RateDifference::BeyondNoise { words, gain } => {
             let alone = if gain < 1.0 {
                 " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
             } else {
@@ -248,9 +250,9 @@ fn compare_with_atomics(atomics: &Row, best: &Row) -> String {
 /// The difference between two rates.
 enum RateDifference {
     /// The ranges of the two rates overlap, so the difference may be noise.
-    Noise(String),
+    WithinNoise(String),
     /// The ranges of the two rates do not overlap.
-    Real {
+    BeyondNoise {
         /// The ratio of the two median rates.
         gain: f64,
         words: String,
@@ -268,7 +270,7 @@ fn rate_difference(from: &Row, to: &Row) -> RateDifference {
             )
         };
         let (before, after) = (range(before), range(after));
-        return RateDifference::Noise(format!(
+        return RateDifference::WithinNoise(format!(
             "within the noise ({after} M/s beside {before} M/s of {})",
             from.design
         ));
@@ -279,7 +281,7 @@ fn rate_difference(from: &Row, to: &Row) -> RateDifference {
     } else {
         format!("{} x slower here", format_three_digits(1.0 / gain))
     };
-    RateDifference::Real { gain, words }
+    RateDifference::BeyondNoise { gain, words }
 }
 
 #[cfg(test)]
@@ -346,13 +348,13 @@ mod tests {
     #[test]
     fn lessons_speak_of_what_ran() {
         let rows = rows();
-        assert_eq!(compare_designs(&rows).len(), 4);
+        assert_eq!(describe_design_differences(&rows).len(), 4);
         assert!(
-            compare_designs(&rows)[0].contains("1.50 x faster"),
+            describe_design_differences(&rows)[0].contains("1.50 x faster"),
             "{:?}",
-            compare_designs(&rows)
+            describe_design_differences(&rows)
         );
-        assert!(compare_designs(&rows[..1]).is_empty());
+        assert!(describe_design_differences(&rows[..1]).is_empty());
     }
 
     #[test]
@@ -360,7 +362,7 @@ mod tests {
         let mut rows = rows();
         // Make the ranges of rpc and rpc-batch touch; the medians stay.
         rows[1].rate_per_s.max = rows[2].rate_per_s.min;
-        let lines = compare_designs(&rows);
+        let lines = describe_design_differences(&rows);
         assert!(
             lines[0].starts_with(
                 "Doorbell batching: within the noise (3.00..3.09 M/s beside 2.00..3.00 M/s of rpc)"
@@ -369,7 +371,7 @@ mod tests {
         );
         assert!(!lines[0].contains("one doorbell"), "{lines:?}");
         rows[0].rate_per_s.max = 1e9;
-        let lines = compare_designs(&rows);
+        let lines = describe_design_differences(&rows);
         assert!(lines[3].contains("is within the noise ("), "{lines:?}");
         assert!(!lines[3].contains("cache line"), "{lines:?}");
     }

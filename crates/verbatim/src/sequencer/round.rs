@@ -8,7 +8,7 @@ use sequencer::{ClientReport, Design, NumberChecker, NumberVerdict, ServerStats}
 use serde::Serialize;
 
 use super::arguments::Args;
-use super::lines::Line;
+use super::lines::ServeOrClientLine;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 
 /// The results of one design in one round.
@@ -37,9 +37,10 @@ pub(super) fn run_design_once(
     round: u32,
     design: Design,
 ) -> Result<Round> {
-    let bounce_ns = placement.measure_cache_line_transfer()?;
+    let bounce_ns = placement.measure_cache_line_transfer_ns()?;
     let (mut server, mut server_lines) = start_server(args, &placement.server, design)?;
-    let Line::Listening { address, next, .. } = server_lines.next_line_or_error()? else {
+    let ServeOrClientLine::Listening { address, next, .. } = server_lines.next_line_or_error()?
+    else {
         bail!("the server did not say where it listens");
     };
     let mut clients = Vec::new();
@@ -50,7 +51,7 @@ pub(super) fn run_design_once(
     let mut reports = Vec::new();
     for (number, (_child, lines)) in clients.iter_mut().enumerate() {
         while let Some(line) = lines.next_line()? {
-            if let Line::Report(report) = line {
+            if let ServeOrClientLine::Report(report) = line {
                 checker.add(&format!("client {number}"), &report);
                 reports.push(*report);
             }
@@ -58,7 +59,7 @@ pub(super) fn run_design_once(
     }
     // The server ends when its standard input ends.
     drop(server.0.stdin.take());
-    let Line::Stats(stats) = server_lines.next_line_or_error()? else {
+    let ServeOrClientLine::Stats(stats) = server_lines.next_line_or_error()? else {
         bail!("the server did not say what it did");
     };
     let wanted = args.clients() * args.threads;
@@ -108,8 +109,8 @@ fn start_server(
     args: &Args,
     cores: &[usize],
     design: Design,
-) -> Result<(KillOnDrop, ChildLines<Line>)> {
-    let mut command = subcommand_with_args("serve", args)?;
+) -> Result<(KillOnDrop, ChildLines<ServeOrClientLine>)> {
+    let mut command = sequencer_subcommand_with_nic("serve", args)?;
     command
         .args([
             "--design",
@@ -134,8 +135,8 @@ fn start_client(
     args: &Args,
     cores: &[usize],
     address: &str,
-) -> Result<(KillOnDrop, ChildLines<Line>)> {
-    let mut command = subcommand_with_args("client", args)?;
+) -> Result<(KillOnDrop, ChildLines<ServeOrClientLine>)> {
+    let mut command = sequencer_subcommand_with_nic("client", args)?;
     command
         .arg(address)
         .args(["--threads", &args.threads.to_string()])
@@ -146,6 +147,6 @@ fn start_client(
     start_on_cores(command, cores, "client")
 }
 
-fn subcommand_with_args(name: &str, args: &Args) -> Result<Command> {
+fn sequencer_subcommand_with_nic(name: &str, args: &Args) -> Result<Command> {
     subcommand_with_nic("sequencer", name, &args.nic, &args.port)
 }

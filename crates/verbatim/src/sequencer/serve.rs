@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use sequencer::{Design, Server, ServerConfig};
 
-use super::lines::Line;
+use super::lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::output::{print, print_json};
 use crate::side_by_side;
-use crate::stop::stop_signals;
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim sequencer serve`.
 #[derive(clap::Args)]
@@ -63,7 +63,11 @@ Examples:
 
 /// Runs `verbatim sequencer serve`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    let state = args.state.as_deref().map(args::writable_file).transpose()?;
+    let state = args
+        .state
+        .as_deref()
+        .map(args::check_output_file_path)
+        .transpose()?;
     let end = args.design.end_of_numbers();
     if args.start >= end {
         bail!(
@@ -85,11 +89,11 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         state,
         ..ServerConfig::default()
     };
-    let stop = stop_signals(args.until_eof)?;
+    let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let first = server.stats().next;
     if args.json {
-        print_json(&Line::Listening {
+        print_json(&ServeOrClientLine::Listening {
             address: server.address().to_string(),
             design: args.design,
             next: first,
@@ -116,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let failure = server.failure();
     let stats = server.stop();
     if args.json {
-        print_json(&Line::Stats(stats))?;
+        print_json(&ServeOrClientLine::Stats(stats))?;
     } else {
         print(format_args!(
             "{} numbers for {} clients; the next would be {}",

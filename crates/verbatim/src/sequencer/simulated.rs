@@ -13,10 +13,10 @@ use serde::Serialize;
 use super::arguments::{Args, SimulationArgs};
 use crate::CommandOutcome;
 use crate::args::PublishedExperiment;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed, table};
+use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    check_postlist, format_or_empty, outcome_of_comparison, relative_error,
+    check_postlist, format_or_empty, format_relative_error, outcome_of_comparison,
     run_simulations as simulate, yes_or_no,
 };
 use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             ..simulate_setup(profile, setup)?
         };
         if args.json {
-            print_typed("simulated", &row)?;
+            print_typed_json("simulated", &row)?;
         }
         Ok(row)
     })?;
@@ -89,7 +89,7 @@ fn planned_runs<'p>(
     };
     let mut runs = Vec::new();
     for profile in profiles {
-        let there = profile.at(args.simulation.place.unwrap_or_default());
+        let there = profile.as_seen_from(args.simulation.place.unwrap_or_default());
         let Some(there) = there else {
             bail!(
                 "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
@@ -101,7 +101,7 @@ fn planned_runs<'p>(
             args.simulation.cores = vec![there.host.cores.value as usize];
         }
         for &design in designs {
-            for (value, args) in args.sweep.settings_to_run(&args, Args::set)? {
+            for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
                 for cores in cores(profile, &args.simulation, design) {
                     runs.push((profile, setup(&args, design, cores), value.unwrap_or(cores)));
                 }
@@ -144,7 +144,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 /// Returns the numbers of cores with which a design runs. With atomics, the server's cores are
 /// idle.
 fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
-    let there = profile.at(asked.place.unwrap_or_default());
+    let there = profile.as_seen_from(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
     match (&asked.cores[..], design) {
         ([], Design::Atomics) => vec![1],
@@ -293,7 +293,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             },
             format_three_digits(outcome.rate_mops),
             format_or_empty(row.published, |p| p.value),
-            relative_error(row.relative_error),
+            format_relative_error(row.relative_error),
             if atomics {
                 "-".to_owned()
             } else {

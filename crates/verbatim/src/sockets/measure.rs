@@ -17,54 +17,54 @@ use crate::steps::CommandSteps;
 const START_AND_END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pair of programs, and the figure to read from the client's output.
-struct Row {
+struct ProgramPair {
     description: &'static str,
-    server: &'static str,
-    client: &'static str,
+    server_command_line: &'static str,
+    client_command_line: &'static str,
     /// Extracts the figure from the client's output.
     parse_figure: fn(&str) -> Option<f64>,
     unit: &'static str,
 }
 
-const ROWS: [Row; 6] = [
-    Row {
+const ROWS: [ProgramPair; 6] = [
+    ProgramPair {
         description: "redis-benchmark -P 1, 50 connections, GET",
-        server: "redis-server --port PORT --save --appendonly no",
-        client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t get --csv",
+        server_command_line: "redis-server --port PORT --save --appendonly no",
+        client_command_line: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t get --csv",
         parse_figure: |text| {
             number_in_field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1)
         },
         unit: "1/s",
     },
-    Row {
+    ProgramPair {
         description: "the same, SET",
-        server: "redis-server --port PORT --save --appendonly no",
-        client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t set --csv",
+        server_command_line: "redis-server --port PORT --save --appendonly no",
+        client_command_line: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t set --csv",
         parse_figure: |text| {
             number_in_field(text.lines().find(|l| l.starts_with("\"SET\""))?, ',', 1)
         },
         unit: "1/s",
     },
-    Row {
+    ProgramPair {
         description: "request and response of 1 byte (qperf tcp_lat, one way)",
-        server: "qperf -lp PORT",
-        client: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
+        server_command_line: "qperf -lp PORT",
+        client_command_line: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
         parse_figure: |text| microseconds(text.lines().find(|l| l.contains("latency"))?),
         unit: "µs",
     },
-    Row {
+    ProgramPair {
         description: "one stream (iperf3)",
-        server: "iperf3 -s -1 -p PORT",
-        client: "iperf3 -c 127.0.0.1 -p PORT -t 2 -f g",
+        server_command_line: "iperf3 -s -1 -p PORT",
+        client_command_line: "iperf3 -c 127.0.0.1 -p PORT -t 2 -f g",
         parse_figure: |text| {
             number_before(text.lines().find(|l| l.contains("receiver"))?, "Gbits/sec")
         },
         unit: "Gbit/s",
     },
-    Row {
+    ProgramPair {
         description: "nginx, 1 KB, keep-alive, 16 connections (ab)",
-        server: "nginx -c FOLDER/nginx.conf",
-        client: "ab -q -k -c 16 -n 40000 http://127.0.0.1:PORT/index.html",
+        server_command_line: "nginx -c FOLDER/nginx.conf",
+        client_command_line: "ab -q -k -c 16 -n 40000 http://127.0.0.1:PORT/index.html",
         parse_figure: |text| {
             number_after(
                 text.lines()
@@ -74,10 +74,10 @@ const ROWS: [Row; 6] = [
         },
         unit: "1/s",
     },
-    Row {
+    ProgramPair {
         description: "redis-benchmark -P 16, 50 connections, GET",
-        server: "redis-server --port PORT --save --appendonly no",
-        client: "redis-benchmark -p PORT -P 16 -c 50 -n 400000 -t get --csv",
+        server_command_line: "redis-server --port PORT --save --appendonly no",
+        client_command_line: "redis-benchmark -p PORT -P 16 -c 50 -n 400000 -t get --csv",
         parse_figure: |text| {
             number_in_field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1)
         },
@@ -130,7 +130,7 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
     let all = u64::from(rounds) * 2;
     let steps = CommandSteps::new(all * ROWS.len() as u64)?;
     for row in &ROWS {
-        let missing = [row.server, row.client]
+        let missing = [row.server_command_line, row.client_command_line]
             .into_iter()
             .find(|words| !is_in_search_path(words));
         if let Some(words) = missing {
@@ -150,7 +150,7 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
                     row.description,
                     if carried { "RDMA" } else { "TCP" }
                 );
-                let figure = steps.run(name, || run_pair_once(row, carried));
+                let figure = steps.run(name, || measure_pair_once(row, carried));
                 let Some(figure) = figure.with_context(|| row.description)? else {
                     break 'rounds;
                 };
@@ -191,29 +191,34 @@ fn is_in_search_path(words: &str) -> bool {
 }
 
 /// Runs a server and a client once, and returns the figure.
-fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
+fn measure_pair_once(row: &ProgramPair, carried: bool) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
     drop(listener);
     write_files(folder.path(), port)?;
-    let mut server = KillOnDrop(start_program(row.server, port, folder.path(), carried)?);
+    let mut server = KillOnDrop(start_program(
+        row.server_command_line,
+        port,
+        folder.path(),
+        carried,
+    )?);
     let end = Instant::now() + START_AND_END_TIMEOUT;
     // Do not probe a server that accepts only one connection.
-    if row.server.contains(" -1 ") {
+    if row.server_command_line.contains(" -1 ") {
         std::thread::sleep(Duration::from_millis(500));
     } else {
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             if Instant::now() > end || server.0.try_wait()?.is_some() {
-                bail!("{} does not listen", first_word(row.server));
+                bail!("{} does not listen", first_word(row.server_command_line));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
-    let client = start_program(row.client, port, folder.path(), carried)?;
+    let client = start_program(row.client_command_line, port, folder.path(), carried)?;
     let out = client.wait_with_output()?;
     let text = String::from_utf8_lossy(&out.stdout);
-    if row.server.starts_with("nginx") {
+    if row.server_command_line.starts_with("nginx") {
         // The master of nginx ends its workers at SIGTERM, but cannot do so at SIGKILL.
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&server.0),
@@ -221,8 +226,12 @@ fn run_pair_once(row: &Row, carried: bool) -> Result<f64> {
         )?;
         server.0.wait()?;
     }
-    (row.parse_figure)(&text)
-        .with_context(|| format!("{} printed no figure: {text}", first_word(row.client)))
+    (row.parse_figure)(&text).with_context(|| {
+        format!(
+            "{} printed no figure: {text}",
+            first_word(row.client_command_line)
+        )
+    })
 }
 
 fn start_program(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {

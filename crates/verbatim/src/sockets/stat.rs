@@ -1,21 +1,22 @@
 //! The TCP connections of this user's processes, and their state.
 
 use anyhow::{Context, Result};
-use sockets::stat::{Connection, EndedTotals};
+use sockets::stat::{Connection, TotalsOfEndedConnections};
 
 use crate::CommandOutcome;
 use crate::output;
 
 /// Prints the existing connections, and the totals of the ended connections.
 pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> {
-    let found = sockets::stat::connections(fabric).context("cannot read the fabric's folder")?;
-    let ended = sockets::stat::ended_totals(fabric)
+    let found =
+        sockets::stat::live_connections(fabric).context("cannot read the fabric's folder")?;
+    let ended = sockets::stat::totals_of_ended_connections(fabric)
         .context("cannot read the totals of the connections that have ended")?;
     if json {
         for connection in &found {
-            output::print_typed("connection", connection)?;
+            output::print_typed_json("connection", connection)?;
         }
-        output::print_typed("ended", &ended)?;
+        output::print_typed_json("ended", &ended)?;
     } else {
         output::print(format!(
             "{}\n\n{}",
@@ -48,7 +49,7 @@ fn table(found: Vec<Connection>) -> comfy_table::Table {
 
 /// Formats the totals of ended connections: a line for RDMA, and a line for each reason to stay on
 /// TCP.
-fn format_ended_totals(ended: &EndedTotals) -> String {
+fn format_ended_totals(ended: &TotalsOfEndedConnections) -> String {
     let mut text = format!(
         "Ended: {} connections that RDMA carried, with {} bytes and {} wakes",
         ended.carried, ended.bytes, ended.wakes
@@ -65,7 +66,7 @@ mod tests {
 
     #[test]
     fn each_reason_has_its_line() {
-        let ended = EndedTotals {
+        let ended = TotalsOfEndedConnections {
             carried: 2,
             bytes: 300,
             wakes: 4,

@@ -105,6 +105,6 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(if same {
         CommandOutcome::Done
     } else {
-        CommandOutcome::No
+        CommandOutcome::NegativeAnswer
     })
 }

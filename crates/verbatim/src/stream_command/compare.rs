@@ -17,7 +17,7 @@ use super::serve::Listening;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::children::{start_on_cores, subcommand_with_nic};
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed};
+use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
 use crate::side_by_side::{assign_cores, format_or_empty, run_interleaved, spread};
 
 /// Arguments of the comparison.
@@ -51,7 +51,7 @@ pub(super) struct Args {
 /// A setting that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
-    message: usize,
+    message_bytes: usize,
     connections: usize,
     carrier: Carrier,
 }
@@ -75,7 +75,7 @@ struct Round {
 impl Round {
     fn matches_point(&self, point: Point) -> bool {
         let own = (self.message_bytes, self.connections, self.carrier);
-        own == (point.message, point.connections, point.carrier)
+        own == (point.message_bytes, point.connections, point.carrier)
     }
 }
 
@@ -116,7 +116,7 @@ struct MeasurementContext<'a> {
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     crate::streams::raise_descriptor_limit()?;
     let placement = assign_cores(1, 1, 1, "the client")?;
-    let bounce_ns = placement.measure_cache_line_transfer()?;
+    let bounce_ns = placement.measure_cache_line_transfer_ns()?;
     let folder = tempfile::tempdir().context("cannot make a folder for the Unix socket")?;
     let unix = folder.path().join("socket");
     let mut command = subcommand_with_nic("stream", "serve", &args.nic, &args.port)?;
@@ -144,7 +144,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         unix_socket_path: unix,
     };
     let points = points(args, setup.server_addresses.rsocket.is_some());
-    let name = |p: Point| format!("{} bytes by {}", p.message, p.carrier.name());
+    let name = |p: Point| format!("{} bytes by {}", p.message_bytes, p.carrier.name());
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
     })?;
@@ -153,7 +153,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let rows = measured.map(|&point| row(args, point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
     if args.json {
-        rows.iter().try_for_each(|row| print_typed("row", row))?;
+        rows.iter()
+            .try_for_each(|row| print_typed_json("row", row))?;
     } else {
         print(table(&rows, bounce_ns))?;
     }
@@ -179,7 +180,7 @@ fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
             let with_rsockets = with_rsockets && connections <= MAX_RSOCKETS;
             let carriers = carriers.filter(|c| with_rsockets || *c != Carrier::Rsocket);
             points.extend(carriers.map(|carrier| Point {
-                message,
+                message_bytes: message,
                 connections,
                 carrier,
             }));
@@ -195,7 +196,7 @@ impl MeasurementContext<'_> {
             Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
         };
         let target = ServerAddresses {
-            address: self.server_addresses.address,
+            tcp_or_rdma_address: self.server_addresses.address,
             unix: &self.unix_socket_path,
             rsocket: self.server_addresses.rsocket,
             connector: &self.connector,
@@ -205,7 +206,7 @@ impl MeasurementContext<'_> {
             &target,
             point.carrier,
             point.connections,
-            point.message,
+            point.message_bytes,
             self.args.duration,
         );
         let measured = self.runtime.block_on(run)?;
@@ -219,12 +220,13 @@ impl MeasurementContext<'_> {
         Ok(Round {
             round,
             carrier: point.carrier,
-            message_bytes: point.message,
+            message_bytes: point.message_bytes,
             connections: point.connections,
             messages_per_s: measured.messages as f64 / measured.seconds,
             ns_p50: latency(50) as f64,
             ns_p99: latency(99) as f64,
-            cpu_ns_per_byte: used as f64 / (2.0 * measured.messages as f64 * point.message as f64),
+            cpu_ns_per_byte: used as f64
+                / (2.0 * measured.messages as f64 * point.message_bytes as f64),
             verified: measured.messages,
         })
     }
@@ -246,7 +248,7 @@ fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
     Ok(Row {
         kind: args.nic.provider.nic_description(),
         carrier: point.carrier,
-        message_bytes: point.message,
+        message_bytes: point.message_bytes,
         connections: point.connections,
         messages_per_s: spread(of.iter().map(|r| r.messages_per_s))?,
         ratio: MedianAndSpread::of(&ratios.collect::<Vec<_>>()),

@@ -43,7 +43,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
 /// The addresses of the server.
 pub(super) struct ServerAddresses<'a> {
-    pub(super) address: SocketAddr,
+    pub(super) tcp_or_rdma_address: SocketAddr,
     pub(super) unix: &'a Path,
     /// Address of the server's rsocket, if it has one.
     pub(super) rsocket: Option<SocketAddr>,
@@ -70,7 +70,12 @@ pub(super) async fn run(
     let begun = Instant::now();
     let mut clients = JoinSet::new();
     for (stream, seed) in streams.into_iter().zip(1..) {
-        clients.spawn(client(stream, seed, len, begun + duration));
+        clients.spawn(measure_echo_round_trips(
+            stream,
+            seed,
+            len,
+            begun + duration,
+        ));
     }
     let mut latencies = Vec::new();
     let mut seconds = 0f64;
@@ -89,12 +94,12 @@ pub(super) async fn run(
 async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<dyn Connection>> {
     Ok(match carrier {
         Carrier::Rdma => {
-            let stream = target.connector.connect(target.address).await?;
+            let stream = target.connector.connect(target.tcp_or_rdma_address).await?;
             ensure!(stream.is_rdma(), "the server declines RDMA");
             Box::new(stream)
         }
         Carrier::Tcp => {
-            let mut tcp = TcpStream::connect(target.address).await?;
+            let mut tcp = TcpStream::connect(target.tcp_or_rdma_address).await?;
             tcp.set_nodelay(true)?;
             // The server cannot tell a client by TCP from one by RDMA before the first bytes, and limits the clients
             // that have sent none.
@@ -110,7 +115,7 @@ async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<d
 
 /// Sends messages one after the other. A long message is written and its echo is read concurrently,
 /// since the buffers may not hold the whole message.
-async fn client(
+async fn measure_echo_round_trips(
     stream: Box<dyn Connection>,
     seed: u64,
     len: usize,

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rsocket::net::{Listener, Stream, Wanted, poll};
+use rsocket::net::{Listener, SocketAndAwaitedEvent, Stream, poll};
 
 use super::messages::{MAX_READ_BYTES, PseudoRandomBytes, RunResult, write_number_into};
 
@@ -72,7 +72,7 @@ impl EchoSocket {
     ///
     /// # Errors
     /// Returns an error at the end of the connection, `UnexpectedEof` if the client has ended its data.
-    fn move_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
+    fn echo_available_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
         let mut any = false;
         if self.unsent_echo.is_empty() {
             let Some(read) = none_if_would_block(self.stream.read(room))? else {
@@ -91,17 +91,17 @@ impl EchoSocket {
         Ok(any)
     }
 
-    fn events_to_poll(&self) -> Wanted {
+    fn events_to_poll(&self) -> SocketAndAwaitedEvent {
         if self.unsent_echo.is_empty() {
-            Wanted::readable(&self.stream)
+            SocketAndAwaitedEvent::readable(&self.stream)
         } else {
-            Wanted::readable_or_writable(&self.stream)
+            SocketAndAwaitedEvent::readable_or_writable(&self.stream)
         }
     }
 }
 
 /// Starts an echo server on a thread, for the life of the process. Returns its address.
-pub(super) fn serve(address: SocketAddr) -> Result<SocketAddr> {
+pub(super) fn start_echo_server(address: SocketAddr) -> Result<SocketAddr> {
     use_softnic();
     let listener = Listener::bind(address);
     let listener = listener.with_context(|| format!("cannot listen at {address} by rsockets"))?;
@@ -129,7 +129,7 @@ fn echo_all(listener: &Listener) -> Result<()> {
             });
             any = true;
         }
-        echoes.retain_mut(|echo| match echo.move_bytes(&mut room) {
+        echoes.retain_mut(|echo| match echo.echo_available_bytes(&mut room) {
             Ok(moved) => {
                 any |= moved;
                 true
@@ -140,7 +140,10 @@ fn echo_all(listener: &Listener) -> Result<()> {
     };
     let sleep = |echoes: &Vec<EchoSocket>| {
         let wanted = echoes.iter().map(EchoSocket::events_to_poll);
-        poll(wanted.chain([Wanted::connection(listener)]), None)
+        poll(
+            wanted.chain([SocketAndAwaitedEvent::incoming_connection(listener)]),
+            None,
+        )
     };
     poll_until_done(&mut Vec::new(), step, sleep)
 }
@@ -176,7 +179,7 @@ impl Client {
     }
 
     /// Moves bytes of the current message, and begins the next one after its echo. Returns whether bytes were moved.
-    fn move_bytes(&mut self, until: Instant) -> Result<bool> {
+    fn exchange_available_bytes(&mut self, until: Instant) -> Result<bool> {
         let mut any = false;
         if self.sent_bytes == 0 {
             write_number_into(&mut self.message_being_sent, self.round_trips_ns.len())?;
@@ -216,11 +219,11 @@ impl Client {
         Ok(any)
     }
 
-    fn events_to_poll(&self) -> Wanted {
+    fn events_to_poll(&self) -> SocketAndAwaitedEvent {
         if self.sent_bytes == self.message_being_sent.len() {
-            Wanted::readable(&self.stream)
+            SocketAndAwaitedEvent::readable(&self.stream)
         } else {
-            Wanted::readable_or_writable(&self.stream)
+            SocketAndAwaitedEvent::readable_or_writable(&self.stream)
         }
     }
 }
@@ -244,7 +247,7 @@ pub(super) fn run(
     let step = |clients: &mut Vec<Client>| {
         let (mut any, mut all_done) = (false, true);
         for client in clients.iter_mut().filter(|client| !client.is_finished) {
-            any |= client.move_bytes(until)?;
+            any |= client.exchange_available_bytes(until)?;
             all_done &= client.is_finished;
         }
         Ok((!all_done).then_some(any))

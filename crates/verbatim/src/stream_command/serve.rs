@@ -14,8 +14,8 @@ use tokio::net::UnixListener;
 use super::messages::MAX_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed};
-use crate::stop::stop_signals;
+use crate::output::{print, print_typed_json};
+use crate::stop::stop_request_channel;
 use crate::streams::{config, parse_socket_address, raise_descriptor_limit, runtime};
 
 /// Arguments of `verbatim stream serve`.
@@ -72,8 +72,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut config = config(&args.nic, &args.port, policy)?;
     config.queue_size = args.queue;
     raise_descriptor_limit()?;
-    let rsocket = args.rsocket.map(super::rsockets::serve).transpose()?;
-    let stop = stop_signals(args.until_eof)?;
+    let rsocket = args
+        .rsocket
+        .map(super::rsockets::start_echo_server)
+        .transpose()?;
+    let stop = stop_request_channel(args.until_eof)?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         // The server ends at a message, or when the sending side of the channel is dropped.
@@ -90,7 +93,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         let address = listener.local_addr()?;
         if args.json {
-            print_typed("listening", &Listening { address, rsocket })?;
+            print_typed_json("listening", &Listening { address, rsocket })?;
         } else {
             print(format_args!("echo at {address}, by RDMA and by TCP"))?;
             if let Some(rsocket) = rsocket {

@@ -11,7 +11,7 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::output::{self, print, print_json};
-use crate::stop::stop_signals;
+use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim tensor serve`.
 #[derive(clap::Args)]
@@ -59,10 +59,10 @@ enum Line {
 /// Runs `verbatim tensor serve`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let stop = stop_signals(args.until_eof)?;
+    let stop = stop_request_channel(args.until_eof)?;
     let config = Config {
         nic: nic.config,
-        listen: Some(args.listen.clone()),
+        listen_address: Some(args.listen.clone()),
         capacity_bytes: args.capacity as u64,
         ..Config::default()
     };
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     let bar = output::activity_display(args.json);
     while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
-        let held = store.holdings();
+        let held = store.store_statistics();
         bar.set_message(format!(
             "{} tensors, {} MB",
             held.tensors,
@@ -85,12 +85,12 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         ));
     }
     bar.finish_and_clear();
-    report(args.json, store.holdings())?;
+    print_store_statistics(args.json, store.store_statistics())?;
     Ok(CommandOutcome::Done)
 }
 
 /// Prints the content of the store.
-fn report(json: bool, held: StoreStatistics) -> Result<()> {
+fn print_store_statistics(json: bool, held: StoreStatistics) -> Result<()> {
     let StoreStatistics {
         tensors,
         stored_bytes,

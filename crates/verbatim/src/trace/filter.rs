@@ -21,12 +21,12 @@ pub(super) struct TraceFilter {
 /// The QP number of each queue pair by its name, and the name by the number. Completions contain the number, and
 /// posts contain the name.
 #[derive(Debug, Default)]
-pub(super) struct QpNames {
+pub(super) struct QpNamesAndNumbers {
     qpn_by_name: HashMap<(u32, String), u32>,
     name_by_qpn: HashMap<(u32, u32), String>,
 }
 
-impl QpNames {
+impl QpNamesAndNumbers {
     /// Records the queue pair that a line creates.
     pub(super) fn record_created_qp(&mut self, line: &TraceLine) {
         let TraceEvent::Call {
@@ -42,13 +42,13 @@ impl QpNames {
         else {
             return;
         };
-        if let Some(number) = parse_number(number).filter(|_| name.starts_with("qp")) {
+        if let Some(number) = parse_0x_number(number).filter(|_| name.starts_with("qp")) {
             self.qpn_by_name.insert((line.pid, name.to_owned()), number);
             self.name_by_qpn.insert((line.pid, number), name.to_owned());
         }
     }
 
-    pub(super) fn number(&self, pid: u32, name: &str) -> Option<u32> {
+    pub(super) fn find_qpn(&self, pid: u32, name: &str) -> Option<u32> {
         self.qpn_by_name.get(&(pid, name.to_owned())).copied()
     }
 
@@ -57,13 +57,13 @@ impl QpNames {
     }
 }
 
-fn parse_number(text: &str) -> Option<u32> {
+fn parse_0x_number(text: &str) -> Option<u32> {
     u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
 impl TraceFilter {
     /// Returns true if the line passes the filter.
-    pub(super) fn admits(&self, line: &TraceLine, queues: &QpNames) -> bool {
+    pub(super) fn admits(&self, line: &TraceLine, queues: &QpNamesAndNumbers) -> bool {
         self.pid.is_none_or(|pid| pid == line.pid)
             && self
                 .qp
@@ -73,10 +73,10 @@ impl TraceFilter {
     }
 }
 
-fn is_about_qp(line: &TraceLine, qp: &str, queues: &QpNames) -> bool {
-    let wanted = parse_number(qp);
+fn is_about_qp(line: &TraceLine, qp: &str, queues: &QpNamesAndNumbers) -> bool {
+    let wanted = parse_0x_number(qp);
     let is_named =
-        |name: &str| name == qp || wanted.is_some() && queues.number(line.pid, name) == wanted;
+        |name: &str| name == qp || wanted.is_some() && queues.find_qpn(line.pid, name) == wanted;
     match &line.event {
         TraceEvent::PostSend(post) => is_named(&post.qp),
         TraceEvent::PostRecv(post) => is_named(&post.queue),

@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tap::trace::TraceLine;
 
-use super::filter::{QpNames, TraceFilter};
+use super::filter::{QpNamesAndNumbers, TraceFilter};
 
 /// A reader of the lines of a trace that pass `filter`.
 pub(super) struct FilteredLines<'a> {
     filter: &'a TraceFilter,
     /// The queue pairs in all lines that were read so far, including lines that do not pass the
     /// filter.
-    pub(super) queues: QpNames,
+    pub(super) qp_names: QpNamesAndNumbers,
     file: BufReader<File>,
     path: PathBuf,
     buffer: Vec<u8>,
     /// Number of lines about verbs that were read so far.
-    pub(super) lines_read: u64,
+    pub(super) verb_lines_read: u64,
     /// Number of lines that are neither about verbs nor comments.
     pub(super) unparsed_lines: u64,
 }
@@ -29,11 +29,11 @@ impl<'a> FilteredLines<'a> {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self {
             filter,
-            queues: QpNames::default(),
+            qp_names: QpNamesAndNumbers::default(),
             file: BufReader::new(file),
             path: path.to_owned(),
             buffer: Vec::new(),
-            lines_read: 0,
+            verb_lines_read: 0,
             unparsed_lines: 0,
         })
     }
@@ -52,9 +52,9 @@ impl<'a> FilteredLines<'a> {
             }
             match TraceLine::parse(&text) {
                 Some(line) => {
-                    self.lines_read += 1;
-                    self.queues.record_created_qp(&line);
-                    if self.filter.admits(&line, &self.queues) {
+                    self.verb_lines_read += 1;
+                    self.qp_names.record_created_qp(&line);
+                    if self.filter.admits(&line, &self.qp_names) {
                         return Ok(Some(line));
                     }
                 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::CommandOutcome;
-use crate::output::{StdoutClosed, print, print_typed};
+use crate::output::{StdoutClosed, print, print_typed_json};
 use filter::TraceFilter;
 use lines::FilteredLines;
 use statistics::Statistics;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             args.file.display()
         );
     }
-    if lines.lines_read == 0 {
+    if lines.verb_lines_read == 0 {
         bail!(
             "{} has no line of a trace; verbatim run --trace FILE writes one",
             args.file.display()
@@ -126,7 +126,7 @@ fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
     let mut statistics = Statistics::new(args.by_qp);
     while let Some(line) = lines.next()? {
         statistics.count_polls(&line);
-        for work in pairing.take_completed_by_line(&line, &lines.queues) {
+        for work in pairing.add_line_and_take_completed(&line, &lines.qp_names) {
             statistics.count_work(&work);
         }
     }
@@ -135,10 +135,10 @@ fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
     }
     if args.json {
         for row in statistics.rows() {
-            print_typed("verb", &row)?;
+            print_typed_json("verb", &row)?;
         }
         for polls in statistics.polls() {
-            print_typed("polls", &polls)?;
+            print_typed_json("polls", &polls)?;
         }
         return Ok(());
     }

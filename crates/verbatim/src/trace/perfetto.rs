@@ -21,30 +21,30 @@ use super::work::{PostPairing, RECV, TracedWork};
 /// # Errors
 /// Returns an error if the trace cannot be read, or `out` cannot be written.
 pub(super) fn write(lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Result<()> {
-    let mut events = PerfettoEvents::new(out)?;
+    let mut events = PerfettoEventWriter::new(out)?;
     let mut pairing = PostPairing::default();
     let mut works = Vec::new();
     let mut last_ns = 0;
     while let Some(line) = lines.next()? {
         last_ns = last_ns.max(line.at_ns);
         events.write_instant(&line)?;
-        works.extend(pairing.take_completed_by_line(&line, &lines.queues));
+        works.extend(pairing.add_line_and_take_completed(&line, &lines.qp_names));
     }
     works.extend(pairing.into_sends_without_completion());
     // Drop RECVs: they wait for messages, and show no work in progress on this side.
     works.retain(|work| work.verb != RECV);
     works.sort_by_key(|work| work.posted_ns);
     for work in &works {
-        events.slice(work, last_ns)?;
+        events.write_slice(work, last_ns)?;
     }
-    events.end()
+    events.write_end()
 }
 
 /// The first track number for queue pairs, which exceeds all thread ids (`PID_MAX_LIMIT` of Linux
 /// is 2^22).
 const FIRST_QP_TRACK_NUMBER: u64 = 1 << 23;
 
-struct PerfettoEvents<'a, W> {
+struct PerfettoEventWriter<'a, W> {
     out: &'a mut W,
     is_first_event: bool,
     tracks: HashMap<(u32, String), QpTracks>,
@@ -58,7 +58,7 @@ struct QpTracks {
     track_count: u64,
 }
 
-impl<'a, W: Write> PerfettoEvents<'a, W> {
+impl<'a, W: Write> PerfettoEventWriter<'a, W> {
     fn new(out: &'a mut W) -> Result<Self> {
         out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
         Ok(Self {
@@ -103,7 +103,7 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
 
     /// Writes the slice of a work request. If its completion is unknown, the slice lasts until the
     /// end of the trace.
-    fn slice(&mut self, work: &TracedWork, last_ns: u64) -> Result<()> {
+    fn write_slice(&mut self, work: &TracedWork, last_ns: u64) -> Result<()> {
         let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
         let track = self.free_track_for_work(work, end)?;
         let mut slice = json!({
@@ -152,7 +152,7 @@ impl<'a, W: Write> PerfettoEvents<'a, W> {
         Ok(track)
     }
 
-    fn end(self) -> Result<()> {
+    fn write_end(self) -> Result<()> {
         self.out.write_all(b"\n]}\n")?;
         Ok(())
     }

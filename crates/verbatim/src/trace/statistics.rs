@@ -164,7 +164,7 @@ impl Statistics {
         for row in self.rows() {
             let shown = |ns: fn(&CompletionTimes) -> u64| {
                 let times = row.time_ns.as_ref();
-                times.map_or_else(|| "–".to_owned(), |times| in_units(ns(times)))
+                times.map_or_else(|| "–".to_owned(), |times| format_integer_ns(ns(times)))
             };
             let qp = row.qp.as_ref().zip(row.qpn);
             rows.add_row([
@@ -205,7 +205,7 @@ fn ratio(of: u64, to: u64) -> String {
 }
 
 #[allow(clippy::cast_precision_loss)] // figures for people
-fn in_units(ns: u64) -> String {
+fn format_integer_ns(ns: u64) -> String {
     format_time_ns(ns as f64)
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tap::trace::{TraceEvent, TraceLine, TracedCompletion};
 
-use super::filter::QpNames;
+use super::filter::QpNamesAndNumbers;
 
 /// A work request and its completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,10 +40,10 @@ pub(super) struct PostPairing {
 
 impl PostPairing {
     /// Processes a line, and returns the work requests that it completes.
-    pub(super) fn take_completed_by_line(
+    pub(super) fn add_line_and_take_completed(
         &mut self,
         line: &TraceLine,
-        queues: &QpNames,
+        queues: &QpNamesAndNumbers,
     ) -> Vec<TracedWork> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
@@ -51,7 +51,7 @@ impl PostPairing {
                 let work = TracedWork {
                     pid: line.pid,
                     qp_or_srq_name: post.qp.clone(),
-                    qpn: queues.number(line.pid, &post.qp),
+                    qpn: queues.find_qpn(line.pid, &post.qp),
                     wr_id: post.wr_id,
                     verb: post.opcode.clone(),
                     bytes: post.bytes,
@@ -71,7 +71,7 @@ impl PostPairing {
                 let work = TracedWork {
                     pid: line.pid,
                     qp_or_srq_name: post.queue.clone(),
-                    qpn: queues.number(line.pid, &post.queue),
+                    qpn: queues.find_qpn(line.pid, &post.queue),
                     wr_id: post.wr_id,
                     verb: RECV.to_owned(),
                     bytes: post.bytes,
@@ -85,16 +85,16 @@ impl PostPairing {
                 queue.push_back(work);
                 Vec::new()
             }
-            TraceEvent::Completion(found) => self.complete(line, found, queues),
+            TraceEvent::Completion(found) => self.take_completed_by_completion(line, found, queues),
             _ => Vec::new(),
         }
     }
 
-    fn complete(
+    fn take_completed_by_completion(
         &mut self,
         line: &TraceLine,
         found: &TracedCompletion,
-        queues: &QpNames,
+        queues: &QpNamesAndNumbers,
     ) -> Vec<TracedWork> {
         let name = found
             .qpn
@@ -171,12 +171,12 @@ mod tests {
 
     fn paired(lines: &[&str]) -> (Vec<TracedWork>, Vec<TracedWork>) {
         let mut pairing = PostPairing::default();
-        let mut queues = QpNames::default();
+        let mut queues = QpNamesAndNumbers::default();
         let mut done = Vec::new();
         for (n, line) in lines.iter().enumerate() {
             let line = TraceLine::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
             queues.record_created_qp(&line);
-            done.extend(pairing.take_completed_by_line(&line, &queues));
+            done.extend(pairing.add_line_and_take_completed(&line, &queues));
         }
         (done, pairing.into_sends_without_completion())
     }

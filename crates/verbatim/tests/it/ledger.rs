@@ -53,11 +53,11 @@ fn server_and_client_of_an_unmodified_program_are_one_ledger() {
     let worked: Vec<_> = ledger
         .processes
         .iter()
-        .filter(|process| process.operations() > 0)
+        .filter(|process| process.posted_operations() > 0)
         .collect();
     assert_eq!(worked.len(), 2, "{ledger:?}");
     for process in worked {
-        assert_eq!((process.operations(), process.peers), (500, 1));
+        assert_eq!((process.posted_operations(), process.peers), (500, 1));
         assert!(process.complete && process.program.contains("ibv_rc_pingpong"));
         let qp = process.posting_queue_pairs().next().expect("it sent");
         assert_eq!(qp.sent[0].operation.payload_bytes, 4096);
@@ -79,7 +79,11 @@ fn the_projects_own_programs_are_counted_with_all_their_processes() {
         "200ms",
         "--json",
     ]);
-    let sent: Vec<_> = ledger.processes.iter().map(|p| p.operations()).collect();
+    let sent: Vec<_> = ledger
+        .processes
+        .iter()
+        .map(|p| p.posted_operations())
+        .collect();
     assert!(
         sent.iter().filter(|sent| **sent > 0).count() >= 2,
         "{sent:?}"

@@ -59,7 +59,7 @@ impl Deviation {
         }
     }
 
-    pub(super) const fn flaky(mut self) -> Self {
+    pub(super) const fn mark_flaky(mut self) -> Self {
         self.flaky = true;
         self
     }

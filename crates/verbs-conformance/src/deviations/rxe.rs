@@ -91,25 +91,25 @@ const QUEUES: &[Deviation] = &[
     Deviation::new(
         Wrong,
         "queues::a_full_send_queue_of_uc_refuses_with_bad_wr",
-        SLOTS,
+        FREES_SEND_SLOT_BEFORE_POLL,
         "the send queue is full: ()",
     ),
     Deviation::new(
         Wrong,
         "queues::a_full_send_queue_of_ud_refuses_with_bad_wr",
-        SLOTS,
+        FREES_SEND_SLOT_BEFORE_POLL,
         "the send queue is full: ()",
     ),
     Deviation::new(
         Wrong,
         "queues::unsignaled_wrs_hold_their_slots",
-        SLOTS,
+        FREES_SEND_SLOT_BEFORE_POLL,
         "nothing has freed a slot: ()",
     ),
     Deviation::new(
         Wrong,
         "queues::polling_makes_room_in_the_send_queue",
-        SLOTS,
+        FREES_SEND_SLOT_BEFORE_POLL,
         "full again: ()",
     ),
     Deviation::new(
@@ -151,13 +151,13 @@ const QUEUES: &[Deviation] = &[
     Deviation::new(
         Wrong,
         "overrun::a_queue_that_is_polled_is_not_overrun",
-        NO_MERCY,
+        LOSES_COMPLETION_AT_ONCE,
         "wr_id of wc(",
     ),
     Deviation::new(
         Wrong,
         "overrun::a_larger_queue_is_not_overrun",
-        NO_MERCY,
+        LOSES_COMPLETION_AT_ONCE,
         "async_event(OVERRUN_DETECTION_TIME).is_none()",
     ),
     Deviation::new(
@@ -172,16 +172,16 @@ const QUEUES: &[Deviation] = &[
         "now and then a sender that was told to wait for a receive is never heard of again",
         "completions came: [",
     )
-    .flaky(),
+    .mark_flaky(),
 ];
 
 const OVERRUN: &str = "a CQ without room loses the completion and raises IBV_EVENT_CQ_ERR, and goes on when it has been polled; a QP \
      that sends hears nothing of it, one that receives goes to ERR without IBV_EVENT_QP_FATAL";
 
-const NO_MERCY: &str = "a completion for which there is no room is lost at once, as on any NIC; the software NIC gives the program \
+const LOSES_COMPLETION_AT_ONCE: &str = "a completion for which there is no room is lost at once, as on any NIC; the software NIC gives the program \
      a quarter of a second to poll, or to make the CQ larger";
 
-const SLOTS: &str = "a slot of the send queue is free when its WR is done, not when that completion is polled: a CQ can be \
+const FREES_SEND_SLOT_BEFORE_POLL: &str = "a slot of the send queue is free when its WR is done, not when that completion is polled: a CQ can be \
      overrun by a queue that is never full";
 
 const COMPLETIONS: &[Deviation] = &[
@@ -224,7 +224,7 @@ const COMPLETIONS: &[Deviation] = &[
     ),
     Deviation::new(
         Hangs,
-        "atomics::no_credit_for_atomics",
+        "atomics::reads_and_atomics_fail_with_rd_atomic_0",
         "a READ or an atomic on a QP with `max_rd_atomic` 0 waits for ever",
         "0 of 1 completions came: []",
     ),

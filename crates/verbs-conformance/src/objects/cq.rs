@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{
-    Channel, Context, Cq, QUIET_PERIOD, expect_ok, last_errno, readable, set_errno, set_nonblocking,
+    Channel, Context, Cq, QUIET_PERIOD, becomes_readable_within, expect_ok, last_errno, set_errno,
+    set_nonblocking,
 };
 use crate::harness::{record_awaited_event, wait_limit};
 use crate::wr::Wc;
@@ -20,8 +21,8 @@ impl Channel {
 
     /// Returns true if an event is waiting or occurs within `wait`.
     #[must_use]
-    pub fn readable(&self, wait: Duration) -> bool {
-        readable(self.fd(), wait)
+    pub fn has_event_within(&self, wait: Duration) -> bool {
+        becomes_readable_within(self.fd(), wait)
     }
 
     /// Sets or clears `O_NONBLOCK`.
@@ -53,7 +54,7 @@ impl Channel {
     pub fn await_and_ack_event(&self, cq: &Cq) {
         self.set_nonblocking(true);
         record_awaited_event("waiting for a CQ event");
-        assert!(self.readable(wait_limit()), "no CQ event came");
+        assert!(self.has_event_within(wait_limit()), "no CQ event came");
         record_awaited_event("");
         let (raw, _) = expect_ok("ibv_get_cq_event", self.take_unacked_event());
         assert_eq!(raw, cq.raw(), "the event is another CQ's");
@@ -63,7 +64,7 @@ impl Channel {
     /// Panics if an event is waiting or occurs within a moment.
     #[track_caller]
     pub fn expect_no_event(&self) {
-        assert!(!self.readable(QUIET_PERIOD), "a CQ event came");
+        assert!(!self.has_event_within(QUIET_PERIOD), "a CQ event came");
         self.set_nonblocking(true);
         assert_eq!(self.take_unacked_event(), Err(libc::EAGAIN));
     }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{
-    Channel, Context, Cq, Pd, Qp, Srq, expect_ok, last_errno, readable, set_errno, set_nonblocking,
+    Channel, Context, Cq, Pd, Qp, Srq, becomes_readable_within, expect_ok, last_errno, set_errno,
+    set_nonblocking,
 };
 use crate::env::TestEnv;
 use crate::notes::{record_awaited_event, wait_limit};
@@ -108,7 +109,10 @@ impl Drop for DeviceList {
 /// Returns the texts for codes of statuses, events, node types and port states. The called functions
 /// need no device.
 #[must_use]
-pub fn code_texts(symbols: &Symbols, codes: std::ops::RangeInclusive<u32>) -> Vec<String> {
+pub fn status_event_node_and_port_texts(
+    symbols: &Symbols,
+    codes: std::ops::RangeInclusive<u32>,
+) -> Vec<String> {
     // SAFETY: the functions return C strings with static lifetime.
     let text = |ptr: *const std::ffi::c_char| unsafe {
         CStr::from_ptr(ptr).to_string_lossy().into_owned()
@@ -219,7 +223,7 @@ impl Context {
 
     /// Returns `num_comp_vectors`.
     #[must_use]
-    pub fn comp_vectors(&self) -> c_int {
+    pub fn num_comp_vectors(&self) -> c_int {
         // SAFETY: a live context.
         unsafe { (*self.raw()).num_comp_vectors }
     }
@@ -227,7 +231,7 @@ impl Context {
     /// Allocates a protection domain.
     #[must_use]
     #[track_caller]
-    pub fn pd(&self) -> Pd {
+    pub fn alloc_pd(&self) -> Pd {
         set_errno(0);
         // SAFETY: a live context.
         let raw = unsafe { (self.symbols().ibv_alloc_pd)(self.raw()) };
@@ -237,7 +241,7 @@ impl Context {
     /// Creates a completion channel.
     #[must_use]
     #[track_caller]
-    pub fn channel(&self) -> Channel {
+    pub fn create_channel(&self) -> Channel {
         set_errno(0);
         // SAFETY: a live context.
         let raw = unsafe { (self.symbols().ibv_create_comp_channel)(self.raw()) };
@@ -251,7 +255,7 @@ impl Context {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_cq(
+    pub fn try_create_cq(
         &self,
         cqe: c_int,
         channel: Option<&Channel>,
@@ -271,25 +275,28 @@ impl Context {
     /// Creates a CQ without a channel.
     #[must_use]
     #[track_caller]
-    pub fn cq(&self, cqe: c_int) -> Cq {
-        expect_ok("ibv_create_cq", self.try_cq(cqe, None, 0, 0))
+    pub fn create_cq(&self, cqe: c_int) -> Cq {
+        expect_ok("ibv_create_cq", self.try_create_cq(cqe, None, 0, 0))
     }
 
     /// Creates a CQ on a channel.
     #[must_use]
     #[track_caller]
-    pub fn cq_on(&self, cqe: c_int, channel: &Channel) -> Cq {
-        expect_ok("ibv_create_cq", self.try_cq(cqe, Some(channel), 0, 0))
+    pub fn create_cq_on_channel(&self, cqe: c_int, channel: &Channel) -> Cq {
+        expect_ok(
+            "ibv_create_cq",
+            self.try_create_cq(cqe, Some(channel), 0, 0),
+        )
     }
 
     /// Returns the next async event, or `None` if none occurs within `wait`.
     #[must_use]
     #[track_caller]
-    pub fn async_event(&self, wait: Duration) -> Option<AsyncEvent> {
+    pub fn get_async_event_within(&self, wait: Duration) -> Option<AsyncEvent> {
         // SAFETY: a live context.
         let fd = unsafe { (*self.raw()).async_fd };
         set_nonblocking(fd, true);
-        if !readable(fd, wait) {
+        if !becomes_readable_within(fd, wait) {
             return None;
         }
         let mut event = ibv_async_event {
@@ -314,11 +321,11 @@ impl Context {
     /// Waits for the next async event. `COMM_EST`, which a NIC may raise at any time, is ignored.
     #[must_use]
     #[track_caller]
-    pub fn next_async_event(&self) -> AsyncEvent {
+    pub fn await_async_event_but_comm_est(&self) -> AsyncEvent {
         record_awaited_event("waiting for an async event");
         let deadline = Instant::now() + wait_limit();
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-            if let Some(event) = self.async_event(left)
+            if let Some(event) = self.get_async_event_within(left)
                 && event.kind() != IBV_EVENT_COMM_EST
             {
                 record_awaited_event("");
@@ -330,7 +337,7 @@ impl Context {
 
     /// Returns the errno of a non-blocking `ibv_get_async_event`; 0 if an event was waiting.
     #[must_use]
-    pub fn async_event_errno(&self) -> i32 {
+    pub fn nonblocking_get_async_event_errno(&self) -> i32 {
         // SAFETY: a live context.
         set_nonblocking(unsafe { (*self.raw()).async_fd }, true);
         let mut event = ibv_async_event {

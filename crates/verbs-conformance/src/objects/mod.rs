@@ -16,7 +16,7 @@ mod mr;
 mod pd;
 mod qp;
 
-pub use device::{AsyncEvent, DeviceList, code_texts, device_names};
+pub use device::{AsyncEvent, DeviceList, device_names, status_event_node_and_port_texts};
 pub use mr::Buf;
 pub use pd::is_same_gid_and_lid;
 pub use qp::QpInit;
@@ -157,7 +157,7 @@ fn expect_ok<T>(what: &str, result: Result<T, i32>) -> T {
 pub const QUIET_PERIOD: Duration = Duration::from_millis(20);
 /// Returns true if `fd` is readable within `wait`.
 #[must_use]
-pub fn readable(fd: c_int, wait: Duration) -> bool {
+pub fn becomes_readable_within(fd: c_int, wait: Duration) -> bool {
     // SAFETY: the descriptor belongs to a live object of the library.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     let timeout = rustix::time::Timespec {

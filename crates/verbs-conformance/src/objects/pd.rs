@@ -34,7 +34,7 @@ impl Pd {
     /// Calls `ibv_alloc_null_mr`.
     #[must_use]
     #[track_caller]
-    pub fn null_mr(&self) -> Mr {
+    pub fn alloc_null_mr(&self) -> Mr {
         set_errno(0);
         // SAFETY: a live PD of a context that has the extended operations.
         let raw = unsafe {
@@ -62,7 +62,7 @@ impl Pd {
     /// Registers new memory of the given kind.
     #[must_use]
     #[track_caller]
-    pub fn buf_with(&self, kind: MemKind, len: usize, access: c_int) -> Buf {
+    pub fn alloc_buf_of_kind(&self, kind: MemKind, len: usize, access: c_int) -> Buf {
         let memory = Arc::new(ZeroedMemory::new(self.ctx().env(), kind, len));
         let mr = self.reg(&memory, access);
         Buf { mr, memory }
@@ -71,15 +71,15 @@ impl Pd {
     /// Registers new private memory with all access rights.
     #[must_use]
     #[track_caller]
-    pub fn buf(&self, len: usize) -> Buf {
-        self.buf_with(MemKind::Private, len, ALL_ACCESS)
+    pub fn alloc_buf(&self, len: usize) -> Buf {
+        self.alloc_buf_of_kind(MemKind::Private, len, ALL_ACCESS)
     }
 
     /// Calls `ibv_create_qp`, and stores the resulting sizes in `init`.
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
+    pub fn try_create_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
         let mut attr = init.attr();
         set_errno(0);
         // SAFETY: a live PD; the CQs and the SRQ in `attr` are live (`init` holds them) or NULL.
@@ -100,7 +100,7 @@ impl Pd {
         } else {
             attr.recv_cq = std::ptr::null_mut();
         }
-        // SAFETY: as in `try_qp`; the test checks that NULL is refused.
+        // SAFETY: as in `try_create_qp`; the test checks that NULL is refused.
         let raw = unsafe { (self.symbols().ibv_create_qp)(self.raw(), &raw mut attr) };
         let cqs = [init.send_cq.clone(), init.recv_cq.clone()];
         Qp::wrap(self.symbols(), raw, self.clone(), cqs, None).ok()
@@ -109,15 +109,15 @@ impl Pd {
     /// Creates a QP.
     #[must_use]
     #[track_caller]
-    pub fn qp(&self, init: &mut QpInit) -> Qp {
-        expect_ok("ibv_create_qp", self.try_qp(init))
+    pub fn create_qp(&self, init: &mut QpInit) -> Qp {
+        expect_ok("ibv_create_qp", self.try_create_qp(init))
     }
 
     /// Calls `ibv_create_srq`, and returns the SRQ and its actual sizes.
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, ibv_srq_attr), i32> {
+    pub fn try_create_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, ibv_srq_attr), i32> {
         let mut init = ibv_srq_init_attr::zeroed();
         init.srq_context = std::ptr::without_provenance_mut(0x5e9);
         init.attr.max_wr = max_wr;
@@ -131,15 +131,15 @@ impl Pd {
     /// Creates an SRQ of 64 WRs with 4 SGEs.
     #[must_use]
     #[track_caller]
-    pub fn srq(&self) -> Srq {
-        expect_ok("ibv_create_srq", self.try_srq(64, 4)).0
+    pub fn create_srq(&self) -> Srq {
+        expect_ok("ibv_create_srq", self.try_create_srq(64, 4)).0
     }
 
     /// Calls `ibv_create_ah`.
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn try_ah(&self, attr: &ibv_ah_attr) -> Result<Ah, i32> {
+    pub fn try_create_ah(&self, attr: &ibv_ah_attr) -> Result<Ah, i32> {
         let mut attr = *attr;
         set_errno(0);
         // SAFETY: a live PD, readable attributes.
@@ -150,8 +150,8 @@ impl Pd {
     /// Calls `ibv_create_ah`, and panics if it fails.
     #[must_use]
     #[track_caller]
-    pub fn ah(&self, attr: &ibv_ah_attr) -> Ah {
-        expect_ok("ibv_create_ah", self.try_ah(attr))
+    pub fn create_ah(&self, attr: &ibv_ah_attr) -> Ah {
+        expect_ok("ibv_create_ah", self.try_create_ah(attr))
     }
 
     /// Calls `ibv_create_ah_from_wc` for the sender of a UD message, whose GRH is in `grh`.

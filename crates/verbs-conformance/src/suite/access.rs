@@ -9,16 +9,16 @@ use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory};
 use crate::objects::ALL_ACCESS;
 use crate::pair::{QpPair, QpSpec};
-use crate::wr::{RemoteAddress, Verb, any, read, send, write};
+use crate::wr::{RemoteAddress, Verb, wr_of_verb_with_default_operands, read, send, write};
 
 tests! { "access";
-    local_wrong_lkey [] => |env| local_flaw(env, AccessFlaw::WrongKey),
-    local_lkey_zero [] => |env| local_flaw(env, AccessFlaw::KeyZero),
-    local_beyond_the_region [] => |env| local_flaw(env, AccessFlaw::BeyondEnd),
-    local_before_the_region [] => |env| local_flaw(env, AccessFlaw::BeforeStart),
-    local_range_that_wraps [] => |env| local_flaw(env, AccessFlaw::Wraps),
-    local_deregistered [] => |env| local_flaw(env, AccessFlaw::Deregistered),
-    local_other_protection_domain [] => |env| local_flaw(env, AccessFlaw::OtherPd),
+    local_wrong_lkey [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::WrongKey),
+    local_lkey_zero [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::KeyZero),
+    local_beyond_the_region [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::BeyondEnd),
+    local_before_the_region [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::BeforeStart),
+    local_range_that_wraps [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::Wraps),
+    local_deregistered [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::Deregistered),
+    local_other_protection_domain [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::OtherPd),
     local_protection_errors_have_their_status [ErrorStatuses],
     a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::rc()),
     a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::uc()),
@@ -29,31 +29,31 @@ tests! { "access";
     local_source_needs_no_right [],
     local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| send_queue_error(env, &QpSpec::uc()),
     local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| send_queue_error(env, &QpSpec::ud()),
-    receive_wrong_lkey [] => |env| receive_flaw(env, AccessFlaw::WrongKey),
-    receive_beyond_the_region [] => |env| receive_flaw(env, AccessFlaw::BeyondEnd),
-    receive_deregistered [] => |env| receive_flaw(env, AccessFlaw::Deregistered),
-    receive_other_protection_domain [] => |env| receive_flaw(env, AccessFlaw::OtherPd),
-    receive_without_local_write [] => |env| receive_flaw(env, AccessFlaw::NoRight),
+    receive_wrong_lkey [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::WrongKey),
+    receive_beyond_the_region [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::BeyondEnd),
+    receive_deregistered [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::Deregistered),
+    receive_other_protection_domain [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::OtherPd),
+    receive_without_local_write [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::RegionLacksRight),
     length_errors_have_their_status [ErrorStatuses],
     a_refused_write_with_imm_is_a_local_access_error_of_its_receive [ErrorStatuses],
     receive_too_small_on_rc [],
     receive_too_small_on_rc_in_two_sges [],
     receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &QpSpec::uc()),
     receive_too_small_on_ud [Ud] => |env| receive_too_small_unreliable(env, &QpSpec::ud()),
-    remote_wrong_rkey [] => |env| remote_flaw(env, AccessFlaw::WrongKey),
-    remote_rkey_zero [] => |env| remote_flaw(env, AccessFlaw::KeyZero),
-    remote_beyond_the_region [] => |env| remote_flaw(env, AccessFlaw::BeyondEnd),
-    remote_before_the_region [] => |env| remote_flaw(env, AccessFlaw::BeforeStart),
-    remote_range_that_wraps [] => |env| remote_flaw(env, AccessFlaw::Wraps),
-    remote_deregistered [] => |env| remote_flaw(env, AccessFlaw::Deregistered),
-    remote_other_protection_domain [] => |env| remote_flaw(env, AccessFlaw::OtherPd),
-    remote_region_without_the_right [] => |env| remote_flaw(env, AccessFlaw::NoRight),
-    remote_queue_pair_without_the_right [] => |env| remote_flaw(env, AccessFlaw::QpNoRight),
+    remote_wrong_rkey [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::WrongKey),
+    remote_rkey_zero [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::KeyZero),
+    remote_beyond_the_region [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::BeyondEnd),
+    remote_before_the_region [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::BeforeStart),
+    remote_range_that_wraps [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::Wraps),
+    remote_deregistered [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::Deregistered),
+    remote_other_protection_domain [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::OtherPd),
+    remote_region_without_the_right [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::RegionLacksRight),
+    remote_queue_pair_without_the_right [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::QpLacksRight),
     remote_zero_bytes_need_no_key [],
     remote_rights_do_not_imply_each_other [Read, Atomics],
     remote_write_on_uc_is_dropped [Uc],
     remote_rights_of_a_queue_pair_can_change [Read],
-    remote_region_that_came_and_went [],
+    a_deregistered_remote_region_is_refused [],
     a_failed_write_touches_nothing [],
 }
 
@@ -67,8 +67,8 @@ enum AccessFlaw {
     Wraps,
     Deregistered,
     OtherPd,
-    NoRight,
-    QpNoRight,
+    RegionLacksRight,
+    QpLacksRight,
 }
 
 const REGION_BYTES: usize = 64;
@@ -84,8 +84,8 @@ struct TargetRegion {
 impl TargetRegion {
     fn new(side: &crate::pair::QpSide, flaw: AccessFlaw, access: i32) -> Self {
         let memory = ZeroedMemory::new(side.ctx.env(), side.spec.memory, 3 * REGION_BYTES);
-        let access = if flaw == AccessFlaw::NoRight { 0 } else { access };
-        let other = (flaw == AccessFlaw::OtherPd).then(|| side.ctx.pd());
+        let access = if flaw == AccessFlaw::RegionLacksRight { 0 } else { access };
+        let other = (flaw == AccessFlaw::OtherPd).then(|| side.ctx.alloc_pd());
         let pd = other.as_ref().unwrap_or(&side.pd);
         let middle = memory.as_ptr().wrapping_byte_add(REGION_BYTES);
         let mr = pd.try_reg(middle, REGION_BYTES, access).expect("ibv_reg_mr");
@@ -138,13 +138,13 @@ fn verbs(env: &TestEnv) -> Vec<Verb> {
 }
 
 /// A local protection error (`ibv_poll_cq(3)`) moves the RC QP to ERR, and flushes the following WRs.
-fn local_flaw(env: &TestEnv, flaw: AccessFlaw) {
+fn check_failure_by_local_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         for verb in verbs(env) {
             record_case(format!("{verb:?}, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).pair(env);
+            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
             let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
-            let remote = pair.b.buf(256);
+            let remote = pair.b.alloc_buf(256);
             pair.b.post_recv(9, [remote.whole_sge()]);
             let mut sge = local.sge(flaw);
             if verb.is_atomic() {
@@ -153,15 +153,15 @@ fn local_flaw(env: &TestEnv, flaw: AccessFlaw) {
                 }
                 sge.length = 8;
             }
-            let good = pair.a.buf(8);
+            let good = pair.a.alloc_buf(8);
             pair.a.post_list(vec![
                 write([good.whole_sge()], remote.remote()).id(1),
-                any(verb, [sge], remote.remote()).id(2),
+                wr_of_verb_with_default_operands(verb, [sge], remote.remote()).id(2),
                 write([good.whole_sge()], remote.remote()).id(3),
             ]);
-            pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-            pair.a.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
-            pair.a.send_completion().expect_flushed(3);
+            pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+            pair.a.await_send_completion().expect_flushed(3);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             if !verb.is_atomic() || env.has(NicCapability::EarlyChecks) {
                 remote.memory.assert_filled_with(0, 256, 0);
@@ -178,12 +178,12 @@ fn local_protection_errors_have_their_status(env: &TestEnv) {
     for verb in verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
         for flaw in [AccessFlaw::WrongKey, AccessFlaw::BeyondEnd, AccessFlaw::OtherPd] {
             record_case(format!("{verb:?}, {flaw:?}"));
-            let pair = QpSpec::rc().pair(env);
+            let pair = QpSpec::rc().create_connected_pair(env);
             let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
-            let remote = pair.b.buf(256);
+            let remote = pair.b.alloc_buf(256);
             pair.b.post_recv(9, [remote.whole_sge()]);
-            pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
-            pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
+            pair.a.post(wr_of_verb_with_default_operands(verb, [local.sge(flaw)], remote.remote()).id(1));
+            pair.a.await_send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
         }
     }
 }
@@ -199,19 +199,19 @@ fn both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
     let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
     for verb in verbs(env).into_iter().filter(has) {
         record_case(format!("{verb:?}"));
-        let pair = spec.pair(env);
-        let mut sge = pair.a.buf(8).whole_sge();
+        let pair = spec.create_connected_pair(env);
+        let mut sge = pair.a.alloc_buf(8).whole_sge();
         sge.lkey ^= 0x0f0f;
-        let mut remote = pair.b.buf(8).remote();
+        let mut remote = pair.b.alloc_buf(8).remote();
         remote.rkey ^= 0x0f0f;
         pair.b.post_recv(9, []);
-        pair.a.post(any(verb, [sge], remote).id(1));
+        pair.a.post(wr_of_verb_with_default_operands(verb, [sge], remote).id(1));
         if verb.is_send() || verb.is_write() {
-            pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+            pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has heard of nothing");
         } else {
-            pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         }
     }
 }
@@ -219,13 +219,13 @@ fn both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: the receive has "Local Length Error", the request "Remote Invalid
 /// Request Error".
 fn length_errors_have_their_status(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [target.sge(0, 63)]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
-    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    pair.b.await_recv_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
+    pair.a.await_send_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
 }
 
 /// A receive consumed for the immediate of a refused WRITE fails.
@@ -233,115 +233,115 @@ fn length_errors_have_their_status(env: &TestEnv) {
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Access Error … during the processing of a RDMA Write with
 /// Immediate Data".
 fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let local = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let local = pair.a.alloc_buf(8);
     let nowhere = RemoteAddress {
         addr: 0x1000,
         rkey: 0xbad,
     };
     pair.b.post_recv(1, []);
     pair.a.post(crate::wr::write_imm([local.whole_sge()], nowhere, 7).id(2));
-    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
-    pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
+    pair.a.await_send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.b.await_recv_completion().expect_failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
 }
 
 /// An atomic with an invalid result buffer must not change the remote word, so the requester must check the
 /// buffer before it sends the request.
 fn an_atomic_without_a_place_for_its_result_is_not_made(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let local = TargetRegion::new(&pair.a, AccessFlaw::BeyondEnd, ALL_ACCESS);
-    let word = pair.b.buf(8);
+    let word = pair.b.alloc_buf(8);
     let outside = ibv_sge {
         addr: local.memory.addr() + 2 * REGION_BYTES as u64,
         length: 8,
         lkey: local.mr.lkey(),
     };
     pair.a.post(crate::wr::fetch_add(outside, word.remote(), 1).id(1));
-    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     assert_eq!(word.memory.load(0), 0, "the remote word");
 }
 
 fn local_second_sge_is_checked_too(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let local = pair.a.buf(64);
-    let remote = pair.b.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let local = pair.a.alloc_buf(64);
+    let remote = pair.b.alloc_buf(64);
     let mut bad = local.sge(32, 32);
     bad.lkey ^= 0x0f0f;
     local.memory.fill_with_pattern(1);
     pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
-    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
 }
 
 fn local_read_target_needs_local_write(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let local = pair.a.buf_with(64, IBV_ACCESS_REMOTE_READ);
-        let remote = pair.b.buf(64);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let local = pair.a.alloc_buf_with_access(64, IBV_ACCESS_REMOTE_READ);
+        let remote = pair.b.alloc_buf(64);
         remote.memory.fill_with_pattern(1);
         pair.a.post(read([local.whole_sge()], remote.remote()).id(1));
-        pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+        pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
         local.memory.assert_filled_with(0, 64, 0);
     }
 }
 
 fn local_atomic_target_needs_local_write(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
-    let remote = pair.b.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let local = pair.a.alloc_buf_with_access(8, IBV_ACCESS_REMOTE_READ);
+    let remote = pair.b.alloc_buf(8);
     pair.a.post(crate::wr::fetch_add(local.whole_sge(), remote.remote(), 1).id(1));
-    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     assert_eq!(local.memory.load(0), 0);
 }
 
 fn local_source_needs_no_right(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let local = pair.a.buf_with(64, 0);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let local = pair.a.alloc_buf_with_access(64, 0);
     local.memory.fill_with_pattern(1);
-    let remote = pair.b.buf(64);
+    let remote = pair.b.alloc_buf(64);
     pair.a.post(write([local.whole_sge()], remote.remote()).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     remote.memory.assert_whole_pattern(1);
 }
 
 /// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. The QP still
 /// receives, and returns by SQE to RTS.
 fn send_queue_error(env: &TestEnv, spec: &QpSpec) {
-    let pair = spec.pair(env);
-    let buf = pair.a.buf(64 + 40);
+    let pair = spec.create_connected_pair(env);
+    let buf = pair.a.alloc_buf(64 + 40);
     let mut bad = buf.sge(0, 8);
     bad.lkey ^= 0x0f0f;
     pair.a.post_recv(7, [buf.whole_sge()]);
     pair.a.post_list(vec![send([bad]).id(1), send([buf.sge(0, 8)]).id(2)]);
-    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
-    pair.a.send_completion().expect_flushed(2);
+    pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.a.await_send_completion().expect_flushed(2);
     assert_eq!(pair.a.qp.state(), IBV_QPS_SQE);
-    let source = pair.b.buf(8);
+    let source = pair.b.alloc_buf(8);
     pair.b.post(send([source.whole_sge()]).id(3));
-    pair.b.send_completion().expect_sent(3, Verb::Send);
-    pair.a.recv_completion().expect_received(7, 8 + pair.a.grh_len());
+    pair.b.await_send_completion().expect_sent(3, Verb::Send);
+    pair.a.await_recv_completion().expect_received(7, 8 + pair.a.grh_len());
     // WRs posted in SQE are flushed, too.
     pair.a.post(send([buf.sge(0, 8)]).id(4));
-    pair.a.send_completion().expect_flushed(4);
+    pair.a.await_send_completion().expect_flushed(4);
     pair.a.qp.to_state(IBV_QPS_RTS);
     pair.check_transfers_both_ways();
 }
 
 /// The receive fails with LOC_PROT_ERR, and the requester gets NAK-Remote Operational Error (IBTA vol. 1,
 /// 9.9.3.1: a local QP error at the responder).
-fn receive_flaw(env: &TestEnv, flaw: AccessFlaw) {
+fn check_failure_by_recv_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let target = TargetRegion::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
-        let source = pair.a.buf(REGION_BYTES);
+        let source = pair.a.alloc_buf(REGION_BYTES);
         source.memory.fill_with_pattern(3);
         pair.b.post_recv(1, [target.sge(flaw)]);
         pair.b.post_recv(2, []);
         pair.a.post_list(vec![send([source.whole_sge()]).id(3), send([]).id(4)]);
-        pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
-        pair.b.recv_completion().expect_flushed(2);
-        pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
-        pair.a.send_completion().expect_flushed(4);
+        pair.b.await_recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+        pair.b.await_recv_completion().expect_flushed(2);
+        pair.a.await_send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
+        pair.a.await_send_completion().expect_flushed(4);
         assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
         assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
         target.memory.assert_filled_with(0, REGION_BYTES, 0);
@@ -353,16 +353,16 @@ fn receive_too_small_on_rc(env: &TestEnv) {
     for memory in MemKind::ALL {
         for (room, len) in [(0, 1), (63, 64), (100, 5000), (4096, 1 << 20)] {
             record_case(format!("{len} bytes into {room}, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).pair(env);
-            let source = pair.a.buf(len);
-            let target = pair.b.buf(room + 8);
+            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+            let source = pair.a.alloc_buf(len);
+            let target = pair.b.alloc_buf(room + 8);
             pair.b.post_recv(1, [target.sge(0, room)]);
             pair.b.post_recv(2, []);
             pair.a.post_list(vec![send([source.whole_sge()]).id(3), send([]).id(4)]);
-            pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
-            pair.b.recv_completion().expect_flushed(2);
-            pair.a.send_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
-            pair.a.send_completion().expect_flushed(4);
+            pair.b.await_recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
+            pair.b.await_recv_completion().expect_flushed(2);
+            pair.a.await_send_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
+            pair.a.await_send_completion().expect_flushed(4);
             assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             target.memory.assert_filled_with(room, 8, 0);
@@ -371,26 +371,26 @@ fn receive_too_small_on_rc(env: &TestEnv) {
 }
 
 fn receive_too_small_on_rc_in_two_sges(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [target.sge(0, 31), target.sge(31, 32)]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.b.recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
-    pair.a.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
+    pair.b.await_recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
+    pair.a.await_send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
 }
 
 /// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or remains for
 /// the next message.
 fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
-    let pair = spec.pair(env);
+    let pair = spec.create_connected_pair(env);
     let grh = pair.b.grh_len();
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(grh + 64);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(grh + 64);
     source.memory.fill_with_pattern(9);
     pair.b.post_recv(1, [target.sge(0, grh + 63)]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     let wcs = pair.b.rcq.poll_for_quiet_period();
     assert_eq!(target.memory.read(grh + 63, 1), [0]);
     if let Some(wc) = wcs.first() {
@@ -398,13 +398,13 @@ fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
         return;
     }
     pair.a.post(send([source.sge(0, 63)]).id(3));
-    pair.a.send_completion().expect_sent(3, Verb::Send);
-    pair.b.recv_completion().expect_received(1, grh + 63);
+    pair.a.await_send_completion().expect_sent(3, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, grh + 63);
     target.memory.assert_pattern_at(grh, 63, 9);
 }
 
 /// Returns the verbs that access remote memory, each with the access right that it needs.
-fn one_sided_verbs_with_right(env: &TestEnv) -> Vec<(Verb, i32)> {
+fn one_sided_verbs_and_needed_access(env: &TestEnv) -> Vec<(Verb, i32)> {
     verbs(env)
         .into_iter()
         .filter(|verb| !verb.is_send())
@@ -421,13 +421,13 @@ fn one_sided_verbs_with_right(env: &TestEnv) -> Vec<(Verb, i32)> {
 
 /// IBTA vol. 1, 9.9.3.1: the requester gets NAK-Remote Access Error. The responder's QP goes to ERR and
 /// raises an access violation event. Both sides flush the remaining WRs.
-fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
+fn check_failure_by_remote_range_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
-        for (verb, right) in one_sided_verbs_with_right(env) {
+        for (verb, right) in one_sided_verbs_and_needed_access(env) {
             record_case(format!("{verb:?}, {memory:?}"));
-            let qp_access = if flaw == AccessFlaw::QpNoRight { ALL_ACCESS & !right } else { ALL_ACCESS };
-            let pair = QpSpec::rc().memory(memory).access(qp_access).pair(env);
-            let access = if flaw == AccessFlaw::NoRight { 0 } else { ALL_ACCESS };
+            let qp_access = if flaw == AccessFlaw::QpLacksRight { ALL_ACCESS & !right } else { ALL_ACCESS };
+            let pair = QpSpec::rc().memory(memory).access(qp_access).create_connected_pair(env);
+            let access = if flaw == AccessFlaw::RegionLacksRight { 0 } else { ALL_ACCESS };
             let target = TargetRegion::new(&pair.b, flaw, access);
             let len = if verb.is_atomic() { 8 } else { REGION_BYTES as u64 };
             let (addr, len) = match target.flawed_addr_and_len(flaw, len) {
@@ -443,28 +443,28 @@ fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
                 addr,
                 rkey: target.apply_flaw_to_key(flaw, target.mr.rkey()),
             };
-            let local = pair.a.buf(usize::try_from(len).expect("small"));
+            let local = pair.a.alloc_buf(usize::try_from(len).expect("small"));
             local.memory.fill_with_pattern(1);
             let before = local.memory.read(0, local.memory.len());
             pair.b.post_recv(8, []);
             pair.a.post_recv(9, []);
             pair.a.post_list(vec![
-                any(verb, [local.whole_sge()], remote).id(1),
-                any(verb, [local.whole_sge()], remote).id(2),
+                wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote).id(1),
+                wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote).id(2),
                 send([]).id(3),
             ]);
-            if flaw == AccessFlaw::QpNoRight {
-                pair.a.send_completion().expect_failed(1, &statuses_without_right(env));
+            if flaw == AccessFlaw::QpLacksRight {
+                pair.a.await_send_completion().expect_failed(1, &accepted_statuses_if_qp_lacks_right(env));
             } else {
-                pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+                pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             }
-            pair.a.send_completion().expect_flushed(2);
-            pair.a.send_completion().expect_flushed(3);
-            pair.a.recv_completion().expect_flushed(9);
+            pair.a.await_send_completion().expect_flushed(2);
+            pair.a.await_send_completion().expect_flushed(3);
+            pair.a.await_recv_completion().expect_flushed(9);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             assert_eq!(local.memory.read(0, local.memory.len()), before, "the requester's memory");
             target.memory.assert_filled_with(0, 3 * REGION_BYTES, 0);
-            let wc = pair.b.recv_completion();
+            let wc = pair.b.await_recv_completion();
             if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
                 // The NIC may already have consumed the receive for the immediate.
                 wc.expect_failed(8, &env.accepted_failure_statuses(IBV_WC_LOC_ACCESS_ERR));
@@ -473,7 +473,7 @@ fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
             }
             pair.b.qp.await_state(IBV_QPS_ERR);
             if env.has(NicCapability::Events) && env.has(NicCapability::ErrorEvents) {
-                let event = pair.b.ctx.next_async_event();
+                let event = pair.b.ctx.await_async_event_but_comm_est();
                 assert!(event.is_of_qp(&pair.b.qp));
                 let kinds = [IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_FATAL];
                 assert!(kinds.contains(&event.kind()), "event {}", event.kind());
@@ -485,36 +485,36 @@ fn remote_flaw(env: &TestEnv, flaw: AccessFlaw) {
 /// A responder on RC does not validate the R_Key of a READ or WRITE of zero bytes, with or without immediate data (IBTA
 /// vol. 1, C9-88).
 fn remote_zero_bytes_need_no_key(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let nowhere = RemoteAddress {
         addr: 0xdead_0000,
         rkey: 0x1234,
     };
     pair.a.post(write([], nowhere).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     if env.has(NicCapability::Read) {
         pair.a.post(read([], nowhere).id(2));
-        pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
+        pair.a.await_send_completion().expect_sent(2, Verb::RdmaRead);
     }
     pair.b.post_recv(3, []);
     pair.a.post(crate::wr::write_imm([], nowhere, 77).id(4));
-    let wc = pair.b.recv_completion();
+    let wc = pair.b.await_recv_completion();
     wc.expect_success(3, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!((wc.raw().byte_len, wc.imm()), (0, Some(77)));
-    pair.a.send_completion().expect_sent(4, Verb::RdmaWriteWithImm);
+    pair.a.await_send_completion().expect_sent(4, Verb::RdmaWriteWithImm);
 }
 
 fn remote_rights_do_not_imply_each_other(env: &TestEnv) {
     let rights = [IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC];
     for granted in rights {
-        for (verb, needed) in one_sided_verbs_with_right(env) {
+        for (verb, needed) in one_sided_verbs_and_needed_access(env) {
             record_case(format!("{verb:?} with {granted:#x}"));
-            let pair = QpSpec::rc().pair(env);
-            let target = pair.b.buf_with(8, granted | IBV_ACCESS_LOCAL_WRITE);
-            let local = pair.a.buf(8);
+            let pair = QpSpec::rc().create_connected_pair(env);
+            let target = pair.b.alloc_buf_with_access(8, granted | IBV_ACCESS_LOCAL_WRITE);
+            let local = pair.a.alloc_buf(8);
             pair.b.post_recv(1, []);
-            pair.a.post(any(verb, [local.whole_sge()], target.remote()).id(2));
-            let wc = pair.a.send_completion();
+            pair.a.post(wr_of_verb_with_default_operands(verb, [local.whole_sge()], target.remote()).id(2));
+            let wc = pair.a.await_send_completion();
             if needed == granted {
                 wc.expect_sent(2, verb);
             } else {
@@ -527,18 +527,18 @@ fn remote_rights_do_not_imply_each_other(env: &TestEnv) {
 /// UC has no NAK: the request is dropped, and the connection remains usable (IBTA vol. 1, 9.9.3.3, class D).
 fn remote_write_on_uc_is_dropped(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::uc().memory(memory).pair(env);
-        let source = pair.a.buf(64);
+        let pair = QpSpec::uc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(64);
         source.memory.fill_with_pattern(1);
-        let target = pair.b.buf(64);
-        let unwritable = pair.b.buf_with(64, IBV_ACCESS_LOCAL_WRITE);
+        let target = pair.b.alloc_buf(64);
+        let unwritable = pair.b.alloc_buf_with_access(64, IBV_ACCESS_LOCAL_WRITE);
         let wrong_key = RemoteAddress {
             rkey: target.mr.rkey() ^ 0x10,
             ..target.remote()
         };
         for remote in [wrong_key, target.remote().plus(8), unwritable.remote()] {
             pair.a.post(write([source.whole_sge()], remote).id(1));
-            pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         }
         target.memory.assert_filled_with(0, 64, 0);
         unwritable.memory.assert_filled_with(0, 64, 0);
@@ -556,7 +556,7 @@ fn remote_write_on_uc_is_dropped(env: &TestEnv) {
 ///
 /// The statuses are a remote access error and a remote invalid request error. The latter is the status for an operation
 /// that the receive queue does not support (IBTA vol. 1, 11.6.2).
-fn statuses_without_right(env: &TestEnv) -> Vec<ibv_wc_status> {
+fn accepted_statuses_if_qp_lacks_right(env: &TestEnv) -> Vec<ibv_wc_status> {
     let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
     if !env.has(NicCapability::ErrorStatuses) {
         statuses.push(IBV_WC_REM_INV_REQ_ERR);
@@ -571,36 +571,36 @@ fn set_qp_access_flags(pair: &QpPair, access: i32) {
 }
 
 fn remote_rights_of_a_queue_pair_can_change(env: &TestEnv) {
-    let pair = QpSpec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).pair(env);
-    let target = pair.b.buf(8);
-    let local = pair.a.buf(8);
+    let pair = QpSpec::rc().access(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).create_connected_pair(env);
+    let target = pair.b.alloc_buf(8);
+    let local = pair.a.alloc_buf(8);
     pair.a.post(write([local.whole_sge()], target.remote()).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     set_qp_access_flags(&pair, IBV_ACCESS_REMOTE_READ);
     pair.a.post(read([local.whole_sge()], target.remote()).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
+    pair.a.await_send_completion().expect_sent(2, Verb::RdmaRead);
     pair.a.post(write([local.whole_sge()], target.remote()).id(3));
-    pair.a.send_completion().expect_failed(3, &statuses_without_right(env));
+    pair.a.await_send_completion().expect_failed(3, &accepted_statuses_if_qp_lacks_right(env));
 }
 
 /// A peer uses a key before and after the deregistration of its region.
-fn remote_region_that_came_and_went(env: &TestEnv) {
+fn a_deregistered_remote_region_is_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let local = pair.a.buf(4096);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let local = pair.a.alloc_buf(4096);
         local.memory.fill_with_pattern(1);
-        let target = pair.b.buf(4096);
+        let target = pair.b.alloc_buf(4096);
         for i in 0..10 {
             pair.a.post(write([local.whole_sge()], target.remote()).id(i));
-            pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
         }
         target.memory.assert_whole_pattern(1);
         let remote = target.remote();
         assert_eq!(target.mr.try_destroy(), 0);
         local.memory.fill_with_pattern(2);
         pair.a.post(write([local.whole_sge()], remote).id(99));
-        pair.a.send_completion().expect_failed(99, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_failed(99, &[IBV_WC_REM_ACCESS_ERR]);
         target.memory.assert_whole_pattern(1);
     }
 }
@@ -608,8 +608,8 @@ fn remote_region_that_came_and_went(env: &TestEnv) {
 /// A WRITE to a range that is partly outside the region changes no byte inside it.
 fn a_failed_write_touches_nothing(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let local = pair.a.buf(200);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let local = pair.a.alloc_buf(200);
         local.memory.fill_with_pattern(1);
         let memory = ZeroedMemory::new(env, memory, 400);
         let mr = pair.b.pd.try_reg(memory.as_ptr(), 100, ALL_ACCESS).expect("ibv_reg_mr");
@@ -618,7 +618,7 @@ fn a_failed_write_touches_nothing(env: &TestEnv) {
             rkey: mr.rkey(),
         };
         pair.a.post(write([local.whole_sge()], remote).id(1));
-        pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         memory.assert_filled_with(0, 400, 0);
     }
 }

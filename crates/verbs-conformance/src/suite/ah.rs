@@ -17,7 +17,7 @@ tests! { "ah";
 fn many_exist_at_once(env: &TestEnv) {
     let side = QpSpec::ud().create_qp_side(env);
     let attr = side.ah_attr(&side.address());
-    let handles: Vec<_> = (0..500).map(|_| side.pd.ah(&attr)).collect();
+    let handles: Vec<_> = (0..500).map(|_| side.pd.create_ah(&attr)).collect();
     let mut raws: Vec<_> = handles.iter().map(|ah| ah.raw()).collect();
     raws.sort();
     raws.dedup();
@@ -30,7 +30,7 @@ fn a_port_that_is_not_there_is_refused(env: &TestEnv) {
         record_case(format!("port {port}"));
         let mut attr = side.ah_attr(&side.address());
         attr.port_num = port;
-        assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+        assert_eq!(side.pd.try_create_ah(&attr).err(), Some(libc::EINVAL));
     }
 }
 
@@ -40,7 +40,7 @@ fn a_gid_index_beyond_the_table_is_refused(env: &TestEnv) {
     let len = side.ctx.port_attr().gid_tbl_len;
     if let Ok(index) = u8::try_from(len) {
         attr.grh.sgid_index = index;
-        assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+        assert_eq!(side.pd.try_create_ah(&attr).err(), Some(libc::EINVAL));
     }
 }
 
@@ -53,22 +53,22 @@ fn roce_needs_a_global_route(env: &TestEnv) {
     let mut attr = side.ah_attr(&side.address());
     attr.is_global = 0;
     attr.dlid = 1;
-    assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
+    assert_eq!(side.pd.try_create_ah(&attr).err(), Some(libc::EINVAL));
 }
 
 /// The address handle and the QP have different PDs, but must have the same PD: IBTA vol. 1,
 /// 10.2.3.
 fn one_of_another_domain_is_refused_or_loses_the_message(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
-    let other = pair.a.ctx.pd();
-    let ah = other.ah(&pair.a.ah_attr(&pair.b.address()));
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
+    let other = pair.a.ctx.alloc_pd();
+    let ah = other.create_ah(&pair.a.ah_attr(&pair.b.address()));
     pair.b.post_recv(1, [target.whole_sge()]);
     let wr = crate::wr::send([]).id(2).to(&ah, pair.b.qp.qpn(), crate::pair::QKEY);
     match pair.a.qp.try_post(vec![wr]) {
         Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
         Ok(()) => {
-            pair.a.send_completion().expect_failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
+            pair.a.await_send_completion().expect_failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
         }
     }
     pair.b.rcq.expect_empty();

@@ -18,20 +18,20 @@ tests! { "atomics";
     neighbours_stay_as_they_are [Atomics],
     a_chain_of_atomics_is_ordered [Atomics],
     atomics_on_the_own_queue_pair [Atomics],
-    no_credit_for_atomics [Atomics],
+    reads_and_atomics_fail_with_rd_atomic_0 [Atomics],
 }
 
 fn fetch_add_adds_and_returns_the_old_value(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let counter = pair.b.buf(64);
-        let result = pair.a.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let counter = pair.b.alloc_buf(64);
+        let result = pair.a.alloc_buf(8);
         let mut expected = 5u64;
         counter.memory.store(8, expected);
         for add in [1, 0, 7, u64::MAX, 1 << 63, 1 << 32] {
             pair.a.post(fetch_add(result.whole_sge(), counter.remote().plus(8), add).id(add));
-            pair.a.send_completion().expect_sent(add, Verb::AtomicFetchAndAdd);
+            pair.a.await_send_completion().expect_sent(add, Verb::AtomicFetchAndAdd);
             assert_eq!(result.memory.load(0), expected, "old value");
             expected = expected.wrapping_add(add);
             assert_eq!(counter.memory.load(8), expected, "new value");
@@ -40,13 +40,13 @@ fn fetch_add_adds_and_returns_the_old_value(env: &TestEnv) {
 }
 
 fn fetch_add_wraps_around(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let counter = pair.b.buf(8);
-    let result = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let counter = pair.b.alloc_buf(8);
+    let result = pair.a.alloc_buf(8);
     counter.memory.store(0, u64::MAX - 1);
     for old in [u64::MAX - 1, u64::MAX, 0, 1] {
         pair.a.post(fetch_add(result.whole_sge(), counter.remote(), 1));
-        pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
+        pair.a.await_send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
 }
@@ -54,9 +54,9 @@ fn fetch_add_wraps_around(env: &TestEnv) {
 fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let word = pair.b.buf(8);
-        let result = pair.a.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let word = pair.b.alloc_buf(8);
+        let result = pair.a.alloc_buf(8);
         word.memory.store(0, 10);
         for (compare, swap, old, new) in [
             (10, 11, 10, 11),
@@ -68,7 +68,7 @@ fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
             (0, 0, 0, 0),
         ] {
             pair.a.post(cmp_swp(result.whole_sge(), word.remote(), compare, swap).id(old));
-            pair.a.send_completion().expect_sent(old, Verb::AtomicCmpAndSwp);
+            pair.a.await_send_completion().expect_sent(old, Verb::AtomicCmpAndSwp);
             assert_eq!(result.memory.load(0), old, "old value of {compare:#x} -> {swap:#x}");
             assert_eq!(word.memory.load(0), new, "new value of {compare:#x} -> {swap:#x}");
         }
@@ -76,14 +76,14 @@ fn cmp_swp_swaps_only_what_it_expects(env: &TestEnv) {
 }
 
 fn results_go_where_the_sges_say(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let counter = pair.b.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let counter = pair.b.alloc_buf(8);
     counter.memory.store(0, 0x0102_0304_0506_0708);
-    let result = pair.a.buf(64);
+    let result = pair.a.alloc_buf(64);
     // Any local alignment is valid: only the remote address must be aligned.
     let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic(counter.remote(), 1, 0);
     pair.a.post(wr);
-    pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
+    pair.a.await_send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     assert_eq!(result.memory.read(3, 8), 0x0102_0304_0506_0708_u64.to_ne_bytes());
     result.memory.assert_filled_with(0, 3, 0);
     result.memory.assert_filled_with(11, 53, 0);
@@ -96,9 +96,9 @@ fn misaligned_is_refused(env: &TestEnv) {
         for offset in [1, 4, 7] {
             for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp] {
                 record_case(format!("{verb:?} at offset {offset}, {memory:?}"));
-                let pair = QpSpec::rc().memory(memory).pair(env);
-                let word = pair.b.buf(64);
-                let result = pair.a.buf(8);
+                let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+                let word = pair.b.alloc_buf(64);
+                let result = pair.a.alloc_buf(8);
                 let wr = SendWr::new(verb, [result.whole_sge()]).atomic(word.remote().plus(offset), 0, 9);
                 if let Err(refused) = pair.a.qp.try_post(vec![wr.id(3)]) {
                     // The library checks the alignment itself.
@@ -107,7 +107,7 @@ fn misaligned_is_refused(env: &TestEnv) {
                     word.memory.assert_filled_with(0, 64, 0);
                     continue;
                 }
-                pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
+                pair.a.await_send_completion().expect_failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
                 word.memory.assert_filled_with(0, 64, 0);
                 pair.b.qp.await_state(IBV_QPS_ERR);
                 assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
@@ -120,15 +120,15 @@ fn misaligned_is_refused(env: &TestEnv) {
 fn a_result_of_another_length_is_refused(env: &TestEnv) {
     for len in [0usize, 4, 7, 9, 16] {
         record_case(format!("{len} bytes"));
-        let pair = QpSpec::rc().pair(env);
-        let word = pair.b.buf(8);
-        let result = pair.a.buf(64);
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let word = pair.b.alloc_buf(8);
+        let result = pair.a.alloc_buf(64);
         result.memory.write(0, &[0xee; 64]);
         let wr = fetch_add(result.sge(0, len), word.remote(), 1).id(3);
         match pair.a.qp.try_post(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
-                let wc = pair.a.send_completion();
+                let wc = pair.a.await_send_completion();
                 // A device may accept a buffer larger than 8 bytes.
                 if wc.status() != IBV_WC_SUCCESS || len < 8 {
                     wc.expect_failed(3, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
@@ -140,12 +140,12 @@ fn a_result_of_another_length_is_refused(env: &TestEnv) {
 }
 
 fn neighbours_stay_as_they_are(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let words = pair.b.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let words = pair.b.alloc_buf(64);
     words.memory.write(0, &[0xff; 64]);
-    let result = pair.a.buf(8);
+    let result = pair.a.alloc_buf(8);
     pair.a.post(fetch_add(result.whole_sge(), words.remote().plus(24), 1));
-    pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
+    pair.a.await_send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     words.memory.assert_filled_with(0, 24, 0xff);
     assert_eq!(words.memory.load(24), 0);
     words.memory.assert_filled_with(32, 32, 0xff);
@@ -153,9 +153,9 @@ fn neighbours_stay_as_they_are(env: &TestEnv) {
 
 fn a_chain_of_atomics_is_ordered(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let word = pair.b.buf(8);
-        let results = pair.a.buf(16 * 8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let word = pair.b.alloc_buf(8);
+        let results = pair.a.alloc_buf(16 * 8);
         let wrs = (0..16u64)
             .map(|i| {
                 let sge = results.sge(i * 8, 8);
@@ -180,17 +180,17 @@ fn atomics_on_the_own_queue_pair(env: &TestEnv) {
     let mut side = QpSpec::rc().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
-    let word = side.buf(8);
-    let result = side.buf(8);
+    let word = side.alloc_buf(8);
+    let result = side.alloc_buf(8);
     for old in 0..20 {
         side.post(fetch_add(result.whole_sge(), word.remote(), 1).id(old));
-        side.send_completion().expect_sent(old, Verb::AtomicFetchAndAdd);
+        side.await_send_completion().expect_sent(old, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
 }
 
 /// READs and atomics fail on a QP with `max_rd_atomic` 0, or connected to one with `max_dest_rd_atomic` 0.
-fn no_credit_for_atomics(env: &TestEnv) {
+fn reads_and_atomics_fail_with_rd_atomic_0(env: &TestEnv) {
     for (initiator, responder) in [(0, 1), (1, 0)] {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
             record_case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
@@ -200,16 +200,16 @@ fn no_credit_for_atomics(env: &TestEnv) {
                     s.max_rd_atomic = initiator;
                     s.max_dest_rd_atomic = responder;
                 })
-                .unconnected(env);
+                .create_unconnected_pair(env);
             pair.connect();
-            let word = pair.b.buf(8);
-            let result = pair.a.buf(8);
+            let word = pair.b.alloc_buf(8);
+            let result = pair.a.alloc_buf(8);
             word.memory.store(0, 1);
-            let wr = crate::wr::any(verb, [result.whole_sge()], word.remote()).id(3);
+            let wr = crate::wr::wr_of_verb_with_default_operands(verb, [result.whole_sge()], word.remote()).id(3);
             match pair.a.qp.try_post(vec![wr]) {
                 Err(refused) => assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno)),
                 Ok(()) => {
-                    pair.a.send_completion().expect_failed(
+                    pair.a.await_send_completion().expect_failed(
                         3,
                         &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR],
                     );

@@ -48,7 +48,7 @@ fn capacity_is_at_least_what_was_asked_for(env: &TestEnv) {
     let max = ctx.device_attr().max_cqe;
     for cqe in [1, 2, 3, 100, 1000, max.min(100_000)] {
         record_case(format!("{cqe} entries"));
-        assert!(ctx.cq(cqe).cqe() >= usize::try_from(cqe).expect("positive"));
+        assert!(ctx.create_cq(cqe).cqe() >= usize::try_from(cqe).expect("positive"));
     }
 }
 
@@ -60,7 +60,7 @@ fn bad_sizes_are_refused(env: &TestEnv) {
             continue;
         }
         record_case(format!("{cqe} entries"));
-        let errno = ctx.try_cq(cqe, None, 0, 0).err();
+        let errno = ctx.try_create_cq(cqe, None, 0, 0).err();
         assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
     }
 }
@@ -69,16 +69,16 @@ fn bad_sizes_are_refused(env: &TestEnv) {
 /// context->num_comp_vectors".
 fn a_vector_that_is_not_there_is_refused(env: &TestEnv) {
     let ctx = Context::open(env);
-    let channel = ctx.channel();
-    for vector in [-1, ctx.comp_vectors(), i32::MAX] {
-        let errno = ctx.try_cq(8, Some(&channel), vector, 0).err();
+    let channel = ctx.create_channel();
+    for vector in [-1, ctx.num_comp_vectors(), i32::MAX] {
+        let errno = ctx.try_create_cq(8, Some(&channel), vector, 0).err();
         assert_eq!(errno, Some(libc::EINVAL), "vector {vector}");
     }
-    drop(ctx.try_cq(8, Some(&channel), ctx.comp_vectors() - 1, 0).expect("the last vector"));
+    drop(ctx.try_create_cq(8, Some(&channel), ctx.num_comp_vectors() - 1, 0).expect("the last vector"));
 }
 
 fn an_empty_queue_polls_nothing(env: &TestEnv) {
-    let cq = Context::open(env).cq(8);
+    let cq = Context::open(env).create_cq(8);
     for max in [0, 1, 100] {
         assert!(cq.poll(max).is_empty());
     }
@@ -90,11 +90,11 @@ fn an_empty_queue_polls_nothing(env: &TestEnv) {
 fn post_recv_and_send(pair: &QpPair, flags: u32) {
     pair.b.post_recv(5, []);
     pair.a.post(send([]).id(6).flag(flags));
-    pair.a.send_completion().expect_sent(6, Verb::Send);
+    pair.a.await_send_completion().expect_sent(6, Verb::Send);
 }
 
 fn pair(env: &TestEnv) -> QpPair {
-    QpSpec::rc().with_channels().pair(env)
+    QpSpec::rc().with_channels().create_connected_pair(env)
 }
 
 fn an_armed_queue_makes_one_event(env: &TestEnv) {
@@ -127,7 +127,7 @@ fn what_came_before_arming_makes_no_event(env: &TestEnv) {
         other.b.rcq.arm(false);
         post_recv_and_send(&other, 0);
         others_channel.await_and_ack_event(&other.b.rcq);
-        other.b.recv_completion().expect_received(5, 0);
+        other.b.await_recv_completion().expect_received(5, 0);
         channel.expect_no_event();
         post_recv_and_send(&pair, 0);
         channel.await_and_ack_event(&pair.b.rcq);
@@ -140,25 +140,25 @@ fn what_came_before_arming_makes_no_event(env: &TestEnv) {
 fn an_unarmed_queue_makes_no_event(env: &TestEnv) {
     let pair = pair(env);
     post_recv_and_send(&pair, 0);
-    pair.b.recv_completion().expect_received(5, 0);
+    pair.b.await_recv_completion().expect_received(5, 0);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
 }
 
 fn events_carry_queue_and_context(env: &TestEnv) {
     let ctx = Context::open(env);
-    let channel = ctx.channel();
+    let channel = ctx.create_channel();
     let mut a = QpSpec::rc().create_qp_side(env);
-    a.rcq = ctx.try_cq(64, Some(&channel), 0, 0xc0ffee).expect("ibv_create_cq");
-    let pd = ctx.pd();
+    a.rcq = ctx.try_create_cq(64, Some(&channel), 0, 0xc0ffee).expect("ibv_create_cq");
+    let pd = ctx.alloc_pd();
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &a.rcq, &a.rcq);
-    a.qp = pd.qp(&mut init);
+    a.qp = pd.create_qp(&mut init);
     a.pd = pd;
     let address = a.address();
     a.connect(&address);
     a.rcq.arm(false);
     a.post(send([]).id(1));
     a.post_recv(2, []);
-    assert!(channel.readable(crate::harness::wait_limit()));
+    assert!(channel.has_event_within(crate::harness::wait_limit()));
     assert_eq!(channel.take_unacked_event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
     a.rcq.ack(1);
     drop(a.rcq.wait_for_completions(2));
@@ -167,21 +167,21 @@ fn events_carry_queue_and_context(env: &TestEnv) {
 fn a_send_completion_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.scq.arm(false);
     pair.a.post(write([source.whole_sge()], target.remote()).unsignaled());
     channel.expect_no_event();
     pair.a.post(write([source.whole_sge()], target.remote()).id(2));
     channel.await_and_ack_event(&pair.a.scq);
-    pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(2, Verb::RdmaWrite);
     // A SEND completes when it has consumed a receive.
     pair.a.scq.arm(false);
     pair.a.post(send([]).id(3));
     channel.expect_no_event();
     pair.b.post_recv(1, []);
     channel.await_and_ack_event(&pair.a.scq);
-    pair.a.send_completion().expect_sent(3, Verb::Send);
+    pair.a.await_send_completion().expect_sent(3, Verb::Send);
 }
 
 fn the_descriptor_polls_and_does_not_block(env: &TestEnv) {
@@ -189,13 +189,13 @@ fn the_descriptor_polls_and_does_not_block(env: &TestEnv) {
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     channel.set_nonblocking(true);
     assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN));
-    assert!(!channel.readable(Duration::ZERO));
+    assert!(!channel.has_event_within(Duration::ZERO));
     pair.b.rcq.arm(false);
     post_recv_and_send(&pair, 0);
-    assert!(channel.readable(crate::harness::wait_limit()), "poll() says nothing");
-    assert!(channel.readable(Duration::ZERO), "poll() takes the event away");
+    assert!(channel.has_event_within(crate::harness::wait_limit()), "poll() says nothing");
+    assert!(channel.has_event_within(Duration::ZERO), "poll() takes the event away");
     assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
-    assert!(!channel.readable(Duration::ZERO), "readable after its event was taken");
+    assert!(!channel.has_event_within(Duration::ZERO), "readable after its event was taken");
     assert_eq!(channel.take_unacked_event(), Err(libc::EAGAIN));
     pair.b.rcq.ack(1);
 }
@@ -212,14 +212,14 @@ fn a_blocked_thread_is_woken(env: &TestEnv) {
             post_recv_and_send(&pair, 0);
             assert_eq!(waiting.join().expect("woken"), Ok(pair.b.rcq.raw().addr()));
             pair.b.rcq.ack(1);
-            pair.b.recv_completion().expect_received(5, 0);
+            pair.b.await_recv_completion().expect_received(5, 0);
         });
     }
 }
 
 /// A program that sleeps until its send completes must wake up when the peer's QP no longer exists.
 fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
-    let pair = QpSpec::rc().with_channels().short_timeouts().pair(env);
+    let pair = QpSpec::rc().with_channels().short_timeouts().create_connected_pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     channel.set_nonblocking(false);
     pair.a.scq.arm(false);
@@ -230,7 +230,7 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
         assert_eq!(pair.b.qp.try_destroy(), 0);
         assert_eq!(waiting.join().expect("woken"), Ok(pair.a.scq.raw().addr()));
         pair.a.scq.ack(1);
-        pair.a.send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
     });
 }
 
@@ -238,7 +238,7 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
 /// (`ibv_req_notify_cq(3)`). The event occurs even if another thread polls the completion at once.
 fn a_completion_that_another_thread_polls_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
-    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
     for round in 0..30u64 {
         let delay = Duration::from_micros([0, 85, 500][(round % 3) as usize]);
         record_case(format!("polled after {delay:?}"));
@@ -272,11 +272,11 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &TestEnv) {
 fn arming_again_loses_no_event(env: &TestEnv) {
     for round in 0..20 {
         let pair = pair(env);
-        let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+        let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
         pair.a.scq.arm(false);
         pair.a.post(write([source.whole_sge()], target.remote()).id(round));
         if round % 2 == 0 {
-            pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(round, Verb::RdmaWrite);
         }
         pair.a.scq.arm(false);
         pair.a.schannel.as_ref().expect("a channel").await_and_ack_event(&pair.a.scq);
@@ -301,14 +301,14 @@ fn solicited_only_waits_for_a_solicited_send(env: &TestEnv) {
 fn solicited_write_with_imm_makes_an_event(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.b.rcq.arm(true);
     for (flag, fires) in [(0, false), (IBV_SEND_SOLICITED, true)] {
         pair.b.post_recv(1, []);
         let wr = crate::wr::write_imm([source.whole_sge()], target.remote(), 1);
         pair.a.post(wr.id(2).flag(flag));
-        pair.a.send_completion().expect_sent(2, Verb::RdmaWriteWithImm);
+        pair.a.await_send_completion().expect_sent(2, Verb::RdmaWriteWithImm);
         if fires {
             channel.await_and_ack_event(&pair.b.rcq);
         } else {
@@ -322,8 +322,8 @@ fn solicited_write_with_imm_makes_an_event(env: &TestEnv) {
 fn solicited_only_fires_on_a_failure(env: &TestEnv) {
     let pair = pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.scq.arm(true);
     pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     channel.expect_no_event();
@@ -333,14 +333,14 @@ fn solicited_only_fires_on_a_failure(env: &TestEnv) {
     };
     pair.a.post(write([source.whole_sge()], nowhere).id(2));
     channel.await_and_ack_event(&pair.a.scq);
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
 }
 
 fn solicited_on_ud(env: &TestEnv) {
-    let pair = QpSpec::ud().with_channels().pair(env);
+    let pair = QpSpec::ud().with_channels().create_connected_pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
-    let buf = pair.b.buf(40);
+    let buf = pair.b.alloc_buf(40);
     pair.b.post_recv(1, [buf.whole_sge()]);
     pair.b.post_recv(2, [buf.whole_sge()]);
     pair.b.rcq.arm(true);
@@ -367,12 +367,12 @@ fn arming_for_any_beats_arming_for_solicited(env: &TestEnv) {
 
 fn several_queues_share_a_channel(env: &TestEnv) {
     let ctx = Context::open(env);
-    let channel = ctx.channel();
-    let pd = ctx.pd();
+    let channel = ctx.create_channel();
+    let pd = ctx.alloc_pd();
     let mut sides: Vec<_> = (0..4).map(|_| QpSpec::rc().create_qp_side(env)).collect();
     for side in &mut sides {
-        let cq = ctx.cq_on(64, &channel);
-        side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+        let cq = ctx.create_cq_on_channel(64, &channel);
+        side.qp = pd.create_qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
         side.scq = cq.clone();
         side.rcq = cq;
         side.pd = pd.clone();
@@ -398,9 +398,9 @@ fn events_are_acknowledged_in_bulk(env: &TestEnv) {
     for _ in 0..10 {
         pair.b.rcq.arm(false);
         post_recv_and_send(&pair, 0);
-        assert!(channel.readable(crate::harness::wait_limit()));
+        assert!(channel.has_event_within(crate::harness::wait_limit()));
         assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
-        pair.b.recv_completion().expect_received(5, 0);
+        pair.b.await_recv_completion().expect_received(5, 0);
     }
     pair.b.rcq.ack(10);
 }
@@ -411,7 +411,7 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
     let channel = pair.b.rchannel.clone().expect("a channel");
     pair.b.rcq.arm(false);
     post_recv_and_send(&pair, 0);
-    assert!(channel.readable(crate::harness::wait_limit()));
+    assert!(channel.has_event_within(crate::harness::wait_limit()));
     assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
     let cq = pair.b.rcq.clone();
     assert_eq!(pair.b.qp.try_destroy(), 0);
@@ -427,19 +427,19 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
 /// Destroying a CQ removes its pending events, so that no program receives a destroyed CQ.
 fn destroying_drops_pending_events(env: &TestEnv) {
     let ctx = Context::open(env);
-    let channel = ctx.channel();
-    let survivor = ctx.cq_on(8, &channel);
+    let channel = ctx.create_channel();
+    let survivor = ctx.create_cq_on_channel(8, &channel);
     for _ in 0..3 {
         let mut side = QpSpec::rc().create_qp_side(env);
-        let (pd, cq) = (ctx.pd(), ctx.cq_on(8, &channel));
-        side.qp = pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq_on_channel(8, &channel));
+        side.qp = pd.create_qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
         side.pd = pd;
         let address = side.address();
         side.connect(&address);
         cq.arm(false);
         side.post_recv(1, []);
         side.post(send([]).id(2));
-        assert!(channel.readable(crate::harness::wait_limit()));
+        assert!(channel.has_event_within(crate::harness::wait_limit()));
         assert_eq!(side.qp.try_destroy(), 0);
         assert_eq!(cq.try_destroy(), 0);
         channel.set_nonblocking(true);
@@ -457,8 +457,8 @@ fn event_then_poll_loses_nothing(env: &TestEnv) {
     }
     for spec in specs {
         record_case(format!("QP type {}", spec.qp_type));
-        let pair = spec.depth(64).with_channels().pair(env);
-        let buf = pair.b.buf(64);
+        let pair = spec.with_queue_depth(64).with_channels().create_connected_pair(env);
+        let buf = pair.b.alloc_buf(64);
         for i in 0..64 {
             pair.b.post_recv(i, [buf.whole_sge()]);
         }
@@ -490,14 +490,14 @@ fn event_then_poll_loses_nothing(env: &TestEnv) {
                     if any {
                         continue;
                     }
-                    assert!(channel.readable(crate::harness::wait_limit()), "asleep for ever, {got} received");
+                    assert!(channel.has_event_within(crate::harness::wait_limit()), "asleep for ever, {got} received");
                     assert_eq!(channel.take_unacked_event().map(|event| event.0), Ok(pair.b.rcq.raw()));
                     events += 1;
                 }
             });
             for i in 0..TOTAL {
                 pair.a.post(send([]).id(i));
-                pair.a.send_completion().expect_sent(i, Verb::Send);
+                pair.a.await_send_completion().expect_sent(i, Verb::Send);
                 if i % 100 == 0 {
                     std::thread::sleep(Duration::from_micros(300));
                 }
@@ -505,7 +505,7 @@ fn event_then_poll_loses_nothing(env: &TestEnv) {
             // This is the last message; on UD it is repeated until the receiver gets it.
             while !receiver.is_finished() {
                 pair.a.post(crate::wr::send_imm([], u32::MAX).id(1));
-                let wc = pair.a.send_completion();
+                let wc = pair.a.await_send_completion();
                 if reliable {
                     wc.expect_sent(1, Verb::Send);
                     break;
@@ -526,7 +526,7 @@ fn event_driven_ping_pong(env: &TestEnv) {
             return *wc;
         }
         side.rchannel.as_ref().expect("a channel").await_and_ack_event(&side.rcq);
-        side.recv_completion()
+        side.await_recv_completion()
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -534,13 +534,13 @@ fn event_driven_ping_pong(env: &TestEnv) {
                 pair.b.post_recv(i, []);
                 wait(&pair.b).expect_received(i, 0);
                 pair.b.post(send([]).id(i));
-                pair.b.send_completion().expect_sent(i, Verb::Send);
+                pair.b.await_send_completion().expect_sent(i, Verb::Send);
             }
         });
         for i in 0..200 {
             pair.a.post_recv(i, []);
             pair.a.post(send([]).id(i));
-            pair.a.send_completion().expect_sent(i, Verb::Send);
+            pair.a.await_send_completion().expect_sent(i, Verb::Send);
             wait(&pair.a).expect_received(i, 0);
         }
     });
@@ -548,10 +548,10 @@ fn event_driven_ping_pong(env: &TestEnv) {
 
 /// `ibv_modify_cq(3)`: an event occurs after `cq_count` completions, or after `cq_period` microseconds.
 fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
-    let pair = QpSpec::rc().with_channels().pair(env);
+    let pair = QpSpec::rc().with_channels().create_connected_pair(env);
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
-    let buf = pair.b.buf(8);
+    let buf = pair.b.alloc_buf(8);
     pair.b.post_recv(1, [buf.whole_sge()]);
     pair.b.rcq.arm(false);
     let start = Instant::now();
@@ -560,7 +560,7 @@ fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
     let period = Duration::from_micros(u16::MAX.into());
     assert!(start.elapsed() >= period, "after {:?}", start.elapsed());
     pair.b.rcq.ack(1);
-    pair.b.recv_completion().expect_received(1, 0);
+    pair.b.await_recv_completion().expect_received(1, 0);
     // Without moderation the next completion is reported at once.
     moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
     pair.b.post_recv(3, [buf.whole_sge()]);
@@ -571,10 +571,10 @@ fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
 }
 
 fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
-    let pair = QpSpec::rc().with_channels().pair(env);
+    let pair = QpSpec::rc().with_channels().create_connected_pair(env);
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
-    let buf = pair.b.buf(8);
+    let buf = pair.b.alloc_buf(8);
     for round in 0..5 {
         pair.b.rcq.arm(false);
         for i in 0..4 {
@@ -584,7 +584,7 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
         channel.await_and_ack_event(&pair.b.rcq);
         pair.b.rcq.ack(1);
         for i in 0..4 {
-            pair.b.recv_completion().expect_received(10 * round + i, 0);
+            pair.b.await_recv_completion().expect_received(10 * round + i, 0);
         }
     }
 }
@@ -592,8 +592,8 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
 /// A completion that occurred after arming is reported, even if the NIC finds it only because the QP fails.
 fn a_completion_that_came_before_a_failure_is_reported(env: &TestEnv) {
     for round in 0..50 {
-        let pair = QpSpec::rc().with_channels().pair(env);
-        let (to, from) = (pair.b.buf(8), pair.a.buf(8));
+        let pair = QpSpec::rc().with_channels().create_connected_pair(env);
+        let (to, from) = (pair.b.alloc_buf(8), pair.a.alloc_buf(8));
         pair.b.post_recv(1, [to.whole_sge()]);
         let channel = pair.a.schannel.as_ref().expect("channels");
         pair.a.post(send([from.whole_sge()]).id(round));
@@ -601,7 +601,7 @@ fn a_completion_that_came_before_a_failure_is_reported(env: &TestEnv) {
         if !pair.a.scq.poll(1).is_empty() {
             continue;
         }
-        pair.b.recv_completion().expect_received(1, 8);
+        pair.b.await_recv_completion().expect_received(1, 8);
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_ERR;
         pair.a.qp.modify(&attr, IBV_QP_STATE).expect("to ERR");

@@ -4,7 +4,7 @@ use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::objects::Buf;
 use crate::pair::{QpPair, QpSide, QpSpec};
-use crate::wr::{SendWr, Verb, any};
+use crate::wr::{SendWr, Verb, wr_of_verb_with_default_operands};
 use crate::{TestEnv, Rng};
 use verbs_abi::{IBV_MTU_256, IBV_QPT_UD, ibv_sge};
 
@@ -33,10 +33,10 @@ tests! { "data";
     uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &QpSpec::uc(), Verb::RdmaWrite),
     ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &QpSpec::ud(), Verb::Send),
     a_receive_may_be_larger_than_the_message [],
-    a_receive_may_reach_past_its_region_on_rc [] => |env| past_the_region(env, &QpSpec::rc()),
-    a_receive_may_reach_past_its_region_on_uc [Uc] => |env| past_the_region(env, &QpSpec::uc()),
-    a_receive_may_reach_past_its_region_on_ud [Ud] => |env| past_the_region(env, &QpSpec::ud()),
-    a_shared_receive_may_reach_past_its_region [Srq] => |env| past_the_region(env, &QpSpec::rc().with_srq()),
+    a_receive_may_reach_past_its_region_on_rc [] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::rc()),
+    a_receive_may_reach_past_its_region_on_uc [Uc] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::uc()),
+    a_receive_may_reach_past_its_region_on_ud [Ud] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::ud()),
+    a_shared_receive_may_reach_past_its_region [Srq] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::rc().with_srq()),
     header_only_messages [],
     rc_to_itself [],
     uc_to_itself [Uc] => |env| to_itself(env, &QpSpec::uc()),
@@ -63,7 +63,7 @@ pub(super) fn mtu(side: &QpSide) -> usize {
 
 fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
-        let pair = spec.clone().memory(memory).pair(env);
+        let pair = spec.clone().memory(memory).create_connected_pair(env);
         for (i, len) in message_lengths(&pair.a).into_iter().enumerate() {
             record_case(format!("{verb:?} of {len} bytes, {memory:?} memory"));
             transfer_and_check(&pair, verb, len, i as u64 + 1, &[], &[]);
@@ -75,7 +75,7 @@ fn verb_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let cuts: [&[usize]; 8] =
         [&[], &[0], &[1], &[7, 0, 9], &[1, 1, 1], &[64], &[0, 0, 0], &[13, 100, 3]];
     for memory in MemKind::ALL {
-        let pair = spec.clone().memory(memory).pair(env);
+        let pair = spec.clone().memory(memory).create_connected_pair(env);
         let mut rng = Rng::new(1);
         for len in [150, 256] {
             for (i, source) in cuts.iter().enumerate() {
@@ -98,7 +98,7 @@ const GUARD_BYTES: usize = 24;
 
 /// Returns a receive buffer with margins, filled with 0xee.
 fn guarded_recv_buffer(side: &QpSide, len: usize) -> Buf {
-    let buf = side.buf(len + 2 * GUARD_BYTES);
+    let buf = side.alloc_buf(len + 2 * GUARD_BYTES);
     buf.memory.write(0, &vec![0xee; len + 2 * GUARD_BYTES]);
     buf
 }
@@ -118,18 +118,18 @@ fn transfer_and_check(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_c
     let imm = u32::try_from(seed & 0xffff_ffff).expect("masked");
     let wr_id = seed ^ 0xabcd;
     if verb == Verb::RdmaRead {
-        let source = b.buf(len + GUARD_BYTES);
+        let source = b.alloc_buf(len + GUARD_BYTES);
         source.memory.fill_at(GUARD_BYTES, len, seed);
         let target = guarded_recv_buffer(a, len);
         let sges = target.sges_cut_at(margin, len, target_cuts);
-        a.post(any(verb, sges, source.remote().plus(margin)).id(wr_id));
-        a.send_completion().expect_sent(wr_id, verb);
+        a.post(wr_of_verb_with_default_operands(verb, sges, source.remote().plus(margin)).id(wr_id));
+        a.await_send_completion().expect_sent(wr_id, verb);
         check_guarded(&target, 0, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
     }
     let grh = b.grh_len();
-    let source = a.buf(len + GUARD_BYTES);
+    let source = a.alloc_buf(len + GUARD_BYTES);
     source.memory.fill_at(GUARD_BYTES, len, seed);
     let sges = source.sges_cut_at(margin, len, source_cuts);
     let target = guarded_recv_buffer(b, grh + len);
@@ -138,21 +138,21 @@ fn transfer_and_check(pair: &QpPair, verb: Verb, len: usize, seed: u64, source_c
     } else if verb.has_imm() {
         b.post_recv(wr_id + 1, []);
     }
-    let wr = any(verb, sges, target.remote().plus(margin)).id(wr_id);
+    let wr = wr_of_verb_with_default_operands(verb, sges, target.remote().plus(margin)).id(wr_id);
     a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
     if verb.recv_opcode().is_none() {
-        a.send_completion().expect_sent(wr_id, verb);
+        a.await_send_completion().expect_sent(wr_id, verb);
         check_guarded(&target, grh, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
     }
-    let wc = b.recv_completion();
+    let wc = b.await_recv_completion();
     wc.expect_success(wr_id + 1, verb.recv_opcode().expect("checked"));
     assert_eq!(wc.raw().byte_len as usize, grh + len, "byte_len");
     assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
     assert_eq!(wc.qpn(), b.qp.qpn());
     check_guarded(&target, grh, len, seed);
-    let wc = a.send_completion();
+    let wc = a.await_send_completion();
     wc.expect_sent(wr_id, verb);
     assert_eq!(wc.qpn(), a.qp.qpn());
 }
@@ -176,16 +176,16 @@ fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
     }
     for spec in specs {
         record_case(format!("QP type {}", spec.qp_type));
-        let pair = spec.pair(env);
+        let pair = spec.create_connected_pair(env);
         let grh = pair.b.grh_len();
-        let target = pair.b.buf(500);
+        let target = pair.b.alloc_buf(500);
         target.memory.write(0, &[0xee; 500]);
         pair.b.post_recv(1, target.sges_cut_at(0, 500, &[grh + 10, 30, 100]));
-        let source = pair.a.buf(60);
+        let source = pair.a.alloc_buf(60);
         source.memory.fill_with_pattern(5);
         pair.a.post(crate::wr::send([source.whole_sge()]).id(2));
-        pair.b.recv_completion().expect_received(1, grh + 60);
-        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.b.await_recv_completion().expect_received(1, grh + 60);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_pattern_at(grh, 60, 5);
         target.memory.assert_filled_with(grh + 60, 440 - grh, 0xee);
     }
@@ -193,14 +193,14 @@ fn a_receive_may_be_larger_than_the_message(env: &TestEnv) {
 
 /// The NIC checks the bytes that it writes, and not the whole range of the receive: `copy_data` of
 /// `linux:drivers/infiniband/sw/rxe/rxe_mr.c`.
-fn past_the_region(env: &TestEnv, spec: &QpSpec) {
+fn recv_sge_may_exceed_region_if_message_fits(env: &TestEnv, spec: &QpSpec) {
     let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
     for memory in MemKind::ALL {
         for &len in lens {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = spec.clone().memory(memory).pair(env);
+            let pair = spec.clone().memory(memory).create_connected_pair(env);
             let grh = pair.b.grh_len();
-            let (source, target) = (pair.a.buf(len.max(1)), pair.b.buf(64 + grh + len));
+            let (source, target) = (pair.a.alloc_buf(len.max(1)), pair.b.alloc_buf(64 + grh + len));
             // The receive has one SGE, or two SGEs; the region ends behind the written bytes.
             for (seed, cut) in [(1, None), (2, Some(grh + len / 2)), (3, Some(grh))] {
                 source.memory.fill_with_pattern(seed);
@@ -214,8 +214,8 @@ fn past_the_region(env: &TestEnv, spec: &QpSpec) {
                 };
                 pair.b.post_recv(seed, sges);
                 pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
-                pair.b.recv_completion().expect_received(seed, grh + len);
-                pair.a.send_completion().expect_sent(seed, Verb::Send);
+                pair.b.await_recv_completion().expect_received(seed, grh + len);
+                pair.a.await_send_completion().expect_sent(seed, Verb::Send);
                 target.memory.await_pattern_at(64 + grh, len, seed);
             }
         }
@@ -233,9 +233,9 @@ fn header_only_messages(env: &TestEnv) {
     }
     for (spec, verb) in cases {
         record_case(format!("QP type {}, {verb:?}", spec.qp_type));
-        let pair = spec.pair(env);
+        let pair = spec.create_connected_pair(env);
         let grh = pair.b.grh_len();
-        let target = pair.b.buf(40);
+        let target = pair.b.alloc_buf(40);
         for i in 0..50 {
             if grh > 0 {
                 pair.b.post_recv(i, [target.whole_sge()]);
@@ -245,10 +245,10 @@ fn header_only_messages(env: &TestEnv) {
             let wr = SendWr::new(verb, []).id(i);
             let imm = u32::try_from(i).expect("small") << 24 | 0x5a;
             pair.a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
-            let wc = pair.b.recv_completion();
+            let wc = pair.b.await_recv_completion();
             wc.expect_received(i, grh);
             assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
-            pair.a.send_completion().expect_sent(i, verb);
+            pair.a.await_send_completion().expect_sent(i, verb);
         }
     }
 }
@@ -262,18 +262,18 @@ fn to_itself(env: &TestEnv, spec: &QpSpec) {
     let mut side = spec.create_qp_side(env);
     let address = side.address();
     side.connect(&address);
-    let source = side.buf(300);
-    let target = side.buf(300);
+    let source = side.alloc_buf(300);
+    let target = side.alloc_buf(300);
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
         side.post_recv(seed, [target.whole_sge()]);
         side.post(crate::wr::send([source.whole_sge()]).id(seed));
-        side.recv_completion().expect_received(seed, 300);
-        side.send_completion().expect_sent(seed, Verb::Send);
+        side.await_recv_completion().expect_received(seed, 300);
+        side.await_send_completion().expect_sent(seed, Verb::Send);
         target.memory.assert_whole_pattern(seed);
         source.memory.fill_with_pattern(seed + 1000);
         side.post(crate::wr::write([source.whole_sge()], target.remote()).id(seed));
-        side.send_completion().expect_sent(seed, Verb::RdmaWrite);
+        side.await_send_completion().expect_sent(seed, Verb::RdmaWrite);
         if spec.qp_type == verbs_abi::IBV_QPT_RC {
             target.memory.assert_whole_pattern(seed + 1000);
         }
@@ -281,9 +281,9 @@ fn to_itself(env: &TestEnv, spec: &QpSpec) {
 }
 
 fn both_ways_at_once(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let sides = [&pair.a, &pair.b];
-    let buffers: Vec<(Buf, Buf)> = sides.iter().map(|side| (side.buf(5000), side.buf(5000))).collect();
+    let buffers: Vec<(Buf, Buf)> = sides.iter().map(|side| (side.alloc_buf(5000), side.alloc_buf(5000))).collect();
     for round in 0..20 {
         for (i, side) in sides.iter().enumerate() {
             side.post_recv(round, [buffers[i].1.whole_sge()]);
@@ -293,27 +293,27 @@ fn both_ways_at_once(env: &TestEnv) {
             side.post(crate::wr::send([buffers[i].0.whole_sge()]).id(round));
         }
         for (i, side) in sides.iter().enumerate() {
-            side.recv_completion().expect_received(round, 5000);
+            side.await_recv_completion().expect_received(round, 5000);
             buffers[i].1.memory.assert_whole_pattern(round * 2 + (1 - i as u64));
         }
         for side in sides {
-            side.send_completion().expect_sent(round, Verb::Send);
+            side.await_send_completion().expect_sent(round, Verb::Send);
         }
     }
 }
 
 /// A WR has SGEs of private memory and of shareable memory.
 fn mixed_memory(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let of = |side: &QpSide, kind| side.pd.buf_with(kind, 1000, crate::objects::ALL_ACCESS);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let of = |side: &QpSide, kind| side.pd.alloc_buf_of_kind(kind, 1000, crate::objects::ALL_ACCESS);
     let sources = MemKind::ALL.map(|kind| of(&pair.a, kind));
     let targets = MemKind::ALL.map(|kind| of(&pair.b, kind));
     sources[0].memory.fill_with_pattern(1);
     sources[1].memory.fill_with_pattern(2);
     pair.b.post_recv(1, [targets[1].whole_sge(), targets[0].whole_sge()]);
     pair.a.post(crate::wr::send([sources[0].whole_sge(), sources[1].whole_sge()]).id(2));
-    pair.b.recv_completion().expect_received(1, 2000);
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, 2000);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     targets[1].memory.assert_whole_pattern(1);
     targets[0].memory.assert_whole_pattern(2);
 }
@@ -321,10 +321,10 @@ fn mixed_memory(env: &TestEnv) {
 fn a_burst_of_large_messages(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         const LEN: usize = 200_000;
-        let source = pair.a.buf(8 * LEN);
-        let target = pair.b.buf(8 * LEN);
+        let source = pair.a.alloc_buf(8 * LEN);
+        let target = pair.b.alloc_buf(8 * LEN);
         source.memory.fill_with_pattern(77);
         for i in 0..8 {
             pair.b.post_recv(i, [target.sge(i * LEN as u64, LEN)]);
@@ -333,10 +333,10 @@ fn a_burst_of_large_messages(env: &TestEnv) {
             (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).id(i)).collect(),
         );
         for i in 0..8 {
-            pair.b.recv_completion().expect_received(i, LEN);
+            pair.b.await_recv_completion().expect_received(i, LEN);
         }
         for i in 0..8 {
-            pair.a.send_completion().expect_sent(i, Verb::Send);
+            pair.a.await_send_completion().expect_sent(i, Verb::Send);
         }
         target.memory.assert_whole_pattern(77);
     }
@@ -349,11 +349,11 @@ fn random_mix_on_rc(env: &TestEnv) {
     for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {
         record_case(format!("seed {seed}, {memory:?}"));
         let mut rng = Rng::new(seed);
-        let pair = QpSpec::rc().depth(64).memory(memory).pair(env);
+        let pair = QpSpec::rc().with_queue_depth(64).memory(memory).create_connected_pair(env);
         let (a, b) = (&pair.a, &pair.b);
-        let target = b.buf(LEN);
-        let source = a.buf(64 * 256);
-        let results = a.buf(64 * 256);
+        let target = b.alloc_buf(LEN);
+        let source = a.alloc_buf(64 * 256);
+        let results = a.alloc_buf(64 * 256);
         let mut model = vec![0u8; LEN];
         for round in 0..150u64 {
             let count = 1 + rng.below(16);
@@ -414,13 +414,13 @@ fn random_mix_on_rc(env: &TestEnv) {
             }
             a.post_list(wrs);
             for (i, (len, imm)) in receives.iter().enumerate() {
-                let wc = b.recv_completion();
+                let wc = b.await_recv_completion();
                 assert_eq!(wc.status(), 0, "{wc:?}");
                 assert_eq!((wc.id(), wc.raw().byte_len as usize, wc.imm()), (i as u64, *len, *imm));
             }
             let mut last = None;
             while last != Some(round << 8 | (count - 1)) {
-                let wc = a.send_completion();
+                let wc = a.await_send_completion();
                 assert_eq!(wc.status(), 0, "{wc:?}");
                 assert!(last.is_none_or(|last| last < wc.id()), "out of order");
                 last = Some(wc.id());

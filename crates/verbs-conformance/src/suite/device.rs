@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use verbs_abi::*;
 
-use crate::objects::{Context, DeviceList, code_texts};
+use crate::objects::{Context, DeviceList, status_event_node_and_port_texts};
 use crate::{NicCapability, TestEnv};
 
 tests! { "device";
@@ -49,9 +49,9 @@ fn opens_twice_and_closes(env: &TestEnv) {
     let second = Context::open(env);
     assert_ne!(first.raw(), second.raw());
     drop(first);
-    drop(second.pd());
+    drop(second.alloc_pd());
     drop(second);
-    drop(Context::open(env).pd());
+    drop(Context::open(env).alloc_pd());
 }
 
 /// `ibv_get_device_list(3)`: a device that was opened before the list is freed stays usable.
@@ -161,18 +161,18 @@ fn pkey_table_has_the_default_and_an_end(env: &TestEnv) {
 }
 
 fn codes_have_texts(env: &TestEnv) {
-    let texts = code_texts(env.symbols, 0..=40);
+    let texts = status_event_node_and_port_texts(env.symbols, 0..=40);
     assert!(texts.iter().all(|text| !text.is_empty()));
-    let of_far_codes = code_texts(env.symbols, u32::MAX - 2..=u32::MAX);
+    let of_far_codes = status_event_node_and_port_texts(env.symbols, u32::MAX - 2..=u32::MAX);
     assert!(of_far_codes.iter().all(|text| !text.is_empty()));
 }
 
 fn comp_vectors_are_there(env: &TestEnv) {
-    assert!(Context::open(env).comp_vectors() >= 1);
+    assert!(Context::open(env).num_comp_vectors() >= 1);
 }
 
 fn async_queue_is_empty_and_does_not_block(env: &TestEnv) {
     let ctx = Context::open(env);
-    assert!(ctx.async_event(Duration::ZERO).is_none());
-    assert_eq!(ctx.async_event_errno(), libc::EAGAIN);
+    assert!(ctx.get_async_event_within(Duration::ZERO).is_none());
+    assert_eq!(ctx.nonblocking_get_async_event_errno(), libc::EAGAIN);
 }

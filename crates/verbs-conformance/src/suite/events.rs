@@ -27,13 +27,13 @@ tests! { "events";
 fn raise_event_of_b(pair: &QpPair) -> ibv_event_type {
     let env = pair.a.ctx.env();
     if env.has(NicCapability::ErrorEvents) || !env.has(NicCapability::Sqd) {
-        let local = pair.a.buf(8);
+        let local = pair.a.alloc_buf(8);
         let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
         pair.a.post(write([local.whole_sge()], nowhere).id(1));
-        pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         return IBV_EVENT_QP_ACCESS_ERR;
     }
     move_b_to_sqd(pair);
@@ -49,46 +49,46 @@ fn move_b_to_sqd(pair: &QpPair) {
 }
 
 fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let local = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let local = pair.a.alloc_buf(8);
     let nowhere = RemoteAddress {
         addr: 0x1000,
         rkey: 0xbad,
     };
     pair.a.post(write([local.whole_sge()], nowhere).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
-    let event = pair.b.ctx.next_async_event();
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
     assert!(event.is_of_qp(&pair.b.qp));
     event.ack();
-    assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "one event is enough");
+    assert!(pair.b.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "one event is enough");
 }
 
 /// The requester sends a READ to a QP that accepts no READs (`max_dest_rd_atomic` 0).
 fn an_invalid_request_is_an_event_of_the_responder(env: &TestEnv) {
-    let pair = QpSpec::rc().with_change(|s| s.max_dest_rd_atomic = 0).pair(env);
-    let local = pair.a.buf(8);
-    let remote = pair.b.buf(8);
+    let pair = QpSpec::rc().with_change(|s| s.max_dest_rd_atomic = 0).create_connected_pair(env);
+    let local = pair.a.alloc_buf(8);
+    let remote = pair.b.alloc_buf(8);
     pair.a.post(read([local.whole_sge()], remote.remote()).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
-    let event = pair.b.ctx.next_async_event();
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
+    let event = pair.b.ctx.await_async_event_but_comm_est();
     assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
     assert!(event.is_of_qp(&pair.b.qp));
 }
 
 /// IBTA vol. 1, 11.6.3: the completion reports the failure, so no async event follows.
 fn a_failed_request_is_no_event_of_the_requester(env: &TestEnv) {
-    let pair = QpSpec::rc().rnr_retry(0).pair(env);
+    let pair = QpSpec::rc().rnr_retry(0).create_connected_pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
-    assert!(pair.b.ctx.async_event(Duration::ZERO).is_none());
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
+    assert!(pair.b.ctx.get_async_event_within(Duration::ZERO).is_none());
 }
 
 fn a_blocked_thread_wakes_up(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| pair.b.ctx.next_async_event().kind());
+        let waiting = scope.spawn(|| pair.b.ctx.await_async_event_but_comm_est().kind());
         std::thread::sleep(Duration::from_millis(10));
         // The requester need not poll; the event occurs nevertheless.
         let kind = raise_event_of_b(&pair);
@@ -98,9 +98,9 @@ fn a_blocked_thread_wakes_up(env: &TestEnv) {
 
 /// `ibv_get_async_event(3)`: destroying an object waits until its events are acknowledged.
 fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let kind = raise_event_of_b(&pair);
-    let event = pair.b.ctx.next_async_event();
+    let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), kind);
     std::thread::scope(|scope| {
         let destroying = scope.spawn(|| pair.b.qp.try_destroy());
@@ -112,21 +112,21 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
 }
 
 fn events_are_of_the_own_context(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let bystander = QpSpec::rc().create_qp_side(env);
     raise_event_of_b(&pair);
-    drop(pair.b.ctx.next_async_event());
-    assert!(bystander.ctx.async_event(QUIET_PERIOD).is_none());
-    assert!(pair.a.ctx.async_event(Duration::ZERO).is_none());
+    drop(pair.b.ctx.await_async_event_but_comm_est());
+    assert!(bystander.ctx.get_async_event_within(QUIET_PERIOD).is_none());
+    assert!(pair.a.ctx.get_async_event_within(Duration::ZERO).is_none());
 }
 
 /// `ibv_modify_qp(3)` and IBTA vol. 1, 10.2.9.5: a QP with an SRQ that goes to ERR takes no more WQEs from
 /// the SRQ. It raises an event after the last WQE that it has taken.
 fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
-    let pair = QpSpec::rc().with_srq().pair(env);
+    let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     pair.b.post_recv(1, []);
     pair.b.qp.to_state(IBV_QPS_ERR);
-    let event = pair.b.ctx.next_async_event();
+    let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
     assert!(event.is_of_qp(&pair.b.qp));
     drop(event);
@@ -135,9 +135,9 @@ fn the_last_wqe_of_an_srq_is_an_event(env: &TestEnv) {
 }
 
 fn draining_is_an_event(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     move_b_to_sqd(&pair);
-    let event = pair.b.ctx.next_async_event();
+    let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
     assert!(event.is_of_qp(&pair.b.qp));
 }
@@ -151,12 +151,12 @@ fn nobody_has_to_listen(env: &TestEnv) {
         let (to_x, to_y) = (x.address(), y.address());
         x.connect(&to_y);
         y.connect(&to_x);
-        let local = x.buf(8);
+        let local = x.alloc_buf(8);
         let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
         };
         x.post(write([local.whole_sge()], nowhere).id(1));
-        x.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        x.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

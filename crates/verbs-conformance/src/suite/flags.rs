@@ -6,18 +6,18 @@ use crate::env::NicCapability;
 use crate::harness::record_case;
 use crate::memory::{MemKind, ZeroedMemory};
 use crate::pair::{QpPair, QpSide, QpSpec};
-use crate::wr::{RemoteAddress, SendWr, Verb, any, fetch_add, read, send, write};
+use crate::wr::{RemoteAddress, SendWr, Verb, wr_of_verb_with_default_operands, fetch_add, read, send, write};
 use crate::{TestEnv, pattern};
 
 tests! { "flags";
-    rc_send_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::Send),
-    rc_send_with_imm_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::SendWithImm),
-    rc_rdma_write_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm_inline [Inline] => |env| inline(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
-    uc_send_inline [Inline, Uc] => |env| inline(env, &QpSpec::uc(), Verb::Send),
-    uc_rdma_write_inline [Inline, Uc] => |env| inline(env, &QpSpec::uc(), Verb::RdmaWrite),
-    ud_send_inline [Inline, Ud] => |env| inline(env, &QpSpec::ud(), Verb::Send),
-    ud_send_with_imm_inline [Inline, Ud] => |env| inline(env, &QpSpec::ud(), Verb::SendWithImm),
+    rc_send_inline [Inline] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm_inline [Inline] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write_inline [Inline] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_inline [Inline] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    uc_send_inline [Inline, Uc] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::uc(), Verb::Send),
+    uc_rdma_write_inline [Inline, Uc] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::uc(), Verb::RdmaWrite),
+    ud_send_inline [Inline, Ud] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::ud(), Verb::Send),
+    ud_send_with_imm_inline [Inline, Ud] => |env| check_inline_payload_is_copied_at_post(env, &QpSpec::ud(), Verb::SendWithImm),
     inline_needs_no_memory_region [Inline],
     inline_gathers [Inline],
     inline_beyond_the_limit_is_refused [Inline],
@@ -43,14 +43,14 @@ fn post_recv_if_needed(pair: &QpPair, verb: Verb, wr_id: u64, target: &crate::ob
 
 /// Sends inline payloads of every length up to the limit; overwrites the buffer as soon as the post
 /// returns.
-fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
+fn check_inline_payload_is_copied_at_post(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     for memory in MemKind::ALL {
-        let pair = spec.clone().memory(memory).pair(env);
+        let pair = spec.clone().memory(memory).create_connected_pair(env);
         let max = pair.a.granted_cap.max_inline_data as usize;
         assert!(max >= 64, "asked for 64 bytes inline, got {max}");
         let grh = pair.b.grh_len();
-        let source = pair.a.buf(max);
-        let target = pair.b.buf(grh + max);
+        let source = pair.a.alloc_buf(max);
+        let target = pair.b.alloc_buf(grh + max);
         let lengths = (0..=max).filter(|len| *len <= 130 || *len + 3 > max);
         for (i, len) in lengths.enumerate() {
             record_case(format!("{verb:?} of {len} bytes inline, {memory:?}"));
@@ -59,12 +59,12 @@ fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
             source.memory.fill_at(0, len, seed);
             post_recv_if_needed(&pair, verb, seed, &target);
             let at = target.remote().plus(grh as u64);
-            pair.a.post(any(verb, [source.sge(0, len)], at).id(seed).inline());
+            pair.a.post(wr_of_verb_with_default_operands(verb, [source.sge(0, len)], at).id(seed).inline());
             source.memory.write(0, &vec![0; max]);
             if let Some(opcode) = verb.recv_opcode() {
-                pair.b.recv_completion().expect_success(seed, opcode);
+                pair.b.await_recv_completion().expect_success(seed, opcode);
             }
-            pair.a.send_completion().expect_sent(seed, verb);
+            pair.a.await_send_completion().expect_sent(seed, verb);
             target.memory.await_pattern_at(grh, len, seed);
             target.memory.assert_filled_with(grh + len, max - len, 0xee);
         }
@@ -73,10 +73,10 @@ fn inline(env: &TestEnv, spec: &QpSpec, verb: Verb) {
 
 /// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is ignored.
 fn inline_needs_no_memory_region(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let memory = ZeroedMemory::heap(64);
     memory.fill_with_pattern(3);
-    let target = pair.b.buf(64);
+    let target = pair.b.alloc_buf(64);
     let sge = ibv_sge {
         addr: memory.addr(),
         length: 64,
@@ -84,26 +84,26 @@ fn inline_needs_no_memory_region(env: &TestEnv) {
     };
     pair.a.post(write([sge], target.remote()).inline());
     drop(memory);
-    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(3);
 }
 
 fn inline_gathers(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
     source.memory.fill_with_pattern(8);
-    let target = pair.b.buf(64);
+    let target = pair.b.alloc_buf(64);
     for cuts in [[1, 2, 3], [0, 0, 0], [8, 8, 8], [31, 0, 1]] {
         record_case(format!("{cuts:?}"));
         target.memory.write(0, &[0; 64]);
         pair.a.post(write(source.sges_cut_at(0, 64, &cuts), target.remote()).inline());
-        pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
         target.memory.assert_whole_pattern(8);
         pair.b.post_recv(1, [target.whole_sge()]);
         target.memory.write(0, &[0; 64]);
         pair.a.post(send(source.sges_cut_at(0, 64, &cuts)).inline());
-        pair.b.recv_completion().expect_received(1, 64);
-        pair.a.send_completion().expect_sent(0, Verb::Send);
+        pair.b.await_recv_completion().expect_received(1, 64);
+        pair.a.await_send_completion().expect_sent(0, Verb::Send);
         target.memory.assert_whole_pattern(8);
     }
 }
@@ -117,13 +117,13 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
     for (spec, verb) in specs {
         for sges in [1, 3] {
             record_case(format!("QP type {}, {verb:?}, {sges} SGEs", spec.qp_type));
-            let pair = spec.pair(env);
+            let pair = spec.create_connected_pair(env);
             let max = pair.a.granted_cap.max_inline_data as usize;
-            let source = pair.a.buf(max + 1);
-            let target = pair.b.buf(max + 1);
+            let source = pair.a.alloc_buf(max + 1);
+            let target = pair.b.alloc_buf(max + 1);
             let cuts = vec![max / 4; sges - 1];
-            let wr = any(verb, source.sges_cut_at(0, max + 1, &cuts), target.remote()).inline();
-            let first = pair.a.with_ud_destination(any(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
+            let wr = wr_of_verb_with_default_operands(verb, source.sges_cut_at(0, max + 1, &cuts), target.remote()).inline();
+            let first = pair.a.with_ud_destination(wr_of_verb_with_default_operands(verb, [source.sge(0, 1)], target.remote()).id(1).unsignaled());
             let refused = pair.a.qp.try_post(vec![first, pair.a.with_ud_destination(wr)]);
             let refused = refused.expect_err("more inline data than there is room");
             assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
@@ -141,9 +141,9 @@ fn inline_asked_for_is_granted(env: &TestEnv) {
 
 /// The NIC keeps the copy of the inline payload as long as the WR is outstanding.
 fn inline_waits_for_a_receive(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(10 * 64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(10 * 64);
     for i in 0..10 {
         source.memory.fill_with_pattern(i);
         pair.a.post(send([source.whole_sge()]).id(i).inline());
@@ -153,8 +153,8 @@ fn inline_waits_for_a_receive(env: &TestEnv) {
         pair.b.post_recv(i, [target.sge(i * 64, 64)]);
     }
     for i in 0..10 {
-        pair.b.recv_completion().expect_received(i, 64);
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.b.await_recv_completion().expect_received(i, 64);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
         target.memory.assert_pattern_at(usize::try_from(i).unwrap() * 64, 64, i);
     }
 }
@@ -169,47 +169,47 @@ fn unsignaled_makes_no_completion(env: &TestEnv) {
     }
     for spec in specs {
         record_case(format!("QP type {}", spec.qp_type));
-        let pair = spec.pair(env);
-        let buf = pair.a.buf(8);
-        let target = pair.b.buf(64);
+        let pair = spec.create_connected_pair(env);
+        let buf = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(64);
         for i in 0..8 {
             pair.b.post_recv(i, [target.whole_sge()]);
             pair.a.post(send([buf.whole_sge()]).id(i).unsignaled());
-            pair.b.recv_completion().expect_received(i, 8 + pair.b.grh_len());
+            pair.b.await_recv_completion().expect_received(i, 8 + pair.b.grh_len());
         }
         pair.a.scq.expect_empty();
         pair.b.post_recv(8, [target.whole_sge()]);
         pair.a.post(send([buf.whole_sge()]).id(8));
-        pair.a.send_completion().expect_sent(8, Verb::Send);
+        pair.a.await_send_completion().expect_sent(8, Verb::Send);
         pair.a.scq.expect_empty();
     }
 }
 
 /// IBTA vol. 1, 10.7.3.1: a failed WR has a completion, signaled or not.
 fn unsignaled_failures_complete_all_the_same(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let buf = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let buf = pair.a.alloc_buf(8);
     let nowhere = RemoteAddress {
         addr: 8,
         rkey: 0xbad,
     };
     pair.a.post(write([buf.whole_sge()], nowhere).id(1).unsignaled());
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     pair.a.post(write([buf.whole_sge()], nowhere).id(2).unsignaled());
-    pair.a.send_completion().expect_flushed(2);
+    pair.a.await_send_completion().expect_flushed(2);
 }
 
 fn sq_sig_all_signals_everything(env: &TestEnv) {
-    let pair = QpSpec::rc().with_change(|s| s.sig_all = true).pair(env);
-    let buf = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let pair = QpSpec::rc().with_change(|s| s.sig_all = true).create_connected_pair(env);
+    let buf = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     for i in 0..20 {
         pair.a.post(write([buf.whole_sge()], target.remote()).id(i).unsignaled());
-        pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
         pair.b.post_recv(i, []);
         pair.a.post(SendWr::new(Verb::Send, []).id(i).unsignaled());
-        pair.a.send_completion().expect_sent(i, Verb::Send);
-        pair.b.recv_completion().expect_received(i, 0);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
+        pair.b.await_recv_completion().expect_received(i, 0);
     }
     pair.a.scq.expect_empty();
 }
@@ -225,9 +225,9 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
     }
     for (spec, verb) in specs {
         record_case(format!("QP type {}, {verb:?}", spec.qp_type));
-        let pair = spec.pair(env);
-        let buf = pair.a.buf(8);
-        let target = pair.b.buf(64);
+        let pair = spec.create_connected_pair(env);
+        let buf = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(64);
         for round in 0..100u64 {
             if verb.is_send() {
                 for i in 0..8 {
@@ -235,7 +235,7 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
                 }
             }
             let wrs = (0..8).map(|i| {
-                let wr = any(verb, [buf.whole_sge()], target.remote()).id(round * 8 + i);
+                let wr = wr_of_verb_with_default_operands(verb, [buf.whole_sge()], target.remote()).id(round * 8 + i);
                 if i == 7 { wr } else { wr.unsignaled() }
             });
             pair.a.post_list(wrs.collect());
@@ -244,7 +244,7 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
                     wc.expect_received(i as u64, 8 + pair.b.grh_len());
                 }
             }
-            pair.a.send_completion().expect_sent(round * 8 + 7, verb);
+            pair.a.await_send_completion().expect_sent(round * 8 + 7, verb);
         }
         pair.a.scq.expect_empty();
     }
@@ -255,9 +255,9 @@ fn one_in_eight_signaled_for_ever(env: &TestEnv) {
 fn unsignaled_sends_go_without_polling(env: &TestEnv) {
     for (len, n) in [(0, 500u64), (64, 500), (1000, 500), (5000, 200), (50_000, 60)] {
         record_case(format!("{n} messages of {len} bytes"));
-        let pair = QpSpec::rc().depth(512).pair(env);
-        let source = pair.a.buf(len + 8);
-        let target = pair.b.buf(len + 8);
+        let pair = QpSpec::rc().with_queue_depth(512).create_connected_pair(env);
+        let source = pair.a.alloc_buf(len + 8);
+        let target = pair.b.alloc_buf(len + 8);
         source.memory.fill_with_pattern(len as u64);
         let inline = if len == 64 && env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
         for i in 0..n {
@@ -265,7 +265,7 @@ fn unsignaled_sends_go_without_polling(env: &TestEnv) {
         }
         for i in 0..n {
             pair.b.post_recv(i, [target.sge(0, len)]);
-            pair.b.recv_completion().expect_received(i, len);
+            pair.b.await_recv_completion().expect_received(i, len);
         }
         target.memory.assert_pattern_at(0, len, len as u64);
     }
@@ -275,36 +275,36 @@ fn unsignaled_sends_go_without_polling(env: &TestEnv) {
 /// therefore send the results of these READs and atomics.
 fn fence_waits_for_a_read(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         for (seed, len) in [(1, 8), (2, 4096), (3, 1 << 20), (4, 64)] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let remote = pair.b.buf(len);
-            let target = pair.b.buf(len);
-            let between = pair.a.buf(len);
+            let remote = pair.b.alloc_buf(len);
+            let target = pair.b.alloc_buf(len);
+            let between = pair.a.alloc_buf(len);
             remote.memory.fill_with_pattern(seed);
             pair.b.post_recv(1, [target.whole_sge()]);
             pair.a.post_list(vec![
                 read([between.whole_sge()], remote.remote()).id(1).unsignaled(),
                 send([between.whole_sge()]).id(2).flag(IBV_SEND_FENCE),
             ]);
-            pair.b.recv_completion().expect_received(1, len);
-            pair.a.send_completion().expect_sent(2, Verb::Send);
+            pair.b.await_recv_completion().expect_received(1, len);
+            pair.a.await_send_completion().expect_sent(2, Verb::Send);
             target.memory.assert_whole_pattern(seed);
         }
     }
 }
 
 fn fence_waits_for_an_atomic(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let word = pair.b.buf(8);
-    let copy = pair.b.buf(8);
-    let result = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let word = pair.b.alloc_buf(8);
+    let copy = pair.b.alloc_buf(8);
+    let result = pair.a.alloc_buf(8);
     for old in 0..50 {
         pair.a.post_list(vec![
             fetch_add(result.whole_sge(), word.remote(), 1).unsignaled(),
             write([result.whole_sge()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
         ]);
-        pair.a.send_completion().expect_sent(old, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(old, Verb::RdmaWrite);
         assert_eq!(copy.memory.load(0), old);
     }
 }
@@ -312,16 +312,16 @@ fn fence_waits_for_an_atomic(env: &TestEnv) {
 fn all_flags_at_once(env: &TestEnv) {
     let flags = IBV_SEND_FENCE | IBV_SEND_SOLICITED | IBV_SEND_INLINE | IBV_SEND_SIGNALED;
     let go = |side: &QpSide, peer: &QpSide| {
-        let source = side.buf(16);
-        let target = peer.buf(16);
+        let source = side.alloc_buf(16);
+        let target = peer.alloc_buf(16);
         source.memory.write(0, &pattern(6, 16));
         peer.post_recv(1, [target.whole_sge()]);
         side.post(send([source.whole_sge()]).id(2).flag(flags));
-        peer.recv_completion().expect_received(1, 16);
-        side.send_completion().expect_sent(2, Verb::Send);
+        peer.await_recv_completion().expect_received(1, 16);
+        side.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_whole_pattern(6);
     };
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     go(&pair.a, &pair.b);
     go(&pair.b, &pair.a);
 }

@@ -43,7 +43,7 @@ fn post_unmatched_sends(pair: &QpPair, n: u64) {
 }
 
 fn going_to_err_flushes_both_queues_in_order(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     for i in 0..10 {
         pair.a.post_recv(100 + i, []);
     }
@@ -63,8 +63,8 @@ fn going_to_err_flushes_both_queues_in_order(env: &TestEnv) {
 }
 
 fn going_to_err_flushes_ud(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let buf = pair.a.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let buf = pair.a.alloc_buf(64);
     for i in 0..10 {
         pair.a.post_recv(i, [buf.whole_sge()]);
     }
@@ -73,52 +73,52 @@ fn going_to_err_flushes_ud(env: &TestEnv) {
         wc.expect_flushed(i as u64);
     }
     pair.a.post(send([]).id(5));
-    pair.a.send_completion().expect_flushed(5);
+    pair.a.await_send_completion().expect_flushed(5);
     // The peer's QP is in ERR and receives no message.
     pair.b.post(send([]).id(6));
-    pair.b.send_completion().expect_sent(6, Verb::Send);
+    pair.b.await_send_completion().expect_sent(6, Verb::Send);
     pair.a.expect_no_completions();
 }
 
 /// IBTA vol. 1, 10.3.1.7: in ERR work requests may be posted, and are completed with a flush error.
 fn sends_posted_in_err_are_flushed(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let target = pair.b.buf(8);
-    let source = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let target = pair.b.alloc_buf(8);
+    let source = pair.a.alloc_buf(8);
     source.memory.store(0, 1);
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..5 {
         pair.a.post(write([source.whole_sge()], target.remote()).id(i));
     }
     for i in 0..5 {
-        pair.a.send_completion().expect_flushed(i);
+        pair.a.await_send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
     // Repeat the posts: flushed WRs must not fill the queues.
     for i in 0..200 {
         pair.a.post(write([source.whole_sge()], target.remote()).id(i));
-        pair.a.send_completion().expect_flushed(i);
+        pair.a.await_send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
 }
 
 fn receives_posted_in_err_are_flushed(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..5 {
         pair.a.post_recv(i, []);
     }
     for i in 0..5 {
-        pair.a.recv_completion().expect_flushed(i);
+        pair.a.await_recv_completion().expect_flushed(i);
     }
     for i in 0..200 {
         pair.a.post_recv(i, []);
-        pair.a.recv_completion().expect_flushed(i);
+        pair.a.await_recv_completion().expect_flushed(i);
     }
 }
 
 fn unsignaled_wrs_are_flushed_with_a_completion(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     pair.a.post_list((0..6).map(|i| send([]).id(i).unsignaled()).collect());
     pair.a.qp.to_state(IBV_QPS_ERR);
     for (i, wc) in pair.a.scq.wait_for_completions(6).iter().enumerate() {
@@ -127,9 +127,9 @@ fn unsignaled_wrs_are_flushed_with_a_completion(env: &TestEnv) {
 }
 
 fn after_a_failure_everything_behind_is_flushed(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     let nowhere = RemoteAddress {
         rkey: target.mr.rkey() ^ 1,
         ..target.remote()
@@ -143,13 +143,13 @@ fn after_a_failure_everything_behind_is_flushed(env: &TestEnv) {
     ];
     wrs.extend((2..10).map(|i| write([source.whole_sge()], target.remote()).id(i).unsignaled()));
     pair.a.post_list(wrs);
-    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     for (i, wc) in pair.a.scq.wait_for_completions(8).iter().enumerate() {
         wc.expect_flushed(2 + i as u64);
     }
     for i in 0..3 {
-        pair.a.recv_completion().expect_flushed(50 + i);
+        pair.a.await_recv_completion().expect_flushed(50 + i);
     }
     pair.a.expect_no_completions();
 }
@@ -157,9 +157,9 @@ fn after_a_failure_everything_behind_is_flushed(env: &TestEnv) {
 /// A WR fails at once while an earlier WR is outstanding, and further WRs follow. The completions
 /// nevertheless come in the order of the WRs (IBTA vol. 1, 10.8.5.1).
 fn a_failure_waits_behind_what_is_on_its_way(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let target = pair.b.buf(8);
-    let good = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let target = pair.b.alloc_buf(8);
+    let good = pair.a.alloc_buf(8);
     good.memory.store(0, 1);
     let mut bad = good.whole_sge();
     bad.lkey ^= 0x0f0f;
@@ -170,36 +170,36 @@ fn a_failure_waits_behind_what_is_on_its_way(env: &TestEnv) {
     }
     pair.a.scq.expect_empty();
     pair.b.post_recv(9, []);
-    pair.b.recv_completion().expect_received(9, 0);
-    pair.a.send_completion().expect_sent(0, Verb::Send);
-    pair.a.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.b.await_recv_completion().expect_received(9, 0);
+    pair.a.await_send_completion().expect_sent(0, Verb::Send);
+    pair.a.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
     for i in 2..6 {
-        pair.a.send_completion().expect_flushed(i);
+        pair.a.await_send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0, "a WRITE was executed behind the failure");
 }
 
 fn completed_work_stays_completed(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.post_list((0..5).map(|i| write([source.whole_sge()], target.remote()).id(i)).collect());
-    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     // The other WRITEs also complete before the state changes, because the SEND behind them has arrived.
     pair.b.post_recv(1, []);
     pair.a.post(send([]).id(5));
-    pair.b.recv_completion().expect_received(1, 0);
+    pair.b.await_recv_completion().expect_received(1, 0);
     for i in 1..5 {
-        pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
     }
-    pair.a.send_completion().expect_sent(5, Verb::Send);
+    pair.a.await_send_completion().expect_sent(5, Verb::Send);
     pair.a.qp.to_state(IBV_QPS_ERR);
     pair.a.expect_no_completions();
 }
 
 /// IBTA vol. 1, 10.3.1.1: in RESET the queues are empty, and their WRs have no completions.
 fn reset_takes_posted_work_away(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     for i in 0..5 {
         pair.a.post_recv(i, []);
     }
@@ -224,8 +224,8 @@ fn reset_and_connect_again(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        let mut pair = spec.pair(env);
-        let buf = pair.b.buf(100);
+        let mut pair = spec.create_connected_pair(env);
+        let buf = pair.b.alloc_buf(100);
         for round in 0..10u64 {
             record_case(format!("QP type {}, round {round}", spec.qp_type));
             pair.check_transfers_both_ways();
@@ -272,20 +272,20 @@ fn destroying_takes_posted_work_away(env: &TestEnv) {
 /// flushed.
 fn expect_retry_exceeded(pair: &QpPair) {
     pair.a.post_recv(77, []);
-    let source = pair.a.buf(8);
+    let source = pair.a.alloc_buf(8);
     pair.a.post_list(vec![
         send([source.whole_sge()]).id(1).unsignaled(),
         send([source.whole_sge()]).id(2),
     ]);
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
-    pair.a.send_completion().expect_flushed(2);
-    pair.a.recv_completion().expect_flushed(77);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+    pair.a.await_send_completion().expect_flushed(2);
+    pair.a.await_recv_completion().expect_flushed(77);
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
 }
 
 fn a_silent_peer_ends_in_retry_exceeded(env: &TestEnv) {
     // The peer is in INIT, so it does not respond yet.
-    let mut pair = QpSpec::rc().short_timeouts().unconnected(env);
+    let mut pair = QpSpec::rc().short_timeouts().create_unconnected_pair(env);
     pair.b.to_init();
     let peer = pair.b.address();
     pair.a.connect(&peer);
@@ -293,14 +293,14 @@ fn a_silent_peer_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().pair(env);
+    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.to_state(IBV_QPS_RESET);
     expect_retry_exceeded(&pair);
 }
 
 fn a_peer_in_err_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().pair(env);
+    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.to_state(IBV_QPS_ERR);
     expect_retry_exceeded(&pair);
@@ -312,19 +312,19 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &TestEnv) {
             continue;
         }
         record_case(format!("{verb:?}"));
-        let pair = QpSpec::rc().short_timeouts().pair(env);
+        let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
         pair.check_transfers_both_ways();
-        let target = pair.b.buf(8);
-        let local = pair.a.buf(8);
+        let target = pair.b.alloc_buf(8);
+        let local = pair.a.alloc_buf(8);
         assert_eq!(pair.b.qp.try_destroy(), 0);
-        pair.a.post(crate::wr::any(verb, [local.whole_sge()], target.remote()).id(4));
-        pair.a.send_completion().expect_failed(4, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.post(crate::wr::wr_of_verb_with_default_operands(verb, [local.whole_sge()], target.remote()).id(4));
+        pair.a.await_send_completion().expect_failed(4, &[IBV_WC_RETRY_EXC_ERR]);
         assert_eq!(target.memory.load(0), 0);
     }
 }
 
 fn a_peer_that_never_was_ends_in_retry_exceeded(env: &TestEnv) {
-    let mut pair = QpSpec::rc().short_timeouts().unconnected(env);
+    let mut pair = QpSpec::rc().short_timeouts().create_unconnected_pair(env);
     let mut nobody = pair.b.address();
     for qpn in [nobody.qpn ^ 0x3ff, 0x00ff_fffe] {
         record_case(format!("QP {qpn:#x}"));
@@ -336,7 +336,7 @@ fn a_peer_that_never_was_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn retry_exceeded_flushes_the_rest(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().pair(env);
+    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     pair.a.post_list((0..10).map(|i| send([]).id(i)).collect());
     let wcs = pair.a.scq.wait_for_completions(10);
@@ -348,25 +348,25 @@ fn retry_exceeded_flushes_the_rest(env: &TestEnv) {
 
 /// IBTA vol. 1, 9.7.6.1.3: the requester repeats requests until the peer responds.
 fn a_peer_that_gets_ready_later_is_reached(env: &TestEnv) {
-    let mut pair = QpSpec::rc().unconnected(env);
+    let mut pair = QpSpec::rc().create_unconnected_pair(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     pair.a.connect(&to_b);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     source.memory.fill_with_pattern(1);
     pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([source.whole_sge()]).id(2));
     std::thread::sleep(std::time::Duration::from_millis(30));
     assert!(pair.a.scq.poll(1).is_empty(), "completed before the peer listens");
     pair.b.to_rtr(&to_a);
-    pair.b.recv_completion().expect_received(1, 8);
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, 8);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     target.memory.assert_whole_pattern(1);
 }
 
 fn work_in_flight_fails_when_the_peer_is_destroyed(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().pair(env);
+    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
     post_unmatched_sends(&pair, 5);
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(pair.b.qp.try_destroy(), 0);
@@ -379,7 +379,7 @@ fn work_in_flight_fails_when_the_peer_is_destroyed(env: &TestEnv) {
 
 /// A failure of one side does not affect the other: the peer's receives stay posted.
 fn the_peer_of_a_failed_queue_pair_lives_on(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     pair.b.post_recv(1, []);
     pair.a.qp.to_state(IBV_QPS_ERR);
     pair.b.expect_no_completions();
@@ -393,16 +393,16 @@ fn a_flushed_message_is_not_delivered_later(env: &TestEnv) {
         for len in [100, 20_000, 200_000] {
             for end in [IBV_QPS_ERR, IBV_QPS_RESET] {
                 record_case(format!("{len} bytes, state {end}, {memory:?}"));
-                let pair = QpSpec::rc().memory(memory).pair(env);
-                let source = pair.a.buf(len);
-                let target = pair.b.buf(len);
+                let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+                let source = pair.a.alloc_buf(len);
+                let target = pair.b.alloc_buf(len);
                 source.memory.fill_with_pattern(1);
                 pair.a.post(send([source.whole_sge()]).id(1));
                 // The receiver's NIC already knows of the message.
                 assert!(pair.b.rcq.poll(1).is_empty());
                 pair.a.qp.to_state(end);
                 if end == IBV_QPS_ERR {
-                    pair.a.send_completion().expect_flushed(1);
+                    pair.a.await_send_completion().expect_flushed(1);
                 }
                 source.memory.fill_with_pattern(2);
                 pair.b.post_recv(2, [target.whole_sge()]);
@@ -422,18 +422,18 @@ fn a_flushed_message_is_not_delivered_later(env: &TestEnv) {
 fn a_received_message_is_not_flushed(env: &TestEnv) {
     for len in [0, 100, 20_000] {
         record_case(format!("{len} bytes"));
-        let pair = QpSpec::rc().pair(env);
-        let source = pair.a.buf(len.max(1));
-        let target = pair.b.buf(len.max(1));
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let source = pair.a.alloc_buf(len.max(1));
+        let target = pair.b.alloc_buf(len.max(1));
         let sges = |all| if len == 0 { vec![] } else { vec![all] };
         pair.b.post_recv(2, sges(target.whole_sge()));
         pair.a.post_recv(3, []);
         pair.a.post(send(sges(source.whole_sge())).id(1));
-        pair.b.recv_completion().expect_received(2, len);
+        pair.b.await_recv_completion().expect_received(2, len);
         pair.b.post(send([]).id(4));
-        pair.a.recv_completion().expect_received(3, 0);
+        pair.a.await_recv_completion().expect_received(3, 0);
         pair.a.qp.to_state(IBV_QPS_ERR);
-        pair.a.send_completion().expect_sent(1, Verb::Send);
+        pair.a.await_send_completion().expect_sent(1, Verb::Send);
         pair.a.expect_no_completions();
     }
 }
@@ -442,7 +442,7 @@ fn a_received_message_is_not_flushed(env: &TestEnv) {
 fn what_is_complete_comes_before_what_is_flushed(env: &TestEnv) {
     let mut side = QpSpec::rc().create_qp_side(env);
     let mut init = QpInit::new(IBV_QPT_RC, &side.rcq, &side.rcq);
-    side.qp = side.pd.qp(&mut init);
+    side.qp = side.pd.create_qp(&mut init);
     let itself = side.address();
     side.connect(&itself);
     side.post_recv(1, []);
@@ -463,19 +463,19 @@ fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [100, 20_000, 200_000] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).pair(env);
-            let source = pair.a.buf(len);
-            let target = pair.b.buf(len);
+            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+            let source = pair.a.alloc_buf(len);
+            let target = pair.b.alloc_buf(len);
             source.memory.fill_with_pattern(1);
             pair.a.post(send([source.whole_sge()]).id(1));
             pair.a.scq.expect_empty();
             assert_eq!(source.mr.try_destroy(), 0);
             pair.b.post_recv(2, [target.whole_sge()]);
-            let wc = pair.a.send_completion();
+            let wc = pair.a.await_send_completion();
             if wc.status() == IBV_WC_SUCCESS {
                 // The device had read the payload already.
                 wc.expect_sent(1, Verb::Send);
-                pair.b.recv_completion().expect_received(2, len);
+                pair.b.await_recv_completion().expect_received(2, len);
                 target.memory.assert_whole_pattern(1);
             } else {
                 wc.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));

@@ -18,7 +18,7 @@ tests! { "mr";
     a_hole_in_the_range_is_refused [],
     read_only_memory_registers_only_for_reading [],
     a_range_that_wraps_is_refused [],
-    nothing_at_all_does_not_crash [],
+    registering_zero_bytes_does_not_crash [],
     any_alignment_and_length [],
     overlapping_regions_are_separate [],
     keys_differ_and_cannot_be_guessed [RandomKeys],
@@ -33,8 +33,8 @@ tests! { "mr";
 fn fields_say_what_was_registered(env: &TestEnv) {
     for kind in MemKind::ALL {
         record_case(format!("{kind:?}"));
-        let pd = Context::open(env).pd();
-        let buf = pd.buf_with(kind, 1000, ALL_ACCESS);
+        let pd = Context::open(env).alloc_pd();
+        let buf = pd.alloc_buf_of_kind(kind, 1000, ALL_ACCESS);
         let fields = buf.mr.library_struct();
         assert_eq!(fields.addr, buf.memory.as_ptr());
         assert_eq!(fields.length, 1000);
@@ -44,7 +44,7 @@ fn fields_say_what_was_registered(env: &TestEnv) {
 }
 
 fn every_legal_access_is_accepted(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     for remote in 0..8 {
         let access = remote << 1 | IBV_ACCESS_LOCAL_WRITE;
@@ -58,7 +58,7 @@ fn every_legal_access_is_accepted(env: &TestEnv) {
 /// `ibv_reg_mr(3)`: "If IBV_ACCESS_REMOTE_WRITE or IBV_ACCESS_REMOTE_ATOMIC is set, then
 /// IBV_ACCESS_LOCAL_WRITE must be set too."
 fn remote_write_needs_local_write(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     for access in [
         IBV_ACCESS_REMOTE_WRITE,
@@ -71,7 +71,7 @@ fn remote_write_needs_local_write(env: &TestEnv) {
 }
 
 fn unknown_access_is_refused_and_optional_access_is_not(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     let unknown = pd.try_reg(memory.as_ptr(), 64, IBV_ACCESS_LOCAL_WRITE | 1 << 19);
     assert!(
@@ -84,7 +84,7 @@ fn unknown_access_is_refused_and_optional_access_is_not(env: &TestEnv) {
 }
 
 fn bad_addresses_are_refused(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     for addr in [0usize, 8, 0x1000, 0xffff_8000_0000_0000] {
         let refused = pd.try_reg(std::ptr::without_provenance_mut(addr), 4096, ALL_ACCESS);
         assert_eq!(refused.err(), Some(libc::EFAULT), "address {addr:#x}");
@@ -92,7 +92,7 @@ fn bad_addresses_are_refused(env: &TestEnv) {
 }
 
 fn a_hole_in_the_range_is_refused(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::pages(3);
     drop(pd.reg(&memory, ALL_ACCESS));
     memory.protect(1, false);
@@ -102,7 +102,7 @@ fn a_hole_in_the_range_is_refused(env: &TestEnv) {
 }
 
 fn read_only_memory_registers_only_for_reading(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::pages(1);
     memory.protect(0, true);
     let refused = pd.try_reg(memory.as_ptr(), PAGE, IBV_ACCESS_LOCAL_WRITE);
@@ -111,7 +111,7 @@ fn read_only_memory_registers_only_for_reading(env: &TestEnv) {
 }
 
 fn a_range_that_wraps_is_refused(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     for len in [usize::MAX, usize::MAX - memory.as_ptr().addr(), 1 << 62] {
         let refused = pd.try_reg(memory.as_ptr(), len, ALL_ACCESS);
@@ -122,8 +122,8 @@ fn a_range_that_wraps_is_refused(env: &TestEnv) {
 }
 
 /// Linux refuses to register 0 bytes, and some devices accept a length of 0; no NIC may crash.
-fn nothing_at_all_does_not_crash(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+fn registering_zero_bytes_does_not_crash(env: &TestEnv) {
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     for addr in [memory.as_ptr(), std::ptr::null_mut()] {
         if let Err(errno) = pd.try_reg(addr, 0, ALL_ACCESS) {
@@ -133,9 +133,9 @@ fn nothing_at_all_does_not_crash(env: &TestEnv) {
 }
 
 fn any_alignment_and_length(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let memory = ZeroedMemory::heap(3 * PAGE);
-    let source = pair.a.buf(64);
+    let source = pair.a.alloc_buf(64);
     source.memory.fill_with_pattern(9);
     for (offset, len) in [(0, 1), (1, 1), (63, 2), (PAGE - 1, 2), (7, 2 * PAGE + 1)] {
         record_case(format!("{len} bytes at offset {offset}"));
@@ -148,7 +148,7 @@ fn any_alignment_and_length(env: &TestEnv) {
         };
         memory.write(offset + len - 1, &[0]);
         pair.a.post(write([source.sge(0, 1)], last).id(1));
-        pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         assert_eq!(memory.read(offset + len - 1, 1), source.memory.read(0, 1));
     }
 }
@@ -156,19 +156,19 @@ fn any_alignment_and_length(env: &TestEnv) {
 fn overlapping_regions_are_separate(env: &TestEnv) {
     for kind in MemKind::ALL {
         record_case(format!("{kind:?}"));
-        let pair = QpSpec::rc().memory(kind).pair(env);
-        let target = pair.b.buf(128);
+        let pair = QpSpec::rc().memory(kind).create_connected_pair(env);
+        let target = pair.b.alloc_buf(128);
         let again = pair.b.pd.reg(&target.memory, ALL_ACCESS);
         assert_ne!(again.rkey(), target.mr.rkey());
         assert_eq!(target.mr.try_destroy(), 0);
-        let source = pair.a.buf(128);
+        let source = pair.a.alloc_buf(128);
         source.memory.fill_with_pattern(4);
         let remote = RemoteAddress {
             addr: target.memory.addr(),
             rkey: again.rkey(),
         };
         pair.a.post(write([source.whole_sge()], remote).id(1));
-        pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         target.memory.assert_whole_pattern(4);
     }
 }
@@ -176,7 +176,7 @@ fn overlapping_regions_are_separate(env: &TestEnv) {
 /// A key protects memory from peers only if it cannot be guessed. Keys must not be small numbers, must not
 /// have a constant step, and must differ in many bits.
 fn keys_differ_and_cannot_be_guessed(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     let mrs: Vec<_> = (0..256).map(|_| pd.reg(&memory, ALL_ACCESS)).collect();
     let keys: Vec<u32> = mrs.iter().map(|mr| mr.rkey()).collect();
@@ -196,7 +196,7 @@ fn keys_differ_and_cannot_be_guessed(env: &TestEnv) {
 }
 
 fn keys_are_not_reused_at_once(env: &TestEnv) {
-    let pd = Context::open(env).pd();
+    let pd = Context::open(env).alloc_pd();
     let memory = ZeroedMemory::heap(64);
     let mut keys: Vec<u32> = (0..500).map(|_| pd.reg(&memory, ALL_ACCESS).rkey()).collect();
     keys.sort_unstable();
@@ -205,13 +205,13 @@ fn keys_are_not_reused_at_once(env: &TestEnv) {
 }
 
 fn many_regions_at_once(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let targets: Vec<_> = (0..1000).map(|_| pair.b.buf(64)).collect();
-    let source = pair.a.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let targets: Vec<_> = (0..1000).map(|_| pair.b.alloc_buf(64)).collect();
+    let source = pair.a.alloc_buf(8);
     for (i, target) in targets.iter().enumerate().step_by(37) {
         source.memory.store(0, i as u64);
         pair.a.post(write([source.whole_sge()], target.remote()).id(i as u64));
-        pair.a.send_completion().expect_sent(i as u64, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), i as u64);
     }
 }
@@ -220,7 +220,7 @@ fn many_regions_at_once(env: &TestEnv) {
 /// must not crash.
 fn as_many_as_the_device_says(env: &TestEnv) {
     let ctx = Context::open(env);
-    let pd = ctx.pd();
+    let pd = ctx.alloc_pd();
     let most = ctx.device_attr().max_mr;
     if most > 100_000 {
         return;
@@ -252,66 +252,66 @@ fn register_address_space(pd: &Pd) -> Mr {
 fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &TestEnv) {
     for spec in [QpSpec::rc(), QpSpec::ud()] {
         let is_ud = spec.qp_type == IBV_QPT_UD;
-        let pair = spec.pair(env);
-        let (a, b) = (pair.a.pd.null_mr(), pair.b.pd.null_mr());
+        let pair = spec.create_connected_pair(env);
+        let (a, b) = (pair.a.pd.alloc_null_mr(), pair.b.pd.alloc_null_mr());
         // The lengths cover payloads sent in the ring, and (RC only) payloads sent by reference to the
         // sender's memory.
         for len in [1u32, 64, 3000, 50_000].into_iter().filter(|len| !is_ud || *len < 4000) {
             record_case(format!("UD {is_ud}, {len} bytes"));
             let nothing = |mr: &Mr, addr, length| ibv_sge { addr, length, lkey: mr.lkey() };
             let room = pair.b.grh_len() + len as usize + 1;
-            let target = pair.b.buf(room);
+            let target = pair.b.alloc_buf(room);
             target.memory.fill_with_pattern(7);
             // A payload of zeros, followed by another byte.
-            let source = pair.a.buf(1);
+            let source = pair.a.alloc_buf(1);
             source.memory.write(0, &[9]);
             pair.b.post_recv(1, [target.whole_sge()]);
             let sges = [nothing(&a, 0x1234_5678, len), source.whole_sge()];
             pair.a.post(send(sges).id(2));
-            pair.a.send_completion().expect_sent(2, Verb::Send);
-            pair.b.recv_completion().expect_received(1, room);
+            pair.a.await_send_completion().expect_sent(2, Verb::Send);
+            pair.b.await_recv_completion().expect_received(1, room);
             target.memory.assert_filled_with(pair.b.grh_len(), len as usize, 0);
             target.memory.assert_filled_with(room - 1, 1, 9);
             // The received bytes go to no memory.
             let all = nothing(&b, u64::MAX - 100_000, u32::try_from(room).expect("short"));
             pair.b.post_recv(3, [all]);
-            let bytes = pair.a.buf(len as usize + 1);
+            let bytes = pair.a.alloc_buf(len as usize + 1);
             pair.a.post(send([bytes.whole_sge()]).id(4));
-            pair.a.send_completion().expect_sent(4, Verb::Send);
-            pair.b.recv_completion().expect_received(3, room);
+            pair.a.await_send_completion().expect_sent(4, Verb::Send);
+            pair.b.await_recv_completion().expect_received(3, room);
             if is_ud {
                 continue;
             }
             // One-sided verbs use the null region on the local side only.
-            let remote = pair.b.buf_with(len as usize, ALL_ACCESS);
+            let remote = pair.b.alloc_buf_with_access(len as usize, ALL_ACCESS);
             remote.memory.fill_with_pattern(5);
             let to = RemoteAddress { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
             pair.a.post(read([nothing(&a, 8, len)], to).id(5));
-            pair.a.send_completion().expect_sent(5, Verb::RdmaRead);
+            pair.a.await_send_completion().expect_sent(5, Verb::RdmaRead);
             pair.a.post(write([nothing(&a, 8, len)], to).id(6));
-            pair.a.send_completion().expect_sent(6, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(6, Verb::RdmaWrite);
             remote.memory.assert_filled_with(0, len as usize, 0);
         }
         assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
             pair.a.post(write([], RemoteAddress { addr: 0, rkey: b.rkey() }).id(7));
-            pair.a.send_completion().expect_sent(7, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(7, Verb::RdmaWrite);
         }
     }
     // Peers can use neither of its keys.
     for key in [Mr::rkey, Mr::lkey] {
-        let pair = QpSpec::rc().pair(env);
-        let region = pair.b.pd.null_mr();
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let region = pair.b.pd.alloc_null_mr();
         assert_eq!(region.rkey(), 0);
-        let byte = pair.a.buf(1);
+        let byte = pair.a.alloc_buf(1);
         let to = RemoteAddress { addr: 0, rkey: key(&region) };
         pair.a.post(write([byte.whole_sge()], to).id(8));
-        pair.a.send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }
 
 fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let (local, remote) = (register_address_space(&pair.a.pd), register_address_space(&pair.b.pd));
     for len in [8, 5000] {
         let (source, target) = (ZeroedMemory::heap(len), ZeroedMemory::heap(len));
@@ -323,13 +323,13 @@ fn the_whole_address_space_is_a_region_on_demand(env: &TestEnv) {
         };
         pair.b.post_recv(1, [sge(&target, remote.lkey())]);
         pair.a.post(send([sge(&source, local.lkey())]).id(2));
-        pair.a.send_completion().expect_sent(2, Verb::Send);
-        pair.b.recv_completion().expect_received(1, len);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
+        pair.b.await_recv_completion().expect_received(1, len);
         target.assert_pattern_at(0, len, 7);
         source.fill_with_pattern(9);
         let to = RemoteAddress { addr: target.addr(), rkey: remote.rkey() };
         pair.a.post(write([sge(&source, local.lkey())], to).id(3));
-        pair.a.send_completion().expect_sent(3, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(3, Verb::RdmaWrite);
         target.assert_pattern_at(0, len, 9);
     }
 }
@@ -340,28 +340,28 @@ fn what_is_not_mapped_is_refused_on_demand(env: &TestEnv) {
     unmapped.protect(0, false);
     let hole = ibv_sge { addr: unmapped.addr(), length: 8, lkey: 0 };
     record_case("the source of a SEND".to_owned());
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let mr = register_address_space(&pair.a.pd);
     pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
     record_case("the buffer of a RECV".to_owned());
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let mr = register_address_space(&pair.b.pd);
-    let source = pair.a.buf(8);
+    let source = pair.a.alloc_buf(8);
     pair.b.post_recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
     pair.a.post(send([source.whole_sge()]).id(3));
-    pair.b.recv_completion().expect_failed(2, &[IBV_WC_LOC_PROT_ERR]);
-    pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
+    pair.b.await_recv_completion().expect_failed(2, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.await_send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
     for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
         record_case(format!("the remote end of {verb:?}"));
-        let pair = QpSpec::rc().pair(env);
-        let (mr, local) = (register_address_space(&pair.b.pd), pair.a.buf(8));
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let (mr, local) = (register_address_space(&pair.b.pd), pair.a.alloc_buf(8));
         let to = RemoteAddress { addr: hole.addr, rkey: mr.rkey() };
         let wr = match verb {
             Verb::RdmaRead => read([local.whole_sge()], to),
             _ => write([local.whole_sge()], to),
         };
         pair.a.post(wr.id(4));
-        pair.a.send_completion().expect_failed(4, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_failed(4, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

@@ -31,7 +31,7 @@ fn group(last: u8) -> [u8; 16] {
 }
 
 /// Returns an address handle for a multicast group.
-fn address(side: &QpSide, gid: [u8; 16]) -> Ah {
+fn multicast_ah(side: &QpSide, gid: [u8; 16]) -> Ah {
     let mut attr = ibv_ah_attr::zeroed();
     attr.port_num = side.ctx.env().settings.port;
     attr.dlid = 0xc000;
@@ -39,7 +39,7 @@ fn address(side: &QpSide, gid: [u8; 16]) -> Ah {
     attr.grh.dgid = ibv_gid { raw: gid };
     attr.grh.sgid_index = side.ctx.env().settings.gid_index;
     attr.grh.hop_limit = 1;
-    side.pd.ah(&attr)
+    side.pd.create_ah(&attr)
 }
 
 fn ready_ud_qp(env: &TestEnv) -> QpSide {
@@ -51,11 +51,11 @@ fn ready_ud_qp(env: &TestEnv) -> QpSide {
 
 #[track_caller]
 fn send_to(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
-    let source = side.buf(100);
+    let source = side.alloc_buf(100);
     source.memory.fill_with_pattern(seed);
-    let ah = address(side, gid);
+    let ah = multicast_ah(side, gid);
     side.post(send([source.whole_sge()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
-    side.send_completion().expect_sent(seed, Verb::Send);
+    side.await_send_completion().expect_sent(seed, Verb::Send);
 }
 
 fn every_member_gets_a_datagram_once(env: &TestEnv) {
@@ -70,14 +70,14 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
             // A second attachment changes nothing.
             assert_eq!(member.qp.attach_mcast(gid), 0);
         }
-        let targets = members.each_ref().map(|m| m.buf(140));
+        let targets = members.each_ref().map(|m| m.alloc_buf(140));
         for (member, target) in members.iter().zip(&targets) {
             member.post_recv(1, [target.whole_sge()]);
             member.post_recv(2, [target.whole_sge()]);
         }
         send_to(&sender, gid, QKEY, 5);
         for (member, target) in members.iter().zip(&targets) {
-            let wc = member.recv_completion();
+            let wc = member.await_recv_completion();
             wc.expect_received(1, 140);
             assert_eq!(wc.raw().src_qp, sender.qp.qpn());
             assert_ne!(wc.raw().wc_flags & IBV_WC_GRH, 0);
@@ -87,7 +87,7 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
         // A member also receives its own datagrams.
         send_to(&members[0], gid, QKEY, 6);
         for member in &members {
-            member.recv_completion().expect_received(2, 140);
+            member.await_recv_completion().expect_received(2, 140);
         }
         for member in &members {
             assert_eq!(member.qp.detach_mcast(gid), 0);
@@ -98,7 +98,7 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
 fn members_of_other_groups_get_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
-    let target = member.buf(140);
+    let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
     send_to(&sender, group(2), QKEY, 5);
     member.expect_no_completions();
@@ -108,7 +108,7 @@ fn members_of_other_groups_get_nothing(env: &TestEnv) {
 fn who_has_left_gets_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
-    let target = member.buf(140);
+    let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
     send_to(&sender, group(1), QKEY, 5);
@@ -121,26 +121,26 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
     const COUNT: u32 = 64;
     const LEN: usize = 1000;
     let [sender, member] = [(); 2].map(|()| {
-        let mut side = QpSpec::ud().depth(COUNT).create_qp_side(env);
+        let mut side = QpSpec::ud().with_queue_depth(COUNT).create_qp_side(env);
         let address = side.address();
         side.connect(&address);
         side
     });
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
-    let target = member.buf(40 + LEN);
+    let target = member.alloc_buf(40 + LEN);
     for id in 0..COUNT {
         member.post_recv(id.into(), [target.whole_sge()]);
     }
-    let source = sender.buf(LEN);
+    let source = sender.alloc_buf(LEN);
     source.memory.fill_with_pattern(5);
-    let ah = address(&sender, group(1));
+    let ah = multicast_ah(&sender, group(1));
     for id in 0..COUNT {
         let wr = send([source.whole_sge()]).id(id.into()).unsignaled();
         sender.post(wr.to(&ah, MULTICAST_QPN, QKEY));
     }
     drop(sender);
     for id in 0..COUNT {
-        member.recv_completion().expect_received(id.into(), 40 + LEN);
+        member.await_recv_completion().expect_received(id.into(), 40 + LEN);
     }
     target.memory.assert_pattern_at(40, LEN, 5);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
@@ -149,12 +149,12 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
 fn the_q_key_counts(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
     assert_eq!(member.qp.attach_mcast(group(1)), 0);
-    let target = member.buf(140);
+    let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
     send_to(&sender, group(1), QKEY ^ 1, 5);
     member.expect_no_completions();
     send_to(&sender, group(1), QKEY, 6);
-    member.recv_completion().expect_received(1, 140);
+    member.await_recv_completion().expect_received(1, 140);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 

@@ -32,20 +32,20 @@ tests! { "order";
 fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         const LEN: usize = 1000;
-        let source = pair.a.buf(LEN);
-        let target = pair.b.buf(LEN);
+        let source = pair.a.alloc_buf(LEN);
+        let target = pair.b.alloc_buf(LEN);
         pair.b.post_recv(0, []);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..500 {
-                    pair.b.recv_completion().expect_received(round, 0);
+                    pair.b.await_recv_completion().expect_received(round, 0);
                     target.memory.assert_whole_pattern(round);
                     // The receive also permits the sender to continue.
                     pair.b.post_recv(round + 1, []);
                     pair.b.post(send([]).id(round));
-                    pair.b.send_completion().expect_sent(round, Verb::Send);
+                    pair.b.await_send_completion().expect_sent(round, Verb::Send);
                 }
             });
             for round in 0..500 {
@@ -55,8 +55,8 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
                     write([source.whole_sge()], target.remote()).unsignaled(),
                     send([]).id(round),
                 ]);
-                pair.a.send_completion().expect_sent(round, Verb::Send);
-                pair.a.recv_completion().expect_received(round, 0);
+                pair.a.await_send_completion().expect_sent(round, Verb::Send);
+                pair.a.await_recv_completion().expect_received(round, 0);
             }
         });
     }
@@ -64,13 +64,13 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
 
 fn a_write_is_visible_when_it_completes(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         for i in 1..2000 {
             source.memory.store(0, i);
             pair.a.post(write([source.whole_sge()], target.remote()).id(i));
-            pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), i);
         }
     }
@@ -79,10 +79,10 @@ fn a_write_is_visible_when_it_completes(env: &TestEnv) {
 fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let first = pair.a.buf(64);
-        let second = pair.a.buf(64);
-        let target = pair.b.buf(64);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let first = pair.a.alloc_buf(64);
+        let second = pair.a.alloc_buf(64);
+        let target = pair.b.alloc_buf(64);
         for round in 0..100 {
             first.memory.fill_with_pattern(2 * round);
             second.memory.fill_with_pattern(2 * round + 1);
@@ -91,8 +91,8 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
                 send([first.whole_sge()]).unsignaled(),
                 write([second.whole_sge()], target.remote()).id(round),
             ]);
-            pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
-            pair.b.recv_completion().expect_received(round, 64);
+            pair.a.await_send_completion().expect_sent(round, Verb::RdmaWrite);
+            pair.b.await_recv_completion().expect_received(round, 64);
             target.memory.assert_whole_pattern(2 * round + 1);
         }
     }
@@ -104,9 +104,9 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [8usize, 64, 1024, 4096, 20_000] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).rnr_retry(7).pair(env);
-            let sources = [pair.a.buf(len), pair.a.buf(len)];
-            let target = pair.b.buf(len);
+            let pair = QpSpec::rc().memory(memory).rnr_retry(7).create_connected_pair(env);
+            let sources = [pair.a.alloc_buf(len), pair.a.alloc_buf(len)];
+            let target = pair.b.alloc_buf(len);
             target.memory.fill_with_pattern(1000);
             let before = target.memory.load(0);
             for round in 0..4 {
@@ -127,11 +127,11 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
                     pair.b.post_recv(number, []);
                 }
                 for number in 0..3 {
-                    pair.b.recv_completion().expect_received(number, 0);
+                    pair.b.await_recv_completion().expect_received(number, 0);
                 }
                 target.memory.assert_whole_pattern(round + 100);
-                pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-                pair.a.send_completion().expect_sent(2, Verb::Send);
+                pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
+                pair.a.await_send_completion().expect_sent(2, Verb::Send);
             }
         }
     }
@@ -141,9 +141,9 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
 fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         for round in 1..4 {
             pair.b.post_recv(1, []);
             pair.b.post_recv(2, []);
@@ -153,14 +153,14 @@ fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
                 write([source.whole_sge()], target.remote()).unsignaled(),
                 send([]).id(round),
             ]);
-            pair.b.recv_completion().expect_received(1, 0);
+            pair.b.await_recv_completion().expect_received(1, 0);
             let begin = Instant::now();
             while target.memory.load(0) != round {
                 assert!(begin.elapsed() < wait_limit(), "the WRITE does not come");
                 std::thread::yield_now();
             }
-            pair.b.recv_completion().expect_received(2, 0);
-            pair.a.send_completion().expect_sent(round, Verb::Send);
+            pair.b.await_recv_completion().expect_received(2, 0);
+            pair.a.await_send_completion().expect_sent(round, Verb::Send);
         }
     }
 }
@@ -168,8 +168,8 @@ fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
 fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
     for len in [8usize, 4096] {
         record_case(format!("{len} bytes"));
-        let pair = QpSpec::rc().pair(env);
-        let source = pair.a.buf(len);
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let source = pair.a.alloc_buf(len);
         let nowhere = RemoteAddress {
             addr: 0x1000,
             rkey: 0xbad,
@@ -181,27 +181,27 @@ fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
             write([source.whole_sge()], nowhere).id(2),
             send([]).id(3),
         ]);
-        pair.b.recv_completion().expect_received(1, 0);
-        pair.b.recv_completion().expect_flushed(2);
-        pair.a.send_completion().expect_sent(1, Verb::Send);
-        pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
-        pair.a.send_completion().expect_flushed(3);
+        pair.b.await_recv_completion().expect_received(1, 0);
+        pair.b.await_recv_completion().expect_flushed(2);
+        pair.a.await_send_completion().expect_sent(1, Verb::Send);
+        pair.a.await_send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.await_send_completion().expect_flushed(3);
     }
 }
 
 fn a_read_sees_the_write_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(3000);
-        let back = pair.a.buf(3000);
-        let target = pair.b.buf(3000);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(3000);
+        let back = pair.a.alloc_buf(3000);
+        let target = pair.b.alloc_buf(3000);
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
             pair.a.post_list(vec![
                 write([source.whole_sge()], target.remote()).unsignaled(),
                 read([back.whole_sge()], target.remote()).id(round),
             ]);
-            pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
+            pair.a.await_send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.assert_whole_pattern(round);
         }
     }
@@ -211,10 +211,10 @@ fn a_read_sees_the_write_before_it(env: &TestEnv) {
 fn a_read_sees_the_send_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(64);
-        let back = pair.a.buf(64);
-        let target = pair.b.buf(64);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(64);
+        let back = pair.a.alloc_buf(64);
+        let target = pair.b.alloc_buf(64);
         for round in 0..100 {
             source.memory.fill_with_pattern(round);
             pair.b.post_recv(round, [target.whole_sge()]);
@@ -222,22 +222,22 @@ fn a_read_sees_the_send_before_it(env: &TestEnv) {
                 send([source.whole_sge()]).unsignaled(),
                 read([back.whole_sge()], target.remote()).id(round),
             ]);
-            pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
+            pair.a.await_send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.assert_whole_pattern(round);
-            pair.b.recv_completion().expect_received(round, 64);
+            pair.b.await_recv_completion().expect_received(round, 64);
         }
     }
 }
 
 fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let back = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let back = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         for i in 0..2000 {
             target.memory.store(0, i);
             pair.a.post(read([back.whole_sge()], target.remote()).id(i));
-            pair.a.send_completion().expect_sent(i, Verb::RdmaRead);
+            pair.a.await_send_completion().expect_sent(i, Verb::RdmaRead);
             assert_eq!(back.memory.load(0), i);
         }
     }
@@ -245,17 +245,17 @@ fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
 
 fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(8);
-        let old = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
+        let old = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         for i in 0..100 {
             source.memory.store(0, i * 1000);
             pair.a.post_list(vec![
                 write([source.whole_sge()], target.remote()).unsignaled(),
                 fetch_add(old.whole_sge(), target.remote(), 5).id(i),
             ]);
-            pair.a.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
+            pair.a.await_send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             assert_eq!(old.memory.load(0), i * 1000);
             assert_eq!(target.memory.load(0), i * 1000 + 5);
         }
@@ -270,9 +270,9 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [9usize, 16, 33, 48, 63, 64] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).pair(env);
-            let source = pair.a.buf(64);
-            let target = pair.b.buf(64);
+            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+            let source = pair.a.alloc_buf(64);
+            let target = pair.b.alloc_buf(64);
             let stop = AtomicBool::new(false);
             const ROUNDS: u64 = 3000;
             // A slow machine executes fewer rounds than this number; the requester decides the end.
@@ -305,7 +305,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                         pair.b.post(send([]).unsignaled().id(round));
                         if round % 8 == 7 {
                             pair.b.post(send([]).id(round));
-                            pair.b.send_completion().expect_sent(round, Verb::Send);
+                            pair.b.await_send_completion().expect_sent(round, Verb::Send);
                         }
                     }
                     Ok(())
@@ -321,7 +321,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
                     }
                     source.memory.write(0, &payload(round));
                     pair.a.post(write([source.sge(0, len)], target.remote()).id(round));
-                    pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
+                    pair.a.await_send_completion().expect_sent(round, Verb::RdmaWrite);
                     let permissions = if round % 8 == 7 { 2 } else { 1 };
                     for _ in 0..permissions {
                         loop {
@@ -351,21 +351,21 @@ fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
 fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 100), (MemKind::Private, 50_000), (MemKind::Shared, 50_000)] {
         record_case(format!("{len} bytes, {memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(len);
-        let target = pair.b.buf(len);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(len);
+        let target = pair.b.alloc_buf(len);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..50 {
                     pair.b.post_recv(round, [target.whole_sge()]);
-                    pair.b.recv_completion().expect_received(round, len);
+                    pair.b.await_recv_completion().expect_received(round, len);
                     target.memory.assert_whole_pattern(round);
                 }
             });
             for round in 0..50 {
                 source.memory.fill_with_pattern(round);
                 pair.a.post(send([source.whole_sge()]).id(round));
-                pair.a.send_completion().expect_sent(round, Verb::Send);
+                pair.a.await_send_completion().expect_sent(round, Verb::Send);
                 source.memory.write(0, &vec![0; len]);
             }
         });
@@ -374,9 +374,9 @@ fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
 
 fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let pair = QpSpec::rc().depth(64).memory(memory).pair(env);
-        let source = pair.a.buf(64 * 8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().with_queue_depth(64).memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(64 * 8);
+        let target = pair.b.alloc_buf(8);
         for i in 0..64u64 {
             source.memory.store(usize::try_from(i).unwrap() * 8, i);
         }
@@ -388,7 +388,7 @@ fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
                 })
                 .collect();
             pair.a.post_list(wrs);
-            pair.a.send_completion().expect_sent(63, Verb::RdmaWrite);
+            pair.a.await_send_completion().expect_sent(63, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), 63);
         }
     }

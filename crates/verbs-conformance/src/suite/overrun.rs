@@ -20,7 +20,7 @@ tests! { "overrun";
     receives_of_another_process [Events, Processes],
     datagrams_of_a_sender_that_has_gone [Events, Ud],
     receives_that_are_flushed [Events],
-    receives_of_who_waits_for_others [Events, Solicited],
+    unsolicited_receives_of_a_sleeper_overrun_its_cq [Events, Solicited],
     queue_pairs_share_a_queue_that_is_too_small [Events],
     queue_pairs_fail_with_their_queue [Events],
     the_peer_of_a_failed_queue_pair_hears_of_it [Events],
@@ -40,7 +40,7 @@ const OVERRUN_DETECTION_TIME: Duration = Duration::from_secs(1);
 
 /// Returns attributes with queues of 64 WRs, and with CQs that hold 4 completions or slightly more.
 fn small_cq_spec() -> QpSpec {
-    QpSpec::rc().depth(64).with_change(|s| s.cqe = 4).short_timeouts()
+    QpSpec::rc().with_queue_depth(64).with_change(|s| s.cqe = 4).short_timeouts()
 }
 
 /// Returns a range of numbers, one more than the number of completions that `cq` holds.
@@ -53,7 +53,7 @@ fn one_more_than_cq_holds(cq: &Cq) -> std::ops::Range<u64> {
 #[track_caller]
 pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
     loop {
-        let event = ctx.next_async_event();
+        let event = ctx.await_async_event_but_comm_est();
         if event.kind() == kind {
             return event;
         }
@@ -77,7 +77,7 @@ fn expect_full_cq(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
 
 /// Returns a function that builds WRITEs from `a` to `b`; the argument is the `wr_id`.
 fn write_builder(pair: &QpPair) -> impl Fn(u64) -> SendWr + use<> {
-    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
     move |i| write([source.whole_sge()], target.remote()).id(i)
 }
 
@@ -103,14 +103,14 @@ fn overrun_recv_cq_of_b(pair: &QpPair) -> ibv_wc_status {
     for i in messages {
         assert_eq!(status, IBV_WC_SUCCESS);
         pair.a.post(send([]).id(i));
-        status = pair.a.send_completion().status();
+        status = pair.a.await_send_completion().status();
     }
     await_cq_error_event(&pair.b.ctx, &pair.b.rcq);
     status
 }
 
 fn sends_that_nobody_polls(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     overrun_send_cq_of_a(&pair);
     expect_full_cq(&pair.a.scq, |wc, i| {
         wc.expect_sent(i, Verb::RdmaWrite);
@@ -118,7 +118,7 @@ fn sends_that_nobody_polls(env: &TestEnv) {
 }
 
 fn receives_that_nobody_polls(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
     expect_full_cq(&pair.b.rcq, |wc, i| {
         wc.expect_received(i, 0);
@@ -144,15 +144,15 @@ fn receives_of_another_process(env: &TestEnv) {
 
 /// The sender does not wait for an acknowledgement, and is destroyed before it could wake the receiver.
 fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
-    let QpPair { a, b } = QpSpec::ud().depth(64).with_change(|s| s.cqe = 4).pair(env);
+    let QpPair { a, b } = QpSpec::ud().with_queue_depth(64).with_change(|s| s.cqe = 4).create_connected_pair(env);
     let messages = one_more_than_cq_holds(&b.rcq);
-    let buf = b.buf(64);
+    let buf = b.alloc_buf(64);
     for i in messages.clone() {
         b.post_recv(i, [buf.whole_sge()]);
     }
     for i in messages {
         a.post(send([]).id(i));
-        a.send_completion().expect_sent(i, Verb::Send);
+        a.await_send_completion().expect_sent(i, Verb::Send);
     }
     drop(a);
     await_cq_error_event(&b.ctx, &b.rcq);
@@ -162,7 +162,7 @@ fn datagrams_of_a_sender_that_has_gone(env: &TestEnv) {
 }
 
 fn receives_that_are_flushed(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     for i in one_more_than_cq_holds(&pair.b.rcq) {
         pair.b.post_recv(i, []);
     }
@@ -174,8 +174,8 @@ fn receives_that_are_flushed(env: &TestEnv) {
 }
 
 /// The program sleeps until a solicited message arrives.
-fn receives_of_who_waits_for_others(env: &TestEnv) {
-    let pair = small_cq_spec().with_channels().pair(env);
+fn unsolicited_receives_of_a_sleeper_overrun_its_cq(env: &TestEnv) {
+    let pair = small_cq_spec().with_channels().create_connected_pair(env);
     pair.b.rcq.arm(true);
     overrun_recv_cq_of_b(&pair);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
@@ -193,7 +193,7 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
         x.connect(&of_y);
         y.connect(&of_x);
     }
-    let (source, target) = (a.buf(8), b.buf(8));
+    let (source, target) = (a.alloc_buf(8), b.alloc_buf(8));
     for i in one_more_than_cq_holds(&a.scq) {
         let side = if i % 2 == 0 { &a } else { &c };
         side.post(write([source.whole_sge()], target.remote()).id(i));
@@ -212,30 +212,30 @@ fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
 
 /// "Error occurred on a QP and it transitioned to error state" (`ibv_get_async_event(3)`).
 fn queue_pairs_fail_with_their_queue(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     pair.a.post_recv(9, []);
     overrun_send_cq_of_a(&pair);
     assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
     // The QP's other CQ still works.
-    pair.a.recv_completion().expect_flushed(9);
-    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none(), "one event each");
+    pair.a.await_recv_completion().expect_flushed(9);
+    assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none(), "one event each");
 }
 
 fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     let last = overrun_recv_cq_of_b(&pair);
     pair.b.qp.await_state(IBV_QPS_ERR);
     if last == IBV_WC_SUCCESS {
         pair.a.post(send([]).id(7));
-        pair.a.send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     } else {
         assert_eq!(last, IBV_WC_RETRY_EXC_ERR);
     }
 }
 
 fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     overrun_send_cq_of_a(&pair);
     drop(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL));
     let write = write_builder(&pair);
@@ -247,12 +247,12 @@ fn what_is_posted_afterwards_completes_nowhere(env: &TestEnv) {
         wc.expect_sent(i, Verb::RdmaWrite);
     });
     pair.a.scq.arm(true);
-    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
+    assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
 }
 
 /// The CQ stays in error until it is destroyed.
 fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
-    let mut pair = small_cq_spec().pair(env);
+    let mut pair = small_cq_spec().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
     drop(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL));
     for side in [&pair.a, &pair.b] {
@@ -263,11 +263,11 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     pair.a.connect(&of_b);
     pair.b.to_init();
     pair.b.post_recv(1, []);
-    let (attr, mask) = pair.b.rtr_attr(&of_a);
+    let (attr, mask) = pair.b.init_to_rtr_attr_and_mask(&of_a);
     pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
     pair.a.post(send([]).id(7));
     assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
-    pair.a.send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+    pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     // A QP that is created later also fails.
     let sibling = pair.b.sibling();
     assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
@@ -279,13 +279,13 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
 
 /// Only the QP that completes in the overrun queue fails.
 fn a_shared_receive_queue_goes_on(env: &TestEnv) {
-    let pair = small_cq_spec().with_srq().pair(env);
+    let pair = small_cq_spec().with_srq().create_connected_pair(env);
     overrun_recv_cq_of_b(&pair);
     let b = &pair.b;
-    let (scq, rcq) = (b.ctx.cq(64), b.ctx.cq(64));
+    let (scq, rcq) = (b.ctx.create_cq(64), b.ctx.create_cq(64));
     let mut init = QpInit::new(IBV_QPT_RC, &scq, &rcq);
     init.srq = b.srq.clone();
-    let qp = b.pd.qp(&mut init);
+    let qp = b.pd.create_qp(&mut init);
     let mut other = QpSide {
         spec: b.spec.clone(),
         qp,
@@ -306,14 +306,14 @@ fn a_shared_receive_queue_goes_on(env: &TestEnv) {
     other.connect(&from);
     other.post_recv(77, []);
     sender.post(send([]).id(1));
-    sender.send_completion().expect_sent(1, Verb::Send);
-    other.recv_completion().expect_received(77, 0);
+    sender.await_send_completion().expect_sent(1, Verb::Send);
+    other.await_recv_completion().expect_received(77, 0);
 }
 
 /// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for
 /// the object to be acknowledged".
 fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     let write = write_builder(&pair);
     for i in one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
@@ -334,12 +334,12 @@ fn destroying_waits_for_the_acknowledgement(env: &TestEnv) {
 }
 
 fn a_full_queue_is_not_overrun(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     let write = write_builder(&pair);
     for i in one_more_than_cq_holds(&pair.a.scq).skip(1) {
         pair.a.post(write(i));
     }
-    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
+    assert!(pair.a.ctx.get_async_event_within(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(1..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
@@ -349,7 +349,7 @@ fn a_full_queue_is_not_overrun(env: &TestEnv) {
 /// A CQ that the program polls is not overrun by any number of outstanding completions, because the program
 /// may be slow or preempted. Only the software NIC guarantees this.
 fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     let write = write_builder(&pair);
     let (mut posted, mut polled) = (0..u64::MAX, 0..u64::MAX);
     let end = Instant::now() + OVERRUN_DETECTION_TIME;
@@ -365,19 +365,19 @@ fn a_queue_that_is_polled_is_not_overrun(env: &TestEnv) {
     for wc in pair.a.scq.wait_for_completions(usize::try_from(posted.start - polled.start).expect("few")) {
         wc.expect_sent(polled.next().expect("numbers"), Verb::RdmaWrite);
     }
-    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
+    assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
 }
 
 /// Completions that exceed the CQ's size fit if the program resizes the CQ in time.
 fn a_larger_queue_is_not_overrun(env: &TestEnv) {
-    let pair = small_cq_spec().pair(env);
+    let pair = small_cq_spec().create_connected_pair(env);
     let write = write_builder(&pair);
     let all = one_more_than_cq_holds(&pair.a.scq);
     for i in all.clone() {
         pair.a.post(write(i));
     }
     assert_eq!(pair.a.scq.try_resize(63), 0);
-    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
+    assert!(pair.a.ctx.get_async_event_within(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(all.count()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }
@@ -385,7 +385,7 @@ fn a_larger_queue_is_not_overrun(env: &TestEnv) {
 }
 
 fn a_resized_cq_can_be_overrun(env: &TestEnv) {
-    let pair = QpSpec::rc().depth(64).short_timeouts().pair(env);
+    let pair = QpSpec::rc().with_queue_depth(64).short_timeouts().create_connected_pair(env);
     let smaller = pair.a.scq.try_resize(4);
     if smaller != 0 || pair.a.scq.cqe() >= 64 {
         // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).
@@ -411,14 +411,14 @@ fn a_queue_may_ignore_overruns(env: &TestEnv) {
     a.scq = Cq::try_create_extended(&a.ctx, &mut attr).expect("ibv_create_cq_ex");
     let mut init = QpInit::new(IBV_QPT_RC, &a.scq, &a.rcq);
     init.cap = a.granted_cap;
-    a.qp = a.pd.qp(&mut init);
+    a.qp = a.pd.create_qp(&mut init);
     let mut pair = QpPair { a, b };
     pair.connect();
     let write = write_builder(&pair);
     for i in one_more_than_cq_holds(&pair.a.scq) {
         pair.a.post(write(i));
     }
-    assert!(pair.a.ctx.async_event(OVERRUN_DETECTION_TIME).is_none());
+    assert!(pair.a.ctx.get_async_event_within(OVERRUN_DETECTION_TIME).is_none());
     for (wc, i) in pair.a.scq.wait_for_completions(pair.a.scq.cqe()).iter().zip(0..) {
         wc.expect_sent(i, Verb::RdmaWrite);
     }

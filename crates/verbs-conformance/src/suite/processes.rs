@@ -11,13 +11,13 @@ use crate::harness::record_case;
 use crate::memory::MemKind;
 use crate::pair::QpSpec;
 use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
-use crate::wr::{RemoteAddress, Verb, any, fetch_add, read, send, write, write_imm};
+use crate::wr::{RemoteAddress, Verb, wr_of_verb_with_default_operands, fetch_add, read, send, write, write_imm};
 
 tests! { "processes";
     rc_every_verb [Processes, Read, Atomics],
     uc_every_verb [Processes, Uc],
     ud_ping_pong [Processes, Ud],
-    the_peer_needs_no_help_of_the_responder [Processes, Read, Atomics, PassiveResponder],
+    one_sided_verbs_complete_while_the_responder_sleeps [Processes, Read, Atomics, PassiveResponder],
     a_stopped_responder_serves_one_sided_verbs [Processes, Read, Atomics, PassiveResponder],
     a_sleeping_receiver_completes_sends [Processes],
     a_sleeping_receiver_completes_sends_of_who_polls_now_and_then [Processes],
@@ -66,7 +66,7 @@ fn uc_every_verb(env: &TestEnv) {
 
 fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
     let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, spec, MAX_PAYLOAD_BYTES + 64);
-    let local = side.buf(MAX_PAYLOAD_BYTES);
+    let local = side.alloc_buf(MAX_PAYLOAD_BYTES);
     let mut seed = 1;
     for &verb in verbs {
         for len in MESSAGE_LENGTHS {
@@ -84,7 +84,7 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
                     crate::wr::cmp_swp(local.sge(0, 8), remote, before, before.wrapping_add(5))
                 };
                 side.post(wr.id(seed));
-                side.send_completion().expect_sent(seed, verb);
+                side.await_send_completion().expect_sent(seed, verb);
                 assert_eq!(local.memory.load(0), before);
                 assert_eq!(peer.command(&PeerCommand::Load(0)), PeerAnswer::Word(before.wrapping_add(5)));
                 continue;
@@ -92,7 +92,7 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
             if verb == Verb::RdmaRead {
                 command_and_expect_done(&mut peer, PeerCommand::Fill(0, len, seed));
                 side.post(read([local.sge(0, len)], remote).id(seed));
-                side.send_completion().expect_sent(seed, verb);
+                side.await_send_completion().expect_sent(seed, verb);
                 local.memory.assert_pattern_at(0, len, seed);
                 continue;
             }
@@ -102,8 +102,8 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
             } else if verb.has_imm() {
                 command_and_expect_done(&mut peer, PeerCommand::Recv { id: seed, offset: 0, len: 0 });
             }
-            side.post(any(verb, [local.sge(0, len)], remote).id(seed));
-            side.send_completion().expect_sent(seed, verb);
+            side.post(wr_of_verb_with_default_operands(verb, [local.sge(0, len)], remote).id(seed));
+            side.await_send_completion().expect_sent(seed, verb);
             if let Some(opcode) = verb.recv_opcode() {
                 let imm = verb.has_imm().then_some(0x1234_5678);
                 expect_received(peer.command(&PeerCommand::Received), seed, len, imm, opcode);
@@ -113,7 +113,7 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
                 // it has arrived.
                 command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: 0, len: 0 });
                 side.post(send([]).id(2));
-                side.send_completion().expect_sent(2, Verb::Send);
+                side.await_send_completion().expect_sent(2, Verb::Send);
                 expect_received(peer.command(&PeerCommand::Received), 1, 0, None, IBV_WC_RECV);
             }
             command_and_expect_done(&mut peer, PeerCommand::Check(0, len, seed));
@@ -123,7 +123,7 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
     side.post_recv(9, [local.whole_sge()]);
     command_and_expect_done(&mut peer, PeerCommand::Fill(0, 70_000, 4));
     command_and_expect_done(&mut peer, PeerCommand::Send(0, 70_000));
-    side.recv_completion().expect_received(9, 70_000);
+    side.await_recv_completion().expect_received(9, 70_000);
     local.memory.assert_pattern_at(0, 70_000, 4);
     peer.exit_and_check();
 }
@@ -131,18 +131,18 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
 fn ud_ping_pong(env: &TestEnv) {
     for memory in MemKind::ALL {
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::ud().memory(memory), 8192);
-        let local = side.buf(8192);
+        let local = side.alloc_buf(8192);
         for len in [0, 1, 8, 64, 200, 1024] {
             record_case(format!("{len} bytes, {memory:?}"));
             command_and_expect_done(&mut peer, PeerCommand::Recv { id: 3, offset: 0, len: 40 + len });
             local.memory.fill_at(0, len, 5);
             side.post(crate::wr::send_imm([local.sge(0, len)], 6).id(1));
-            side.send_completion().expect_sent(1, Verb::Send);
+            side.await_send_completion().expect_sent(1, Verb::Send);
             expect_received(peer.command(&PeerCommand::Received), 3, 40 + len, Some(6), IBV_WC_RECV);
             command_and_expect_done(&mut peer, PeerCommand::Check(40, len, 5));
             side.post_recv(4, [local.whole_sge()]);
             command_and_expect_done(&mut peer, PeerCommand::Send(40, len));
-            side.recv_completion().expect_received(4, 40 + len);
+            side.await_recv_completion().expect_received(4, 40 + len);
             local.memory.assert_pattern_at(40, len, 5);
         }
         peer.exit_and_check();
@@ -150,10 +150,10 @@ fn ud_ping_pong(env: &TestEnv) {
 }
 
 /// The requester executes one-sided verbs while the responder's threads sleep.
-fn the_peer_needs_no_help_of_the_responder(env: &TestEnv) {
+fn one_sided_verbs_complete_while_the_responder_sleeps(env: &TestEnv) {
     for memory in MemKind::ALL {
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
-        let local = side.buf(4096);
+        let local = side.alloc_buf(4096);
         let PeerAnswer::Word(before) = peer.command(&PeerCommand::CpuTime) else { panic!("no word") };
         let begin = crate::peer::cpu_time_us();
         for i in 0..20_000 {
@@ -163,7 +163,7 @@ fn the_peer_needs_no_help_of_the_responder(env: &TestEnv) {
                 _ => fetch_add(local.sge(0, 8), remote, 1),
             };
             side.post(wr.id(i));
-            assert_eq!(side.send_completion().status(), IBV_WC_SUCCESS);
+            assert_eq!(side.await_send_completion().status(), IBV_WC_SUCCESS);
         }
         let PeerAnswer::Word(after) = peer.command(&PeerCommand::CpuTime) else { panic!("no word") };
         // The orders themselves cost the peer some CPU time. Serving 20,000 operations would cost the peer
@@ -179,18 +179,18 @@ fn a_stopped_responder_serves_one_sided_verbs(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
         let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
-        let local = side.buf(4096);
+        let local = side.alloc_buf(4096);
         kill_process(peer.pid(), Signal::STOP).expect("SIGSTOP");
         local.memory.fill_with_pattern(3);
         side.post(write([local.whole_sge()], remote).id(1));
-        side.send_completion().expect_sent(1, Verb::RdmaWrite);
+        side.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         local.memory.write(0, &[0; 4096]);
         side.post(read([local.whole_sge()], remote).id(2));
-        side.send_completion().expect_sent(2, Verb::RdmaRead);
+        side.await_send_completion().expect_sent(2, Verb::RdmaRead);
         local.memory.assert_whole_pattern(3);
         let old = local.memory.load(0);
         side.post(fetch_add(local.sge(8, 8), remote, 1).id(3));
-        side.send_completion().expect_sent(3, Verb::AtomicFetchAndAdd);
+        side.await_send_completion().expect_sent(3, Verb::AtomicFetchAndAdd);
         assert_eq!(local.memory.load(8), old);
         kill_process(peer.pid(), Signal::CONT).expect("SIGCONT");
         peer.exit_and_check();
@@ -202,14 +202,14 @@ fn a_sleeping_receiver_completes_sends(env: &TestEnv) {
     for (memory, len) in [(MemKind::Private, 8), (MemKind::Private, 100_000), (MemKind::Shared, 100_000)] {
         record_case(format!("{len} bytes, {memory:?}"));
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 8 * len);
-        let local = side.buf(len);
+        let local = side.alloc_buf(len);
         for i in 0..8 {
             command_and_expect_done(&mut peer, PeerCommand::Recv { id: i, offset: i * len as u64, len });
         }
         local.memory.fill_with_pattern(5);
         for i in 0..8 {
             side.post(send([local.whole_sge()]).id(i));
-            side.send_completion().expect_sent(i, Verb::Send);
+            side.await_send_completion().expect_sent(i, Verb::Send);
         }
         for i in 0..8 {
             expect_received(peer.command(&PeerCommand::Received), i, len, None, IBV_WC_RECV);
@@ -224,7 +224,7 @@ fn a_sleeping_receiver_completes_sends(env: &TestEnv) {
 fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &TestEnv) {
     const POLLS: usize = 2000;
     let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 64);
-    let local = side.buf(8);
+    let local = side.alloc_buf(8);
     for id in 0..2 {
         command_and_expect_done(&mut peer, PeerCommand::Recv { id, offset: 0, len: 8 });
         side.post(send([local.whole_sge()]).id(id));
@@ -240,7 +240,7 @@ fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &TestEnv) 
 
 fn an_event_wakes_another_process(env: &TestEnv) {
     let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().with_channels(), 4096);
-    let local = side.buf(8);
+    let local = side.alloc_buf(8);
     for i in 0..20 {
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: i, offset: 0, len: 8 });
         peer.send_command(&PeerCommand::ReceivedByEvent);
@@ -252,8 +252,8 @@ fn an_event_wakes_another_process(env: &TestEnv) {
             side.post(write_imm([local.whole_sge()], remote, 4).id(i));
             (IBV_WC_RECV_RDMA_WITH_IMM, Some(4))
         };
-        expect_received(peer.answer(), i, 8, imm, opcode);
-        assert_eq!(side.send_completion().status(), IBV_WC_SUCCESS);
+        expect_received(peer.await_answer(), i, 8, imm, opcode);
+        assert_eq!(side.await_send_completion().status(), IBV_WC_SUCCESS);
     }
     peer.exit_and_check();
 }
@@ -263,14 +263,14 @@ fn bad_keys_are_refused(env: &TestEnv) {
         for flaw in 0..3 {
             record_case(format!("{memory:?}, flaw {flaw}"));
             let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
-            let local = side.buf(64);
+            let local = side.alloc_buf(64);
             let bad = match flaw {
                 0 => RemoteAddress { rkey: remote.rkey ^ 0x77, ..remote },
                 1 => remote.plus(4096 - 63),
                 _ => RemoteAddress { addr: remote.addr - 1, ..remote },
             };
             side.post(write([local.whole_sge()], bad).id(1));
-            side.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            side.await_send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             peer.exit_and_check();
         }
     }
@@ -282,9 +282,9 @@ fn freed_memory_is_refused(env: &TestEnv) {
         record_case(format!("{memory:?}"));
         let spec = QpSpec::rc().short_timeouts().memory(memory);
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 1 << 16);
-        let local = side.buf(64);
+        let local = side.alloc_buf(64);
         side.post(write([local.whole_sge()], remote).id(1));
-        side.send_completion().expect_sent(1, Verb::RdmaWrite);
+        side.await_send_completion().expect_sent(1, Verb::RdmaWrite);
         // Making a new queue pair destroys the old one and its buffer.
         let PeerAnswer::Made(address, _) = peer.command(&PeerCommand::Make(Box::new(spec.clone()), 1 << 16)) else {
             panic!("nothing made");
@@ -292,19 +292,19 @@ fn freed_memory_is_refused(env: &TestEnv) {
         let mut second = spec.create_qp_side(env);
         command_and_expect_done(&mut peer, PeerCommand::Connect(second.address()));
         second.connect(&address);
-        let local = second.buf(64);
+        let local = second.alloc_buf(64);
         second.post(write([local.whole_sge()], remote).id(2));
-        second.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+        second.await_send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
         peer.exit_and_check();
     }
 }
 
 fn a_receive_that_is_too_small(env: &TestEnv) {
     let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 4096);
-    let local = side.buf(100);
+    let local = side.alloc_buf(100);
     command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 99 });
     side.post(send([local.whole_sge()]).id(1));
-    side.send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
+    side.await_send_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
     let PeerAnswer::Completion { id, status, .. } = peer.command(&PeerCommand::Received) else { panic!("no completion") };
     assert_eq!(id, 7);
     assert!(env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR).contains(&status), "status {status}");
@@ -313,13 +313,13 @@ fn a_receive_that_is_too_small(env: &TestEnv) {
 
 fn not_ready_and_later_ready(env: &TestEnv) {
     let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc(), 4096);
-    let local = side.buf(100);
+    let local = side.alloc_buf(100);
     local.memory.fill_with_pattern(8);
     side.post(send([local.whole_sge()]).id(1));
     side.scq.expect_empty();
     command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 100 });
     expect_received(peer.command(&PeerCommand::Received), 7, 100, None, IBV_WC_RECV);
-    side.send_completion().expect_sent(1, Verb::Send);
+    side.await_send_completion().expect_sent(1, Verb::Send);
     command_and_expect_done(&mut peer, PeerCommand::Check(0, 100, 8));
     peer.exit_and_check();
 }
@@ -329,9 +329,9 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
     const EACH: u64 = 2000;
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let spec = QpSpec::rc().depth(32).memory(memory);
+        let spec = QpSpec::rc().with_queue_depth(32).memory(memory);
         let mut own = spec.create_qp_side(env);
-        let word = own.buf(8);
+        let word = own.alloc_buf(8);
         let mut sides = [own.sibling(), own.sibling()];
         let mut peers: Vec<PeerProcess> =
             sides.iter_mut().map(|side| PeerProcess::start_connected_to(env, side, 64).0).collect();
@@ -340,17 +340,17 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
         for peer in &mut peers {
             peer.send_command(&PeerCommand::FetchAdd(word.remote(), EACH));
         }
-        let result = own.buf(8);
+        let result = own.alloc_buf(8);
         let mut last = None;
         for i in 0..EACH {
             own.post(fetch_add(result.whole_sge(), word.remote(), 1).id(i));
-            own.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
+            own.await_send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             let old = result.memory.load(0);
             assert!(last < Some(old), "{old} after {last:?}");
             last = Some(old);
         }
         for peer in &mut peers {
-            assert_eq!(peer.answer(), PeerAnswer::Done);
+            assert_eq!(peer.await_answer(), PeerAnswer::Done);
         }
         assert_eq!(word.memory.load(0), 3 * EACH);
         for peer in peers {
@@ -363,28 +363,28 @@ fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
     for memory in MemKind::ALL {
         let spec = QpSpec::rc().short_timeouts().memory(memory);
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &spec, 4096);
-        let local = side.buf(64);
+        let local = side.alloc_buf(64);
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 64 });
         side.post(send([local.whole_sge()]).id(1));
-        side.send_completion().expect_sent(1, Verb::Send);
+        side.await_send_completion().expect_sent(1, Verb::Send);
         side.post_recv(9, [local.whole_sge()]);
         peer.kill();
         side.post_list(vec![send([local.whole_sge()]).id(2), send([local.whole_sge()]).id(3).unsignaled()]);
-        side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
-        side.send_completion().expect_flushed(3);
-        side.recv_completion().expect_flushed(9);
+        side.await_send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+        side.await_send_completion().expect_flushed(3);
+        side.await_recv_completion().expect_flushed(9);
     }
 }
 
 fn a_killed_peer_ends_the_waiting_for_a_receive(env: &TestEnv) {
     let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
-    let local = side.buf(100_000);
+    let local = side.alloc_buf(100_000);
     side.post_list((0..4).map(|i| send([local.whole_sge()]).id(i)).collect());
     side.scq.expect_empty();
     peer.kill();
-    side.send_completion().expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    side.await_send_completion().expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for i in 1..4 {
-        side.send_completion().expect_flushed(i);
+        side.await_send_completion().expect_flushed(i);
     }
 }
 
@@ -392,7 +392,7 @@ fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &TestEnv) {
     let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
     peer.exit_and_check();
     side.post(send([]).id(2));
-    side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+    side.await_send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
 }
 
 fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
@@ -401,15 +401,15 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
             record_case(format!("{verb:?}, {memory:?}"));
             let spec = QpSpec::rc().short_timeouts().memory(memory);
             let (peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 4096);
-            let local = side.buf(8);
+            let local = side.alloc_buf(8);
             side.post(write([local.whole_sge()], remote).id(1));
-            side.send_completion().expect_sent(1, Verb::RdmaWrite);
+            side.await_send_completion().expect_sent(1, Verb::RdmaWrite);
             peer.kill();
             // This process learns of the death after a short delay.
             let deadline = std::time::Instant::now() + crate::harness::wait_limit();
             loop {
-                side.post(any(verb, [local.whole_sge()], remote).id(2));
-                let wc = side.send_completion();
+                side.post(wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote).id(2));
+                let wc = side.await_send_completion();
                 if wc.status() != IBV_WC_SUCCESS {
                     wc.expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
                     break;
@@ -423,13 +423,13 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
 
 fn a_killed_datagram_receiver_loses_messages(env: &TestEnv) {
     let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::ud(), 4096);
-    let local = side.buf(500);
+    let local = side.alloc_buf(500);
     side.post(send([local.whole_sge()]).id(1));
-    side.send_completion().expect_sent(1, Verb::Send);
+    side.await_send_completion().expect_sent(1, Verb::Send);
     peer.kill();
     for i in 0..1000 {
         side.post(send([local.whole_sge()]).id(i));
-        side.send_completion().expect_sent(i, Verb::Send);
+        side.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -438,10 +438,10 @@ fn many_processes_at_once(env: &TestEnv) {
         (0..8).map(|_| PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(MemKind::Shared), 4096)).collect();
     for round in 0..5u64 {
         for (i, (peer, side, remote)) in peers.iter_mut().enumerate() {
-            let local = side.buf(4096);
+            let local = side.alloc_buf(4096);
             local.memory.fill_with_pattern(round << 8 | i as u64);
             side.post(write([local.whole_sge()], *remote).id(round));
-            side.send_completion().expect_sent(round, Verb::RdmaWrite);
+            side.await_send_completion().expect_sent(round, Verb::RdmaWrite);
             command_and_expect_done(peer, PeerCommand::Check(0, 4096, round << 8 | i as u64));
         }
     }

@@ -37,19 +37,19 @@ fn fields_say_how_it_was_created(env: &TestEnv) {
     for qp_type in types {
         record_case(format!("QP type {qp_type}"));
         let ctx = Context::open(env);
-        let (pd, send_cq, recv_cq) = (ctx.pd(), ctx.cq(32), ctx.cq(32));
+        let (pd, send_cq, recv_cq) = (ctx.alloc_pd(), ctx.create_cq(32), ctx.create_cq(32));
         let mut init = QpInit::new(qp_type, &send_cq, &recv_cq);
-        pd.qp(&mut init).assert_creation_fields(&pd, &init);
+        pd.create_qp(&mut init).assert_creation_fields(&pd, &init);
         if env.has(NicCapability::Srq) {
-            init.srq = Some(pd.srq());
-            pd.qp(&mut init).assert_creation_fields(&pd, &init);
+            init.srq = Some(pd.create_srq());
+            pd.create_qp(&mut init).assert_creation_fields(&pd, &init);
         }
     }
 }
 
 fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     let device = ctx.device_attr();
     for (wrs, sges) in [(1, 1), (2, 2), (3, 1), (17, 3), (1000, 4), (100, device.max_sge.cast_unsigned())] {
         record_case(format!("{wrs} WRs of {sges} SGEs"));
@@ -60,7 +60,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
         init.cap.max_send_sge = sges.min(4);
         init.cap.max_recv_sge = sges;
         let asked = init.cap;
-        let qp = pd.qp(&mut init);
+        let qp = pd.create_qp(&mut init);
         assert!(init.cap.max_send_wr >= asked.max_send_wr && init.cap.max_recv_wr >= asked.max_recv_wr);
         assert!(init.cap.max_send_sge >= asked.max_send_sge);
         assert!(init.cap.max_recv_sge >= asked.max_recv_sge);
@@ -73,21 +73,21 @@ fn sizes_are_at_least_what_was_asked_for(env: &TestEnv) {
 
 fn sizes_of_zero_are_fine(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
     (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
-    drop(pd.qp(&mut init));
+    drop(pd.create_qp(&mut init));
     let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
     (init.cap.max_send_wr, init.cap.max_send_sge) = (0, 0);
-    drop(pd.qp(&mut init));
+    drop(pd.create_qp(&mut init));
 }
 
 /// IBTA vol. 1, 3.5.10: QP numbers have 24 bits; 0 and 1 are the management QPs, and all ones is
 /// multicast.
 fn numbers_differ_and_are_no_special_ones(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
-    let qps: Vec<_> = (0..50).map(|_| pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq))).collect();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
+    let qps: Vec<_> = (0..50).map(|_| pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq))).collect();
     for qp in &qps {
         assert!((2..0x00ff_ffff).contains(&qp.qpn()), "QP number {:#x}", qp.qpn());
     }
@@ -112,10 +112,10 @@ fn numbers_of_living_queue_pairs_are_unique(env: &TestEnv) {
 
 fn unknown_types_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for qp_type in [0, 1, 7, 99, u32::MAX] {
         record_case(format!("QP type {qp_type}"));
-        let refused = pd.try_qp(&mut QpInit::new(qp_type, &cq, &cq)).err();
+        let refused = pd.try_create_qp(&mut QpInit::new(qp_type, &cq, &cq)).err();
         let allowed = [Some(libc::EINVAL), Some(libc::EOPNOTSUPP), Some(libc::ENOSYS)];
         assert!(allowed.contains(&refused), "{refused:?}");
     }
@@ -126,10 +126,10 @@ type CapacityChange = fn(&mut ibv_qp_cap, &ibv_device_attr);
 fn expect_creation_refused(env: &TestEnv, what: &str, change: CapacityChange) {
     record_case(what);
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
     change(&mut init.cap, &ctx.device_attr());
-    let errno = pd.try_qp(&mut init).err();
+    let errno = pd.try_create_qp(&mut init).err();
     assert!([Some(libc::EINVAL), Some(libc::ENOMEM)].contains(&errno), "{errno:?}");
 }
 
@@ -162,7 +162,7 @@ fn huge_numbers_are_refused(env: &TestEnv) {
 
 fn missing_cqs_are_refused(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for send in [true, false] {
         assert!(pd.try_qp_with_null_cq(&QpInit::new(IBV_QPT_RC, &cq, &cq), send).is_none());
     }
@@ -170,11 +170,11 @@ fn missing_cqs_are_refused(env: &TestEnv) {
 
 fn a_refused_creation_leaves_nothing_behind(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     for _ in 0..10 {
         let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
         init.cap.max_send_sge = u32::MAX;
-        assert!(pd.try_qp(&mut init).is_err());
+        assert!(pd.try_create_qp(&mut init).is_err());
     }
     assert_eq!(cq.try_destroy(), 0);
     assert_eq!(pd.try_destroy(), 0);
@@ -182,10 +182,10 @@ fn a_refused_creation_leaves_nothing_behind(env: &TestEnv) {
 
 fn a_thousand_queue_pairs(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(32));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(32));
     let mut qps = Vec::new();
     for _ in 0..1000 {
-        qps.push(pd.qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq)));
+        qps.push(pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &cq, &cq)));
     }
     let mut numbers: Vec<u32> = qps.iter().map(|qp| qp.qpn()).collect();
     numbers.sort_unstable();
@@ -194,7 +194,7 @@ fn a_thousand_queue_pairs(env: &TestEnv) {
 }
 
 fn create_and_destroy_many_times(env: &TestEnv) {
-    let first = QpSpec::rc().pair(env);
+    let first = QpSpec::rc().create_connected_pair(env);
     for _ in 0..500 {
         let mut pair = crate::pair::QpPair {
             a: first.a.sibling(),
@@ -250,7 +250,7 @@ fn thousands_of_connected_pairs(env: &TestEnv) {
 /// must not crash.
 fn as_many_as_the_device_says(env: &TestEnv) {
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(8));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
     let most = ctx.device_attr().max_qp;
     if most > 20_000 {
         return;
@@ -269,7 +269,7 @@ fn as_many_as_the_device_says(env: &TestEnv) {
     // Other programs may have queue pairs, too.
     let mut qps = Vec::new();
     let errno = loop {
-        match pd.try_qp(&mut init()) {
+        match pd.try_create_qp(&mut init()) {
             Ok(qp) => qps.push(qp),
             Err(errno) => break errno,
         }
@@ -277,5 +277,5 @@ fn as_many_as_the_device_says(env: &TestEnv) {
     assert_eq!(errno, libc::ENOMEM);
     assert!(qps.len() * 10 > usize::try_from(most).expect("positive") * 9, "only {}", qps.len());
     drop(qps.pop());
-    drop(pd.try_qp(&mut init()).expect("one has gone"));
+    drop(pd.try_create_qp(&mut init()).expect("one has gone"));
 }

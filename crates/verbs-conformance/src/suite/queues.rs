@@ -6,12 +6,12 @@ use crate::TestEnv;
 use crate::env::NicCapability;
 use crate::harness::record_case;
 use crate::pair::QpSpec;
-use crate::wr::{Verb, any, read, recv, send, write};
+use crate::wr::{Verb, wr_of_verb_with_default_operands, read, recv, send, write};
 
 tests! { "queues";
-    a_full_send_queue_refuses_with_bad_wr [] => |env| full_send_queue(env, QpSpec::rc()),
-    a_full_send_queue_of_uc_refuses_with_bad_wr [Uc] => |env| full_send_queue(env, QpSpec::uc()),
-    a_full_send_queue_of_ud_refuses_with_bad_wr [Ud] => |env| full_send_queue(env, QpSpec::ud()),
+    a_full_send_queue_refuses_with_bad_wr [] => |env| check_full_send_queue_refuses_next_wr(env, QpSpec::rc()),
+    a_full_send_queue_of_uc_refuses_with_bad_wr [Uc] => |env| check_full_send_queue_refuses_next_wr(env, QpSpec::uc()),
+    a_full_send_queue_of_ud_refuses_with_bad_wr [Ud] => |env| check_full_send_queue_refuses_next_wr(env, QpSpec::ud()),
     a_postlist_stops_where_the_queue_is_full [],
     unsignaled_wrs_hold_their_slots [],
     polling_makes_room_in_the_send_queue [],
@@ -40,11 +40,11 @@ const FULL_QUEUE_ERRNO: i32 = libc::ENOMEM;
 
 /// A send queue slot is occupied until the completion of its WR has been polled, even if the WR finished long
 /// ago.
-fn full_send_queue(env: &TestEnv, spec: QpSpec) {
-    let pair = spec.with_change(|s| s.cqe = 4096).pair(env);
+fn check_full_send_queue_refuses_next_wr(env: &TestEnv, spec: QpSpec) {
+    let pair = spec.with_change(|s| s.cqe = 4096).create_connected_pair(env);
     let depth = pair.a.granted_cap.max_send_wr;
     assert!(depth < 4096, "a queue pair of 16 WRs got {depth}");
-    let buf = pair.a.buf(8);
+    let buf = pair.a.alloc_buf(8);
     for i in 0..depth {
         pair.a.post(send([buf.whole_sge()]).id(i.into()));
     }
@@ -54,10 +54,10 @@ fn full_send_queue(env: &TestEnv, spec: QpSpec) {
 }
 
 fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
-    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).create_connected_pair(env);
     let depth = pair.a.granted_cap.max_send_wr as usize;
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8 * (depth + 5));
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8 * (depth + 5));
     source.memory.store(0, 7);
     let wrs = (0..depth + 5)
         .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64))
@@ -82,10 +82,10 @@ fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
 /// IBTA vol. 1, 10.7.3.1: the slot of an unsignaled WR is freed when the completion of a later WR has been
 /// polled.
 fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let depth = pair.a.granted_cap.max_send_wr;
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     for i in 0..depth {
         pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()).unsignaled());
     }
@@ -96,21 +96,21 @@ fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
 }
 
 fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
-    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().with_change(|s| s.cqe = 4096).create_connected_pair(env);
     let depth = pair.a.granted_cap.max_send_wr;
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     for i in 0..depth {
         let wr = write([source.whole_sge()], target.remote()).id(i.into());
         pair.a.post(if i + 1 == depth { wr } else { wr.unsignaled() });
     }
-    pair.a.send_completion().expect_sent((depth - 1).into(), Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent((depth - 1).into(), Verb::RdmaWrite);
     for i in 0..depth {
         pair.a.post(write([source.whole_sge()], target.remote()).id(i.into()));
     }
     let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
     assert_eq!(one_more.expect_err("full again").errno, FULL_QUEUE_ERRNO);
-    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     pair.a.post(write([source.whole_sge()], target.remote()).id(depth.into()));
     for (i, wc) in pair.a.scq.wait_for_completions(depth as usize).iter().enumerate() {
         wc.expect_sent(i as u64 + 1, Verb::RdmaWrite);
@@ -124,9 +124,9 @@ fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
     }
     for spec in specs {
         record_case(format!("QP type {}", spec.qp_type));
-        let pair = spec.pair(env);
+        let pair = spec.create_connected_pair(env);
         let depth = pair.b.granted_cap.max_recv_wr as usize;
-        let buf = pair.b.buf(64);
+        let buf = pair.b.alloc_buf(64);
         let wrs = (0..depth + 3).map(|i| recv(i as u64, [buf.whole_sge()])).collect();
         let refused = pair.b.qp.try_post_recvs(wrs).expect_err("the list is longer than the queue");
         assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(depth)));
@@ -136,15 +136,15 @@ fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
 }
 
 fn a_consumed_receive_makes_room(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let depth = u64::from(pair.b.granted_cap.max_recv_wr);
     for i in 0..depth {
         pair.b.post_recv(i, []);
     }
     for i in 0..3 * depth {
         pair.a.post(send([]).id(i));
-        pair.b.recv_completion().expect_received(i, 0);
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.b.await_recv_completion().expect_received(i, 0);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
         pair.b.post_recv(depth + i, []);
         assert!(pair.b.qp.try_post_recvs(vec![recv(0, [])]).is_err(), "more than the depth");
     }
@@ -152,9 +152,9 @@ fn a_consumed_receive_makes_room(env: &TestEnv) {
 
 /// `ibv_post_send(3)`: EINVAL, "invalid value provided in wr".
 fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(64);
     let sges = |n: u32| (0..n).map(|_| source.sge(0, 1)).collect::<Vec<_>>();
     let too_many = pair.a.granted_cap.max_send_sge + 1;
     let wrs = vec![
@@ -165,7 +165,7 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     let refused = pair.a.qp.try_post(wrs).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.a.scq.expect_empty();
     let sges = (0..=pair.b.granted_cap.max_recv_sge).map(|_| target.sge(0, 1));
     let refused = pair.b.qp.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
@@ -178,27 +178,27 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
 }
 
 fn as_many_sges_as_granted_work(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let n = pair.a.granted_cap.max_send_sge as usize;
-    let source = pair.a.buf(n * 3);
+    let source = pair.a.alloc_buf(n * 3);
     source.memory.fill_with_pattern(5);
-    let target = pair.b.buf(n * 3);
+    let target = pair.b.alloc_buf(n * 3);
     pair.a.post(write(source.sges_cut_at(0, n * 3, &vec![2; n - 1]), target.remote()));
-    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(5);
     let n = (pair.b.granted_cap.max_recv_sge as usize).min(3 * n);
     target.memory.write(0, &[0; 1]);
     pair.b.post_recv(1, target.sges_cut_at(0, target.memory.len(), &vec![1; n - 1]));
     pair.a.post(send([source.whole_sge()]).id(1));
-    pair.b.recv_completion().expect_received(1, source.memory.len());
+    pair.b.await_recv_completion().expect_received(1, source.memory.len());
     target.memory.assert_whole_pattern(5);
 }
 
 fn a_postlist_fills_the_queue_at_once(env: &TestEnv) {
     for depth in [1, 16, 100, 1000] {
         record_case(format!("depth {depth}"));
-        let pair = QpSpec::rc().depth(depth).pair(env);
-        let source = pair.a.buf(8);
+        let pair = QpSpec::rc().with_queue_depth(depth).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
         for round in 0..3 {
             let recvs = (0..u64::from(depth)).map(|i| recv(i, [])).collect();
             pair.b.qp.try_post_recvs(recvs).expect("as many as asked for");
@@ -217,9 +217,9 @@ fn a_postlist_fills_the_queue_at_once(env: &TestEnv) {
 
 /// IBTA vol. 1, 10.8.5.1: completions of a send queue come in the order of its WRs, whatever their verbs.
 fn completions_come_in_order(env: &TestEnv) {
-    let pair = QpSpec::rc().depth(64).pair(env);
-    let local = pair.a.buf(64 * 8);
-    let remote = pair.b.buf(64 * 8);
+    let pair = QpSpec::rc().with_queue_depth(64).create_connected_pair(env);
+    let local = pair.a.alloc_buf(64 * 8);
+    let remote = pair.b.alloc_buf(64 * 8);
     let mut verbs = vec![Verb::Send, Verb::RdmaWrite, Verb::RdmaWriteWithImm, Verb::SendWithImm];
     if env.has(NicCapability::Read) {
         verbs.push(Verb::RdmaRead);
@@ -234,7 +234,7 @@ fn completions_come_in_order(env: &TestEnv) {
                 if verb.recv_opcode().is_some() {
                     pair.b.post_recv(i, [remote.sge(8 * i, 8)]);
                 }
-                (verb, any(verb, [local.sge(8 * i, 8)], remote.remote().plus(8 * i)).id(round << 8 | i))
+                (verb, wr_of_verb_with_default_operands(verb, [local.sge(8 * i, 8)], remote.remote().plus(8 * i)).id(round << 8 | i))
             })
             .collect();
         let (verbs, wrs): (Vec<_>, Vec<_>) = wrs.into_iter().unzip();
@@ -253,13 +253,13 @@ fn receives_are_taken_in_order(env: &TestEnv) {
         specs.push(QpSpec::ud());
     }
     for spec in specs {
-        let pair = spec.depth(50).pair(env);
+        let pair = spec.with_queue_depth(50).create_connected_pair(env);
         let grh = pair.b.grh_len();
-        let buf = pair.b.buf(50 * 64);
+        let buf = pair.b.alloc_buf(50 * 64);
         for i in 0..50 {
             pair.b.post_recv(i * 3, [buf.sge(i * 64, 64)]);
         }
-        let source = pair.a.buf(50);
+        let source = pair.a.alloc_buf(50);
         source.memory.fill_with_pattern(1);
         for i in 0..50u64 {
             pair.a.post(send([source.sge(i, 1)]).unsignaled());
@@ -273,9 +273,9 @@ fn receives_are_taken_in_order(env: &TestEnv) {
 
 fn queues_wrap_around(env: &TestEnv) {
     // The depth is not a power of two, and the bursts have no common factor with it.
-    let pair = QpSpec::rc().depth(7).pair(env);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8 * 5);
+    let pair = QpSpec::rc().with_queue_depth(7).create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8 * 5);
     for round in 0..300u64 {
         let burst = 1 + round % 5;
         for i in 0..burst {
@@ -294,15 +294,15 @@ fn queues_wrap_around(env: &TestEnv) {
 }
 
 fn a_queue_pair_without_send_queue(env: &TestEnv) {
-    let mut pair = QpSpec::rc().unconnected(env);
+    let mut pair = QpSpec::rc().create_unconnected_pair(env);
     pair.b = QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_send_sge, s.max_inline_data) = (0, 0, 0)).create_qp_side(env);
     pair.connect();
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.b.recv_completion().expect_received(1, 8);
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, 8);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     if pair.b.granted_cap.max_send_wr == 0 {
         let refused = pair.b.qp.try_post(vec![send([]).id(3)]).expect_err("there is no send queue");
         assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
@@ -310,16 +310,16 @@ fn a_queue_pair_without_send_queue(env: &TestEnv) {
 }
 
 fn a_queue_pair_without_receive_queue(env: &TestEnv) {
-    let mut pair = QpSpec::rc().unconnected(env);
+    let mut pair = QpSpec::rc().create_unconnected_pair(env);
     pair.a = QpSpec::rc().with_change(|s| (s.max_recv_wr, s.max_recv_sge) = (0, 0)).create_qp_side(env);
     pair.connect();
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.post(write([source.whole_sge()], target.remote()).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(2, Verb::RdmaWrite);
     if env.has(NicCapability::Read) {
         pair.b.post(read([target.whole_sge()], source.remote()).id(2));
-        pair.b.send_completion().expect_sent(2, Verb::RdmaRead);
+        pair.b.await_send_completion().expect_sent(2, Verb::RdmaRead);
     }
     if pair.a.granted_cap.max_recv_wr == 0 {
         let refused = pair.a.qp.try_post_recvs(vec![recv(3, [])]).expect_err("there is no receive queue");
@@ -329,11 +329,11 @@ fn a_queue_pair_without_receive_queue(env: &TestEnv) {
 
 fn one_cq_for_both_queues(env: &TestEnv) {
     let mut a = QpSpec::rc().create_qp_side(env);
-    let cq = a.ctx.cq(64);
+    let cq = a.ctx.create_cq(64);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
     let mut b = a.sibling();
-    a.qp = a.pd.qp(&mut init);
-    b.qp = b.pd.qp(&mut init);
+    a.qp = a.pd.create_qp(&mut init);
+    b.qp = b.pd.create_qp(&mut init);
     let (to_a, to_b) = (a.address(), b.address());
     a.connect(&to_b);
     b.connect(&to_a);
@@ -357,10 +357,10 @@ fn one_cq_for_both_queues(env: &TestEnv) {
 fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
     let spec = |wrs| QpSpec::rc().with_change(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
     let (mut a, mut b) = (spec(16).create_qp_side(env), spec(128).create_qp_side(env));
-    let cq = a.ctx.cq(256);
+    let cq = a.ctx.create_cq(256);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
     init.cap = a.granted_cap;
-    a.qp = a.pd.qp(&mut init);
+    a.qp = a.pd.create_qp(&mut init);
     let (to_a, to_b) = (a.address(), b.address());
     a.connect(&to_b);
     b.connect(&to_a);
@@ -371,7 +371,7 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &TestEnv) {
         a.post_recv(1000 + i, []);
         b.post_recv(i, []);
         a.post(send([]).id(i));
-        b.recv_completion().expect_received(i, 0);
+        b.await_recv_completion().expect_received(i, 0);
         b.post(send([]).id(i));
         taken.extend(cq.wait_for_completions(1));
     }
@@ -422,33 +422,33 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
     // so.
     for len in [0, 8, 4000] {
         record_case(format!("{len} bytes"));
-        let mut pair = QpSpec::rc().pair(env);
-        let (request, answer) = (pair.a.buf(len + 1), pair.b.buf(len + 1));
+        let mut pair = QpSpec::rc().create_connected_pair(env);
+        let (request, answer) = (pair.a.alloc_buf(len + 1), pair.b.alloc_buf(len + 1));
         let (request, answer) = (request.sge(0, len), answer.sge(0, len));
-        let (question, reply) = (pair.b.buf(len + 1), pair.a.buf(len + 1));
+        let (question, reply) = (pair.b.alloc_buf(len + 1), pair.a.alloc_buf(len + 1));
         let (question, reply) = (question.sge(0, len), reply.sge(0, len));
         for turn in 0..200u64 {
             pair.a.post_recv(turn, [reply]);
             pair.b.post_recv(turn, [question]);
             pair.a.post(send([request]).id(turn));
-            pair.b.recv_completion().expect_received(turn, len);
+            pair.b.await_recv_completion().expect_received(turn, len);
             let taken_only = turn % 20 == 19;
             if taken_only {
-                pair.a.send_completion().expect_sent(turn, Verb::Send);
+                pair.a.await_send_completion().expect_sent(turn, Verb::Send);
             }
             pair.b.post(send([answer]).id(turn));
             // When the completion is polled, the answer has been received or is still outstanding.
             let answered_first = turn % 2 == 0;
             if answered_first {
-                pair.a.recv_completion().expect_received(turn, len);
+                pair.a.await_recv_completion().expect_received(turn, len);
             }
             if !taken_only {
-                pair.a.send_completion().expect_sent(turn, Verb::Send);
+                pair.a.await_send_completion().expect_sent(turn, Verb::Send);
             }
             if !answered_first {
-                pair.a.recv_completion().expect_received(turn, len);
+                pair.a.await_recv_completion().expect_received(turn, len);
             }
-            pair.b.send_completion().expect_sent(turn, Verb::Send);
+            pair.b.await_send_completion().expect_sent(turn, Verb::Send);
         }
         for connection in 0..2 {
             pair.a.post(send([request]).id(1000));
@@ -456,12 +456,12 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &TestEnv) {
             // The receive below takes an answer to another message.
             pair.a.post_recv(1001, [reply]);
             pair.b.post(send([answer]).id(1001));
-            pair.a.recv_completion().expect_received(1001, len);
+            pair.a.await_recv_completion().expect_received(1001, len);
             pair.a.scq.expect_empty();
             pair.b.post_recv(1000, [question]);
-            pair.b.recv_completion().expect_received(1000, len);
-            pair.a.send_completion().expect_sent(1000, Verb::Send);
-            pair.b.send_completion().expect_sent(1001, Verb::Send);
+            pair.b.await_recv_completion().expect_received(1000, len);
+            pair.a.await_send_completion().expect_sent(1000, Verb::Send);
+            pair.b.await_send_completion().expect_sent(1001, Verb::Send);
             if connection == 0 {
                 pair.a.qp.to_state(IBV_QPS_RESET);
                 pair.b.qp.to_state(IBV_QPS_RESET);
@@ -539,15 +539,15 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
 /// The CQ nevertheless reports an arriving message, and reports a send's completion while messages arrive.
 fn busy_sends_do_not_starve_receives(env: &TestEnv) {
     let mut a = QpSpec::rc().create_qp_side(env);
-    let cq = a.ctx.cq(256);
-    a.qp = a.pd.qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
+    let cq = a.ctx.create_cq(256);
+    a.qp = a.pd.create_qp(&mut crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq));
     (a.scq, a.rcq) = (cq.clone(), cq.clone());
     let mut pair = crate::pair::QpPair {
         a,
-        b: QpSpec::rc().depth(64).create_qp_side(env),
+        b: QpSpec::rc().with_queue_depth(64).create_qp_side(env),
     };
     pair.connect();
-    let (source, target) = (pair.a.buf(8), pair.b.buf(8));
+    let (source, target) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
     pair.a.post(write([source.whole_sge()], target.remote()).id(1));
     pair.a.post_recv(2, []);
     pair.b.post(send([]).id(3));
@@ -564,7 +564,7 @@ fn busy_sends_do_not_starve_receives(env: &TestEnv) {
         assert!(polls < 2000, "receives starve");
     }
     drop(cq.poll_for_quiet_period());
-    pair.b.send_completion().expect_sent(3, Verb::Send);
+    pair.b.await_send_completion().expect_sent(3, Verb::Send);
     for _ in 0..2 {
         pair.a.post_recv(2, []);
         pair.b.post(send([]).id(3));
@@ -592,14 +592,14 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
     let depth = device.max_qp_wr.min(4000).cast_unsigned();
     for len in [8usize, 500, 1024, 3000] {
         record_case(format!("{depth} messages of {len} bytes"));
-        let pair = QpSpec::rc().depth(depth).pair(env);
-        let source = pair.a.buf(64 * len);
+        let pair = QpSpec::rc().with_queue_depth(depth).create_connected_pair(env);
+        let source = pair.a.alloc_buf(64 * len);
         source.memory.fill_with_pattern(6);
         for i in 0..u64::from(depth) {
             pair.a.post(send([source.sge(i % 64 * len as u64, len)]).id(i));
         }
         assert!(pair.a.scq.poll(1).is_empty());
-        let target = pair.b.buf(8 * len);
+        let target = pair.b.alloc_buf(8 * len);
         let expected = source.memory.read(0, 64 * len);
         let mut next = 0;
         while next < u64::from(depth) {
@@ -609,7 +609,7 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
                 pair.b.post_recv(next + i, [target.sge(i * len as u64, len)]);
             }
             for i in 0..batch {
-                pair.b.recv_completion().expect_received(next + i, len);
+                pair.b.await_recv_completion().expect_received(next + i, len);
                 let at = usize::try_from((next + i) % 64).unwrap() * len;
                 let got = target.memory.read(usize::try_from(i).unwrap() * len, len);
                 crate::memory::assert_same_bytes(&got, &expected[at..at + len], at);
@@ -623,9 +623,9 @@ fn a_deep_queue_of_messages_that_wait(env: &TestEnv) {
 }
 
 fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.post_list((0..10).map(|i| write([source.whole_sge()], target.remote()).id(i)).collect());
     let mut next = 0;
     assert_eq!(pair.a.scq.poll_result_code(0), 0);
@@ -642,15 +642,15 @@ fn poll_takes_no_more_than_asked_for(env: &TestEnv) {
 
 /// If a CQ is too small, either all completions arrive, or the device raises IBV_EVENT_CQ_ERR.
 fn an_overflowing_cq_loses_nothing_silently(env: &TestEnv) {
-    let side = QpSpec::rc().with_change(|s| s.cqe = 1).depth(64).with_change(|s| s.cqe = 1);
-    let pair = side.pair(env);
+    let side = QpSpec::rc().with_change(|s| s.cqe = 1).with_queue_depth(64).with_change(|s| s.cqe = 1);
+    let pair = side.create_connected_pair(env);
     let capacity = pair.a.scq.cqe();
     let depth = pair.a.granted_cap.max_send_wr as usize;
     if capacity >= depth {
         return;
     }
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     for i in 0..depth as u64 {
         if pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote()).id(i)]).is_err() {
             break;
@@ -658,7 +658,7 @@ fn an_overflowing_cq_loses_nothing_silently(env: &TestEnv) {
     }
     let wcs = pair.a.scq.poll_for_quiet_period();
     if wcs.len() < depth {
-        let event = pair.a.ctx.next_async_event();
+        let event = pair.a.ctx.await_async_event_but_comm_est();
         assert!([IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL].contains(&event.kind()));
     } else {
         for (i, wc) in wcs.iter().enumerate() {

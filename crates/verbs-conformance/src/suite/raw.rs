@@ -63,7 +63,7 @@ fn source_port_spec(kind: u32, source: u16) -> ibv_flow_spec_tcp_udp {
 /// Sends a frame and waits for its completion.
 #[track_caller]
 fn send_frame_and_wait(raw: &RawPacketQp, frame: &[u8]) {
-    let source = raw.pd.buf(frame.len());
+    let source = raw.pd.alloc_buf(frame.len());
     source.memory.write(0, frame);
     raw.qp.post(send([source.whole_sge()]).id(7));
     raw.cq.await_completion().expect_sent(7, Verb::Send);
@@ -73,7 +73,7 @@ fn send_frame_and_wait(raw: &RawPacketQp, frame: &[u8]) {
 fn receiver_with_flow(env: &TestEnv, rule: &FlowAttr, recvs: u64) -> (RawPacketQp, Vec<Buf>) {
     let mut raw = RawPacketQp::new(env);
     let buffers = (0..recvs).map(|id| {
-        let buffer = raw.pd.buf(2048);
+        let buffer = raw.pd.alloc_buf(2048);
         raw.qp.post_recv(id, [buffer.whole_sge()]);
         buffer
     });
@@ -136,7 +136,7 @@ fn frames_go_to_whose_flow_they_match(env: &TestEnv) {
     ipv6.mask.hop_limit = 0xff;
     let udp4 = udp_frame(test_mac(1), 1234, &[1; 60]);
     let elsewhere = udp_frame(test_mac(2), 1234, &[1; 60]);
-    let here = FlowAttr::to(env, test_mac(1));
+    let here = FlowAttr::to_ethernet_address(env, test_mac(1));
     let normal = FlowAttr::new(env, IBV_FLOW_ATTR_NORMAL);
     let cases: [(&str, FlowAttr, Vec<u8>, Vec<u8>); 10] = [
         ("destination", here.clone(), udp4.clone(), elsewhere.clone()),
@@ -180,7 +180,7 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
         group
     };
     for to in [test_mac(1), group] {
-        let rule = FlowAttr::to(env, to);
+        let rule = FlowAttr::to_ethernet_address(env, to);
         let receivers = [(); 3].map(|()| receiver_with_flow(env, &rule, 1));
         let frame = udp_frame(to, 1, b"for all of you, and a few bytes more");
         send_frame_and_wait(&sender, &frame);
@@ -192,7 +192,7 @@ fn everyone_whose_flow_matches_gets_a_copy(env: &TestEnv) {
 
 fn the_best_priority_traps(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let rule = FlowAttr::to(env, test_mac(1));
+    let rule = FlowAttr::to_ethernet_address(env, test_mac(1));
     let (second, in_second) = receiver_with_flow(env, &rule.clone().priority(2), 3);
     let first = rule.clone().spec(source_port_spec(IBV_FLOW_SPEC_UDP, 1)).priority(1);
     let (mut best, in_best) = receiver_with_flow(env, &first, 3);
@@ -241,7 +241,7 @@ fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let (rest, in_rest) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_ALL_DEFAULT), 16);
     let (groups, in_groups) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_MC_DEFAULT), 16);
-    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
     let steered = udp_frame(test_mac(1), 1, &[1; 60]);
     let unicast = udp_frame(test_mac(2), 2, &[2; 60]);
     let mut multicast = udp_frame(test_mac(2), 3, &[3; 60]);
@@ -258,7 +258,7 @@ fn what_nobody_else_gets_goes_to_defaults(env: &TestEnv) {
 fn a_sniffer_gets_what_others_get(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let (sniffer, in_sniffer) = receiver_with_flow(env, &FlowAttr::new(env, IBV_FLOW_ATTR_SNIFFER), 16);
-    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let (other, in_other) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
     let steered = udp_frame(test_mac(1), 1, &[1; 60]);
     let unwanted = udp_frame(test_mac(2), 2, &[2; 60]);
     send_frame_and_wait(&sender, &steered);
@@ -271,12 +271,12 @@ fn a_sniffer_gets_what_others_get(env: &TestEnv) {
 fn several_flows_bring_a_frame_once(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
     let passing = {
-        let mut rule = FlowAttr::to(env, test_mac(1));
+        let mut rule = FlowAttr::to_ethernet_address(env, test_mac(1));
         rule.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
         rule
     };
     let (mut receiver, buffers) = receiver_with_flow(env, &passing, 2);
-    receiver.add_flow(&FlowAttr::to(env, test_mac(1)).priority(1));
+    receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(1)).priority(1));
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     send_frame_and_wait(&sender, &frame);
     expect_frame_received(&receiver.cq, &buffers, 0, &frame);
@@ -284,7 +284,7 @@ fn several_flows_bring_a_frame_once(env: &TestEnv) {
 }
 
 fn a_context_does_not_hear_itself(env: &TestEnv) {
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 2);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 2);
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     let same = RawPacketQp::on_context(&receiver.ctx);
     send_frame_and_wait(&same, &frame);
@@ -295,13 +295,13 @@ fn a_context_does_not_hear_itself(env: &TestEnv) {
 
 fn a_flow_ends(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (mut receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 2);
+    let (mut receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 2);
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
     receiver.flows.clear();
     send_frame_and_wait(&sender, &frame);
     receiver.cq.expect_empty();
     // A new flow may follow.
-    receiver.add_flow(&FlowAttr::to(env, test_mac(1)));
+    receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(1)));
     send_frame_and_wait(&sender, &frame);
     expect_frame_received(&receiver.cq, &buffers, 0, &frame);
 }
@@ -316,14 +316,14 @@ fn flows_tag_completions(env: &TestEnv) {
     let mut receiver = RawPacketQp::new(env);
     receiver.cq = try_flow_tag_cq(&receiver.ctx, 16).expect("ibv_create_cq_ex");
     let mut init = QpInit::new(IBV_QPT_RAW_PACKET, &receiver.cq, &receiver.cq);
-    receiver.qp = receiver.pd.qp(&mut init);
+    receiver.qp = receiver.pd.create_qp(&mut init);
     receiver.to_rts();
-    let buffer = receiver.pd.buf(2048);
+    let buffer = receiver.pd.alloc_buf(2048);
     for id in 0..2 {
         receiver.qp.post_recv(id, [buffer.whole_sge()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.add_flow(&FlowAttr::to(env, test_mac(last)).spec(tag(tag_id)));
+        receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(last)).spec(tag(tag_id)));
         send_frame_and_wait(&sender, &udp_frame(test_mac(last), 1, &[1; 60]));
         assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
     }
@@ -332,7 +332,7 @@ fn flows_tag_completions(env: &TestEnv) {
 
 fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 4);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 4);
     let right = udp_frame(test_mac(1), 1, &[1; 60]);
     let wc = {
         send_frame_and_wait(&sender, &right);
@@ -350,7 +350,7 @@ fn checksums_are_filled_in_and_checked(env: &TestEnv) {
     let mut without = right.clone();
     without[14 + 10..14 + 12].fill(0);
     without[14 + 20 + 6..14 + 20 + 8].fill(0);
-    let source = sender.pd.buf(without.len());
+    let source = sender.pd.alloc_buf(without.len());
     source.memory.write(0, &without);
     sender.qp.post(send([source.whole_sge()]).flag(IBV_SEND_IP_CSUM));
     let wc = expect_frame_received(&receiver.cq, &buffers, 3, &right);
@@ -359,7 +359,7 @@ fn checksums_are_filled_in_and_checked(env: &TestEnv) {
 }
 
 fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
     let sender = RawPacketQp::new(env);
     let frame = &udp_frame(test_mac(1), 1, &[])[..20];
     send_frame_and_wait(&sender, frame);
@@ -370,7 +370,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
     for len in [0, 13, 100_000] {
         record_case(format!("{len} bytes"));
         let sender = RawPacketQp::new(env);
-        let source = sender.pd.buf(len.max(1));
+        let source = sender.pd.alloc_buf(len.max(1));
         sender.qp.post(send([source.sge(0, len)]).id(1));
         sender.cq.await_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
         sender.qp.await_state(IBV_QPS_SQE);
@@ -379,7 +379,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &TestEnv) {
 
 fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
     let sender = RawPacketQp::new(env);
-    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 1);
+    let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 1);
     let frames = [1, 2, 3].map(|port| udp_frame(test_mac(1), port, &[port.to_be_bytes()[1]; 60]));
     send_frame_and_wait(&sender, &frames[0]);
     send_frame_and_wait(&sender, &frames[1]);
@@ -394,9 +394,9 @@ fn a_frame_without_a_receive_is_lost(env: &TestEnv) {
 fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: u16 = 12;
     let sender = RawPacketQp::new(env);
-    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 0);
+    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 0);
     let frames: Vec<_> = (0..COUNT).map(|port| udp_frame(test_mac(1), port, &[1; 8000])).collect();
-    let source = sender.pd.buf(frames.len() * 9000);
+    let source = sender.pd.alloc_buf(frames.len() * 9000);
     for (frame, i) in frames.iter().zip(0..) {
         source.memory.write(i * 9000, frame);
         sender.qp.post(send([source.sge(i as u64 * 9000, frame.len())]));
@@ -405,7 +405,7 @@ fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
     for i in 0..frames.len() {
         source.memory.write(i * 9000 + 100, &[0xee; 7000]);
     }
-    let target = receiver.pd.buf(frames.len() * 9000);
+    let target = receiver.pd.alloc_buf(frames.len() * 9000);
     for id in 0..u64::from(COUNT) {
         receiver.qp.post_recv(id, [target.sge(id * 9000, 9000)]);
     }
@@ -418,13 +418,13 @@ fn a_frame_is_read_when_it_is_posted(env: &TestEnv) {
 }
 
 fn a_queue_pair_with_a_flow_cannot_be_destroyed(env: &TestEnv) {
-    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to(env, test_mac(1)), 0);
+    let (receiver, _) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 0);
     assert_eq!(receiver.qp.try_destroy(), libc::EBUSY);
 }
 
 fn flows_that_cannot_be_are_refused(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let normal = FlowAttr::to(env, test_mac(1));
+    let normal = FlowAttr::to_ethernet_address(env, test_mac(1));
     let with = |change: fn(&mut FlowAttr)| {
         let mut rule = normal.clone();
         change(&mut rule);
@@ -469,14 +469,14 @@ fn flows_that_cannot_be_are_refused(env: &TestEnv) {
         let made = InstalledFlow::new(&raw.ctx, &raw.qp, &rule).map(drop);
         assert_eq!(made, Err(errno), "{name}");
     }
-    let rc = raw.pd.qp(&mut QpInit::new(IBV_QPT_RC, &raw.cq, &raw.cq));
+    let rc = raw.pd.create_qp(&mut QpInit::new(IBV_QPT_RC, &raw.cq, &raw.cq));
     let made = InstalledFlow::new(&raw.ctx, &rc, &normal).map(drop);
     assert_eq!(made, Err(libc::EINVAL), "a flow for RC");
 }
 
 fn only_sends_can_be_posted(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
-    let source = raw.pd.buf(64);
+    let source = raw.pd.alloc_buf(64);
     for opcode in [
         IBV_WR_SEND_WITH_IMM,
         IBV_WR_RDMA_WRITE,
@@ -493,13 +493,13 @@ fn only_sends_can_be_posted(env: &TestEnv) {
 
 /// Returns work queues in the ready state, each with `recvs` posted receives, and their common buffer.
 fn ready_work_queues(raw: &RawPacketQp, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
-    let buffer = raw.pd.buf(2048);
+    let buffer = raw.pd.alloc_buf(2048);
     let wqs = (0..count).map(|_| {
-        let wq = Wq::new(&raw.pd, &raw.ctx.cq(64)).expect("ibv_create_wq");
+        let wq = Wq::new(&raw.pd, &raw.ctx.create_cq(64)).expect("ibv_create_wq");
         assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
         assert_eq!(wq.cached_state(), IBV_WQS_RDY);
         for id in 0..recvs {
-            wq.recv(id, &buffer).expect("ibv_post_wq_recv");
+            wq.post_recv(id, &buffer).expect("ibv_post_wq_recv");
         }
         wq
     });
@@ -521,7 +521,7 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
         0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
     ];
     let qp = table.try_rss_qp(&mut key, UDP_PORT_HASH_FIELDS, &raw.cq).expect("ibv_create_qp_ex");
-    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to(env, test_mac(1))).expect("ibv_create_flow");
+    let flow = InstalledFlow::new(&raw.ctx, &qp, &FlowAttr::to_ethernet_address(env, test_mac(1))).expect("ibv_create_flow");
     let mut of_port = BTreeMap::new();
     for _ in 0..2 {
         for port in 1..=16 {
@@ -552,15 +552,15 @@ fn packets_are_spread_over_work_queues(env: &TestEnv) {
 fn work_queues_have_states(env: &TestEnv) {
     let raw = RawPacketQp::new(env);
     let wq = Wq::new(&raw.pd, &raw.cq).expect("ibv_create_wq");
-    let buffer = raw.pd.buf(64);
+    let buffer = raw.pd.alloc_buf(64);
     assert_eq!(wq.cached_state(), IBV_WQS_RESET);
     let refused = RefusedPostlist {
         errno: libc::EINVAL,
         bad: Some(0),
     };
-    assert_eq!(wq.recv(1, &buffer), Err(refused));
+    assert_eq!(wq.post_recv(1, &buffer), Err(refused));
     assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
-    assert_eq!(wq.recv(1, &buffer), Ok(()));
+    assert_eq!(wq.post_recv(1, &buffer), Ok(()));
     assert_eq!(wq.to_state(IBV_WQS_ERR), 0);
     let wc = raw.cq.await_completion();
     wc.expect_flushed(1);
@@ -605,8 +605,8 @@ fn infiniband_has_no_raw_packets(env: &TestEnv) {
     if ctx.port_attr().link_layer != IBV_LINK_LAYER_INFINIBAND {
         return;
     }
-    let (pd, cq) = (ctx.pd(), ctx.cq(16));
-    let made = pd.try_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16));
+    let made = pd.try_create_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
     assert_eq!(made.map(drop), Err(libc::EOPNOTSUPP));
     assert_eq!(Wq::new(&pd, &cq).map(drop), Err(libc::EOPNOTSUPP));
 }

@@ -8,8 +8,8 @@ use crate::harness::record_case;
 use crate::memory::{ZeroedMemory, PAGE};
 use crate::objects::{ALL_ACCESS, Context};
 use crate::pair::{QpPair, QpSpec};
-use crate::wr::{SendWr, Verb, any, read, send, write};
-use crate::xrc::create_with;
+use crate::wr::{SendWr, Verb, wr_of_verb_with_default_operands, read, send, write};
+use crate::xrc::create_errnos_with_comp_mask_bit;
 
 tests! { "refusals";
     uc_has_no_read [Uc] => |env| verb_is_refused(env, &QpSpec::uc(), Verb::RdmaRead),
@@ -35,16 +35,16 @@ tests! { "refusals";
 pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
     let a = &pair.a;
     let grh = pair.b.grh_len();
-    let source = a.buf(8);
-    let target = pair.b.buf(8 + grh);
+    let source = a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8 + grh);
     pair.b.post_recv(70, [target.whole_sge()]);
     let first = a.with_ud_destination(send([source.whole_sge()]).id(71));
     match a.qp.try_post(vec![first, wr.id(72), a.with_ud_destination(send([source.whole_sge()]).id(73))]) {
         Err(refused) => {
             assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad, Some(1), "bad_wr");
-            pair.b.recv_completion().expect_received(70, 8 + grh);
-            a.send_completion().expect_sent(71, Verb::Send);
+            pair.b.await_recv_completion().expect_received(70, 8 + grh);
+            a.await_send_completion().expect_sent(71, Verb::Send);
             a.expect_no_completions();
             assert_eq!(a.qp.state(), IBV_QPS_RTS);
             pair.check_transfers_both_ways();
@@ -52,19 +52,19 @@ pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
         Ok(()) => {
             let env = a.ctx.env();
             assert!(!env.has(NicCapability::ImmediateChecks), "ibv_post_send took it");
-            pair.b.recv_completion().expect_received(70, 8 + grh);
-            a.send_completion().expect_sent(71, Verb::Send);
-            a.send_completion().expect_failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
+            pair.b.await_recv_completion().expect_received(70, 8 + grh);
+            a.await_send_completion().expect_sent(71, Verb::Send);
+            a.await_send_completion().expect_failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
         }
     }
 }
 
 fn verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
-    let pair = spec.pair(env);
-    let local = pair.a.buf(8);
-    let remote = pair.b.buf(8);
+    let pair = spec.create_connected_pair(env);
+    let local = pair.a.alloc_buf(8);
+    let remote = pair.b.alloc_buf(8);
     remote.memory.store(0, 42);
-    expect_refused(&pair, any(verb, [local.whole_sge()], remote.remote()));
+    expect_refused(&pair, wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote()));
     assert_eq!(remote.memory.load(0), 42);
     assert_eq!(local.memory.load(0), 0);
 }
@@ -72,11 +72,11 @@ fn verb_is_refused(env: &TestEnv, spec: &QpSpec, verb: Verb) {
 /// `ibv_post_send(3)` "stops processing WRs from this list at the first failure (that can be detected
 /// immediately while requests are being posted)".
 fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let (local, remote) = (pair.a.buf(8), pair.b.buf(8));
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let (local, remote) = (pair.a.alloc_buf(8), pair.b.alloc_buf(8));
     for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd] {
         record_case(format!("{verb:?}"));
-        let wr = any(verb, [local.whole_sge()], remote.remote());
+        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote());
         let refused = pair.a.qp.try_post(vec![wr]).expect_err("UD has no such verb");
         assert_eq!(refused.bad, Some(0));
     }
@@ -91,8 +91,8 @@ fn unknown_opcodes_are_refused(env: &TestEnv) {
     for spec in specs {
         for opcode in [16, 99, 255, 0x8000_0000, u32::MAX] {
             record_case(format!("opcode {opcode:#x}, QP type {}", spec.qp_type));
-            let pair = spec.pair(env);
-            let buf = pair.a.buf(8);
+            let pair = spec.create_connected_pair(env);
+            let buf = pair.a.alloc_buf(8);
             expect_refused(&pair, pair.a.with_ud_destination(send([buf.whole_sge()]).opcode(opcode)));
         }
     }
@@ -107,15 +107,15 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
             continue;
         }
         record_case(format!("{verb:?}"));
-        let pair = QpSpec::rc().pair(env);
-        let local = pair.a.buf(8);
-        let remote = pair.b.buf(8);
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let local = pair.a.alloc_buf(8);
+        let remote = pair.b.alloc_buf(8);
         remote.memory.store(0, 42);
-        let wr = any(verb, [local.whole_sge()], remote.remote()).id(1).inline();
+        let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote()).id(1).inline();
         match pair.a.qp.try_post(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
-                let wc = pair.a.send_completion();
+                let wc = pair.a.await_send_completion();
                 if wc.status() == IBV_WC_SUCCESS {
                     assert_eq!(local.memory.load(0), 42);
                 } else {
@@ -130,13 +130,13 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
 /// for this message. Further, the CI shall not generate an error due to this condition". Providers that
 /// report an error use EINVAL or LOC_LEN_ERR.
 fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     let mtu = super::data::mtu(&pair.a);
     for len in [mtu + 1, 2 * mtu, 1 << 20] {
         record_case(format!("{len} bytes"));
-        let pair = QpSpec::ud().pair(env);
-        let source = pair.a.buf(len);
-        let target = pair.b.buf(len + 40);
+        let pair = QpSpec::ud().create_connected_pair(env);
+        let source = pair.a.alloc_buf(len);
+        let target = pair.b.alloc_buf(len + 40);
         pair.b.post_recv(1, [target.whole_sge()]);
         match pair.a.qp.try_post(vec![pair.a.with_ud_destination(send([source.whole_sge()]).id(2))]) {
             Err(refused) => {
@@ -144,7 +144,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
                 assert_eq!(refused.bad, Some(0));
             }
             Ok(()) => {
-                let wc = pair.a.send_completion();
+                let wc = pair.a.await_send_completion();
                 if wc.status() != IBV_WC_SUCCESS {
                     wc.expect_failed(2, &[IBV_WC_LOC_LEN_ERR]);
                 }
@@ -161,22 +161,22 @@ fn a_message_beyond_4_gib_is_refused(env: &TestEnv) {
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
         for inline in [false, true] {
             record_case(format!("{verb:?}, inline {inline}"));
-            let pair = QpSpec::rc().pair(env);
+            let pair = QpSpec::rc().create_connected_pair(env);
             let mr = pair.a.pd.reg(&memory, ALL_ACCESS);
             let sge = ibv_sge {
                 addr: memory.addr(),
                 length: 1 << 30,
                 lkey: mr.lkey(),
             };
-            let target = pair.b.buf(64);
+            let target = pair.b.alloc_buf(64);
             pair.b.post_recv(1, [target.whole_sge()]);
-            let wr = any(verb, [sge; 4], target.remote()).id(2);
+            let wr = wr_of_verb_with_default_operands(verb, [sge; 4], target.remote()).id(2);
             match pair.a.qp.try_post(vec![if inline { wr.inline() } else { wr }]) {
                 Err(refused) => {
                     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
                 }
                 Ok(()) => {
-                    pair.a.send_completion().expect_failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
+                    pair.a.await_send_completion().expect_failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
                 }
             }
             target.memory.assert_filled_with(0, 64, 0);
@@ -190,9 +190,9 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
             continue;
         }
         record_case(format!("{verb:?}"));
-        let pair = QpSpec::rc().pair(env);
-        let local = pair.a.buf(64);
-        let remote = pair.b.buf(4096);
+        let pair = QpSpec::rc().create_connected_pair(env);
+        let local = pair.a.alloc_buf(64);
+        let remote = pair.b.alloc_buf(4096);
         pair.b.post_recv(1, [remote.whole_sge()]);
         let sge = ibv_sge {
             length: 1 << 31,
@@ -209,7 +209,7 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
                 // The remote range is invalid, too: either side may report its error first.
                 let mut statuses = env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR);
                 statuses.extend([IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR]);
-                pair.a.send_completion().expect_failed(2, &statuses);
+                pair.a.await_send_completion().expect_failed(2, &statuses);
             }
         }
         remote.memory.assert_filled_with(0, 4096, 0);
@@ -221,8 +221,8 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &TestEnv) {
 fn unknown_fields_of_attributes_are_not_supported(env: &TestEnv) {
     const UNKNOWN: u32 = 1 << 30;
     let ctx = Context::open(env);
-    let (pd, cq) = (ctx.pd(), ctx.cq(8));
-    for (verb, errno) in create_with(&ctx, &pd, &cq, UNKNOWN) {
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
+    for (verb, errno) in create_errnos_with_comp_mask_bit(&ctx, &pd, &cq, UNKNOWN) {
         assert_eq!(errno, libc::EOPNOTSUPP, "{verb}");
     }
 }

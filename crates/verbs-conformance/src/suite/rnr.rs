@@ -22,8 +22,8 @@ tests! { "rnr";
     several_messages_wait_in_order [],
     waiting_while_the_other_way_goes_on [],
     an_empty_srq_is_not_ready_either [Srq],
-    uc_loses_a_message_without_receive [Uc] => |env| lost(env, &QpSpec::uc()),
-    ud_loses_a_message_without_receive [Ud] => |env| lost(env, &QpSpec::ud()),
+    uc_loses_a_message_without_receive [Uc] => |env| check_message_without_recv_is_lost(env, &QpSpec::uc()),
+    ud_loses_a_message_without_receive [Ud] => |env| check_message_without_recv_is_lost(env, &QpSpec::ud()),
     going_to_err_ends_the_waiting [],
 }
 
@@ -31,28 +31,28 @@ fn rnr_retry_0_gives_up_at_once(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 10_000] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).rnr_retry(0).pair(env);
-            let source = pair.a.buf(len + 1);
+            let pair = QpSpec::rc().memory(memory).rnr_retry(0).create_connected_pair(env);
+            let source = pair.a.alloc_buf(len + 1);
             pair.a.post_list(vec![send([source.sge(0, len)]).id(1), send([]).id(2)]);
-            pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-            pair.a.send_completion().expect_flushed(2);
+            pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+            pair.a.await_send_completion().expect_flushed(2);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
         }
     }
 }
 
 fn rnr_retry_0_gives_up_on_write_with_imm(env: &TestEnv) {
-    let pair = QpSpec::rc().rnr_retry(0).pair(env);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let pair = QpSpec::rc().rnr_retry(0).create_connected_pair(env);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.post(write_imm([source.whole_sge()], target.remote(), 1).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
 fn rnr_retry_3_gives_up_after_a_while(env: &TestEnv) {
-    let pair = QpSpec::rc().rnr_retry(3).pair(env);
+    let pair = QpSpec::rc().rnr_retry(3).create_connected_pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     pair.b.expect_no_completions();
 }
 
@@ -60,33 +60,33 @@ fn rnr_retry_7_waits_for_the_receive(env: &TestEnv) {
     for memory in MemKind::ALL {
         for len in [0, 8, 200, 100_000] {
             record_case(format!("{len} bytes, {memory:?}"));
-            let pair = QpSpec::rc().memory(memory).pair(env);
-            let source = pair.a.buf(len + 1);
-            let target = pair.b.buf(len + 1);
+            let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+            let source = pair.a.alloc_buf(len + 1);
+            let target = pair.b.alloc_buf(len + 1);
             source.memory.fill_with_pattern(3);
             pair.a.post(send([source.sge(0, len)]).id(1));
             pair.a.scq.expect_empty();
             pair.b.rcq.expect_empty();
             pair.b.post_recv(2, [target.sge(0, len)]);
-            pair.b.recv_completion().expect_received(2, len);
-            pair.a.send_completion().expect_sent(1, Verb::Send);
+            pair.b.await_recv_completion().expect_received(2, len);
+            pair.a.await_send_completion().expect_sent(1, Verb::Send);
             target.memory.assert_pattern_at(0, len, 3);
         }
     }
 }
 
 fn rnr_retry_7_waits_for_write_with_imm(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(100);
-    let target = pair.b.buf(100);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(100);
+    let target = pair.b.alloc_buf(100);
     source.memory.fill_with_pattern(3);
     pair.a.post(write_imm([source.whole_sge()], target.remote(), 9).id(1));
     pair.a.scq.expect_empty();
     pair.b.post_recv(2, []);
-    let wc = pair.b.recv_completion();
+    let wc = pair.b.await_recv_completion();
     wc.expect_success(2, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!((wc.raw().byte_len, wc.imm()), (100, Some(9)));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(3);
 }
 
@@ -94,18 +94,18 @@ fn rnr_retry_7_waits_for_write_with_imm(env: &TestEnv) {
 fn what_follows_waits_too(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         source.memory.store(0, 7);
         pair.a.post(send([]).id(1));
         pair.a.post(write([source.whole_sge()], target.remote()).id(2));
         pair.a.scq.expect_empty();
         assert_eq!(target.memory.load(0), 0, "the WRITE overtook the SEND");
         pair.b.post_recv(3, []);
-        pair.b.recv_completion().expect_received(3, 0);
-        pair.a.send_completion().expect_sent(1, Verb::Send);
-        pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
+        pair.b.await_recv_completion().expect_received(3, 0);
+        pair.a.await_send_completion().expect_sent(1, Verb::Send);
+        pair.a.await_send_completion().expect_sent(2, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), 7);
     }
 }
@@ -113,22 +113,22 @@ fn what_follows_waits_too(env: &TestEnv) {
 /// The requester's RNR error does not affect the responder: the responder's QP stays in RTS, and the message
 /// is not delivered later.
 fn the_receiver_is_not_harmed(env: &TestEnv) {
-    let pair = QpSpec::rc().rnr_retry(0).pair(env);
-    let source = pair.a.buf(64);
+    let pair = QpSpec::rc().rnr_retry(0).create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
     source.memory.fill_with_pattern(1);
     pair.a.post(send([source.whole_sge()]).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
-    let target = pair.b.buf(64);
+    let target = pair.b.alloc_buf(64);
     pair.b.post_recv(2, [target.whole_sge()]);
     pair.b.expect_no_completions();
     target.memory.assert_filled_with(0, 64, 0);
 }
 
 fn several_messages_wait_in_order(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
-    let source = pair.a.buf(16 * 8);
-    let target = pair.b.buf(16 * 8);
+    let pair = QpSpec::rc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(16 * 8);
+    let target = pair.b.alloc_buf(16 * 8);
     source.memory.fill_with_pattern(4);
     pair.a.post_list((0..16).map(|i| send([source.sge(i * 8, 8)]).id(i)).collect());
     for i in 0..16 {
@@ -136,68 +136,68 @@ fn several_messages_wait_in_order(env: &TestEnv) {
             std::thread::sleep(Duration::from_millis(2));
         }
         pair.b.post_recv(i, [target.sge(i * 8, 8)]);
-        pair.b.recv_completion().expect_received(i, 8);
+        pair.b.await_recv_completion().expect_received(i, 8);
     }
     for i in 0..16 {
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
     target.memory.assert_whole_pattern(4);
 }
 
 fn waiting_while_the_other_way_goes_on(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     pair.a.post(send([]).id(1));
     for i in 0..50 {
         pair.a.post_recv(i, []);
         pair.b.post(send([]).id(i));
-        pair.a.recv_completion().expect_received(i, 0);
-        pair.b.send_completion().expect_sent(i, Verb::Send);
+        pair.a.await_recv_completion().expect_received(i, 0);
+        pair.b.await_send_completion().expect_sent(i, Verb::Send);
     }
     pair.b.post_recv(2, []);
-    pair.b.recv_completion().expect_received(2, 0);
-    pair.a.send_completion().expect_sent(1, Verb::Send);
+    pair.b.await_recv_completion().expect_received(2, 0);
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
 }
 
 fn an_empty_srq_is_not_ready_either(env: &TestEnv) {
-    let pair = QpSpec::rc().with_srq().rnr_retry(0).pair(env);
+    let pair = QpSpec::rc().with_srq().rnr_retry(0).create_connected_pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-    let pair = QpSpec::rc().with_srq().pair(env);
+    pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     pair.a.post(send([]).id(1));
     pair.a.scq.expect_empty();
     pair.b.post_recv(2, []);
-    pair.b.recv_completion().expect_received(2, 0);
-    pair.a.send_completion().expect_sent(1, Verb::Send);
+    pair.b.await_recv_completion().expect_received(2, 0);
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
 }
 
-fn lost(env: &TestEnv, spec: &QpSpec) {
-    let pair = spec.pair(env);
-    let buf = pair.b.buf(64);
+fn check_message_without_recv_is_lost(env: &TestEnv, spec: &QpSpec) {
+    let pair = spec.create_connected_pair(env);
+    let buf = pair.b.alloc_buf(64);
     for i in 0..5 {
         pair.a.post(send([]).id(i));
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
     pair.b.expect_no_completions();
     pair.b.post_recv(1, [buf.whole_sge()]);
     pair.b.expect_no_completions();
     pair.a.post(send([]).id(9));
-    pair.b.recv_completion().expect_received(1, pair.b.grh_len());
-    pair.a.send_completion().expect_sent(9, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, pair.b.grh_len());
+    pair.a.await_send_completion().expect_sent(9, Verb::Send);
     if env.has(NicCapability::Uc) && pair.b.grh_len() == 0 {
-        let source = pair.a.buf(8);
+        let source = pair.a.alloc_buf(8);
         pair.a.post(write_imm([source.whole_sge()], buf.remote(), 1).id(10));
-        pair.a.send_completion().expect_sent(10, Verb::RdmaWrite);
+        pair.a.await_send_completion().expect_sent(10, Verb::RdmaWrite);
         pair.b.expect_no_completions();
     }
 }
 
 fn going_to_err_ends_the_waiting(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     pair.a.post_list((0..3).map(|i| send([]).id(i)).collect());
     std::thread::sleep(Duration::from_millis(3));
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..3 {
-        pair.a.send_completion().expect_flushed(i);
+        pair.a.await_send_completion().expect_flushed(i);
     }
     pair.a.expect_no_completions();
     // A flush error does not tell whether the message was delivered. The receiver itself is not affected.

@@ -12,18 +12,18 @@ use crate::pair::{QpAddress, QpPair, QpSide, QpSpec};
 use crate::wr::{Verb, recv, send, write};
 
 tests! { "state";
-    rc_walks_through_its_states [] => |env| walk(env, &QpSpec::rc()),
-    uc_walks_through_its_states [Uc] => |env| walk(env, &QpSpec::uc()),
-    ud_walks_through_its_states [Ud] => |env| walk(env, &QpSpec::ud()),
-    rc_illegal_transitions_are_refused [] => |env| illegal_transitions(env, &QpSpec::rc()),
-    uc_illegal_transitions_are_refused [Uc] => |env| illegal_transitions(env, &QpSpec::uc()),
-    ud_illegal_transitions_are_refused [Ud] => |env| illegal_transitions(env, &QpSpec::ud()),
-    rc_missing_attributes_are_refused [] => |env| missing_attributes(env, &QpSpec::rc()),
-    uc_missing_attributes_are_refused [Uc] => |env| missing_attributes(env, &QpSpec::uc()),
-    ud_missing_attributes_are_refused [Ud] => |env| missing_attributes(env, &QpSpec::ud()),
-    rc_extra_attributes_are_refused [] => |env| extra_attributes(env, &QpSpec::rc()),
-    uc_extra_attributes_are_refused [Uc] => |env| extra_attributes(env, &QpSpec::uc()),
-    ud_extra_attributes_are_refused [Ud] => |env| extra_attributes(env, &QpSpec::ud()),
+    rc_walks_through_its_states [] => |env| check_walk_through_all_states(env, &QpSpec::rc()),
+    uc_walks_through_its_states [Uc] => |env| check_walk_through_all_states(env, &QpSpec::uc()),
+    ud_walks_through_its_states [Ud] => |env| check_walk_through_all_states(env, &QpSpec::ud()),
+    rc_illegal_transitions_are_refused [] => |env| check_illegal_transitions_are_refused(env, &QpSpec::rc()),
+    uc_illegal_transitions_are_refused [Uc] => |env| check_illegal_transitions_are_refused(env, &QpSpec::uc()),
+    ud_illegal_transitions_are_refused [Ud] => |env| check_illegal_transitions_are_refused(env, &QpSpec::ud()),
+    rc_missing_attributes_are_refused [] => |env| check_missing_attributes_are_refused(env, &QpSpec::rc()),
+    uc_missing_attributes_are_refused [Uc] => |env| check_missing_attributes_are_refused(env, &QpSpec::uc()),
+    ud_missing_attributes_are_refused [Ud] => |env| check_missing_attributes_are_refused(env, &QpSpec::ud()),
+    rc_extra_attributes_are_refused [] => |env| check_extra_attributes_are_refused(env, &QpSpec::rc()),
+    uc_extra_attributes_are_refused [Uc] => |env| check_extra_attributes_are_refused(env, &QpSpec::uc()),
+    ud_extra_attributes_are_refused [Ud] => |env| check_extra_attributes_are_refused(env, &QpSpec::ud()),
     attributes_beyond_the_standard_ones_are_not_supported [],
     values_out_of_range_are_refused [],
     a_gid_index_without_a_gid_is_refused [],
@@ -59,7 +59,7 @@ fn expect_state(side: &QpSide, state: ibv_qp_state) {
     assert_eq!(side.qp.cached_state(), state, "qp->state");
 }
 
-fn walk(env: &TestEnv, spec: &QpSpec) {
+fn check_walk_through_all_states(env: &TestEnv, spec: &QpSpec) {
     let mut side = spec.create_qp_side(env);
     let peer = side.address();
     for _ in 0..3 {
@@ -111,9 +111,9 @@ fn move_from_reset_to(side: &mut QpSide, state: ibv_qp_state) {
 /// Returns attributes and mask that complete the transition to `to`, if that transition is legal.
 fn full_transition_attr(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (ibv_qp_attr, c_int) {
     match to {
-        IBV_QPS_INIT => side.init_attr(),
-        IBV_QPS_RTR => side.rtr_attr(peer),
-        IBV_QPS_RTS => side.rts_attr(),
+        IBV_QPS_INIT => side.reset_to_init_attr_and_mask(),
+        IBV_QPS_RTR => side.init_to_rtr_attr_and_mask(peer),
+        IBV_QPS_RTS => side.rtr_to_rts_attr_and_mask(),
         _ => {
             let mut attr = ibv_qp_attr::zeroed();
             attr.qp_state = to;
@@ -131,7 +131,7 @@ fn states(env: &TestEnv) -> Vec<ibv_qp_state> {
     states
 }
 
-fn illegal_transitions(env: &TestEnv, spec: &QpSpec) {
+fn check_illegal_transitions_are_refused(env: &TestEnv, spec: &QpSpec) {
     let legal = [
         (IBV_QPS_RESET, IBV_QPS_INIT),
         (IBV_QPS_INIT, IBV_QPS_INIT),
@@ -164,7 +164,7 @@ fn connection_transitions() -> [(ibv_qp_state, ibv_qp_state); 3] {
     [(IBV_QPS_RESET, IBV_QPS_INIT), (IBV_QPS_INIT, IBV_QPS_RTR), (IBV_QPS_RTR, IBV_QPS_RTS)]
 }
 
-fn missing_attributes(env: &TestEnv, spec: &QpSpec) {
+fn check_missing_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
     for (from, to) in connection_transitions() {
         let mut side = spec.create_qp_side(env);
         move_from_reset_to(&mut side, from);
@@ -180,7 +180,7 @@ fn missing_attributes(env: &TestEnv, spec: &QpSpec) {
     }
 }
 
-fn extra_attributes(env: &TestEnv, spec: &QpSpec) {
+fn check_extra_attributes_are_refused(env: &TestEnv, spec: &QpSpec) {
     let ud = spec.qp_type == IBV_QPT_UD;
     let rc = spec.qp_type == IBV_QPT_RC;
     for (from, to) in connection_transitions() {
@@ -289,7 +289,7 @@ fn a_gid_that_nobody_has_is_refused(env: &TestEnv) {
                 return;
             }
             move_from_reset_to(&mut side, IBV_QPS_INIT);
-            let (attr, mask) = side.rtr_attr(&QpAddress { gid, ..side.address() });
+            let (attr, mask) = side.init_to_rtr_attr_and_mask(&QpAddress { gid, ..side.address() });
             assert_eq!(side.qp.modify(&attr, mask), Err(errno));
             expect_state(&side, IBV_QPS_INIT);
         }
@@ -343,7 +343,7 @@ fn expect_changes_refused(env: &TestEnv, changes: &[(ibv_qp_state, &str, Attribu
 /// `ibv_modify_qp(3)`: "If any of the modify attributes or the modify mask are invalid, none of the attributes
 /// will be modified (including the QP state)."
 fn a_refused_change_changes_nothing(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let before = pair.b.qp.query().0;
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE.cast_unsigned();
@@ -355,14 +355,14 @@ fn a_refused_change_changes_nothing(env: &TestEnv) {
     assert_eq!(after.qp_access_flags, before.qp_access_flags);
     assert_eq!(after.min_rnr_timer, before.min_rnr_timer);
     assert_eq!(after.dest_qp_num, before.dest_qp_num);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.a.post(write([source.whole_sge()], target.remote()).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
 }
 
 fn unknown_states_are_refused(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     for state in [7, 8, 255, u32::MAX] {
         record_case(format!("state {state}"));
         assert_eq!(modify_state(&pair.a, state), Err(libc::EINVAL));
@@ -372,7 +372,7 @@ fn unknown_states_are_refused(env: &TestEnv) {
 }
 
 fn a_wrong_current_state_is_refused(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_RTS;
     attr.cur_qp_state = IBV_QPS_RTS;
@@ -403,7 +403,7 @@ fn query_returns_what_was_set(env: &TestEnv) {
         s.min_rnr_timer = 12;
         s.access = (IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
     });
-    let mut pair: QpPair = spec.unconnected(env);
+    let mut pair: QpPair = spec.create_unconnected_pair(env);
     pair.connect();
     let (attr, init) = pair.a.qp.query();
     assert_eq!(attr.qp_state, IBV_QPS_RTS);
@@ -427,7 +427,7 @@ fn query_returns_what_was_set(env: &TestEnv) {
     assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
     assert!(init.cap.max_send_sge >= 4 && init.cap.max_recv_sge >= 4);
     if env.has(NicCapability::Ud) {
-        let side = QpSpec::ud().with_change(|s| s.qkey = 0x7654_3210).pair(env).a;
+        let side = QpSpec::ud().with_change(|s| s.qkey = 0x7654_3210).create_connected_pair(env).a;
         assert_eq!(side.qp.query().0.qkey, 0x7654_3210);
     }
 }
@@ -447,7 +447,7 @@ fn init_to_init_changes_attributes(env: &TestEnv) {
 }
 
 fn receives_posted_in_init_are_used(env: &TestEnv) {
-    let mut pair = QpSpec::rc().unconnected(env);
+    let mut pair = QpSpec::rc().create_unconnected_pair(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     for i in 0..3 {
@@ -458,27 +458,27 @@ fn receives_posted_in_init_are_used(env: &TestEnv) {
     pair.a.connect(&to_b);
     for i in 0..3 {
         pair.a.post(send([]).id(i));
-        pair.b.recv_completion().expect_received(i, 0);
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.b.await_recv_completion().expect_received(i, 0);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn rtr_receives_and_does_not_send(env: &TestEnv) {
-    let mut pair = QpSpec::rc().unconnected(env);
+    let mut pair = QpSpec::rc().create_unconnected_pair(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.b.to_init();
     pair.b.to_rtr(&to_a);
     pair.a.connect(&to_b);
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     source.memory.fill_with_pattern(3);
     pair.a.post(write([source.whole_sge()], target.remote()).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.assert_whole_pattern(3);
     pair.b.post_recv(2, []);
     pair.a.post(send([]).id(3));
-    pair.b.recv_completion().expect_received(2, 0);
-    pair.a.send_completion().expect_sent(3, Verb::Send);
+    pair.b.await_recv_completion().expect_received(2, 0);
+    pair.a.await_send_completion().expect_sent(3, Verb::Send);
     if env.has(NicCapability::ImmediateChecks) {
         let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
         assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
@@ -523,8 +523,8 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
     }
     for spec in specs {
         record_case(format!("QP type {}", spec.qp_type));
-        let pair = spec.pair(env);
-        let buf = pair.b.buf(64);
+        let pair = spec.create_connected_pair(env);
+        let buf = pair.b.alloc_buf(64);
         for i in 0..3 {
             pair.b.post_recv(i, [buf.whole_sge()]);
         }
@@ -538,26 +538,26 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &TestEnv) {
         pair.a.qp.await_drained();
         modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
         for i in 0..3 {
-            pair.b.recv_completion().expect_received(i, pair.b.grh_len());
-            pair.a.send_completion().expect_sent(i, Verb::Send);
+            pair.b.await_recv_completion().expect_received(i, pair.b.grh_len());
+            pair.a.await_send_completion().expect_sent(i, Verb::Send);
         }
     }
 }
 
 fn sqd_still_receives(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     modify_state(&pair.b, IBV_QPS_SQD).expect("RTS to SQD");
-    let source = pair.a.buf(8);
-    let target = pair.b.buf(8);
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
     pair.b.post_recv(1, []);
     pair.a.post_list(vec![write([source.whole_sge()], target.remote()).id(1), send([]).id(2)]);
-    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
-    pair.b.recv_completion().expect_received(1, 0);
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.b.await_recv_completion().expect_received(1, 0);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
 }
 
 fn sqd_changes_what_rts_cannot(env: &TestEnv) {
-    let pair = QpSpec::rc().pair(env);
+    let pair = QpSpec::rc().create_connected_pair(env);
     let mut attr = ibv_qp_attr::zeroed();
     attr.timeout = 9;
     attr.retry_cnt = 3;

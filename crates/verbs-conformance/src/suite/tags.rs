@@ -11,7 +11,7 @@ use crate::objects::{Buf, QpInit};
 use crate::pair::{QpSide, QpSpec};
 use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::rng::pattern;
-use crate::tags::{EAGER, FIN, NO_TAG, RNDV, TagSrq, tmh_header, tag_operation, post_ops};
+use crate::tags::{TMH_OP_EAGER, TMH_OP_FIN, TMH_OP_NO_TAG, TMH_OP_RNDV, TagSrq, tmh_header, tag_operation, post_ops};
 use crate::wr::{RemoteAddress, Verb, Wc, read, send, send_imm};
 
 tests! { "tags";
@@ -50,7 +50,7 @@ impl TagMatchingPair {
         let tags = TagSrq::new(&receiver.pd, &receiver.rcq, 4).expect("ibv_create_srq_ex");
         let mut init = QpInit::new(IBV_QPT_RC, &receiver.scq, &receiver.rcq);
         init.srq = Some(tags.srq.clone());
-        receiver.qp = receiver.pd.qp(&mut init);
+        receiver.qp = receiver.pd.create_qp(&mut init);
         receiver.srq = Some(tags.srq.clone());
         let (to, from) = (receiver.address(), sender.address());
         receiver.connect(&from);
@@ -67,14 +67,14 @@ impl TagMatchingPair {
 
     /// Takes the next completion of the receiver: the completion of a tag operation, or of a part of a message.
     fn expect_recv_cq_completion(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
-        let wc = self.receiver.recv_completion();
+        let wc = self.receiver.await_recv_completion();
         wc.expect_success(wr_id, opcode);
         wc
     }
 
     /// Returns a buffer with a message.
     fn message_buffer(&self, header: &[u8], len: usize, seed: u64) -> Buf {
-        let buf = self.sender.buf(header.len() + len);
+        let buf = self.sender.alloc_buf(header.len() + len);
         buf.memory.write(0, header);
         buf.memory.fill_at(header.len(), len, seed);
         buf
@@ -93,20 +93,20 @@ fn a_message_goes_to_what_it_matches(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
     for (i, len) in [0, 1, 48, 1000, 5000, 100_000].into_iter().enumerate() {
         let i = i as u64;
-        let (first, second) = (tags.receiver.buf(len.max(1)), tags.receiver.buf(len.max(1)));
+        let (first, second) = (tags.receiver.alloc_buf(len.max(1)), tags.receiver.alloc_buf(len.max(1)));
         tags.add_tagged_recv(10, 7, &first);
         // This entry matches any tag whose lowest hexadecimal digit is 5.
         tags.tag_srq.add(11, (5, 0xf), &[second.whole_sge()]).expect("ibv_post_srq_ops");
         tags.expect_recv_cq_completion(11, IBV_WC_TM_ADD);
         for (tag, wr_id, to) in [(0x1235, 11, &second), (7, 10, &first)] {
-            let message = tags.message_buffer(&tmh_header(EAGER, 99, tag), len, i + tag);
+            let message = tags.message_buffer(&tmh_header(TMH_OP_EAGER, 99, tag), len, i + tag);
             tags.sender.post(send_imm([message.whole_sge()], 77).id(i));
             let wc = tags.expect_recv_cq_completion(wr_id, IBV_WC_TM_RECV);
             assert_eq!(wc.raw().byte_len as usize, len);
             assert_eq!(wc.imm(), Some(77));
             let expected = IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID | IBV_WC_WITH_IMM;
             assert_eq!(flags(&wc), expected);
-            tags.sender.send_completion().expect_sent(i, Verb::SendWithImm);
+            tags.sender.await_send_completion().expect_sent(i, Verb::SendWithImm);
             to.memory.assert_pattern_at(0, len, i + tag);
         }
     }
@@ -114,9 +114,9 @@ fn a_message_goes_to_what_it_matches(env: &TestEnv) {
 
 fn what_matches_nothing_is_unexpected(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (tagged, plain) = (tags.receiver.buf(8192), tags.receiver.buf(8192));
+    let (tagged, plain) = (tags.receiver.alloc_buf(8192), tags.receiver.alloc_buf(8192));
     tags.add_tagged_recv(1, 7, &tagged);
-    for (i, operation) in [EAGER, RNDV].into_iter().enumerate() {
+    for (i, operation) in [TMH_OP_EAGER, TMH_OP_RNDV].into_iter().enumerate() {
         let i = i as u64;
         let message = tags.message_buffer(&tmh_header(operation, 0, 8), 6000, i);
         tags.tag_srq.srq.post_recv(20 + i, [plain.whole_sge()]);
@@ -125,21 +125,21 @@ fn what_matches_nothing_is_unexpected(env: &TestEnv) {
         assert_eq!((flags(&wc), wc.raw().byte_len), (0, 6016));
         assert_eq!(plain.memory.read(0, 16), tmh_header(operation, 0, 8));
         plain.memory.assert_pattern_at(16, 6000, i);
-        tags.sender.send_completion().expect_sent(i, Verb::Send);
+        tags.sender.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn messages_without_a_tag_go_to_receives(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    let (tagged, plain) = (tags.receiver.alloc_buf(64), tags.receiver.alloc_buf(64));
     tags.add_tagged_recv(1, 0, &tagged);
     let messages = [
-        tmh_header(NO_TAG, 0, 0),
-        tmh_header(FIN, 0, 0),
+        tmh_header(TMH_OP_NO_TAG, 0, 0),
+        tmh_header(TMH_OP_FIN, 0, 0),
         tmh_header(200, 0, 0),
         // Incomplete headers, also of a rendezvous.
-        tmh_header(EAGER, 0, 0)[..15].to_vec(),
-        tmh_header(RNDV, 0, 0),
+        tmh_header(TMH_OP_EAGER, 0, 0)[..15].to_vec(),
+        tmh_header(TMH_OP_RNDV, 0, 0),
     ];
     for (i, bytes) in messages.iter().enumerate() {
         let i = i as u64;
@@ -148,48 +148,48 @@ fn messages_without_a_tag_go_to_receives(env: &TestEnv) {
         let wc = tags.expect_recv_cq_completion(20 + i, IBV_WC_TM_NO_TAG);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (0, bytes.len()));
         assert_eq!(plain.memory.read(0, bytes.len()), *bytes);
-        tags.sender.send_completion().expect_sent(i, Verb::Send);
+        tags.sender.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn what_comes_behind_an_unexpected_message_waits(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    let (tagged, plain) = (tags.receiver.alloc_buf(64), tags.receiver.alloc_buf(64));
     for id in 0..2 {
         tags.tag_srq.srq.post_recv(20 + id, [plain.whole_sge()]);
     }
-    let message = tags.message_buffer(&tmh_header(EAGER, 0, 7), 8, 0);
+    let message = tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 7), 8, 0);
     tags.send(0, &message);
     tags.expect_recv_cq_completion(20, IBV_WC_TM_RECV);
-    tags.sender.send_completion().expect_sent(0, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(0, Verb::Send);
     // The program has not polled the unexpected message yet; otherwise it would not have added this receive.
     tags.tag_srq.add(1, (7, EXACT_TAG_MASK), &[tagged.whole_sge()]).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.expect_recv_cq_completion(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
     tags.send(1, &message);
     tags.expect_recv_cq_completion(21, IBV_WC_TM_RECV);
-    tags.sender.send_completion().expect_sent(1, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(1, Verb::Send);
     tags.tag_srq.post_tag_sync(2, 1).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.expect_recv_cq_completion(2, IBV_WC_TM_SYNC)), IBV_WC_TM_SYNC_REQ);
     tags.tag_srq.post_tag_sync(3, 2).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.expect_recv_cq_completion(3, IBV_WC_TM_SYNC)), 0);
     tags.send(2, &message);
     tags.expect_recv_cq_completion(1, IBV_WC_TM_RECV);
-    tags.sender.send_completion().expect_sent(2, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(2, Verb::Send);
 }
 
 fn what_is_deleted_matches_nothing(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (tagged, plain) = (tags.receiver.buf(64), tags.receiver.buf(64));
+    let (tagged, plain) = (tags.receiver.alloc_buf(64), tags.receiver.alloc_buf(64));
     let handle = tags.add_tagged_recv(1, 7, &tagged);
-    tags.tag_srq.delete(2, handle).expect("ibv_post_srq_ops");
+    tags.tag_srq.post_tag_delete(2, handle).expect("ibv_post_srq_ops");
     tags.expect_recv_cq_completion(2, IBV_WC_TM_DEL);
     tags.tag_srq.srq.post_recv(20, [plain.whole_sge()]);
-    tags.send(0, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 8, 0));
+    tags.send(0, &tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 7), 8, 0));
     tags.expect_recv_cq_completion(20, IBV_WC_TM_RECV);
-    tags.sender.send_completion().expect_sent(0, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(0, Verb::Send);
     // "Operation may fail due to concurrent tag consumption".
-    tags.tag_srq.delete(3, handle).expect("ibv_post_srq_ops");
-    tags.receiver.recv_completion().expect_failed(3, &[IBV_WC_TM_ERR]);
+    tags.tag_srq.post_tag_delete(3, handle).expect("ibv_post_srq_ops");
+    tags.receiver.await_recv_completion().expect_failed(3, &[IBV_WC_TM_ERR]);
 }
 
 /// Returns a rendezvous message for `payload`.
@@ -200,7 +200,7 @@ fn rendezvous_message(tags: &TagMatchingPair, tag: u64, payload: &Buf, rkey: u32
 
 /// Returns the headers of a rendezvous message: for tag matching and for the rendezvous.
 fn rendezvous_header(tag: u64, payload: RemoteAddress, len: usize) -> Vec<u8> {
-    let mut bytes = tmh_header(RNDV, 55, tag);
+    let mut bytes = tmh_header(TMH_OP_RNDV, 55, tag);
     bytes.extend(payload.addr.to_be_bytes());
     bytes.extend(payload.rkey.to_be_bytes());
     bytes.extend(u32::try_from(len).expect("short").to_be_bytes());
@@ -209,20 +209,20 @@ fn rendezvous_header(tag: u64, payload: RemoteAddress, len: usize) -> Vec<u8> {
 
 fn a_rendezvous_is_read_and_finished(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let fins = tags.sender.buf(64);
+    let fins = tags.sender.alloc_buf(64);
     for (i, len) in [1, 1000, 5000, 1_000_000].into_iter().enumerate() {
         let i = i as u64;
-        let payload = tags.sender.buf(len);
+        let payload = tags.sender.alloc_buf(len);
         payload.memory.fill_with_pattern(i);
-        let halves = [tags.receiver.buf(len / 2 + 1), tags.receiver.buf(len)];
+        let halves = [tags.receiver.alloc_buf(len / 2 + 1), tags.receiver.alloc_buf(len)];
         let sges = [halves[0].whole_sge(), halves[1].whole_sge()];
         tags.tag_srq.add(30 + i, (i, EXACT_TAG_MASK), &sges).expect("ibv_post_srq_ops");
         tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_ADD);
-        let behind = tags.receiver.buf(8);
+        let behind = tags.receiver.alloc_buf(8);
         tags.add_tagged_recv(40, 77, &behind);
         tags.sender.post_recv(50 + i, [fins.whole_sge()]);
         tags.send(i, &rendezvous_message(&tags, i, &payload, payload.mr.rkey()));
-        tags.send(10 + i, &tags.message_buffer(&tmh_header(EAGER, 0, 77), 8, i));
+        tags.send(10 + i, &tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 77), 8, i));
         let wc = tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_RECV);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (IBV_WC_TM_MATCH, len));
         let wc = tags.expect_recv_cq_completion(30 + i, IBV_WC_TM_RECV);
@@ -231,34 +231,34 @@ fn a_rendezvous_is_read_and_finished(env: &TestEnv) {
         found.extend(halves[1].memory.read(0, len - found.len()));
         assert_eq!(found, pattern(i, len));
         tags.expect_recv_cq_completion(40, IBV_WC_TM_RECV);
-        tags.sender.recv_completion().expect_received(50 + i, 16);
-        assert_eq!(fins.memory.read(0, 16), tmh_header(FIN, 55, i));
-        tags.sender.send_completion().expect_sent(i, Verb::Send);
-        tags.sender.send_completion().expect_sent(10 + i, Verb::Send);
+        tags.sender.await_recv_completion().expect_received(50 + i, 16);
+        assert_eq!(fins.memory.read(0, 16), tmh_header(TMH_OP_FIN, 55, i));
+        tags.sender.await_send_completion().expect_sent(i, Verb::Send);
+        tags.sender.await_send_completion().expect_sent(10 + i, Verb::Send);
     }
 }
 
 fn a_rendezvous_that_cannot_be_read_fails(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (payload, to) = (tags.sender.buf(100), tags.receiver.buf(100));
+    let (payload, to) = (tags.sender.alloc_buf(100), tags.receiver.alloc_buf(100));
     tags.add_tagged_recv(1, 7, &to);
     let wrong = payload.mr.rkey() ^ 0x10;
     tags.send(0, &rendezvous_message(&tags, 7, &payload, wrong));
     assert_eq!(flags(&tags.expect_recv_cq_completion(1, IBV_WC_TM_RECV)), IBV_WC_TM_MATCH);
     let statuses = env.accepted_failure_statuses(IBV_WC_REM_ACCESS_ERR);
-    tags.receiver.recv_completion().expect_failed(1, &statuses);
+    tags.receiver.await_recv_completion().expect_failed(1, &statuses);
     assert_eq!(tags.receiver.qp.state(), IBV_QPS_ERR);
 }
 
 fn a_message_that_is_too_long_fails(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let to = tags.receiver.buf(99);
+    let to = tags.receiver.alloc_buf(99);
     tags.add_tagged_recv(1, 7, &to);
-    tags.send(0, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 100, 0));
+    tags.send(0, &tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 7), 100, 0));
     let statuses = env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR);
-    tags.receiver.recv_completion().expect_failed(1, &statuses);
+    tags.receiver.await_recv_completion().expect_failed(1, &statuses);
     let statuses = env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR);
-    tags.sender.send_completion().expect_failed(0, &statuses);
+    tags.sender.await_send_completion().expect_failed(0, &statuses);
 }
 
 /// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer with an
@@ -266,42 +266,42 @@ fn a_message_that_is_too_long_fails(env: &TestEnv) {
 /// has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of rdma-core).
 fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
-    let (to, payload) = (tags.receiver.buf(99), tags.sender.buf(100));
+    let (to, payload) = (tags.receiver.alloc_buf(99), tags.sender.alloc_buf(100));
     let place = rendezvous_header(7, payload.remote(), 100);
     tags.add_tagged_recv(1, 7, &to);
     tags.add_tagged_recv(2, 7, &to);
     tags.send(0, &tags.message_buffer(&place, 0, 0));
-    tags.receiver.recv_completion().expect_failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
+    tags.receiver.await_recv_completion().expect_failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
     assert_eq!(to.memory.read(0, 32), place);
-    tags.sender.send_completion().expect_sent(0, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(0, Verb::Send);
     // The program reads the payload and finishes the rendezvous; the queue pairs are not affected.
-    let all = tags.receiver.buf(100);
+    let all = tags.receiver.alloc_buf(100);
     payload.memory.fill_with_pattern(3);
     tags.receiver.post(read([all.whole_sge()], payload.remote()).id(4));
-    tags.receiver.send_completion().expect_sent(4, Verb::RdmaRead);
+    tags.receiver.await_send_completion().expect_sent(4, Verb::RdmaRead);
     all.memory.assert_pattern_at(0, 100, 3);
-    tags.send(1, &tags.message_buffer(&tmh_header(EAGER, 0, 7), 50, 4));
+    tags.send(1, &tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 7), 50, 4));
     tags.expect_recv_cq_completion(2, IBV_WC_TM_RECV);
-    tags.sender.send_completion().expect_sent(1, Verb::Send);
+    tags.sender.await_send_completion().expect_sent(1, Verb::Send);
     // The tagged buffer must have room for the headers.
-    let small = tags.receiver.buf(31);
+    let small = tags.receiver.alloc_buf(31);
     tags.add_tagged_recv(3, 7, &small);
     tags.send(2, &tags.message_buffer(&place, 0, 0));
-    tags.receiver.recv_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
-    tags.sender.send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
+    tags.receiver.await_recv_completion().expect_failed(3, &env.accepted_failure_statuses(IBV_WC_LOC_LEN_ERR));
+    tags.sender.await_send_completion().expect_failed(2, &env.accepted_failure_statuses(IBV_WC_REM_INV_REQ_ERR));
 }
 
 fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
     let (pd, ctx) = (&tags.receiver.pd, &tags.receiver.ctx);
-    let to = tags.receiver.buf(8);
+    let to = tags.receiver.alloc_buf(8);
     for tag in 0..4 {
         tags.add_tagged_recv(1, tag, &to);
     }
     assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge()]), Err(libc::ENOMEM));
     assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge(); 3]), Err(libc::EINVAL));
     assert_eq!(tags.tag_srq.post_tag_operation(tag_operation(9, 1)), Err(libc::EINVAL));
-    let plain = pd.srq();
+    let plain = pd.create_srq();
     let mut sync = tag_operation(IBV_WR_TAG_SYNC, 1);
     assert_eq!(post_ops(ctx, &plain, &mut sync), Err(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 0).err(), Some(libc::EINVAL));
@@ -311,7 +311,7 @@ fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     for (qp_type, cq) in [(IBV_QPT_RC, &tags.receiver.scq), (IBV_QPT_UC, &tags.receiver.rcq)] {
         let mut init = QpInit::new(qp_type, cq, cq);
         init.srq = Some(tags.tag_srq.srq.clone());
-        assert_eq!(pd.try_qp(&mut init).err(), Some(libc::EINVAL), "type {qp_type}");
+        assert_eq!(pd.try_create_qp(&mut init).err(), Some(libc::EINVAL), "type {qp_type}");
     }
     tags.receiver.rcq.expect_empty();
 }
@@ -337,7 +337,7 @@ fn connect_tag_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSid
 
 /// Checks that the next completion of a side's receives is a tagged message.
 fn expect_tagged_recv(side: &QpSide, wr_id: u64, expected: u32, len: usize) {
-    let wc = side.recv_completion();
+    let wc = side.await_recv_completion();
     wc.expect_success(wr_id, IBV_WC_TM_RECV);
     assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
 }
@@ -349,16 +349,16 @@ const REPLY_OFFSET: usize = RENDEZVOUS_BYTES + 64;
 fn messages_of_another_process_are_matched(env: &TestEnv) {
     let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
     let tags = side.tag_srq.clone().expect("it has a list");
-    let (to, plain) = (side.buf(RENDEZVOUS_BYTES), side.buf(4096));
+    let (to, plain) = (side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(4096));
     let add = |id, tag| {
         tags.add(id, (tag, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
-        side.recv_completion().expect_success(id, IBV_WC_TM_ADD);
+        side.await_recv_completion().expect_success(id, IBV_WC_TM_ADD);
     };
     for (seed, len) in [0, 1, 100, 5000, RENDEZVOUS_BYTES - 16].into_iter().enumerate() {
         record_case(format!("an eager message of {len} bytes"));
         let seed = seed as u64;
         add(seed, 7);
-        command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(EAGER, 1, 7)));
+        command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(TMH_OP_EAGER, 1, 7)));
         command_and_expect_done(&mut peer, PeerCommand::Fill(16, len, seed));
         command_and_expect_done(&mut peer, PeerCommand::Send(0, 16 + len));
         expect_tagged_recv(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
@@ -380,21 +380,21 @@ fn messages_of_another_process_are_matched(env: &TestEnv) {
         };
         assert_eq!(status, IBV_WC_SUCCESS);
         let fin = peer.command(&PeerCommand::Read(REPLY_OFFSET, 16));
-        assert_eq!(fin, PeerAnswer::Bytes(tmh_header(FIN, 55, 8)));
+        assert_eq!(fin, PeerAnswer::Bytes(tmh_header(TMH_OP_FIN, 55, 8)));
     }
     record_case("one that nothing matches");
     side.srq.as_ref().expect("the same").post_recv(20, [plain.whole_sge()]);
-    command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(EAGER, 1, 9)));
+    command_and_expect_done(&mut peer, PeerCommand::Write(0, tmh_header(TMH_OP_EAGER, 1, 9)));
     command_and_expect_done(&mut peer, PeerCommand::Send(0, 16));
     expect_tagged_recv(&side, 20, 0, 16);
     tags.post_tag_sync(21, 1).expect("ibv_post_srq_ops");
-    side.recv_completion().expect_success(21, IBV_WC_TM_SYNC);
+    side.await_recv_completion().expect_success(21, IBV_WC_TM_SYNC);
     peer.exit_and_check();
 }
 
 fn another_process_matches(env: &TestEnv) {
     let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
-    let (message, payload, back) = (side.buf(5016), side.buf(RENDEZVOUS_BYTES), side.buf(64));
+    let (message, payload, back) = (side.alloc_buf(5016), side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(64));
     let add = |peer: &mut PeerProcess, id, tag| {
         command_and_expect_done(peer, PeerCommand::AddTag { id, tag, offset: 0, len: RENDEZVOUS_BYTES });
     };
@@ -413,16 +413,16 @@ fn another_process_matches(env: &TestEnv) {
     message.memory.write(0, &rendezvous_header(8, payload.remote(), RENDEZVOUS_BYTES));
     side.post_recv(9, [back.whole_sge()]);
     side.post(send([message.sge(0, 32)]).id(3));
-    side.send_completion().expect_sent(3, Verb::Send);
+    side.await_send_completion().expect_sent(3, Verb::Send);
     finished(&mut peer, 2, RENDEZVOUS_BYTES);
     finished(&mut peer, 2, RENDEZVOUS_BYTES);
     command_and_expect_done(&mut peer, PeerCommand::Check(0, RENDEZVOUS_BYTES, 5));
-    side.recv_completion().expect_received(9, 16);
-    assert_eq!(back.memory.read(0, 16), tmh_header(FIN, 55, 8));
-    message.memory.write(0, &tmh_header(EAGER, 0, 7));
+    side.await_recv_completion().expect_received(9, 16);
+    assert_eq!(back.memory.read(0, 16), tmh_header(TMH_OP_FIN, 55, 8));
+    message.memory.write(0, &tmh_header(TMH_OP_EAGER, 0, 7));
     message.memory.fill_at(16, 5000, 6);
     side.post(send([message.whole_sge()]).id(4));
-    side.send_completion().expect_sent(4, Verb::Send);
+    side.await_send_completion().expect_sent(4, Verb::Send);
     finished(&mut peer, 1, 5000);
     command_and_expect_done(&mut peer, PeerCommand::Check(0, 5000, 6));
     peer.exit_and_check();
@@ -436,9 +436,9 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in KILL_DELAYS_US {
         record_case(format!("killed {us} µs after it was told to send"));
         let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
-        let (tags, to) = (side.tag_srq.clone().expect("it has a list"), side.buf(RENDEZVOUS_BYTES));
+        let (tags, to) = (side.tag_srq.clone().expect("it has a list"), side.alloc_buf(RENDEZVOUS_BYTES));
         tags.add(1, (7, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
-        side.recv_completion().expect_success(1, IBV_WC_TM_ADD);
+        side.await_recv_completion().expect_success(1, IBV_WC_TM_ADD);
         command_and_expect_done(&mut peer, PeerCommand::Fill(0, RENDEZVOUS_BYTES, 3));
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: REPLY_OFFSET as u64, len: 64 });
         command_and_expect_done(&mut peer, PeerCommand::Write(MESSAGE_OFFSET, rendezvous_header(7, remote, RENDEZVOUS_BYTES)));
@@ -454,7 +454,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
             Some(wc) => {
                 wc.expect_success(1, IBV_WC_TM_RECV);
                 assert_eq!(flags(wc), IBV_WC_TM_MATCH);
-                side.recv_completion()
+                side.await_recv_completion()
             }
         };
         if ended.status() == IBV_WC_SUCCESS {
@@ -465,7 +465,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
         }
         // The tag list remains usable for the next connection.
         tags.post_tag_sync(2, 0).expect("ibv_post_srq_ops");
-        side.recv_completion().expect_success(2, IBV_WC_TM_SYNC);
+        side.await_recv_completion().expect_success(2, IBV_WC_TM_SYNC);
     }
 }
 
@@ -473,7 +473,7 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in KILL_DELAYS_US {
         record_case(format!("killed {us} µs after the message"));
         let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
-        let (message, payload, back) = (side.buf(64), side.buf(RENDEZVOUS_BYTES), side.buf(64));
+        let (message, payload, back) = (side.alloc_buf(64), side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(64));
         command_and_expect_done(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: RENDEZVOUS_BYTES });
         message.memory.write(0, &rendezvous_header(7, payload.remote(), RENDEZVOUS_BYTES));
         side.post_recv(9, [back.whole_sge()]);
@@ -482,15 +482,15 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
         peer.send_command(&PeerCommand::Received);
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
-        let wc = side.send_completion();
+        let wc = side.await_send_completion();
         if wc.status() == IBV_WC_SUCCESS {
             wc.expect_sent(3, Verb::Send);
             side.post(send([message.sge(0, 32)]).id(4));
-            side.send_completion().expect_failed(4, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
+            side.await_send_completion().expect_failed(4, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         } else {
             wc.expect_failed(3, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         }
-        let wc = side.recv_completion();
+        let wc = side.await_recv_completion();
         if wc.status() == IBV_WC_SUCCESS {
             wc.expect_received(9, 16);
         } else {
@@ -503,7 +503,7 @@ fn operations_that_nobody_polls_overrun_their_queue(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
     let cq = &tags.receiver.rcq;
     assert_eq!(cq.try_resize(3), 0);
-    let buf = tags.receiver.buf(64);
+    let buf = tags.receiver.alloc_buf(64);
     for i in 0..4 {
         tags.tag_srq.add(i, (i, EXACT_TAG_MASK), &[buf.whole_sge()]).expect("ibv_post_srq_ops");
     }

@@ -27,9 +27,9 @@ tests! { "threads";
 fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
     const EACH: u64 = 2000;
     // The CQ has room for all completions, because this test is not about the limits of a full CQ.
-    let pair = QpSpec::rc().depth(128).with_change(|s| s.cqe = 4096).pair(env);
-    let source = pair.a.buf(64);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::rc().with_queue_depth(128).with_change(|s| s.cqe = 4096).create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(64);
     let done = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
@@ -61,7 +61,7 @@ fn two_threads_post_on_one_queue_pair(env: &TestEnv) {
 
 fn two_threads_poll_one_cq(env: &TestEnv) {
     const TOTAL: u64 = 4000;
-    let pair = QpSpec::rc().depth(128).with_change(|s| s.cqe = 4096).pair(env);
+    let pair = QpSpec::rc().with_queue_depth(128).with_change(|s| s.cqe = 4096).create_connected_pair(env);
     let sum = AtomicU64::new(0);
     let count = AtomicU64::new(0);
     let received = AtomicU64::new(0);
@@ -100,7 +100,7 @@ fn two_threads_poll_one_cq(env: &TestEnv) {
 
 fn two_threads_post_receives(env: &TestEnv) {
     const EACH: u64 = 1000;
-    let pair = QpSpec::rc().depth(64).pair(env);
+    let pair = QpSpec::rc().with_queue_depth(64).create_connected_pair(env);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
             let pair = &pair;
@@ -114,7 +114,7 @@ fn two_threads_post_receives(env: &TestEnv) {
         }
         scope.spawn(|| {
             let mut next = [0u64; 2];
-            for wc in (0..2 * EACH).map(|_| pair.b.recv_completion()) {
+            for wc in (0..2 * EACH).map(|_| pair.b.await_recv_completion()) {
                 let thread = usize::try_from(wc.id() >> 32).expect("small");
                 wc.expect_received((wc.id() >> 32 << 32) | next[thread], 0);
                 next[thread] += 1;
@@ -132,7 +132,7 @@ fn two_threads_post_receives(env: &TestEnv) {
 }
 
 /// Returns connected siblings of `a` and `b`.
-fn siblings(pair: &QpPair) -> QpPair {
+fn connected_sibling_pair(pair: &QpPair) -> QpPair {
     let mut sibling = QpPair {
         a: pair.a.sibling(),
         b: pair.b.sibling(),
@@ -146,16 +146,16 @@ fn many_threads_with_queue_pairs_of_their_own(env: &TestEnv) {
         for thread in 0..6u64 {
             scope.spawn(move || {
                 let kind = if thread % 2 == 0 { MemKind::Private } else { MemKind::Shared };
-                let pair = QpSpec::rc().memory(kind).pair(env);
-                let source = pair.a.buf(1000);
-                let target = pair.b.buf(1000);
+                let pair = QpSpec::rc().memory(kind).create_connected_pair(env);
+                let source = pair.a.alloc_buf(1000);
+                let target = pair.b.alloc_buf(1000);
                 for i in 0..200 {
                     source.memory.fill_with_pattern(thread << 32 | i);
                     pair.b.post_recv(i, [target.whole_sge()]);
                     pair.a.post(send([source.whole_sge()]).id(i));
-                    pair.b.recv_completion().expect_received(i, 1000);
+                    pair.b.await_recv_completion().expect_received(i, 1000);
                     target.memory.assert_whole_pattern(thread << 32 | i);
-                    pair.a.send_completion().expect_sent(i, Verb::Send);
+                    pair.a.await_send_completion().expect_sent(i, Verb::Send);
                 }
             });
         }
@@ -167,7 +167,7 @@ fn objects_come_and_go_in_every_thread(env: &TestEnv) {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..15 {
-                    let pair = QpSpec::rc().with_channels().pair(env);
+                    let pair = QpSpec::rc().with_channels().create_connected_pair(env);
                     pair.check_transfers_both_ways();
                 }
             });
@@ -181,8 +181,8 @@ fn fetch_add_is_atomic(env: &TestEnv) {
     const EACH: u64 = 1500;
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let first = QpSpec::rc().depth(32).memory(memory).pair(env);
-        let counter = first.b.buf(8);
+        let first = QpSpec::rc().with_queue_depth(32).memory(memory).create_connected_pair(env);
+        let counter = first.b.alloc_buf(8);
         let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
         let mut seen: Vec<u64> = std::thread::scope(|scope| {
             let threads: Vec<_> = pairs
@@ -190,7 +190,7 @@ fn fetch_add_is_atomic(env: &TestEnv) {
                 .map(|pair| {
                     let counter = counter.remote();
                     scope.spawn(move || {
-                        let results = pair.a.buf(8 * 8);
+                        let results = pair.a.alloc_buf(8 * 8);
                         let mut seen = Vec::new();
                         for _ in 0..EACH / 8 {
                             let wrs = (0..8)
@@ -218,7 +218,7 @@ fn fetch_add_is_atomic(env: &TestEnv) {
 /// Returns a requester with its own context, connected to a new QP of `first`'s responder.
 fn requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
     let mut pair = QpPair {
-        a: QpSpec::rc().depth(32).memory(memory).create_qp_side(env),
+        a: QpSpec::rc().with_queue_depth(32).memory(memory).create_qp_side(env),
         b: first.b.sibling(),
     };
     pair.connect();
@@ -230,19 +230,19 @@ fn cmp_swp_is_atomic(env: &TestEnv) {
     const EACH: u64 = 400;
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let first = QpSpec::rc().memory(memory).pair(env);
-        let word = first.b.buf(8);
+        let first = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let word = first.b.alloc_buf(8);
         let pairs: Vec<QpPair> = (0..THREADS).map(|_| requester_with_own_context(env, &first, memory)).collect();
         std::thread::scope(|scope| {
             for pair in &pairs {
                 let word = word.remote();
                 scope.spawn(move || {
-                    let result = pair.a.buf(8);
+                    let result = pair.a.alloc_buf(8);
                     let mut expected = 0u64;
                     let mut done = 0;
                     while done < EACH {
                         pair.a.post(cmp_swp(result.whole_sge(), word, expected, expected + 1));
-                        pair.a.send_completion().expect_sent(0, Verb::AtomicCmpAndSwp);
+                        pair.a.await_send_completion().expect_sent(0, Verb::AtomicCmpAndSwp);
                         let old = result.memory.load(0);
                         if old == expected {
                             done += 1;
@@ -260,9 +260,9 @@ fn cmp_swp_is_atomic(env: &TestEnv) {
 
 fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
     const EACH: u64 = 500;
-    let pair = QpSpec::rc().depth(64).with_change(|s| s.cqe = 1024).pair(env);
-    let counter = pair.b.buf(8);
-    let result = pair.a.buf(16);
+    let pair = QpSpec::rc().with_queue_depth(64).with_change(|s| s.cqe = 1024).create_connected_pair(env);
+    let counter = pair.b.alloc_buf(8);
+    let result = pair.a.alloc_buf(16);
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
             let (pair, counter, result) = (&pair, &counter, &result);
@@ -276,7 +276,7 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
             });
         }
         for _ in 0..2 * EACH {
-            assert_eq!(pair.a.send_completion().status(), 0);
+            assert_eq!(pair.a.await_send_completion().status(), 0);
         }
     });
     assert_eq!(counter.memory.load(0), 2 * EACH * 3);
@@ -286,21 +286,21 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &TestEnv) {
 fn registering_while_others_write(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let pair = QpSpec::rc().memory(memory).pair(env);
-        let source = pair.a.buf(4096);
-        let target = pair.b.buf(4096);
+        let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
+        let source = pair.a.alloc_buf(4096);
+        let target = pair.b.alloc_buf(4096);
         source.memory.fill_with_pattern(1);
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    let others: Vec<_> = (0..8).map(|_| pair.b.buf(100)).collect();
+                    let others: Vec<_> = (0..8).map(|_| pair.b.alloc_buf(100)).collect();
                     drop(others);
                 }
             });
             for i in 0..1000 {
                 pair.a.post(write([source.whole_sge()], target.remote()).id(i));
-                pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
+                pair.a.await_send_completion().expect_sent(i, Verb::RdmaWrite);
             }
             stop.store(true, Ordering::Relaxed);
         });
@@ -310,13 +310,13 @@ fn registering_while_others_write(env: &TestEnv) {
 
 /// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
 fn destroying_while_the_peer_sends(env: &TestEnv) {
-    let first = QpSpec::rc().short_timeouts().pair(env);
+    let first = QpSpec::rc().short_timeouts().create_connected_pair(env);
     let verbs = if env.has(NicCapability::Read) { 3 } else { 2 };
     for round in 0..30u64 {
         record_case(format!("round {round}"));
-        let pair = siblings(&first);
-        let source = pair.a.buf(64);
-        let target = pair.b.buf(64);
+        let pair = connected_sibling_pair(&first);
+        let source = pair.a.alloc_buf(64);
+        let target = pair.b.alloc_buf(64);
         for i in 0..10 {
             pair.b.post_recv(i, [target.whole_sge()]);
         }
@@ -351,7 +351,7 @@ fn destroying_while_the_peer_sends(env: &TestEnv) {
 
 /// A thread polls the CQs of queue pairs that other threads create and destroy.
 fn destroying_beside_a_polling_thread(env: &TestEnv) {
-    let first = QpSpec::rc().with_change(|s| s.cqe = 4096).pair(env);
+    let first = QpSpec::rc().with_change(|s| s.cqe = 4096).create_connected_pair(env);
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -365,7 +365,7 @@ fn destroying_beside_a_polling_thread(env: &TestEnv) {
             }
         });
         for _ in 0..300u64 {
-            let pair = siblings(&first);
+            let pair = connected_sibling_pair(&first);
             pair.b.post_recv(1, []);
             pair.a.post(send([]).id(2));
             pair.a.post(write([], crate::wr::RemoteAddress { addr: 0, rkey: 0 }).id(3));
@@ -380,9 +380,9 @@ fn changing_state_beside_posting_threads(env: &TestEnv) {
     use verbs_abi::{IBV_QPS_ERR, IBV_QPS_RESET};
     for round in 0..20u64 {
         record_case(format!("round {round}"));
-        let pair = QpSpec::rc().depth(64).pair(env);
-        let source = pair.a.buf(8);
-        let target = pair.b.buf(8);
+        let pair = QpSpec::rc().with_queue_depth(64).create_connected_pair(env);
+        let source = pair.a.alloc_buf(8);
+        let target = pair.b.alloc_buf(8);
         let taken = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..2 {

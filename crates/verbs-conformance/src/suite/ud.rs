@@ -44,15 +44,15 @@ tests! { "ud";
 fn send_empty_datagram(pair: &QpPair, target: &Buf, wr_id: u64) -> Wc {
     pair.b.post_recv(wr_id, [target.whole_sge()]);
     pair.a.post(send([]).id(wr_id));
-    let wc = pair.b.recv_completion();
+    let wc = pair.b.await_recv_completion();
     wc.expect_received(wr_id, 40);
-    pair.a.send_completion().expect_sent(wr_id, Verb::Send);
+    pair.a.await_send_completion().expect_sent(wr_id, Verb::Send);
     wc
 }
 
 fn a_completion_names_its_source(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let wc = send_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().src_qp, pair.a.qp.qpn());
     assert_eq!(wc.qpn(), pair.b.qp.qpn());
@@ -86,18 +86,18 @@ fn check_grh_addresses(pair: &QpPair, bytes: &[u8]) {
 }
 
 fn the_grh_is_in_front(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let source = pair.a.buf(100);
-    let target = pair.b.buf(140);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let source = pair.a.alloc_buf(100);
+    let target = pair.b.alloc_buf(140);
     source.memory.fill_with_pattern(5);
     for len in [0, 1, 100] {
         record_case(format!("{len} bytes"));
         target.memory.write(0, &[0xee; 140]);
         pair.b.post_recv(1, [target.whole_sge()]);
         pair.a.post(send([source.sge(0, len)]).id(2));
-        let wc = pair.b.recv_completion();
+        let wc = pair.b.await_recv_completion();
         wc.expect_received(1, 40 + len);
-        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_pattern_at(40, len, 5);
         target.memory.assert_filled_with(40 + len, 100 - len, 0xee);
         if is_ethernet(&pair.b) {
@@ -110,38 +110,38 @@ fn the_grh_is_in_front(env: &TestEnv) {
 }
 
 fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let source = pair.a.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
     source.memory.fill_with_pattern(5);
-    let headers = pair.b.buf(40);
-    let target = pair.b.buf(64);
+    let headers = pair.b.alloc_buf(40);
+    let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [headers.whole_sge(), target.sge(0, 10), target.sge(10, 54)]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.b.recv_completion().expect_received(1, 104);
+    pair.b.await_recv_completion().expect_received(1, 104);
     target.memory.assert_whole_pattern(5);
     // The SGEs may also split the GRH.
     target.memory.write(0, &[0; 64]);
     pair.b.post_recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.whole_sge()]);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.b.recv_completion().expect_received(3, 104);
+    pair.b.await_recv_completion().expect_received(3, 104);
     target.memory.assert_whole_pattern(5);
 }
 
 /// Without a global route the message has no GRH: the first 40 bytes are reserved, and their content is
 /// undefined.
 fn no_grh_on_a_local_subnet(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     if is_ethernet(&pair.a) {
         return;
     }
-    let target = pair.b.buf(64);
+    let target = pair.b.alloc_buf(64);
     let wc = send_empty_datagram(&pair, &target, 1);
     assert_eq!(wc.raw().wc_flags & IBV_WC_GRH, 0);
 }
 
 fn a_global_route_brings_a_grh(env: &TestEnv) {
-    let pair = QpSpec::ud().with_change(|s| s.global = true).pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().with_change(|s| s.global = true).create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let wc = send_empty_datagram(&pair, &target, 1);
     assert!(wc.raw().wc_flags & IBV_WC_GRH != 0);
     check_grh_addresses(&pair, &target.memory.read(0, 40));
@@ -149,29 +149,29 @@ fn a_global_route_brings_a_grh(env: &TestEnv) {
 
 /// IBTA vol. 1, 9.6.1.4.1: the packet with the wrong Q_Key is silently dropped and counted.
 fn a_wrong_qkey_is_dropped(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     pair.b.post_recv(1, [target.whole_sge()]);
     for qkey in [0, 1, QKEY ^ 1, QKEY ^ 0x4000_0000, u32::MAX >> 1] {
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
-        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
     }
     pair.b.expect_no_completions();
     pair.a.post(send([]).id(3));
-    pair.b.recv_completion().expect_received(1, 40);
+    pair.b.await_recv_completion().expect_received(1, 40);
 }
 
 /// IBTA vol. 1, 10.2.5: "If the high-order bit of the Q_Key is set, the Q_Key in the QP context is used".
 fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for qkey in [1 << 31, u32::MAX] {
         pair.b.post_recv(1, [target.whole_sge()]);
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
-        pair.b.recv_completion().expect_received(1, 40);
-        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.b.await_recv_completion().expect_received(1, 40);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
     }
     let mut other = QpPair {
         a: QpSpec::ud().with_change(|s| s.qkey = 7).create_qp_side(env),
@@ -182,25 +182,25 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &TestEnv) {
     other.b.post_recv(3, [target.whole_sge()]);
     let (ah, qpn, _) = other.a.ud_destination.clone().expect("a route");
     other.a.post(send([]).id(4).to(&ah, qpn, 1 << 31));
-    other.a.send_completion().expect_sent(4, Verb::Send);
+    other.a.await_send_completion().expect_sent(4, Verb::Send);
     other.b.expect_no_completions();
     other.a.post(send([]).id(5).to(&ah, qpn, QKEY));
-    other.b.recv_completion().expect_received(3, 40);
+    other.b.await_recv_completion().expect_received(3, 40);
 }
 
 fn the_qkey_can_change(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let mut attr = ibv_qp_attr::zeroed();
     attr.qkey = 99;
     pair.b.qp.modify(&attr, IBV_QP_QKEY).expect("RTS to RTS");
     pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([]).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     pair.b.expect_no_completions();
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     pair.a.post(send([]).id(3).to(&ah, qpn, 99));
-    pair.b.recv_completion().expect_received(1, 40);
+    pair.b.await_recv_completion().expect_received(1, 40);
 }
 
 fn grh(target: &Buf) -> [u8; 40] {
@@ -209,26 +209,26 @@ fn grh(target: &Buf) -> [u8; 40] {
 
 fn a_reply_follows_the_completion(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with_change(|s| s.global = global).pair(env);
-        let target = pair.b.buf(64);
+        let pair = QpSpec::ud().with_change(|s| s.global = global).create_connected_pair(env);
+        let target = pair.b.alloc_buf(64);
         let wc = send_empty_datagram(&pair, &target, 1);
         let ah = pair.b.pd.try_ah_from_wc(&wc, &grh(&target)).expect("ibv_create_ah_from_wc");
-        let reply = pair.a.buf(64);
+        let reply = pair.a.alloc_buf(64);
         pair.a.post_recv(2, [reply.whole_sge()]);
         let wr = send_imm([], 77).id(3).to(&ah, wc.raw().src_qp, QKEY);
         pair.b.qp.post(wr);
-        let wc = pair.a.recv_completion();
+        let wc = pair.a.await_recv_completion();
         wc.expect_received(2, 40);
         assert_eq!(wc.imm(), Some(77));
         assert_eq!(wc.raw().src_qp, pair.b.qp.qpn());
-        pair.b.send_completion().expect_sent(3, Verb::Send);
+        pair.b.await_send_completion().expect_sent(3, Verb::Send);
     }
 }
 
 fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
     for global in [false, true] {
-        let pair = QpSpec::ud().with_change(|s| s.global = global).pair(env);
-        let target = pair.b.buf(64);
+        let pair = QpSpec::ud().with_change(|s| s.global = global).create_connected_pair(env);
+        let target = pair.b.alloc_buf(64);
         let wc = send_empty_datagram(&pair, &target, 1);
         let attr = pair.b.pd.ah_attr_from_wc(&wc, &grh(&target)).expect("ibv_init_ah_from_wc");
         let expected = pair.b.ah_attr(&pair.a.address());
@@ -238,14 +238,14 @@ fn the_address_vector_from_a_completion_leads_back(env: &TestEnv) {
 }
 
 fn one_sender_many_receivers(env: &TestEnv) {
-    let sender = QpSpec::ud().pair(env);
+    let sender = QpSpec::ud().create_connected_pair(env);
     let mut receivers: Vec<QpSide> = (0..8).map(|_| QpSpec::ud().create_qp_side(env)).collect();
     let target = receivers.iter_mut().map(|receiver| {
         receiver.connect(&sender.a.address());
-        receiver.buf(64)
+        receiver.alloc_buf(64)
     });
     let target: Vec<Buf> = target.collect();
-    let ah = sender.a.pd.ah(&sender.a.ah_attr(&receivers[0].address()));
+    let ah = sender.a.pd.create_ah(&sender.a.ah_attr(&receivers[0].address()));
     for round in 0..20u64 {
         for (receiver, target) in receivers.iter().zip(&target) {
             receiver.post_recv(round, [target.whole_sge()]);
@@ -256,7 +256,7 @@ fn one_sender_many_receivers(env: &TestEnv) {
         });
         sender.a.post_list(wrs.collect());
         for (i, receiver) in receivers.iter().enumerate() {
-            let wc = receiver.recv_completion();
+            let wc = receiver.await_recv_completion();
             wc.expect_received(round, 40);
             assert_eq!(wc.imm(), u32::try_from(i).ok());
         }
@@ -267,7 +267,7 @@ fn one_sender_many_receivers(env: &TestEnv) {
 }
 
 fn many_senders_one_receiver(env: &TestEnv) {
-    let receiver = QpSpec::ud().depth(64).pair(env).b;
+    let receiver = QpSpec::ud().with_queue_depth(64).create_connected_pair(env).b;
     let senders: Vec<QpSide> = (0..8)
         .map(|_| {
             let mut sender = QpSpec::ud().create_qp_side(env);
@@ -275,7 +275,7 @@ fn many_senders_one_receiver(env: &TestEnv) {
             sender
         })
         .collect();
-    let target = receiver.buf(64);
+    let target = receiver.alloc_buf(64);
     for _ in 0..20 {
         for i in 0..8 {
             receiver.post_recv(i, [target.whole_sge()]);
@@ -289,7 +289,7 @@ fn many_senders_one_receiver(env: &TestEnv) {
         expected.sort_unstable();
         assert_eq!(sources, expected);
         for sender in &senders {
-            sender.send_completion().expect_sent(1, Verb::Send);
+            sender.await_send_completion().expect_sent(1, Verb::Send);
         }
     }
 }
@@ -297,14 +297,14 @@ fn many_senders_one_receiver(env: &TestEnv) {
 /// Sends datagrams to more destinations than any cache of addresses holds, in changing order.
 fn hundreds_of_destinations(env: &TestEnv) {
     const RECEIVERS: usize = 200;
-    let sender = QpSpec::ud().depth(256).pair(env).a;
+    let sender = QpSpec::ud().with_queue_depth(256).create_connected_pair(env).a;
     let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
     let mut receivers: Vec<QpSide> = (0..RECEIVERS).map(|_| first.sibling()).collect();
     for receiver in &mut receivers {
         receiver.connect(&sender.address());
     }
-    let target = first.buf(64);
-    let ah = sender.pd.ah(&sender.ah_attr(&first.address()));
+    let target = first.alloc_buf(64);
+    let ah = sender.pd.create_ah(&sender.ah_attr(&first.address()));
     let mut rng = crate::Rng::new(3);
     for round in 0..5u64 {
         let mut wrs = Vec::new();
@@ -331,13 +331,13 @@ fn hundreds_of_destinations(env: &TestEnv) {
 
 fn hundreds_of_sources(env: &TestEnv) {
     const SENDERS: usize = 200;
-    let receiver = QpSpec::ud().depth(512).pair(env).b;
+    let receiver = QpSpec::ud().with_queue_depth(512).create_connected_pair(env).b;
     let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
     let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
-    let target = receiver.buf(64);
+    let target = receiver.alloc_buf(64);
     for round in 0..3u64 {
         for _ in 0..SENDERS {
             receiver.post_recv(round, [target.whole_sge()]);
@@ -359,13 +359,13 @@ fn hundreds_of_sources(env: &TestEnv) {
 /// at a time.
 fn a_busy_source_starves_nobody(env: &TestEnv) {
     const SENDERS: usize = 60;
-    let receiver = QpSpec::ud().depth(512).pair(env).b;
+    let receiver = QpSpec::ud().with_queue_depth(512).create_connected_pair(env).b;
     let first = QpSpec::ud().with_change(|s| s.cqe = 4096).create_qp_side(env);
     let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
-    let target = receiver.buf(64);
+    let target = receiver.alloc_buf(64);
     for _ in 0..100 {
         receiver.post_recv(1, [target.whole_sge()]);
     }
@@ -374,7 +374,7 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
         sender.post(send_imm([], 1).id(0));
     }
     for _ in &senders {
-        assert_eq!(receiver.recv_completion().imm(), Some(1));
+        assert_eq!(receiver.await_recv_completion().imm(), Some(1));
         receiver.post_recv(1, [target.whole_sge()]);
     }
     drop(first.scq.wait_for_completions(SENDERS));
@@ -394,7 +394,7 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
         loop {
             busy.post(send_imm([], 2).id(0));
             first.scq.await_completion().expect_sent(0, Verb::Send);
-            let wc = receiver.recv_completion();
+            let wc = receiver.await_recv_completion();
             receiver.post_recv(1, [target.whole_sge()]);
             if wc.imm() == Some(3) {
                 break;
@@ -416,8 +416,8 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
 fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
     const RECVS: usize = 4;
     const SENT: usize = 12;
-    let pair = QpSpec::ud().with_channels().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().with_channels().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     for _ in 0..RECVS {
         pair.b.post_recv(1, [target.whole_sge()]);
     }
@@ -429,7 +429,7 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
     pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
     pair.b.rcq.arm(false);
     for n in 0..SENT {
-        assert_eq!(pair.b.recv_completion().imm(), u32::try_from(n).ok());
+        assert_eq!(pair.b.await_recv_completion().imm(), u32::try_from(n).ok());
         pair.b.post_recv(1, [target.whole_sge()]);
     }
 }
@@ -438,19 +438,19 @@ fn to_itself(env: &TestEnv) {
     let mut side = QpSpec::ud().create_qp_side(env);
     let address = side.address();
     side.connect(&address);
-    let target = side.buf(64);
+    let target = side.alloc_buf(64);
     for i in 0..50 {
         side.post_recv(i, [target.whole_sge()]);
         side.post(send([]).id(i));
-        let wc = side.recv_completion();
+        let wc = side.await_recv_completion();
         wc.expect_received(i, 40);
         assert_eq!(wc.raw().src_qp, side.qp.qpn());
-        side.send_completion().expect_sent(i, Verb::Send);
+        side.await_send_completion().expect_sent(i, Verb::Send);
     }
 }
 
 fn a_stranger_is_never_reached(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     let (ah, qpn, _) = pair.a.ud_destination.clone().expect("a route");
     for stranger in [qpn ^ 0x2aa, 2, 0x00ff_fffe, 0x00ff_ffff] {
         if stranger == pair.a.qp.qpn() {
@@ -458,18 +458,18 @@ fn a_stranger_is_never_reached(env: &TestEnv) {
         }
         record_case(format!("QP {stranger:#x}"));
         pair.a.post(send([]).id(1).to(&ah, stranger, QKEY));
-        pair.a.send_completion().expect_sent(1, Verb::Send);
+        pair.a.await_send_completion().expect_sent(1, Verb::Send);
     }
     pair.check_transfers_both_ways();
 }
 
 fn a_receiver_that_is_gone_loses_messages(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     pair.check_transfers_both_ways();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     for i in 0..200 {
         pair.a.post(send([]).id(i));
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
     }
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
 }
@@ -477,12 +477,12 @@ fn a_receiver_that_is_gone_loses_messages(env: &TestEnv) {
 /// Destroying a QP does not access the buffers of datagrams that were not polled. The program may have
 /// unmapped these buffers without deregistering them.
 fn memory_may_go_before_its_queue_pair(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.a.post(send([]).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     memory.protect(0, false);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     memory.protect(0, true);
@@ -491,32 +491,32 @@ fn memory_may_go_before_its_queue_pair(env: &TestEnv) {
 /// A NIC that pins pages receives the datagram; without pinned pages the receive fails. Neither process
 /// crashes.
 fn memory_may_go_while_the_program_sleeps(env: &TestEnv) {
-    let pair = QpSpec::ud().with_channels().pair(env);
+    let pair = QpSpec::ud().with_channels().create_connected_pair(env);
     let memory = ZeroedMemory::pages(1);
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
-    let source = pair.a.buf(8);
+    let source = pair.a.alloc_buf(8);
     pair.b.post_recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.b.rcq.arm(false);
     memory.protect(0, false);
     pair.a.post(send([source.whole_sge()]).id(2));
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     pair.b.rchannel.as_ref().expect("a channel").await_and_ack_event(&pair.b.rcq);
-    let status = pair.b.recv_completion().raw().status;
+    let status = pair.b.await_recv_completion().raw().status;
     assert!([IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR].contains(&status), "{status}");
     memory.protect(0, true);
 }
 
 fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
-    let connected = QpSpec::rc().pair(env);
-    let target = connected.b.buf(64);
+    let connected = QpSpec::rc().create_connected_pair(env);
+    let target = connected.b.alloc_buf(64);
     connected.b.post_recv(1, [target.whole_sge()]);
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     let (ah, ..) = pair.a.ud_destination.clone().expect("a route");
     pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
     connected.b.expect_no_completions();
     connected.a.post(send([]).id(3));
-    connected.b.recv_completion().expect_received(1, 0);
+    connected.b.await_recv_completion().expect_received(1, 0);
 }
 
 /// A NIC reads a datagram's payload soon after the post, even if no receive is posted. A program with its
@@ -524,8 +524,8 @@ fn connected_queue_pairs_ignore_datagrams(env: &TestEnv) {
 fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
     const COUNT: usize = 100;
     const LEN: usize = 1000;
-    let pair = QpSpec::ud().depth(128).pair(env);
-    let (source, target) = (pair.a.buf(COUNT * LEN), pair.b.buf(COUNT * (40 + LEN)));
+    let pair = QpSpec::ud().with_queue_depth(128).create_connected_pair(env);
+    let (source, target) = (pair.a.alloc_buf(COUNT * LEN), pair.b.alloc_buf(COUNT * (40 + LEN)));
     for i in 0..COUNT {
         source.memory.fill_at(i * LEN, LEN, i as u64);
         let at = (i * LEN) as u64;
@@ -550,9 +550,9 @@ fn a_payload_is_read_when_it_is_posted(env: &TestEnv) {
 /// duplicated, torn or reordered.
 fn a_flood_loses_but_never_lies(env: &TestEnv) {
     const TOTAL: u32 = 5000;
-    let pair = QpSpec::ud().depth(32).pair(env);
-    let source = pair.a.buf(256 * 32);
-    let target = pair.b.buf(32 * 300);
+    let pair = QpSpec::ud().with_queue_depth(32).create_connected_pair(env);
+    let source = pair.a.alloc_buf(256 * 32);
+    let target = pair.b.alloc_buf(32 * 300);
     let slot = |i: u64| target.sge(i * 300, 296);
     for i in 0..32 {
         pair.b.post_recv(i, [slot(i)]);
@@ -562,7 +562,7 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
             let mut last = None;
             let mut got = 0;
             loop {
-                let wc = pair.b.recv_completion();
+                let wc = pair.b.await_recv_completion();
                 let imm = wc.imm().expect("an immediate");
                 assert!(last.is_none_or(|last| last < imm), "{imm} after {last:?}");
                 last = Some(imm);
@@ -585,12 +585,12 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
             let len = usize::try_from(i % 256).expect("small");
             source.memory.fill_at(usize::try_from(at).expect("small"), len, i.into());
             pair.a.post(send_imm([source.sge(at, len)], i).id(i.into()));
-            pair.a.send_completion().expect_sent(i.into(), Verb::Send);
+            pair.a.await_send_completion().expect_sent(i.into(), Verb::Send);
         }
         while !receiver.is_finished() {
             std::thread::sleep(std::time::Duration::from_millis(1));
             pair.a.post(send_imm([], u32::MAX).id(0));
-            pair.a.send_completion().expect_sent(0, Verb::Send);
+            pair.a.await_send_completion().expect_sent(0, Verb::Send);
         }
         let got = receiver.join().expect("the receiver ends");
         assert!(got > 0, "all of {TOTAL} messages were lost");
@@ -598,49 +598,49 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
 }
 
 fn payload_of_exactly_the_mtu(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
+    let pair = QpSpec::ud().create_connected_pair(env);
     let mtu = super::data::mtu(&pair.a);
-    let source = pair.a.buf(mtu);
-    let target = pair.b.buf(mtu + 40);
+    let source = pair.a.alloc_buf(mtu);
+    let target = pair.b.alloc_buf(mtu + 40);
     for seed in 0..40 {
         source.memory.fill_with_pattern(seed);
         pair.b.post_recv(1, [target.whole_sge()]);
         pair.a.post(send([source.whole_sge()]).id(2));
-        pair.b.recv_completion().expect_received(1, mtu + 40);
-        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.b.await_recv_completion().expect_received(1, mtu + 40);
+        pair.a.await_send_completion().expect_sent(2, Verb::Send);
         target.memory.assert_pattern_at(40, mtu, seed);
     }
 }
 
 fn rtr_receives(env: &TestEnv) {
-    let mut pair = QpSpec::ud().unconnected(env);
+    let mut pair = QpSpec::ud().create_unconnected_pair(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
     pair.a.connect(&to_b);
     pair.b.to_init();
-    let target = pair.b.buf(64);
+    let target = pair.b.alloc_buf(64);
     pair.b.post_recv(1, [target.whole_sge()]);
     pair.a.post(send([]).id(1));
-    pair.a.send_completion().expect_sent(1, Verb::Send);
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
     pair.b.rcq.expect_empty();
     pair.b.to_rtr(&to_a);
     pair.a.post(send([]).id(2));
-    pair.b.recv_completion().expect_received(1, 40);
-    pair.a.send_completion().expect_sent(2, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, 40);
+    pair.a.await_send_completion().expect_sent(2, Verb::Send);
 }
 
 /// A program may destroy an address handle when the send that uses it has completed.
 fn an_address_handle_may_go_after_the_send(env: &TestEnv) {
-    let pair = QpSpec::ud().pair(env);
-    let target = pair.b.buf(64);
+    let pair = QpSpec::ud().create_connected_pair(env);
+    let target = pair.b.alloc_buf(64);
     let attr = pair.a.ah_attr(&pair.b.address());
     let inline = if env.has(NicCapability::Inline) { IBV_SEND_INLINE } else { 0 };
     for i in 0..50 {
-        let ah = pair.a.pd.ah(&attr);
+        let ah = pair.a.pd.create_ah(&attr);
         pair.b.post_recv(i, [target.whole_sge()]);
         let wr = send([]).id(i).flag(inline).to(&ah, pair.b.qp.qpn(), QKEY);
         pair.a.post(wr);
-        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.a.await_send_completion().expect_sent(i, Verb::Send);
         drop(ah);
-        pair.b.recv_completion().expect_received(i, 40);
+        pair.b.await_recv_completion().expect_received(i, 40);
     }
 }

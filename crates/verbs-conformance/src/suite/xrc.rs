@@ -39,33 +39,33 @@ struct Xrc {
     sender_cq: Cq,
     pd: Pd,
     domain: XrcDomain,
-    side: QpSide,
+    attribute_template: QpSide,
 }
 
 impl Xrc {
     fn new(env: &TestEnv, rnr_retry: u8) -> Self {
         let ctx = Context::open(env);
-        let pd = ctx.pd();
-        let scq = ctx.cq(64);
+        let pd = ctx.alloc_pd();
+        let scq = ctx.create_cq(64);
         let domain = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("ibv_open_xrcd");
         let srq = || {
-            let cq = ctx.cq(64);
-            let (srq, number) = domain.srq(&pd, &cq).expect("ibv_create_srq_ex");
+            let cq = ctx.create_cq(64);
+            let (srq, number) = domain.create_srq(&pd, &cq).expect("ibv_create_srq_ex");
             (srq, number, cq)
         };
         let srqs = [srq(), srq()];
-        let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
-        let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
+        let sender = pd.create_qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let receiver = domain.create_recv_qp(&pd, &scq).expect("ibv_create_qp_ex");
         // An RC side provides the values of common attributes.
         let side = QpSpec::rc().rnr_retry(rnr_retry).create_qp_side(env);
-        let xrc = Self { sender, receiver, srqs_with_number_and_cq: srqs, sender_cq: scq, pd, domain, side };
-        let address = xrc.side.address();
+        let xrc = Self { sender, receiver, srqs_with_number_and_cq: srqs, sender_cq: scq, pd, domain, attribute_template: side };
+        let address = xrc.attribute_template.address();
         let (to_receiver, to_sender) = (
             QpAddress { qpn: xrc.receiver.qpn(), ..address },
             QpAddress { qpn: xrc.sender.qpn(), ..address },
         );
         for (qp, peer) in [(&xrc.receiver, &to_sender), (&xrc.sender, &to_receiver)] {
-            for (attr, mask) in [xrc.side.init_attr(), xrc.side.rtr_attr(peer), xrc.side.rts_attr()] {
+            for (attr, mask) in [xrc.attribute_template.reset_to_init_attr_and_mask(), xrc.attribute_template.init_to_rtr_attr_and_mask(peer), xrc.attribute_template.rtr_to_rts_attr_and_mask()] {
                 qp.modify(&attr, mask).expect("ibv_modify_qp");
             }
         }
@@ -79,8 +79,8 @@ impl Xrc {
 
 fn a_message_goes_to_the_queue_that_it_names(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let source = xrc.pd.buf(64);
-    let targets = [xrc.pd.buf(64), xrc.pd.buf(64)];
+    let source = xrc.pd.alloc_buf(64);
+    let targets = [xrc.pd.alloc_buf(64), xrc.pd.alloc_buf(64)];
     for (i, target) in targets.iter().enumerate() {
         xrc.srqs_with_number_and_cq[i].0.post_recv(10 + i as u64, [target.whole_sge()]);
     }
@@ -102,8 +102,8 @@ fn long_messages_and_immediates_arrive(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     for (i, len) in [0, 1, 1000, 5000, 100_000].into_iter().enumerate() {
         let id = i as u64;
-        let source = xrc.pd.buf(len.max(1));
-        let target = xrc.pd.buf(len.max(1));
+        let source = xrc.pd.alloc_buf(len.max(1));
+        let target = xrc.pd.alloc_buf(len.max(1));
         source.memory.fill_with_pattern(id);
         xrc.srqs_with_number_and_cq[0].0.post_recv(id, [target.whole_sge()]);
         xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
@@ -117,28 +117,28 @@ fn long_messages_and_immediates_arrive(env: &TestEnv) {
 
 fn a_completion_channel_is_called(env: &TestEnv) {
     let ctx = Context::open(env);
-    let pd = ctx.pd();
-    let channel = ctx.channel();
-    let cq = ctx.cq_on(16, &channel);
-    let scq = ctx.cq(16);
+    let pd = ctx.alloc_pd();
+    let channel = ctx.create_channel();
+    let cq = ctx.create_cq_on_channel(16, &channel);
+    let scq = ctx.create_cq(16);
     let domain = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("ibv_open_xrcd");
-    let (srq, number) = domain.srq(&pd, &cq).expect("ibv_create_srq_ex");
+    let (srq, number) = domain.create_srq(&pd, &cq).expect("ibv_create_srq_ex");
     let side = QpSpec::rc().create_qp_side(env);
     {
-        let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
-        let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
+        let sender = pd.create_qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
+        let receiver = domain.create_recv_qp(&pd, &scq).expect("ibv_create_qp_ex");
         let address = side.address();
         for (qp, qpn) in [(&receiver, sender.qpn()), (&sender, receiver.qpn())] {
             let peer = QpAddress { qpn, ..address };
-            for (attr, mask) in [side.init_attr(), side.rtr_attr(&peer), side.rts_attr()] {
+            for (attr, mask) in [side.reset_to_init_attr_and_mask(), side.init_to_rtr_attr_and_mask(&peer), side.rtr_to_rts_attr_and_mask()] {
                 qp.modify(&attr, mask).expect("ibv_modify_qp");
             }
         }
-        let buf = pd.buf(8);
+        let buf = pd.alloc_buf(8);
         for round in 0..20 {
             srq.post_recv(round, [buf.whole_sge()]);
             cq.arm(false);
-            assert!(!channel.readable(Duration::ZERO));
+            assert!(!channel.has_event_within(Duration::ZERO));
             sender.post(to_srq(send([buf.whole_sge()]).id(round), number));
             channel.await_and_ack_event(&cq);
             cq.ack(1);
@@ -151,7 +151,7 @@ fn a_completion_channel_is_called(env: &TestEnv) {
 
 fn a_receive_may_reach_past_its_region(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(72));
+    let (source, target) = (xrc.pd.alloc_buf(8), xrc.pd.alloc_buf(72));
     source.memory.fill_with_pattern(1);
     xrc.srqs_with_number_and_cq[0].0.post_recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
     xrc.sender.post(to_srq(send([source.whole_sge()]).id(6), xrc.srqn(0)));
@@ -161,7 +161,7 @@ fn a_receive_may_reach_past_its_region(env: &TestEnv) {
 
 fn a_message_waits_for_a_receive(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let (source, target) = (xrc.pd.buf(8), xrc.pd.buf(8));
+    let (source, target) = (xrc.pd.alloc_buf(8), xrc.pd.alloc_buf(8));
     xrc.sender.post(to_srq(send([source.whole_sge()]).id(1), xrc.srqn(1)));
     xrc.srqs_with_number_and_cq[1].2.expect_empty();
     xrc.sender_cq.expect_empty();
@@ -175,8 +175,8 @@ fn a_message_waits_for_a_receive(env: &TestEnv) {
 
 fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let local = xrc.pd.buf(8);
-    let remote = xrc.pd.buf(64);
+    let local = xrc.pd.alloc_buf(8);
+    let remote = xrc.pd.alloc_buf(64);
     remote.memory.store(0, 40);
     local.memory.store(0, 5);
     let srqn = xrc.srqn(0);
@@ -199,7 +199,7 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
     xrc.srqs_with_number_and_cq[0].2.await_completion().expect_success(9, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!(remote.memory.load(16), 40);
     // This memory is in another protection domain than the shared receive queue.
-    let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
+    let other = xrc.attribute_template.ctx.alloc_pd().alloc_buf_of_kind(MemKind::Private, 8, ALL_ACCESS);
     xrc.sender.post(to_srq(write([local.whole_sge()], other.remote()).id(5), srqn));
     xrc.sender_cq.await_completion().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(other.memory.load(0), 0);
@@ -207,7 +207,7 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &TestEnv) {
 
 fn an_unknown_queue_is_an_invalid_request(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
-    let buf = xrc.pd.buf(8);
+    let buf = xrc.pd.alloc_buf(8);
     xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
     xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), wrong.expect("a number")));
@@ -226,12 +226,12 @@ fn a_domain_is_named_by_its_file(env: &TestEnv) {
     let first = open(libc::O_CREAT | libc::O_EXCL).expect("a new domain");
     assert_eq!(open(libc::O_CREAT | libc::O_EXCL).err(), Some(libc::EINVAL));
     let again = open(0).expect("the same domain");
-    let (pd, cq) = (ctx.pd(), ctx.cq(8));
-    let qp = first.receiver(&pd, &cq).expect("ibv_create_qp_ex");
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
+    let qp = first.create_recv_qp(&pd, &cq).expect("ibv_create_qp_ex");
     drop(again.open_receiver(qp.qpn(), &pd, &cq).expect("ibv_open_qp"));
     drop(qp);
     let other = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("a domain without a file");
-    let qp = other.receiver(&pd, &cq).expect("ibv_create_qp_ex");
+    let qp = other.create_recv_qp(&pd, &cq).expect("ibv_create_qp_ex");
     assert_eq!(first.open_receiver(qp.qpn(), &pd, &cq).err(), Some(libc::EINVAL));
     drop(qp);
     drop(first);
@@ -257,7 +257,7 @@ fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
     assert_eq!(opened.state(), IBV_QPS_RTS);
     drop(opened);
     // The queue pair exists as long as a handle to it is open.
-    let buf = xrc.pd.buf(8);
+    let buf = xrc.pd.alloc_buf(8);
     xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
     xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), xrc.srqn(0)));
     xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(1, 8);

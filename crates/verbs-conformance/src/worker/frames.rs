@@ -47,9 +47,9 @@ impl FrameExchange {
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
         let mut raw = RawPacketQp::on_context(ctx);
-        raw.add_flow(&FlowAttr::to(env, own));
+        raw.add_flow(&FlowAttr::to_ethernet_address(env, own));
         let room = usize::try_from(MAX_OUTSTANDING_FRAMES).expect("small") * FRAME_BUFFER_BYTES;
-        let (outgoing, incoming) = (raw.pd.buf(room), raw.pd.buf(room));
+        let (outgoing, incoming) = (raw.pd.alloc_buf(room), raw.pd.alloc_buf(room));
         for i in 0..MAX_OUTSTANDING_FRAMES {
             raw.qp.post_recv(
                 i,
@@ -82,7 +82,7 @@ impl FrameExchange {
                 Some(_) => None,
                 None => {
                     let nobody = [2, 0, 0, 0, 0, u8::try_from(rng.below(256)).expect("a byte")];
-                    let rule = FlowAttr::to(&self.env, nobody);
+                    let rule = FlowAttr::to_ethernet_address(&self.env, nobody);
                     Some(
                         InstalledFlow::new(&self.raw.ctx, &self.raw.qp, &rule)
                             .expect("ibv_create_flow"),

@@ -53,9 +53,9 @@ impl Context {
 fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
     let attr = context.query_device()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
-    let (rc_refused, rc) = probe_transport::<Rc>(&pd, &cq)?;
-    let (uc_refused, uc) = probe_transport::<Uc>(&pd, &cq)?;
-    let (ud_refused, ud) = probe_transport::<Ud>(&pd, &cq)?;
+    let (rc_refused, rc) = probe_refusal_and_max_inline::<Rc>(&pd, &cq)?;
+    let (uc_refused, uc) = probe_refusal_and_max_inline::<Uc>(&pd, &cq)?;
+    let (ud_refused, ud) = probe_refusal_and_max_inline::<Ud>(&pd, &cq)?;
     let driver = context.driver_name(&attr);
     let (max_rd_atomic, max_dest_rd_atomic) = (attr.max_qp_init_rd_atom, attr.max_qp_rd_atom);
     let answers = ProbeResults {
@@ -130,7 +130,7 @@ impl ProbeResults {
 }
 
 /// Returns the reason why the device lacks the transport, if any, and the largest inline payload.
-fn probe_transport<T: Transport>(
+fn probe_refusal_and_max_inline<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
 ) -> Result<(Option<String>, u32), VerbError> {

@@ -36,7 +36,7 @@ pub(super) fn system() -> Result<&'static Symbols, libibverbs::LoadError> {
 #[cfg(feature = "simnic")]
 pub(super) fn simnic() -> &'static Symbols {
     static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
-    SYMBOLS.get_or_init(simnic::symbols)
+    SYMBOLS.get_or_init(simnic::provider_symbols)
 }
 
 /// The software NIC as a provider of the tap.
@@ -46,7 +46,7 @@ struct SoftNic;
 #[cfg(all(feature = "softnic", feature = "tap"))]
 impl tap::Provider for SoftNic {
     const NAME: &'static str = "softnic";
-    const PROCESS_SHIFT: Option<u32> = Some(softnic::PROCESS_SHIFT);
+    const PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
 
     fn symbols() -> &'static Symbols {
         softnic::symbols()

@@ -48,14 +48,14 @@ impl FetchRequester {
     }
 
     #[inline]
-    pub(super) fn fetch(&mut self, number: u32) -> Result<()> {
+    pub(super) fn fetch_and_check(&mut self, number: u32) -> Result<()> {
         let end = last_word_offset(self.result_memory.len());
         self.result_memory.write_u64(0, u64::MAX)?;
         self.result_memory.write_u64(end, u64::MAX)?;
         self.qp.post_send(&mut self.list)?;
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            timeout.fail_if_over("the completion")?;
+            timeout.fail_if_over_after_empty_poll("the completion")?;
         }
         // A READ finds zeros; fetch-and-add n returns n - 1.
         let want = match self.verb {

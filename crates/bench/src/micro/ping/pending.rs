@@ -32,7 +32,7 @@ pub(super) fn layout(ping: &PingPong) -> WindowLayout {
 pub(super) struct OutstandingWrs {
     posted_wrs: u32,
     /// Signaled WRs that have not completed.
-    signaled_wrs: usize,
+    outstanding_signaled_wrs: usize,
     wcs: WcBuffer<4>,
 }
 
@@ -40,7 +40,7 @@ impl OutstandingWrs {
     pub(super) fn new() -> OutstandingWrs {
         OutstandingWrs {
             posted_wrs: 0,
-            signaled_wrs: 0,
+            outstanding_signaled_wrs: 0,
             wcs: WcBuffer::new(),
         }
     }
@@ -48,7 +48,7 @@ impl OutstandingWrs {
     /// Waits for room for the WR with this number. Returns its payload slot, and true if the WR is
     /// to be signaled.
     #[inline]
-    pub(super) fn wait_for_slot<F: PayloadForm>(
+    pub(super) fn wait_for_slot_and_signal_flag<F: PayloadForm>(
         &mut self,
         cq: &CompletionQueue,
         number: u32,
@@ -59,27 +59,31 @@ impl OutstandingWrs {
         } else {
             SEND_QUEUE_DEPTH / SIGNAL_EVERY as usize - 1
         };
-        self.wait_for_completions(cq, left)?;
+        self.wait_until_outstanding_at_most(cq, left)?;
         self.posted_wrs = self.posted_wrs.wrapping_add(1);
         let signaled = F::NIC_READS_PAYLOAD
             | self.posted_wrs.is_multiple_of(SIGNAL_EVERY)
             | (number & LAST_MARK != 0);
-        self.signaled_wrs += usize::from(signaled);
+        self.outstanding_signaled_wrs += usize::from(signaled);
         Ok((self.posted_wrs as usize % PAYLOAD_SLOTS, signaled))
     }
 
     /// Waits until at most `left` signaled WRs are outstanding.
     #[inline]
-    pub(super) fn wait_for_completions(&mut self, cq: &CompletionQueue, left: usize) -> Result<()> {
-        if self.signaled_wrs <= left {
+    pub(super) fn wait_until_outstanding_at_most(
+        &mut self,
+        cq: &CompletionQueue,
+        left: usize,
+    ) -> Result<()> {
+        if self.outstanding_signaled_wrs <= left {
             return Ok(());
         }
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
-        while self.signaled_wrs > left {
+        while self.outstanding_signaled_wrs > left {
             let done = reap(cq, &mut self.wcs, |_| Ok(()))?;
-            self.signaled_wrs = self.signaled_wrs.saturating_sub(done);
+            self.outstanding_signaled_wrs = self.outstanding_signaled_wrs.saturating_sub(done);
             if done == 0 {
-                timeout.fail_if_over("completions")?;
+                timeout.fail_if_over_after_empty_poll("completions")?;
             }
         }
         Ok(())

@@ -28,19 +28,19 @@ struct PingRecvBuffers {
 }
 
 impl PingRecvBuffers {
-    fn post<T: SendTransport>(
+    fn allocate_and_post<T: SendTransport>(
         nic: &OpenNic,
         ping: &PingPong,
         qp: &T::Prepared,
     ) -> Result<PingRecvBuffers> {
-        let room = (T::HEADER_BYTES + ping.payload_bytes).max(8);
+        let room = (T::RECV_HEADER_BYTES + ping.payload_bytes).max(8);
         let stride = room.next_multiple_of(8);
         let half = recv_count(ping.payload_bytes) / 2;
         let memory = nic.pd.alloc(2 * half * stride, Access::LOCAL_WRITE)?;
         let mut lists = [T::recv_list(qp, half), T::recv_list(qp, half)];
         for slot in 0..2 * half {
             let at = slot * stride;
-            let wr_id = (at + T::HEADER_BYTES) as u64;
+            let wr_id = (at + T::RECV_HEADER_BYTES) as u64;
             lists[slot / half].recv(memory.slice(at..at + room)?, wr_id);
         }
         for list in &mut lists {
@@ -78,7 +78,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
             .max_recv_wr(saturating_u32(recvs))
             .max_inline_data(saturating_u32(ping.inline_bytes()));
         let qp = T::build(qp)?;
-        let places = PingRecvBuffers::post::<T>(nic, ping, &qp)?;
+        let places = PingRecvBuffers::allocate_and_post::<T>(nic, ping, &qp)?;
         let to = T::connect_qps(link, nic, ping.payload_bytes, vec![qp])?.pop();
         let to = to.context("one queue pair was connected")?;
         link.barrier()?;
@@ -97,7 +97,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
     pub(super) fn post(&mut self, number: u32) -> Result<()> {
         let (slot, signaled) = self
             .outstanding_wrs
-            .wait_for_slot::<F>(self.qp_and_destination.qp.send_cq(), number)?;
+            .wait_for_slot_and_signal_flag::<F>(self.qp_and_destination.qp.send_cq(), number)?;
         let stamp = u64::from(number);
         let imm = if F::STAMP_IS_IMM {
             Some(low_half(stamp))
@@ -114,7 +114,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
     }
 
     #[inline]
-    pub(super) fn receive(&mut self) -> Result<u32> {
+    pub(super) fn receive_number(&mut self) -> Result<u32> {
         let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let (memory, payload_bytes) = (&self.recv_buffers.memory, self.payload_bytes);
         let mut number = 0;
@@ -130,7 +130,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
             if taken > 0 {
                 break;
             }
-            timeout.fail_if_over("the other end's SEND")?;
+            timeout.fail_if_over_after_empty_poll("the other end's SEND")?;
         }
         self.recv_buffers.received_in_first_list += 1;
         if self.recv_buffers.received_in_first_list == self.recv_buffers.lists[0].len() {
@@ -146,7 +146,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
     #[inline]
     pub(super) fn exchange(&mut self, number: u32) -> Result<()> {
         self.post(number)?;
-        let echoed = self.receive()?;
+        let echoed = self.receive_number()?;
         if echoed != number {
             bail!("the echo of {number:#x} was {echoed:#x}");
         }
@@ -157,11 +157,11 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
         while number & LAST_MARK == 0 {
-            number = self.receive()?;
+            number = self.receive_number()?;
             self.post(number)?;
         }
         // The last echo must be sent before the queue pair is destroyed.
         self.outstanding_wrs
-            .wait_for_completions(self.qp_and_destination.qp.send_cq(), 0)
+            .wait_until_outstanding_at_most(self.qp_and_destination.qp.send_cq(), 0)
     }
 }

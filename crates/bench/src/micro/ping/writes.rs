@@ -59,7 +59,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
     fn post(&mut self, number: u32) -> Result<()> {
         let (slot, signaled) = self
             .outstanding_wrs
-            .wait_for_slot::<F>(self.qp.send_cq(), number)?;
+            .wait_for_slot_and_signal_flag::<F>(self.qp.send_cq(), number)?;
         self.list.clear();
         let payload = self.form.payload(slot, number.into())?;
         let wr = self.list.rdma_write(payload, self.remote);
@@ -83,7 +83,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
                     return u32::try_from(last).context("another payload");
                 }
             }
-            timeout.fail_if_over("the other end's WRITE")?;
+            timeout.fail_if_over_after_empty_poll("the other end's WRITE")?;
         }
     }
 
@@ -96,7 +96,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         }
         if number & LAST_MARK != 0 {
             self.outstanding_wrs
-                .wait_for_completions(self.qp.send_cq(), 0)?;
+                .wait_until_outstanding_at_most(self.qp.send_cq(), 0)?;
         }
         Ok(())
     }
@@ -109,6 +109,6 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
             self.post(number)?;
         }
         self.outstanding_wrs
-            .wait_for_completions(self.qp.send_cq(), 0)
+            .wait_until_outstanding_at_most(self.qp.send_cq(), 0)
     }
 }

@@ -17,26 +17,30 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Source of requests, and check of their answers.
 pub(super) trait LmdbRequests {
     /// Data of a request that the check of its answer needs.
-    type SentRequest;
+    type AnswerExpectation;
 
     /// Returns the next request, or `None` at the end.
-    fn next(&mut self) -> Option<(Request, Self::SentRequest)>;
+    fn next(&mut self) -> Option<(Request, Self::AnswerExpectation)>;
 
     /// Checks the answer at the start of `bytes`. Returns its length, or `None` while it is
     /// incomplete.
-    fn check_answer(&mut self, sent: &Self::SentRequest, bytes: &[u8]) -> Result<Option<usize>>;
+    fn check_answer_and_len(
+        &mut self,
+        sent: &Self::AnswerExpectation,
+        bytes: &[u8],
+    ) -> Result<Option<usize>>;
 }
 
 /// Number of answered requests, and the time that they took.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LmdbRate {
+pub struct LmdbMeasurement {
     /// Requests that were answered correctly.
     pub operations: u64,
     /// Seconds from the first request to the last answer.
     pub elapsed_seconds: f64,
 }
 
-impl LmdbRate {
+impl LmdbMeasurement {
     /// Returns the requests per second.
     #[must_use]
     pub fn requests_per_s(&self) -> f64 {
@@ -75,7 +79,7 @@ impl Client {
         requests: &mut R,
         window: usize,
         until: Option<Instant>,
-    ) -> Result<LmdbRate> {
+    ) -> Result<LmdbMeasurement> {
         let begun = Instant::now();
         let mut outstanding = VecDeque::with_capacity(window);
         let (mut operations, mut over) = (0, false);
@@ -90,7 +94,7 @@ impl Client {
                 outstanding.push_back(sent);
             }
             if outstanding.is_empty() {
-                return Ok(LmdbRate {
+                return Ok(LmdbMeasurement {
                     operations,
                     elapsed_seconds: begun.elapsed().as_secs_f64(),
                 });
@@ -99,8 +103,8 @@ impl Client {
             self.receive()?;
             let mut at = 0;
             while let Some(sent) = outstanding.front()
-                && let Some(length) =
-                    requests.check_answer(sent, &self.input[at..self.unchecked_input_bytes])?
+                && let Some(length) = requests
+                    .check_answer_and_len(sent, &self.input[at..self.unchecked_input_bytes])?
             {
                 outstanding.pop_front();
                 operations += 1;

@@ -124,7 +124,7 @@ impl Store {
         answers: &mut Vec<u8>,
     ) -> Result<()> {
         match request {
-            Request::Get { key } => wire::encode_value(self.db.get(txn, key)?, answers),
+            Request::Get { key } => wire::encode_get_answer(self.db.get(txn, key)?, answers),
             Request::Scan { from, entries } => {
                 let start = answers.len();
                 answers.extend_from_slice(&[0; 4]);
@@ -187,10 +187,10 @@ mod tests {
         assert_eq!(ask(&mut store, &batch), expected);
         let scan = |from, entries| Request::Scan { from, entries };
         let scanned = ask(&mut store, &[scan(2, 3), scan(301, 9)]);
-        let (first, length) = wire::decode_entries(&scanned).expect("whole");
+        let (first, length) = wire::decode_scan_answer(&scanned).expect("whole");
         let entry = |key: u64| (key, !key);
         assert_eq!(first.collect::<Vec<_>>(), [2, 256, 300].map(entry));
-        let (second, _) = wire::decode_entries(&scanned[length..]).expect("whole");
+        let (second, _) = wire::decode_scan_answer(&scanned[length..]).expect("whole");
         assert_eq!(second.collect::<Vec<_>>(), [entry(u64::MAX)]);
         // A PUT of an existing key changes its value.
         let key = 300;

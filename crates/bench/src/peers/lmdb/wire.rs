@@ -116,7 +116,7 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 /// Appends the answer to a GET.
 #[inline]
-pub(super) fn encode_value(value: Option<u64>, into: &mut Vec<u8>) {
+pub(super) fn encode_get_answer(value: Option<u64>, into: &mut Vec<u8>) {
     match value {
         Some(value) => {
             into.push(1);
@@ -128,7 +128,7 @@ pub(super) fn encode_value(value: Option<u64>, into: &mut Vec<u8>) {
 
 /// Decodes the answer to a GET and returns it with its length, or `None` while it is incomplete.
 #[inline]
-pub(super) fn decode_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
+pub(super) fn decode_get_answer(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
     match bytes.first()? {
         0 => Some((None, 1)),
         _ if bytes.len() < 9 => None,
@@ -139,7 +139,9 @@ pub(super) fn decode_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
 /// Decodes the answer to a SCAN and returns its entries and its length, or `None` while it is
 /// incomplete.
 #[inline]
-pub(super) fn decode_entries(bytes: &[u8]) -> Option<(impl Iterator<Item = (u64, u64)>, usize)> {
+pub(super) fn decode_scan_answer(
+    bytes: &[u8],
+) -> Option<(impl Iterator<Item = (u64, u64)>, usize)> {
     let length = 4 + 16 * u32_at(bytes.get(..4)?, 0) as usize;
     let entries = bytes.get(4..length)?.chunks_exact(16);
     Some((entries.map(|e| (u64_at(e, 0), u64_at(e, 8))), length))
@@ -189,15 +191,15 @@ mod tests {
 
         #[test]
         fn answers_are_whole_or_not_yet_there(bytes in prop::collection::vec(any::<u8>(), 0..80), value: Option<u64>) {
-            if let Some((_, length)) = decode_value(&bytes) {
+            if let Some((_, length)) = decode_get_answer(&bytes) {
                 prop_assert!(length <= bytes.len());
             }
-            if let Some((entries, length)) = decode_entries(&bytes) {
+            if let Some((entries, length)) = decode_scan_answer(&bytes) {
                 prop_assert_eq!(length, 4 + 16 * entries.count());
             }
             let mut answer = Vec::new();
-            encode_value(value, &mut answer);
-            prop_assert_eq!(decode_value(&answer), Some((value, answer.len())));
+            encode_get_answer(value, &mut answer);
+            prop_assert_eq!(decode_get_answer(&answer), Some((value, answer.len())));
         }
     }
 

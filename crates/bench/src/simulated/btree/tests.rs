@@ -26,7 +26,8 @@ fn ran(setup: &BtreeParameters) -> BtreeResult {
 #[test]
 fn local_lookups_on_a_dpu_are_as_fast_as_published() {
     let local = |place, keys| {
-        run_local(bf2(), &BtreeParameters::bluefield2_study(place, keys)).expect("it runs")
+        run_local_lookups_mops(bf2(), &BtreeParameters::bluefield2_study(place, keys))
+            .expect("it runs")
     };
     for (keys, id) in [
         (1_000_000, "dpu_bt_local_small"),
@@ -46,7 +47,9 @@ fn local_lookups_on_a_dpu_are_as_fast_as_published() {
 fn clients_that_read_need_a_read_for_each_level() {
     for (node_bytes, levels) in [(512, 6), (2048, 5)] {
         for place in [CorePlace::Host, CorePlace::Dpu] {
-            let outcome = ran(&BtreeParameters::one_sided(place, node_bytes).with_one_request());
+            let outcome = ran(
+                &BtreeParameters::bluefield2_study_one_sided(place, node_bytes).with_one_request(),
+            );
             assert_eq!(outcome.levels, levels);
             // Clients also READ the word with the root's address from time to time.
             let reads = outcome.reads_per_lookup;
@@ -77,7 +80,7 @@ fn the_same_seed_gives_the_same_output_on_both_places() {
     for place in [CorePlace::Host, CorePlace::Dpu] {
         for setup in [
             BtreeParameters::bluefield2_study(place, 1_000_000),
-            BtreeParameters::one_sided(place, 512),
+            BtreeParameters::bluefield2_study_one_sided(place, 512),
         ] {
             let json = || serde_json::to_string(&ran(&short(setup.clone()))).expect("JSON");
             assert_eq!(json(), json(), "{setup:?}");
@@ -110,7 +113,10 @@ fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
 fn a_place_that_is_not_there_is_refused() {
     let cib = builtin("cib").expect("built in");
     let setup = BtreeParameters::bluefield2_study(CorePlace::Dpu, 1_000_000);
-    for error in [run(cib, &setup).err(), run_local(cib, &setup).err()] {
+    for error in [
+        run(cib, &setup).err(),
+        run_local_lookups_mops(cib, &setup).err(),
+    ] {
         let error = error.expect("no DPU").to_string();
         assert!(error.contains("cib has no DPU"), "{error}");
     }

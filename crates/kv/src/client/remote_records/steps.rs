@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc::RpcError;
-use rpc::one_sided::{OneSided, RequestSteps};
+use rpc::one_sided::{OneSidedQueue, RequestSteps};
 
 use super::{AfterUnlock, AwaitedCompletion, READ_BUFFER_OFFSET, RemoteRecords, SlotState};
 use crate::Design;
 use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome};
 use crate::client::error::ClientError;
-use crate::client::request::{Answer, ClientStats, Pending};
+use crate::client::request::{Answer, ClientStats, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::store::record::{DecodedBody, redo, version_after_change};
 use crate::store::{Refusal, SetCondition};
@@ -36,14 +36,14 @@ impl ClientDesign for RemoteRecords {
                 missing: "keeps no times to live in its records; herd does, and reads with a read size of 0",
             });
         }
-        if changes && !self.fits(op) {
+        if changes && !self.record_fits(op) {
             return Err(ClientError::TooLong);
         }
         Ok(())
     }
 
     #[inline]
-    fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
+    fn begin_one_sided_request(&mut self, pending: &WindowSlot, slot: u32, hash: u64) {
         self.slots[slot as usize] = SlotState {
             hash,
             ..SlotState::default()
@@ -59,40 +59,42 @@ impl ClientDesign for RemoteRecords {
 
     fn poll(
         &mut self,
-        all: &mut [Pending],
+        all: &mut [WindowSlot],
         stats: &mut ClientStats,
-        done: &mut dyn FnMut(&mut Pending, u32, StepOutcome<'_>),
+        done: &mut dyn FnMut(&mut WindowSlot, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
         if !self.lock_retries.is_empty() {
-            self.queue.take_error()?;
+            self.one_sided_qp.take_error()?;
             self.retry_delayed_locks(all, stats, done);
         }
         self.post_and_poll(all, stats, done)
     }
 
-    fn encode_server_request(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
+    fn encode_server_request(&self, pending: &WindowSlot, slot: u32, into: &mut Vec<u8>) {
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         let state = &self.slots[slot as usize];
         match state.awaited_completion {
-            AwaitedCompletion::Locate => RecordRequest::Locate(key).encode(into),
-            AwaitedCompletion::Claim => RecordRequest::Claim(key).encode(into),
-            AwaitedCompletion::Release => RecordRequest::Release(state.current_record).encode(into),
+            AwaitedCompletion::LocateAnswer => RecordRequest::Locate(key).encode(into),
+            AwaitedCompletion::ClaimAnswer => RecordRequest::Claim(key).encode(into),
+            AwaitedCompletion::ReleaseAnswer => {
+                RecordRequest::Release(state.current_record).encode(into)
+            }
             _ => into.clone_from(&pending.encoded_request),
         }
     }
 
     #[inline]
-    fn handle_answer(
+    fn handle_server_answer(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         answer: (Status, u64),
     ) -> AnswerEffect {
         match self.slots[slot as usize].awaited_completion {
-            AwaitedCompletion::Locate | AwaitedCompletion::Claim | AwaitedCompletion::Release => {
-                self.handle_record_answer(pending, slot, answer)
-            }
-            _ => AnswerEffect::CompletesRequest,
+            AwaitedCompletion::LocateAnswer
+            | AwaitedCompletion::ClaimAnswer
+            | AwaitedCompletion::ReleaseAnswer => self.handle_record_answer(pending, slot, answer),
+            _ => AnswerEffect::AnswerIsFinal,
         }
     }
 
@@ -103,8 +105,8 @@ impl ClientDesign for RemoteRecords {
         )
     }
 
-    fn doorbells(&self) -> u64 {
-        self.queue.posted_doorbells()
+    fn one_sided_doorbells(&self) -> u64 {
+        self.one_sided_qp.posted_doorbells()
     }
 
     fn record_cache(&self) -> Option<&Arc<RecordCache>> {
@@ -117,19 +119,19 @@ impl ClientDesign for RemoteRecords {
 }
 
 impl RequestSteps for RemoteRecords {
-    type Pending = Pending;
+    type Pending = WindowSlot;
     type Stats = ClientStats;
     type Done<'b> = StepOutcome<'b>;
 
     #[inline]
-    fn queue(&mut self) -> &mut OneSided {
-        &mut self.queue
+    fn queue(&mut self) -> &mut OneSidedQueue {
+        &mut self.one_sided_qp
     }
 
     #[inline]
     fn handle_completion<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
@@ -140,58 +142,62 @@ impl RequestSteps for RemoteRecords {
         match state.awaited_completion {
             AwaitedCompletion::ReadRecord => {
                 let body = &mut bytes[..self.record_layout.body_bytes()];
-                self.queue.read_buffer(slot, READ_BUFFER_OFFSET, body)?;
+                self.one_sided_qp
+                    .read_buffer(slot, READ_BUFFER_OFFSET, body)?;
                 Ok(
                     match self
                         .record_layout
-                        .decode(body, (seed, state.current_record), key)
+                        .decode_body(body, (seed, state.current_record), key)
                     {
                         DecodedBody::Match { version, value } => {
                             Some(self.complete_get(slot, version, value))
                         }
-                        DecodedBody::Torn => self.handle_torn(pending, slot, stats),
-                        DecodedBody::OtherKey => self.find_again(pending, slot, stats),
+                        DecodedBody::Torn => {
+                            self.reread_torn_or_request_release(pending, slot, stats)
+                        }
+                        DecodedBody::OtherKey => self.find_key_again(pending, slot, stats),
                     },
                 )
             }
             AwaitedCompletion::ReadNeighbourhood => {
                 self.handle_neighbourhood(pending, slot, stats, bytes)
             }
-            AwaitedCompletion::Lock => {
-                let before = self.queue.buffer_word(slot, 0)?;
+            AwaitedCompletion::LockAndRead => {
+                let before = self.one_sided_qp.buffer_word(slot, 0)?;
                 if before != 0 {
-                    return Ok(self.handle_locked(slot, stats));
+                    return Ok(self.back_off_or_request_release(slot, stats));
                 }
                 let body = &mut bytes[..self.record_layout.body_bytes()];
-                self.queue.read_buffer(slot, READ_BUFFER_OFFSET, body)?;
+                self.one_sided_qp
+                    .read_buffer(slot, READ_BUFFER_OFFSET, body)?;
                 self.apply_change_or_unlock(pending, slot, key, body)?;
                 Ok(None)
             }
             AwaitedCompletion::Commit { version } => {
                 self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
-                if self.queue.buffer_word(slot, 8)? == state.held_lock_word {
-                    return Ok(Some(StepOutcome::Answer(Answer::Done { version })));
+                if self.one_sided_qp.buffer_word(slot, 8)? == state.held_lock_word {
+                    return Ok(Some(StepOutcome::Answer(Answer::Changed { version })));
                 }
                 // Another client held the lock at the end, which this server's rules do not permit.
                 stats.lost += 1;
-                Ok(Some(StepOutcome::Answer(Answer::Lost)))
+                Ok(Some(StepOutcome::Answer(Answer::NoAnswerInTime)))
             }
             AwaitedCompletion::Unlock(after) => {
                 self.slots[slot as usize].awaited_completion = AwaitedCompletion::Idle;
                 Ok(match after {
                     AfterUnlock::NotFound => Some(StepOutcome::Answer(Answer::NotFound)),
-                    AfterUnlock::Condition(version) => {
-                        Some(StepOutcome::Answer(Answer::Condition { version }))
+                    AfterUnlock::ConditionNotMet(version) => {
+                        Some(StepOutcome::Answer(Answer::ConditionNotMet { version }))
                     }
-                    AfterUnlock::FindAgain => self.find_again(pending, slot, stats),
+                    AfterUnlock::FindKeyAgain => self.find_key_again(pending, slot, stats),
                 })
             }
             // These steps have no outstanding work requests.
             AwaitedCompletion::Idle
             | AwaitedCompletion::Backoff
-            | AwaitedCompletion::Locate
-            | AwaitedCompletion::Claim
-            | AwaitedCompletion::Release => Ok(None),
+            | AwaitedCompletion::LocateAnswer
+            | AwaitedCompletion::ClaimAnswer
+            | AwaitedCompletion::ReleaseAnswer => Ok(None),
         }
     }
 }
@@ -201,7 +207,7 @@ impl RemoteRecords {
     #[inline]
     fn handle_neighbourhood<'b>(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
@@ -210,10 +216,14 @@ impl RemoteRecords {
         let key = wire::key_of(&pending.encoded_request).unwrap_or_default();
         let seed = self.hash_seed;
         let records = &mut bytes[..self.neighbourhood_bytes];
-        self.queue.read_buffer(slot, READ_BUFFER_OFFSET, records)?;
+        self.one_sided_qp
+            .read_buffer(slot, READ_BUFFER_OFFSET, records)?;
         let home = self.record_layout.first_record_of_hash(state.hash);
-        let Some((record, body)) = self.record_layout.find(records, (seed, home), key) else {
-            return Ok(Some(self.ask_for_record(pending, slot)));
+        let Some((record, body)) =
+            self.record_layout
+                .find_in_neighbourhood(records, (seed, home), key)
+        else {
+            return Ok(Some(self.ask_server_for_record(pending, slot)));
         };
         self.slots[slot as usize].current_record = record;
         if self.write_parameters.is_some() {
@@ -225,12 +235,12 @@ impl RemoteRecords {
                 None
             }
             DecodedBody::Match { version, value } => Some(self.complete_get(slot, version, value)),
-            _ => self.handle_torn(pending, slot, stats),
+            _ => self.reread_torn_or_request_release(pending, slot, stats),
         })
     }
 
     /// Returns true if a record has room for key and value.
-    fn fits(&self, op: &Op<'_>) -> bool {
+    fn record_fits(&self, op: &Op<'_>) -> bool {
         let value = match op {
             Op::Put { value, .. } => value,
             _ => &[][..],
@@ -241,15 +251,15 @@ impl RemoteRecords {
     /// Makes the change under this client's lock, or unlocks the record without a change.
     fn apply_change_or_unlock(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         key: &[u8],
         body: &[u8],
     ) -> Result<(), RpcError> {
         let state = self.slots[slot as usize];
-        let there = self
-            .record_layout
-            .decode(body, (self.hash_seed, state.current_record), key);
+        let there =
+            self.record_layout
+                .decode_body(body, (self.hash_seed, state.current_record), key);
         let (value, condition) = match wire::decode(&pending.encoded_request) {
             Some(Request::Whole {
                 op: Op::Put {
@@ -275,7 +285,7 @@ impl RemoteRecords {
             // The record belongs to another key now, or is not whole.
             DecodedBody::OtherKey | DecodedBody::Torn => {
                 self.slots[slot as usize].awaited_completion =
-                    AwaitedCompletion::Unlock(AfterUnlock::FindAgain);
+                    AwaitedCompletion::Unlock(AfterUnlock::FindKeyAgain);
                 self.prepare_unlock(pending.lane_index, slot);
                 return Ok(());
             }
@@ -284,7 +294,7 @@ impl RemoteRecords {
             Ok(Some(version)) => {
                 let mut entry = vec![0; redo::entry_bytes(&self.record_layout)];
                 let place = (self.hash_seed, state.current_record);
-                self.record_layout.encode(
+                self.record_layout.encode_body(
                     &mut entry[redo::ENTRY_BODY_OFFSET..],
                     place,
                     key,
@@ -300,8 +310,8 @@ impl RemoteRecords {
                 self.prepare_change_writes(pending.lane_index, slot, &entry)?;
                 AwaitedCompletion::Commit { version }
             }
-            Err(Refusal::Condition(version)) => {
-                AwaitedCompletion::Unlock(AfterUnlock::Condition(version))
+            Err(Refusal::ConditionNotMetAtVersion(version)) => {
+                AwaitedCompletion::Unlock(AfterUnlock::ConditionNotMet(version))
             }
             Ok(None) | Err(_) => AwaitedCompletion::Unlock(AfterUnlock::NotFound),
         };
@@ -313,30 +323,30 @@ impl RemoteRecords {
     /// Processes the server's answer to a request about records.
     fn handle_record_answer(
         &mut self,
-        pending: &Pending,
+        pending: &WindowSlot,
         slot: u32,
         (status, number): (Status, u64),
     ) -> AnswerEffect {
         let step = std::mem::take(&mut self.slots[slot as usize].awaited_completion);
         let hash = self.slots[slot as usize].hash;
         match (step, status) {
-            (AwaitedCompletion::Locate | AwaitedCompletion::Claim, Status::Ok)
+            (AwaitedCompletion::LocateAnswer | AwaitedCompletion::ClaimAnswer, Status::Ok)
                 if number < self.record_layout.records =>
             {
                 self.record_cache.set(hash, number);
                 self.read_or_lock_record(pending, slot, number);
                 AnswerEffect::Continue
             }
-            (AwaitedCompletion::Release, Status::Ok) => {
+            (AwaitedCompletion::ReleaseAnswer, Status::Ok) => {
                 self.slots[slot as usize].contended_since = None;
                 self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
                 AnswerEffect::Continue
             }
-            (AwaitedCompletion::Release, Status::Busy) => {
+            (AwaitedCompletion::ReleaseAnswer, Status::LeaseNotExpired) => {
                 self.schedule_retry(slot, Duration::from_millis(1));
                 AnswerEffect::Continue
             }
-            (AwaitedCompletion::Locate, Status::NotFound) => {
+            (AwaitedCompletion::LocateAnswer, Status::NotFound) => {
                 let conditional = !matches!(
                     wire::decode(&pending.encoded_request),
                     Some(Request::Whole {
@@ -344,15 +354,15 @@ impl RemoteRecords {
                         ..
                     })
                 );
-                AnswerEffect::Complete(if conditional {
-                    Answer::Condition { version: 0 }
+                AnswerEffect::CompleteWithAnswer(if conditional {
+                    Answer::ConditionNotMet { version: 0 }
                 } else {
                     Answer::NotFound
                 })
             }
-            (_, Status::Full) => AnswerEffect::Complete(Answer::Full),
-            (_, Status::TooLong) => AnswerEffect::Complete(Answer::TooLong),
-            _ => AnswerEffect::Complete(Answer::Lost),
+            (_, Status::Full) => AnswerEffect::CompleteWithAnswer(Answer::StoreFull),
+            (_, Status::TooLong) => AnswerEffect::CompleteWithAnswer(Answer::TooLong),
+            _ => AnswerEffect::CompleteWithAnswer(Answer::NoAnswerInTime),
         }
     }
 }

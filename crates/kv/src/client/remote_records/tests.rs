@@ -53,7 +53,7 @@ fn holder(server: &Server, value: &[u8]) -> PipelinedClient {
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
     let (records, _, _) = pipeline.record_internals();
-    records.queue.flush().expect("posted");
+    records.one_sided_qp.flush().expect("posted");
     pipeline
 }
 
@@ -62,14 +62,14 @@ fn prepare(pipeline: &mut PipelinedClient) {
     let (records, pending, stats) = pipeline.record_internals();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
-        let mut wcs = records.queue.cq().poll(&mut buffer).expect("whole");
+        let mut wcs = records.one_sided_qp.cq().poll(&mut buffer).expect("whole");
         wcs.next().map(|wc| wc.expect("locked").wr_id())
     });
     let slot = u32::try_from(slot.expect("it comes")).expect("a slot");
-    let mut bytes = vec![0; records.queue.slot_bytes()];
+    let mut bytes = vec![0; records.one_sided_qp.slot_bytes()];
     let more = records.handle_completion(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
-    assert!(records.may_have_changed(slot) && records.queue.prepared_wr_count() == 3);
+    assert!(records.may_have_changed(slot) && records.one_sided_qp.prepared_wr_count() == 3);
 }
 
 fn ends(pipeline: &mut PipelinedClient) -> (u64, bool) {
@@ -77,8 +77,8 @@ fn ends(pipeline: &mut PipelinedClient) -> (u64, bool) {
     while end.is_none() {
         let each = |done: Completion<'_>| {
             end = Some(match done.answer {
-                Answer::Done { version } => (version, true),
-                Answer::Lost => (0, false),
+                Answer::Changed { version } => (version, true),
+                Answer::NoAnswerInTime => (0, false),
                 other => panic!("{other:?}"),
             });
         };
@@ -108,7 +108,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
         let (records, _, _) = slow.record_internals();
-        let _ = records.queue.flush();
+        let _ = records.one_sided_qp.flush();
         assert_eq!(
             ends(&mut slow),
             (0, false),
@@ -140,8 +140,8 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
     let (records, _, _) = dying.record_internals();
-    let queue = &mut records.queue;
-    queue.post_first(1).expect("posted");
+    let queue = &mut records.one_sided_qp;
+    queue.post_first_and_drop_rest(1).expect("posted");
     let slot = records
         .slots
         .iter()
@@ -186,7 +186,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
         + 16
         + records.record_layout.key_bytes as u64;
     let at = records.partition_memories[0].starting_at(value);
-    let queue = &mut records.queue;
+    let queue = &mut records.one_sided_qp;
     queue.write_buffer(0, 0, b"any byte").expect("room");
     queue.prepare_write((0, 0), 8, at).expect("inside");
     queue.flush().expect("posted");
@@ -206,7 +206,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
         assert!(asking.submit(&op, 0).expect("short"));
         let ended = verbs::poll_until(Duration::from_secs(20), || {
             let mut lost = None;
-            let each = |done: Completion<'_>| lost = Some(done.answer == Answer::Lost);
+            let each = |done: Completion<'_>| lost = Some(done.answer == Answer::NoAnswerInTime);
             asking.poll(each).expect("reached");
             lost
         });
@@ -240,7 +240,7 @@ fn records_of_removed_keys_are_given_to_others() {
                 assert!(client.delete(&key).expect("answered"));
                 assert_eq!(client.get(&key).expect("answered"), None);
             }
-            Err(crate::ClientError::Full) => {}
+            Err(crate::ClientError::StoreFull) => {}
             Err(e) => panic!("{e}"),
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-const TIMES: ConnectionTimers = ConnectionTimers {
+const TIMES: ConnectionTimeouts = ConnectionTimeouts {
     max_response_time: Duration::from_millis(4000),
     full_interval_resends: 15,
     time_wait: Duration::from_millis(2000),
@@ -50,7 +50,7 @@ fn in_state(state: CmState) -> CmStateMachine {
                 get(&mut m, CmMessageKind::Drep);
             }
         }
-        CmState::Refused => {
+        CmState::RejSent => {
             get(&mut m, CmMessageKind::Req);
             say(&mut m, CmMessageKind::Rej);
         }
@@ -74,7 +74,7 @@ const STATES: [CmState; 13] = [
     CmState::EstablishedActive,
     CmState::EstablishedPassive,
     CmState::DreqSent,
-    CmState::Refused,
+    CmState::RejSent,
     CmState::TimeWait,
     CmState::SidrReqSent,
     CmState::SidrReqReceived,
@@ -95,7 +95,7 @@ fn table(kind: CmMessageKind) -> Vec<(CmState, Vec<CallerAction>, CmState)> {
                 S::ReqReceived,
             ),
             (S::RepSent, vec![Send(CmMessageKind::Rep)], S::RepSent),
-            (S::Refused, vec![Send(CmMessageKind::Rej)], S::Refused),
+            (S::RejSent, vec![Send(CmMessageKind::Rej)], S::RejSent),
         ],
         CmMessageKind::Rep => vec![
             (S::ReqSent, deliver, S::RepReceived),
@@ -109,7 +109,7 @@ fn table(kind: CmMessageKind) -> Vec<(CmState, Vec<CallerAction>, CmState)> {
                 vec![Send(CmMessageKind::Rtu)],
                 S::EstablishedActive,
             ),
-            (S::Refused, vec![Send(CmMessageKind::Rej)], S::Refused),
+            (S::RejSent, vec![Send(CmMessageKind::Rej)], S::RejSent),
         ],
         CmMessageKind::Rtu => vec![(S::RepSent, deliver, S::EstablishedPassive)],
         CmMessageKind::Rej => vec![
@@ -205,7 +205,7 @@ fn the_program_may_send_each_message_in_these_states_only() {
 /// Returns the times at which the message is sent, and the last actions.
 fn outgoings(m: &mut CmStateMachine) -> (Vec<u64>, Vec<CallerAction>) {
     let mut at = Vec::new();
-    while let Some(deadline) = m.deadline() {
+    while let Some(deadline) = m.next_expiry() {
         assert_eq!(m.expire(deadline - ms(1)), [], "too early");
         let actions = m.expire(deadline);
         if !matches!(actions[..], [CallerAction::Send(_)]) {
@@ -223,7 +223,7 @@ fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
     assert_eq!(at[..6], [250, 750, 1750, 3750, 7750, 11_750]);
     assert_eq!((at.len(), at[18]), (19, 63_750));
     assert_eq!(last, [CallerAction::TimedOut(CmMessageKind::Req)]);
-    assert_eq!((m.state(), m.deadline()), (CmState::ReqSent, None));
+    assert_eq!((m.state(), m.next_expiry()), (CmState::ReqSent, None));
     // The peer gets a REJ, again for each repeated message.
     assert_eq!(
         m.post(ms(64_000), CmMessageKind::Rej),
@@ -233,7 +233,7 @@ fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
         m.receive(ms(65_000), CmMessageKind::Rep, ms(0)),
         [CallerAction::Send(CmMessageKind::Rej)]
     );
-    assert_eq!(m.expire(ms(66_000)), [CallerAction::Done]);
+    assert_eq!(m.expire(ms(66_000)), [CallerAction::ForgetConnection]);
     assert_eq!(m.state(), CmState::Done);
 }
 
@@ -259,13 +259,13 @@ fn an_unanswered_farewell_ends_in_time_wait_and_is_told() {
         [CallerAction::TimedOut(CmMessageKind::Dreq)]
     );
     assert_eq!(m.state(), CmState::TimeWait);
-    assert_eq!(outgoings(&mut m).1, [CallerAction::Done]);
+    assert_eq!(outgoings(&mut m).1, [CallerAction::ForgetConnection]);
     let mut m = in_state(CmState::SidrReqSent);
     assert_eq!(
         outgoings(&mut m).1,
         [CallerAction::TimedOut(CmMessageKind::SidrReq)]
     );
-    assert_eq!(outgoings(&mut m).1, [CallerAction::Done]);
+    assert_eq!(outgoings(&mut m).1, [CallerAction::ForgetConnection]);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn what_was_abandoned_ends_by_itself() {
         let mut m = in_state(state);
         m.close(AT);
         let mut steps = 0;
-        while let Some(at) = m.deadline() {
+        while let Some(at) = m.next_expiry() {
             m.expire(at);
             steps += 1;
             assert!(steps < 100);
@@ -333,7 +333,7 @@ impl Simulation {
         for action in actions {
             match action {
                 CallerAction::Send(kind) => self.send(1 - end, kind),
-                CallerAction::Done => {}
+                CallerAction::ForgetConnection => {}
                 told => {
                     self.delivered[end].push(told);
                     self.program(end, told);
@@ -383,8 +383,8 @@ impl Simulation {
             let due = [
                 self.network.iter().map(|n| n.0).min(),
                 self.todo.iter().map(|n| n.0).min(),
-                self.ends[0].deadline(),
-                self.ends[1].deadline(),
+                self.ends[0].next_expiry(),
+                self.ends[1].next_expiry(),
             ];
             let Some(now) = due.into_iter().flatten().min() else {
                 return;

@@ -56,7 +56,7 @@ pub struct Requester {
     unreadable_position: Option<u64>,
     /// Number of packets since the last one with an acknowledgement request.
     packets_since_ack_request: u32,
-    /// Counters since the last [`StateMachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
     pub counts: StateMachineCounters,
 }
 
@@ -106,7 +106,7 @@ impl Requester {
             return;
         }
         match packet.bth.operation {
-            PacketOperation::Acknowledge => self.take_acknowledge(now_ns, packet),
+            PacketOperation::Acknowledge => self.process_acknowledge(now_ns, packet),
             PacketOperation::ReadResponse | PacketOperation::AtomicAcknowledge => {
                 self.process_result(now_ns, packet, memory);
             }
@@ -168,7 +168,7 @@ impl Requester {
         if self.failure.is_some() || self.retry.is_rnr_wait_ongoing(now_ns) {
             return false;
         }
-        let Some((position, slot)) = self.sendable() else {
+        let Some((position, slot)) = self.next_sendable_request() else {
             return false;
         };
         if self.rate_limited_until(now_ns).is_some() {
@@ -185,7 +185,7 @@ impl Requester {
         let asks = self.asks_for_acknowledgement(&slot);
         segment.bth.ack_request = asks;
         let start = out.len();
-        if !self.append(position, &segment, memory, out) {
+        if !self.append_packet(position, &segment, memory, out) {
             return false;
         }
         self.packets_since_ack_request = if asks {
@@ -193,11 +193,11 @@ impl Requester {
         } else {
             self.packets_since_ack_request + 1
         };
-        let is_first_time = next >= self.queue.sent_end();
+        let is_first_time = next >= self.queue.sent_end_sequence();
         let measurable = (asks && is_first_time).then_some(next);
         self.retry
             .on_sent(now_ns, self.queue.has_outstanding(), measurable);
-        self.queue.advance(&slot);
+        self.queue.advance_after_send(&slot);
         if let Some(congestion) = &mut self.congestion {
             congestion.on_sent(out.len() - start, now_ns);
         }
@@ -206,12 +206,12 @@ impl Requester {
 
     /// Returns the request whose next packet the window, fences and `max_rd_atomic` allow to send. The rate limit is
     /// not checked.
-    fn sendable(&self) -> Option<(u64, QueuedRequest)> {
-        let (position, slot) = self.queue.next_slot()?;
-        let out = self.queue.next_sequence() - self.queue.acked_until();
+    fn next_sendable_request(&self) -> Option<(u64, QueuedRequest)> {
+        let (position, slot) = self.queue.next_request_to_send()?;
+        let out = self.queue.next_sequence() - self.queue.acked_until_sequence();
         let is_in_window = out < self.window_packets_for(&slot);
         let begins = self.queue.next_sequence() == slot.first_sequence;
-        let awaited = self.queue.awaited_responses();
+        let awaited = self.queue.requests_awaiting_response();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
             || (slot.has_response() && awaited >= self.max_rd_atomic);
         let is_held = waits_for_responses || self.unreadable_position == Some(position);
@@ -247,12 +247,12 @@ impl Requester {
         slot.has_response()
             || next + 1 == slot.end_sequence
             || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_interval()
-            || next + 1 - self.queue.acked_until() >= self.window_packets_for(slot)
+            || next + 1 - self.queue.acked_until_sequence() >= self.window_packets_for(slot)
             || self.rate_limited_until(0).is_some()
     }
 
     /// Appends a packet; returns false if its payload cannot be read.
-    fn append(
+    fn append_packet(
         &mut self,
         position: u64,
         segment: &Segment,
@@ -266,29 +266,33 @@ impl Requester {
         });
         if emitted.is_err() {
             self.unreadable_position = Some(position);
-            self.fail_unreadable();
+            self.fail_if_oldest_is_unreadable();
         }
         emitted.is_ok()
     }
 
     /// Processes an ACK, NAK or RNR NAK.
-    fn take_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
+    fn process_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
         let (Some(sequence), Some(aeth)) = (self.answered_sequence(packet), packet.extended.aeth)
         else {
             return;
         };
         // A NAK acknowledges all packets in front of its PSN.
         let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
-        let before = self.queue.acked_until();
-        let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
+        let before = self.queue.acked_until_sequence();
+        let reach = self
+            .queue
+            .acknowledge_before(sequence + u64::from(is_positive));
         self.on_ack_progress(now_ns, before);
         match aeth.syndrome {
-            _ if reach == AckEffect::Blocked => self.rerequest_missing(now_ns),
+            _ if reach == AckEffect::BlockedByMissingResponse => {
+                self.rerequest_missing_responses(now_ns)
+            }
             Syndrome::Ack(_) => {}
             Syndrome::RnrNak(code) => self.process_rnr_nak(now_ns, sequence, code),
             Syndrome::Nak(NAK_PSN_SEQUENCE) => {
                 self.counts.rcvd_seq_err += 1;
-                self.begin_retry_after_loss(now_ns);
+                self.begin_retry_unless_recovering(now_ns);
             }
             Syndrome::Nak(NAK_INVALID_REQUEST) => self.fail(RequestFailure::RemoteInvalidRequest),
             Syndrome::Nak(NAK_REMOTE_ACCESS) => self.fail(RequestFailure::RemoteAccess),
@@ -301,13 +305,13 @@ impl Requester {
         let Some(sequence) = self.answered_sequence(packet) else {
             return;
         };
-        let before = self.queue.acked_until();
+        let before = self.queue.acked_until_sequence();
         let outcome =
             results::process_response(&mut self.queue, &self.connection, sequence, packet, memory);
         self.on_ack_progress(now_ns, before);
         match outcome {
             ResponseOutcome::Accepted => {}
-            ResponseOutcome::MissingResponse => self.rerequest_missing(now_ns),
+            ResponseOutcome::MissingResponse => self.rerequest_missing_responses(now_ns),
             ResponseOutcome::Failed(failure) => self.fail(failure),
         }
     }
@@ -315,34 +319,34 @@ impl Requester {
     /// Returns the sequence number that a packet answers; `None` for duplicates and for packets that nothing has asked
     /// for.
     fn answered_sequence(&self, packet: &Packet<'_>) -> Option<u64> {
-        let acked = self.queue.acked_until();
+        let acked = self.queue.acked_until_sequence();
         let sequence = self.numbering.sequence(packet.bth.psn, acked);
-        (acked..self.queue.sent_end())
+        (acked..self.queue.sent_end_sequence())
             .contains(&sequence)
             .then_some(sequence)
     }
 
     fn on_ack_progress(&mut self, now_ns: u64, before: u64) {
-        let acked = self.queue.acked_until();
+        let acked = self.queue.acked_until_sequence();
         if acked > before {
             self.retry.on_progress(now_ns, acked);
             self.window.on_acknowledged(acked - before);
             self.counts.rdma_sends += self.queue.take_done_sends();
-            self.fail_unreadable();
+            self.fail_if_oldest_is_unreadable();
         }
     }
 
     /// Fails the oldest request if its payload cannot be read.
-    fn fail_unreadable(&mut self) {
+    fn fail_if_oldest_is_unreadable(&mut self) {
         if self.unreadable_position == Some(self.queue.done_requests() + 1) {
             self.fail(RequestFailure::LocalProtection);
         }
     }
 
     /// Begins a retry, unless one is already repairing the loss.
-    fn begin_retry_after_loss(&mut self, now_ns: u64) {
+    fn begin_retry_unless_recovering(&mut self, now_ns: u64) {
         if !self.retry.is_recovering(now_ns) {
-            self.begin_retry(now_ns);
+            self.begin_counted_retry_or_fail(now_ns);
         }
     }
 
@@ -350,9 +354,9 @@ impl Requester {
     ///
     /// As a probe, this does not count as a retry. A slow responder first sends all responses that it was asked for
     /// before, so each may show a gap. The timeout detects a lack of progress.
-    fn rerequest_missing(&mut self, now_ns: u64) {
+    fn rerequest_missing_responses(&mut self, now_ns: u64) {
         if self.retry.timeout_ns.is_none() {
-            self.begin_retry_after_loss(now_ns);
+            self.begin_retry_unless_recovering(now_ns);
         } else if !self.retry.is_response_still_expected(now_ns) {
             self.retry.begin_uncounted_retry(now_ns);
             self.rewind_to_acked();
@@ -376,7 +380,7 @@ impl Requester {
     }
 
     /// Begins a retry that counts, or fails if none is left.
-    fn begin_retry(&mut self, now_ns: u64) {
+    fn begin_counted_retry_or_fail(&mut self, now_ns: u64) {
         if self.retry.begin_counted_retry(now_ns) {
             self.rewind_to_acked();
         } else {
@@ -410,9 +414,14 @@ impl Requester {
         if let Some(until) = self.retry.rnr_wait_end_ns() {
             return Some(until);
         }
-        let timer = self.queue.has_outstanding().then(|| self.retry.timer());
+        let timer = self
+            .queue
+            .has_outstanding()
+            .then(|| self.retry.next_timer());
         let timer = timer.flatten().map(|(at, _)| at);
-        let paced = self.sendable().and_then(|_| self.rate_limited_until(0));
+        let paced = self
+            .next_sendable_request()
+            .and_then(|_| self.rate_limited_until(0));
         [timer, paced].into_iter().flatten().min()
     }
 
@@ -424,9 +433,9 @@ impl Requester {
         if self.failure.is_some() || !self.queue.has_outstanding() {
             return;
         }
-        match self.retry.timer() {
+        match self.retry.next_timer() {
             Some((at, _)) if at > now_ns.min(heard_ns) => {}
-            Some((_, ExpiredTimer::Timeout)) => self.begin_retry(now_ns),
+            Some((_, ExpiredTimer::Timeout)) => self.begin_counted_retry_or_fail(now_ns),
             Some((_, ExpiredTimer::Probe)) => self.send_probe(now_ns),
             None => {}
         }

@@ -23,7 +23,7 @@ impl QueuedRequest {
     }
 
     /// Returns the sequence number after the last response to the READ request that asks for response `sequence`.
-    pub(super) fn read_end(&self, connection: &Connection, sequence: u64) -> u64 {
+    pub(super) fn read_request_end_sequence(&self, connection: &Connection, sequence: u64) -> u64 {
         let packets = self.packet_index_of(self.end_sequence);
         self.first_sequence
             + u64::from(connection.read_request_end(self.packet_index_of(sequence), packets))
@@ -43,7 +43,7 @@ pub(super) enum AckEffect {
     /// Everything up to its PSN is acknowledged.
     Complete,
     /// An earlier request still waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
-    Blocked,
+    BlockedByMissingResponse,
 }
 
 /// The queue of requests, oldest first.
@@ -53,17 +53,17 @@ pub(super) struct RequestQueue {
     slots: VecDeque<QueuedRequest>,
     done_requests: u64,
     /// Sequence number of 64 bits (not the PSN) of the first packet of the request that is posted next.
-    posted_end: u64,
+    posted_end_sequence: u64,
     /// All packets in front of this sequence number are acknowledged.
-    acked_until: u64,
+    acked_until_sequence: u64,
     /// Sequence number of the next packet to send.
     next_sequence: u64,
     /// Position of the request that contains packet `next_sequence`.
     next_position: u64,
     /// Sequence number after the last packet that was ever sent.
-    sent_end: u64,
+    sent_end_sequence: u64,
     /// Number of sent requests in front of `next_sequence` that wait for their responses.
-    awaited_responses: u32,
+    requests_awaiting_response: u32,
     /// Number of SENDs that are done and not yet counted.
     uncounted_done_sends: u64,
 }
@@ -74,23 +74,23 @@ impl RequestQueue {
             connection,
             slots: VecDeque::new(),
             done_requests: 0,
-            posted_end: FIRST_SEQUENCE,
-            acked_until: FIRST_SEQUENCE,
+            posted_end_sequence: FIRST_SEQUENCE,
+            acked_until_sequence: FIRST_SEQUENCE,
             next_sequence: FIRST_SEQUENCE,
             next_position: 1,
-            sent_end: FIRST_SEQUENCE,
-            awaited_responses: 0,
+            sent_end_sequence: FIRST_SEQUENCE,
+            requests_awaiting_response: 0,
             uncounted_done_sends: 0,
         }
     }
 
     pub(super) fn push(&mut self, request: Request, psns: u32) -> u64 {
-        let first = self.posted_end;
-        self.posted_end += u64::from(psns);
+        let first = self.posted_end_sequence;
+        self.posted_end_sequence += u64::from(psns);
         self.slots.push_back(QueuedRequest {
             request,
             first_sequence: first,
-            end_sequence: self.posted_end,
+            end_sequence: self.posted_end_sequence,
         });
         self.done_requests + self.slots.len() as u64
     }
@@ -108,29 +108,29 @@ impl RequestQueue {
         self.slots.len()
     }
 
-    pub(super) fn acked_until(&self) -> u64 {
-        self.acked_until
+    pub(super) fn acked_until_sequence(&self) -> u64 {
+        self.acked_until_sequence
     }
 
     pub(super) fn next_sequence(&self) -> u64 {
         self.next_sequence
     }
 
-    pub(super) fn sent_end(&self) -> u64 {
-        self.sent_end
+    pub(super) fn sent_end_sequence(&self) -> u64 {
+        self.sent_end_sequence
     }
 
-    pub(super) fn awaited_responses(&self) -> u32 {
-        self.awaited_responses
+    pub(super) fn requests_awaiting_response(&self) -> u32 {
+        self.requests_awaiting_response
     }
 
     /// Returns true if packets are outstanding that no retry will send again.
     pub(super) fn has_outstanding(&self) -> bool {
-        self.next_sequence > self.acked_until
+        self.next_sequence > self.acked_until_sequence
     }
 
     /// Returns the request that contains the next packet, with its position.
-    pub(super) fn next_slot(&self) -> Option<(u64, QueuedRequest)> {
+    pub(super) fn next_request_to_send(&self) -> Option<(u64, QueuedRequest)> {
         #[allow(clippy::cast_possible_truncation)] // less than the queue's length
         let index = (self.next_position - self.done_requests - 1) as usize;
         self.slots
@@ -147,53 +147,53 @@ impl RequestQueue {
 
     /// Advances `next_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
-    pub(super) fn advance(&mut self, slot: &QueuedRequest) {
+    pub(super) fn advance_after_send(&mut self, slot: &QueuedRequest) {
         self.next_sequence = if slot.has_response() {
-            self.awaited_responses += 1;
-            slot.read_end(&self.connection, self.next_sequence)
+            self.requests_awaiting_response += 1;
+            slot.read_request_end_sequence(&self.connection, self.next_sequence)
         } else {
             self.next_sequence + 1
         };
         if self.next_sequence == slot.end_sequence {
             self.next_position += 1;
         }
-        self.sent_end = self.sent_end.max(self.next_sequence);
+        self.sent_end_sequence = self.sent_end_sequence.max(self.next_sequence);
     }
 
     /// Acknowledges everything in front of `limit`.
-    pub(super) fn acknowledge(&mut self, limit: u64) -> AckEffect {
-        while self.acked_until < limit {
+    pub(super) fn acknowledge_before(&mut self, limit: u64) -> AckEffect {
+        while self.acked_until_sequence < limit {
             let Some(front) = self.slots.front() else {
                 return AckEffect::Complete;
             };
             if front.has_response() {
-                return AckEffect::Blocked;
+                return AckEffect::BlockedByMissingResponse;
             }
-            self.acked_until = limit.min(front.end_sequence);
-            self.retire_front();
+            self.acked_until_sequence = limit.min(front.end_sequence);
+            self.retire_front_if_done();
         }
         AckEffect::Complete
     }
 
     /// Records the response to packet `acked_until`.
-    pub(super) fn record_response(&mut self) {
-        let taken = self.acked_until;
-        self.acked_until += 1;
-        // A packet at or after `next_sequence` was taken back by a retry, so `awaited_responses` no longer counts its
+    pub(super) fn record_response_to_oldest(&mut self) {
+        let taken = self.acked_until_sequence;
+        self.acked_until_sequence += 1;
+        // A packet at or after `next_sequence` was taken back by a retry, so `requests_awaiting_response` no longer counts its
         // request.
         if let Some(front) = self.slots.front()
-            && self.acked_until == front.read_end(&self.connection, taken)
+            && self.acked_until_sequence == front.read_request_end_sequence(&self.connection, taken)
             && self.next_sequence > taken
         {
-            self.awaited_responses -= 1;
+            self.requests_awaiting_response -= 1;
         }
-        self.retire_front();
+        self.retire_front_if_done();
     }
 
     /// Removes the oldest request if it is done, and advances `next_sequence` to `acked_until` at least.
-    fn retire_front(&mut self) {
+    fn retire_front_if_done(&mut self) {
         if let Some(front) = self.slots.front()
-            && front.end_sequence <= self.acked_until
+            && front.end_sequence <= self.acked_until_sequence
         {
             self.uncounted_done_sends += u64::from(matches!(
                 front.request.operation,
@@ -203,13 +203,13 @@ impl RequestQueue {
             self.done_requests += 1;
             self.next_position = self.next_position.max(self.done_requests + 1);
         }
-        self.next_sequence = self.next_sequence.max(self.acked_until);
+        self.next_sequence = self.next_sequence.max(self.acked_until_sequence);
     }
 
     /// Sets `next_sequence` back, so that everything that is not acknowledged is sent again.
     pub(super) fn rewind_to_acked(&mut self) {
-        self.next_sequence = self.acked_until;
+        self.next_sequence = self.acked_until_sequence;
         self.next_position = self.done_requests + 1;
-        self.awaited_responses = 0;
+        self.requests_awaiting_response = 0;
     }
 }

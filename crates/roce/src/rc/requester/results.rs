@@ -26,14 +26,14 @@ pub(super) fn process_response(
     memory: &mut impl LocalMemory,
 ) -> ResponseOutcome {
     // A response acknowledges the requests in front of its own (IBTA vol. 1, 9.7.5.1.2).
-    if queue.acknowledge(sequence) == AckEffect::Blocked {
+    if queue.acknowledge_before(sequence) == AckEffect::BlockedByMissingResponse {
         return ResponseOutcome::MissingResponse;
     }
     let Some((position, slot)) = queue.front() else {
         return ResponseOutcome::Failed(RequestFailure::BadResponse);
     };
     let index = slot.packet_index_of(sequence);
-    let is_last = sequence + 1 == slot.read_end(connection, sequence);
+    let is_last = sequence + 1 == slot.read_request_end_sequence(connection, sequence);
     let placed = match (slot.request.operation, packet.bth.operation) {
         (RequestOperation::Read { len, .. }, PacketOperation::ReadResponse) => {
             let (offset, bytes) = connection.packet_byte_range(len, index);
@@ -62,7 +62,7 @@ pub(super) fn process_response(
         None => ResponseOutcome::Failed(RequestFailure::BadResponse),
         Some(Err(_)) => ResponseOutcome::Failed(RequestFailure::LocalProtection),
         Some(Ok(())) => {
-            queue.record_response();
+            queue.record_response_to_oldest();
             ResponseOutcome::Accepted
         }
     }

@@ -45,7 +45,7 @@ pub(super) struct RetryState {
     mean_rtt_ns: u64,
     rtt_deviation_ns: u64,
     /// Sequence number and send time of the packet whose round trip is being measured.
-    rtt_measured_packet: Option<(u64, u64)>,
+    rtt_packet_sequence_and_send_ns: Option<(u64, u64)>,
 }
 
 impl RetryState {
@@ -66,7 +66,7 @@ impl RetryState {
             probes_since_rtt: 0,
             mean_rtt_ns: 0,
             rtt_deviation_ns: 0,
-            rtt_measured_packet: None,
+            rtt_packet_sequence_and_send_ns: None,
         }
     }
 
@@ -89,10 +89,12 @@ impl RetryState {
                 self.timeout_start_ns = now_ns;
             }
         }
-        if let (None, Some(sequence), None) =
-            (self.rtt_measured_packet, asks, self.recovery_start_ns)
-        {
-            self.rtt_measured_packet = Some((sequence, now_ns));
+        if let (None, Some(sequence), None) = (
+            self.rtt_packet_sequence_and_send_ns,
+            asks,
+            self.recovery_start_ns,
+        ) {
+            self.rtt_packet_sequence_and_send_ns = Some((sequence, now_ns));
         }
     }
 
@@ -106,11 +108,11 @@ impl RetryState {
         self.is_last_retry_uncounted = false;
         self.is_probing = false;
         self.rnr_wait_end_ns = None;
-        if let Some((sequence, sent_ns)) = self.rtt_measured_packet
+        if let Some((sequence, sent_ns)) = self.rtt_packet_sequence_and_send_ns
             && sequence < acked
         {
             self.update_rtt(now_ns.saturating_sub(sent_ns));
-            self.rtt_measured_packet = None;
+            self.rtt_packet_sequence_and_send_ns = None;
             // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
             // (Karn).
             self.probes_since_rtt = 0;
@@ -130,7 +132,7 @@ impl RetryState {
     }
 
     /// Returns the time in which an acknowledgement almost always arrives; 0 if not measured.
-    fn expected_ack_ns(&self) -> u64 {
+    fn max_usual_ack_delay_ns(&self) -> u64 {
         self.mean_rtt_ns + PROBE_DEVIATIONS * self.rtt_deviation_ns
     }
 
@@ -138,7 +140,7 @@ impl RetryState {
     /// retransmission cannot have arrived yet.
     pub(super) fn is_recovering(&self, now_ns: u64) -> bool {
         self.recovery_start_ns.is_some_and(|since| {
-            let patience_ns = self.expected_ack_ns();
+            let patience_ns = self.max_usual_ack_delay_ns();
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
     }
@@ -147,7 +149,7 @@ impl RetryState {
     /// time.
     pub(super) fn is_response_still_expected(&self, now_ns: u64) -> bool {
         self.recovery_start_ns.is_some_and(|since| {
-            let patience_ns = self.expected_ack_ns();
+            let patience_ns = self.max_usual_ack_delay_ns();
             let patience_ns = patience_ns.saturating_mul(self.probe_backoff());
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
@@ -191,7 +193,7 @@ impl RetryState {
         self.recovery_start_ns = Some(now_ns);
         self.is_last_retry_uncounted = false;
         self.is_probing = false;
-        self.rtt_measured_packet = None;
+        self.rtt_packet_sequence_and_send_ns = None;
     }
 
     /// Begins the wait after an RNR NAK; returns false if the RNR retries are used up.
@@ -219,12 +221,12 @@ impl RetryState {
     }
 
     /// Returns the timer that expires first while packets are outstanding, and its time.
-    pub(super) fn timer(&self) -> Option<(u64, ExpiredTimer)> {
+    pub(super) fn next_timer(&self) -> Option<(u64, ExpiredTimer)> {
         let timeout = self
             .timeout_ns
             .map(|timeout| self.timeout_start_ns.saturating_add(timeout));
         let probe = self.min_probe_wait_ns.map(|least| {
-            let wait = least.max(self.expected_ack_ns());
+            let wait = least.max(self.max_usual_ack_delay_ns());
             self.probe_wait_start_ns
                 .saturating_add(wait.saturating_mul(self.probe_backoff()))
         });

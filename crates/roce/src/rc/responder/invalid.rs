@@ -17,12 +17,12 @@ pub struct InvalidRequest {
     /// Bytes of payload in the packet.
     pub payload_bytes: usize,
     /// The check that refused the packet.
-    pub check: Check,
+    pub check: FailedCheck,
 }
 
 /// The check that refuses a request as invalid (IBTA vol. 1, 9.7.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum FailedCheck {
     /// The packet does not follow the previous one in a message: `received` bytes of a message have arrived, or no
     /// message has begun.
     Order {
@@ -43,7 +43,7 @@ pub enum Check {
         mtu: u32,
     },
     /// The queue pair that executes the request refused it.
-    Target,
+    RefusedByTarget,
 }
 
 impl Display for InvalidRequest {
@@ -63,7 +63,7 @@ impl Display for InvalidRequest {
     }
 }
 
-impl Display for Check {
+impl Display for FailedCheck {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             Self::Order { received: None } => write!(f, "no message has begun"),
@@ -89,7 +89,7 @@ impl Display for Check {
                 }
                 write!(f, "; the path MTU is {mtu}")
             }
-            Self::Target => write!(f, "the queue pair could not execute it"),
+            Self::RefusedByTarget => write!(f, "the queue pair could not execute it"),
         }
     }
 }

@@ -8,9 +8,9 @@ mod config;
 mod invalid;
 mod replies;
 
-pub use crate::target::{AtomicOperation, Refusal, Target};
+pub use crate::target::{AtomicOperation, Refusal, ResponderTarget};
 pub use config::{AllowedOperations, ResponderConfig};
-pub use invalid::{Check, InvalidRequest};
+pub use invalid::{FailedCheck, InvalidRequest};
 
 use crate::assembly::{self, PartialMessage};
 use crate::counts::StateMachineCounters;
@@ -73,7 +73,7 @@ pub struct Responder {
     pending_nak_since_ns: Option<u64>,
     failure: Option<Refusal>,
     /// The request that was refused as invalid.
-    invalid: Option<InvalidRequest>,
+    refused_invalid_request: Option<InvalidRequest>,
     /// Message sequence number: executed messages, modulo 2^24.
     msn: u32,
     partial_message: Option<PartialMessage>,
@@ -81,7 +81,7 @@ pub struct Responder {
     resources: ResponderResources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
-    /// Counters since the last [`StateMachineCounters::take_nonzero`].
+    /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
     pub counts: StateMachineCounters,
 }
 
@@ -105,7 +105,7 @@ impl Responder {
             last_ahead_sequence: None,
             pending_nak_since_ns: None,
             failure: None,
-            invalid: None,
+            refused_invalid_request: None,
             msn: 0,
             partial_message: None,
             replies: ReplyQueue::default(),
@@ -141,7 +141,7 @@ impl Responder {
     /// Returns the request that was refused as invalid, if that is why the queue pair has failed.
     #[must_use]
     pub fn invalid_request(&self) -> Option<InvalidRequest> {
-        self.invalid
+        self.refused_invalid_request
     }
 
     /// Records an ECN mark on a packet for the requester of this queue pair, e.g. a READ response. Marked CNPs are not
@@ -158,7 +158,7 @@ impl Responder {
         now_ns: u64,
         packet: &Packet<'_>,
         is_ecn_marked: bool,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) {
         // A congestion notification never causes another one.
         if packet.bth.operation == PacketOperation::Cnp {
@@ -177,7 +177,7 @@ impl Responder {
             return;
         }
         if let Err(rejection) = self.process(packet, target) {
-            self.reject(rejection, now_ns, packet, target);
+            self.reply_to_rejected(rejection, now_ns, packet, target);
         }
     }
 
@@ -214,7 +214,11 @@ impl Responder {
     }
 
     /// Checks and executes a request, and queues its reply.
-    fn process(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Rejection> {
+    fn process(
+        &mut self,
+        packet: &Packet<'_>,
+        target: &mut impl ResponderTarget,
+    ) -> Result<(), Rejection> {
         self.check_psn(packet)?;
         let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
         self.check_operation_allowed(packet)?;
@@ -264,12 +268,12 @@ impl Responder {
     fn check_resources(
         &mut self,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<(), Rejection> {
         if self.lacks_resources(packet) {
             return Err(Rejection::Refused(Refusal::InvalidRequest));
         }
-        if assembly::needs_receive(packet) && !target.begin_receive() {
+        if assembly::consumes_receive_work_request(packet) && !target.begin_receive() {
             return Err(Rejection::NotReady);
         }
         Ok(())
@@ -288,7 +292,7 @@ impl Responder {
     fn execute_single_packet(
         &mut self,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<ReplyKind, Refusal> {
         let ExtendedHeaders {
             reth, atomic, feth, ..
@@ -308,7 +312,7 @@ impl Responder {
                     swap: eth.swap_or_add,
                 };
                 target
-                    .atomic(eth.addr, eth.rkey, atomic)
+                    .execute_atomic(eth.addr, eth.rkey, atomic)
                     .map(ReplyKind::AtomicResponse)
             }
             (PacketOperation::FetchAdd, _, Some(eth)) => {
@@ -316,13 +320,13 @@ impl Responder {
                     add: eth.swap_or_add,
                 };
                 target
-                    .atomic(eth.addr, eth.rkey, atomic)
+                    .execute_atomic(eth.addr, eth.rkey, atomic)
                     .map(ReplyKind::AtomicResponse)
             }
             (PacketOperation::AtomicWrite, Some(reth), _) => {
                 let bytes = packet.payload.try_into();
                 let bytes = bytes.map_err(|_| Refusal::InvalidRequest)?;
-                target.atomic(reth.addr, reth.rkey, AtomicOperation::Write(bytes))?;
+                target.execute_atomic(reth.addr, reth.rkey, AtomicOperation::Write(bytes))?;
                 Ok(ReplyKind::EmptyResponse)
             }
             (PacketOperation::Flush, Some(reth), _) => {
@@ -345,10 +349,10 @@ impl Responder {
         &mut self,
         message: PartialMessage,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) -> Result<(), Refusal> {
         if packet.bth.position.is_last() {
-            message.finish(packet, target)?;
+            message.complete_with_last_packet(packet, target)?;
             self.partial_message = None;
             self.msn = self.msn.wrapping_add(1);
         } else {
@@ -361,21 +365,21 @@ impl Responder {
     #[cold]
     fn describe_invalid(&self, packet: &Packet<'_>) -> InvalidRequest {
         let check = match assembly::check_opcode_sequence(self.partial_message, packet) {
-            Err(_) => Check::Order {
+            Err(_) => FailedCheck::Order {
                 received: self.partial_message.map(|message| message.received_bytes()),
             },
-            Ok(_) if self.check_operation_allowed(packet).is_err() => Check::Access,
-            Ok(_) if self.lacks_resources(packet) => Check::NoResources,
+            Ok(_) if self.check_operation_allowed(packet).is_err() => FailedCheck::Access,
+            Ok(_) if self.lacks_resources(packet) => FailedCheck::NoResources,
             Ok(message)
                 if assembly::check_length(message, packet, self.connection.mtu_bytes).is_err() =>
             {
-                Check::Length {
+                FailedCheck::Length {
                     received: message.map_or(0, |message| message.received_bytes()),
                     announced: message.and_then(|message| message.announced_bytes()),
                     mtu: self.connection.mtu_bytes,
                 }
             }
-            Ok(_) => Check::Target,
+            Ok(_) => FailedCheck::RefusedByTarget,
         };
         InvalidRequest {
             psn: packet.bth.psn,
@@ -415,12 +419,12 @@ impl Responder {
     }
 
     /// Replies to a request that was not executed, as far as the rejection requires.
-    fn reject(
+    fn reply_to_rejected(
         &mut self,
         rejection: Rejection,
         now_ns: u64,
         packet: &Packet<'_>,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
     ) {
         match rejection {
             Rejection::Dropped => self.counts.duplicate_request += 1,
@@ -430,12 +434,12 @@ impl Responder {
             }
             Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
-                if self.is_new_gap(packet) {
+                if self.must_send_gap_nak(packet) {
                     self.pending_nak_since_ns.get_or_insert(now_ns);
                 }
             }
             Rejection::NotReady => {
-                if self.is_new_gap(packet) {
+                if self.must_send_gap_nak(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
                     self.replies
@@ -444,7 +448,7 @@ impl Responder {
             }
             Rejection::Refused(refusal) => {
                 if refusal == Refusal::InvalidRequest {
-                    self.invalid = Some(self.describe_invalid(packet));
+                    self.refused_invalid_request = Some(self.describe_invalid(packet));
                 }
                 self.queue_refusal_nak(self.expected_sequence, refusal);
             }
@@ -456,7 +460,7 @@ impl Responder {
     ///
     /// If sequence numbers start over, the packets belong to a retry that has lost the expected packet again. This
     /// counts as a new gap.
-    fn is_new_gap(&mut self, packet: &Packet<'_>) -> bool {
+    fn must_send_gap_nak(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
         let before = self.last_ahead_sequence.replace(sequence);
         before.is_none_or(|last| sequence <= last)
@@ -493,14 +497,14 @@ impl Responder {
     }
 
     /// Replies to a request that was already executed (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
-    fn reply_to_duplicate(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
+    fn reply_to_duplicate(&mut self, packet: &Packet<'_>, target: &mut impl ResponderTarget) {
         let sequence = self.sequence_of(packet);
         if matches!(
             packet.bth.operation,
             PacketOperation::Send | PacketOperation::Write
         ) {
             // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
-            let limit = self.resources.first_kept_after(sequence);
+            let limit = self.resources.first_kept_sequence_after(sequence);
             let last = limit.unwrap_or(self.expected_sequence) - 1;
             self.replies.push(self.make_reply(last, ReplyKind::Ack));
             self.replied_up_to = self.replied_up_to.max(last + 1);
@@ -523,7 +527,7 @@ impl Responder {
         } else if !matches_operation(reply.kind, packet.bth.operation) {
             return;
         }
-        self.replies.push_duplicate(reply);
+        self.replies.push_reply_to_duplicate(reply);
     }
 
     /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
@@ -553,7 +557,12 @@ impl Responder {
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
-    pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
+    pub fn transmit(
+        &mut self,
+        now_ns: u64,
+        target: &mut impl ResponderTarget,
+        out: &mut Vec<u8>,
+    ) -> bool {
         if self.notification.take_pending_cnp() {
             self.counts.np_cnp_sent += 1;
             self.append_cnp(out);
@@ -564,7 +573,7 @@ impl Responder {
         };
         let ReplyKind::Read(read) = reply.kind else {
             self.append_reply(&reply, out);
-            self.replies.advance();
+            self.replies.advance_after_send();
             return true;
         };
         let blocked = |congestion: &ReactionPoint| congestion.blocked_until(now_ns).is_some();
@@ -577,7 +586,7 @@ impl Responder {
             self.queue_refusal_nak(reply.acked_sequence, refusal);
             return self.transmit(now_ns, target, out);
         }
-        self.replies.advance();
+        self.replies.advance_after_send();
         if let Some(congestion) = &mut self.congestion {
             congestion.on_sent(out.len() - start, now_ns);
         }
@@ -605,7 +614,7 @@ impl Responder {
             return false;
         };
         self.append_reply(&reply, out);
-        self.replies.advance();
+        self.replies.advance_after_send();
         true
     }
 
@@ -657,7 +666,7 @@ impl Responder {
         &self,
         reply: &Reply,
         read: &ReadRequest,
-        target: &mut impl Target,
+        target: &mut impl ResponderTarget,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets

@@ -54,7 +54,7 @@ impl ReplyQueue {
     }
 
     /// Removes the front reply after it was sent; for a READ, advances by one response.
-    pub(super) fn advance(&mut self) {
+    pub(super) fn advance_after_send(&mut self) {
         if let Some(reply) = self.queue.front_mut() {
             if let ReplyKind::Read(read) = reply.kind
                 && reply.acked_sequence + 1 < read.end_sequence
@@ -85,7 +85,7 @@ impl ReplyQueue {
     /// Adds a reply to a duplicate request, in front of the replies to later requests. Behind them the requester would
     /// consider the reply lost and repeat all its requests again and again. If a reply to the same request is still
     /// queued, that reply moves back to the response that is asked for.
-    pub(super) fn push_duplicate(&mut self, reply: Reply) {
+    pub(super) fn push_reply_to_duplicate(&mut self, reply: Reply) {
         let waiting = self
             .queue
             .iter_mut()
@@ -141,7 +141,7 @@ impl ResponderResources {
     }
 
     /// Returns the number of the oldest request after `sequence` that has a reply of its own.
-    pub(super) fn first_kept_after(&self, sequence: u64) -> Option<u64> {
+    pub(super) fn first_kept_sequence_after(&self, sequence: u64) -> Option<u64> {
         let firsts = self.kept_replies.iter().map(|reply| match reply.kind {
             ReplyKind::Read(read) => read.first_sequence,
             _ => reply.acked_sequence,

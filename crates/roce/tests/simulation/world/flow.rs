@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use roce::opcode::LastPacketField;
 use roce::rc::requester::{LocalFault, LocalMemory, RequestOperation};
-use roce::rc::responder::{AtomicOperation, Refusal, Target};
+use roce::rc::responder::{AtomicOperation, Refusal, ResponderTarget};
 
 use super::rng::Rng;
 use super::work::{Expected, Generator, MEMORY_BYTES, Mix, RKEY, Work, address, word};
@@ -313,7 +313,7 @@ impl LocalMemory for Flow {
     }
 }
 
-impl Target for Flow {
+impl ResponderTarget for Flow {
     fn begin_receive(&mut self) -> bool {
         self.buffer.clear();
         self.receives > 0
@@ -404,7 +404,12 @@ impl Target for Flow {
         Ok(())
     }
 
-    fn atomic(&mut self, addr: u64, _rkey: u32, atomic: AtomicOperation) -> Result<u64, Refusal> {
+    fn execute_atomic(
+        &mut self,
+        addr: u64,
+        _rkey: u32,
+        atomic: AtomicOperation,
+    ) -> Result<u64, Refusal> {
         let original = word(&self.memory, addr);
         let stored = match atomic {
             AtomicOperation::CompareSwap { compare, swap } if compare == original => swap,

@@ -69,7 +69,7 @@ impl Consumer {
 
     /// Begins a run of records of the current lap.
     #[inline(always)]
-    pub fn run(&self) -> ConsumerRun<'_> {
+    pub fn begin_run(&self) -> ConsumerRun<'_> {
         ConsumerRun {
             lap: RingLap::of(&self.ring, self.pos),
             pos: self.pos,
@@ -84,7 +84,7 @@ impl Consumer {
         self.pos += slots;
     }
 
-    /// Advances to the position of a [run](Self::run).
+    /// Advances to the position of a [begin_run](Self::begin_run).
     #[inline(always)]
     pub fn advance_to(&mut self, pos: u64) {
         debug_assert!(pos >= self.pos);
@@ -130,9 +130,9 @@ pub struct ConsumerRun<'c> {
 }
 
 impl ConsumerRun<'_> {
-    /// Returns the next record if its slot count matches a payload of [`RecordHeader::len`] bytes.
+    /// Returns the next record if its slot count matches a payload of [`RecordHeader::len_or_value`] bytes.
     #[inline(always)]
-    pub fn peek(&self) -> Option<RingRecord<'_>> {
+    pub fn peek_if_len_matches_slots(&self) -> Option<RingRecord<'_>> {
         if self.pos >= self.end {
             return None;
         }
@@ -143,7 +143,7 @@ impl ConsumerRun<'_> {
             (w0, self.lap.word(self.pos, 1).load(Ordering::Relaxed))
         };
         let (header, slots) = RecordHeader::from_words(w0 ^ self.lap.lap_bit, w1);
-        let (slots, payload) = (u64::from(slots), header.len as usize);
+        let (slots, payload) = (u64::from(slots), header.len_or_value as usize);
         // The first word of a slot without a record yields a `kind` that the caller does not know.
         if slots != record_slots(payload) || slots > self.end - self.pos {
             return None;
@@ -151,7 +151,7 @@ impl ConsumerRun<'_> {
         Some(RingRecord {
             header,
             payload: Payload {
-                first_word: self.lap.payload(self.pos + 1),
+                first_word: self.lap.slot_address(self.pos + 1),
                 len: payload,
                 ring: PhantomData,
             },

@@ -242,7 +242,7 @@ impl Producer {
 
     /// Begins a run of records for the open postlist.
     #[inline(always)]
-    pub fn run(&mut self) -> ProducerRun<'_> {
+    pub fn begin_run(&mut self) -> ProducerRun<'_> {
         ProducerRun {
             lap: RingLap::of(&self.cursor.ring, self.cursor.pos),
             room_end: self.cursor.max_record_end(),
@@ -391,12 +391,12 @@ impl ProducerRun<'_> {
     /// have.
     #[inline(always)]
     pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
-        if self.pos + record_slots(payload) > self.room_end && !self.make_room(payload) {
+        if self.pos + record_slots(payload) > self.room_end && !self.find_room_in_ring(payload) {
             return None;
         }
         self.placed_end = self.placed_end.max(self.pos + record_slots(payload));
         Some(Payload {
-            first_word: self.lap.payload(self.pos + 1),
+            first_word: self.lap.slot_address(self.pos + 1),
             len: payload,
             ring: PhantomData,
         })
@@ -405,7 +405,7 @@ impl ProducerRun<'_> {
     /// Reads the consumer's position, and begins the next lap if this lap has no room. Returns false if the
     /// ring has no room.
     #[inline(never)]
-    fn make_room(&mut self, payload: usize) -> bool {
+    fn find_room_in_ring(&mut self, payload: usize) -> bool {
         self.store();
         let cursor = &mut self.producer.cursor;
         if cursor.has_room(payload) != Ok(true) {

@@ -41,7 +41,7 @@ fn header(len: u32) -> RecordHeader {
     RecordHeader {
         kind: 1,
         imm: 7,
-        len,
+        len_or_value: len,
         ..RecordHeader::default()
     }
 }
@@ -79,7 +79,7 @@ mod loom_tests {
                 match c.peek().unwrap() {
                     None => thread::yield_now(),
                     Some(r) => {
-                        assert_eq!(u64::from(r.header.len), next);
+                        assert_eq!(u64::from(r.header.payload_len), next);
                         assert_eq!(r.payload.word(0), 100 + next);
                         let n = r.slots();
                         c.advance(n);
@@ -203,7 +203,7 @@ mod model_tests {
                         }
                     }
                     Op::PushRun(len, n) => {
-                        let mut run = p.run();
+                        let mut run = p.begin_run();
                         for _ in 0..n {
                             let Some(place) = run.place(len) else { break };
                             fill(&place, next);
@@ -223,7 +223,7 @@ mod model_tests {
                         }
                     }
                     Op::GiveUp(len, true) => {
-                        let mut run = p.run();
+                        let mut run = p.begin_run();
                         if let Some(place) = run.place(len) {
                             fill(&place, next);
                         }
@@ -235,11 +235,11 @@ mod model_tests {
                         }
                     }
                     Op::PopRun(n) => {
-                        let mut records = c.run();
+                        let mut records = c.begin_run();
                         for _ in 0..n {
-                            let Some(r) = records.peek().filter(|r| r.header.kind == 1) else { break };
+                            let Some(r) = records.peek_if_len_matches_slots().filter(|r| r.header.kind == 1) else { break };
                             let (n, len) = visible.pop_front().expect("a record that was not published");
-                            prop_assert_eq!((r.header.extra_value, r.header.len as usize), (n, len));
+                            prop_assert_eq!((r.header.extra_value, r.header.len_or_value as usize), (n, len));
                             prop_assert_eq!(r.payload.len(), len);
                             for i in 0..len / 8 {
                                 prop_assert_eq!(r.payload.word(i), word(n, i));
@@ -258,7 +258,7 @@ mod model_tests {
                             Some(r) => {
                                 let (n, len) = expected.expect("a record that was not published");
                                 prop_assert_eq!(r.header.extra_value, n);
-                                prop_assert_eq!(r.header.len as usize, len);
+                                prop_assert_eq!(r.header.len_or_value as usize, len);
                                 for i in 0..len / 8 {
                                     prop_assert_eq!(r.payload.word(i), word(n, i));
                                 }
@@ -346,7 +346,7 @@ mod model_tests {
             let mut n = 0;
             while n < N {
                 if let Some(r) = c.peek().unwrap() {
-                    assert_eq!(r.header.len, n);
+                    assert_eq!(r.header.len_or_value, n);
                     if r.payload.len() > 0 {
                         assert_eq!(r.payload.word(0), u64::from(n));
                     }
