@@ -65,7 +65,7 @@ fn ask(pipeline: &mut PipelinedClient, op: Op) -> String {
 fn take(pipeline: &mut PipelinedClient, giver: u16, from: u64, end: Option<u64>) {
     let step = HandoverStep::Take { giver };
     let said = ask(pipeline, Op::Handover { step, from, end });
-    assert_eq!(said, "Ceded { version: 0 }");
+    assert_eq!(said, "HandoverStepDone { version: 0 }");
 }
 
 /// Returns the number of ranges that a server is taking.
@@ -173,14 +173,17 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
     let mut taker = connect();
     assert_eq!(
         ask(&mut taker, handover(HandoverStep::Freeze)),
-        "Ceded { version: 0 }"
+        "HandoverStepDone { version: 0 }"
     );
     let mut other = connect();
     // Another client can neither freeze nor cede the range.
-    assert_eq!(ask(&mut other, handover(HandoverStep::Freeze)), "Refused");
+    assert_eq!(
+        ask(&mut other, handover(HandoverStep::Freeze)),
+        "HandoverStepRefused"
+    );
     assert_eq!(
         ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
-        "Refused"
+        "HandoverStepRefused"
     );
     let get = Op::Get {
         key: stable_key(150),
@@ -197,7 +200,7 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
     // A late taker is refused: its copy may be outdated.
     assert_eq!(
         ask(&mut other, handover(HandoverStep::Cede { to: 1 })),
-        "Refused"
+        "HandoverStepRefused"
     );
     drop(giver);
 }

@@ -2,8 +2,10 @@
 
 use verbs_abi as abi;
 
+use crate::channel::Arming;
 use crate::event::SimulationEvent;
 use crate::fifo_queue::FifoQueue;
+use crate::message::SUCCESS_STATUS;
 use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 use crate::thread::{SimulatedThread, wake_if_waiting};
@@ -19,6 +21,8 @@ pub(crate) struct Cqe {
     pub(crate) src_qp: u32,
     pub(crate) slid: u16,
     pub(crate) with_imm: bool,
+    /// True for the RECV of a solicited message.
+    pub(crate) solicited: bool,
     pub(crate) status: u8,
     pub(crate) opcode: u8,
 }
@@ -29,6 +33,7 @@ pub(crate) struct Cqe {
 pub(crate) struct Cq {
     pub(crate) capacity: u32,
     pub(crate) overrun: bool,
+    pub(crate) armed_for: Arming,
     pub(crate) cqes: FifoQueue<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
@@ -55,22 +60,54 @@ impl Cq {
         (self.last_polling_thread, self.wait_period_at_last_poll) = (Some(me), thread.wait_period);
     }
 
-    /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.
+    /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it. Returns true if the
+    /// completion makes an event.
     #[inline(always)]
     pub(crate) fn push_and_wake(
         &mut self,
         cqe: Cqe,
         threads: &mut [SimulatedThread],
         events: &mut EventQueue<SimulationEvent>,
-    ) {
+    ) -> bool {
         if self.cqes.len() >= self.capacity as usize {
             self.overrun = true;
-            return;
+            return false;
         }
         prefetch(self.handle);
         self.cqes.insert_by_time(cqe, |cqe| cqe.visible_at);
         if let Some(thread) = self.last_polling_thread {
             wake_if_waiting(threads, events, thread, cqe.visible_at);
         }
+        self.armed_for != Arming::Disarmed && self.disarm_if_event(&cqe)
+    }
+
+    /// Arms the queue. Returns the time of the event if a completion that the polling thread cannot see yet makes it.
+    pub(crate) fn arm(&mut self, armed_for: Arming, clock: Ps) -> Option<Ps> {
+        self.armed_for = armed_for;
+        let cqes = self.cqes.as_slice().iter();
+        let mut invisible = cqes.filter(|cqe| cqe.visible_at > clock);
+        let first = invisible.find(|cqe| makes_event(armed_for, cqe))?;
+        let at = first.visible_at;
+        self.armed_for = Arming::Disarmed;
+        Some(at)
+    }
+
+    /// Disarms the queue if the completion makes an event; returns true if it does.
+    #[cold]
+    fn disarm_if_event(&mut self, cqe: &Cqe) -> bool {
+        let event = makes_event(self.armed_for, cqe);
+        if event {
+            self.armed_for = Arming::Disarmed;
+        }
+        event
+    }
+}
+
+/// Returns true if a completion makes the event of a queue that is armed so.
+fn makes_event(armed_for: Arming, cqe: &Cqe) -> bool {
+    match armed_for {
+        Arming::Disarmed => false,
+        Arming::AnyCompletion => true,
+        Arming::SolicitedOrFailed => cqe.solicited || cqe.status != SUCCESS_STATUS,
     }
 }

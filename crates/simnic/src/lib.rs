@@ -10,20 +10,22 @@
 //!
 //! - `queue`: the event queue; events of equal time have a fixed order, so a run depends only on its input.
 //! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.
-//! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: its events.
+//! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `srq`, `channel`, `mr`, `message`, `thread`; `event`: its
+//!   events.
 //! - `nic`: WQEs through processing units to the network, messages to memory, and completions.
 //! - `post`: the costs of verbs on a core.
 //! - `threads`: coroutines with clocks, and the only places where they are suspended.
 //! - `abi`, `memory`: C structures and raw memory, with all unsafe code for them.
 //! - `prefetch`: prefetches of the simulator's state.
 //!
-//! The following is not simulated: shared receive queues, completion events, limits on outstanding READs, loss, and
-//! retries (a reliable SEND without a RECV fails at once).
+//! The following is not simulated: asynchronous events, limits on outstanding READs, loss, and retries (a reliable SEND
+//! without a RECV fails at once).
 
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
 mod abi;
 mod caches;
+mod channel;
 mod cluster;
 mod costs;
 mod cq;
@@ -43,6 +45,7 @@ mod reads;
 mod recvs;
 mod serial_resource;
 mod spend;
+mod srq;
 mod thread;
 mod threads;
 mod timetable;
@@ -55,4 +58,6 @@ pub use machine::NicCounters;
 pub use spend::{
     spend, spend_empty_polls, spend_random_accesses, spend_server_request_work, spend_shared_add,
 };
-pub use threads::{idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns};
+pub use threads::{
+    idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns, wait_until_channel_readable,
+};

@@ -25,7 +25,7 @@ pub(crate) struct InFlightMessage {
     pub(crate) cost_index: u16,
     /// Status of a reliable request.
     pub(crate) status: u8,
-    pub(crate) signaled: bool,
+    pub(crate) flags: MessageFlags,
     /// Index of the additional fields of a READ or atomic in [`InFlightMessages`].
     pub(crate) read_or_atomic_fields_index: u32,
     /// Number of work requests in flight that this message represents: programs post lists of equal datagrams without
@@ -40,6 +40,31 @@ const _: () = assert!(size_of::<InFlightMessage>() == 64);
 pub(crate) const fn code_u8(code: u32) -> u8 {
     assert!(code <= 0xff);
     code as u8
+}
+
+/// The flags of a work request that its NIC or the responder's needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MessageFlags(u8);
+
+impl MessageFlags {
+    /// Takes the flags from `send_flags` of the work request.
+    #[inline(always)]
+    pub(crate) fn from_send_flags(flags: u32) -> Self {
+        const KEPT: u32 = abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED;
+        const { assert!(KEPT <= 0xff) };
+        #[expect(clippy::cast_possible_truncation, reason = "asserted")]
+        Self((flags & KEPT) as u8)
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_signaled(self) -> bool {
+        u32::from(self.0) & abi::IBV_SEND_SIGNALED != 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_solicited(self) -> bool {
+        u32::from(self.0) & abi::IBV_SEND_SOLICITED != 0
+    }
 }
 
 /// `IBV_WC_SUCCESS` as stored in a message.

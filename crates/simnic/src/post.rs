@@ -8,7 +8,7 @@ use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
 use crate::message::{
-    InFlightMessage, NO_READ_OR_ATOMIC_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS,
+    InFlightMessage, MessageFlags, NO_READ_OR_ATOMIC_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS,
 };
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, WorkRequestKind};
@@ -122,7 +122,7 @@ impl Simulation {
                 payload: Payload::EMPTY,
                 cost_index: shape,
                 status: SUCCESS_STATUS,
-                signaled: datagram.flags & abi::IBV_SEND_SIGNALED != 0,
+                flags: MessageFlags::from_send_flags(datagram.flags),
                 read_or_atomic_fields_index: NO_READ_OR_ATOMIC_FIELDS,
                 work_request_count: 1,
             });
@@ -215,7 +215,7 @@ impl Simulation {
             payload,
             cost_index: id,
             status: SUCCESS_STATUS,
-            signaled: request.flags & abi::IBV_SEND_SIGNALED != 0,
+            flags: MessageFlags::from_send_flags(request.flags),
             read_or_atomic_fields_index: answer,
             work_request_count: 1,
         });
@@ -401,7 +401,8 @@ impl Simulation {
             self.flush_work_requests(index);
         }
         self.apply_due_writes();
-        result
+        // A queue pair with a shared receive queue has no room for RECVs of its own.
+        result.map_err(|errno| if most == 0 { libc::EINVAL } else { errno })
     }
 
     /// Polls the completions that are visible to the calling thread; `None` if the CQ has overrun.

@@ -76,6 +76,8 @@ pub(crate) struct Qp {
     pub(crate) wqe_refetches_until: Ps,
     pub(crate) wqe_refetch_delay: Ps,
     pub(crate) reads: OutstandingReads,
+    /// Shared receive queue from which the queue pair takes RECVs.
+    pub(crate) srq: Option<u32>,
 }
 
 const _: () = {

@@ -172,7 +172,7 @@ impl Simulation {
     /// Makes the running thread wait for the queues and the region that it watches, at most until `deadline`. Returns
     /// false if the wait ends at once: its end is already known if no future event can become visible before it.
     fn try_begin_wait(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
-        let (known, clock) = (self.now + self.min_pcie_latency, self.current_thread_clock);
+        let clock = self.current_thread_clock;
         let Some(thread) = self.current_thread else {
             return false;
         };
@@ -180,7 +180,6 @@ impl Simulation {
             threads,
             cqs,
             mrs,
-            events,
             last_wait_period_number: stamps,
             ..
         } = self;
@@ -211,17 +210,45 @@ impl Simulation {
                 next = next.min((*at).max(clock));
             }
         }
-        if next <= known {
+        self.try_suspend_until(thread, next)
+    }
+
+    /// Makes the running thread wait until `next`, or until something that it watches changes. Returns false if the wait
+    /// ends at once, because no future event can become visible before `next`.
+    fn try_suspend_until(&mut self, thread: u32, next: Ps) -> bool {
+        let clock = self.current_thread_clock;
+        if next <= self.now + self.min_pcie_latency {
             self.current_thread_clock = next;
             self.apply_due_writes();
             return false;
         }
+        let me = &mut self.threads[thread as usize];
         (me.state, me.resume_at, me.clock) = (ThreadState::ResumesAtTimeOrChange, next, clock);
         if next < me.timer_event_at {
             me.timer_event_at = next;
-            events.push(next, SimulationEvent::Resume { thread });
+            self.events.push(next, SimulationEvent::Resume { thread });
         }
         true
+    }
+
+    /// Makes the running thread wait for the events of a completion channel, at most until `deadline`.
+    fn begin_wait_for_event(&mut self, channel: u32, deadline: Ps) -> EventWait {
+        let (clock, next) = (self.clock(), self.channels.next_event_at(channel));
+        if next <= clock {
+            return EventWait::EventIsThere;
+        }
+        let Some(thread) = self.current_thread else {
+            return EventWait::TimedOut;
+        };
+        if deadline <= clock {
+            return EventWait::TimedOut;
+        }
+        self.channels.set_waiting_thread(channel, thread);
+        if !self.try_suspend_until(thread, next.min(deadline)) {
+            return EventWait::Again;
+        }
+        self.current_yielder()
+            .map_or(EventWait::TimedOut, EventWait::Suspend)
     }
 
     /// Returns true if a thread must resume for its event now, and has not resumed before.
@@ -437,6 +464,45 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     after.saturating_sub(before) / 1000
 }
 
+/// What a thread does that waits for the event of a completion channel.
+enum EventWait {
+    EventIsThere,
+    TimedOut,
+    /// Check again: time has passed.
+    Again,
+    Suspend(*const Yielder<(), ()>),
+}
+
+/// Waits until a completion channel has an event, at most until `deadline`. Returns false if it has none then, and at
+/// once outside of simulated threads.
+pub(crate) fn wait_for_event(channel: u32, deadline: Ps) -> bool {
+    loop {
+        run_due_events();
+        let wait = with_simulation(|world| world.begin_wait_for_event(channel, deadline));
+        match wait {
+            Some(EventWait::EventIsThere) => return true,
+            Some(EventWait::Again) => {}
+            Some(EventWait::Suspend(yielder)) => suspend_thread(yielder),
+            Some(EventWait::TimedOut) | None => return false,
+        }
+    }
+}
+
+/// Waits in virtual time until the completion channel with this descriptor has an event, for `at_most` at most. Returns
+/// true if it has one. This is the `poll(2)` of simulated threads: a descriptor of the kernel knows no virtual time.
+#[must_use]
+pub fn wait_until_channel_readable(fd: i32, at_most: Duration) -> bool {
+    let channel = with_simulation(|world| {
+        let at_most =
+            Ps::try_from(at_most.as_nanos()).map_or(Ps::MAX, |ns| ns.saturating_mul(1000));
+        let channel = world.channels.index_of_descriptor(fd)?;
+        Some((channel, world.clock().saturating_add(at_most)))
+    });
+    channel
+        .flatten()
+        .is_some_and(|(channel, deadline)| wait_for_event(channel, deadline))
+}
+
 /// Duration of an unsuccessful poll with the loop around it.
 const EMPTY_POLL_TIME: Ps = 20_000;
 
@@ -508,6 +574,7 @@ mod tests {
 
     use super::*;
     use crate::Cluster;
+    use crate::channel::Arming;
     use crate::cq::{Cq, Cqe};
     use crate::fifo_queue::FifoQueue;
     use crate::message::SUCCESS_STATUS;
@@ -522,6 +589,7 @@ mod tests {
             world.cqs.push(Some(Cq {
                 capacity: 16,
                 overrun: false,
+                armed_for: Arming::Disarmed,
                 cqes: FifoQueue::default(),
                 handle: std::ptr::null(),
                 last_polling_thread: None,
@@ -563,6 +631,7 @@ mod tests {
                     src_qp: 0,
                     slid: 0,
                     with_imm: false,
+                    solicited: false,
                     status: SUCCESS_STATUS,
                     opcode: 0,
                 };

@@ -2,6 +2,7 @@
 
 use nicmodel::profile::{CorePlace, Profile};
 
+use crate::channel::{Arming, CompletionChannels};
 use crate::costs::{CostTable, NicParameters, PlaceCosts};
 use crate::cq::{Cq, Cqe};
 use crate::event::SimulationEvent;
@@ -13,6 +14,7 @@ use crate::port::NicPorts;
 use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
 use crate::serial_resource::SharedLine;
+use crate::srq::Srq;
 use crate::thread::SimulatedThread;
 
 /// The state of a simulation.
@@ -31,6 +33,8 @@ pub(crate) struct Simulation {
     pub(crate) min_pcie_latency: Ps,
     pub(crate) qps: Vec<Option<Box<Qp>>>,
     pub(crate) cqs: Vec<Option<Cq>>,
+    pub(crate) srqs: Vec<Option<Srq>>,
+    pub(crate) channels: CompletionChannels,
     pub(crate) mrs: Vec<Option<Mr>>,
     pub(crate) messages: InFlightMessages,
     pub(crate) threads: Vec<SimulatedThread>,
@@ -62,6 +66,8 @@ impl Simulation {
             min_pcie_latency: 0,
             qps: vec![None],
             cqs: Vec::new(),
+            srqs: Vec::new(),
+            channels: CompletionChannels::default(),
             mrs: vec![None],
             messages: InFlightMessages::default(),
             threads: Vec::new(),
@@ -143,6 +149,11 @@ impl Simulation {
         for &(message, count) in qp.unsent_messages.as_slice() {
             self.messages.release_work_requests(message, count);
         }
+        if let Some(srq) = qp.srq
+            && let Some(Some(srq)) = self.srqs.get_mut(srq as usize)
+        {
+            srq.qp_count -= 1;
+        }
         let nic = self.nic(qp.machine);
         qp.reads.forget_all(&mut nic.qps_with_outstanding_reads);
         let waiting = nic.qps_waiting_for_unit.len();
@@ -174,9 +185,28 @@ impl Simulation {
     /// Adds a completion that becomes visible at its time.
     #[inline(always)]
     pub(crate) fn add_completion(&mut self, cq: u32, cqe: Cqe) {
-        if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
-            queue.push_and_wake(cqe, &mut self.threads, &mut self.events);
+        let (threads, events) = (&mut self.threads, &mut self.events);
+        if let Some(Some(queue)) = self.cqs.get_mut(cq as usize)
+            && queue.push_and_wake(cqe, threads, events)
+        {
+            self.channels
+                .raise_event(cq, queue.handle, cqe.visible_at, threads, events);
         }
+    }
+
+    /// Arms a completion queue, as `ibv_req_notify_cq(3)` does. The core writes a doorbell for it.
+    pub(crate) fn arm_cq(&mut self, cq: u32, armed_for: Arming) -> Result<(), i32> {
+        let clock = self.clock();
+        let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
+            return Err(libc::EINVAL);
+        };
+        if let Some(at) = queue.arm(armed_for, clock) {
+            let (threads, events) = (&mut self.threads, &mut self.events);
+            self.channels
+                .raise_event(cq, queue.handle, at, threads, events);
+        }
+        self.advance_clock(self.current_place_costs().mmio_write);
+        Ok(())
     }
 
     /// Adds a WRITE that becomes visible at `at`.

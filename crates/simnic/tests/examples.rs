@@ -1,9 +1,9 @@
-//! The example, run as its comment says.
+//! The examples, run as their comments say.
 
 use std::process::Command;
 
-/// Runs the example; returns what it prints.
-fn run() -> String {
+/// Runs an example; returns what it prints.
+fn run(example: &str) -> String {
     let tests = std::env::current_exe().expect("this program's file");
     let target = tests.ancestors().nth(3).expect("the folder of all builds");
     let out = Command::new(env!("CARGO"))
@@ -13,7 +13,7 @@ fn run() -> String {
             "--package",
             env!("CARGO_PKG_NAME"),
             "--example",
-            "latency",
+            example,
             "--target-dir",
         ])
         .arg(target)
@@ -25,7 +25,7 @@ fn run() -> String {
 
 #[test]
 fn latency() {
-    let printed = run();
+    let printed = run("latency");
     let ns = |line: &str| -> u64 {
         let (_, rest) = line.split_once(" takes ").expect("a time");
         let (ns, _) = rest.split_once(" ns").expect("its unit");
@@ -41,5 +41,27 @@ fn latency() {
             "{printed}"
         );
     }
-    assert_eq!(run(), printed, "the same seed gives the same times");
+    assert_eq!(
+        run("latency"),
+        printed,
+        "the same seed gives the same times"
+    );
+}
+
+#[test]
+fn events() {
+    let printed = run("events");
+    for line in printed.lines() {
+        let times: Vec<f64> = line
+            .split(' ')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let [_bytes, polling, sleeping] = times[..] else {
+            panic!("{line}");
+        };
+        // A server that sleeps answers later, by about the time of an event.
+        let difference_us = sleeping - polling;
+        assert!((2.0..6.0).contains(&difference_us), "{line}");
+    }
+    assert_eq!(printed.lines().count(), 2, "{printed}");
 }

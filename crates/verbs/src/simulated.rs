@@ -4,12 +4,14 @@
 pub(crate) use simnic::{
     idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
     spend_random_accesses, spend_server_request_work, spend_shared_add,
+    wait_until_channel_readable,
 };
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
     idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
     spend_random_accesses, spend_server_request_work, spend_shared_add,
+    wait_until_channel_readable,
 };
 
 /// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
@@ -40,6 +42,11 @@ mod never {
     #[inline(always)]
     pub(crate) fn idle_polling_memory(misses: u32, _rkey: Option<u32>) -> u32 {
         misses
+    }
+
+    #[inline(always)]
+    pub(crate) fn wait_until_channel_readable(_fd: i32, _at_most: Duration) -> bool {
+        false
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@
 //! misses as a core would have had.
 
 use std::cell::Cell;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use nic_core::yielding::SpinTime;
@@ -258,9 +258,13 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// Waits until a descriptor is readable; returns false after the timeout.
+/// Waits until a descriptor is readable; returns false after the timeout. Simulated threads wait in virtual time, for
+/// the events of a completion channel alone.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
+    if simulated::is_simulated() {
+        return simulated::wait_until_channel_readable(fd.as_raw_fd(), timeout);
+    }
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let timeout = rustix::event::Timespec::try_from(timeout).ok();
     // An interruption by a signal counts as not readable; callers poll again.

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use verbs_abi::*;
 
 use super::handle::{with_object_of_context, zero_or_errno};
+use crate::channel::Arming;
 use crate::cq::Cqe;
 use crate::memory::Payload;
 use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
@@ -243,11 +244,25 @@ unsafe fn parse_recv_work_request(wr: &ibv_recv_wr) -> Option<PostedRecv> {
 }
 
 pub(super) unsafe extern "C" fn post_srq_recv(
-    _: *mut ibv_srq,
-    _: *mut ibv_recv_wr,
-    _: *mut *mut ibv_recv_wr,
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    libc::EOPNOTSUPP
+    // SAFETY: a queue of this provider; the list is valid as `ibv_post_srq_recv(3)` requires.
+    let posted = unsafe {
+        with_object_of_context((*srq).context, (*srq).handle, |world, index| {
+            let mut recvs = PostedRecvList {
+                next: wr,
+                last_taken_wr: wr,
+            };
+            world.post_shared_recvs(index, &mut recvs).inspect_err(|_| {
+                if let Some(place) = bad_wr.as_mut() {
+                    *place = recvs.last_taken_wr;
+                }
+            })
+        })
+    };
+    zero_or_errno(posted)
 }
 
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_int {
@@ -291,8 +306,16 @@ fn to_ibv_wc(cqe: &Cqe) -> ibv_wc {
     }
 }
 
-/// Does nothing: completion events are not simulated, so programs must poll.
-pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    catch_up_events();
+    let armed_for = match solicited_only {
+        0 => Arming::AnyCompletion,
+        _ => Arming::SolicitedOrFailed,
+    };
     // SAFETY: a CQ of this provider.
-    zero_or_errno(unsafe { with_object_of_context((*cq).context, (*cq).handle, |_, _| Ok(())) })
+    zero_or_errno(unsafe {
+        with_object_of_context((*cq).context, (*cq).handle, |world, index| {
+            world.arm_cq(index, armed_for)
+        })
+    })
 }

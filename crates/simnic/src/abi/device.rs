@@ -162,6 +162,9 @@ fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     attr.max_cq = c_int::MAX;
     attr.max_cqe = MAX_CQE;
     attr.max_mr = c_int::MAX;
+    attr.max_srq = c_int::MAX;
+    attr.max_srq_wr = most(MAX_WR);
+    attr.max_srq_sge = attr.max_sge;
     attr.max_pd = c_int::MAX;
     attr.max_ah = c_int::MAX;
     // The number of outstanding READs and atomics of a queue pair is not limited.

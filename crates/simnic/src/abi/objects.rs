@@ -1,12 +1,14 @@
 //! Memory regions, completion queues, queue pairs and address handles.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
+use rustix::fs::{OFlags, fcntl_getfl};
 use verbs_abi::*;
 
 use super::device::{MAX_CQE, MAX_QP, MAX_WR};
 use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
+use crate::channel::Arming;
 use crate::cq::Cq;
 use crate::fifo_queue::FifoQueue;
 use crate::memory::SimulatedRegion;
@@ -14,8 +16,11 @@ use crate::mr::Mr;
 use crate::port::QpPortIndex;
 use crate::post::{MAX_SGE, transport_of_qp_type};
 use crate::qp::Qp;
+use crate::queue::Ps;
 use crate::reads::OutstandingReads;
 use crate::recvs::PostedRecvs;
+use crate::srq::Srq;
+use crate::threads::wait_for_event;
 use crate::world::Simulation;
 
 pub(super) unsafe extern "C" fn ibv_reg_mr(
@@ -85,15 +90,17 @@ pub(super) unsafe extern "C" fn ibv_create_comp_channel(
 ) -> *mut ibv_comp_channel {
     // SAFETY: a context of this provider.
     let created = unsafe {
-        with_object(context, |world, machine| {
+        with_object(context, |world, _| {
             use rustix::event::{EventfdFlags, eventfd};
             let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| e.raw_os_error())?;
+            let fd = fd.into_raw_fd();
+            let index = world.channels.add(fd);
             let channel = ibv_comp_channel {
                 context,
-                fd: fd.into_raw_fd(),
+                fd,
                 refcnt: 0,
             };
-            Ok(ObjectHandle::into_pointer(channel, world, machine))
+            Ok(ObjectHandle::into_pointer(channel, world, index))
         })
     };
     pointer_or_set_errno(created)
@@ -105,6 +112,10 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     }
     // SAFETY: a channel of this provider with its original descriptor, released once.
     unsafe {
+        let _ = with_object(channel, |world, index| {
+            world.channels.remove(index);
+            Ok(())
+        });
         let channel = ObjectHandle::take_back_from_c(channel);
         drop(OwnedFd::from_raw_fd(channel.c_struct.fd));
     }
@@ -123,6 +134,8 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     }
     let mut cq = ibv_cq::zeroed();
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
+    // SAFETY: a channel of this provider, or NULL.
+    let channel = unsafe { index_of_handle(channel) };
     // SAFETY: a context of this provider.
     let created = unsafe {
         with_object(context, |world, _| {
@@ -131,6 +144,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
                 handle: std::ptr::null(),
                 cqes: FifoQueue::default(),
                 overrun: false,
+                armed_for: Arming::Disarmed,
                 last_polling_thread: None,
                 wait_period_at_last_poll: 0,
             })?;
@@ -138,6 +152,9 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
             let given = ObjectHandle::into_pointer(cq, world, index);
             if let Some(Some(queue)) = world.cqs.get_mut(index as usize) {
                 queue.handle = given;
+            }
+            if let Some(channel) = channel {
+                world.channels.attach(index, channel);
             }
             Ok(given)
         })
@@ -156,6 +173,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a CQ of this provider, released once.
     unsafe {
         let _ = with_object(cq, |world, index| {
+            world.channels.detach(index, cq);
             world.cqs[index as usize] = None;
             Ok(())
         });
@@ -164,25 +182,78 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Fails: blocking in the kernel would let no virtual time pass, so simulated programs must poll.
+/// Waits in virtual time. Outside of simulated threads no time passes, so the function does not wait there.
 pub(super) unsafe extern "C" fn ibv_get_cq_event(
-    _: *mut ibv_comp_channel,
-    _: *mut *mut ibv_cq,
-    _: *mut *mut c_void,
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
 ) -> c_int {
-    set_errno(libc::EOPNOTSUPP);
-    -1
+    // SAFETY: a channel of this provider with its descriptor, and places for the results.
+    let taken = unsafe {
+        let waited =
+            with_object(channel, |_, index| Ok((index, (*channel).fd))).map(|(index, fd)| {
+                let fd = BorrowedFd::borrow_raw(fd);
+                let blocks = fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+                wait_for_event(index, if blocks { Ps::MAX } else { 0 })
+            });
+        waited.and_then(|_| {
+            with_object(channel, |world, index| {
+                let clock = world.clock();
+                let taken = world
+                    .channels
+                    .take_event(index, clock)
+                    .ok_or(libc::EAGAIN)?;
+                if let Some((cq, cq_context)) = cq.as_mut().zip(cq_context.as_mut()) {
+                    (*cq, *cq_context) = (taken.cast_mut(), (*taken).cq_context);
+                }
+                Ok(())
+            })
+        })
+    };
+    match taken {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
 }
 
+/// Does nothing: a completion queue can be destroyed while events of it are not acknowledged.
 pub(super) unsafe extern "C" fn ibv_ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
 
 pub(super) unsafe extern "C" fn ibv_create_srq(
-    _: *mut ibv_pd,
-    _: *mut ibv_srq_init_attr,
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    pointer_or_set_errno(Err(libc::EOPNOTSUPP))
+    // SAFETY: a protection domain of this provider, and the program's attributes.
+    let created = unsafe {
+        let init = init.as_mut().ok_or(libc::EINVAL);
+        with_object(pd, |world, _| {
+            let init = init?;
+            let ibv_srq_attr {
+                max_wr, max_sge, ..
+            } = init.attr;
+            let most_sge = u32::try_from(MAX_SGE).unwrap_or(1);
+            if !(1..=MAX_WR).contains(&max_wr) || max_sge > most_sge {
+                return Err(libc::EINVAL);
+            }
+            let index = insert(&mut world.srqs, |_| Srq {
+                recvs: PostedRecvs::default(),
+                max_wr,
+                max_sge,
+                qp_count: 0,
+            })?;
+            let mut srq = ibv_srq::zeroed();
+            (srq.context, srq.pd, srq.srq_context) = ((*pd).context, pd, init.srq_context);
+            srq.handle = index;
+            Ok(ObjectHandle::into_pointer(srq, world, index))
+        })
+    };
+    pointer_or_set_errno(created)
 }
 
+/// Fails: sizes do not change, and the limit would raise an asynchronous event, which is not simulated.
 pub(super) unsafe extern "C" fn ibv_modify_srq(
     _: *mut ibv_srq,
     _: *mut ibv_srq_attr,
@@ -191,12 +262,43 @@ pub(super) unsafe extern "C" fn ibv_modify_srq(
     libc::EOPNOTSUPP
 }
 
-pub(super) unsafe extern "C" fn ibv_query_srq(_: *mut ibv_srq, _: *mut ibv_srq_attr) -> c_int {
-    libc::EOPNOTSUPP
+pub(super) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: a shared receive queue of this provider, and a place for the attributes.
+    zero_or_errno(unsafe {
+        with_object(srq, |world, index| {
+            let srq = world.srqs.get(index as usize).and_then(Option::as_ref);
+            let (srq, attr) = srq.zip(attr.as_mut()).ok_or(libc::EINVAL)?;
+            *attr = ibv_srq_attr {
+                max_wr: srq.max_wr,
+                max_sge: srq.max_sge,
+                srq_limit: 0,
+            };
+            Ok(())
+        })
+    })
 }
 
-pub(super) unsafe extern "C" fn ibv_destroy_srq(_: *mut ibv_srq) -> c_int {
-    libc::EINVAL
+pub(super) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    if srq.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: a shared receive queue of this provider, released once. Without its simulation, nothing accesses it any
+    // more.
+    unsafe {
+        let busy = with_object(srq, |world, index| {
+            let slot = &mut world.srqs[index as usize];
+            if slot.as_ref().is_some_and(|srq| srq.qp_count > 0) {
+                return Ok(true);
+            }
+            *slot = None;
+            Ok(false)
+        });
+        if busy == Ok(true) {
+            return libc::EBUSY;
+        }
+        drop(ObjectHandle::take_back_from_c(srq));
+    }
+    0
 }
 
 pub(super) unsafe extern "C" fn ibv_create_qp(
@@ -214,6 +316,16 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
     }
 }
 
+/// Returns the index of an object; `None` for NULL.
+///
+/// # Safety
+/// The handle is of this provider, or NULL.
+unsafe fn index_of_handle<T>(handle: *mut T) -> Option<u32> {
+    // SAFETY: contract of this function.
+    let handle = unsafe { handle.cast::<ObjectHandle<T>>().as_ref() };
+    handle.map(|handle| handle.index)
+}
+
 /// # Safety
 /// The handles are of this provider, or NULL.
 unsafe fn create_qp(
@@ -222,19 +334,16 @@ unsafe fn create_qp(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
 ) -> Result<*mut ibv_qp, c_int> {
-    let Some(transport) = transport_of_qp_type(init.qp_type).filter(|_| init.srq.is_null()) else {
-        return Err(libc::EOPNOTSUPP);
-    };
+    let transport = transport_of_qp_type(init.qp_type).ok_or(libc::EOPNOTSUPP)?;
     // SAFETY: contract of this function.
-    let cqs = unsafe {
-        let index = |cq: *mut ibv_cq| {
-            cq.cast::<ObjectHandle<ibv_cq>>()
-                .as_ref()
-                .map(|cq| cq.index)
-        };
-        index(init.send_cq).zip(index(init.recv_cq))
+    let (cqs, srq) = unsafe {
+        let cqs = index_of_handle(init.send_cq).zip(index_of_handle(init.recv_cq));
+        (cqs, index_of_handle(init.srq))
     };
     let (send_cq, recv_cq) = cqs.ok_or(libc::EINVAL)?;
+    if srq.is_some() {
+        (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+    }
     let cap = init.cap;
     let sges = u32::try_from(MAX_SGE).unwrap_or(1);
     if cap.max_send_wr > MAX_WR
@@ -277,13 +386,19 @@ unsafe fn create_qp(
             last_empty_datagram: None,
             last_posted_kind_and_cost: None,
             last_send_completion_at: 0,
+            srq,
         })
     })?;
+    if let Some(srq) = srq
+        && let Some(Some(srq)) = world.srqs.get_mut(srq as usize)
+    {
+        srq.qp_count += 1;
+    }
     let mut qp = ibv_qp::zeroed();
     // SAFETY: a protection domain of this provider.
     qp.context = unsafe { (*pd).context };
     (qp.qp_context, qp.pd) = (init.qp_context, pd);
-    (qp.send_cq, qp.recv_cq) = (init.send_cq, init.recv_cq);
+    (qp.send_cq, qp.recv_cq, qp.srq) = (init.send_cq, init.recv_cq, init.srq);
     (qp.handle, qp.qp_num, qp.qp_type) = (index, index, init.qp_type);
     Ok(ObjectHandle::into_pointer(qp, world, index))
 }

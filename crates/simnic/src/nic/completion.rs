@@ -13,7 +13,7 @@ impl Simulation {
     pub(super) fn finish_work_request(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
         let message = &self.messages[id];
         let (index, wr_id) = (message.requester_qp, message.wr_id);
-        let (signaled, shape) = (message.signaled, message.cost_index);
+        let (signaled, shape) = (message.flags.is_signaled(), message.cost_index);
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
@@ -42,6 +42,7 @@ impl Simulation {
             src_qp: 0,
             slid: 0,
             with_imm: false,
+            solicited: false,
             status,
             opcode: code_u8(completion_opcode(opcode.into())),
         };
@@ -82,6 +83,7 @@ impl Simulation {
                 src_qp: 0,
                 slid: 0,
                 with_imm: false,
+                solicited: false,
                 status: code_u8(abi::IBV_WC_WR_FLUSH_ERR),
                 opcode: code_u8(abi::IBV_WC_RECV),
             };

@@ -199,7 +199,7 @@ impl Simulation {
                 }
                 _ => break,
             };
-            if shape.reliable || message.signaled || qp.signal_all {
+            if shape.reliable || message.flags.is_signaled() || qp.signal_all {
                 break;
             }
             message.responder_qp = dest;
@@ -312,7 +312,11 @@ impl Simulation {
         if transport != Transport::Ud {
             message.responder_qp = peer;
         }
-        let (dest, reliable, signaled) = (message.responder_qp, shape.reliable, message.signaled);
+        let (dest, reliable, signaled) = (
+            message.responder_qp,
+            shape.reliable,
+            message.flags.is_signaled(),
+        );
         let target = match qps.get(dest as usize) {
             Some(Some(target)) if target.transport == transport && target.can_receive => {
                 target.prefetch_for_arrival(cqs);

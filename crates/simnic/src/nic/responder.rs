@@ -13,6 +13,7 @@ use crate::port::{NicPort, QpPortIndex};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::serial_resource::SerialResource;
+use crate::srq::pop_recv;
 use crate::world::Simulation;
 
 use super::lid;
@@ -57,6 +58,8 @@ impl Simulation {
         let Self {
             qps,
             cqs,
+            srqs,
+            channels,
             mrs,
             machines,
             nics,
@@ -132,7 +135,7 @@ impl Simulation {
                 continue;
             }
             let recv = if target.qkey_or_access_flags == message.qkey_or_rkey {
-                target.recvs.pop()
+                pop_recv(target, srqs)
             } else {
                 None
             };
@@ -165,10 +168,13 @@ impl Simulation {
                     src_qp: message.requester_qp,
                     slid: lid(message.requester_machine),
                     with_imm: shape.with_imm,
+                    solicited: message.flags.is_solicited(),
                     status,
                     opcode: const { code_u8(abi::IBV_WC_RECV) },
                 };
-                queue.push_and_wake(cqe, threads, events);
+                if queue.push_and_wake(cqe, threads, events) {
+                    channels.raise_event(target.recv_cq, queue.handle, visible, threads, events);
+                }
             }
             messages.release_one_work_request(id);
         }
@@ -249,7 +255,11 @@ impl Simulation {
             written = Some((key, addr, message.payload.clone()));
         }
         let takes_recv = !write || with_imm;
-        let recv = if takes_recv { target.recvs.pop() } else { None };
+        let recv = if takes_recv {
+            pop_recv(target, &mut self.srqs)
+        } else {
+            None
+        };
         let recv_cq = target.recv_cq;
         if takes_recv && recv.is_none() {
             counters.dropped_messages += 1;
@@ -289,6 +299,7 @@ impl Simulation {
             src_qp: message.requester_qp,
             slid: lid(message.requester_machine),
             with_imm,
+            solicited: message.flags.is_solicited(),
             status: code_u8(status),
             opcode: code_u8(if write {
                 abi::IBV_WC_RECV_RDMA_WITH_IMM
