@@ -464,7 +464,7 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     after.saturating_sub(before) / 1000
 }
 
-/// What a thread does that waits for the event of a completion channel.
+/// The next step of a thread that waits for the event of a completion channel.
 enum EventWait {
     EventIsThere,
     TimedOut,

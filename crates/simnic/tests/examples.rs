@@ -49,8 +49,8 @@ fn latency() {
 }
 
 #[test]
-fn events() {
-    let printed = run("events");
+fn completion_events() {
+    let printed = run("completion_events");
     for line in printed.lines() {
         let times: Vec<f64> = line
             .split(' ')

@@ -2,7 +2,7 @@
 //! servers take requests from a shared receive queue; one of them sleeps on its completion channel.
 //!
 //! ```sh
-//! cargo run -p verbatim-simnic --example events
+//! cargo run -p verbatim-simnic --example completion_events
 //! ```
 
 use std::cell::Cell;
