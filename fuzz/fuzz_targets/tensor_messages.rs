@@ -1,4 +1,4 @@
 //! Messages between the ends of a tensor link.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tensor::fuzz::message(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tensor::fuzz::check_message_round_trip(bytes));

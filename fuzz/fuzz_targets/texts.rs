@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    shm::fuzz::texts(bytes);
+    shm::fuzz::parse_system_texts(bytes);
     softnic::fuzz::texts(bytes);
 });

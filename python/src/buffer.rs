@@ -262,7 +262,7 @@ impl HostMemory {
     }
 }
 
-impl collective::Payload for HostMemory {
+impl collective::MessageMemory for HostMemory {
     fn bytes(&self) -> &[u8] {
         self.as_slice()
     }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use collective::{Config, DataType, Error, Messages, PreparedGroup, Reduction};
+use collective::{Config, DataType, Error, PreparedGroup, RankMessenger, Reduction};
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use service::NicConfig;
@@ -20,7 +20,7 @@ use crate::errors::{
 };
 
 /// How often a blocking call looks whether a signal has come.
-const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest sleep of the thread that moves messages while none moves.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
@@ -39,14 +39,14 @@ fn exception_of_group_error(error: &Error) -> PyErr {
 
 /// A collective or a message that was begun.
 #[derive(Default)]
-struct State {
+struct TaskState {
     outcome: Mutex<Option<Result<(), Error>>>,
     done: Condvar,
 }
 
 /// A collective or a message that was begun.
 #[pyclass(frozen, module = "verbatim._native")]
-pub(crate) struct Task(Arc<State>);
+pub(crate) struct Task(Arc<TaskState>);
 
 #[pymethods]
 impl Task {
@@ -55,7 +55,7 @@ impl Task {
         let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX);
         let begun = Instant::now();
         loop {
-            let turn = SIGNALS_EVERY.min(timeout.saturating_sub(begun.elapsed()));
+            let turn = SIGNAL_CHECK_INTERVAL.min(timeout.saturating_sub(begun.elapsed()));
             let outcome = py.detach(|| self.0.wait(turn));
             if let Some(outcome) = outcome {
                 return outcome
@@ -70,7 +70,7 @@ impl Task {
     }
 }
 
-impl State {
+impl TaskState {
     fn wait(&self, timeout: Duration) -> Option<Result<(), Error>> {
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -82,7 +82,7 @@ impl State {
 
 /// Whom to tell the outcome: Python's callback first, then threads that wait.
 struct OutcomeReport {
-    state: Arc<State>,
+    state: Arc<TaskState>,
     callback: Py<PyAny>,
 }
 
@@ -102,18 +102,19 @@ impl OutcomeReport {
     }
 }
 
-type Run = Box<dyn FnOnce(&mut collective::Group) -> (Vec<HostMemory>, Result<(), Error>) + Send>;
+type RunCollective =
+    Box<dyn FnOnce(&mut collective::Group) -> (Vec<HostMemory>, Result<(), Error>) + Send>;
 
 /// A collective that waits for its turn.
-struct Collective {
-    run: Run,
+struct QueuedCollective {
+    run: RunCollective,
     report: OutcomeReport,
 }
 
 /// Runs collectives until nobody can begin one any more. After an error the connections are closed: other ranks then fail, too.
-fn run_collectives(group: collective::Group, begun: &Receiver<Collective>) {
+fn run_collectives(group: collective::Group, begun: &Receiver<QueuedCollective>) {
     let mut group = Ok(group);
-    while let Ok(Collective { run, report }) = begun.recv() {
+    while let Ok(QueuedCollective { run, report }) = begun.recv() {
         let (memory, outcome) = match &mut group {
             Ok(group) => run(group),
             Err(error) => (Vec::new(), Err(Error::clone(error))),
@@ -126,7 +127,7 @@ fn run_collectives(group: collective::Group, begun: &Receiver<Collective>) {
 }
 
 /// A message that is to be begun.
-struct Message {
+struct QueuedMessage {
     sends: bool,
     peer: usize,
     tag: u32,
@@ -134,15 +135,15 @@ struct Message {
     report: OutcomeReport,
 }
 
-fn begin_message(messages: &mut Messages, message: Message) {
-    let Message {
+fn begin_message(messages: &mut RankMessenger, message: QueuedMessage) {
+    let QueuedMessage {
         sends,
         peer,
         tag,
         memory,
         report,
     } = message;
-    let done = Box::new(move |memory: Box<dyn collective::Payload>, outcome| {
+    let done = Box::new(move |memory: Box<dyn collective::MessageMemory>, outcome| {
         report.tell(memory, outcome);
     });
     if sends {
@@ -153,7 +154,7 @@ fn begin_message(messages: &mut Messages, message: Message) {
 }
 
 /// Moves messages until nobody can begin one any more and none is under way, or none has moved for so long.
-fn move_messages(mut messages: Messages, begun: &Receiver<Message>, timeout: Duration) {
+fn move_messages(mut messages: RankMessenger, begun: &Receiver<QueuedMessage>, timeout: Duration) {
     let mut waiter = Waiter::new().with_sleep_max(SLEEP_MAX);
     let mut moved = Instant::now();
     loop {
@@ -221,7 +222,7 @@ impl GroupListener {
             let prepared = PreparedGroup::new(&pd, &config, (rank, ranks), host);
             let prepared = prepared.map_err(|e| exception_of_group_error(&e))?;
             Ok(Self {
-                address: prepared.address(),
+                address: prepared.listener_handles_as_bytes(),
                 prepared: Mutex::new(Some(prepared)),
             })
         })
@@ -261,8 +262,8 @@ impl GroupListener {
 /// A rank of a group. Its threads end when it is dropped and what was begun is done.
 #[pyclass(frozen, module = "verbatim._native")]
 pub(crate) struct Group {
-    collectives: Mutex<Option<Sender<Collective>>>,
-    messages: Mutex<Option<Sender<Message>>>,
+    collectives: Mutex<Option<Sender<QueuedCollective>>>,
+    messages: Mutex<Option<Sender<QueuedMessage>>>,
 }
 
 /// Gives something to the thread that does it.
@@ -287,17 +288,17 @@ impl Group {
         + Send
         + 'static,
     ) -> PyResult<Task> {
-        let state = Arc::new(State::default());
+        let state = Arc::new(TaskState::default());
         let report = OutcomeReport {
             state: Arc::clone(&state),
             callback,
         };
         let run = Box::new(run);
-        send_to_worker(&self.collectives, Collective { run, report })?;
+        send_to_worker(&self.collectives, QueuedCollective { run, report })?;
         Ok(Task(state))
     }
 
-    fn message(
+    fn begin_message_task(
         &self,
         sends: bool,
         peer: usize,
@@ -305,12 +306,12 @@ impl Group {
         memory: HostMemory,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        let state = Arc::new(State::default());
+        let state = Arc::new(TaskState::default());
         let report = OutcomeReport {
             state: Arc::clone(&state),
             callback,
         };
-        let message = Message {
+        let message = QueuedMessage {
             sends,
             peer,
             tag,
@@ -372,7 +373,10 @@ impl Group {
         op: &str,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        let (data, op) = (named(&DataType::ALL, data)?, named(&Reduction::ALL, op)?);
+        let (data, op) = (
+            named(&DataType::ALL_WITH_NAMES, data)?,
+            named(&Reduction::ALL_WITH_NAMES, op)?,
+        );
         let mut memory = HostMemory::new(bytes, true)?;
         self.begin_collective(callback, move |group| {
             let outcome = group.all_reduce(memory.as_mut_slice(), data, op);
@@ -418,7 +422,10 @@ impl Group {
         op: &str,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        let (data, op) = (named(&DataType::ALL, data)?, named(&Reduction::ALL, op)?);
+        let (data, op) = (
+            named(&DataType::ALL_WITH_NAMES, data)?,
+            named(&Reduction::ALL_WITH_NAMES, op)?,
+        );
         let (inputs, outputs) = read_and_written_memory(&inputs, &[output])?;
         self.begin_collective(callback, move |group| {
             with_bytes(inputs, outputs, |inputs, outputs| {
@@ -455,7 +462,7 @@ impl Group {
         tag: u32,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        self.message(true, to, tag, HostMemory::new(bytes, false)?, callback)
+        self.begin_message_task(true, to, tag, HostMemory::new(bytes, false)?, callback)
     }
 
     /// Receives memory of a rank.
@@ -466,6 +473,6 @@ impl Group {
         tag: u32,
         callback: Py<PyAny>,
     ) -> PyResult<Task> {
-        self.message(false, from, tag, HostMemory::new(bytes, true)?, callback)
+        self.begin_message_task(false, from, tag, HostMemory::new(bytes, true)?, callback)
     }
 }

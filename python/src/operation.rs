@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::errors::exception_of_operation_error;
 
 /// How often a blocking call looks whether a signal has come.
-const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Something that a peer was asked for.
 #[pyclass(frozen, module = "verbatim._native")]
@@ -54,8 +54,10 @@ pub(crate) fn wait(
             py.detach(|| drop(operation));
             return Err(exception_of_operation_error(&error));
         }
-        let turn = left.map_or(SIGNALS_EVERY, |left| left.min(SIGNALS_EVERY));
-        if py.detach(|| operation.wait_for(turn))
+        let turn = left.map_or(SIGNAL_CHECK_INTERVAL, |left| {
+            left.min(SIGNAL_CHECK_INTERVAL)
+        });
+        if py.detach(|| operation.is_done_within(turn))
             && let Some(outcome) = operation.take_outcome()
         {
             return outcome_to_python(outcome);

@@ -78,7 +78,7 @@ impl Peer {
             },
             listen_address: listen,
             data_queue_pairs: queue_pairs,
-            capacity_bytes: capacity,
+            peer_store_capacity_bytes: capacity,
             ..Config::default()
         };
         let peer = py.detach(|| tensor::Peer::new(config));
@@ -122,7 +122,7 @@ impl Peer {
     /// The tensor of this name that this process has.
     fn find(&self, py: Python<'_>, key: &str, step: u64) -> PyResult<Option<Buffer>> {
         let (name, peer) = (name(key, step)?, self.0.get()?);
-        let found = py.detach(|| peer.find(&name));
+        let found = py.detach(|| peer.find_local(&name));
         Ok(found.map(|tensor| Buffer::new(tensor, true)))
     }
 
@@ -130,7 +130,11 @@ impl Peer {
     fn holdings(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let peer = self.0.get()?;
         let h = py.detach(|| peer.store_statistics());
-        Ok((h.tensors, h.stored_bytes, h.evicted_tensors))
+        Ok((
+            h.published_and_stored_tensors,
+            h.stored_bytes,
+            h.evicted_tensors,
+        ))
     }
 
     /// Connects to a peer, which may begin to listen within `timeout` seconds.

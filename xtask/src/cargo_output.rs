@@ -12,32 +12,32 @@ use serde::{Deserialize, Serialize};
 
 /// The numbers of tests that passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Counts {
+pub(crate) struct TestCounts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
 }
 
-impl Counts {
-    pub(crate) const PASS: Counts = Counts {
+impl TestCounts {
+    pub(crate) const ONE_PASSED: TestCounts = TestCounts {
         passed: 1,
         failed: 0,
         skipped: 0,
     };
-    pub(crate) const FAIL: Counts = Counts {
+    pub(crate) const ONE_FAILED: TestCounts = TestCounts {
         passed: 0,
         failed: 1,
         skipped: 0,
     };
 
-    pub(crate) const SKIP: Counts = Counts {
+    pub(crate) const ONE_SKIPPED: TestCounts = TestCounts {
         passed: 0,
         failed: 0,
         skipped: 1,
     };
 
     /// Returns the number of executed tests.
-    pub(crate) fn ran(self) -> u64 {
+    pub(crate) fn executed_count(self) -> u64 {
         self.passed + self.failed
     }
 
@@ -46,8 +46,8 @@ impl Counts {
     }
 }
 
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Counts) {
+impl AddAssign for TestCounts {
+    fn add_assign(&mut self, other: TestCounts) {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
@@ -57,7 +57,7 @@ impl AddAssign for Counts {
 /// A parser of the output of `cargo test`, fed line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
-    counts: Counts,
+    counts: TestCounts,
     section: Option<TestProgramSection>,
     findings: Findings,
     /// The lines that each test has printed, by test name.
@@ -102,10 +102,10 @@ struct TestProgramSection {
     /// True for doctests. The doctests of one crate run as several programs, whose results are
     /// added.
     doctests: bool,
-    announced: Option<u64>,
-    result: Option<Counts>,
-    sum: Counts,
-    announced_sum: u64,
+    announced_tests: Option<u64>,
+    last_reported_counts: Option<TestCounts>,
+    reported_counts_sum: TestCounts,
+    announced_tests_sum: u64,
 }
 
 impl Parser {
@@ -120,14 +120,14 @@ impl Parser {
                 text.strip_prefix("Doc-tests ").map(|name| (name, true))
             };
             if let Some((name, doctests)) = begun {
-                self.close();
+                self.close_section_and_add_counts();
                 self.section = Some(TestProgramSection {
                     name: name.to_owned(),
                     doctests,
-                    announced: None,
-                    result: None,
-                    sum: Counts::default(),
-                    announced_sum: 0,
+                    announced_tests: None,
+                    last_reported_counts: None,
+                    reported_counts_sum: TestCounts::default(),
+                    announced_tests_sum: 0,
                 });
                 return;
             }
@@ -145,11 +145,11 @@ impl Parser {
                 .passed_though_recorded_as_failing
                 .push(name.to_owned());
         } else if let Some(n) = announced(line) {
-            section.announced.get_or_insert(n);
-            section.announced_sum += n;
+            section.announced_tests.get_or_insert(n);
+            section.announced_tests_sum += n;
         } else if let Some(result) = result(line) {
-            section.result = Some(result);
-            section.sum += result;
+            section.last_reported_counts = Some(result);
+            section.reported_counts_sum += result;
         }
     }
 
@@ -170,31 +170,31 @@ impl Parser {
         }
     }
 
-    fn close(&mut self) {
+    fn close_section_and_add_counts(&mut self) {
         let Some(section) = self.section.take() else {
             return;
         };
         let (announced, result) = if section.doctests {
-            (section.announced_sum, section.sum)
+            (section.announced_tests_sum, section.reported_counts_sum)
         } else {
             // A child process of a test prints its result before the parent's.
             (
-                section.announced.unwrap_or(0),
-                section.result.unwrap_or_default(),
+                section.announced_tests.unwrap_or(0),
+                section.last_reported_counts.unwrap_or_default(),
             )
         };
         if result.total() == announced {
             self.counts += result;
         } else {
-            self.counts += Counts::FAIL;
+            self.counts += TestCounts::ONE_FAILED;
             self.findings.programs_without_result.push(section.name);
         }
     }
 
     /// Returns the counts and the tests to report. A program that did not report its tests counts
     /// as one failure.
-    pub(crate) fn finish(mut self) -> (Counts, Findings) {
-        self.close();
+    pub(crate) fn finish(mut self) -> (TestCounts, Findings) {
+        self.close_section_and_add_counts();
         for failure in &mut self.findings.failed {
             failure.output = self.outputs.remove(&failure.name).unwrap_or_default();
         }
@@ -232,10 +232,10 @@ fn announced(line: &str) -> Option<u64> {
 /// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …` → counts.
 ///
 /// The text may follow other text on the line, since a child of a test may leave a line unfinished.
-fn result(line: &str) -> Option<Counts> {
+fn result(line: &str) -> Option<TestCounts> {
     let (_, rest) = line.split_once("test result: ")?;
     let (_, numbers) = rest.split_once(". ")?;
-    let mut counts = Counts::default();
+    let mut counts = TestCounts::default();
     let mut known = 0;
     for part in numbers.split(';') {
         let Some((number, what)) = part.trim().split_once(' ') else {
@@ -259,19 +259,19 @@ fn result(line: &str) -> Option<Counts> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> (Counts, Vec<String>) {
+    fn parse(text: &str) -> (TestCounts, Vec<String>) {
         let (counts, findings) = parse_all(text);
         (counts, findings.programs_without_result)
     }
 
-    fn parse_all(text: &str) -> (Counts, Findings) {
+    fn parse_all(text: &str) -> (TestCounts, Findings) {
         let mut parser = Parser::default();
         text.lines().for_each(|line| parser.parse_line(line));
         parser.finish()
     }
 
-    fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
-        Counts {
+    fn counts(passed: u64, failed: u64, skipped: u64) -> TestCounts {
+        TestCounts {
             passed,
             failed,
             skipped,
@@ -382,8 +382,11 @@ mod tests {
 
     #[test]
     fn nothing_that_runs_counts_nothing() {
-        assert_eq!(parse("error: could not compile `a`\n").0.ran(), 0);
-        assert_eq!(parse("").0, Counts::default());
+        assert_eq!(
+            parse("error: could not compile `a`\n").0.executed_count(),
+            0
+        );
+        assert_eq!(parse("").0, TestCounts::default());
     }
 
     #[test]

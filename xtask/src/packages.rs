@@ -7,259 +7,259 @@ use anyhow::{Context, Result, bail};
 
 /// A Debian package, and a check that its content is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Package {
+pub(crate) struct DebianPackage {
     pub(crate) name: &'static str,
     pub(crate) why: &'static str,
-    present: Present,
+    presence_check: PresenceCheck,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Present {
+enum PresenceCheck {
     Program(&'static str),
     File(&'static str),
 }
 
-pub(crate) const GCC: Package = Package {
+pub(crate) const GCC: DebianPackage = DebianPackage {
     name: "gcc",
     why: "the layout tests compile a C program",
-    present: Present::Program("gcc"),
+    presence_check: PresenceCheck::Program("gcc"),
 };
-pub(crate) const LIBC_DEV: Package = Package {
+pub(crate) const LIBC_DEV: DebianPackage = DebianPackage {
     name: "libc6-dev",
     why: "the layout tests compile a C program",
-    present: Present::File("/usr/include/stdio.h"),
+    presence_check: PresenceCheck::File("/usr/include/stdio.h"),
 };
-pub(crate) const LIBIBVERBS_DEV: Package = Package {
+pub(crate) const LIBIBVERBS_DEV: DebianPackage = DebianPackage {
     name: "libibverbs-dev",
     why: "the layout tests compare with its headers",
-    present: Present::File("/usr/include/infiniband/verbs.h"),
+    presence_check: PresenceCheck::File("/usr/include/infiniband/verbs.h"),
 };
-pub(crate) const LIBRDMACM_DEV: Package = Package {
+pub(crate) const LIBRDMACM_DEV: DebianPackage = DebianPackage {
     name: "librdmacm-dev",
     why: "the layout tests compare with its headers",
-    present: Present::File("/usr/include/rdma/rdma_cma.h"),
+    presence_check: PresenceCheck::File("/usr/include/rdma/rdma_cma.h"),
 };
-pub(crate) const PERFTEST: Package = Package {
+pub(crate) const PERFTEST: DebianPackage = DebianPackage {
     name: "perftest",
     why: "its programs are run on the software NIC",
-    present: Present::Program("ib_write_bw"),
+    presence_check: PresenceCheck::Program("ib_write_bw"),
 };
-pub(crate) const UCX_UTILS: Package = Package {
+pub(crate) const UCX_UTILS: DebianPackage = DebianPackage {
     name: "ucx-utils",
     why: "ucx_perftest is a peer of the benchmark",
-    present: Present::Program("ucx_perftest"),
+    presence_check: PresenceCheck::Program("ucx_perftest"),
 };
-pub(crate) const CHROMIUM: Package = Package {
+pub(crate) const CHROMIUM: DebianPackage = DebianPackage {
     name: "chromium",
     why: "reports are looked at in a browser",
-    present: Present::Program("chromium"),
+    presence_check: PresenceCheck::Program("chromium"),
 };
-pub(crate) const REDIS_SERVER: Package = Package {
+pub(crate) const REDIS_SERVER: DebianPackage = DebianPackage {
     name: "redis-server",
     why: "redis-server is a peer of the benchmark",
-    present: Present::Program("redis-server"),
+    presence_check: PresenceCheck::Program("redis-server"),
 };
-pub(crate) const IPERF3: Package = Package {
+pub(crate) const IPERF3: DebianPackage = DebianPackage {
     name: "iperf3",
     why: "it is a peer of the benchmark of packets",
-    present: Present::Program("iperf3"),
+    presence_check: PresenceCheck::Program("iperf3"),
 };
-pub(crate) const REDIS_TOOLS: Package = Package {
+pub(crate) const REDIS_TOOLS: DebianPackage = DebianPackage {
     name: "redis-tools",
     why: "redis-benchmark drives that peer, and with redis-cli looks at the key-value store",
-    present: Present::Program("redis-benchmark"),
+    presence_check: PresenceCheck::Program("redis-benchmark"),
 };
-pub(crate) const TSHARK: Package = Package {
+pub(crate) const TSHARK: DebianPackage = DebianPackage {
     name: "tshark",
     why: "it reads captures of packets",
-    present: Present::Program("tshark"),
+    presence_check: PresenceCheck::Program("tshark"),
 };
 
-pub(crate) const QEMU: Package = Package {
+pub(crate) const QEMU: DebianPackage = DebianPackage {
     name: "qemu-system-x86",
     why: "it runs the virtual machine with the kernel's Soft-RoCE",
-    present: Present::Program("qemu-system-x86_64"),
+    presence_check: PresenceCheck::Program("qemu-system-x86_64"),
 };
-pub(crate) const BUSYBOX_STATIC: Package = Package {
+pub(crate) const BUSYBOX_STATIC: DebianPackage = DebianPackage {
     name: "busybox-static",
     why: "the virtual machine starts with it",
-    present: Present::File("/bin/busybox"),
+    presence_check: PresenceCheck::File("/bin/busybox"),
 };
-pub(crate) const CPIO: Package = Package {
+pub(crate) const CPIO: DebianPackage = DebianPackage {
     name: "cpio",
     why: "it packs what the virtual machine starts with",
-    present: Present::Program("cpio"),
+    presence_check: PresenceCheck::Program("cpio"),
 };
-pub(crate) const KMOD: Package = Package {
+pub(crate) const KMOD: DebianPackage = DebianPackage {
     name: "kmod",
     why: "its depmod orders the kernel's modules",
-    present: Present::Program("depmod"),
+    presence_check: PresenceCheck::Program("depmod"),
 };
-pub(crate) const IPROUTE2: Package = Package {
+pub(crate) const IPROUTE2: DebianPackage = DebianPackage {
     name: "iproute2",
     why: "its ip makes the networks of tests, its rdma adds the Soft-RoCE device",
-    present: Present::Program("rdma"),
+    presence_check: PresenceCheck::Program("rdma"),
 };
-pub(crate) const IBVERBS_PROVIDERS: Package = Package {
+pub(crate) const IBVERBS_PROVIDERS: DebianPackage = DebianPackage {
     name: "ibverbs-providers",
     why: "libibverbs needs it to use Soft-RoCE",
-    present: Present::File("/etc/libibverbs.d/rxe.driver"),
+    presence_check: PresenceCheck::File("/etc/libibverbs.d/rxe.driver"),
 };
-pub(crate) const IBVERBS_UTILS: Package = Package {
+pub(crate) const IBVERBS_UTILS: DebianPackage = DebianPackage {
     name: "ibverbs-utils",
     why: "its ibv_devinfo says what a device is",
-    present: Present::Program("ibv_devinfo"),
+    presence_check: PresenceCheck::Program("ibv_devinfo"),
 };
-pub(crate) const INFINIBAND_DIAGS: Package = Package {
+pub(crate) const INFINIBAND_DIAGS: DebianPackage = DebianPackage {
     name: "infiniband-diags",
     why: "a suite of conformance/",
-    present: Present::Program("sminfo"),
+    presence_check: PresenceCheck::Program("sminfo"),
 };
-pub(crate) const QPERF: Package = Package {
+pub(crate) const QPERF: DebianPackage = DebianPackage {
     name: "qperf",
     why: "a suite of conformance/",
-    present: Present::Program("qperf"),
+    presence_check: PresenceCheck::Program("qperf"),
 };
-pub(crate) const RDMACM_UTILS: Package = Package {
+pub(crate) const RDMACM_UTILS: DebianPackage = DebianPackage {
     name: "rdmacm-utils",
     why: "its programs run on the drop-in, and are a suite of conformance/",
-    present: Present::Program("rping"),
+    presence_check: PresenceCheck::Program("rping"),
 };
-pub(crate) const PYTHON3_PYVERBS: Package = Package {
+pub(crate) const PYTHON3_PYVERBS: DebianPackage = DebianPackage {
     name: "python3-pyverbs",
     why: "a suite of conformance/",
-    present: Present::File("/usr/share/doc/rdma-core/tests/run_tests.py"),
+    presence_check: PresenceCheck::File("/usr/share/doc/rdma-core/tests/run_tests.py"),
 };
 
-pub(crate) const LIBFABRIC_BIN: Package = Package {
+pub(crate) const LIBFABRIC_BIN: DebianPackage = DebianPackage {
     name: "libfabric-bin",
     why: "a suite of conformance/",
-    present: Present::Program("fi_pingpong"),
+    presence_check: PresenceCheck::Program("fi_pingpong"),
 };
-pub(crate) const OPENMPI_BIN: Package = Package {
+pub(crate) const OPENMPI_BIN: DebianPackage = DebianPackage {
     name: "openmpi-bin",
     why: "a suite of conformance/",
-    present: Present::Program("mpirun.openmpi"),
+    presence_check: PresenceCheck::Program("mpirun.openmpi"),
 };
-pub(crate) const LIBOPENMPI_DEV: Package = Package {
+pub(crate) const LIBOPENMPI_DEV: DebianPackage = DebianPackage {
     name: "libopenmpi-dev",
     why: "programs of conformance/ are compiled with it",
     // Do not check for `mpicc.openmpi`, which exists without this package.
-    present: Present::File("/usr/share/doc/libopenmpi-dev/copyright"),
+    presence_check: PresenceCheck::File("/usr/share/doc/libopenmpi-dev/copyright"),
 };
-pub(crate) const MPICH: Package = Package {
+pub(crate) const MPICH: DebianPackage = DebianPackage {
     name: "mpich",
     why: "a suite of conformance/",
-    present: Present::Program("mpiexec.mpich"),
+    presence_check: PresenceCheck::Program("mpiexec.mpich"),
 };
-pub(crate) const LIBMPICH_DEV: Package = Package {
+pub(crate) const LIBMPICH_DEV: DebianPackage = DebianPackage {
     name: "libmpich-dev",
     why: "programs of conformance/ are compiled with it",
-    present: Present::File("/usr/share/doc/libmpich-dev/copyright"),
+    presence_check: PresenceCheck::File("/usr/share/doc/libmpich-dev/copyright"),
 };
-pub(crate) const MEMCACHED: Package = Package {
+pub(crate) const MEMCACHED: DebianPackage = DebianPackage {
     name: "memcached",
     why: "its connections are carried by `verbatim sockets`",
-    present: Present::Program("memcached"),
+    presence_check: PresenceCheck::Program("memcached"),
 };
-pub(crate) const LIBMEMCACHED_TOOLS: Package = Package {
+pub(crate) const LIBMEMCACHED_TOOLS: DebianPackage = DebianPackage {
     name: "libmemcached-tools",
     why: "its clients ask memcached",
-    present: Present::Program("memccapable"),
+    presence_check: PresenceCheck::Program("memccapable"),
 };
-pub(crate) const NGINX: Package = Package {
+pub(crate) const NGINX: DebianPackage = DebianPackage {
     name: "nginx-light",
     why: "its connections are carried by `verbatim sockets`",
-    present: Present::Program("nginx"),
+    presence_check: PresenceCheck::Program("nginx"),
 };
-pub(crate) const APACHE2_UTILS: Package = Package {
+pub(crate) const APACHE2_UTILS: DebianPackage = DebianPackage {
     name: "apache2-utils",
     why: "ab asks nginx",
-    present: Present::Program("ab"),
+    presence_check: PresenceCheck::Program("ab"),
 };
-pub(crate) const WRK: Package = Package {
+pub(crate) const WRK: DebianPackage = DebianPackage {
     name: "wrk",
     why: "it asks nginx",
-    present: Present::Program("wrk"),
+    presence_check: PresenceCheck::Program("wrk"),
 };
-pub(crate) const POSTGRESQL: Package = Package {
+pub(crate) const POSTGRESQL: DebianPackage = DebianPackage {
     name: "postgresql",
     why: "its connections are carried by `verbatim sockets`",
-    present: Present::Program("pg_ctlcluster"),
+    presence_check: PresenceCheck::Program("pg_ctlcluster"),
 };
-pub(crate) const PYTHON3_REQUESTS: Package = Package {
+pub(crate) const PYTHON3_REQUESTS: DebianPackage = DebianPackage {
     name: "python3-requests",
     why: "it asks Python's HTTP server",
-    present: Present::File("/usr/lib/python3/dist-packages/requests/__init__.py"),
+    presence_check: PresenceCheck::File("/usr/lib/python3/dist-packages/requests/__init__.py"),
 };
-pub(crate) const PYTHON3_MINIMAL: Package = Package {
+pub(crate) const PYTHON3_MINIMAL: DebianPackage = DebianPackage {
     name: "python3-minimal",
     why: "scripts of conformance/ are run by it",
-    present: Present::Program("python3"),
+    presence_check: PresenceCheck::Program("python3"),
 };
-pub(crate) const PYTHON3_NUMPY: Package = Package {
+pub(crate) const PYTHON3_NUMPY: DebianPackage = DebianPackage {
     name: "python3-numpy",
     why: "the wheel of NIXL needs it",
-    present: Present::File("/usr/share/doc/python3-numpy"),
+    presence_check: PresenceCheck::File("/usr/share/doc/python3-numpy"),
 };
-pub(crate) const PYTHON3_PIP: Package = Package {
+pub(crate) const PYTHON3_PIP: DebianPackage = DebianPackage {
     name: "python3-pip",
     why: "wheels of other projects are installed by it",
-    present: Present::File("/usr/share/doc/python3-pip"),
+    presence_check: PresenceCheck::File("/usr/share/doc/python3-pip"),
 };
-pub(crate) const PYTHON3_VENV: Package = Package {
+pub(crate) const PYTHON3_VENV: DebianPackage = DebianPackage {
     name: "python3-venv",
     why: "the Python wheel is tested in a virtual environment",
-    present: Present::File("/usr/share/doc/python3-venv"),
+    presence_check: PresenceCheck::File("/usr/share/doc/python3-venv"),
 };
-pub(crate) const PYTHON3_TORCH: Package = Package {
+pub(crate) const PYTHON3_TORCH: DebianPackage = DebianPackage {
     name: "python3-torch",
     why: "the backend of torch.distributed is tested beside Gloo",
-    present: Present::File("/usr/share/doc/python3-torch"),
+    presence_check: PresenceCheck::File("/usr/share/doc/python3-torch"),
 };
-pub(crate) const FIO: Package = Package {
+pub(crate) const FIO: DebianPackage = DebianPackage {
     name: "fio",
     why: "a suite of conformance/",
-    present: Present::Program("fio"),
+    presence_check: PresenceCheck::Program("fio"),
 };
-pub(crate) const DAPL2_UTILS: Package = Package {
+pub(crate) const DAPL2_UTILS: DebianPackage = DebianPackage {
     name: "dapl2-utils",
     why: "a suite of conformance/",
-    present: Present::Program("dtest"),
+    presence_check: PresenceCheck::Program("dtest"),
 };
-pub(crate) const TGT: Package = Package {
+pub(crate) const TGT: DebianPackage = DebianPackage {
     name: "tgt",
     why: "the target of a suite of conformance/",
-    present: Present::Program("tgtd"),
+    presence_check: PresenceCheck::Program("tgtd"),
 };
-pub(crate) const LIBISCSI_BIN: Package = Package {
+pub(crate) const LIBISCSI_BIN: DebianPackage = DebianPackage {
     name: "libiscsi-bin",
     why: "a suite of conformance/",
-    present: Present::Program("iscsi-inq"),
+    presence_check: PresenceCheck::Program("iscsi-inq"),
 };
-pub(crate) const VALGRIND: Package = Package {
+pub(crate) const VALGRIND: DebianPackage = DebianPackage {
     name: "valgrind",
     why: "a suite of conformance/ runs programs under it",
-    present: Present::Program("valgrind"),
+    presence_check: PresenceCheck::Program("valgrind"),
 };
-pub(crate) const LIBGLOO_DEV: Package = Package {
+pub(crate) const LIBGLOO_DEV: DebianPackage = DebianPackage {
     name: "libgloo-dev",
     why: "a program of conformance/ is compiled with it",
-    present: Present::File("/usr/include/gloo/context.h"),
+    presence_check: PresenceCheck::File("/usr/include/gloo/context.h"),
 };
-pub(crate) const GXX: Package = Package {
+pub(crate) const GXX: DebianPackage = DebianPackage {
     name: "g++",
     why: "a program of conformance/ is compiled with it",
-    present: Present::Program("g++"),
+    presence_check: PresenceCheck::Program("g++"),
 };
-pub(crate) const LIBRPMA_DEV: Package = Package {
+pub(crate) const LIBRPMA_DEV: DebianPackage = DebianPackage {
     name: "librpma-dev",
     why: "a program of conformance/ is compiled with it",
-    present: Present::File("/usr/include/librpma.h"),
+    presence_check: PresenceCheck::File("/usr/include/librpma.h"),
 };
 
 /// Packages that the data files of `conformance/` may name.
-pub(crate) const FOR_CONFORMANCE: &[Package] = &[
+pub(crate) const FOR_CONFORMANCE: &[DebianPackage] = &[
     IPROUTE2,
     IBVERBS_PROVIDERS,
     IBVERBS_UTILS,
@@ -302,7 +302,7 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
 ];
 
 /// Returns the package with the name `name`, which a data file contains.
-pub(crate) fn by_name(name: &str) -> Option<Package> {
+pub(crate) fn by_name(name: &str) -> Option<DebianPackage> {
     FOR_CONFORMANCE
         .iter()
         .find(|package| package.name == name)
@@ -310,7 +310,7 @@ pub(crate) fn by_name(name: &str) -> Option<Package> {
 }
 
 /// The packages that the tests need.
-pub(crate) const FOR_TESTS: &[Package] = &[
+pub(crate) const FOR_TESTS: &[DebianPackage] = &[
     GCC,
     LIBC_DEV,
     LIBIBVERBS_DEV,
@@ -330,18 +330,18 @@ pub(crate) const FOR_TESTS: &[Package] = &[
 ];
 
 /// The packages that the benchmark needs.
-pub(crate) const FOR_BENCH: &[Package] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS, IPERF3];
+pub(crate) const FOR_BENCH: &[DebianPackage] = &[UCX_UTILS, REDIS_SERVER, REDIS_TOOLS, IPERF3];
 
-impl Package {
+impl DebianPackage {
     fn is_present(&self) -> bool {
-        match self.present {
-            Present::Program(name) => find_program(name),
-            Present::File(path) => Path::new(path).exists(),
+        match self.presence_check {
+            PresenceCheck::Program(name) => is_program_in_path(name),
+            PresenceCheck::File(path) => Path::new(path).exists(),
         }
     }
 }
 
-fn find_program(name: &str) -> bool {
+fn is_program_in_path(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // The folders of root's programs are not in every user's `PATH`.
     let root = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -356,9 +356,9 @@ fn find_program(name: &str) -> bool {
 /// Returns an error if a package is missing and cannot be installed. The message names the packages
 /// and the command to run.
 pub(crate) fn install_missing<'a>(
-    packages: impl IntoIterator<Item = &'a Package>,
+    packages: impl IntoIterator<Item = &'a DebianPackage>,
 ) -> Result<Vec<&'static str>> {
-    let mut missing: Vec<&Package> = Vec::new();
+    let mut missing: Vec<&DebianPackage> = Vec::new();
     for package in packages {
         if !package.is_present() && !missing.contains(&package) {
             missing.push(package);
@@ -372,7 +372,7 @@ pub(crate) fn install_missing<'a>(
         eprintln!("missing: {} ({})", package.name, package.why);
     }
     let by_hand = manual_install_advice(&names);
-    if !find_program("apt-get") {
+    if !is_program_in_path("apt-get") {
         bail!("there is no apt-get to install them with; {by_hand}");
     }
     let sudo = root_prefix_words().with_context(|| by_hand.clone())?;
@@ -407,7 +407,7 @@ pub(crate) fn update_lists() -> Result<()> {
 fn root_prefix_words() -> Result<&'static [&'static str]> {
     if is_root()? {
         Ok(&[])
-    } else if find_program("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
+    } else if is_program_in_path("sudo") && succeeds(Command::new("sudo").args(["-n", "true"])) {
         Ok(&["sudo", "-n"])
     } else {
         bail!("apt-get needs root and sudo asks for a password")
@@ -468,19 +468,19 @@ mod tests {
 
     #[test]
     fn what_is_there_is_seen_and_what_is_not_is_missed() {
-        let there = Package {
+        let there = DebianPackage {
             name: "coreutils",
             why: "",
-            present: Present::Program("ls"),
+            presence_check: PresenceCheck::Program("ls"),
         };
-        let not = Package {
+        let not = DebianPackage {
             name: "none",
             why: "",
-            present: Present::File("/nonexistent/file"),
+            presence_check: PresenceCheck::File("/nonexistent/file"),
         };
         assert!(there.is_present());
         assert!(!not.is_present());
-        assert!(!find_program("no-such-program-anywhere"));
+        assert!(!is_program_in_path("no-such-program-anywhere"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::cargo_output::{Counts, Findings, Parser};
+use crate::cargo_output::{Findings, Parser, TestCounts};
 use crate::paths::{target_dir, workspace};
 use crate::rxe;
 use crate::steps::{Kind, Step};
@@ -89,14 +89,17 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
 fn counts_and_note(
     kind: Kind,
     success: bool,
-    mut counts: Counts,
+    mut counts: TestCounts,
     findings: &Findings,
-) -> (Counts, Option<String>) {
+) -> (TestCounts, Option<String>) {
     if kind == Kind::Lint {
         return if success {
-            (Counts::PASS, None)
+            (TestCounts::ONE_PASSED, None)
         } else {
-            (Counts::FAIL, Some("see its messages above".to_owned()))
+            (
+                TestCounts::ONE_FAILED,
+                Some("see its messages above".to_owned()),
+            )
         };
     }
     let mut notes = Vec::new();
@@ -117,10 +120,10 @@ fn counts_and_note(
         ));
     }
     if !success && counts.failed == 0 {
-        counts += Counts::FAIL;
+        counts += TestCounts::ONE_FAILED;
         notes.push("did not build, or a program died".to_owned());
-    } else if counts.ran() == 0 {
-        counts += Counts::FAIL;
+    } else if counts.executed_count() == 0 {
+        counts += TestCounts::ONE_FAILED;
         notes.push("ran no test at all".to_owned());
     }
     (counts, (!notes.is_empty()).then(|| notes.join("; ")))
@@ -129,9 +132,9 @@ fn counts_and_note(
 fn command(step: &Step) -> Result<Command> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    if step.rxe {
+    if step.runs_programs_in_rxe_vm {
         // Cargo starts the built programs through this runner, in the virtual machine.
-        let runner = serde_json::to_string(&rxe::runner()?)?;
+        let runner = serde_json::to_string(&rxe::vm_runner_command()?)?;
         command.args(["--config", &format!("target.'cfg(all())'.runner={runner}")]);
     }
     let target = target_dir();
@@ -174,7 +177,7 @@ fn shown(step: &Step) -> String {
         .own_build_folder
         .map(|folder| format!("CARGO_TARGET_DIR=target/{folder} "));
     let env: String = env.chain(target).collect();
-    let place = if step.rxe {
+    let place = if step.runs_programs_in_rxe_vm {
         " (by cargo xtask rxe)"
     } else {
         ""
@@ -187,8 +190,8 @@ mod tests {
     use super::*;
     use crate::steps::{CHECK_STEPS, STEPS};
 
-    fn counts(passed: u64, failed: u64) -> Counts {
-        Counts {
+    fn counts(passed: u64, failed: u64) -> TestCounts {
+        TestCounts {
             passed,
             failed,
             skipped: 0,
@@ -199,18 +202,18 @@ mod tests {
     fn a_lint_is_one_check() {
         assert_eq!(
             counts_and_note(Kind::Lint, true, counts(0, 0), &Findings::default()).0,
-            Counts::PASS
+            TestCounts::ONE_PASSED
         );
         assert_eq!(
             counts_and_note(Kind::Lint, false, counts(0, 0), &Findings::default()).0,
-            Counts::FAIL
+            TestCounts::ONE_FAILED
         );
     }
 
     #[test]
     fn a_test_step_that_runs_nothing_fails() {
         let (judged, note) = counts_and_note(Kind::Tests, true, counts(0, 0), &Findings::default());
-        assert_eq!(judged, Counts::FAIL);
+        assert_eq!(judged, TestCounts::ONE_FAILED);
         assert_eq!(note.as_deref(), Some("ran no test at all"));
     }
 

@@ -11,7 +11,7 @@ pub(crate) enum Kind {
 
 /// The group of steps with which a step runs, and the time at which the group runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum StepGroup {
     /// The step runs before all other groups, one step at a time. Such steps use every processor,
     /// or build programs that other steps need.
     First,
@@ -24,12 +24,12 @@ pub(crate) enum Lane {
     OwnBuildFolder,
 }
 
-impl Lane {
+impl StepGroup {
     /// The groups of steps that run at the same time.
-    pub(crate) const CONCURRENT: [Lane; 3] = [
-        Lane::ThisMachine,
-        Lane::VirtualMachine,
-        Lane::OwnBuildFolder,
+    pub(crate) const CONCURRENT: [StepGroup; 3] = [
+        StepGroup::ThisMachine,
+        StepGroup::VirtualMachine,
+        StepGroup::OwnBuildFolder,
     ];
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Step {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) kind: Kind,
-    pub(crate) lane: Lane,
+    pub(crate) lane: StepGroup,
     /// Arguments of cargo; `{target}` stands for the build folder.
     pub(crate) args: &'static [&'static str],
     /// Environment variables of the step; a value of `…FLAGS` is appended to the caller's value.
     pub(crate) env: &'static [(&'static str, &'static str)],
     /// True if the step's programs run in the virtual machine with the kernel's Soft-RoCE.
-    pub(crate) rxe: bool,
+    pub(crate) runs_programs_in_rxe_vm: bool,
     /// A separate build folder below `target/`, for flags that would rebuild everything else.
     pub(crate) own_build_folder: Option<&'static str>,
 }
@@ -62,37 +62,37 @@ pub(crate) const STEPS: &[Step] = &[
         name: "fmt",
         what: "format",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["fmt", "--all", "--check"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "modules",
         what: "no circles of imports, no upward ones",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["xtask", "modules"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "book",
         what: "the book of docs/, its links and its prose",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["xtask", "book"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "clippy",
         what: "lints",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &[
             "clippy",
             "--workspace",
@@ -102,14 +102,14 @@ pub(crate) const STEPS: &[Step] = &[
             "warnings",
         ],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "doc",
         what: "documentation",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &[
             "doc",
             "--workspace",
@@ -117,24 +117,24 @@ pub(crate) const STEPS: &[Step] = &[
             "--document-private-items",
         ],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: BUILD,
         what: "all programs, libraries and tests",
         kind: Kind::Lint,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["build", "--workspace", "--all-targets"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "test",
         what: "unit and integration tests",
         kind: Kind::Tests,
-        lane: Lane::ThisMachine,
+        lane: StepGroup::ThisMachine,
         args: &[
             "test",
             "--workspace",
@@ -145,37 +145,37 @@ pub(crate) const STEPS: &[Step] = &[
             "--examples",
         ],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "doctest",
         what: "examples in the documentation",
         kind: Kind::Tests,
-        lane: Lane::ThisMachine,
+        lane: StepGroup::ThisMachine,
         args: &["test", "--workspace", "--no-fail-fast", "--doc"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "private-memory",
         what: "verbs semantics between processes that cannot map each other's memory",
         kind: Kind::Tests,
-        lane: Lane::ThisMachine,
+        lane: StepGroup::ThisMachine,
         args: &["test", "--workspace", "--test", "softnic", "processes"],
         env: &[("VERBATIM_KEEP_PRIVATE", "1")],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "publish",
         what: "the packages of the crates for other projects, each built from what a registry would have",
         kind: Kind::Lint,
-        lane: Lane::OwnBuildFolder,
+        lane: StepGroup::OwnBuildFolder,
         args: &["xtask", "publish"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         // The command builds the packages in a folder of its own.
         own_build_folder: None,
     },
@@ -183,10 +183,10 @@ pub(crate) const STEPS: &[Step] = &[
         name: "features",
         what: "lints and documentation of the crates for other projects, with each feature alone",
         kind: Kind::Lint,
-        lane: Lane::OwnBuildFolder,
+        lane: StepGroup::OwnBuildFolder,
         args: &["xtask", "features"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         // The command builds in a folder of its own.
         own_build_folder: None,
     },
@@ -194,7 +194,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,
-        lane: Lane::OwnBuildFolder,
+        lane: StepGroup::OwnBuildFolder,
         args: &["test", "-p", "verbatim-shm", "--release", "--lib", "loom"],
         // The step builds all its programs itself, with settings for fast builds.
         env: &[
@@ -203,14 +203,14 @@ pub(crate) const STEPS: &[Step] = &[
             ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
             ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
         ],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: Some("loom"),
     },
     Step {
         name: "programs",
         what: "programs and suites of other projects on the drop-in, both link layers, as recorded",
         kind: Kind::Tests,
-        lane: Lane::ThisMachine,
+        lane: StepGroup::ThisMachine,
         args: &[
             "xtask",
             "conformance",
@@ -218,34 +218,34 @@ pub(crate) const STEPS: &[Step] = &[
             "--verbatim={target}/debug/verbatim",
         ],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "python",
         what: "the Python wheel in a fresh virtual environment",
         kind: Kind::Tests,
-        lane: Lane::ThisMachine,
+        lane: StepGroup::ThisMachine,
         args: &["xtask", "python"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,
-        lane: Lane::VirtualMachine,
+        lane: StepGroup::VirtualMachine,
         args: &["test", "--workspace", "--no-fail-fast", "--test", "system"],
-        env: RXE_SUITE,
-        rxe: true,
+        env: RXE_SUITE_ENV,
+        runs_programs_in_rxe_vm: true,
         own_build_folder: None,
     },
     Step {
         name: "rxe-systems",
         what: "the systems on the kernel's Soft-RoCE",
         kind: Kind::Tests,
-        lane: Lane::VirtualMachine,
+        lane: StepGroup::VirtualMachine,
         args: &[
             "test",
             "--workspace",
@@ -256,26 +256,26 @@ pub(crate) const STEPS: &[Step] = &[
             "--ignored",
             "--test-threads=1",
         ],
-        env: RXE_DEVICE,
-        rxe: true,
+        env: RXE_DEVICE_ENV,
+        runs_programs_in_rxe_vm: true,
         own_build_folder: None,
     },
     Step {
         name: "rxe-programs",
         what: "programs and suites of other projects on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
-        lane: Lane::VirtualMachine,
+        lane: StepGroup::VirtualMachine,
         // The command itself boots the virtual machine.
         args: &["xtask", "conformance", "--on", "rxe", "--check"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "rxe-wire",
         what: "the drop-in and the state machines of RC to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
         kind: Kind::Tests,
-        lane: Lane::VirtualMachine,
+        lane: StepGroup::VirtualMachine,
         // The command itself boots the virtual machines.
         args: &[
             "xtask",
@@ -295,7 +295,7 @@ pub(crate) const STEPS: &[Step] = &[
             "--check",
         ],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
 ];
@@ -309,26 +309,26 @@ pub(crate) const CHECK_STEPS: &[Step] = &[
         name: "unit",
         what: "unit tests",
         kind: Kind::Tests,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["test", "--workspace", "--no-fail-fast", "--lib", "--bins"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
     Step {
         name: "suite",
         what: "verbs semantics on the software NIC, its port as RoCE",
         kind: Kind::Tests,
-        lane: Lane::First,
+        lane: StepGroup::First,
         args: &["test", "--workspace", "--test", "softnic", "roce::"],
         env: &[],
-        rxe: false,
+        runs_programs_in_rxe_vm: false,
         own_build_folder: None,
     },
 ];
 
-/// [`RXE_DEVICE`], without verbs whose deviations on Soft-RoCE are not recorded yet.
-const RXE_SUITE: &[(&str, &str)] = &[
+/// [`RXE_DEVICE_ENV`], without verbs whose deviations on Soft-RoCE are not recorded yet.
+const RXE_SUITE_ENV: &[(&str, &str)] = &[
     ("VERBATIM_TEST_DEVICE", "rxe0"),
     ("VERBATIM_TEST_GID_INDEX", "1"),
     (
@@ -338,7 +338,7 @@ const RXE_SUITE: &[(&str, &str)] = &[
 ];
 
 /// Environment variables that select the device for tests of the provider `system`.
-const RXE_DEVICE: &[(&str, &str)] = &[
+const RXE_DEVICE_ENV: &[(&str, &str)] = &[
     ("VERBATIM_TEST_DEVICE", "rxe0"),
     ("VERBATIM_TEST_GID_INDEX", "1"),
 ];
@@ -359,15 +359,15 @@ mod tests {
     #[test]
     fn what_is_built_is_built_before_the_lanes() {
         let build = STEPS.iter().position(|step| step.name == BUILD);
-        let beside = STEPS.iter().position(|step| step.lane != Lane::First);
+        let beside = STEPS.iter().position(|step| step.lane != StepGroup::First);
         assert!(build < beside);
-        let first = |step: &Step| step.lane == Lane::First;
+        let first = |step: &Step| step.lane == StepGroup::First;
         assert!(STEPS.is_sorted_by_key(|step| !first(step)));
         // cargo locks its build folder, so lanes with a common folder would wait for each other. A
         // chore chooses its folder itself.
         for step in STEPS {
             let is_chore = step.args[0] == "xtask";
-            let is_apart = step.lane == Lane::OwnBuildFolder;
+            let is_apart = step.lane == StepGroup::OwnBuildFolder;
             assert!(is_apart || step.own_build_folder.is_none(), "{}", step.name);
             assert!(
                 !is_apart || step.own_build_folder.is_some() || is_chore,

@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
-use crate::cargo_output::{Counts, Failure};
+use crate::cargo_output::{Failure, TestCounts};
 
 /// The outcome of one step.
 #[derive(Debug, Serialize)]
@@ -16,7 +16,7 @@ pub(crate) struct Outcome {
     pub(crate) what: &'static str,
     pub(crate) ok: bool,
     #[serde(flatten)]
-    pub(crate) counts: Counts,
+    pub(crate) counts: TestCounts,
     pub(crate) elapsed_s: f64,
     /// The reason of a failure, if the output of the tests lacks it, or another remark.
     pub(crate) note: Option<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
     Step(&'a Outcome),
-    Total(Counts),
+    Total(TestCounts),
 }
 
 /// Prints a step's outcome as a line of JSON.
@@ -39,8 +39,12 @@ pub(crate) fn print_step(outcome: &Outcome) -> Result<()> {
 
 /// Prints all outcomes, the elapsed time, and `N passed, N failed, N skipped`; returns false if a
 /// step failed.
-pub(crate) fn conclude(outcomes: &[Outcome], elapsed: Duration, json: bool) -> Result<bool> {
-    let mut total = Counts::default();
+pub(crate) fn print_summary_and_check_ok(
+    outcomes: &[Outcome],
+    elapsed: Duration,
+    json: bool,
+) -> Result<bool> {
+    let mut total = TestCounts::default();
     for outcome in outcomes {
         total += outcome.counts;
     }
@@ -59,7 +63,7 @@ fn print_json(line: &Line<'_>) -> Result<()> {
     Ok(())
 }
 
-fn print_table(outcomes: &[Outcome], elapsed: Duration, total: Counts) -> Result<()> {
+fn print_table(outcomes: &[Outcome], elapsed: Duration, total: TestCounts) -> Result<()> {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)

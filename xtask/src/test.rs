@@ -6,11 +6,11 @@ use std::time::Instant;
 use anyhow::{Result, anyhow};
 use clap::builder::PossibleValuesParser;
 
-use crate::cargo_output::Counts;
-use crate::packages::{self, Package};
+use crate::cargo_output::TestCounts;
+use crate::packages::{self, DebianPackage};
 use crate::rxe;
 use crate::step_run::{Printing, run_step};
-use crate::steps::{BUILD, CHECK_STEPS, Kind, Lane, STEPS, STEPS_SHARED_WITH_CHECK, Step};
+use crate::steps::{BUILD, CHECK_STEPS, Kind, STEPS, STEPS_SHARED_WITH_CHECK, Step, StepGroup};
 use crate::summary::{self, Outcome};
 
 /// Arguments of `cargo xtask test`.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let runs_tests = |step: &Step| step.kind == Kind::Tests && wanted(step.name);
     let needs_packages = STEPS.iter().any(runs_tests);
     // Steps with their own build folder do not need the build step.
-    let needs_build = |step: &Step| runs_tests(step) && step.lane != Lane::OwnBuildFolder;
+    let needs_build = |step: &Step| runs_tests(step) && step.lane != StepGroup::OwnBuildFolder;
     let needs_build = STEPS.iter().any(needs_build);
     let steps = STEPS.iter();
     let steps: Vec<&Step> = steps
@@ -70,23 +70,23 @@ pub(crate) fn check(args: &CheckArgs) -> Result<bool> {
 }
 
 /// Installs `packages`, runs `steps`, and prints the outcomes.
-fn run_all(packages: Option<Vec<&Package>>, steps: &[&Step], json: bool) -> Result<bool> {
+fn run_all(packages: Option<Vec<&DebianPackage>>, steps: &[&Step], json: bool) -> Result<bool> {
     let begin = Instant::now();
     let mut outcomes = Vec::new();
     if let Some(packages) = packages {
         let outcome = install(packages);
-        report(&outcome, json)?;
+        print_if_json(&outcome, json)?;
         outcomes.push(outcome);
     }
     let packages_ok = outcomes.iter().all(|outcome| outcome.ok);
     outcomes.extend(run_steps(steps, packages_ok, json)?);
-    summary::conclude(&outcomes, begin.elapsed(), json)
+    summary::print_summary_and_check_ok(&outcomes, begin.elapsed(), json)
 }
 
-/// Runs `steps`: first the steps of [`Lane::First`] one at a time, then all other lanes at the same
+/// Runs `steps`: first the steps of [`StepGroup::First`] one at a time, then all other lanes at the same
 /// time. Returns the outcomes in the order of the steps.
 fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outcome>> {
-    let of_lane = |lane: Lane| {
+    let of_lane = |lane: StepGroup| {
         let steps = steps.iter().filter(move |step| step.lane == lane);
         steps.copied().collect::<Vec<&Step>>()
     };
@@ -101,13 +101,13 @@ fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outco
             } else {
                 run_step(step, printing)?
             };
-            report(&outcome, json)?;
+            print_if_json(&outcome, json)?;
             Ok(outcome)
         });
         outcomes.collect()
     };
-    let mut outcomes = run_lane(&of_lane(Lane::First), false)?;
-    let mut lanes: Vec<Vec<&Step>> = Lane::CONCURRENT.map(of_lane).into();
+    let mut outcomes = run_lane(&of_lane(StepGroup::First), false)?;
+    let mut lanes: Vec<Vec<&Step>> = StepGroup::CONCURRENT.map(of_lane).into();
     lanes.retain(|lane| !lane.is_empty());
     let named = lanes.len() > 1;
     let beside = thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outco
     Ok(outcomes)
 }
 
-fn report(outcome: &Outcome, json: bool) -> Result<()> {
+fn print_if_json(outcome: &Outcome, json: bool) -> Result<()> {
     if json {
         summary::print_step(outcome)?;
     }
@@ -139,14 +139,14 @@ fn outcome_for_missing_packages(step: &Step) -> Outcome {
         step: step.name,
         what: step.what,
         ok: false,
-        counts: Counts::FAIL,
+        counts: TestCounts::ONE_FAILED,
         elapsed_s: 0.0,
         note: Some("not run: packages are missing".to_owned()),
         failures: Vec::new(),
     }
 }
 
-fn install(needed: Vec<&Package>) -> Outcome {
+fn install(needed: Vec<&DebianPackage>) -> Outcome {
     let begin = Instant::now();
     let (ok, note) = match packages::install_missing(needed) {
         Ok(installed) if installed.is_empty() => (true, None),
@@ -160,7 +160,11 @@ fn install(needed: Vec<&Package>) -> Outcome {
         step: PACKAGES_STEP,
         what: "system packages of the tests",
         ok,
-        counts: if ok { Counts::PASS } else { Counts::FAIL },
+        counts: if ok {
+            TestCounts::ONE_PASSED
+        } else {
+            TestCounts::ONE_FAILED
+        },
         elapsed_s: begin.elapsed().as_secs_f64(),
         note,
         failures: Vec::new(),
@@ -185,12 +189,12 @@ mod tests {
             ..step_like_first()
         };
         let steps = [
-            ("fmt", Lane::First),
-            ("build", Lane::First),
-            ("test", Lane::ThisMachine),
-            ("loom", Lane::OwnBuildFolder),
-            ("programs", Lane::ThisMachine),
-            ("rxe-verbs", Lane::VirtualMachine),
+            ("fmt", StepGroup::First),
+            ("build", StepGroup::First),
+            ("test", StepGroup::ThisMachine),
+            ("loom", StepGroup::OwnBuildFolder),
+            ("programs", StepGroup::ThisMachine),
+            ("rxe-verbs", StepGroup::VirtualMachine),
         ];
         let owned = steps.map(|(name, lane)| step(name, lane));
         let steps: Vec<&Step> = owned.iter().collect();
@@ -205,12 +209,12 @@ mod tests {
     fn without_packages_no_test_counts_as_passed() {
         let step = Step {
             kind: Kind::Tests,
-            lane: Lane::ThisMachine,
+            lane: StepGroup::ThisMachine,
             args: &["--version"],
             ..step_like_first()
         };
         let outcomes = run_steps(&[&step], false, true).unwrap();
-        assert_eq!(outcomes[0].counts, Counts::FAIL);
+        assert_eq!(outcomes[0].counts, TestCounts::ONE_FAILED);
     }
 
     fn step_like_first() -> Step {
@@ -218,10 +222,10 @@ mod tests {
             name: "fmt",
             what: "",
             kind: Kind::Lint,
-            lane: Lane::First,
+            lane: StepGroup::First,
             args: &[],
             env: &[],
-            rxe: false,
+            runs_programs_in_rxe_vm: false,
             own_build_folder: None,
         }
     }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cargo_output::Counts;
+use crate::cargo_output::TestCounts;
 use crate::dropin;
 use crate::paths::{target_dir, workspace};
 
@@ -36,7 +36,7 @@ const PYPI: &[&str] = &["maturin", "ml_dtypes", "numpy", "pytest"];
 
 /// Runs `cargo xtask wheel`.
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let environment = Environment::at("build")?;
+    let environment = VirtualEnvironment::get_or_create("build")?;
     let wheel = build(&environment, args.dev, &workspace().join(&args.out))?;
     println!("try: pip install {}", wheel.display());
     Ok(true)
@@ -44,11 +44,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 /// Runs `cargo xtask python`; returns false if a test failed.
 pub(crate) fn test(args: &TestArgs) -> Result<bool> {
-    let environment = Environment::at("build")?;
+    let environment = VirtualEnvironment::get_or_create("build")?;
     let out = target_dir().join("python/wheels");
     let wheel = build(&environment, true, &out)?;
     // Use a new environment: an earlier installation must not affect the test.
-    let fresh = Environment::create_with_packages_of("test", &environment)?;
+    let fresh = VirtualEnvironment::create_with_packages_of("test", &environment)?;
     fresh.pip(&["install", "-q", "--no-index", "--no-deps"], &[&wheel])?;
     println!("     Running python/tests ({})", wheel.display());
     let mut command = fresh.command("python");
@@ -63,7 +63,7 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
 }
 
 /// Runs pytest, and prints its results in libtest's format.
-fn pytest(command: &mut Command) -> Result<Counts> {
+fn pytest(command: &mut Command) -> Result<TestCounts> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -82,11 +82,11 @@ fn pytest(command: &mut Command) -> Result<Counts> {
         counts = summary(&line).or(counts);
     }
     let status = child.wait()?;
-    let mut counts = counts.unwrap_or(Counts::FAIL);
+    let mut counts = counts.unwrap_or(TestCounts::ONE_FAILED);
     if !status.success() && counts.failed == 0 {
-        counts += Counts::FAIL;
+        counts += TestCounts::ONE_FAILED;
     }
-    let Counts {
+    let TestCounts {
         passed,
         failed,
         skipped,
@@ -100,11 +100,11 @@ fn pytest(command: &mut Command) -> Result<Counts> {
 }
 
 /// Parses `1 failed, 12 passed, 1 skipped in 3.21s` → counts.
-fn summary(line: &str) -> Option<Counts> {
+fn summary(line: &str) -> Option<TestCounts> {
     let line = line.trim_matches(['=', ' ']);
     let (parts, time) = line.rsplit_once(" in ")?;
     time.split_once('s')?.0.parse::<f64>().ok()?;
-    let mut counts = Counts::default();
+    let mut counts = TestCounts::default();
     for part in parts.split(", ") {
         let (number, what) = part.split_once(' ')?;
         let number: u64 = number.parse().ok()?;
@@ -119,7 +119,7 @@ fn summary(line: &str) -> Option<Counts> {
 }
 
 /// Builds the command line program, its libraries and the wheel; returns the wheel's path.
-fn build(environment: &Environment, dev: bool, out: &Path) -> Result<PathBuf> {
+fn build(environment: &VirtualEnvironment, dev: bool, out: &Path) -> Result<PathBuf> {
     let installed = workspace().join("python/package/verbatim/_installed");
     if installed.exists() {
         fs::remove_dir_all(&installed)?;
@@ -164,12 +164,12 @@ fn remove_wheels(folder: &Path) -> Result<()> {
 }
 
 /// A virtual environment of Python, in the folder that the field names.
-struct Environment(PathBuf);
+struct VirtualEnvironment(PathBuf);
 
-impl Environment {
+impl VirtualEnvironment {
     /// Returns the virtual environment with the name `name`, which has the packages of [`PYPI`]. It
     /// is created once.
-    fn at(name: &str) -> Result<Self> {
+    fn get_or_create(name: &str) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         let marker = environment.0.join("complete");
         let needed = PYPI.join(" ");

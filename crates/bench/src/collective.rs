@@ -138,7 +138,9 @@ fn run_once(
         Collective::AllGather => ring.all_gather(buffer, count, data),
         Collective::ReduceScatter => ring.reduce_scatter(buffer, count, data, op),
         Collective::Broadcast => ring.broadcast(buffer, setup.bytes, 0),
-        Collective::SendRecv => ring.send_recv((buffer, setup.bytes), (other, setup.bytes)),
+        Collective::SendRecv => {
+            ring.send_to_next_and_recv_from_previous((buffer, setup.bytes), (other, setup.bytes))
+        }
     }
 }
 
@@ -231,7 +233,7 @@ pub fn run(
 /// Returns the rate of `memcpy` of `bytes` bytes on one core, in 10^9 bytes per second. The best of
 /// several runs counts.
 #[must_use]
-pub fn memcpy_gb_s(bytes: usize) -> f64 {
+pub fn best_memcpy_gb_s(bytes: usize) -> f64 {
     let from = vec![1u8; bytes.max(1)];
     let mut to = vec![0u8; bytes.max(1)];
     let runs = (64 << 20) / bytes.max(1 << 16) + 2;

@@ -344,7 +344,12 @@ impl GuidelinePrograms {
     ///
     /// # Errors
     /// The device cannot run the program, or a completion failed or did not arrive.
-    pub fn run(&self, keeps: bool, rounds: u64, worker: WorkerCommand) -> Result<f64> {
+    pub fn measure_work_per_s_on_softnic(
+        &self,
+        keeps: bool,
+        rounds: u64,
+        worker: WorkerCommand,
+    ) -> Result<f64> {
         match &self.program {
             ProgramKind::Rounds { run, .. } => {
                 let testbed = ProgramResources::new()?;
@@ -370,7 +375,11 @@ impl GuidelinePrograms {
     ///
     /// # Errors
     /// When the profile lacks what a simulation needs, or a verb fails.
-    pub fn simulate(&self, keeps: bool, profile: &Profile) -> Result<Result<f64, &'static str>> {
+    pub fn simulate_work_per_s(
+        &self,
+        keeps: bool,
+        profile: &Profile,
+    ) -> Result<Result<f64, &'static str>> {
         match &self.program {
             ProgramKind::Rounds { simulated, .. } => match simulated {
                 SimulatedRounds::ComputedRate(rate) => {
@@ -384,7 +393,9 @@ impl GuidelinePrograms {
                     self.peer_machines as usize,
                 );
                 let task = self.task(keeps, VIRTUAL_MS, threads, peers)?;
-                let outcome = simulated::micro::run_receiving(profile, &task, receive(keeps))?.0;
+                let outcome =
+                    simulated::micro::run_with_payload_destination(profile, &task, receive(keeps))?
+                        .0;
                 self.work_per_second(&task, &outcome).map(Ok)
             }
         }
@@ -564,7 +575,7 @@ impl ProgramResources {
         list_len: usize,
         signal_every: usize,
         rounds: u64,
-        add: impl for<'l> Fn(&'l mut Postlist<Rc>, RemoteMemory, u64) -> verbs::Wr<'l>,
+        add: impl for<'l> Fn(&'l mut Postlist<Rc>, RemoteMemory, u64) -> verbs::WrBuilder<'l>,
     ) -> Result<()> {
         let (qp, _peer) = self.connected_qp_pair::<Rc>()?;
         let to = self.region.remote();
@@ -684,7 +695,7 @@ mod tests {
             let programs = by_name(guideline.name).expect("each guideline has programs");
             let profile = builtin(programs.nic_profile_name).expect("built in");
             let work = |keeps| {
-                let simulated = programs.simulate(keeps, profile);
+                let simulated = programs.simulate_work_per_s(keeps, profile);
                 simulated.unwrap_or_else(|error| panic!("{}: {error:#}", guideline.name))
             };
             if let (Ok(broken), Ok(kept)) = (work(false), work(true)) {

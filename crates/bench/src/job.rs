@@ -8,7 +8,7 @@ use crate::events::kinds::Transport;
 use crate::link::WorkerCommand;
 use crate::micro::task::MeasurementTask;
 use crate::nic::NicChoice;
-use crate::peers::bare::BareExchange;
+use crate::peers::bare::BareExchangeParameters;
 use crate::peers::copy::CopyParameters;
 use crate::peers::datagrams::DatagramParameters;
 use crate::peers::lmdb::order::LmdbServeJob;
@@ -34,7 +34,7 @@ pub enum Job {
     /// Run the target of copies without a NIC.
     HostCopy(CopyParameters),
     /// Run the other end of messages through bare rings.
-    Bare(BareExchange),
+    Bare(BareExchangeParameters),
     /// Run the other end of datagrams without a NIC.
     Datagrams(DatagramParameters),
     /// Run the server of an ordered store without a NIC.

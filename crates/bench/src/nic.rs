@@ -122,7 +122,7 @@ impl OpenNic {
         })
     }
 
-    pub(crate) fn cq(&self, cqe: usize) -> Result<CompletionQueue> {
+    pub(crate) fn create_cq(&self, cqe: usize) -> Result<CompletionQueue> {
         Ok(self.context.create_cq(u32::try_from(cqe)?)?)
     }
 }

@@ -37,7 +37,8 @@ impl ResourceUsage {
             std::fs::read_to_string(&status).with_context(|| format!("cannot read {status}"))?;
         Ok(ResourceUsage {
             cpu_ns,
-            resident_bytes: resident_of(&text).with_context(|| format!("{status}: no VmRSS"))?,
+            resident_bytes: parse_resident_bytes(&text)
+                .with_context(|| format!("{status}: no VmRSS"))?,
             voluntary_switches: sleeps,
         })
     }
@@ -49,7 +50,7 @@ fn cpu_ns_of(schedstat: &str) -> Option<u64> {
 }
 
 /// Parses the line `VmRSS:    5004 kB` in `/proc/PID/status`, and returns bytes.
-fn resident_of(status: &str) -> Option<u64> {
+fn parse_resident_bytes(status: &str) -> Option<u64> {
     Some(number_after("VmRSS:", status)? * 1024)
 }
 
@@ -68,10 +69,10 @@ mod tests {
         assert_eq!(cpu_ns_of("18226411 120044 60\n"), Some(18_226_411));
         assert_eq!(cpu_ns_of(""), None);
         let status = "Name:\tcat\nVmHWM:\t    9999 kB\nVmRSS:\t    1756 kB\nThreads:\t1\n";
-        assert_eq!(resident_of(status), Some(1756 * 1024));
+        assert_eq!(parse_resident_bytes(status), Some(1756 * 1024));
         let status = "voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
         assert_eq!(number_after("voluntary_ctxt_switches:", status), Some(12));
-        assert_eq!(resident_of("Name:\tcat\n"), None);
+        assert_eq!(parse_resident_bytes("Name:\tcat\n"), None);
     }
 
     #[test]

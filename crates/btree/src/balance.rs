@@ -7,20 +7,20 @@
 //! next observation corrects it. The rate that a server could serve changes with its keys (caches) and with its load
 //! (batch sizes).
 //!
-//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLaw::min_share_deviation`],
+//! - *Hysteresis*: a server whose share of the requests is off by less than [`ControlLawParameters::min_share_deviation`],
 //!   relative to its target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`ControlLaw::max_moved_fraction_of_giver`] of the giver's requests. A server takes at most
+//! - *Bounds*: a step moves at most [`ControlLawParameters::max_moved_fraction_of_giver`] of the giver's requests. A server takes at most
 //!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerLoad {
     /// Requests received.
-    pub requests: u64,
+    pub total_requests: u64,
     /// Nanoseconds during which the server had requests to execute.
-    pub busy_ns: u64,
+    pub total_busy_ns: u64,
     /// The time by the server's clock, in nanoseconds.
     pub server_clock_ns: u64,
     /// Number of ranges that the server is taking from others.
@@ -35,8 +35,8 @@ impl ServerLoad {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;
         Some(Self {
-            requests,
-            busy_ns,
+            total_requests: requests,
+            total_busy_ns: busy_ns,
             server_clock_ns: now_ns,
             unfinished_takes: taking,
             sampled_keys: sample.iter().flat_map(|(a, b)| [*a, *b]).collect(),
@@ -46,7 +46,7 @@ impl ServerLoad {
 
 /// Parameters of the control law.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ControlLaw {
+pub struct ControlLawParameters {
     /// Smallest deviation of a server's share of requests from its target, relative to the target, that triggers a
     /// move; 0 to 1. The loss against the best throughput is smaller than this.
     pub min_share_deviation: f64,
@@ -58,7 +58,7 @@ pub struct ControlLaw {
     pub min_sampled_keys_at_giver: usize,
 }
 
-impl Default for ControlLaw {
+impl Default for ControlLawParameters {
     fn default() -> Self {
         Self {
             min_share_deviation: 0.03,
@@ -96,7 +96,7 @@ pub struct ObservedLoad {
 /// Decides which ranges to move between servers whose ranges are in the order of their numbers.
 #[derive(Debug)]
 pub struct Balancer {
-    law: ControlLaw,
+    law: ControlLawParameters,
     /// First keys of all ranges except the first.
     split_keys: Vec<u64>,
     previous_loads: Vec<Option<ServerLoad>>,
@@ -113,7 +113,7 @@ const MIN_UTILISATION: f64 = 0.005;
 impl Balancer {
     /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
     /// server, until measured; only their ratios matter. Missing capacities are 1.
-    pub fn new(law: ControlLaw, splits: Vec<u64>, capacities: &[f64]) -> Self {
+    pub fn new(law: ControlLawParameters, splits: Vec<u64>, capacities: &[f64]) -> Self {
         let servers = splits.len() + 1;
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
         Self {
@@ -146,7 +146,7 @@ impl Balancer {
         for (i, load) in loads.iter().enumerate() {
             match self.previous_loads[i].replace(load.clone()) {
                 Some(before) if load.server_clock_ns > before.server_clock_ns => {
-                    self.capacity_observed[i] |= update_observed_load_and_capacity(
+                    self.capacity_observed[i] |= update_observed_load_and_capacity_if_measurable(
                         &mut self.observed_loads[i],
                         &before,
                         load,
@@ -244,14 +244,14 @@ impl Balancer {
 
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn update_observed_load_and_capacity(
+fn update_observed_load_and_capacity_if_measurable(
     seen: &mut ObservedLoad,
     before: &ServerLoad,
     after: &ServerLoad,
 ) -> bool {
     let ns = (after.server_clock_ns - before.server_clock_ns) as f64;
-    let requests = after.requests.saturating_sub(before.requests) as f64;
-    let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64;
+    let requests = after.total_requests.saturating_sub(before.total_requests) as f64;
+    let busy = after.total_busy_ns.saturating_sub(before.total_busy_ns) as f64;
     seen.rate = requests * 1e9 / ns;
     seen.utilisation = (busy / ns).clamp(0.0, 1.0);
     let is_measurable = seen.utilisation >= MIN_UTILISATION && requests > 0.0;
@@ -314,8 +314,8 @@ mod tests {
                 )]
                 let whole = |x: f64| x as u64;
                 load.server_clock_ns += 100_000_000;
-                load.requests += whole(rates[i] * 0.1);
-                load.busy_ns += whole(1e8 * rates[i] / self.capacities[i]);
+                load.total_requests += whole(rates[i] * 0.1);
+                load.total_busy_ns += whole(1e8 * rates[i] / self.capacities[i]);
                 load.sampled_keys.clear();
             }
             for _ in 0..320 {
@@ -330,7 +330,11 @@ mod tests {
     /// Returns the number of steps until the rate is above 95 % of the best.
     fn steps_to_balance(world: &mut World) -> u32 {
         let best: f64 = world.capacities.iter().sum();
-        let mut balancer = Balancer::new(ControlLaw::default(), vec![world.split], &[1.0, 1.0]);
+        let mut balancer = Balancer::new(
+            ControlLawParameters::default(),
+            vec![world.split],
+            &[1.0, 1.0],
+        );
         for step in 0..40 {
             let rate = world.pass();
             if rate > 0.95 * best {
@@ -370,7 +374,11 @@ mod tests {
     #[test]
     fn what_is_balanced_stays() {
         let mut world = World::new([1e6, 1e6], Popularity::Uniform);
-        let mut balancer = Balancer::new(ControlLaw::default(), vec![world.split], &[1.0, 1.0]);
+        let mut balancer = Balancer::new(
+            ControlLawParameters::default(),
+            vec![world.split],
+            &[1.0, 1.0],
+        );
         for _ in 0..20 {
             world.pass();
             assert_eq!(balancer.observe_and_plan_move(&world.loads.clone()), None);
@@ -387,8 +395,8 @@ mod tests {
         let load = ServerLoad::decode(&[(1, 2), (3, 4), (5, 6)]).expect("whole");
         assert_eq!(
             (
-                load.requests,
-                load.busy_ns,
+                load.total_requests,
+                load.total_busy_ns,
                 load.server_clock_ns,
                 load.unfinished_takes
             ),

@@ -159,7 +159,7 @@ impl service::ServerConfig for ServerConfig {
         AccessDesign::Rpc.check(device)
     }
 
-    fn listen(&self) -> &str {
+    fn listen_address(&self) -> &str {
         &self.listen
     }
 

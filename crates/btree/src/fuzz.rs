@@ -14,16 +14,16 @@ const MAX_NODES: usize = 40;
 ///
 /// # Panics
 /// If a decoded request does not survive encoding, an answer has more entries than bytes, or a search leaves its node.
-pub fn messages(bytes: &[u8]) {
-    request(bytes);
-    answer(bytes);
+pub fn check_messages_and_walk_of_any_bytes(bytes: &[u8]) {
+    check_request_decoding(bytes);
+    check_answer_decoding(bytes);
     if let Some((key, nodes)) = bytes.split_first_chunk::<8>() {
-        walk(u64::from_le_bytes(*key), nodes);
+        check_walk_through_any_nodes(u64::from_le_bytes(*key), nodes);
     }
 }
 
 /// Decodes the bytes as a server does.
-fn request(bytes: &[u8]) {
+fn check_request_decoding(bytes: &[u8]) {
     let Some((op, tree, number)) = Op::decode(bytes) else {
         return;
     };
@@ -35,7 +35,7 @@ fn request(bytes: &[u8]) {
 }
 
 /// Decodes the bytes as a client does.
-fn answer(bytes: &[u8]) {
+fn check_answer_decoding(bytes: &[u8]) {
     if let Some(answer) = Answer::decode(bytes) {
         assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
         assert!(answer.first_entry_number.max(answer.total_entries) < 1 << 16);
@@ -43,7 +43,7 @@ fn answer(bytes: &[u8]) {
 }
 
 /// Walks from the first node to a leaf through nodes with any contents. A node's number is its position, from 1 on.
-fn walk(key: u64, bytes: &[u8]) {
+fn check_walk_through_any_nodes(key: u64, bytes: &[u8]) {
     let words: Vec<u64> = bytes
         .chunks(8)
         .map(|chunk| {
@@ -85,7 +85,7 @@ fn walk(key: u64, bytes: &[u8]) {
 fn check_searches(node: Node<'_, [u64]>, key: u64) {
     let count = node.entry_count();
     assert!(count <= entries_per_node(NODE_WORDS));
-    assert!(node.keys_up_to(key) <= count);
+    assert!(node.count_keys_up_to(key) <= count);
     match node.find(key) {
         Ok(place) => {
             assert!(place < count && node.key(place) == key);
@@ -107,7 +107,10 @@ mod tests {
 
     #[test]
     fn the_corpus_of_btree_messages_is_replayed() {
-        corpus::replay("btree_messages", super::messages);
+        corpus::replay(
+            "btree_messages",
+            super::check_messages_and_walk_of_any_bytes,
+        );
     }
 
     proptest! {
@@ -125,7 +128,7 @@ mod tests {
                 };
                 bytes.extend(word.to_le_bytes());
             }
-            super::messages(&bytes);
+            super::check_messages_and_walk_of_any_bytes(&bytes);
         }
     }
 }

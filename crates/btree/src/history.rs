@@ -81,7 +81,7 @@ pub fn run_recording_client(
     recorder: &mut HistoryRecorder,
     mut stop: impl FnMut() -> bool,
 ) -> Result<(), ClientError> {
-    let mut requester = Requester {
+    let mut requester = RequestChooserAndRecorder {
         plan,
         recorder,
         random: Random::new(plan.seed),
@@ -130,18 +130,18 @@ struct OutstandingScan {
     /// The history number of the SCAN itself, for faults of the answer as a whole.
     history_number: u64,
     /// Judged keys of the range, with the history numbers of their reads.
-    point_reads: Vec<(u64, u64)>,
+    judged_keys_and_history_numbers: Vec<(u64, u64)>,
 }
 
 /// An outstanding request.
 #[derive(Debug)]
 enum OutstandingRequest {
     /// A request for one judged key, with its history number.
-    Point(u64),
+    PointWithHistoryNumber(u64),
     Scan(OutstandingScan),
 }
 
-struct Requester<'p> {
+struct RequestChooserAndRecorder<'p> {
     plan: &'p RecordingParameters,
     recorder: &'p mut HistoryRecorder,
     random: Random,
@@ -150,7 +150,7 @@ struct Requester<'p> {
     outstanding_requests: HashMap<u64, OutstandingRequest>,
 }
 
-impl Requester<'_> {
+impl RequestChooserAndRecorder<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
     fn choose_and_record_request(&mut self) -> io::Result<(Op, u64)> {
         let dice = self.random.below(32);
@@ -202,7 +202,7 @@ impl Requester<'_> {
             _ => (Op::Delete { key }, RegisterAction::Remove { version: None }),
         };
         let number = self.recorder.record_call(number, action)?;
-        Ok((op, OutstandingRequest::Point(number)))
+        Ok((op, OutstandingRequest::PointWithHistoryNumber(number)))
     }
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
@@ -233,7 +233,7 @@ impl Requester<'_> {
             end,
             limit,
             history_number: number,
-            point_reads: reads,
+            judged_keys_and_history_numbers: reads,
         };
         Ok((
             Op::Scan { from, end, limit },
@@ -248,16 +248,16 @@ impl Requester<'_> {
         match (asked, done.answer) {
             // The outcome is unknown, so nothing is recorded.
             (_, Answer::NoAnswerInTime) => Ok(()),
-            (OutstandingRequest::Point(number), Answer::StoreFull) => {
+            (OutstandingRequest::PointWithHistoryNumber(number), Answer::StoreFull) => {
                 self.recorder.record_no_room(number)
             }
-            (OutstandingRequest::Point(number), Answer::Value(value)) => {
+            (OutstandingRequest::PointWithHistoryNumber(number), Answer::Value(value)) => {
                 let outcome = value.map_or(OperationOutcome::Absent, |value| {
                     OperationOutcome::FoundUnversioned { value }
                 });
                 self.recorder.record_answer(number, outcome)
             }
-            (OutstandingRequest::Point(number), Answer::Changed { found }) => {
+            (OutstandingRequest::PointWithHistoryNumber(number), Answer::Changed { found }) => {
                 let outcome = OperationOutcome::UnversionedAnswer { found };
                 self.recorder.record_answer(number, outcome)
             }
@@ -271,7 +271,7 @@ impl Requester<'_> {
                         .recorder
                         .record_wrong_scan(scan.history_number, fault, key);
                 }
-                let reads = &scan.point_reads;
+                let reads = &scan.judged_keys_and_history_numbers;
                 let covered = reads
                     .iter()
                     .filter(|(key, _)| next.is_none_or(|n| *key < n));
@@ -306,7 +306,7 @@ impl OutstandingScan {
         let mut least = self.from;
         for &(key, value) in entries {
             if key < least {
-                return Err((ScanFault::Order, key));
+                return Err((ScanFault::OutOfOrderOrTwice, key));
             }
             let is_stable = key % STABLE_KEY_DISTANCE == 0 && key / STABLE_KEY_DISTANCE < stable;
             if key >= end || !is_stable && judged_key_number(key).is_none() {
@@ -317,7 +317,7 @@ impl OutstandingScan {
             }
             if is_stable {
                 if value != load::value_of(key, 0) {
-                    return Err((ScanFault::Value, key));
+                    return Err((ScanFault::WrongValue, key));
                 }
                 stable_key += STABLE_KEY_DISTANCE;
             }
@@ -325,7 +325,7 @@ impl OutstandingScan {
         }
         // `next` tells which part of the range the answer leaves out.
         let until = match next {
-            Some(next) if next < least => return Err((ScanFault::Order, next)),
+            Some(next) if next < least => return Err((ScanFault::OutOfOrderOrTwice, next)),
             Some(next) if entries.len() < self.limit as usize => {
                 return Err((ScanFault::Missing, next));
             }
@@ -372,7 +372,7 @@ mod tests {
             end,
             limit,
             history_number: 0,
-            point_reads: Vec::new(),
+            judged_keys_and_history_numbers: Vec::new(),
         };
         let stable = |i| (load::stable_key(i), load::value_of(load::stable_key(i), 0));
         let hot = (judged_key(0), 77);
@@ -405,19 +405,25 @@ mod tests {
         let early = Some(load::stable_key(6));
         assert_eq!(fault(None, 100, &all, early), missing(6), "it had room");
         let twice = [stable(3), hot, hot];
-        assert_eq!(fault(end, 100, &twice, None), (ScanFault::Order, hot.0));
+        assert_eq!(
+            fault(end, 100, &twice, None),
+            (ScanFault::OutOfOrderOrTwice, hot.0)
+        );
         let back = [stable(3), stable(4), hot];
-        assert_eq!(fault(end, 100, &back, None), (ScanFault::Order, hot.0));
+        assert_eq!(
+            fault(end, 100, &back, None),
+            (ScanFault::OutOfOrderOrTwice, hot.0)
+        );
         let out = (ScanFault::Foreign, load::stable_key(5));
         assert_eq!(fault(Some(load::stable_key(5)), 100, &all, None), out);
         let nobody = [stable(3), (hot.0 + 2, 1)];
         let out = (ScanFault::Foreign, hot.0 + 2);
         assert_eq!(fault(end, 100, &nobody, None), out);
         let wrong = [stable(3), (load::stable_key(4), 0)];
-        let value = (ScanFault::Value, load::stable_key(4));
+        let value = (ScanFault::WrongValue, load::stable_key(4));
         assert_eq!(fault(end, 100, &wrong, None), value);
         let next = Some(load::stable_key(5));
-        let value = (ScanFault::Order, load::stable_key(5));
+        let value = (ScanFault::OutOfOrderOrTwice, load::stable_key(5));
         assert_eq!(fault(None, 4, &all, next), value, "it goes back");
         let value = (ScanFault::Foreign, load::stable_key(5));
         assert_eq!(fault(end, 3, &all, None), value, "more than asked for");

@@ -36,7 +36,7 @@ pub use client::{
 pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
-pub use server::{Btree, RangeMover, ServerRuntime};
+pub use server::{BtreeService, RangeMover, ServerRuntime};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };
@@ -44,10 +44,10 @@ pub use tree::{MovedRange, PutCondition, RangeOwner};
 pub use wire::{HandoverStep, Op};
 
 /// A running server. Dropping the server stops it.
-pub type Server = service::Server<Btree>;
+pub type Server = service::Server<BtreeService>;
 /// A server whose workers the caller runs.
-pub type LocalServer = service::LocalServer<Btree>;
+pub type LocalServer = service::LocalServer<BtreeService>;
 /// A worker of a [`LocalServer`] that has not started.
-pub type LocalWorker = service::LocalWorker<Btree>;
+pub type LocalWorker = service::LocalWorker<BtreeService>;
 /// Connects clients to a [`LocalServer`].
-pub type LocalConnector = service::LocalConnector<rendezvous::Rendezvous>;
+pub type LocalConnector = service::LocalConnector<rendezvous::RendezvousProtocol>;

@@ -188,7 +188,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
 
     /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
-    pub(crate) fn keys_up_to(self, key: u64) -> usize {
+    pub(crate) fn count_keys_up_to(self, key: u64) -> usize {
         let (mut from, mut left) = (0, self.entry_count());
         // The search has no branches on keys: a mispredicted branch costs more than the load.
         while left > 0 {
@@ -203,7 +203,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     /// Returns the index of the key in a leaf, or as an error the index at which the key would be inserted.
     #[inline]
     pub(crate) fn find(self, key: u64) -> Result<usize, usize> {
-        let rank = self.keys_up_to(key);
+        let rank = self.count_keys_up_to(key);
         match rank.checked_sub(1) {
             Some(place) if self.key(place) == key => Ok(place),
             _ => Err(rank),
@@ -230,7 +230,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         if level == 0 {
             return NextStep::Leaf;
         }
-        match self.keys_up_to(key) {
+        match self.count_keys_up_to(key) {
             0 => NextStep::Restart,
             rank => NextStep::Child(self.value(rank - 1)),
         }
@@ -329,7 +329,7 @@ mod tests {
             let entries: Vec<_> = keys.iter().map(|k| (*k, 0)).collect();
             let words = leaf(&entries, 64);
             let expected = keys.iter().filter(|k| **k <= key).count();
-            prop_assert_eq!(Node(&words[..]).keys_up_to(key), expected);
+            prop_assert_eq!(Node(&words[..]).count_keys_up_to(key), expected);
         }
 
         /// Two versions differ by an insertion, a deletion or an update: no mixture of their words is whole.

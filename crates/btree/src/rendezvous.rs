@@ -14,9 +14,9 @@ use verbs::{QpEndpoint, RemoteMemory};
 
 /// The messages of the B-tree's rendezvous.
 #[derive(Debug, Clone, Copy)]
-pub enum Rendezvous {}
+pub enum RendezvousProtocol {}
 
-impl Protocol for Rendezvous {
+impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "B-tree";
     const NAME: &'static str = "verbatim-btree";
     const VERSION: u32 = 1;
@@ -52,9 +52,9 @@ impl service::Hello for Hello {
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`Rendezvous`]'s [`Protocol::NAME`].
+    /// [`RendezvousProtocol`]'s [`Protocol::NAME`].
     pub protocol: String,
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// A random number that changes when the server restarts and has lost its memory of sessions.
     pub server: u64,
@@ -79,7 +79,7 @@ pub struct Welcome {
 /// The client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The session's name: a random number that stays the same when the client reconnects.
     pub session: u64,

@@ -106,12 +106,12 @@ struct CacheLineGroup {
 /// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalkCost {
-    sequential_lines: Vec<CacheLineGroup>,
-    interleaved_lines: Vec<CacheLineGroup>,
+    lines_of_sequential_walks: Vec<CacheLineGroup>,
+    lines_of_interleaved_walks: Vec<CacheLineGroup>,
     /// Bytes of all lines of the tree.
     tree_bytes: u64,
     /// Time of a walk's comparisons on the core.
-    comparison_time: Duration,
+    comparison_time_per_walk: Duration,
     /// Lines of the keys of a node; its values have as many.
     key_lines_per_node: u64,
 }
@@ -138,10 +138,10 @@ impl WalkCost {
         let bytes = set_working_sets_and_sum_bytes(&mut sequential);
         set_working_sets_and_sum_bytes(&mut interleaved);
         Self {
-            sequential_lines: sequential,
-            interleaved_lines: interleaved,
+            lines_of_sequential_walks: sequential,
+            lines_of_interleaved_walks: interleaved,
             tree_bytes: bytes,
-            comparison_time,
+            comparison_time_per_walk: comparison_time,
             key_lines_per_node: node_lines,
         }
     }
@@ -151,8 +151,8 @@ impl WalkCost {
         let requests = requests as u64;
         let groups = match requests {
             0 => return,
-            1 => &self.sequential_lines,
-            _ => &self.interleaved_lines,
+            1 => &self.lines_of_sequential_walks,
+            _ => &self.lines_of_interleaved_walks,
         };
         for group in groups {
             let lines = group.lines_per_walk * requests;
@@ -162,7 +162,7 @@ impl WalkCost {
             }
         }
         let times = u32::try_from(requests).unwrap_or(u32::MAX);
-        time::charge_time(self.comparison_time.saturating_mul(times));
+        time::charge_time(self.comparison_time_per_walk.saturating_mul(times));
     }
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
@@ -237,7 +237,7 @@ const COPY_AND_SUM_LINE_NS: u64 = 12;
 
 /// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
 #[inline]
-pub(crate) fn charge_read_node(node_bytes: usize) {
+pub(crate) fn charge_search_of_read_node(node_bytes: usize) {
     let lines = (node_bytes as u64).div_ceil(CACHE_LINE_BYTES);
     let steps = u64::from(node_bytes.ilog2()).saturating_sub(4);
     time::charge_time(Duration::from_nanos(
@@ -297,8 +297,8 @@ mod tests {
                 let cost = WalkCost::of(&shape, together);
                 let last =
                     |groups: &[CacheLineGroup]| groups.last().expect("some").working_set_bytes;
-                assert_eq!(last(&cost.sequential_lines), all);
-                assert_eq!(last(&cost.interleaved_lines), all);
+                assert_eq!(last(&cost.lines_of_sequential_walks), all);
+                assert_eq!(last(&cost.lines_of_interleaved_walks), all);
                 assert_eq!(cost.tree_bytes, all);
             }
         }
@@ -307,11 +307,16 @@ mod tests {
     #[test]
     fn hot_lines_have_small_working_sets() {
         let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
-        assert_eq!(cost.sequential_lines[0].working_set_bytes, CACHE_LINE_BYTES);
+        assert_eq!(
+            cost.lines_of_sequential_walks[0].working_set_bytes,
+            CACHE_LINE_BYTES
+        );
         let ordered =
             |groups: &[CacheLineGroup]| groups.is_sorted_by_key(|group| group.working_set_bytes);
-        assert!(ordered(&cost.sequential_lines) && ordered(&cost.interleaved_lines));
+        assert!(
+            ordered(&cost.lines_of_sequential_walks) && ordered(&cost.lines_of_interleaved_walks)
+        );
         // Each of three levels has the header, five steps among 16 lines of keys, and the value.
-        assert_eq!(cost.sequential_lines.len(), 3 * 7);
+        assert_eq!(cost.lines_of_sequential_walks.len(), 3 * 7);
     }
 }

@@ -55,7 +55,7 @@ fn all_say_what_is_there(server: &Server) {
         assert_eq!(client.get(1, 0).expect("answered"), None, "the other tree");
         assert!(!client.put(1, u64::MAX, 5).expect("answered"));
         assert_eq!(client.get(1, u64::MAX).expect("answered"), Some(5));
-        assert!(client.insert(1, u64::MAX, 6).expect("answered"));
+        assert!(client.insert_if_absent(1, u64::MAX, 6).expect("answered"));
         assert!(client.update(1, u64::MAX, 7).expect("answered"));
         assert_eq!(
             client.scan(1, 0, None, 10).expect("answered"),

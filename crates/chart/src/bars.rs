@@ -24,7 +24,7 @@ const MAX_LETTER_WIDTH: f64 = 8.0;
 
 /// Draws a bar chart; the longest bar takes the full width. The SVG is in an element of class `scroll`, so
 /// that a page can scroll it on a narrow screen.
-pub fn bars(title: &str, bars: &[Bar]) -> String {
+pub fn bar_chart_svg(title: &str, bars: &[Bar]) -> String {
     let room = WIDTH - LABEL_COLUMN_WIDTH - VALUE_COLUMN_WIDTH;
     let length = |bar: &Bar| {
         bar.segments_with_css_class
@@ -114,13 +114,13 @@ mod tests {
             segments_with_css_class: vec![(length, "in")],
             value_text: "<&\">".to_owned(),
         };
-        let svg = bars("t", &[bar("a", 2.0), bar(&"long ".repeat(20), 4.0)]);
+        let svg = bar_chart_svg("t", &[bar("a", 2.0), bar(&"long ".repeat(20), 4.0)]);
         assert!(
             svg.contains(r#"width="340.0""#) && svg.contains(r#"width="170.0""#),
             "{svg}"
         );
         assert!(svg.contains("&lt;&amp;&quot;&gt;") && svg.contains('…'));
-        let nothing = bars("t", &[bar("a", 0.0)]);
+        let nothing = bar_chart_svg("t", &[bar("a", 0.0)]);
         assert!(nothing.contains(r#"width="0.0""#), "{nothing}");
     }
 }

@@ -31,7 +31,7 @@ pub struct Series {
     /// Values published elsewhere for this series.
     pub published_points: Vec<(f64, f64)>,
     /// True if the values are computed at every x and not sampled: no markers, and ticks at round numbers.
-    pub is_function: bool,
+    pub is_drawn_without_markers: bool,
 }
 
 impl Series {
@@ -48,9 +48,12 @@ impl Series {
     }
 
     /// Returns a series that is computed at every x.
-    pub fn function(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+    pub fn without_markers(
+        name: impl Into<String>,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) -> Self {
         Series {
-            is_function: true,
+            is_drawn_without_markers: true,
             ..Series::new(name, points)
         }
     }
@@ -96,7 +99,7 @@ pub struct Axis {
     /// Number format.
     pub number_format: NumberFormat,
     /// True if the values are outcomes and not settings: ticks are at round numbers.
-    pub is_outcome: bool,
+    pub has_ticks_at_round_numbers: bool,
 }
 
 impl Axis {
@@ -126,8 +129,8 @@ impl Axis {
 
     /// Marks the values as outcomes and not settings, so that ticks are at round numbers.
     #[must_use]
-    pub fn of_outcomes(mut self) -> Self {
-        self.is_outcome = true;
+    pub fn with_ticks_at_round_numbers(mut self) -> Self {
+        self.has_ticks_at_round_numbers = true;
         self
     }
 

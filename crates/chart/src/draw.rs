@@ -83,8 +83,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
     let ys: Vec<f64> = ys
         .chain(chart.constant_levels.iter().map(|(_, y)| *y))
         .collect();
-    let x = AxisMapping::x(&chart.x, &xs, PLOT_LEFT_X + 10.0, PLOT_RIGHT_X - 6.0);
-    let y = AxisMapping::y(&chart.y, &ys, bottom, top);
+    let x = AxisMapping::for_x_axis(&chart.x, &xs, PLOT_LEFT_X + 10.0, PLOT_RIGHT_X - 6.0);
+    let y = AxisMapping::for_y_axis(&chart.y, &ys, bottom, top);
     draw_axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
     for (at, (_, level)) in chart.constant_levels.iter().enumerate() {
         picture.append_svg(format_args!(
@@ -97,7 +97,7 @@ pub(crate) fn svg(chart: &Chart) -> String {
         draw_series(&mut picture, at, series, (&x, &y));
     }
     let legend_top = bottom + 52.0;
-    let height = legend::draw(
+    let height = legend::draw_and_get_height(
         &mut picture.body,
         chart,
         MARGIN,
@@ -274,7 +274,7 @@ fn draw_series(
             ));
         }
     }
-    if !series.is_function {
+    if !series.is_drawn_without_markers {
         let marks = series
             .points
             .iter()

@@ -30,7 +30,7 @@ fn entries(chart: &Chart) -> Vec<LegendEntry> {
     for (series, of) in chart.series.iter().enumerate() {
         let sample = LegendSample::Line {
             series,
-            markers: !of.is_function,
+            markers: !of.is_drawn_without_markers,
         };
         let name = of.name.clone();
         all.push(LegendEntry { name, sample });
@@ -59,7 +59,13 @@ fn entries(chart: &Chart) -> Vec<LegendEntry> {
 }
 
 /// Draws the legend from `top` on, and returns its height.
-pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: f64) -> f64 {
+pub(crate) fn draw_and_get_height(
+    svg: &mut String,
+    chart: &Chart,
+    left: f64,
+    top: f64,
+    width: f64,
+) -> f64 {
     let (mut column, mut y) = (0, top);
     let mut bottom = top;
     for entry in entries(chart) {

@@ -21,7 +21,7 @@ mod scale;
 mod style;
 mod text;
 
-pub use bars::{Bar, bars};
+pub use bars::{Bar, bar_chart_svg};
 pub use data::{Axis, Chart, NumberFormat, Point, Scale, Series};
 pub use text::escape;
 

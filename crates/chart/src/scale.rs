@@ -16,7 +16,7 @@ pub(crate) struct AxisMapping {
     start_position: f64,
     end_position: f64,
     format: NumberFormat,
-    is_outcome: bool,
+    has_ticks_at_round_numbers: bool,
 }
 
 /// A mark on an axis.
@@ -41,7 +41,7 @@ fn is_log(axis: &Axis, values: &[f64]) -> bool {
 
 impl AxisMapping {
     /// Returns the mapping of the x axis, which covers exactly the values.
-    pub(crate) fn x(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
+    pub(crate) fn for_x_axis(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values);
         let positions = values.iter().filter(|v| !is_log || **v > 0.0);
         let positions = positions.map(|v| if is_log { v.log2() } else { *v });
@@ -60,12 +60,12 @@ impl AxisMapping {
             start_position: from,
             end_position: to,
             format: axis.number_format,
-            is_outcome: axis.is_outcome,
+            has_ticks_at_round_numbers: axis.has_ticks_at_round_numbers,
         }
     }
 
     /// Returns the mapping of the y axis, which begins at 0 if it is linear, and has room above the values.
-    pub(crate) fn y(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
+    pub(crate) fn for_y_axis(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values) && values.iter().all(|v| *v > 0.0);
         let (low, high) = if is_log {
             let (low, high) = min_and_max(values.iter().map(|v| v.log2()));
@@ -81,7 +81,7 @@ impl AxisMapping {
             start_position: from,
             end_position: to,
             format: axis.number_format,
-            is_outcome: axis.is_outcome,
+            has_ticks_at_round_numbers: axis.has_ticks_at_round_numbers,
         }
     }
 
@@ -106,7 +106,7 @@ impl AxisMapping {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
         values.dedup();
-        if values.len() > MAX_VALUE_TICKS || self.is_outcome {
+        if values.len() > MAX_VALUE_TICKS || self.has_ticks_at_round_numbers {
             values = self.round_values();
         }
         let mut free = f64::NEG_INFINITY;
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn ticks_are_the_values_measured() {
         let values = [1.0, 2.0, 4.0, 8.0, 16.0];
-        let mapping = AxisMapping::x(&Axis::log("n"), &values, 0.0, 600.0);
+        let mapping = AxisMapping::for_x_axis(&Axis::log("n"), &values, 0.0, 600.0);
         assert_eq!(
             labels(&mapping.ticks_at_values(&values)),
             ["1", "2", "4", "8", "16"]
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn labels_without_room_are_left_out_and_their_marks_stay() {
         let values = [1.0, 2.0, 3.0, 1000.0];
-        let mapping = AxisMapping::x(&Axis::linear("n"), &values, 0.0, 600.0);
+        let mapping = AxisMapping::for_x_axis(&Axis::linear("n"), &values, 0.0, 600.0);
         let ticks = mapping.ticks_at_values(&values);
         assert_eq!(labels(&ticks), ["1", "1000"]);
         assert_eq!(ticks.len(), 4);
@@ -220,13 +220,14 @@ mod tests {
     #[test]
     fn zero_has_a_place_on_a_logarithmic_axis() {
         let values = [0.0, 8.0, 16.0];
-        let mapping = AxisMapping::x(&Axis::log("bytes"), &values, 0.0, 200.0);
+        let mapping = AxisMapping::for_x_axis(&Axis::log("bytes"), &values, 0.0, 200.0);
         assert_eq!(values.map(|v| mapping.position_of(v)), [0.0, 100.0, 200.0]);
     }
 
     #[test]
     fn rates_that_span_decades_get_a_logarithmic_axis() {
-        let is_log = |values: &[f64]| AxisMapping::y(&Axis::auto("M/s"), values, 1.0, 0.0).is_log();
+        let is_log =
+            |values: &[f64]| AxisMapping::for_y_axis(&Axis::auto("M/s"), values, 1.0, 0.0).is_log();
         assert!(is_log(&[0.1, 20.0]));
         assert!(!is_log(&[1.0, 20.0]));
         assert!(!is_log(&[0.0, 20.0]));
@@ -236,8 +237,8 @@ mod tests {
     fn nothing_and_one_value_have_places() {
         for values in [&[][..], &[3.0][..], &[0.0][..]] {
             for axis in [Axis::log("n"), Axis::linear("n"), Axis::auto("n")] {
-                let x = AxisMapping::x(&axis, values, 0.0, 100.0);
-                let y = AxisMapping::y(&axis, values, 100.0, 0.0);
+                let x = AxisMapping::for_x_axis(&axis, values, 0.0, 100.0);
+                let y = AxisMapping::for_y_axis(&axis, values, 100.0, 0.0);
                 for value in values {
                     assert!(x.position_of(*value).is_finite() && y.position_of(*value).is_finite());
                 }

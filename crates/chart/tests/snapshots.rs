@@ -92,8 +92,8 @@ fn functions_have_round_ticks_and_no_markers() {
         x: Axis::linear("data, bytes"),
         y: Axis::linear("bytes"),
         series: vec![
-            Series::function("lines of 64", bytes(64)),
-            Series::function("lines of 256", bytes(256)),
+            Series::without_markers("lines of 64", bytes(64)),
+            Series::without_markers("lines of 256", bytes(256)),
         ],
         ..Chart::default()
     };

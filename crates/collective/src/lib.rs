@@ -10,12 +10,12 @@
 //! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
 //! - [`Listener`], [`PendingConnect`]: the exchange by TCP, without blocking and without threads.
 //! - [`Ring`]: all-reduce, all-gather, reduce-scatter, broadcast over a ring of ranks.
-//! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them; [`Messages`]: their
+//! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them; [`RankMessenger`]: their
 //!   sends and receives.
 //!
 //! ```
 //! use std::time::Duration;
-//! use collective::{Config, Request, connected_pair};
+//! use collective::{Config, RequestHandle, connected_pair};
 //! use verbs::{Access, poll_until};
 //!
 //! let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
@@ -55,11 +55,11 @@ pub use comm::{Receiver, Sender};
 pub use config::Config;
 pub use end::{Hello, PreparedReceiver, PreparedSender, connected_pair};
 pub use error::Error;
-pub use group::{Group, Messages, Payload, PreparedGroup};
+pub use group::{Group, MessageMemory, PreparedGroup, RankMessenger};
 pub use memory_layout::{ClearToSend, MAX_PARTS_PER_GROUP, MAX_REQUESTS};
 pub use peer_watch::PeerWatch;
 pub use receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
 pub use rendezvous::{ListenHandle, Listener, PendingConnect};
-pub use request_pool::Request;
+pub use request_pool::RequestHandle;
 pub use ring::{DataType, Reduction, Ring, connect_local_ring, slice_bytes_for_block};
 pub use sending::{MatchedGroup as SendGroup, MatchedSend, SendMatch, SendQueue};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::error::Error;
 use crate::memory_layout::MAX_PARTS_PER_GROUP;
-use crate::request_pool::{Request, RequestPool};
+use crate::request_pool::{RequestHandle, RequestPool};
 
 /// The bytes that came for each receive of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub struct ReceiveQueue {
 
 #[derive(Debug)]
 struct PostedGroup {
-    request: Request,
+    request: RequestHandle,
     parts: usize,
     lanes_left: usize,
     /// The size, as the first lane told it.
@@ -91,7 +91,7 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::InvalidPartCount`].
-    pub fn post_group(&mut self, room: &[u32]) -> Result<Option<(Request, u64)>, Error> {
+    pub fn post_group(&mut self, room: &[u32]) -> Result<Option<(RequestHandle, u64)>, Error> {
         let parts = room.len();
         if !(1..=MAX_PARTS_PER_GROUP).contains(&parts) {
             return Err(Error::InvalidPartCount(parts));
@@ -176,7 +176,10 @@ impl ReceiveQueue {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn take_if_complete(&mut self, request: Request) -> Result<Option<GroupPartSizes>, Error> {
+    pub fn take_if_complete(
+        &mut self,
+        request: RequestHandle,
+    ) -> Result<Option<GroupPartSizes>, Error> {
         let came = self.pool.get(request)?.received_sizes;
         if came.is_some() {
             self.pool.free(request);
@@ -185,7 +188,7 @@ impl ReceiveQueue {
     }
 
     /// Takes a request that completes by [`complete_flush`](Self::complete_flush): a flush.
-    pub(crate) fn start_flush(&mut self) -> Option<Request> {
+    pub(crate) fn allocate_flush_request_if_free(&mut self) -> Option<RequestHandle> {
         let state = ReceivingState {
             buffer_sizes: GroupPartSizes::new(&[]),
             received_sizes: None,
@@ -194,7 +197,7 @@ impl ReceiveQueue {
     }
 
     /// Such a request is done.
-    pub(crate) fn complete_flush(&mut self, request: Request) -> Result<(), Error> {
+    pub(crate) fn complete_flush(&mut self, request: RequestHandle) -> Result<(), Error> {
         self.pool.get(request)?.received_sizes = Some(GroupPartSizes::new(&[]));
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::memory_layout::MAX_REQUESTS;
 
 /// A send, receive or flush that was started. It is good until its test has said that it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Request {
+pub struct RequestHandle {
     index: u16,
     /// Which use of that place: a request that was tested to its end names nothing any more.
     generation: u32,
@@ -38,12 +38,12 @@ impl<T> RequestPool<T> {
     }
 
     /// Takes a place; nothing when all are taken.
-    pub(crate) fn allocate(&mut self, value: T) -> Option<Request> {
+    pub(crate) fn allocate(&mut self, value: T) -> Option<RequestHandle> {
         let index = self.free_indices.pop()?;
         let place = &mut self.slots[usize::from(index)];
         place.0 = place.0.wrapping_add(1);
         place.1 = Some(value);
-        Some(Request {
+        Some(RequestHandle {
             index,
             generation: place.0,
         })
@@ -53,7 +53,7 @@ impl<T> RequestPool<T> {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`] for one that was done with.
-    pub(crate) fn get(&mut self, request: Request) -> Result<&mut T, Error> {
+    pub(crate) fn get(&mut self, request: RequestHandle) -> Result<&mut T, Error> {
         match self.slots.get_mut(usize::from(request.index)) {
             Some((generation, Some(value))) if *generation == request.generation => Ok(value),
             _ => Err(Error::UnknownRequest),
@@ -61,7 +61,7 @@ impl<T> RequestPool<T> {
     }
 
     /// Gives the place of a request back.
-    pub(crate) fn free(&mut self, request: Request) {
+    pub(crate) fn free(&mut self, request: RequestHandle) {
         let place = &mut self.slots[usize::from(request.index)];
         if place.0 == request.generation && place.1.take().is_some() {
             self.free_indices.push(request.index);

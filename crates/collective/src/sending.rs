@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::error::Error;
 use crate::memory_layout::{ClearToSend, MAX_PARTS_PER_GROUP};
-use crate::request_pool::{Request, RequestPool};
+use crate::request_pool::{RequestHandle, RequestPool};
 
 /// A send that has found its receive.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ pub struct MatchedSend<P> {
     pub payload_len: u32,
     /// Where they go.
     pub posted_receive: ClearToSend,
-    request: Request,
+    request: RequestHandle,
 }
 
 /// A group whose sends are all there: to be written.
@@ -33,9 +33,9 @@ pub enum SendMatch<P> {
     /// No receive of the group has the tag, or there is no room for another request: try again.
     TryAgain,
     /// The send waits for the others of its group.
-    Incomplete(Request),
+    Incomplete(RequestHandle),
     /// It was the last of its group.
-    Ready(Request, MatchedGroup<P>),
+    Ready(RequestHandle, MatchedGroup<P>),
 }
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub struct SendQueue<P> {
 
 #[derive(Debug)]
 struct InFlightGroup {
-    requests: Vec<Request>,
+    requests: Vec<RequestHandle>,
     lanes_left: usize,
 }
 
@@ -174,7 +174,7 @@ impl<P: Copy> SendQueue<P> {
     ///
     /// # Errors
     /// [`Error::UnknownRequest`].
-    pub fn take_if_delivered(&mut self, request: Request) -> Result<Option<u32>, Error> {
+    pub fn take_if_delivered(&mut self, request: RequestHandle) -> Result<Option<u32>, Error> {
         let SendingState {
             payload_len: len,
             is_delivered: done,

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use collective::{Config, DataType, Error, Group, Messages, PreparedGroup, Reduction};
+use collective::{Config, DataType, Error, Group, PreparedGroup, RankMessenger, Reduction};
 use verbs::Provider;
 
 const WAIT: Duration = Duration::from_secs(60);
@@ -13,7 +13,7 @@ const WAIT: Duration = Duration::from_secs(60);
 fn on_ranks<R: Send + 'static>(
     ranks: usize,
     timeout: Duration,
-    work: fn(Group, Messages) -> R,
+    work: fn(Group, RankMessenger) -> R,
 ) -> Vec<R> {
     let device = Provider::softnic().device(None).expect("there is one");
     let prepared: Vec<_> = (0..ranks)
@@ -23,7 +23,10 @@ fn on_ranks<R: Send + 'static>(
             PreparedGroup::new(&pd, &Config::default(), (rank, ranks), here).expect("it listens")
         })
         .collect();
-    let addresses: Vec<_> = prepared.iter().map(PreparedGroup::address).collect();
+    let addresses: Vec<_> = prepared
+        .iter()
+        .map(PreparedGroup::listener_handles_as_bytes)
+        .collect();
     let threads: Vec<_> = prepared
         .into_iter()
         .map(|prepared| {
@@ -50,7 +53,7 @@ fn element(rank: usize, at: usize) -> i64 {
 /// Sizes on both sides of the change of algorithm, and beyond the staging memory.
 const COUNTS: [usize; 5] = [0, 1, 4096, 5001, 300_001];
 
-fn every_collective(mut group: Group, _messages: Messages) {
+fn every_collective(mut group: Group, _messages: RankMessenger) {
     let (rank, ranks) = (group.rank(), group.ranks());
     for count in COUNTS {
         let mut data = numbers(count, |at| element(rank, at));
@@ -188,7 +191,7 @@ fn messages_of_both_directions_pass_each_other() {
 
 #[test]
 fn a_rank_that_goes_is_an_error_for_all_others() {
-    fn reduce<const BYTES: usize>(mut group: Group, _: Messages) -> Option<Result<(), Error>> {
+    fn reduce<const BYTES: usize>(mut group: Group, _: RankMessenger) -> Option<Result<(), Error>> {
         group.barrier().expect("all are there");
         let (rank, mut data) = (group.rank(), vec![0; BYTES]);
         // The others fail one after the other, as each drops its group.

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use collective::{
-    ClearToSend, Error, GroupPartSizes, ImmediateResult, MAX_REQUESTS, ReceiveQueue, Request,
+    ClearToSend, Error, GroupPartSizes, ImmediateResult, MAX_REQUESTS, ReceiveQueue, RequestHandle,
     SendGroup, SendMatch, SendQueue,
 };
 use proptest::prelude::*;
@@ -35,12 +35,12 @@ struct World {
     lanes: usize,
     sending: SendQueue<()>,
     receiving: ReceiveQueue,
-    posted: VecDeque<(Request, Vec<ClearToSend>)>,
+    posted: VecDeque<(RequestHandle, Vec<ClearToSend>)>,
     /// Groups that were written, as each lane has them before it.
     wires: Vec<VecDeque<(u64, Vec<u32>)>>,
     sizes: HashMap<u64, Vec<u32>>,
-    receives: VecDeque<(Request, u64)>,
-    sends: VecDeque<(Request, u32)>,
+    receives: VecDeque<(RequestHandle, u64)>,
+    sends: VecDeque<(RequestHandle, u32)>,
     groups: u64,
 }
 

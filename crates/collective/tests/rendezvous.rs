@@ -170,9 +170,15 @@ fn a_flush_is_behind_what_came_before() {
         collective::connected_pair(&pd, &pd, &Config::default()).expect("a pair");
     let buffer = pd.alloc(64, Access::ALL).expect("memory");
     for _ in 0..100 {
-        let flush = receiver.iflush(&buffer, 3).expect("posted").expect("room");
+        let flush = receiver
+            .try_start_flush(&buffer, 3)
+            .expect("posted")
+            .expect("room");
         let sizes = poll_until(WAIT, || receiver.test(flush).expect("good")).expect("it is done");
         assert_eq!(sizes.as_slice(), [0; 0]);
     }
-    assert!(receiver.iflush(&buffer, 64).is_err(), "past the end");
+    assert!(
+        receiver.try_start_flush(&buffer, 64).is_err(),
+        "past the end"
+    );
 }

@@ -92,8 +92,8 @@ fn everything(ring: &mut Ring, pd: &ProtectionDomain) {
     let (rank, ranks) = (ring.rank(), ring.ranks());
     let buffer = pd.alloc(8 * 1000, Access::ALL).expect("memory");
     for count in [0, 1, ranks, 1000] {
-        for (_, data) in DataType::ALL {
-            for (_, op) in Reduction::ALL {
+        for (_, data) in DataType::ALL_WITH_NAMES {
+            for (_, op) in Reduction::ALL_WITH_NAMES {
                 fill(&buffer, count, data, |at| element(rank, at));
                 ring.all_reduce(&buffer, count, data, op)
                     .expect("all-reduce");
@@ -126,7 +126,7 @@ fn everything(ring: &mut Ring, pd: &ProtectionDomain) {
         }
         let other = pd.alloc(8 * 1000, Access::ALL).expect("memory");
         fill(&buffer, count, DataType::I64, |at| element(rank, at));
-        ring.send_recv((&buffer, 8 * count), (&other, 8 * count))
+        ring.send_to_next_and_recv_from_previous((&buffer, 8 * count), (&other, 8 * count))
             .expect("send and receive");
         check(&other, 0..count, DataType::I64, |at| {
             element((rank + ranks - 1) % ranks, at)
@@ -162,7 +162,7 @@ fn all_collectives_are_right_on_simulated_nics() {
             // A simulated thread begins with what fits onto a page of its stack.
             let mut ring = Box::new(ring);
             let work = move || everything(&mut ring, &pd);
-            cluster.spawn(cluster.machine(rank), format!("rank {rank}"), work);
+            cluster.spawn(cluster.host_of_machine(rank), format!("rank {rank}"), work);
         }
         cluster.run().expect("all ranks come to their end");
         assert!(cluster.now() > Duration::from_micros(10));

@@ -71,7 +71,7 @@ fn use_lld() {
 #[derive(Default)]
 struct ExportedSymbols {
     /// Version nodes of the library, each with its parent.
-    nodes: Vec<(String, Option<String>)>,
+    version_nodes: Vec<(String, Option<String>)>,
     /// Numbers in the names of the private nodes, such as 34 in `IBVERBS_PRIVATE_34`.
     private_node_numbers: Vec<String>,
     symbols: Vec<Symbol>,
@@ -92,7 +92,7 @@ impl ExportedSymbols {
                 [] => {}
                 ["node", name, parent] => {
                     let parent = (parent != "-").then(|| parent.to_owned());
-                    exports.nodes.push((name.to_owned(), parent));
+                    exports.version_nodes.push((name.to_owned(), parent));
                 }
                 ["private", abi] => exports.private_node_numbers.push(abi.to_owned()),
                 [kind, name, node] => exports.symbols.push(Symbol {
@@ -109,7 +109,7 @@ impl ExportedSymbols {
     /// Returns a version script that declares the nodes without any symbol.
     fn version_script(&self) -> String {
         let mut map = String::new();
-        for (name, parent) in &self.nodes {
+        for (name, parent) in &self.version_nodes {
             let parent = parent.as_deref().unwrap_or_default();
             writeln!(map, "{name} {{ }} {parent};").expect("a String takes all");
         }
@@ -162,7 +162,9 @@ impl ExportedSymbols {
     fn labels_and_versioned_names(&self, symbol: &Symbol) -> Vec<(String, String)> {
         if symbol.node != "PRIVATE" {
             assert!(
-                self.nodes.iter().any(|(name, _)| *name == symbol.node),
+                self.version_nodes
+                    .iter()
+                    .any(|(name, _)| *name == symbol.node),
                 "symbols.txt: there is no node {}",
                 symbol.node
             );

@@ -64,13 +64,13 @@ fn subnet_port(device: &Device, number: u8, port: &rdma_netlink::Port) -> Port {
     Port {
         number,
         lid: subnet.and_then(|subnet| subnet.lid).unwrap_or(0),
-        gid_prefix: subnet.and_then(|subnet| subnet.prefix).unwrap_or(0),
+        gid_prefix: subnet.and_then(|subnet| subnet.gid_prefix).unwrap_or(0),
         guid: port_guid(device, number),
         capabilities: subnet.and_then(|subnet| subnet.capabilities).unwrap_or(0),
         pkeys: pkeys(device, number),
         traffic: PortTraffic {
-            xmit_data: counter("port_xmit_data"),
-            rcv_data: counter("port_rcv_data"),
+            xmit_words_of_4_octets: counter("port_xmit_data"),
+            rcv_words_of_4_octets: counter("port_rcv_data"),
             xmit_packets: counter("port_xmit_packets"),
             rcv_packets: counter("port_rcv_packets"),
         },

@@ -69,7 +69,7 @@ struct OpenPort {
     lid: u16,
     agents: [Option<RegisteredAgent>; MAX_AGENTS],
     /// Datagrams for which the socket had no room.
-    waiting: VecDeque<Vec<u8>>,
+    datagrams_waiting_for_socket_room: VecDeque<Vec<u8>>,
 }
 
 impl Drop for OpenPort {
@@ -133,7 +133,7 @@ pub(crate) fn open(lid: u16) -> io::Result<RawFd> {
         number_in_process: number,
         lid,
         agents: [const { None }; MAX_AGENTS],
-        waiting: VecDeque::new(),
+        datagrams_waiting_for_socket_room: VecDeque::new(),
     };
     ports.insert(fd, port);
     Ok(fd)
@@ -278,7 +278,8 @@ pub(crate) fn send(
         SubnetAnswer::Response(response) => {
             port.queue_to_program(user_mad(agent, 0, destination, &response))
         }
-        SubnetAnswer::ForRegisteredProgram if port.forward_request(destination, mad) => {}
+        SubnetAnswer::ForRegisteredProgram
+            if port.forward_request_if_registered(destination, mad) => {}
         SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent if timeout_ms != 0 => {
             let status = libc::ETIMEDOUT.cast_unsigned();
             let mad = &mad[..MAD_HEADER_BYTES];
@@ -316,7 +317,7 @@ impl OpenPort {
     }
 
     /// Sends a request to the program that has registered for its class. Returns false if there is none.
-    fn forward_request(&self, destination: u16, mad: &[u8]) -> bool {
+    fn forward_request_if_registered(&self, destination: u16, mad: &[u8]) -> bool {
         let link = self
             .folder
             .join(agent_link_name(destination, MadFields(mad).class()));
@@ -338,18 +339,18 @@ impl OpenPort {
 
     /// Adds a datagram to those that this port's program receives.
     fn queue_to_program(&mut self, datagram: Vec<u8>) {
-        self.waiting.push_back(datagram);
+        self.datagrams_waiting_for_socket_room.push_back(datagram);
         self.put_waiting_datagrams_into_own_socket();
     }
 
     /// Sends waiting datagrams into the own socket while it has room.
     fn put_waiting_datagrams_into_own_socket(&mut self) {
         let own = socket_name(std::process::id(), self.number_in_process);
-        while let Some(first) = self.waiting.front() {
+        while let Some(first) = self.datagrams_waiting_for_socket_room.front() {
             if self.send_to(&own, first).is_err() {
                 return;
             }
-            self.waiting.pop_front();
+            self.datagrams_waiting_for_socket_room.pop_front();
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) unsafe extern "C" fn verbatim_fabric_dir(to: *mut c_char, room: usize
 
 /// Returns the functions by which connection management sends management datagrams to other hosts.
 pub(crate) extern "C" fn verbatim_gsi() -> *const Gsi {
-    softnic::gsi()
+    softnic::gsi_functions()
 }
 
 /// Returns the number of a handle in a trace, so that both libraries use the same names.

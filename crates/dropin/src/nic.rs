@@ -8,11 +8,11 @@ use cancellation::{HoldOff, take_or_wait};
 use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
 /// The software NIC as the tap's provider.
-struct SoftNic;
+struct SoftNicProvider;
 
-impl tap::Provider for SoftNic {
+impl tap::Provider for SoftNicProvider {
     const NAME: &'static str = "softnic";
-    const PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
+    const QPN_PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
 
     fn symbols() -> &'static Symbols {
         softnic::symbols()
@@ -23,22 +23,24 @@ impl tap::Provider for SoftNic {
     }
 }
 
-fn symbols() -> &'static Symbols {
+fn tapped_or_plain_symbols() -> &'static Symbols {
     static TAPPED: OnceLock<Symbols> = OnceLock::new();
     if tap::is_counting_or_tracing() {
         TAPPED.get_or_init(|| {
             softnic::observe_faults(tap::trace::append_event_line);
-            tap::symbols::<SoftNic>()
+            tap::symbols::<SoftNicProvider>()
         })
     } else {
         softnic::symbols()
     }
 }
 
-fn later_symbols() -> &'static LaterSymbols {
+fn tapped_or_plain_later_symbols() -> &'static LaterSymbols {
     static TAPPED: OnceLock<Option<LaterSymbols>> = OnceLock::new();
     let tapped = if tap::is_counting_or_tracing() {
-        TAPPED.get_or_init(tap::later_symbols::<SoftNic>).as_ref()
+        TAPPED
+            .get_or_init(tap::later_symbols::<SoftNicProvider>)
+            .as_ref()
     } else {
         None
     };
@@ -60,11 +62,11 @@ macro_rules! forward {
 }
 
 macro_rules! forward_first {
-    ($( $all:tt )*) => { forward! { symbols: $( $all )* } };
+    ($( $all:tt )*) => { forward! { tapped_or_plain_symbols: $( $all )* } };
 }
 
 macro_rules! forward_later {
-    ($( $all:tt )*) => { forward! { later_symbols: $( $all )* } };
+    ($( $all:tt )*) => { forward! { tapped_or_plain_later_symbols: $( $all )* } };
 }
 
 /// The functions of libibverbs 1.0 and 1.1.

@@ -1,6 +1,6 @@
 //! Which of 20 calls of a verb does a plan refuse? Try `cargo run -p verbatim-faults --example dice 'verb=ibv_reg_mr,errno=ENOMEM,p=0.3' 7`.
 
-use faults::{Injector, Plan, PlanError, VerbFacts};
+use faults::{Injector, Plan, PlanError, VerbCallFacts};
 
 fn main() -> Result<(), PlanError> {
     let mut args = std::env::args().skip(1);
@@ -12,7 +12,7 @@ fn main() -> Result<(), PlanError> {
     let seed = args.next().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let mut injector = Injector::new(plan, seed);
     for call in 1..=20 {
-        let verdict = injector.decide_verb_call(0, &VerbFacts::new("ibv_reg_mr"));
+        let verdict = injector.decide_verb_call(0, &VerbCallFacts::new("ibv_reg_mr"));
         match verdict.errno {
             Some(errno) => println!("call {call}: refused with errno {errno}"),
             None => println!("call {call}: done"),

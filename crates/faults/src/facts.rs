@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 /// A queue pair of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueuePair {
+pub struct QueuePairIds {
     /// Number of the queue pair in the order in which the process created its queue pairs, from 1;
     /// 0 if unknown.
     pub creation_number: u32,
@@ -15,7 +15,7 @@ pub struct QueuePair {
 
 /// The peer of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerIds {
     /// The peer's address.
     pub address: Option<IpAddr>,
     /// The peer's queue pair number.
@@ -42,7 +42,7 @@ pub struct PacketFacts {
     /// The destination address.
     pub destination: IpAddr,
     /// The queue pair of this process that sends or receives the packet.
-    pub queue_pair: QueuePair,
+    pub queue_pair: QueuePairIds,
     /// The queue pair number of the peer, if known.
     pub peer_qpn: Option<u32>,
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
@@ -53,12 +53,12 @@ pub struct PacketFacts {
 
 impl PacketFacts {
     /// Returns the peer: the destination of a sent packet, or the source of a received packet.
-    pub(crate) fn peer(&self) -> Peer {
+    pub(crate) fn peer(&self) -> PeerIds {
         let address = match self.direction {
             Direction::Send => self.destination,
             Direction::Receive => self.source,
         };
-        Peer {
+        PeerIds {
             address: Some(address),
             qpn: self.peer_qpn,
         }
@@ -67,20 +67,20 @@ impl PacketFacts {
 
 /// A call of a verb.
 #[derive(Clone, Copy, Debug)]
-pub struct VerbFacts {
+pub struct VerbCallFacts {
     /// The verb's name, such as `ibv_reg_mr`.
     pub verb_name: &'static str,
     /// The queue pair for which the verb is called, if any.
-    pub queue_pair: QueuePair,
+    pub queue_pair: QueuePairIds,
 }
 
-impl VerbFacts {
+impl VerbCallFacts {
     /// Returns a call that concerns no queue pair.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {
             verb_name: name,
-            queue_pair: QueuePair {
+            queue_pair: QueuePairIds {
                 creation_number: 0,
                 qpn: 0,
             },
@@ -90,13 +90,13 @@ impl VerbFacts {
 
 /// A work request that the program posts.
 #[derive(Clone, Copy, Debug)]
-pub struct WorkFacts {
+pub struct WorkRequestFacts {
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
     /// The queue pair of the work request; its number is 0 for a shared receive queue.
-    pub queue_pair: QueuePair,
+    pub queue_pair: QueuePairIds,
     /// The queue pair's peer, or the destination of a datagram, if known.
-    pub peer: Peer,
+    pub peer: PeerIds,
 }
 
 /// A completion that is about to be delivered to the program.
@@ -105,5 +105,5 @@ pub struct CompletionFacts {
     /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
     /// The queue pair of the work request.
-    pub queue_pair: QueuePair,
+    pub queue_pair: QueuePairIds,
 }

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::{
-    CompletionFacts, Direction, Injector, PacketFacts, Peer, Plan, QueuePair, VerbFacts, WorkFacts,
+    CompletionFacts, Direction, Injector, PacketFacts, PeerIds, Plan, QueuePairIds, VerbCallFacts,
+    WorkRequestFacts,
 };
 
 /// Parses any bytes as a plan. A valid plan must print as a line that parses to the same plan. An
@@ -31,7 +32,7 @@ fn run_plan(plan: Plan) {
     let mut injector = Injector::new(plan, 1);
     for step in 0..40u32 {
         let now_ns = u64::from(step) * 250_000_000;
-        let queue_pair = QueuePair {
+        let queue_pair = QueuePairIds {
             creation_number: step % 3,
             qpn: 17,
         };
@@ -46,15 +47,15 @@ fn run_plan(plan: Plan) {
         };
         let fate = injector.decide_packet(now_ns, &facts);
         assert!(fate.corrupt_bit.is_none_or(|bit| bit < facts.bytes * 8));
-        let verb = VerbFacts {
+        let verb = VerbCallFacts {
             verb_name: "ibv_reg_mr_iova2",
             queue_pair,
         };
         injector.decide_verb_call(now_ns, &verb);
-        let work = WorkFacts {
+        let work = WorkRequestFacts {
             operation: "RECV",
             queue_pair,
-            peer: Peer::default(),
+            peer: PeerIds::default(),
         };
         injector.decide_work_request(now_ns, &work);
         let completion = CompletionFacts {
@@ -63,7 +64,11 @@ fn run_plan(plan: Plan) {
         };
         injector.completion_delay_ns(now_ns, &completion);
         injector.take_due_incidents(now_ns);
-        assert!(injector.next_due_ns().is_none_or(|due| due > now_ns));
+        assert!(
+            injector
+                .next_incident_due_ns()
+                .is_none_or(|due| due > now_ns)
+        );
     }
     assert!(
         injector

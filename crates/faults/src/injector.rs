@@ -1,14 +1,15 @@
 //! The injector, which decides which rules strike an occurrence.
 
 use crate::action::{Action, DeviceAction};
-use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
+use crate::facts::{CompletionFacts, PacketFacts, QueuePairIds, VerbCallFacts, WorkRequestFacts};
 use crate::packets;
 use crate::plan::Plan;
 use crate::random::{RuleRandom, hash_text, map_draw_to_range};
 use crate::rule::{Rule, Trigger};
 use crate::select::RuleState;
 use crate::verdict::{
-    PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict, WorkFault, WorkVerdict,
+    PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict, WorkRequestFault,
+    WorkRequestVerdict,
 };
 
 /// An injector: decides on faults by a plan and a seed. Times are in nanoseconds since the process
@@ -17,7 +18,7 @@ use crate::verdict::{
 pub struct Injector {
     states: Vec<RuleState>,
     /// The time at which the link is up again, `u64::MAX` for never; `None` if the link is up.
-    link_down_until: Option<u64>,
+    link_down_until_ns: Option<u64>,
 }
 
 impl Injector {
@@ -36,7 +37,7 @@ impl Injector {
         }
         Self {
             states,
-            link_down_until: None,
+            link_down_until_ns: None,
         }
     }
 
@@ -64,7 +65,7 @@ impl Injector {
     }
 
     /// Returns the verdict on a call of a verb.
-    pub fn decide_verb_call(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
+    pub fn decide_verb_call(&mut self, now_ns: u64, facts: &VerbCallFacts) -> VerbVerdict {
         let mut verdict = VerbVerdict::default();
         let stream = hash_text(facts.verb_name) ^ u64::from(facts.queue_pair.creation_number);
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -85,16 +86,20 @@ impl Injector {
                 _ => {}
             }
         }
-        self.record_link_state(now_ns, &verdict.incidents);
+        self.record_link_down_incidents(now_ns, &verdict.incidents);
         verdict
     }
 
     /// Returns the verdict on a work request that the program posts.
-    pub fn decide_work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
-        let mut verdict = WorkVerdict::default();
+    pub fn decide_work_request(
+        &mut self,
+        now_ns: u64,
+        facts: &WorkRequestFacts,
+    ) -> WorkRequestVerdict {
+        let mut verdict = WorkRequestVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
             let rule = &state.rule;
-            let is_for = rule.trigger == Trigger::Work
+            let is_for = rule.trigger == Trigger::WorkRequest
                 && rule.filter.includes_time(now_ns)
                 && rule.filter.includes_operation(facts.operation)
                 && rule.filter.includes_queue_pair(facts.queue_pair)
@@ -108,8 +113,8 @@ impl Injector {
             }
             verdict.struck.add(index);
             let fault = match state.rule.action {
-                Action::CompleteWithStatus(status) => Some(WorkFault::Status(status)),
-                Action::ReceiverNotReady(time) => Some(WorkFault::ReceiverNotReady(time)),
+                Action::CompleteWithStatus(status) => Some(WorkRequestFault::Status(status)),
+                Action::ReceiverNotReady(time) => Some(WorkRequestFault::ReceiverNotReady(time)),
                 Action::Incident(incident) => {
                     let target = incident_queue_pair(&state.rule, facts.queue_pair);
                     verdict.incidents.push((incident, target));
@@ -119,7 +124,7 @@ impl Injector {
             };
             verdict.fault = verdict.fault.or(fault);
         }
-        self.record_link_state(now_ns, &verdict.incidents);
+        self.record_link_down_incidents(now_ns, &verdict.incidents);
         verdict
     }
 
@@ -152,13 +157,13 @@ impl Injector {
 
     /// Returns the time in nanoseconds at which [`take_due_incidents`](Self::take_due_incidents) next has an incident.
     #[must_use]
-    pub fn next_due_ns(&self) -> Option<u64> {
+    pub fn next_incident_due_ns(&self) -> Option<u64> {
         let timers = self
             .states
             .iter()
             .filter(|state| is_pending_timed_rule(state));
         let first = timers.map(|state| state.rule.filter.from_ns).min();
-        let up = self.link_down_until.filter(|until| *until != u64::MAX);
+        let up = self.link_down_until_ns.filter(|until| *until != u64::MAX);
         first.into_iter().chain(up).min()
     }
 
@@ -177,10 +182,10 @@ impl Injector {
                 happenings.push((incident, state.rule.queue_pair_of_filter()));
             }
         }
-        self.record_link_state(now_ns, &happenings);
-        if self.link_down_until.is_some_and(|until| until <= now_ns) {
-            self.link_down_until = None;
-            happenings.push((DeviceAction::LinkUp, QueuePair::default()));
+        self.record_link_down_incidents(now_ns, &happenings);
+        if self.link_down_until_ns.is_some_and(|until| until <= now_ns) {
+            self.link_down_until_ns = None;
+            happenings.push((DeviceAction::LinkUp, QueuePairIds::default()));
         }
         (happenings, struck)
     }
@@ -188,14 +193,14 @@ impl Injector {
     /// Returns true if the link is down at `now_ns`.
     #[must_use]
     pub fn is_link_down(&self, now_ns: u64) -> bool {
-        self.link_down_until.is_some_and(|until| now_ns < until)
+        self.link_down_until_ns.is_some_and(|until| now_ns < until)
     }
 
-    fn record_link_state(&mut self, now_ns: u64, happenings: &[TargetedIncident]) {
+    fn record_link_down_incidents(&mut self, now_ns: u64, happenings: &[TargetedIncident]) {
         for (incident, _) in happenings {
             if let DeviceAction::LinkDown(time) = incident {
                 let until = time.map_or(u64::MAX, |time| now_ns.saturating_add(time));
-                self.link_down_until = self.link_down_until.max(Some(until));
+                self.link_down_until_ns = self.link_down_until_ns.max(Some(until));
             }
         }
     }
@@ -208,7 +213,7 @@ fn is_pending_timed_rule(state: &RuleState) -> bool {
 
 /// Returns the queue pair of an incident: the queue pair of the occurrence, or else that of the
 /// rule's filter.
-fn incident_queue_pair(rule: &Rule, occurred: QueuePair) -> QueuePair {
+fn incident_queue_pair(rule: &Rule, occurred: QueuePairIds) -> QueuePairIds {
     match occurred.creation_number {
         0 => rule.queue_pair_of_filter(),
         _ => occurred,

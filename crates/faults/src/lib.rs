@@ -9,12 +9,12 @@
 //! # Example
 //!
 //! ```
-//! use faults::{Injector, Plan, VerbFacts};
+//! use faults::{Injector, Plan, VerbCallFacts};
 //!
 //! let plan: Plan = "verb=ibv_reg_mr,errno=ENOMEM,after=1,count=1".parse()?;
 //! let mut injector = Injector::new(plan, 7);
 //! let refused: Vec<_> = (0..3)
-//!     .map(|_| injector.decide_verb_call(0, &VerbFacts::new("ibv_reg_mr")).errno)
+//!     .map(|_| injector.decide_verb_call(0, &VerbCallFacts::new("ibv_reg_mr")).errno)
 //!     .collect();
 //! assert_eq!(refused, [None, Some(libc::ENOMEM), None]);
 //! # Ok::<(), faults::PlanError>(())
@@ -40,12 +40,14 @@ mod verdict;
 pub use action::{Action, DeviceAction, NetworkPartition, PacketAction};
 pub use delay_queue::DelayQueue;
 pub use error::PlanError;
-pub use facts::{CompletionFacts, Direction, PacketFacts, Peer, QueuePair, VerbFacts, WorkFacts};
+pub use facts::{
+    CompletionFacts, Direction, PacketFacts, PeerIds, QueuePairIds, VerbCallFacts, WorkRequestFacts,
+};
 pub use injector::Injector;
 pub use names::{OPERATIONS, operation_of_opcode};
 pub use plan::Plan;
 pub use rule::Rule;
 pub use verdict::{
-    MAX_RULES, PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict, WorkFault,
-    WorkVerdict,
+    MAX_RULES, PacketVerdict, RuleCounts, StruckRules, TargetedIncident, VerbVerdict,
+    WorkRequestFault, WorkRequestVerdict,
 };

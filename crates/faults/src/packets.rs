@@ -66,11 +66,12 @@ pub(crate) fn apply_rule(
             let time = map_draw_to_range(state.draw_detail(strike), low, high);
             fate.delay_ns = fate.delay_ns.saturating_add(time);
         }
-        PacketAction::LimitRate(rate) => match rate_limit_wait_ns(state, rate, now_ns, facts.bytes)
-        {
-            Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
-            None => fate.drop = true,
-        },
+        PacketAction::LimitRate(rate) => {
+            match queue_at_rate_limit_unless_too_long(state, rate, now_ns, facts.bytes) {
+                Some(wait) => fate.delay_ns = fate.delay_ns.saturating_add(wait),
+                None => fate.drop = true,
+            }
+        }
     }
 }
 
@@ -91,7 +92,12 @@ fn applies_to(state: &RuleState, action: PacketAction, now_ns: u64, facts: &Pack
 
 /// Returns the time in nanoseconds that a packet waits at a limited rate; `None` if it would exceed
 /// `QUEUE_NS`.
-fn rate_limit_wait_ns(state: &mut RuleState, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
+fn queue_at_rate_limit_unless_too_long(
+    state: &mut RuleState,
+    rate: u64,
+    now_ns: u64,
+    bytes: u32,
+) -> Option<u64> {
     let start = state.rate_limit_free_at_ns.max(now_ns);
     let wait = start - now_ns;
     if wait > MAX_RATE_QUEUE_NS {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::action::{Action, DeviceAction, NetworkPartition, PacketAction};
-use crate::facts::{Direction, Peer, QueuePair};
+use crate::facts::{Direction, PeerIds, QueuePairIds};
 use crate::names::{
     ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, parse_name, parse_named_value,
     verb_covers_call,
@@ -28,7 +28,7 @@ pub(crate) enum Trigger {
     Packet,
     /// Calls of this verb, or of any verb.
     Verb(Option<&'static str>),
-    Work,
+    WorkRequest,
     Completion,
     /// The time in the rule's filter (`at=`), at which the rule strikes once.
     Time,
@@ -108,8 +108,8 @@ impl Rule {
     }
 
     /// Returns the queue pair of the rule's filter; 0 stands for any.
-    pub(crate) fn queue_pair_of_filter(&self) -> QueuePair {
-        QueuePair {
+    pub(crate) fn queue_pair_of_filter(&self) -> QueuePairIds {
+        QueuePairIds {
             creation_number: self.filter.qp_creation_number.unwrap_or(0),
             qpn: self.filter.qpn.unwrap_or(0),
         }
@@ -207,9 +207,9 @@ struct RemainingSettings<'a>(BTreeMap<&'a str, &'a str>);
 
 impl RemainingSettings<'_> {
     fn into_rule(mut self, text: String, action: Action) -> Result<Rule, String> {
-        let occasion = self.trigger(action)?;
-        let filter = self.filter(occasion)?;
-        let selection = self.selection(occasion)?;
+        let occasion = self.take_trigger(action)?;
+        let filter = self.take_filter(occasion)?;
+        let selection = self.take_selection(occasion)?;
         if let Some(word) = self.0.keys().next() {
             let known = SETTING_NAMES.split(", ").any(|filter| filter == *word);
             return Err(if known {
@@ -231,7 +231,7 @@ impl RemainingSettings<'_> {
         Ok(rule)
     }
 
-    fn trigger(&mut self, action: Action) -> Result<Trigger, String> {
+    fn take_trigger(&mut self, action: Action) -> Result<Trigger, String> {
         let verb = match action {
             Action::Errno(_) | Action::Incident(_) => self.0.remove("verb"),
             _ => None,
@@ -242,7 +242,9 @@ impl RemainingSettings<'_> {
         });
         match (action, verb.transpose()?) {
             (Action::Packet(_), _) => Ok(Trigger::Packet),
-            (Action::CompleteWithStatus(_) | Action::ReceiverNotReady(_), _) => Ok(Trigger::Work),
+            (Action::CompleteWithStatus(_) | Action::ReceiverNotReady(_), _) => {
+                Ok(Trigger::WorkRequest)
+            }
             (Action::DelayCompletion(..), _) => Ok(Trigger::Completion),
             (_, Some(_)) if self.0.contains_key("opcode") => {
                 Err("it has both verb and opcode".to_owned())
@@ -252,15 +254,17 @@ impl RemainingSettings<'_> {
                 "errno needs the verb that is refused, such as verb=ibv_reg_mr, or verb=any"
                     .to_owned(),
             ),
-            (Action::Incident(_), None) if self.0.contains_key("opcode") => Ok(Trigger::Work),
+            (Action::Incident(_), None) if self.0.contains_key("opcode") => {
+                Ok(Trigger::WorkRequest)
+            }
             (Action::Incident(_), None) => Ok(Trigger::Time),
         }
     }
 
-    fn filter(&mut self, occasion: Trigger) -> Result<Filter, String> {
-        use Trigger::{Completion, Packet, Time, Work};
+    fn take_filter(&mut self, occasion: Trigger) -> Result<Filter, String> {
+        use Trigger::{Completion, Packet, Time, WorkRequest};
         let mut filter = Filter::default();
-        if matches!(occasion, Packet | Work | Completion) {
+        if matches!(occasion, Packet | WorkRequest | Completion) {
             let operation = self.0.remove("opcode");
             let operation = operation.map(|name| parse_name(OPERATIONS, "operation", name));
             filter.operation = operation.transpose()?;
@@ -275,7 +279,7 @@ impl RemainingSettings<'_> {
             "a queue pair number, such as 17 or 0x8000",
             parse_qpn,
         )?;
-        if matches!(occasion, Packet | Work) {
+        if matches!(occasion, Packet | WorkRequest) {
             filter.peer = self.take_parsed("peer", "an IP address", |text| text.parse().ok())?;
             filter.peer_qpn = self.take_parsed(
                 "peer-qpn",
@@ -312,7 +316,7 @@ impl RemainingSettings<'_> {
         Ok(filter)
     }
 
-    fn selection(&mut self, occasion: Trigger) -> Result<Selection, String> {
+    fn take_selection(&mut self, occasion: Trigger) -> Result<Selection, String> {
         let share = |text: &str| text.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
         let whole = |text: &str| text.parse::<u64>().ok();
         let positive = |text: &str| whole(text).filter(|n| *n > 0);
@@ -396,13 +400,13 @@ impl Filter {
         now_ns >= self.from_ns && self.until_ns.is_none_or(|until| now_ns < until)
     }
 
-    pub(crate) fn includes_queue_pair(&self, queue_pair: QueuePair) -> bool {
+    pub(crate) fn includes_queue_pair(&self, queue_pair: QueuePairIds) -> bool {
         self.qp_creation_number
             .is_none_or(|number| number == queue_pair.creation_number)
             && self.qpn.is_none_or(|qpn| qpn == queue_pair.qpn)
     }
 
-    pub(crate) fn includes_peer(&self, peer: Peer) -> bool {
+    pub(crate) fn includes_peer(&self, peer: PeerIds) -> bool {
         self.peer
             .is_none_or(|address| peer.address == Some(address))
             && self.peer_qpn.is_none_or(|qpn| peer.qpn == Some(qpn))

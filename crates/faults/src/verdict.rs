@@ -1,7 +1,7 @@
 //! The decisions of an injector.
 
 use crate::action::DeviceAction;
-use crate::facts::QueuePair;
+use crate::facts::QueuePairIds;
 
 /// The maximum number of rules in a plan, since [`StruckRules`] has one bit per rule.
 pub const MAX_RULES: usize = 64;
@@ -22,13 +22,13 @@ impl StruckRules {
     }
 
     /// Returns the indices in the plan of the rules that struck, from 0.
-    pub fn rules(self) -> impl Iterator<Item = usize> {
+    pub fn rule_indices(self) -> impl Iterator<Item = usize> {
         (0..MAX_RULES).filter(move |index| self.0 >> index & 1 == 1)
     }
 }
 
 /// An incident and its queue pair; queue pair number 0 stands for any queue pair.
-pub type TargetedIncident = (DeviceAction, QueuePair);
+pub type TargetedIncident = (DeviceAction, QueuePairIds);
 
 /// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct VerbVerdict {
 
 /// The fault of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkFault {
+pub enum WorkRequestFault {
     /// The work request is not executed and completes with this `ibv_wc_status`.
     Status(u32),
     /// The receiver is not ready, for this number of nanoseconds.
@@ -52,9 +52,9 @@ pub enum WorkFault {
 
 /// The decision about a work request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WorkVerdict {
+pub struct WorkRequestVerdict {
     /// The fault of the work request.
-    pub fault: Option<WorkFault>,
+    pub fault: Option<WorkRequestFault>,
     /// Incidents that happen before the work request is executed.
     pub incidents: Vec<TargetedIncident>,
     /// The rules that struck the work request.

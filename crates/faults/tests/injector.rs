@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use faults::{
     CompletionFacts, DelayQueue, DeviceAction, Direction, Injector, PacketFacts, PacketVerdict,
-    Peer, Plan, QueuePair, VerbFacts, WorkFacts, WorkFault,
+    PeerIds, Plan, QueuePairIds, VerbCallFacts, WorkRequestFacts, WorkRequestFault,
 };
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn packet(number: u32) -> PacketFacts {
         direction: Direction::Send,
         source: address(1),
         destination: address(2),
-        queue_pair: QueuePair {
+        queue_pair: QueuePairIds {
             creation_number: number,
             qpn: 0x8000 + number,
         },
@@ -31,14 +31,14 @@ fn packet(number: u32) -> PacketFacts {
     }
 }
 
-fn work(number: u32, operation: &'static str) -> WorkFacts {
-    WorkFacts {
+fn work(number: u32, operation: &'static str) -> WorkRequestFacts {
+    WorkRequestFacts {
         operation,
-        queue_pair: QueuePair {
+        queue_pair: QueuePairIds {
             creation_number: number,
             qpn: 0,
         },
-        peer: Peer::default(),
+        peer: PeerIds::default(),
     }
 }
 
@@ -47,7 +47,7 @@ fn after_every_and_count_choose_occurrences() {
     let mut it = injector("verb=ibv_create_qp,errno=EAGAIN,after=2,every=3,count=2", 0);
     let calls: Vec<_> = (0..12)
         .map(|_| {
-            it.decide_verb_call(0, &VerbFacts::new("ibv_create_qp"))
+            it.decide_verb_call(0, &VerbCallFacts::new("ibv_create_qp"))
                 .errno
                 .is_some()
         })
@@ -57,7 +57,7 @@ fn after_every_and_count_choose_occurrences() {
     let counts = it.rule_counts().next().unwrap();
     assert_eq!((counts.matched, counts.struck), (12, 2));
     assert_eq!(
-        it.decide_verb_call(0, &VerbFacts::new("ibv_create_cq"))
+        it.decide_verb_call(0, &VerbCallFacts::new("ibv_create_cq"))
             .errno,
         None
     );
@@ -72,7 +72,7 @@ fn filters_are_obeyed() {
     };
     assert_eq!(
         fault(&mut it, second, 2, "SEND"),
-        Some(WorkFault::Status(11))
+        Some(WorkRequestFault::Status(11))
     );
     for (now, number, operation) in [
         (second - 1, 2, "SEND"),
@@ -91,7 +91,7 @@ fn filters_are_obeyed() {
     let mut late = injector("late=3ms,opcode=RECV", 0);
     let facts = |operation| CompletionFacts {
         operation,
-        queue_pair: QueuePair::default(),
+        queue_pair: QueuePairIds::default(),
     };
     assert_eq!(late.completion_delay_ns(0, &facts("RECV")).0, 3_000_000);
     assert_eq!(late.completion_delay_ns(0, &facts("SEND")).0, 0);
@@ -146,7 +146,7 @@ fn incidents_have_a_time_or_an_occasion() {
         "event=PORT_ERR,from=2ms; link-down=3ms,from=1ms; pause=1s,opcode=SEND,after=1",
         0,
     );
-    assert_eq!(it.next_due_ns(), Some(1_000_000));
+    assert_eq!(it.next_incident_due_ns(), Some(1_000_000));
     assert!(it.take_due_incidents(999_999).0.is_empty());
     assert_eq!(
         it.take_due_incidents(1_000_000).0[0].0,
@@ -157,12 +157,12 @@ fn incidents_have_a_time_or_an_occasion() {
         it.take_due_incidents(2_500_000).0[0].0,
         DeviceAction::Event(10)
     );
-    assert_eq!(it.next_due_ns(), Some(4_000_000));
+    assert_eq!(it.next_incident_due_ns(), Some(4_000_000));
     assert_eq!(
         it.take_due_incidents(4_000_000).0[0].0,
         DeviceAction::LinkUp
     );
-    assert_eq!(it.next_due_ns(), None);
+    assert_eq!(it.next_incident_due_ns(), None);
     assert!(!it.decide_packet(4_000_000, &packet(1)).drop);
     assert!(
         it.decide_work_request(0, &work(1, "SEND"))
@@ -171,7 +171,7 @@ fn incidents_have_a_time_or_an_occasion() {
     );
     let verdict = it.decide_work_request(0, &work(1, "SEND"));
     assert_eq!(verdict.incidents[0].0, DeviceAction::Pause(1_000_000_000));
-    assert_eq!(verdict.struck.rules().collect::<Vec<_>>(), [2]);
+    assert_eq!(verdict.struck.rule_indices().collect::<Vec<_>>(), [2]);
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use grpc_interop::{cases, server};
 use stream::tonic::{Connect, Incoming};
-use stream::{Config, Connector, Listener, Policy};
+use stream::{Config, Connector, Listener, RdmaPolicy};
 use tokio::sync::oneshot;
 use tonic::transport::{Endpoint, Server};
 
@@ -23,7 +23,7 @@ fn run(test: impl Future<Output = ()>) {
 }
 
 /// Every case over a client and a server with these policies.
-async fn all(client: Policy, of_server: Policy) {
+async fn all(client: RdmaPolicy, of_server: RdmaPolicy) {
     let with = |policy| Config {
         policy,
         ..Config::default()
@@ -55,14 +55,14 @@ async fn all(client: Policy, of_server: Policy) {
 
 #[test]
 fn the_cases_pass_over_rdma() {
-    run(all(Policy::RdmaOnly, Policy::RdmaOnly));
+    run(all(RdmaPolicy::RdmaOnly, RdmaPolicy::RdmaOnly));
 }
 
 #[test]
 fn the_cases_pass_where_a_side_has_tcp_only() {
     run(async {
-        all(Policy::TcpOnly, Policy::FallBack).await;
-        all(Policy::FallBack, Policy::TcpOnly).await;
+        all(RdmaPolicy::TcpOnly, RdmaPolicy::FallBack).await;
+        all(RdmaPolicy::FallBack, RdmaPolicy::TcpOnly).await;
     });
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn quit(call: &mut CommandCall<'_>) -> CommandResult {
 pub(crate) fn select(call: &mut CommandCall<'_>) -> CommandResult {
     match parse_canonical_integer(call.args.get_or_empty(1)) {
         Some(0) => call.replies.write_simple_string("OK"),
-        Some(_) => return Err(CommandError::Database),
+        Some(_) => return Err(CommandError::DatabaseIndexOutOfRange),
         None => return Err(CommandError::NotInteger),
     }
     Ok(())
@@ -63,7 +63,7 @@ pub(crate) fn hello(call: &mut CommandCall<'_>) -> CommandResult {
     match call.args.get(2) {
         None => {}
         Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoUsersExist),
-        Some(word) => return Err(CommandError::Hello(escape_preview(word))),
+        Some(word) => return Err(CommandError::InvalidHelloOption(escape_preview(word))),
     }
     call.connection_state.protocol = protocol;
     let replies = &mut call.replies;
@@ -199,7 +199,7 @@ fn settings() -> [(&'static str, String); 4] {
 pub(crate) fn config(call: &mut CommandCall<'_>) -> CommandResult {
     let part = call.args.get_or_empty(1);
     if !part.eq_ignore_ascii_case(b"get") {
-        return Err(CommandError::Subcommand(escape_preview(part)));
+        return Err(CommandError::UnknownSubcommand(escape_preview(part)));
     }
     if call.args.count() < 3 {
         return Err(CommandError::WrongArgumentCount("config|get".to_owned()));
@@ -258,7 +258,7 @@ pub(crate) fn command(call: &mut CommandCall<'_>) -> CommandResult {
                 }
             }
         }
-        Some(other) => return Err(CommandError::Subcommand(escape_preview(other))),
+        Some(other) => return Err(CommandError::UnknownSubcommand(escape_preview(other))),
     }
     Ok(())
 }

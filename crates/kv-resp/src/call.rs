@@ -63,13 +63,13 @@ pub(crate) enum CommandError {
     #[error("ERR {0} options at the same time are not compatible")]
     IncompatibleOptions(&'static str),
     #[error("ERR Unsupported option {0}")]
-    Option(String),
+    UnsupportedOption(String),
     #[error("ERR invalid expire time in '{0}' command")]
-    Expire(&'static str),
+    InvalidExpireTime(&'static str),
     #[error("OOM {0}")]
-    Full(Refusal),
+    StoreFull(Refusal),
     #[error("ERR {0}")]
-    Refused(Refusal),
+    StoreRefused(Refusal),
     #[error("ERR what was asked for together is longer than {MAX_REPLY_BYTES} bytes")]
     ReplyTooLong,
     #[error("ERR wrong number of arguments for '{0}' command")]
@@ -77,9 +77,9 @@ pub(crate) enum CommandError {
     #[error("ERR unknown command '{name}', with args beginning with: {args}")]
     UnknownCommand { name: String, args: String },
     #[error("ERR unknown subcommand '{0}'")]
-    Subcommand(String),
+    UnknownSubcommand(String),
     #[error("ERR Syntax error in HELLO option '{0}'")]
-    Hello(String),
+    InvalidHelloOption(String),
     #[error("NOPROTO unsupported protocol version")]
     UnsupportedProtocolVersion,
     #[error("ERR Protocol version is not an integer or out of range")]
@@ -87,14 +87,14 @@ pub(crate) enum CommandError {
     #[error("ERR there are no users and no passwords")]
     NoUsersExist,
     #[error("ERR DB index is out of range")]
-    Database,
+    DatabaseIndexOutOfRange,
 }
 
 impl From<Refusal> for CommandError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Full => Self::Full(refusal),
-            other => Self::Refused(other),
+            Refusal::Full => Self::StoreFull(refusal),
+            other => Self::StoreRefused(other),
         }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct ServedConnection {
     /// Number of bytes of `output` that were sent.
     sent_bytes: usize,
     /// True if the connection may have something to read.
-    readable: bool,
+    may_be_readable: bool,
     /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
     hung_up: bool,
     /// True if commands wait until replies were sent.
@@ -57,7 +57,7 @@ pub(crate) struct ServedConnection {
     /// writable whenever its client reads.
     is_output_blocked: bool,
     /// True if the connection is polled, and its descriptors report no events.
-    polled: bool,
+    is_in_polled_set: bool,
     /// The time of the last arrival, and the time for which the connection is polled without one.
     last_input_at: Instant,
     poll_time: Duration,
@@ -73,12 +73,12 @@ impl ServedConnection {
             output: Vec::new(),
             sent_bytes: 0,
             // The descriptors have not reported anything yet.
-            readable,
+            may_be_readable: readable,
             hung_up: false,
             commands_wait_for_output: false,
             peer_sends_no_more: false,
             is_output_blocked: false,
-            polled: false,
+            is_in_polled_set: false,
             last_input_at: Instant::now(),
             poll_time: POLL_TIME_BEFORE_SLEEP,
         }
@@ -95,8 +95,8 @@ impl ServedConnection {
     }
 
     /// After a turn: returns true if the connection must be added to the polled ones.
-    pub(crate) fn enter_polled_set(&mut self) -> bool {
-        self.supports_polling() && !std::mem::replace(&mut self.polled, true)
+    pub(crate) fn enter_polled_set_if_outside(&mut self) -> bool {
+        self.supports_polling() && !std::mem::replace(&mut self.is_in_polled_set, true)
     }
 
     /// Returns the number of unsent bytes.
@@ -114,9 +114,9 @@ impl ServedConnection {
 
     /// Handles an event of a descriptor.
     pub(crate) fn on_event(&mut self, event: &Event) {
-        self.readable |= event.is_readable() || event.is_error();
+        self.may_be_readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
-        if self.supports_polling() && !self.polled {
+        if self.supports_polling() && !self.is_in_polled_set {
             // The connection was no longer polled once its polling time after `last_input_time` had run out.
             let waited = self.last_input_at.elapsed();
             if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
@@ -132,7 +132,7 @@ impl ServedConnection {
     /// and the connection's own last arrival.
     pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
-            self.readable = true;
+            self.may_be_readable = true;
             self.last_input_at = now;
             return PollResult::Ready;
         }
@@ -140,10 +140,10 @@ impl ServedConnection {
             return PollResult::Idle;
         }
         if self.connection.arm_unless_ready() {
-            self.polled = false;
+            self.is_in_polled_set = false;
             return PollResult::Armed;
         }
-        self.readable = true;
+        self.may_be_readable = true;
         PollResult::Ready
     }
 
@@ -158,24 +158,25 @@ impl ServedConnection {
             return Ok(());
         }
         if !self.commands_wait_for_output {
-            if !self.readable {
+            if !self.may_be_readable {
                 return Ok(());
             }
             match self.connection.read(buffer) {
                 Ok(0) => self.peer_sends_no_more = true,
                 Ok(n) => {
-                    self.readable = n == buffer.len() || self.hung_up;
+                    self.may_be_readable = n == buffer.len() || self.hung_up;
                     self.session.feed(&buffer[..n]);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => self.may_be_readable = false,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        self.commands_wait_for_output =
-            !self
-                .session
-                .execute_received(shared, &mut self.output, MAX_UNSENT_BYTES);
+        self.commands_wait_for_output = !self.session.execute_received_unless_output_full(
+            shared,
+            &mut self.output,
+            MAX_UNSENT_BYTES,
+        );
         Ok(())
     }
 
@@ -185,7 +186,7 @@ impl ServedConnection {
             NextAction::Wait
         } else if self.session.must_close() || self.peer_sends_no_more {
             NextAction::Close
-        } else if self.commands_wait_for_output || self.readable {
+        } else if self.commands_wait_for_output || self.may_be_readable {
             NextAction::MoreWork
         } else {
             NextAction::Wait

@@ -3,10 +3,10 @@
 use crate::call::{Command, CommandCall, CommandResult};
 use crate::{admin, keys, strings};
 
-type Run = fn(&mut CommandCall<'_>) -> CommandResult;
+type CommandFunction = fn(&mut CommandCall<'_>) -> CommandResult;
 
 const fn new_command(
-    (name, arity, run): (&'static str, i64, Run),
+    (name, arity, run): (&'static str, i64, CommandFunction),
     flags: &'static [&'static str],
     keys: (i64, i64, i64),
     group: &'static str,

@@ -124,7 +124,7 @@ impl ListenAddress {
             }
             Self::Unix(path) => {
                 remove_stale(path);
-                Ok(Box::new(Unix {
+                Ok(Box::new(UnixSocketListener {
                     listener: UnixListener::bind(path)?,
                     path: path.clone(),
                 }))
@@ -161,12 +161,12 @@ impl Listener for TcpListener {
 
 /// A Unix socket, whose file is removed on drop.
 #[derive(Debug)]
-struct Unix {
+struct UnixSocketListener {
     listener: UnixListener,
     path: PathBuf,
 }
 
-impl Listener for Unix {
+impl Listener for UnixSocketListener {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
         Ok(Box::new(self.listener.accept()?.0))
     }
@@ -176,13 +176,13 @@ impl Listener for Unix {
     }
 }
 
-impl Drop for Unix {
+impl Drop for UnixSocketListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-impl Source for Unix {
+impl Source for UnixSocketListener {
     fn register(&mut self, r: &Registry, token: Token, interests: Interest) -> io::Result<()> {
         self.listener.register(r, token, interests)
     }

@@ -31,22 +31,22 @@ pub enum ProtocolError {
     InvalidBulkLength,
     /// Another byte stands where a bulk string must begin.
     #[error("expected '$', got '{}'", .0.escape_ascii())]
-    Dollar(u8),
+    MissingDollar(u8),
     /// The line with a count is too long.
     #[error("too big count string")]
     CountLineTooLong,
     /// A bulk string is longer than its length.
     #[error("expected CRLF after a bulk string")]
-    Crlf,
+    MissingCrlf,
     /// An inline command is longer than [`MAX_INLINE_BYTES`].
     #[error("too big inline request")]
-    Inline,
+    InlineCommandTooLong,
     /// A quote is not closed, or not followed by a space.
     #[error("unbalanced quotes in request")]
-    Quotes,
+    UnbalancedQuotes,
     /// A command is longer than [`MAX_COMMAND_BYTES`].
     #[error("too big request")]
-    Command,
+    CommandTooLong,
 }
 
 /// A command: its name and its arguments.
@@ -102,13 +102,13 @@ pub struct CommandDecoder {
     /// Everything before this position has been decoded.
     decoded_to: usize,
     /// In an inline command: no line ends before this position.
-    searched_to: usize,
+    line_end_searched_to: usize,
     /// Number of strings that the command still lacks; 0 between commands.
     missing_strings: usize,
     /// Ranges of the strings in `bytes`, relative to `start`, or in `inline`.
     ranges: Vec<Range<usize>>,
     /// The strings of an inline command, unquoted.
-    inline: Vec<u8>,
+    unquoted_inline_strings: Vec<u8>,
 }
 
 impl CommandDecoder {
@@ -126,7 +126,7 @@ impl CommandDecoder {
             self.bytes.drain(..self.start);
         }
         self.decoded_to -= self.start;
-        self.searched_to = self.searched_to.saturating_sub(self.start);
+        self.line_end_searched_to = self.line_end_searched_to.saturating_sub(self.start);
         self.start = 0;
         self.bytes.extend_from_slice(bytes);
     }
@@ -154,12 +154,12 @@ impl CommandDecoder {
                     (self.missing_strings, self.decoded_to) = (count, at);
                 }
                 Some(_) => {
-                    if !self.read_inline_command()? {
+                    if !self.read_inline_command_if_complete()? {
                         return Ok(None);
                     }
                     if !self.ranges.is_empty() {
                         return Ok(Some(CommandStrings {
-                            bytes: &self.inline,
+                            bytes: &self.unquoted_inline_strings,
                             ranges: &self.ranges,
                         }));
                     }
@@ -167,7 +167,7 @@ impl CommandDecoder {
             }
         }
         while self.missing_strings > 0 {
-            if !self.bulk()? {
+            if !self.read_bulk_string_if_complete()? {
                 return Ok(None);
             }
         }
@@ -202,11 +202,11 @@ impl CommandDecoder {
     }
 
     /// Reads a bulk string. Returns false if it is incomplete.
-    fn bulk(&mut self) -> Result<bool, ProtocolError> {
+    fn read_bulk_string_if_complete(&mut self) -> Result<bool, ProtocolError> {
         match self.bytes.get(self.decoded_to) {
             None => return Ok(false),
             Some(b'$') => {}
-            Some(other) => return Err(ProtocolError::Dollar(*other)),
+            Some(other) => return Err(ProtocolError::MissingDollar(*other)),
         }
         let Some((length, from)) = self.parse_count_line(ProtocolError::InvalidBulkLength)? else {
             return Ok(false);
@@ -217,17 +217,17 @@ impl CommandDecoder {
         }
         let end = from + length;
         if end - self.start > MAX_COMMAND_BYTES {
-            return Err(ProtocolError::Command);
+            return Err(ProtocolError::CommandTooLong);
         }
         let Some(behind) = self.bytes.get(end..end + 2) else {
             // If one of the two bytes is there, it must already decide: the result must not depend on the pieces.
             return match self.bytes.get(end) {
                 None | Some(b'\r') => Ok(false),
-                Some(_) => Err(ProtocolError::Crlf),
+                Some(_) => Err(ProtocolError::MissingCrlf),
             };
         };
         if behind != b"\r\n" {
-            return Err(ProtocolError::Crlf);
+            return Err(ProtocolError::MissingCrlf);
         }
         self.ranges.push(from - self.start..end - self.start);
         self.decoded_to = end + 2;
@@ -236,27 +236,27 @@ impl CommandDecoder {
     }
 
     /// Reads an inline command. Returns false if it is incomplete. An empty line yields no strings.
-    fn read_inline_command(&mut self) -> Result<bool, ProtocolError> {
+    fn read_inline_command_if_complete(&mut self) -> Result<bool, ProtocolError> {
         let most = self.bytes.len().min(self.decoded_to + MAX_INLINE_BYTES);
-        let from = self.searched_to.clamp(self.decoded_to, most);
+        let from = self.line_end_searched_to.clamp(self.decoded_to, most);
         let end = self.bytes[from..most].iter().position(|b| *b == b'\n');
         let Some(end) = end.map(|end| from + end) else {
-            self.searched_to = most;
+            self.line_end_searched_to = most;
             return if most - self.decoded_to == MAX_INLINE_BYTES {
-                Err(ProtocolError::Inline)
+                Err(ProtocolError::InlineCommandTooLong)
             } else {
                 Ok(false)
             };
         };
         let line = &self.bytes[self.decoded_to..end];
-        self.inline.clear();
+        self.unquoted_inline_strings.clear();
         self.ranges.clear();
-        split(
+        split_inline_command(
             line.strip_suffix(b"\r").unwrap_or(line),
-            &mut self.inline,
+            &mut self.unquoted_inline_strings,
             &mut self.ranges,
         )
-        .ok_or(ProtocolError::Quotes)?;
+        .ok_or(ProtocolError::UnbalancedQuotes)?;
         self.decoded_to = end + 1;
         Ok(true)
     }
@@ -265,7 +265,11 @@ impl CommandDecoder {
 /// Splits a line at spaces, as Redis's `sdssplitargs` does. In double quotes `\n`, `\r`, `\t`, `\b`, `\a`, `\xHH` and
 /// `\` before anything else have their meaning of C. In single quotes only `\'` does. Returns `None` for unbalanced
 /// quotes.
-fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> Option<()> {
+fn split_inline_command(
+    line: &[u8],
+    strings: &mut Vec<u8>,
+    places: &mut Vec<Range<usize>>,
+) -> Option<()> {
     let space = |b: &u8| b.is_ascii_whitespace() || *b == 0x0b;
     let mut rest = line;
     loop {
@@ -399,7 +403,11 @@ mod tests {
             assert_eq!(one(line.as_bytes()).expect(line), strings, "{line:?}");
         }
         for line in ["a \"b\r\n", "a \"b\"c\r\n", "a 'b\r\n", "'a''b'\r\n"] {
-            assert_eq!(one(line.as_bytes()), Err(ProtocolError::Quotes), "{line:?}");
+            assert_eq!(
+                one(line.as_bytes()),
+                Err(ProtocolError::UnbalancedQuotes),
+                "{line:?}"
+            );
         }
     }
 
@@ -446,7 +454,7 @@ mod tests {
             decoder.feed(string);
             error = decoder.next_command().err();
         }
-        assert_eq!(error, Some(ProtocolError::Command));
+        assert_eq!(error, Some(ProtocolError::CommandTooLong));
     }
 
     /// Generates bytes that are often almost commands.

@@ -214,7 +214,7 @@ impl ServeLoop {
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     other => other?,
                 }
-                accept |= self.collect_ready_connections(&events, &mut turns);
+                accept |= self.collect_ready_and_may_accept(&events, &mut turns);
                 if turns.is_empty() && keep_polling {
                     // The client may run on the same core.
                     std::thread::yield_now();
@@ -248,7 +248,7 @@ impl ServeLoop {
     }
 
     /// Collects the connections that are ready. Returns true if connections may wait to be accepted.
-    fn collect_ready_connections(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
+    fn collect_ready_and_may_accept(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
         let mut accept = false;
         for event in events {
             match event.token() {
@@ -381,7 +381,7 @@ impl ServeLoop {
         }
         self.connections_to_flush.push(number);
         self.unsent_bytes += client.unsent_bytes();
-        if client.enter_polled_set() {
+        if client.enter_polled_set_if_outside() {
             self.polled.push(number);
         }
         // Sending to a polled client costs no system call, so the reply is sent at once.

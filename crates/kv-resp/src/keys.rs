@@ -97,7 +97,7 @@ fn set_expiry_and_reply(
             b"xx" => present = true,
             b"gt" => later = true,
             b"lt" => sooner = true,
-            _ => return Err(CommandError::Option(escape_preview(word))),
+            _ => return Err(CommandError::UnsupportedOption(escape_preview(word))),
         }
     }
     if absent && (present || later || sooner) {
@@ -110,7 +110,7 @@ fn set_expiry_and_reply(
         parse_canonical_integer(call.args.get_or_empty(2)).ok_or(CommandError::NotInteger)?;
     let (hash, mut partition) = call.shared.store.hash_and_lock_partition(key);
     let now = partition.now_ms();
-    let at = expiry_time_ms(now, time, unit).ok_or(CommandError::Expire(name))?;
+    let at = expiry_time_ms(now, time, unit).ok_or(CommandError::InvalidExpireTime(name))?;
     let Some(before) = partition.get(hash, key).map(|e| e.expiry_time_ms) else {
         call.replies.write_integer(0);
         return Ok(());

@@ -146,7 +146,7 @@ struct PipelinedConnection {
     request: Vec<u8>,
     sent_bytes: usize,
     answers: Vec<u8>,
-    readable: bool,
+    may_be_readable: bool,
 }
 
 /// Fills a buffer with the value of a key.
@@ -221,7 +221,7 @@ impl LoadConnections {
                 request: Vec::new(),
                 sent_bytes: 0,
                 answers: Vec::new(),
-                readable: true,
+                may_be_readable: true,
             });
         }
         Ok(Self {
@@ -291,8 +291,8 @@ impl LoadConnections {
             let before = measured.answer_count;
             let mut outstanding = false;
             for client in self.clients.iter_mut().take(connections) {
-                client.readable |= client.connection.poll();
-                if client.readable {
+                client.may_be_readable |= client.connection.poll();
+                if client.may_be_readable {
                     client.read_answers(load, (&mut self.buffer, &mut expected), &mut measured)?;
                 }
                 client.send_commands(load, &mut next)?;
@@ -333,7 +333,7 @@ impl LoadConnections {
             let mut armed = true;
             for client in &mut self.clients {
                 let arms = client.connection.arm_unless_ready();
-                client.readable |= !arms;
+                client.may_be_readable |= !arms;
                 armed &= arms;
             }
             if armed {
@@ -346,7 +346,7 @@ impl LoadConnections {
         }
         for event in &*events {
             if let Some(client) = self.clients.get_mut(event.token().0) {
-                client.readable = true;
+                client.may_be_readable = true;
             }
         }
         Ok(())
@@ -394,12 +394,12 @@ impl PipelinedConnection {
         match self.connection.read(buffer) {
             Ok(0) => return Err(LoadError::Disconnected),
             Ok(n) => {
-                self.readable = n == buffer.len();
+                self.may_be_readable = n == buffer.len();
                 let received = buffer.get(..n).unwrap_or_default();
                 self.answers.extend_from_slice(received);
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => self.may_be_readable = false,
             Err(e) => return Err(e.into()),
         }
         let mut done = 0;

@@ -52,7 +52,7 @@ fn execute(call: &mut CommandCall<'_>) -> CommandResult {
 /// let mut session = Session::new(1);
 /// session.feed(b"SET k v\r\nGET k\r\n");
 /// let mut out = Vec::new();
-/// session.execute_received(&shared, &mut out, usize::MAX);
+/// session.execute_received_unless_output_full(&shared, &mut out, usize::MAX);
 /// assert_eq!(out, b"+OK\r\n$1\r\nv\r\n");
 /// # Ok::<(), kv::store::NoMemory>(())
 /// ```
@@ -86,7 +86,7 @@ impl Session {
 
     /// Executes complete commands as long as `out` is shorter than `most` bytes. Returns false if it stopped for that
     /// reason.
-    pub fn execute_received(
+    pub fn execute_received_unless_output_full(
         &mut self,
         shared: &SharedState,
         out: &mut Vec<u8>,

@@ -45,7 +45,7 @@ pub(crate) fn strlen(call: &mut CommandCall<'_>) -> CommandResult {
 enum Expiry {
     Never,
     Keep,
-    At(u64),
+    AtMs(u64),
 }
 
 /// The options of `SET`.
@@ -81,7 +81,8 @@ impl SetCommandOptions {
                     let unit = Duration::from_millis(if word[0] == b'e' { 1000 } else { 1 });
                     let from = if word.ends_with(b"at") { 0 } else { now_ms };
                     let at = expiry_time_ms(from, time, unit).filter(|_| time > 0);
-                    options.expiry = Expiry::At(at.ok_or(CommandError::Expire("set"))?);
+                    options.expiry =
+                        Expiry::AtMs(at.ok_or(CommandError::InvalidExpireTime("set"))?);
                 }
                 _ => return Err(CommandError::Syntax),
             }
@@ -103,7 +104,7 @@ pub(crate) fn set(call: &mut CommandCall<'_>) -> CommandResult {
     let expires_ms = match options.expiry {
         Expiry::Never => 0,
         Expiry::Keep => old.map_or(0, |e| e.expiry_time_ms),
-        Expiry::At(at) => at,
+        Expiry::AtMs(at) => at,
     };
     if options.returns_old_value {
         match old {

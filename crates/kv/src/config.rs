@@ -210,7 +210,7 @@ impl service::ServerConfig for ServerConfig {
         self.design.check(device)
     }
 
-    fn listen(&self) -> &str {
+    fn listen_address(&self) -> &str {
         &self.listen
     }
 
@@ -258,7 +258,7 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check_values_in_range(&self) -> Result<(), String> {
         in_range("window", self.window, 1..=MAX_WINDOW)?;
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         in_range("value_bytes", self.value_bytes, 0..=MAX_VALUE_BYTES)
@@ -323,9 +323,12 @@ mod tests {
             ..ClientConfig::default()
         };
         assert_eq!(
-            bad.check(),
+            bad.check_values_in_range(),
             Err("window is 5000: it must be 1 to 4096".to_owned())
         );
-        assert!(ServerConfig::default().check().is_ok() && ClientConfig::default().check().is_ok());
+        assert!(
+            ServerConfig::default().check().is_ok()
+                && ClientConfig::default().check_values_in_range().is_ok()
+        );
     }
 }

@@ -16,7 +16,7 @@
 //! [`load`] generates requests and checks every value; [`history`] records what concurrent clients saw, for a
 //! linearizability checker.
 //!
-//! Another front end can use [`Kv::store`] from its own threads: partitions are locked for a batch of requests at a
+//! Another front end can use [`KvService::store`] from its own threads: partitions are locked for a batch of requests at a
 //! time. The crate `kv-resp` does so for the Redis protocol.
 
 #![deny(unsafe_code)]
@@ -40,7 +40,7 @@ pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
 pub use record_cache::RecordCache;
 pub use report::ServerStats;
 pub use rpc::herd::RegionScan;
-pub use server::{Kv, ServerRuntime};
+pub use server::{KvService, ServerRuntime};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };
@@ -54,10 +54,10 @@ pub use wire::Op;
 /// println!("clients find it at {}", server.address());
 /// # Ok::<(), kv::ServerError>(())
 /// ```
-pub type Server = service::Server<Kv>;
+pub type Server = service::Server<KvService>;
 /// A server whose workers the caller runs.
-pub type LocalServer = service::LocalServer<Kv>;
+pub type LocalServer = service::LocalServer<KvService>;
 /// A worker of a [`LocalServer`] that has not started.
-pub type LocalWorker = service::LocalWorker<Kv>;
+pub type LocalWorker = service::LocalWorker<KvService>;
 /// Connects clients to a [`LocalServer`].
-pub type LocalConnector = service::LocalConnector<rendezvous::Rendezvous>;
+pub type LocalConnector = service::LocalConnector<rendezvous::RendezvousProtocol>;

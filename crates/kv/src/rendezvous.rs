@@ -17,9 +17,9 @@ use crate::store::RecordLayout;
 
 /// The messages of the key-value store's rendezvous.
 #[derive(Debug, Clone, Copy)]
-pub enum Rendezvous {}
+pub enum RendezvousProtocol {}
 
-impl Protocol for Rendezvous {
+impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "key-value store";
     const NAME: &'static str = "verbatim-kv";
     const VERSION: u32 = 2;
@@ -55,9 +55,9 @@ impl service::Hello for Hello {
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`Rendezvous`]'s [`Protocol::NAME`].
+    /// [`RendezvousProtocol`]'s [`Protocol::NAME`].
     pub protocol: String,
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The server's design.
     pub design: Design,
@@ -76,7 +76,7 @@ pub struct Welcome {
 /// The client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The session's name: a random number that stays the same when the client reconnects.
     pub session: u64,
@@ -106,12 +106,12 @@ pub struct Accepted {
     pub lanes: Vec<LaneAccepted>,
     /// The memory that the client may access itself, if the design has such memory.
     #[serde(rename = "reach")]
-    pub memory: Option<RemoteAccess>,
+    pub memory: Option<RemotelyAccessibleMemory>,
 }
 
 /// Memory that a client accesses without the server's processor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteAccess {
+pub struct RemotelyAccessibleMemory {
     /// The server's RC queue pair for this client.
     pub endpoint: QpEndpoint,
     /// The layout of the memory.
@@ -125,7 +125,7 @@ pub enum RemoteLayout {
     /// An index and a log per partition.
     Logs {
         /// The memory of each partition.
-        partitions: Vec<RemoteLog>,
+        partitions: Vec<RemoteIndexAndLog>,
         /// Bytes of an item with key and value of the expected lengths.
         item_bytes: usize,
     },
@@ -153,7 +153,7 @@ pub struct RecordWriteParameters {
 
 /// A partition's index and log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteLog {
+pub struct RemoteIndexAndLog {
     /// The index: buckets of 64 bytes.
     pub index: RemoteMemory,
     /// The log: items, each with a checksum.

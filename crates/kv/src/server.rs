@@ -9,12 +9,12 @@ use service::lock_recovery::LockRecovery;
 use service::random::from_system;
 use service::worker::Mailbox;
 use service::{
-    ClientSlot, ClientsConnected, FreeSlots, Protocol, RefusedClient, ServerError, Service,
+    ClientRefusal, ClientSlot, ClientsConnected, FreeSlots, Protocol, ServerError, Service,
 };
 use verbs::{CompletionQueue, Context, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{Accepted, Hello, LaneAccepted, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, LaneAccepted, RendezvousProtocol, Welcome};
 use crate::report::ServerStats;
 use crate::store::{self, NoMemory, RecordLayout, Refusal, Store};
 use crate::wire;
@@ -28,15 +28,15 @@ mod table;
 mod worker;
 
 use self::herd::HerdServerDesign;
-use atomics::ClientLockedRecords;
+use atomics::ClientLockableRecordsDesign;
 use design::{ConnectingClient, ServerDesign};
-use reads::{ClientReadableLog, ClientReadableRecords};
+use reads::{ClientReadableLogDesign, ClientReadableRecordsDesign};
 use table::RecordTables;
-use worker::{Command, PendingConnection, Worker, WorkerShared};
+use worker::{Command, PendingConnection, UnstartedWorker, WorkerShared};
 
 /// The key-value service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
-pub struct Kv {
+pub struct KvService {
     config: ServerConfig,
     port: PortAndGidIndex,
     pd: ProtectionDomain,
@@ -58,7 +58,7 @@ pub struct ServerRuntime {
     /// The seed of key hashes.
     hash_seed: u64,
     /// The simulated time that a core needs for a request, besides its verbs.
-    request_core_time: Duration,
+    mean_simulated_core_time_per_request: Duration,
     /// True if the server may start threads of its own.
     may_start_threads: bool,
 }
@@ -68,7 +68,7 @@ impl Default for ServerRuntime {
         Self {
             clock_ms: store::unix_ms,
             hash_seed: from_system(),
-            request_core_time: Duration::ZERO,
+            mean_simulated_core_time_per_request: Duration::ZERO,
             may_start_threads: true,
         }
     }
@@ -81,7 +81,7 @@ impl ServerRuntime {
         Self {
             clock_ms: || 0,
             hash_seed: seed,
-            request_core_time: cost,
+            mean_simulated_core_time_per_request: cost,
             may_start_threads: false,
         }
     }
@@ -90,7 +90,7 @@ impl ServerRuntime {
 /// A client's resources at the server.
 #[derive(Debug)]
 pub struct Session {
-    kv: Arc<Kv>,
+    kv: Arc<KvService>,
     slot: Arc<ClientSlot>,
 }
 
@@ -104,11 +104,11 @@ impl Drop for Session {
     }
 }
 
-impl Service for Kv {
-    type Protocol = Rendezvous;
+impl Service for KvService {
+    type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
     type Runtime = ServerRuntime;
-    type Worker = Worker;
+    type Worker = UnstartedWorker;
     type WorkerError = RpcError;
     type Session = Session;
     type Stats = ServerStats;
@@ -117,7 +117,7 @@ impl Service for Kv {
         context: &Context,
         config: ServerConfig,
         runtime: ServerRuntime,
-    ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
+    ) -> Result<(Arc<Self>, Vec<UnstartedWorker>), ServerError> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
@@ -134,7 +134,7 @@ impl Service for Kv {
         for number in 0..config.workers {
             let engine = herd_rpc::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
             let engine = engine.map_err(ServerError::service)?;
-            workers.push(Worker {
+            workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
                     request_region: engine.region(),
                     mailbox: Mailbox::new()?,
@@ -142,7 +142,7 @@ impl Service for Kv {
                 rpc_server: engine,
                 store: Arc::clone(&store),
                 partition_index: number,
-                mean_request_core_time: runtime.request_core_time,
+                mean_simulated_core_time_per_request: runtime.mean_simulated_core_time_per_request,
             });
         }
         let kv = Arc::new(Self {
@@ -166,8 +166,8 @@ impl Service for Kv {
 
     fn welcome(&self) -> Welcome {
         Welcome {
-            protocol: Rendezvous::NAME.to_owned(),
-            version: Rendezvous::VERSION,
+            protocol: RendezvousProtocol::NAME.to_owned(),
+            version: RendezvousProtocol::VERSION,
             design: self.config.design,
             max_window: self.config.max_window,
             partitions: self.workers.len(),
@@ -177,9 +177,9 @@ impl Service for Kv {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), ClientRefusal> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
-            return Err(RefusedClient::permanent(format!(
+            return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -189,7 +189,7 @@ impl Service for Kv {
         }
         let slot = self.free_client_slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
-            RefusedClient::temporary(format!("this server has its {max} clients already"))
+            ClientRefusal::temporary(format!("this server has its {max} clients already"))
         })?;
         let session = Session {
             kv: Arc::clone(self),
@@ -208,7 +208,7 @@ impl Service for Kv {
         Ok((accepted, session))
     }
 
-    fn work(&self, _index: usize, worker: Worker) -> Result<(), RpcError> {
+    fn work(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
         self.design.run(worker)
     }
 
@@ -223,7 +223,7 @@ impl Service for Kv {
             ..ServerStats::default()
         };
         for worker in &self.workers {
-            let counts = worker.mailbox.counts();
+            let counts = worker.mailbox.worker_counts();
             stats.gets += counts.gets;
             stats.hits += counts.get_hits;
             stats.changes += counts.changes;
@@ -242,7 +242,7 @@ impl Service for Kv {
     }
 }
 
-impl Kv {
+impl KvService {
     /// Returns the server's store. Other front ends can use the store beside the workers, from any thread.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
@@ -266,7 +266,7 @@ impl Kv {
         &self,
         hello: &Hello,
         slot: &Arc<ClientSlot>,
-    ) -> Result<Vec<LaneAccepted>, RefusedClient> {
+    ) -> Result<Vec<LaneAccepted>, ClientRefusal> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
             window,
@@ -278,13 +278,13 @@ impl Kv {
             let connected =
                 herd_rpc::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
             let herd_rpc::ConnectedClient {
-                endpoint,
+                server_endpoint: endpoint,
                 qp,
                 client_destination: to,
-            } = connected.map_err(RefusedClient::temporary)?;
+            } = connected.map_err(ClientRefusal::temporary)?;
             let slots = herd_rpc::client_region(&worker.request_region, &self.layout, slot.index());
             let slots =
-                slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
+                slots.ok_or_else(|| ClientRefusal::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
                 Command::AddClient(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
@@ -296,7 +296,7 @@ impl Kv {
                     setup_result_sender: done,
                 }))
             });
-            added.map_err(RefusedClient::temporary)?;
+            added.map_err(ClientRefusal::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,
@@ -333,7 +333,7 @@ fn create_store_and_design(
         }
         (_, None) => {
             let store = Arc::new(Store::new_registered(&of, pd).map_err(no_memory)?);
-            let design = ClientReadableLog {
+            let design = ClientReadableLogDesign {
                 log: HerdServerDesign {
                     store: Arc::clone(&store),
                 },
@@ -347,7 +347,7 @@ fn create_store_and_design(
             let lock_recovery = lock_recovery(tables.tables_by_partition().to_vec());
             (
                 store()?,
-                Box::new(ClientReadableRecords {
+                Box::new(ClientReadableRecordsDesign {
                     tables,
                     lock_recovery,
                 }),
@@ -355,7 +355,7 @@ fn create_store_and_design(
         }
         (Design::Atomics, Some(shape)) => {
             let tables = tables(shape, true)?;
-            let design = ClientLockedRecords {
+            let design = ClientLockableRecordsDesign {
                 lock_recovery: lock_recovery(tables.tables_by_partition().to_vec()),
                 tables,
                 lease_ms: config.lease_ms,

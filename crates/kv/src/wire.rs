@@ -20,8 +20,8 @@
 //! Flag 0x40 requires that the key is absent, 0x80 that it is present. A request that is longer than a slot is sent in
 //! parts. A part's eight header bytes are followed by 4 bytes offset and 4 bytes total length, then its bytes.
 //!
-//! An answer begins with a word: the status in bits 7..0, flag [`FLAG_CHUNK`] in bit 8, the version in bits 63..24. The
-//! value follows. A value that does not fit is sent in several messages with flag `FLAG_CHUNK`. In these the word is
+//! An answer begins with a word: the status in bits 7..0, flag [`FLAG_ANSWER_CHUNK`] in bit 8, the version in bits 63..24. The
+//! value follows. A value that does not fit is sent in several messages with flag `FLAG_ANSWER_CHUNK`. In these the word is
 //! followed by 4 bytes total length and 4 bytes offset.
 
 use crate::store::SetCondition;
@@ -31,9 +31,9 @@ pub(crate) const REQUEST_HEADER_BYTES: usize = 8;
 /// Bytes of an answer's header.
 pub(crate) const ANSWER_HEADER_BYTES: usize = 8;
 /// Bytes of the header of a value's chunk.
-pub(crate) const CHUNK_HEADER_BYTES: usize = 16;
+pub(crate) const ANSWER_CHUNK_HEADER_BYTES: usize = 16;
 /// Bytes of the header of a request's part.
-pub(crate) const PART_HEADER_BYTES: usize = 16;
+pub(crate) const REQUEST_PART_HEADER_BYTES: usize = 16;
 
 const OPCODE_GET: u8 = 1;
 const OPCODE_PUT: u8 = 2;
@@ -48,7 +48,7 @@ const FLAG_IF_ABSENT: u8 = 0x40;
 const FLAG_IF_PRESENT: u8 = 0x80;
 
 /// Flag: the answer is one chunk of several.
-pub(crate) const FLAG_CHUNK: u64 = 1 << 8;
+pub(crate) const FLAG_ANSWER_CHUNK: u64 = 1 << 8;
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -328,8 +328,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
 }
 
 /// Returns the header of a part of a request.
-pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PART_HEADER_BYTES] {
-    let mut header = [0; PART_HEADER_BYTES];
+pub(crate) fn part_header(
+    offset: usize,
+    total: usize,
+    bytes: usize,
+) -> [u8; REQUEST_PART_HEADER_BYTES] {
+    let mut header = [0; REQUEST_PART_HEADER_BYTES];
     header[0] = OPCODE_PART;
     #[expect(
         clippy::cast_possible_truncation,
@@ -351,7 +355,7 @@ pub(crate) fn first_answer_word(status: Status, version: u64) -> u64 {
 
 /// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reply<'a> {
+pub(crate) struct DecodedAnswer<'a> {
     pub(crate) status: Status,
     pub(crate) version_or_record: u64,
     /// Length of the whole value and offset of this chunk, if the value is sent in chunks.
@@ -361,16 +365,16 @@ pub(crate) struct Reply<'a> {
 
 /// Decodes an answer from untrusted bytes.
 #[inline]
-pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
+pub(crate) fn decode_answer(bytes: &[u8]) -> Option<DecodedAnswer<'_>> {
     let mut r = Reader(bytes);
     let word = r.u64()?;
     let status = Status::of(word.to_le_bytes()[0])?;
-    let chunk = if word & FLAG_CHUNK != 0 {
+    let chunk = if word & FLAG_ANSWER_CHUNK != 0 {
         Some((r.u32()? as usize, r.u32()? as usize))
     } else {
         None
     };
-    Some(Reply {
+    Some(DecodedAnswer {
         status,
         version_or_record: word >> 24,
         value_length_and_chunk_offset: chunk,
@@ -450,7 +454,7 @@ mod tests {
             .to_le_bytes()
             .to_vec();
         answer.extend_from_slice(b"v");
-        let reply = Reply {
+        let reply = DecodedAnswer {
             status: Status::ConditionNotMet,
             version_or_record: 77,
             value_length_and_chunk_offset: None,

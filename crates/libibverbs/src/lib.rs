@@ -37,7 +37,7 @@ pub struct System;
 #[cfg(feature = "tap")]
 impl tap::Provider for System {
     const NAME: &'static str = "system";
-    const PROCESS_SHIFT: Option<u32> = None;
+    const QPN_PROCESS_SHIFT: Option<u32> = None;
 
     fn symbols() -> &'static Symbols {
         symbols().expect("it was loaded before it was tapped")

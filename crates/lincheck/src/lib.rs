@@ -40,7 +40,7 @@
 //!     action: RegisterAction::Read,
 //!     end: Some(OperationEnd { at_ns: call_ns + 5, outcome }),
 //! };
-//! let found = OperationOutcome::Value { value: 7, version: 1 };
+//! let found = OperationOutcome::FoundVersioned { value: 7, version: 1 };
 //! assert!(check(&[write, read(2, found), read(12, found)]).is_ok());
 //! let violation = check(&[write, read(2, found), read(12, OperationOutcome::Absent)]).unwrap_err();
 //! println!("{violation}");
@@ -121,7 +121,7 @@ impl RegisterAction {
 impl WriteCondition {
     /// Returns true if the condition holds, given whether the register has a value. Returns `None` if it depends on the
     /// version.
-    fn holds(self, found: bool) -> Option<bool> {
+    fn holds_if_known(self, found: bool) -> Option<bool> {
         match self {
             Self::Always => Some(true),
             Self::Absent => Some(!found),
@@ -195,7 +195,7 @@ impl Operation {
             (
                 Some(OperationOutcome::UnversionedAnswer { found }),
                 RegisterAction::Write { condition, .. },
-            ) => condition.holds(found) == Some(true),
+            ) => condition.holds_if_known(found) == Some(true),
             (
                 Some(OperationOutcome::UnversionedAnswer { found }),
                 RegisterAction::Remove { .. },

@@ -193,7 +193,7 @@ impl RegisterState {
             self.assuming_absent()
         }?;
         match action {
-            RegisterAction::Write { value, condition } if condition.holds(found)? => {
+            RegisterAction::Write { value, condition } if condition.holds_if_known(found)? => {
                 before.after_unversioned_write(RegisterContent::Value(value))
             }
             RegisterAction::Remove { version: None } if found => Some(before.removed()),
@@ -246,7 +246,11 @@ impl RegisterState {
     }
 
     /// Returns true if an outstanding operation with this outcome can no longer happen, because versions only grow.
-    pub(crate) fn excludes(&self, action: RegisterAction, outcome: OperationOutcome) -> bool {
+    pub(crate) fn makes_impossible(
+        &self,
+        action: RegisterAction,
+        outcome: OperationOutcome,
+    ) -> bool {
         let (OperationOutcome::FoundVersioned { version, .. }
         | OperationOutcome::Done { version }
         | OperationOutcome::Refused { version }) = outcome

@@ -364,7 +364,7 @@ impl History<'_> {
             let state = configuration.state;
             if state.after(operation.action, end.outcome) == Some(state) {
                 configuration.mark_happened(i);
-            } else if state.excludes(operation.action, end.outcome) {
+            } else if state.makes_impossible(operation.action, end.outcome) {
                 return false;
             }
         }

@@ -10,13 +10,13 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use link::{Config, Counters, Endpoint, Fabric, ReceiveBuffers};
+use link::{Config, Counters, Endpoint, FabricMembership, ReceiveBuffers};
 use rustix::event::{PollFd, PollFlags, poll};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut next = || arguments.next().ok_or("slot FOLDER SLOT PORT ADDRESS");
-    let fabric = Fabric {
+    let fabric = FabricMembership {
         folder: PathBuf::from(next()?),
         slot: next()?.parse()?,
     };

@@ -51,7 +51,7 @@ pub(crate) struct GsoBurst {
 
 impl GsoBurst {
     /// Bytes of all its packets.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn byte_count(&self) -> usize {
         self.end - self.start
     }
 
@@ -212,7 +212,7 @@ impl PacketBatch {
     }
 
     /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
-    pub(crate) fn split_first(&mut self) {
+    pub(crate) fn split_first_unsent_into_packets(&mut self) {
         let Some(burst) = self.unsent().first().copied() else {
             return;
         };
@@ -305,14 +305,14 @@ mod tests {
             let packets = |b| batch.bytes(b).chunks(b.segment_bytes);
             let check = |packet| {
                 let (transport, icrc) = icrc::split(packet)?;
-                icrc::recover_identification(&frame, transport, icrc)
+                icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
             let all = batch.unsent().iter().flat_map(packets);
             all.map(check).collect()
         };
         let expected: Vec<_> = (0..4).map(Some).collect();
         assert_eq!(identifications(&batch), expected);
-        batch.split_first();
+        batch.split_first_unsent_into_packets();
         assert_eq!(identifications(&batch), [Some(0); 4]);
         assert_eq!(shape(&batch), [(1, 24), (1, 24), (1, 24), (1, 16)]);
     }
@@ -328,7 +328,7 @@ mod tests {
             let frame = batch.first_segment_icrc_fields(&flow(2));
             let is_whole = |b: &GsoBurst| {
                 let (transport, icrc) = icrc::split(batch.bytes(b))?;
-                icrc::recover_identification(&frame, transport, icrc)
+                icrc::recover_identification_if_icrc_valid(&frame, transport, icrc)
             };
             let whole: Vec<_> = batch
                 .unsent()

@@ -13,12 +13,12 @@ pub struct Config {
     /// Bytes of the buffers of each socket. Without CAP_NET_ADMIN the kernel limits them to `net.core.rmem_max`.
     pub buffer_bytes: usize,
     /// The fabric that shares the addresses; `None` if they are not shared.
-    pub fabric: Option<Fabric>,
+    pub fabric: Option<FabricMembership>,
 }
 
 /// The processes of one user that share addresses.
 #[derive(Clone, Debug)]
-pub struct Fabric {
+pub struct FabricMembership {
     /// Folder of the fabric, which no other user may write.
     pub folder: PathBuf,
     /// The slot of this process, 1 to 1023: the upper 10 bits of its QPNs.

@@ -43,7 +43,7 @@ pub struct Endpoint {
 
 /// Receive buffers. They use up to 1 MiB, allocated when used.
 pub struct ReceiveBuffers {
-    buffers: receive::ReceiverBuffers,
+    buffers: receive::MessageBuffers,
     /// Number of messages for the next system call: doubled after a full call, small after an empty one.
     max_messages_of_next_call: usize,
     /// True if the last system call returned fewer messages than requested.
@@ -59,7 +59,7 @@ pub struct ReceiveBuffers {
 impl Default for ReceiveBuffers {
     fn default() -> ReceiveBuffers {
         ReceiveBuffers {
-            buffers: receive::ReceiverBuffers::new(),
+            buffers: receive::MessageBuffers::new(),
             max_messages_of_next_call: MIN_MESSAGES_PER_CALL,
             is_last_socket_drained: false,
             last_socket: None,
@@ -139,7 +139,7 @@ impl Endpoint {
     }
 
     /// Returns the addresses that were opened.
-    pub fn addresses(&self) -> impl Iterator<Item = LocalAddress> {
+    pub fn opened_addresses(&self) -> impl Iterator<Item = LocalAddress> {
         self.sockets.iter().map(|socket| socket.address)
     }
 
@@ -171,7 +171,7 @@ impl Endpoint {
 
     /// Makes an empty batch for this endpoint.
     #[must_use]
-    pub fn batch(&self) -> PacketBatch {
+    pub fn new_batch(&self) -> PacketBatch {
         PacketBatch::new(self.port)
     }
 
@@ -211,7 +211,7 @@ impl Endpoint {
                 continue;
             };
             if first.packet_count > 1 && socket.segmentation_refused.load(Ordering::Relaxed) {
-                batch.split_first();
+                batch.split_first_unsent_into_packets();
                 continue;
             }
             match send_first_bursts(socket, batch) {
@@ -221,7 +221,7 @@ impl Endpoint {
                         .iter()
                         .map(|b| usize::from(b.packet_count))
                         .sum::<usize>();
-                    let bytes = bursts.iter().map(GsoBurst::bytes).sum::<usize>();
+                    let bytes = bursts.iter().map(GsoBurst::byte_count).sum::<usize>();
                     add(&socket.counters.sent_pkts, packets);
                     add(&socket.counters.sent_bytes, bytes);
                     sent += packets;
@@ -250,7 +250,7 @@ impl Endpoint {
         if error == Errno::IO && packets > 1 {
             socket.segmentation_refused.store(true, Ordering::Relaxed);
             add(&socket.counters.unsegmented_bursts, 1);
-            batch.split_first();
+            batch.split_first_unsent_into_packets();
             return;
         }
         add(&socket.counters.send_err, packets);
@@ -313,8 +313,8 @@ impl Endpoint {
                     }
                     take(packet);
                 };
-                let buffer = inbox.buffers.scratch();
-                count += shared.receive(buffer, MAX_FORWARDED_PER_RECEIVE, &mut counted);
+                let buffer = inbox.buffers.scratch_discarding_messages();
+                count += shared.receive_forwarded(buffer, MAX_FORWARDED_PER_RECEIVE, &mut counted);
             }
         });
         // The next packets almost always come to the same socket, where one system call finds them.
@@ -381,7 +381,7 @@ impl Endpoint {
             if let Some(shared) = &self.shared
                 && !shared.is_for_this_process(&packet)
             {
-                if shared.take_probe_or_forward(socket, &packet) {
+                if shared.take_probe_or_forward_is_order_doubtful(socket, &packet) {
                     shared.remove_dead_members_and_probe(&self.sockets, true);
                 }
                 continue;
@@ -418,7 +418,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if let Some(shared) = &self.shared {
-            shared.leave(std::mem::take(&mut self.sockets));
+            shared.leave_and_close(std::mem::take(&mut self.sockets));
         }
     }
 }

@@ -59,7 +59,7 @@ pub enum LinkError {
     },
     /// The slot is outside 1 to 1023.
     #[error("slot {slot} is none of a process: they are 1 to 1023")]
-    Slot {
+    InvalidSlot {
         /// The invalid slot.
         slot: u16,
     },
@@ -75,7 +75,7 @@ impl LinkError {
         let code = match self {
             Self::PortInUse { .. } => Errno::ADDRINUSE,
             Self::NoSuchAddress { .. } | Self::NoAddress => Errno::ADDRNOTAVAIL,
-            Self::Slot { .. } => Errno::INVAL,
+            Self::InvalidSlot { .. } => Errno::INVAL,
             Self::Socket { source, .. } | Self::File { source, .. } | Self::Epoll { source } => {
                 Errno::from_io_error(source).unwrap_or(Errno::IO)
             }

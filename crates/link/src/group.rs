@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::config::{Config, Fabric, LocalAddress};
+use crate::config::{Config, FabricMembership, LocalAddress};
 use crate::error::LinkError;
 use crate::members::{Member, Members};
 use crate::socket::{BoundSocket, PortSharing, PortState, probe_port};
@@ -48,7 +48,7 @@ pub(crate) struct GroupState {
 }
 
 impl ProcessGroups {
-    pub(crate) fn new(fabric: &Fabric, port: u16) -> Result<ProcessGroups, LinkError> {
+    pub(crate) fn new(fabric: &FabricMembership, port: u16) -> Result<ProcessGroups, LinkError> {
         let failed = |path: &str| {
             let path = PathBuf::from(path);
             move |source| LinkError::File {
@@ -95,7 +95,7 @@ impl ProcessGroups {
         members.add_member(self.own_member);
         self.write(address.ip, &members)?;
         if mode == PortSharing::Join {
-            attach_program(&socket, &members).map_err(|source| LinkError::Socket {
+            attach_slot_steering(&socket, &members).map_err(|source| LinkError::Socket {
                 what: "give the kernel the program that steers packets",
                 address: address.ip,
                 port: self.port,
@@ -130,7 +130,7 @@ impl ProcessGroups {
         });
         match looked {
             Ok((_lock, 0)) => probe_port(address, config),
-            Ok((_lock, members)) => PortState::Shared(members),
+            Ok((_lock, members)) => PortState::SharedByProcesses(members),
             Err(error) => PortState::Unavailable(error),
         }
     }
@@ -154,7 +154,8 @@ impl ProcessGroups {
     ) -> Result<bool, LinkError> {
         let _lock = self.lock()?;
         let mut members = self.read(socket.address.ip)?;
-        let news = members.generation == generation && members.correct(self.slot, place);
+        let news =
+            members.generation == generation && members.move_to_actual_place(self.slot, place);
         if news {
             self.store_and_attach(socket, &members)?;
         }
@@ -167,7 +168,7 @@ impl ProcessGroups {
     }
 
     /// Removes the sockets of this process from their groups and closes them.
-    pub(crate) fn leave(&self, sockets: Vec<BoundSocket>) -> Result<(), LinkError> {
+    pub(crate) fn leave_and_close(&self, sockets: Vec<BoundSocket>) -> Result<(), LinkError> {
         let _lock = self.lock()?;
         for socket in sockets {
             let mut members = self.read(socket.address.ip)?;
@@ -180,7 +181,7 @@ impl ProcessGroups {
 
     fn store_and_attach(&self, socket: &BoundSocket, members: &Members) -> Result<(), LinkError> {
         self.write(socket.address.ip, members)?;
-        match attach_program(socket, members) {
+        match attach_slot_steering(socket, members) {
             // A socket that was always alone is in no group and needs no program.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
             Err(source) => Err(LinkError::Socket {
@@ -250,6 +251,6 @@ fn group_state(members: &Members, dead: usize) -> GroupState {
     }
 }
 
-fn attach_program(socket: &BoundSocket, members: &Members) -> io::Result<()> {
+fn attach_slot_steering(socket: &BoundSocket, members: &Members) -> io::Result<()> {
     set_steering(socket.as_fd(), &slot_filter_program(&members.slots()))
 }

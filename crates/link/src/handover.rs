@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use roce::icrc::{FrameAddresses, IcrcFields};
 
-use crate::config::Fabric;
+use crate::config::FabricMembership;
 use crate::error::LinkError;
 use crate::packet::ReceivedPacket;
 
@@ -31,8 +31,8 @@ pub(crate) struct ForwardingSocket {
 }
 
 impl ForwardingSocket {
-    pub(crate) fn open(fabric: &Fabric) -> Result<ForwardingSocket, LinkError> {
-        let path = fabric.folder.join(name(fabric.slot));
+    pub(crate) fn open(fabric: &FabricMembership) -> Result<ForwardingSocket, LinkError> {
+        let path = fabric.folder.join(socket_file_name(fabric.slot));
         let open = || {
             let folder = fs::File::open(&fabric.folder)?;
             let short = socket_path(&folder, fabric.slot);
@@ -69,7 +69,7 @@ impl ForwardingSocket {
     }
 
     /// Returns a packet that another process has forwarded, if one has arrived.
-    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<ReceivedPacket<'a>> {
+    pub(crate) fn try_receive<'a>(&self, buffer: &'a mut [u8]) -> Option<ReceivedPacket<'a>> {
         let len = self.socket.recv(buffer).ok()?;
         decode(buffer.get(..len)?)
     }
@@ -87,12 +87,17 @@ impl AsFd for ForwardingSocket {
     }
 }
 
-fn name(slot: u16) -> String {
+fn socket_file_name(slot: u16) -> String {
     format!("link-{slot}.sock")
 }
 
 fn socket_path(folder: &fs::File, slot: u16) -> PathBuf {
-    format!("/proc/self/fd/{}/{}", folder.as_raw_fd(), name(slot)).into()
+    format!(
+        "/proc/self/fd/{}/{}",
+        folder.as_raw_fd(),
+        socket_file_name(slot)
+    )
+    .into()
 }
 
 fn encode(packet: &ReceivedPacket<'_>) -> Vec<u8> {
@@ -179,7 +184,7 @@ mod tests {
         fs::create_dir(&long).unwrap();
         let open = |slot| {
             let folder = long.clone();
-            ForwardingSocket::open(&Fabric { folder, slot }).unwrap()
+            ForwardingSocket::open(&FabricMembership { folder, slot }).unwrap()
         };
         let (here, there) = (open(1), open(2));
         let frame = IcrcFields {
@@ -191,7 +196,7 @@ mod tests {
         let packet = ReceivedPacket::new(frame, 0, None, &[5; 20]).unwrap();
         here.send(2, &packet).unwrap();
         assert!(here.send(3, &packet).is_err());
-        assert_eq!(there.receive(&mut [0; 100]), Some(packet));
-        assert_eq!(there.receive(&mut [0; 100]), None);
+        assert_eq!(there.try_receive(&mut [0; 100]), Some(packet));
+        assert_eq!(there.try_receive(&mut [0; 100]), None);
     }
 }

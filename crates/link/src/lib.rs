@@ -35,7 +35,7 @@ mod steering;
 mod sys;
 
 pub use batch::{PacketBatch, PacketFlow};
-pub use config::{Config, DEFAULT_BUFFER_BYTES, Fabric, LocalAddress};
+pub use config::{Config, DEFAULT_BUFFER_BYTES, FabricMembership, LocalAddress};
 pub use counters::Counters;
 pub use endpoint::{Endpoint, ReceiveBuffers};
 pub use error::LinkError;

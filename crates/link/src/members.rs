@@ -93,7 +93,7 @@ impl Members {
     }
 
     /// Moves the socket of `slot` to its actual place; returns true if the list has changed.
-    pub(crate) fn correct(&mut self, slot: u16, place: usize) -> bool {
+    pub(crate) fn move_to_actual_place(&mut self, slot: u16, place: usize) -> bool {
         match self.position(slot) {
             Some(believed) if believed != place && place < self.list.len() => {
                 self.list.swap(believed, place);
@@ -147,11 +147,11 @@ mod tests {
             let mut group = members(&[1, 2, 3, 4]);
             for i in 0..4 {
                 let place = (first + i) % 4;
-                group.correct(truth[place], place);
+                group.move_to_actual_place(truth[place], place);
             }
             assert_eq!(group.slots(), truth);
-            assert!(!group.correct(4, 0));
-            assert!(!group.correct(4, 9));
+            assert!(!group.move_to_actual_place(4, 0));
+            assert!(!group.move_to_actual_place(4, 9));
         }
     }
 }

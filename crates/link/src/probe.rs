@@ -12,7 +12,7 @@ use crate::sys::options::set_int;
 
 /// The features that an endpoint would have at an address.
 #[derive(Debug)]
-pub struct EndpointFeatures {
+pub struct AddressFeatures {
     /// The address.
     pub address: LocalAddress,
     /// Owner of the port.
@@ -39,7 +39,7 @@ pub struct SocketFeatures {
 ///
 /// # Errors
 /// The fabric's folder cannot be used.
-pub fn probe_addresses(config: &Config) -> Result<Vec<EndpointFeatures>, LinkError> {
+pub fn probe_addresses(config: &Config) -> Result<Vec<AddressFeatures>, LinkError> {
     let group = match &config.fabric {
         Some(fabric) => Some(ProcessGroups::new(fabric, config.udp_port)?),
         None => None,
@@ -49,7 +49,7 @@ pub fn probe_addresses(config: &Config) -> Result<Vec<EndpointFeatures>, LinkErr
             Some(group) => group.port_state(*address, config),
             None => probe_port(*address, config),
         };
-        EndpointFeatures {
+        AddressFeatures {
             address: *address,
             port_state: port,
             socket_features: probe_socket(*address, config),

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::SLOT_SHIFT;
-use crate::config::{Config, Fabric, LocalAddress};
+use crate::config::{Config, FabricMembership, LocalAddress};
 use crate::counters::{Counters, add};
 use crate::error::LinkError;
 use crate::group::{GroupState, ProcessGroups};
@@ -17,7 +17,7 @@ use crate::sys::send;
 
 /// Number of misdirected packets after which the order of the processes is checked again. A few are normal: the kernel
 /// may coalesce packets of one sender for two processes (GRO), and delivers all of them to the first one's process.
-const MISDIRECTED_PER_CHECK: u64 = 1024;
+const MISDIRECTED_PACKETS_PER_ORDER_CHECK: u64 = 1024;
 
 /// The groups of this process, and its socket for forwarded packets.
 #[derive(Debug)]
@@ -28,9 +28,9 @@ pub(crate) struct SharedGroups {
 }
 
 impl SharedGroups {
-    pub(crate) fn open(fabric: &Fabric, port: u16) -> Result<SharedGroups, LinkError> {
+    pub(crate) fn open(fabric: &FabricMembership, port: u16) -> Result<SharedGroups, LinkError> {
         if fabric.slot == 0 || fabric.slot >= 1 << (24 - SLOT_SHIFT) {
-            return Err(LinkError::Slot { slot: fabric.slot });
+            return Err(LinkError::InvalidSlot { slot: fabric.slot });
         }
         Ok(SharedGroups {
             group: ProcessGroups::new(fabric, port)?,
@@ -81,7 +81,7 @@ impl SharedGroups {
 
     /// Handles a packet that is not for this process: a probe, or a packet to forward. Returns true if so many were
     /// misdirected that the order of the processes is doubtful.
-    pub(crate) fn take_probe_or_forward(
+    pub(crate) fn take_probe_or_forward_is_order_doubtful(
         &self,
         socket: &BoundSocket,
         packet: &ReceivedPacket<'_>,
@@ -94,7 +94,8 @@ impl SharedGroups {
         let gone =
             matches!(self.forward(slot, packet, &socket.counters), Err(e) if is_slot_unused(&e));
         let astray = self.misdirected.fetch_add(1, Ordering::Relaxed) + 1;
-        astray.is_multiple_of(MISDIRECTED_PER_CHECK) || (!gone && astray.is_power_of_two())
+        astray.is_multiple_of(MISDIRECTED_PACKETS_PER_ORDER_CHECK)
+            || (!gone && astray.is_power_of_two())
     }
 
     /// Forwards a packet to the process with `slot`.
@@ -116,7 +117,7 @@ impl SharedGroups {
 
     /// Passes forwarded packets to `take`, at most `limit`; returns their number. They are not forwarded again,
     /// whatever their slot.
-    pub(crate) fn receive(
+    pub(crate) fn receive_forwarded(
         &self,
         buffer: &mut [u8],
         limit: usize,
@@ -124,7 +125,7 @@ impl SharedGroups {
     ) -> usize {
         let mut count = 0;
         while count < limit
-            && let Some(packet) = self.handover.receive(buffer)
+            && let Some(packet) = self.handover.try_receive(buffer)
         {
             take(packet);
             count += 1;
@@ -150,11 +151,11 @@ impl SharedGroups {
     }
 
     /// Leaves the groups and closes the sockets.
-    pub(crate) fn leave(&self, sockets: Vec<BoundSocket>) {
+    pub(crate) fn leave_and_close(&self, sockets: Vec<BoundSocket>) {
         if self.group.was_joined_by_this_process() {
             self.handover.remove();
             // After an error, the next process that joins finds the files unchanged, and its probes correct them.
-            let _ = self.group.leave(sockets);
+            let _ = self.group.leave_and_close(sockets);
         }
     }
 }

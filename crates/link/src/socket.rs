@@ -43,7 +43,7 @@ pub enum PortState {
     /// The port is free.
     Free,
     /// This number of processes of the fabric own the port, and others can join.
-    Shared(usize),
+    SharedByProcesses(usize),
     /// The port belongs to another owner, or cannot be used for another reason.
     Unavailable(LinkError),
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
 use link::probe::probe_addresses;
-use link::{Config, Endpoint, Fabric, LinkError, PacketFlow, PortState, ReceiveBuffers};
+use link::{Config, Endpoint, FabricMembership, LinkError, PacketFlow, PortState, ReceiveBuffers};
 use roce::icrc::{self, FrameAddresses};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -51,7 +51,7 @@ fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
         endpoint.receive(&mut inbox, |received| {
             let (transport, icrc) = icrc::split(received.bytes).unwrap();
             let identification =
-                icrc::recover_identification(&received.icrc_fields, transport, icrc);
+                icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc);
             let (class, limit) = (received.traffic_class, received.hop_limit);
             all.push((transport.to_vec(), identification, class, limit));
         });
@@ -66,7 +66,7 @@ fn bursts_arrive_as_packets_with_good_icrcs_over_both_families() {
         let other = (here != there).then(|| endpoint(&[there], port).unwrap());
         let receiver = other.as_ref().unwrap_or(&sender);
         let lens = [20, 20, 20, 16, 1044, 1044, 4124, 20];
-        let mut batch = sender.batch();
+        let mut batch = sender.new_batch();
         for (number, len) in (0..).zip(lens) {
             batch.push(&flow(here, there), &packet(number, len));
         }
@@ -86,7 +86,7 @@ fn bursts_arrive_as_packets_with_good_icrcs_over_both_families() {
 fn traffic_class_and_hop_limit_are_those_of_the_flow() {
     for (port, here) in [(4803, "127.0.0.1"), (4804, "::1")] {
         let endpoint = endpoint(&[here], port).unwrap();
-        let mut batch = endpoint.batch();
+        let mut batch = endpoint.new_batch();
         let mut flow = flow(here, here);
         (flow.traffic_class, flow.hop_limit) = (0x68 | 3, 7);
         batch.push(&flow, &packet(0, 20));
@@ -103,7 +103,7 @@ fn traffic_class_and_hop_limit_are_those_of_the_flow() {
 fn an_endpoint_has_several_addresses_and_sends_from_each() {
     let hosts = ["127.0.5.1", "127.0.5.2", "::1"];
     let endpoint = endpoint(&hosts, 4805).unwrap();
-    let mut batch = endpoint.batch();
+    let mut batch = endpoint.new_batch();
     let flows = [
         flow(hosts[0], hosts[1]),
         flow(hosts[1], hosts[0]),
@@ -136,7 +136,7 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
     let mut inbox = ReceiveBuffers::default();
     assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
     assert!(inbox.are_all_sockets_empty());
-    let mut batch = endpoint.batch();
+    let mut batch = endpoint.new_batch();
     for host in hosts {
         batch.push(&flow(hosts[0], host), &packet(0, 24));
     }
@@ -157,7 +157,7 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
 #[test]
 fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
     let endpoint = endpoint(&["127.0.6.1"], 4806).unwrap();
-    let mut batch = endpoint.batch();
+    let mut batch = endpoint.new_batch();
     // No socket has the source of the first packet. The loopback device does not route the second. No device takes a
     // packet as long as the third.
     batch.push(&flow("127.0.6.9", "127.0.6.1"), &packet(0, 20));
@@ -195,7 +195,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     assert!(matches!(endpoint(&[], 4808), Err(LinkError::NoAddress)));
     let both = endpoint(&["127.0.8.1", "127.0.8.2"], 4808).unwrap();
     assert_eq!(both.address_errors().len(), 1);
-    assert_eq!(both.addresses().count(), 1);
+    assert_eq!(both.opened_addresses().count(), 1);
     drop(taken);
 }
 
@@ -208,7 +208,7 @@ fn a_full_buffer_is_an_overrun_and_no_error() {
         ..Config::new(vec![ip.into()])
     })
     .unwrap();
-    let mut batch = endpoint.batch();
+    let mut batch = endpoint.new_batch();
     for number in 0..1000 {
         batch.push(&flow("127.0.9.1", "127.0.9.1"), &packet(number, 1044));
         endpoint.send(&mut batch);
@@ -226,7 +226,7 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
     let hosts = [(4811, "127.0.11.1", "127.0.11.9"), (4812, "::1", "fd00::9")];
     for (port, here, elsewhere) in hosts {
         let endpoint = endpoint(&[here], port).unwrap();
-        let mut batch = endpoint.batch();
+        let mut batch = endpoint.new_batch();
         let mut marked = flow(here, here);
         (marked.traffic_class, marked.hop_limit) = (0x6b, 7);
         // No socket has the source, so the packet is refused and not observed.
@@ -278,14 +278,14 @@ fn a_probe_says_who_has_the_port() {
     drop(held);
     let folder = tempfile::tempdir().unwrap();
     let shared = Config {
-        fabric: Some(Fabric {
+        fabric: Some(FabricMembership {
             folder: folder.path().to_owned(),
             slot: 3,
         }),
         ..config(4808)
     };
     let own = Endpoint::open(&shared).unwrap();
-    assert!(matches!(state(&shared), PortState::Shared(1)));
+    assert!(matches!(state(&shared), PortState::SharedByProcesses(1)));
     drop(own);
     assert!(matches!(state(&shared), PortState::Free));
 }

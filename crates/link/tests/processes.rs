@@ -265,7 +265,7 @@ fn two_fabrics_do_not_share_an_address() {
     let other = tempfile::tempdir().unwrap();
     let config = link::Config {
         udp_port: host.port,
-        fabric: Some(link::Fabric {
+        fabric: Some(link::FabricMembership {
             folder: other.path().into(),
             slot: 1,
         }),

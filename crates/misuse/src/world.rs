@@ -30,7 +30,7 @@ impl World<'_> {
             let verb = input.byte();
             // Verbs added later have their own numbers, so that kept inputs keep their meaning.
             if verb >= 240 {
-                return self.import(input);
+                return self.import_or_unimport_object(input);
             }
             if verb == 239 {
                 return self.post_tag_op_or_write_tag_header(input);
@@ -42,7 +42,7 @@ impl World<'_> {
             match verb % 40 {
                 0 => self.make_pd(input),
                 1 => self.end_pd(input),
-                2 | 3 => self.register(input),
+                2 | 3 => self.register_mr(input),
                 4 => self.end_mr(input),
                 5 => self.change_mr(input),
                 6 | 7 => self.make_cq(input),
@@ -56,7 +56,7 @@ impl World<'_> {
                 15..=17 => self.make_qp(input),
                 18 => self.end_qp(input),
                 19 => self.change_qp(input),
-                20 | 21 => self.connect(input),
+                20 | 21 => self.connect_two_qps(input),
                 22 => self.query(input),
                 23 => self.make_ah(input),
                 24 => self.end_ah(input),
@@ -119,8 +119,8 @@ impl World<'_> {
             if let Some(close_xrcd) = (*all).close_xrcd {
                 end_all!(self.xrcds, close_xrcd);
             }
-            self.destroy_shared_objects();
-            self.raw.end_domains(verbs);
+            self.destroy_remaining_pds_and_dms();
+            self.raw.destroy_protection_domains(verbs);
             if let Some(dealloc_td) = (*all).dealloc_td {
                 end_all!(self.tds, dealloc_td);
             }

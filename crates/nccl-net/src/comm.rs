@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use collective::{ListenHandle, Listener, PendingConnect, Receiver, Request, Sender};
+use collective::{ListenHandle, Listener, PendingConnect, Receiver, RequestHandle, Sender};
 use verbs::{Access, MemoryRegion};
 
 use crate::abi::{self, NcclResult};
@@ -66,7 +66,7 @@ pub(crate) struct MemoryHandle(MemoryRegion);
 /// `request`.
 pub(crate) struct PendingRequest {
     comm: Arc<NcclComm>,
-    request: Request,
+    request: RequestHandle,
 }
 
 /// Connections in progress, by the handle of the listener: NCCL calls `connect` again until the
@@ -202,7 +202,7 @@ impl NcclComm {
         Ok(request.map(|request| self.pending(request)))
     }
 
-    pub(crate) fn iflush(
+    pub(crate) fn try_start_flush(
         self: &Arc<Self>,
         data: *mut c_void,
         memory: &MemoryHandle,
@@ -212,11 +212,11 @@ impl NcclComm {
         let CommDirection::Recv(receiver) = &mut *end else {
             return Err(invalid("iflush of a connection that sends"));
         };
-        let request = receiver.iflush(region, range.start)?;
+        let request = receiver.try_start_flush(region, range.start)?;
         Ok(request.map(|request| self.pending(request)))
     }
 
-    fn pending(self: &Arc<Self>, request: Request) -> PendingRequest {
+    fn pending(self: &Arc<Self>, request: RequestHandle) -> PendingRequest {
         PendingRequest {
             comm: Arc::clone(self),
             request,

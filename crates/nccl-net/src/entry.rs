@@ -479,7 +479,7 @@ pub(crate) unsafe extern "C" fn iflush(
         // SAFETY: the arrays have `n` elements; comm and mhandle are of this plugin.
         let pending = unsafe {
             let memory = object_at((*mhandles.add(at)).cast::<MemoryHandle>(), "mhandle")?;
-            comm(pointer)?.iflush(*data.add(at), memory)?
+            comm(pointer)?.try_start_flush(*data.add(at), memory)?
         };
         // NULL would tell NCCL that nothing needs a flush.
         let pending = pending.ok_or_else(|| invalid("too many requests are under way"))?;

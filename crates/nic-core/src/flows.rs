@@ -6,5 +6,5 @@ mod rules;
 mod spread;
 
 pub use headers::{FrameHeaders, MATCH_FIELDS_BYTES, field, layer};
-pub use rules::{FlowKind, FlowRule, HeaderMatch, TrapState};
+pub use rules::{FlowKind, FlowRule, HeaderMatch, PacketTrapState};
 pub use spread::{KEY_BYTES, RssConfig, hash_field};

@@ -5,7 +5,7 @@
 //!
 //! 1. the queue pair that executes a remote request allows the access ([`AccessDenied::QueuePairAccess`]),
 //! 2. the memory region or window allows it ([`AccessDenied::RegionAccess`]),
-//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`AccessDenied::Domain`]),
+//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`AccessDenied::WrongPdOrQp`]),
 //! 4. the bytes are inside the region or window ([`AccessDenied::Range`]).
 //!
 //! [`authorize`] checks all four conditions. A run of WRITEs to one region checks the first three conditions once, with
@@ -13,10 +13,10 @@
 //! [`PermittedRange`].
 //!
 //! ```
-//! use nic_core::rights::{Access, AccessDenied, Owner, AccessingQp, Region, authorize, flag};
+//! use nic_core::rights::{Access, AccessDenied, OwningPdOrQp, QpMemoryRights, Region, authorize, flag};
 //!
-//! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: Owner::region_in_pd(7) };
-//! let qp = AccessingQp { requester_access: flag::REMOTE_READ | flag::REMOTE_WRITE, pd_number: 7, qpn: 11 };
+//! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: OwningPdOrQp::region_in_pd(7) };
+//! let qp = QpMemoryRights { requester_access: flag::REMOTE_READ | flag::REMOTE_WRITE, pd_number: 7, qpn: 11 };
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteRead, &qp).unwrap().offset(), 4);
 //! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::Range));
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteWrite, &qp), Err(AccessDenied::RegionAccess));
@@ -201,7 +201,7 @@ impl OwningPdOrQp {
 
 /// The fields of a registered memory region or a bound window that determine rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct RegionRights {
     /// Address by which work requests name the first byte.
     pub start: u64,
     /// Length in bytes.
@@ -230,7 +230,7 @@ impl QpMemoryRights {
     /// Makes the fields for local accesses of a queue pair in protection domain `domain`.
     #[inline(always)]
     #[must_use]
-    pub const fn local(domain: u32) -> Self {
+    pub const fn for_local_access(domain: u32) -> Self {
         Self {
             requester_access: 0,
             pd_number: domain,
@@ -247,7 +247,7 @@ pub enum AccessDenied {
     /// The region or window does not allow the access.
     RegionAccess,
     /// The region is in another protection domain, or the window is for another domain or queue pair.
-    Domain,
+    WrongPdOrQp,
     /// Some of the bytes are outside the region or window.
     Range,
 }
@@ -362,7 +362,7 @@ impl PermittedRange {
 /// Returns the first condition that does not hold.
 #[inline(always)]
 pub fn authorize_region(
-    region: &Region,
+    region: &RegionRights,
     access: Access,
     qp: &QpMemoryRights,
 ) -> Result<RegionGrant, AccessDenied> {
@@ -375,7 +375,7 @@ pub fn authorize_region(
     } else {
         region.owner.admits_remote(qp)
     };
-    require(admitted, AccessDenied::Domain)?;
+    require(admitted, AccessDenied::WrongPdOrQp)?;
     Ok(RegionGrant {
         start: region.start,
         len: region.len,
@@ -389,7 +389,7 @@ pub fn authorize_region(
 /// Returns the first condition that does not hold.
 #[inline(always)]
 pub fn authorize(
-    region: &Region,
+    region: &RegionRights,
     (addr, len): (u64, u64),
     access: Access,
     qp: &QpMemoryRights,

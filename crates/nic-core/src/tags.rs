@@ -167,7 +167,7 @@ impl<B> TagList<B> {
     }
 
     /// Records the number of unexpected messages that the program has handled (`IBV_OPS_TM_SYNC`).
-    pub fn record_handled(&mut self, handled: u32) {
+    pub fn set_handled_messages(&mut self, handled: u32) {
         self.handled_messages = handled;
         if self.is_synchronised() {
             for entry in &mut self.entries {
@@ -184,7 +184,7 @@ impl<B> TagList<B> {
 
     /// Records that an unexpected message was written to a receive work request.
     #[cold]
-    pub fn note_unexpected(&mut self) {
+    pub fn count_unexpected_message(&mut self) {
         self.unexpected_messages = self.unexpected_messages.wrapping_add(1);
     }
 
@@ -284,11 +284,11 @@ mod tests {
     fn what_comes_behind_an_unexpected_message_waits_for_the_program_to_know_of_it() {
         let mut list = TagList::new(8);
         list.add(0, (1, u64::MAX), ()).unwrap();
-        list.note_unexpected();
+        list.count_unexpected_message();
         list.add(0, (2, u64::MAX), ()).unwrap();
         assert_eq!((list.matching(1), list.matching(2)), (Some(0), None));
         assert!(!list.is_synchronised());
-        list.record_handled(1);
+        list.set_handled_messages(1);
         assert_eq!(list.matching(2), Some(1));
     }
 

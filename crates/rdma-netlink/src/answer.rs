@@ -5,8 +5,8 @@ use crate::numbers::{CLIENT_NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, com
 use crate::request::{Request, requests};
 use crate::resource::ResourceKind;
 use crate::{
-    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, Port, ProcessObjects,
-    ProtectionDomain, QueuePair, Region,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, Port, ProcessObjects,
+    ProtectionDomain, QueuePair,
 };
 
 /// `errno(3)` of Linux.
@@ -70,7 +70,7 @@ impl RequestBeingAnswered<'_> {
             command::RES_GET => self.resource_summaries(source),
             command::RES_QP_GET => self.object_answers::<QueuePair>(source),
             command::RES_CQ_GET => self.object_answers::<CompletionQueue>(source),
-            command::RES_MR_GET => self.object_answers::<Region>(source),
+            command::RES_MR_GET => self.object_answers::<MemoryRegion>(source),
             command::RES_PD_GET => self.object_answers::<ProtectionDomain>(source),
             command::STAT_GET => self.port_counter_answers(&source.devices()),
             _ => Err(EOPNOTSUPP),
@@ -115,7 +115,7 @@ impl RequestBeingAnswered<'_> {
         let (index, device) = self.device(devices)?;
         let of = |(number, port): (usize, &Port)| {
             let mut message = self.message(command::PORT_GET);
-            put_handle(&mut message, index, device);
+            put_device_index_and_name(&mut message, index, device);
             put_port(&mut message, number, port);
             message
         };
@@ -139,7 +139,7 @@ impl RequestBeingAnswered<'_> {
         let devices = source.devices();
         let of = |(index, device): (usize, &Device)| {
             let mut message = self.message(command::RES_GET);
-            put_handle(&mut message, index, device);
+            put_device_index_and_name(&mut message, index, device);
             let processes = source.processes(index).ok_or(EOPNOTSUPP)?;
             put_summary(&mut message, &processes);
             Ok(message)
@@ -174,14 +174,14 @@ impl RequestBeingAnswered<'_> {
                 .find(|(_, object)| object.number() == number)
                 .ok_or(ENOENT)?;
             let mut message = self.message(T::COMMAND);
-            put_handle(&mut message, index, device);
+            put_device_index_and_name(&mut message, index, device);
             object.put(&mut message, pid);
             return Ok(vec![message]);
         }
         let mut messages = Vec::new();
         while objects.peek().is_some() {
             let mut message = self.message(T::COMMAND);
-            put_handle(&mut message, index, device);
+            put_device_index_and_name(&mut message, index, device);
             let table = message.begin_nested(T::TABLE_ATTRIBUTE);
             while message.len() + T::MAX_ENTRY_BYTES <= MAX_DATAGRAM_BYTES
                 && let Some((pid, object)) = objects.next()
@@ -207,7 +207,7 @@ impl RequestBeingAnswered<'_> {
             return Err(EOPNOTSUPP);
         }
         let mut message = self.message(command::STAT_GET);
-        put_handle(&mut message, index, device);
+        put_device_index_and_name(&mut message, index, device);
         message.put_u32(attr::PORT_INDEX, to_u32(number));
         let table = message.begin_nested(attr::STAT_HWCOUNTERS);
         for (name, value) in &port.counters {
@@ -232,14 +232,14 @@ fn to_u32(number: usize) -> u32 {
 }
 
 /// The attributes that name a device in each answer.
-fn put_handle(message: &mut MessageBuilder, index: usize, device: &Device) {
+fn put_device_index_and_name(message: &mut MessageBuilder, index: usize, device: &Device) {
     message.put_u32(attr::DEV_INDEX, to_u32(index));
     message.put_text(attr::DEV_NAME, &device.name);
 }
 
 /// As `fill_dev_info`.
 fn put_device(message: &mut MessageBuilder, index: usize, device: &Device) {
-    put_handle(message, index, device);
+    put_device_index_and_name(message, index, device);
     message.put_u32(attr::PORT_INDEX, to_u32(device.ports.len()));
     if let Some(firmware) = &device.firmware {
         message.put_text(attr::FW_VERSION, firmware);
@@ -271,7 +271,7 @@ fn put_port(message: &mut MessageBuilder, number: usize, port: &Port) {
         if let Some(capabilities) = subnet.capabilities {
             message.put_u64(attr::CAP_FLAGS, u64::from(capabilities));
         }
-        if let Some(prefix) = subnet.prefix {
+        if let Some(prefix) = subnet.gid_prefix {
             message.put_u64(attr::SUBNET_PREFIX, prefix);
         }
         for (number, lid) in [(attr::LID, subnet.lid), (attr::SM_LID, subnet.sm_lid)] {

@@ -1,8 +1,8 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
 use crate::{
-    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, Port, PortSubnetAttributes,
-    ProcessObjects, ProtectionDomain, QueuePair, Region, answer,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, Port,
+    PortSubnetAttributes, ProcessObjects, ProtectionDomain, QueuePair, answer,
 };
 
 /// Two devices, one of each kind, with more regions than fit into a datagram.
@@ -19,7 +19,7 @@ impl AnswerSource for ExampleSource {
         };
         let infiniband = Port {
             subnet: Some(PortSubnetAttributes {
-                prefix: Some(0xfe80 << 48),
+                gid_prefix: Some(0xfe80 << 48),
                 lid: Some(1),
                 ..PortSubnetAttributes::default()
             }),
@@ -38,11 +38,11 @@ impl AnswerSource for ExampleSource {
     }
 
     fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
-        let regions = (1..=200).map(|key| Region {
-            key,
+        let regions = (1..=200).map(|key| MemoryRegion {
+            lkey_and_rkey: key,
             iova: 4096,
             len_bytes: 64,
-            domain: 1,
+            pd_number: 1,
         });
         let process = ProcessObjects {
             pid: 17,
@@ -79,7 +79,7 @@ impl AnswerSource for ExampleSource {
 ///
 /// # Panics
 /// If an answer is larger than a client can take, or its length is not what its header says.
-pub fn datagram(bytes: &[u8]) {
+pub fn check_answers_to_any_datagram(bytes: &[u8]) {
     for answer in answer(bytes, 42, &ExampleSource) {
         assert!(answer.len() <= MAX_DATAGRAM_BYTES);
         let len = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
@@ -91,6 +91,6 @@ pub fn datagram(bytes: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_of_requests_is_replayed() {
-        corpus::replay("rdma_netlink", super::datagram);
+        corpus::replay("rdma_netlink", super::check_answers_to_any_datagram);
     }
 }

@@ -60,7 +60,7 @@ pub struct PortSubnetAttributes {
     /// `port_cap_flags` of `ibv_query_port(3)`.
     pub capabilities: Option<u32>,
     /// Upper half of GID 0, as a number.
-    pub prefix: Option<u64>,
+    pub gid_prefix: Option<u64>,
     /// LID of the port.
     pub lid: Option<u16>,
     /// LID of the subnet manager.
@@ -81,7 +81,7 @@ pub struct ProcessObjects {
     /// Its protection domains.
     pub domains: Vec<ProtectionDomain>,
     /// Its memory regions.
-    pub regions: Vec<Region>,
+    pub regions: Vec<MemoryRegion>,
 }
 
 /// A queue pair.
@@ -102,7 +102,7 @@ pub struct QueuePair {
     /// PSN of the send queue.
     pub sq_psn: u32,
     /// Number of its protection domain.
-    pub domain: u32,
+    pub pd_number: u32,
 }
 
 /// A completion queue.
@@ -127,15 +127,15 @@ pub struct ProtectionDomain {
 
 /// A memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Region {
+pub struct MemoryRegion {
     /// L_Key and R_Key.
-    pub key: u32,
+    pub lkey_and_rkey: u32,
     /// Its first address, as work requests name it.
     pub iova: u64,
     /// Its length in bytes.
     pub len_bytes: u64,
     /// Number of its protection domain.
-    pub domain: u32,
+    pub pd_number: u32,
 }
 
 /// Where answers come from. It is asked once a request.

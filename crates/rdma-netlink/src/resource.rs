@@ -3,7 +3,7 @@
 
 use crate::message::MessageBuilder;
 use crate::numbers::{attribute as attr, command};
-use crate::{CompletionQueue, ProcessObjects, ProtectionDomain, QueuePair, Region};
+use crate::{CompletionQueue, MemoryRegion, ProcessObjects, ProtectionDomain, QueuePair};
 
 /// Bytes of an attribute with a number of at most 32 bits, and with one of 64 bits.
 const U32_ATTRIBUTE_BYTES: usize = 8;
@@ -69,7 +69,7 @@ impl ResourceKind for QueuePair {
         message.put_u32(attr::RES_SQ_PSN, self.sq_psn);
         message.put_u8(attr::RES_TYPE, self.qp_type);
         message.put_u8(attr::RES_STATE, self.state);
-        message.put_u32(attr::RES_PDN, self.domain);
+        message.put_u32(attr::RES_PDN, self.pd_number);
         message.put_u32(attr::RES_PID, pid);
     }
 }
@@ -122,7 +122,7 @@ impl ResourceKind for ProtectionDomain {
     }
 }
 
-impl ResourceKind for Region {
+impl ResourceKind for MemoryRegion {
     const COMMAND: u16 = command::RES_MR_GET;
     const TABLE_ATTRIBUTE: u16 = attr::RES_MR;
     const ENTRY_ATTRIBUTE: u16 = attr::RES_MR_ENTRY;
@@ -136,16 +136,16 @@ impl ResourceKind for Region {
     }
 
     fn number(&self) -> u32 {
-        self.key
+        self.lkey_and_rkey
     }
 
     /// One number serves as both keys.
     fn put(&self, message: &mut MessageBuilder, pid: u32) {
-        message.put_u32(attr::RES_RKEY, self.key);
-        message.put_u32(attr::RES_LKEY, self.key);
+        message.put_u32(attr::RES_RKEY, self.lkey_and_rkey);
+        message.put_u32(attr::RES_LKEY, self.lkey_and_rkey);
         message.put_u64(attr::RES_IOVA, self.iova);
         message.put_u64(attr::RES_MRLEN, self.len_bytes);
-        message.put_u32(attr::RES_PDN, self.domain);
+        message.put_u32(attr::RES_PDN, self.pd_number);
         message.put_u32(attr::RES_PID, pid);
     }
 }

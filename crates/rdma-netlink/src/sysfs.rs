@@ -56,7 +56,7 @@ fn subnet(folder: &Path) -> PortSubnetAttributes {
     let gid = read_trimmed(&folder.join("gids/0")).unwrap_or_default();
     PortSubnetAttributes {
         capabilities: hexadecimal(&folder.join("cap_mask")),
-        prefix: gid.get(..19).and_then(parse_guid),
+        gid_prefix: gid.get(..19).and_then(parse_guid),
         lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
         sm_lid: hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
         lid_mask_control: decimal(&folder.join("lid_mask_count"))
@@ -229,7 +229,7 @@ mod tests {
         };
         let subnet = PortSubnetAttributes {
             capabilities: Some(0x1_0000),
-            prefix: Some(0xfe80 << 48),
+            gid_prefix: Some(0xfe80 << 48),
             lid: Some(1),
             sm_lid: Some(0x12),
             lid_mask_control: Some(0),

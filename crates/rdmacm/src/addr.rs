@@ -37,7 +37,7 @@ impl From<IpAddr> for IdAddress {
 
 impl IdAddress {
     /// The address of an id that is not bound yet.
-    pub const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
+    pub const UNBOUND: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
 
     /// Returns the IP address.
     ///
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(len, 48);
         // SAFETY: NULL is allowed.
         assert_eq!(unsafe { read(ptr::null()) }, None);
-        let mut other = to_c(IdAddress::NONE).0;
+        let mut other = to_c(IdAddress::UNBOUND).0;
         other.ss_family = libc::AF_UNIX as u16;
         // SAFETY: the address is complete.
         assert_eq!(unsafe { read((&raw const other).cast()) }, None);

@@ -29,14 +29,14 @@ mod private_data_len {
 
 /// Checks that `len` bytes of private data fit into the message of an event.
 pub(crate) fn check_private_data_len(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
-    if len <= private_data_len_of(kind, id) {
+    if len <= max_private_data_len(kind, id) {
         Ok(())
     } else {
         Err(INVALID)
     }
 }
 
-fn private_data_len_of(kind: rdma_cm_event_type, id: &CmId) -> usize {
+fn max_private_data_len(kind: rdma_cm_event_type, id: &CmId) -> usize {
     let addressing = match id.source() {
         Some(IdAddress::Ib(_)) => 0,
         _ => private_data_len::IP_ADDRESSING,
@@ -74,13 +74,13 @@ pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event
     loop {
         let event = channel.next(|event| {
             // The queue is still locked here, so no thread can destroy the id in between.
-            event.endpoint.count_reported();
+            event.endpoint.count_reported_event();
             make_id_for_request_event(event);
         })?;
         let endpoint = Arc::clone(&event.endpoint);
         match id_of(&endpoint).and_then(|id| act_on_and_convert_event(id, event)) {
             Some(event) => return Ok(Box::into_raw(event).cast()),
-            None => endpoint.count_acknowledged(),
+            None => endpoint.count_acknowledged_event(),
         }
     }
 }
@@ -177,7 +177,7 @@ fn connect_qp_and_establish(id: &CmId) -> Result {
 
 /// Sets addresses, device and parameters of the id of a requested connection.
 fn set_up_requested_id(listener: &CmId, new: &CmId, request: &Request) -> Result {
-    listener.endpoint.count_request_taken();
+    listener.endpoint.decrement_pending_requests();
     new.set_source(match request.dst {
         IdAddress::Ib(addr) => IdAddress::Ib(addr.as_request_destination()),
         addr @ IdAddress::Ip(_) => addr,
@@ -206,7 +206,7 @@ fn set_up_requested_id(listener: &CmId, new: &CmId, request: &Request) -> Result
 impl CmEvent {
     /// Copies private data into the event, padded to the capacity of its message.
     fn set_private_data(&mut self, id: &CmId, data: &[u8]) -> (*const c_void, u8) {
-        let room = private_data_len_of(self.abi.event, id);
+        let room = max_private_data_len(self.abi.event, id);
         let len = data.len().min(room);
         if let (Some(to), Some(from)) = (self.private_data.get_mut(..len), data.get(..len)) {
             to.copy_from_slice(from);
@@ -340,5 +340,5 @@ pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId
 pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };
-    event.endpoint.count_acknowledged();
+    event.endpoint.count_acknowledged_event();
 }

@@ -89,7 +89,7 @@ unsafe fn read_param(
     // SAFETY: contract of this function.
     let (param, private_data) = unsafe {
         match param.as_ref() {
-            Some(p) => (*p, bytes(p.private_data, p.private_data_len)),
+            Some(p) => (*p, copy_private_data(p.private_data, p.private_data_len)),
             None => {
                 let mut default = rdma_conn_param::zeroed();
                 default.initiator_depth = RDMA_MAX_INIT_DEPTH;
@@ -142,7 +142,7 @@ unsafe fn read_param(
 ///
 /// # Safety
 /// `data` is NULL or valid for `len` bytes.
-pub(crate) unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
+pub(crate) unsafe fn copy_private_data(data: *const c_void, len: u8) -> Vec<u8> {
     if data.is_null() || len == 0 {
         return Vec::new();
     }
@@ -207,7 +207,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
         qp: device.qp_address_of(src, given.local_qpn, psn),
         params: given.params,
         ece,
-        path_mtu: path_mtu(id, dst),
+        path_mtu_code: path_mtu_code(id, dst),
         private_data,
     })?;
     id.extra().addrinfo_connect_data.clear();
@@ -215,7 +215,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
 }
 
 /// Returns the coded MTU of the path to `dst`: that of the port, or less if the IP packets to `dst` are smaller.
-fn path_mtu(id: &CmId, dst: IdAddress) -> u8 {
+fn path_mtu_code(id: &CmId, dst: IdAddress) -> u8 {
     let of_port = id.device_port().active_mtu;
     let largest = match dst {
         IdAddress::Ip(dst) if id.endpoint.cm.gid_reached_by_packets(dst.ip()).is_some() => {

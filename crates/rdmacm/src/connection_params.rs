@@ -12,7 +12,7 @@ pub(crate) struct ConnectionParams {
     /// Negotiated parameters from the view of this end. The retry counts are those of its own sends.
     pub(crate) params: NegotiatedParams,
     /// MTU of the path from the request, `IBV_MTU_*`; 0 for the MTU of the port.
-    pub(crate) path_mtu: u8,
+    pub(crate) path_mtu_code: u8,
     /// The peer's enhanced connection establishment (ECE) options: vendor and options of `struct ibv_ece`.
     pub(crate) remote_ece: (u32, u32),
 }

@@ -427,7 +427,7 @@ impl DevicePort {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_RTR;
         attr.ah_attr = self.address_vector(from, &ends.remote);
-        attr.path_mtu = match ends.path_mtu {
+        attr.path_mtu = match ends.path_mtu_code {
             0 => self.active_mtu,
             mtu => mtu.into(),
         };

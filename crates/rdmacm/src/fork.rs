@@ -28,7 +28,7 @@ thread_local! {
     static FORK_GUARD: RefCell<Option<MutexGuard<'static, ForkedDescriptors>>> = const { RefCell::new(None) };
 }
 
-/// Opens the replacement that [`close_in_children`] needs.
+/// Opens the replacement that [`replace_by_dev_null_in_children`] needs.
 ///
 /// # Errors
 /// The error of opening `/dev/null`.
@@ -47,7 +47,7 @@ pub(crate) fn at_exit(f: extern "C" fn()) {
 }
 
 /// Replaces the descriptor with `/dev/null` in children that are forked from now on.
-pub(crate) fn close_in_children(fd: &OwnedFd) {
+pub(crate) fn replace_by_dev_null_in_children(fd: &OwnedFd) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
         // SAFETY: the functions live as long as this library, which is never unloaded once its thread runs.
@@ -56,8 +56,8 @@ pub(crate) fn close_in_children(fd: &OwnedFd) {
     lock(&FDS).replaced_in_child.push(fd.as_raw_fd());
 }
 
-/// Undoes [`close_in_children`] for a descriptor that is about to be closed.
-pub(crate) fn keep_in_children(fd: &OwnedFd) {
+/// Undoes [`replace_by_dev_null_in_children`] for a descriptor that is about to be closed.
+pub(crate) fn stop_replacing_in_children(fd: &OwnedFd) {
     let fd = fd.as_raw_fd();
     lock(&FDS).replaced_in_child.retain(|&open| open != fd);
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::addr::IdAddress;
-use crate::ports::{IdBinding, PortFolder, owner_of, parse_port_range};
+use crate::ports::{IdBinding, PortFolder, parse_port_range, process_in_socket_name};
 use crate::process::ProcessIdentity;
 use crate::wire::CmMessage;
 
@@ -39,7 +39,7 @@ pub fn messages(bytes: &[u8]) {
 pub fn ports(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         assert!(parse_port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
-        assert!(owner_of(text).is_none() || !text.contains('/'));
+        assert!(process_in_socket_name(text).is_none() || !text.contains('/'));
     }
     let folder = FuzzFabricFolder::new();
     for line in bytes.split(|&b| b == b'\n').take(16) {

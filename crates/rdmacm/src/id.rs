@@ -292,7 +292,7 @@ impl CmId {
 
     /// The port that it is on, or will be: that of its own address.
     pub fn device_port(&self) -> &'static DevicePort {
-        self.endpoint.cm.device_port_of(self.source_or_none())
+        self.endpoint.cm.device_port_of(self.source_or_unbound())
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -316,8 +316,8 @@ impl CmId {
         unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
     }
 
-    fn source_or_none(&self) -> IdAddress {
-        self.source().unwrap_or(IdAddress::NONE)
+    fn source_or_unbound(&self) -> IdAddress {
+        self.source().unwrap_or(IdAddress::UNBOUND)
     }
 
     pub(crate) fn set_source(&self, to: IdAddress) {
@@ -338,7 +338,7 @@ impl CmId {
     /// Binds the id to the device.
     pub(crate) fn bind_to_device(&self) {
         let device = self.device_port();
-        let source = self.source_or_none();
+        let source = self.source_or_unbound();
         self.set_verbs(device.context);
         self.set_port_num(device.port_num);
         if self.pd().is_null() {
@@ -357,7 +357,7 @@ impl CmId {
 
     /// Fills in the path record of the path to the destination.
     pub(crate) fn set_path_record(&self) {
-        let from = self.source_or_none();
+        let from = self.source_or_unbound();
         let to = self.destination().unwrap_or(from);
         let by_packets = match to {
             IdAddress::Ip(to) => self.endpoint.cm.gid_reached_by_packets(to.ip()),

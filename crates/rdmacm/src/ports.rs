@@ -26,9 +26,11 @@ use rustix::net::{
 use crate::addr::IdAddress;
 use crate::errno::{Errno, Result};
 use crate::process::ProcessIdentity;
-use names::{CLOSED_FILE_SUFFIX, NOT_LISTENING_SUFFIX, NamedAddress, closed_file, link_prefix};
+use names::{
+    AddressInLinkName, CLOSED_FILE_SUFFIX, NOT_LISTENING_SUFFIX, closed_file, link_prefix,
+};
 
-pub(crate) use names::{IdBinding, owner_of};
+pub(crate) use names::{IdBinding, process_in_socket_name};
 
 /// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
 const LISTENER_REOPEN_WINDOW: Duration = Duration::from_secs(2);
@@ -125,7 +127,7 @@ impl PortFolder {
             let nth = self.next_port.fetch_add(1, Ordering::Relaxed) % count;
             let port = low + u16::try_from(nth).unwrap_or(0);
             // A port that is taken under any name is skipped, which needs no lock of the folder.
-            let wildcards = NamedAddress::WILDCARDS
+            let wildcards = AddressInLinkName::WILDCARDS
                 .iter()
                 .map(|a| a.link_name(port_space, port));
             if wildcards
@@ -151,7 +153,7 @@ impl PortFolder {
     fn new_claim(&self, port_space: u32, mut binding: IdBinding, port: u16) -> PortClaim {
         binding.addr = binding.addr.with_port(port);
         let n = self.next_socket_number.fetch_add(1, Ordering::Relaxed);
-        let mut link = NamedAddress::of(binding).link_name(port_space, port);
+        let mut link = AddressInLinkName::of(binding).link_name(port_space, port);
         if binding.reuse {
             // Several links may have the same port until one of their owners listens.
             link = format!("{link}+{}-{n}", self.process);
@@ -198,7 +200,7 @@ impl PortFolder {
         }
         if claim.binding.reuse {
             let port = claim.binding.addr.port();
-            let link = NamedAddress::of(claim.binding).link_name(claim.port_space, port);
+            let link = AddressInLinkName::of(claim.binding).link_name(claim.port_space, port);
             renameat_with(
                 &self.folder,
                 &claim.link_name,
@@ -243,7 +245,7 @@ impl PortFolder {
         let Some((port_space, port)) = addr.port_space_and_port(port_space) else {
             return false;
         };
-        let candidates = NamedAddress::listener_addresses_for(addr);
+        let candidates = AddressInLinkName::listener_addresses_for(addr);
         self.file_changed_recently(&closed_file(port))
             || candidates
                 .into_iter()
@@ -272,7 +274,7 @@ impl PortFolder {
             .port_space_and_port(port_space)
             .ok_or(UnreachedReason::NoListener)?;
         let socket = new_socket().map_err(UnreachedReason::Failed)?;
-        for candidate in NamedAddress::listener_addresses_for(addr) {
+        for candidate in AddressInLinkName::listener_addresses_for(addr) {
             let link = candidate.link_name(port_space, port);
             let to = self.address(&link).map_err(UnreachedReason::Failed)?;
             match connect(&socket, &to) {
@@ -294,7 +296,7 @@ impl PortFolder {
     /// Returns the owner of a link.
     fn owner(&self, link: &str) -> Option<ProcessIdentity> {
         let target = readlinkat(&self.folder, link, Vec::new()).ok()?;
-        owner_of(target.to_str().ok()?)
+        process_in_socket_name(target.to_str().ok()?)
     }
 
     /// Locks the folder against other processes until the result is dropped.
@@ -317,7 +319,7 @@ impl PortFolder {
         may_share: bool,
         own_link: Option<&str>,
     ) -> Result {
-        let address = NamedAddress::of(binding);
+        let address = AddressInLinkName::of(binding);
         let prefix = link_prefix(port_space, binding.addr.port());
         for link in self.names()? {
             let Some(rest) = link.strip_prefix(&prefix) else {
@@ -352,7 +354,7 @@ impl PortFolder {
         if let Ok(target) = readlinkat(&self.folder, link, Vec::new())
             && target
                 .to_str()
-                .is_ok_and(|target| owner_of(target).is_some())
+                .is_ok_and(|target| process_in_socket_name(target).is_some())
         {
             let _ = unlinkat(&self.folder, target.as_c_str(), AtFlags::empty());
         }
@@ -370,9 +372,9 @@ impl PortFolder {
                 continue;
             }
             let of_the_dead = match readlinkat(&self.folder, name.as_str(), Vec::new()) {
-                Ok(target) => target.to_str().ok().and_then(owner_of),
+                Ok(target) => target.to_str().ok().and_then(process_in_socket_name),
                 // The names of sockets contain their owner.
-                Err(_) => owner_of(&name),
+                Err(_) => process_in_socket_name(&name),
             }
             .is_some_and(|owner| !owner.is_alive());
             if of_the_dead {

@@ -31,7 +31,7 @@ pub(crate) enum TimerPurpose {
     /// Repeat a message of a connection by MADs, or end that connection; the value is the number of the alarm.
     MadConnectionAlarm(u64),
     /// Look again for the listeners of queued requests by MADs.
-    RetryMads,
+    RetryQueuedMadRequests,
 }
 
 /// An object whose socket and timers the service thread handles.
@@ -87,8 +87,8 @@ impl ServiceThread {
             timers: Mutex::default(),
             next: AtomicU64::new(WAKE_TOKEN + 1),
         }));
-        fork::close_in_children(&service.epoll);
-        fork::close_in_children(&service.wake);
+        fork::replace_by_dev_null_in_children(&service.epoll);
+        fork::replace_by_dev_null_in_children(&service.wake);
         // The send succeeds: the thread runs until it has received the service.
         let _ = sender.send(service);
         Ok(service)
@@ -105,7 +105,7 @@ impl ServiceThread {
         socket: &OwnedFd,
         watched: &Arc<W>,
     ) -> Result {
-        fork::close_in_children(socket);
+        fork::replace_by_dev_null_in_children(socket);
         let token = watched.token();
         lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn EventHandler>);
         let data = epoll::EventData::new_u64(token);
@@ -120,7 +120,7 @@ impl ServiceThread {
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.watched).remove(&token);
-        fork::keep_in_children(socket);
+        fork::stop_replacing_in_children(socket);
     }
 
     /// Suspends calls of [`EventHandler::on_readable`] for a watched socket, or resumes them.

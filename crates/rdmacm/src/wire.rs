@@ -57,7 +57,7 @@ pub(crate) struct Request {
     /// Vendor and options of `struct ibv_ece`.
     pub(crate) ece: (u32, u32),
     /// MTU of the path, `IBV_MTU_*`; 0 for the MTU of the port.
-    pub(crate) path_mtu: u8,
+    pub(crate) path_mtu_code: u8,
     pub(crate) private_data: Vec<u8>,
 }
 
@@ -108,7 +108,7 @@ const KIND_REPLY: u8 = 2;
 const KIND_READY_TO_USE: u8 = 3;
 const KIND_REJECT: u8 = 4;
 const KIND_DISCONNECT: u8 = 5;
-const KIND_DISCONNECTED: u8 = 6;
+const KIND_DISCONNECT_REPLY: u8 = 6;
 
 /// Type of an encoded address. Its first two bytes are the port or, for `AF_IB`, the P_Key; the type and the rest
 /// follow.
@@ -131,7 +131,7 @@ impl CmMessage {
                 w.params(&r.params);
                 w.u32(r.ece.0);
                 w.u32(r.ece.1);
-                w.u8(r.path_mtu);
+                w.u8(r.path_mtu_code);
                 w.private_data(&r.private_data);
             }
             Self::Reply(r) => {
@@ -152,7 +152,7 @@ impl CmMessage {
                 w.private_data(private_data);
             }
             Self::Disconnect => w.u8(KIND_DISCONNECT),
-            Self::DisconnectReply => w.u8(KIND_DISCONNECTED),
+            Self::DisconnectReply => w.u8(KIND_DISCONNECT_REPLY),
         }
         w.0
     }
@@ -172,7 +172,7 @@ impl CmMessage {
                 qp: r.qp()?,
                 params: r.params()?,
                 ece: (r.u32()?, r.u32()?),
-                path_mtu: r.u8()?,
+                path_mtu_code: r.u8()?,
                 private_data: r.private_data()?,
             }),
             KIND_REPLY => Self::Reply(AcceptReply {
@@ -187,7 +187,7 @@ impl CmMessage {
                 private_data: r.private_data()?,
             },
             KIND_DISCONNECT => Self::Disconnect,
-            KIND_DISCONNECTED => Self::DisconnectReply,
+            KIND_DISCONNECT_REPLY => Self::DisconnectReply,
             _ => return Err(MalformedMessage),
         };
         if r.0.is_empty() {
@@ -382,7 +382,7 @@ mod tests {
                 srq: 6,
             },
             ece: (8, 9),
-            path_mtu: 3,
+            path_mtu_code: 3,
             private_data: vec![1; 255],
         }
     }

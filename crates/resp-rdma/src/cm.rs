@@ -32,7 +32,7 @@ pub(crate) fn register_provider() {
         Ok(Provider {
             verbs: verbs::raw::symbols(&verbs::Provider::softnic()),
             fabric_dir: softnic::fabric_dir().map_err(|_| Errno::from(EINVAL).0)?,
-            gsi: Some(softnic::gsi()),
+            gsi: Some(softnic::gsi_functions()),
             answer_timeout: DEFAULT_ANSWER_TIMEOUT,
         })
     });
@@ -42,7 +42,7 @@ const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 
 /// The kind of a connection management event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CmEvent {
+pub(crate) enum CmEventKind {
     AddressOrRouteResolved,
     ConnectRequest,
     ConnectResponse,
@@ -185,7 +185,7 @@ impl OwnedCmId {
 
     /// Returns the next event, with the new id of a connection request; `None` without a pending
     /// event.
-    pub(crate) fn next(&self) -> Option<(CmEvent, Option<Self>)> {
+    pub(crate) fn next(&self) -> Option<(CmEventKind, Option<Self>)> {
         if self.channel.is_empty() {
             return None;
         }
@@ -198,27 +198,27 @@ impl OwnedCmId {
         };
         let news = match kind {
             RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                CmEvent::AddressOrRouteResolved
+                CmEventKind::AddressOrRouteResolved
             }
-            RDMA_CM_EVENT_CONNECT_REQUEST => CmEvent::ConnectRequest,
-            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEvent::ConnectResponse,
-            RDMA_CM_EVENT_ESTABLISHED => CmEvent::Established,
-            RDMA_CM_EVENT_REJECTED => CmEvent::Refused,
+            RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
+            RDMA_CM_EVENT_CONNECT_RESPONSE => CmEventKind::ConnectResponse,
+            RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
+            RDMA_CM_EVENT_REJECTED => CmEventKind::Refused,
             RDMA_CM_EVENT_ADDR_ERROR
             | RDMA_CM_EVENT_ROUTE_ERROR
             | RDMA_CM_EVENT_UNREACHABLE
-            | RDMA_CM_EVENT_CONNECT_ERROR => CmEvent::Unreachable,
+            | RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::Unreachable,
             RDMA_CM_EVENT_DISCONNECTED
             | RDMA_CM_EVENT_TIMEWAIT_EXIT
             | RDMA_CM_EVENT_ADDR_CHANGE
-            | RDMA_CM_EVENT_DEVICE_REMOVAL => CmEvent::Disconnected,
-            _ => CmEvent::Other,
+            | RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::Disconnected,
+            _ => CmEventKind::Other,
         };
-        if news != CmEvent::ConnectRequest {
+        if news != CmEventKind::ConnectRequest {
             return Some((news, None));
         }
         // SAFETY: the id of a request, which no other code knows.
-        let requested = unsafe { Self::of_request(handle) };
+        let requested = unsafe { Self::of_request_or_reject(handle) };
         Some((news, requested))
     }
 
@@ -227,7 +227,7 @@ impl OwnedCmId {
     ///
     /// # Safety
     /// No other code uses the id.
-    unsafe fn of_request(handle: *mut rdma_cm_id) -> Option<Self> {
+    unsafe fn of_request_or_reject(handle: *mut rdma_cm_id) -> Option<Self> {
         // SAFETY: contract of this function; the channel was just made.
         unsafe {
             let moved = create_nonblocking_channel().and_then(|(channel_handle, channel)| {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::cm::{CmEvent, OwnedCmId};
+use crate::cm::{CmEventKind, OwnedCmId};
 use crate::error::ProtocolError;
 use crate::queue::{ConnectedQp, PeerArrival};
 use crate::stream::ByteStream;
@@ -173,12 +173,12 @@ impl Connection {
     fn process_cm_events(&mut self) {
         while let Some((news, _)) = self.id.next() {
             match (news, self.phase) {
-                (CmEvent::Established, ConnectionPhase::Accepting) => {
+                (CmEventKind::Established, ConnectionPhase::Accepting) => {
                     self.phase = ConnectionPhase::Open;
                     let _ = self.send_commands();
                 }
                 (
-                    CmEvent::Disconnected | CmEvent::Refused | CmEvent::Unreachable,
+                    CmEventKind::Disconnected | CmEventKind::Refused | CmEventKind::Unreachable,
                     ConnectionPhase::Accepting | ConnectionPhase::Open,
                 ) => {
                     // Bytes that arrived before the end can still be read. WRs fail because of the
@@ -266,10 +266,10 @@ impl Write for Connection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            let mut room = self.queue.writable_bytes(rest.len());
-            if room == 0 || self.stream.writable_bytes() == 0 {
+            let mut room = self.queue.max_bytes_of_next_write(rest.len());
+            if room == 0 || self.stream.free_peer_buffer_bytes() == 0 {
                 self.process_completions()?;
-                room = self.queue.writable_bytes(rest.len());
+                room = self.queue.max_bytes_of_next_write(rest.len());
             }
             match self.phase {
                 ConnectionPhase::Failed(kind) => return Err(self.failure(kind)),
@@ -278,7 +278,7 @@ impl Write for Connection {
             }
             // A shorter piece may be inline, or fit the staging memory, although the whole does
             // not.
-            let most = room.min(self.stream.writable_bytes());
+            let most = room.min(self.stream.free_peer_buffer_bytes());
             let Some(piece) = self.stream.reserve_write(most) else {
                 break;
             };

@@ -43,12 +43,12 @@ pub fn stream(mut bytes: &[u8]) {
                 Ok(())
             }
             4 => {
-                let before = stream.writable_bytes();
+                let before = stream.free_peer_buffer_bytes();
                 if let Some(piece) = stream.reserve_write(number) {
                     let (begin, end) = peer.expect("it has told of a buffer");
                     let piece_end = piece.addr + u64::from(piece.len);
                     assert!(begin <= piece.addr && piece_end <= end && piece.len <= number);
-                    assert_eq!(stream.writable_bytes(), before - piece.len);
+                    assert_eq!(stream.free_peer_buffer_bytes(), before - piece.len);
                 }
                 Ok(())
             }

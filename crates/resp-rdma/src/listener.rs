@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs::{Context, ProtectionDomain};
 
-use crate::cm::{CmEvent, OwnedCmId};
+use crate::cm::{CmEventKind, OwnedCmId};
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::queue::{Config, Prepared, RECV_BUFFER_BYTES_RANGE};
+use crate::queue::{Config, RECV_BUFFER_BYTES_RANGE, UnconnectedQp};
 
 /// A maker of connections and listeners on a device.
 #[derive(Debug, Clone)]
@@ -47,24 +47,26 @@ impl Connector {
     pub fn connect(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, SetupError> {
         let deadline = Instant::now().checked_add(timeout);
         let id = OwnedCmId::new().map_err(SetupError::cm("rdma_create_id"))?;
-        let expect = |expected: CmEvent| -> Result<(), SetupError> {
+        let expect = |expected: CmEventKind| -> Result<(), SetupError> {
             match wait(&id, deadline)? {
                 Some(news) if news == expected => Ok(()),
-                Some(CmEvent::Refused | CmEvent::Disconnected) => Err(SetupError::Refused(to)),
+                Some(CmEventKind::Refused | CmEventKind::Disconnected) => {
+                    Err(SetupError::Refused(to))
+                }
                 Some(_) => Err(SetupError::Unreachable(to)),
                 None => Err(SetupError::TimedOut(to)),
             }
         };
         id.resolve_addr(to)
             .map_err(SetupError::cm("rdma_resolve_addr"))?;
-        expect(CmEvent::AddressOrRouteResolved)?;
+        expect(CmEventKind::AddressOrRouteResolved)?;
         id.resolve_route()
             .map_err(SetupError::cm("rdma_resolve_route"))?;
-        expect(CmEvent::AddressOrRouteResolved)?;
-        let prepared = Prepared::new(&self.pd, &self.config)?;
+        expect(CmEventKind::AddressOrRouteResolved)?;
+        let prepared = UnconnectedQp::new(&self.pd, &self.config)?;
         id.connect(prepared.qpn())
             .map_err(SetupError::cm("rdma_connect"))?;
-        expect(CmEvent::ConnectResponse)?;
+        expect(CmEventKind::ConnectResponse)?;
         let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
         id.establish().map_err(SetupError::cm("rdma_establish"))?;
         Ok(Connection::new(id, queue, true))
@@ -85,7 +87,7 @@ impl Connector {
 }
 
 /// Waits for the next event; returns `None` at the deadline.
-fn wait(id: &OwnedCmId, deadline: Option<Instant>) -> Result<Option<CmEvent>, SetupError> {
+fn wait(id: &OwnedCmId, deadline: Option<Instant>) -> Result<Option<CmEventKind>, SetupError> {
     loop {
         if let Some((news, _)) = id.next() {
             return Ok(Some(news));
@@ -125,7 +127,7 @@ impl Listener {
             let Some((news, requested)) = self.id.next() else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            if news != CmEvent::ConnectRequest {
+            if news != CmEventKind::ConnectRequest {
                 continue;
             }
             let id = requested.ok_or(io::ErrorKind::OutOfMemory)?;
@@ -134,7 +136,7 @@ impl Listener {
     }
 
     fn accept_request(&self, id: OwnedCmId) -> Result<Connection, SetupError> {
-        let prepared = Prepared::new(&self.connector.pd, &self.connector.config)?;
+        let prepared = UnconnectedQp::new(&self.connector.pd, &self.connector.config)?;
         let qpn = prepared.qpn();
         let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
         id.accept(qpn).map_err(SetupError::cm("rdma_accept"))?;

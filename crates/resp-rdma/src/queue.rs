@@ -50,7 +50,7 @@ impl Default for Config {
 }
 
 /// A queue pair before its connection, with posted receives.
-pub(crate) struct Prepared {
+pub(crate) struct UnconnectedQp {
     pub(crate) qp: PreparedQp<Rc>,
     resources: QueueResources,
 }
@@ -96,7 +96,7 @@ pub(crate) struct ConnectedQp {
     armed: bool,
 }
 
-impl Prepared {
+impl UnconnectedQp {
     pub(crate) fn new(pd: &ProtectionDomain, config: &Config) -> Result<Self, SetupError> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
@@ -114,7 +114,7 @@ impl Prepared {
             .qp::<Rc>(&cq, &cq)
             .max_send_wr(SEND_QUEUE_WRS)
             .max_recv_wr(receives)
-            .inline_up_to(u32::try_from(INLINE_BYTES).unwrap_or(0))
+            .max_inline_data_if_supported(u32::try_from(INLINE_BYTES).unwrap_or(0))
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .build()?;
         let inbox = pd.alloc(
@@ -205,7 +205,7 @@ impl ConnectedQp {
 
     /// Returns the bytes of a payload of `len` that one WRITE can carry now; 0 if the send queue or
     /// the staging memory is full.
-    pub(crate) fn writable_bytes(&self, len: usize) -> u32 {
+    pub(crate) fn max_bytes_of_next_write(&self, len: usize) -> u32 {
         if SEND_QUEUE_WRS - RESERVED_CONTROL_WRS <= self.posted_wrs.wrapping_sub(self.completed_wrs)
         {
             return 0;
@@ -225,7 +225,7 @@ impl ConnectedQp {
         usize::try_from(len).is_ok_and(|len| len <= most)
     }
 
-    /// WRITEs `bytes`, for which [room](Self::writable_bytes) must exist, with their number as the immediate.
+    /// WRITEs `bytes`, for which [room](Self::max_bytes_of_next_write) must exist, with their number as the immediate.
     pub(crate) fn write(&mut self, bytes: &[u8], to: WriteTarget) -> Result<(), verbs::PostError> {
         let remote = RemoteMemory {
             addr: to.addr,
@@ -244,7 +244,7 @@ impl ConnectedQp {
             self.staged_bytes = self.staged_bytes.wrapping_add(to.len);
         }
         self.posted_wrs = self.posted_wrs.wrapping_add(1);
-        let signaled = self.take_signal_due();
+        let signaled = self.mark_signaled_if_due();
         let id = (u64::from(self.posted_wrs) << 32) | u64::from(self.staged_bytes);
         self.list.clear();
         let wr = if inline {
@@ -285,7 +285,7 @@ impl ConnectedQp {
 
     /// Returns true if the WR that was just counted must be signaled: after each quarter of the
     /// send queue or of the staging ring.
-    fn take_signal_due(&mut self) -> bool {
+    fn mark_signaled_if_due(&mut self) -> bool {
         let quarter = self.resources.staging_bytes / 4;
         let due = self.posted_wrs.wrapping_sub(self.signal_covered_wrs) >= SEND_QUEUE_WRS / 4
             || self.staged_bytes.wrapping_sub(self.signal_covered_bytes) >= quarter;

@@ -127,7 +127,7 @@ impl ByteStream {
     }
 
     /// Returns the number of bytes that may be written now.
-    pub fn writable_bytes(&self) -> u32 {
+    pub fn free_peer_buffer_bytes(&self) -> u32 {
         self.peer_buffer
             .map_or(0, |peer| peer.len - self.written_bytes)
     }
@@ -201,7 +201,7 @@ mod tests {
     fn nothing_is_written_before_the_peer_has_a_buffer() {
         let mut stream = open();
         assert_eq!(
-            (stream.writable_bytes(), stream.reserve_write(5)),
+            (stream.free_peer_buffer_bytes(), stream.reserve_write(5)),
             (0, None)
         );
     }

@@ -49,11 +49,11 @@ impl LocalMemory for Memory {
 }
 
 impl ResponderTarget for Memory {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         true
     }
 
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.copy_in(offset.into(), bytes)
             .ok_or(Refusal::RemoteOperational)
     }
@@ -148,7 +148,7 @@ fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
         wire.fill(|out| requester.transmit(0, local, out));
         for packet in wire.packets() {
             responder.receive(0, &packet, false, remote);
-            responder.send_gap_nak_if_due(0);
+            responder.queue_gap_nak_if_due(0);
         }
         wire.fill(|out| responder.transmit(0, remote, out));
         for packet in wire.packets() {

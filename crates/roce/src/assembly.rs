@@ -55,7 +55,7 @@ impl PartialMessage {
         match self {
             Self::Send { received } => {
                 if len > 0 {
-                    target.write_received(received, payload)?;
+                    target.write_to_receive_buffers(received, payload)?;
                 }
                 let received = received + len;
                 Ok(Self::Send { received })

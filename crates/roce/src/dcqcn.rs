@@ -82,14 +82,14 @@ impl ReactionPoint {
     }
 
     /// Returns the rate in bits per second at `now_ns`; `None` if the sender is not limited.
-    pub fn rate_bps(&mut self, now_ns: u64) -> Option<f64> {
+    pub fn rate_limit_bps(&mut self, now_ns: u64) -> Option<f64> {
         self.apply_expired_timers(now_ns);
         self.limit.as_ref().map(|limit| limit.rate_bps)
     }
 
     /// Returns the time at which the next packet may be sent, if that is after `now_ns`.
     #[must_use]
-    pub fn blocked_until(&self, now_ns: u64) -> Option<u64> {
+    pub fn sends_blocked_until_ns(&self, now_ns: u64) -> Option<u64> {
         (self.limit.is_some() && self.next_send_ns > now_ns).then_some(self.next_send_ns)
     }
 
@@ -130,7 +130,7 @@ impl ReactionPoint {
         if limit.bytes_since_increase >= self.parameters.increase_bytes {
             limit.bytes_since_increase = 0;
             limit.byte_counter_steps += 1;
-            limit.increase(&self.parameters);
+            limit.increase_rate_by_one_step(&self.parameters);
         }
         #[allow(clippy::cast_precision_loss)] // packets are short
         let gap_ns = bytes as f64 * 8e9 / limit.rate_bps;
@@ -156,7 +156,7 @@ impl ReactionPoint {
         {
             limit.increase_timer_start_ns += parameters.increase_timer_ns.max(1);
             limit.timer_steps += 1;
-            limit.increase(parameters);
+            limit.increase_rate_by_one_step(parameters);
         }
         if is_forgotten || limit.rate_bps >= parameters.line_rate_bps {
             self.limit = None;
@@ -167,7 +167,7 @@ impl ReactionPoint {
 
 impl RateLimitState {
     /// Makes one step of recovery: fast, additive or hyper increase (section 5.1).
-    fn increase(&mut self, parameters: &DcqcnParameters) {
+    fn increase_rate_by_one_step(&mut self, parameters: &DcqcnParameters) {
         let fast = parameters.fast_recovery_steps;
         if self.timer_steps.min(self.byte_counter_steps) > fast {
             self.target_bps += parameters.hyper_increase_bps;
@@ -224,25 +224,25 @@ mod tests {
     #[test]
     fn a_notification_halves_the_rate_and_five_steps_bring_it_back() {
         let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
-        assert_eq!(point.rate_bps(0), None);
+        assert_eq!(point.rate_limit_bps(0), None);
         point.on_cnp(1000);
-        assert_eq!(point.rate_bps(1000), Some(20e9));
-        assert_eq!(point.rate_bps(1000 + 55_000), Some(30e9));
-        assert_eq!(point.rate_bps(1000 + 2 * 55_000), Some(35e9));
-        let after_five = point.rate_bps(1000 + 5 * 55_000);
+        assert_eq!(point.rate_limit_bps(1000), Some(20e9));
+        assert_eq!(point.rate_limit_bps(1000 + 55_000), Some(30e9));
+        assert_eq!(point.rate_limit_bps(1000 + 2 * 55_000), Some(35e9));
+        let after_five = point.rate_limit_bps(1000 + 5 * 55_000);
         assert!(after_five.is_some_and(|rate| rate > 39e9 && rate < 40e9));
-        assert_eq!(point.rate_bps(RATE_LIMIT_EXPIRY_NS * 2), None);
+        assert_eq!(point.rate_limit_bps(RATE_LIMIT_EXPIRY_NS * 2), None);
     }
 
     #[test]
     fn packets_are_spaced_by_the_rate() {
         let mut point = ReactionPoint::new(DcqcnParameters::SIGCOMM_2015);
         point.on_sent(4096, 10);
-        assert_eq!(point.blocked_until(10), None);
+        assert_eq!(point.sends_blocked_until_ns(10), None);
         point.on_cnp(10);
         point.on_sent(2500, 10);
-        assert_eq!(point.blocked_until(10), Some(1010));
-        assert_eq!(point.blocked_until(1010), None);
+        assert_eq!(point.sends_blocked_until_ns(10), Some(1010));
+        assert_eq!(point.sends_blocked_until_ns(1010), None);
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
         for _ in 0..10_000 {
             point.on_cnp(5);
         }
-        assert_eq!(point.rate_bps(5), Some(40e6));
+        assert_eq!(point.rate_limit_bps(5), Some(40e6));
     }
 
     #[test]

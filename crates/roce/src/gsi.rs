@@ -83,11 +83,11 @@ impl DeliveredMad {
 /// in the fabric's folder `rdma_cm`.
 #[must_use]
 pub fn mad_socket_name(slot: u16) -> String {
-    format!("{SOCKET_PREFIX}{slot}")
+    format!("{MAD_SOCKET_NAME_PREFIX}{slot}")
 }
 
 /// Prefix of the names of these sockets.
-pub const SOCKET_PREFIX: &str = "mads-";
+pub const MAD_SOCKET_NAME_PREFIX: &str = "mads-";
 
 #[cfg(test)]
 mod tests {

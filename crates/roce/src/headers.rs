@@ -407,7 +407,7 @@ impl ExtendedHeaders {
 
     /// Appends the headers of `layout`; returns `None` if one of them is missing.
     #[inline]
-    pub(crate) fn emit(&self, layout: OpcodeLayout, out: &mut Vec<u8>) -> Option<()> {
+    pub(crate) fn try_emit(&self, layout: OpcodeLayout, out: &mut Vec<u8>) -> Option<()> {
         if layout.deth {
             self.deth?.emit(out);
         }

@@ -5,7 +5,7 @@
 //! hop limit. With both they are the UDP checksum, and the byte of the BTH in front of the destination queue pair. IPv4
 //! identification and flags are covered.
 //!
-//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`recover_identification`]
+//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`recover_identification_if_icrc_valid`]
 //! computes the only identification with which the ICRC is right. The cost: because the identification is free, a check
 //! misses 2^-16 of the corrupted packets instead of 2^-32. A caller that knows the identification that a peer sends
 //! compares the result with it.
@@ -28,7 +28,7 @@ const PROTOCOL_UDP: u8 = 17;
 /// Flags of the IPv4 header: don't fragment.
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
 /// Index of the BTH byte with FECN and BECN, which counts as ones.
-const MASKED_BTH_BYTE: usize = 4;
+const MASKED_BTH_BYTE_INDEX: usize = 4;
 
 /// Source and destination address of a frame, both IPv4 or both IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,7 +146,7 @@ impl IcrcFields {
 pub fn icrc(frame: &IcrcFields, transport: &[u8]) -> u32 {
     let (mut head, headers_len) = frame.masked_headers(transport.len());
     // Calls the hasher once for the bytes in front of the masked byte and once for the rest.
-    let front_len = transport.len().min(MASKED_BTH_BYTE);
+    let front_len = transport.len().min(MASKED_BTH_BYTE_INDEX);
     let (front, rest) = transport.split_at(front_len);
     let mut hasher = Hasher::new_with_initial(CRC_OF_LRH);
     if headers_len + front_len < head.len() {
@@ -184,7 +184,11 @@ pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
 /// For IPv4, the result is the frame's own identification or the only other one that yields the ICRC, since sockets do
 /// not report it. For IPv6, the result is the frame's field, which has no meaning.
 #[must_use]
-pub fn recover_identification(frame: &IcrcFields, transport: &[u8], received: u32) -> Option<u16> {
+pub fn recover_identification_if_icrc_valid(
+    frame: &IcrcFields,
+    transport: &[u8],
+    received: u32,
+) -> Option<u16> {
     let difference = icrc(frame, transport) ^ received;
     if difference == 0 {
         return Some(frame.identification);
@@ -193,7 +197,7 @@ pub fn recover_identification(frame: &IcrcFields, transport: &[u8], received: u3
         FrameAddresses::V4 { .. } => {
             // The bytes from the identification on: the IPv4 header without its first 4 bytes, and all that follows.
             let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
-            let at_identification = change_causing_difference(difference, behind);
+            let at_identification = four_byte_change_causing_crc_difference(difference, behind);
             let changed = u16::try_from(at_identification).ok()?;
             Some(frame.identification ^ changed.swap_bytes())
         }
@@ -220,9 +224,9 @@ const POLYNOMIAL_ONE: u32 = 1 << 31;
 /// `bytes` is the number of bytes from the first of the four to the end.
 ///
 /// Each zero byte multiplies the register by x^8, so the function multiplies by x^-8 for each byte.
-fn change_causing_difference(difference: u32, bytes: usize) -> u32 {
+fn four_byte_change_causing_crc_difference(difference: u32, bytes: usize) -> u32 {
     match INVERSE_POWERS.get(bytes) {
-        Some(factor) => multiply(difference, *factor),
+        Some(factor) => multiply_modulo_polynomial(difference, *factor),
         None => (0..bytes).fold(difference, |value, _| divide_by_x8(value)),
     }
 }
@@ -241,7 +245,7 @@ fn divide_by_x8(value: u32) -> u32 {
 }
 
 /// Returns the product of two polynomials modulo the CRC polynomial.
-fn multiply(left: u32, right: u32) -> u32 {
+fn multiply_modulo_polynomial(left: u32, right: u32) -> u32 {
     let mut power = right;
     (0..32).fold(0, |product, degree| {
         let product = product ^ power & 0u32.wrapping_sub(left >> (31 - degree) & 1);
@@ -283,7 +287,7 @@ mod tests {
             guessed: u16,
         ) {
             let icrc = icrc(&frame(false, sent), &transport);
-            prop_assert_eq!(recover_identification(&frame(false, guessed), &transport, icrc), Some(sent));
+            prop_assert_eq!(recover_identification_if_icrc_valid(&frame(false, guessed), &transport, icrc), Some(sent));
         }
 
         #[test]
@@ -297,8 +301,8 @@ mod tests {
             let icrc = icrc(&frame, &transport);
             let at = at.index(transport.len());
             transport[at] ^= flip;
-            let found = recover_identification(&frame, &transport, icrc);
-            if at == MASKED_BTH_BYTE {
+            let found = recover_identification_if_icrc_valid(&frame, &transport, icrc);
+            if at == MASKED_BTH_BYTE_INDEX {
                 prop_assert_eq!(found, Some(0));
             } else if v6 {
                 prop_assert_eq!(found, None);
@@ -315,7 +319,7 @@ mod tests {
         ) {
             let frame = frame(v6, 5);
             let expected = icrc(&frame, &transport);
-            if let Some(identification) = recover_identification(&frame, &transport, received) {
+            if let Some(identification) = recover_identification_if_icrc_valid(&frame, &transport, received) {
                 let explained = IcrcFields { identification, ..frame };
                 prop_assert_eq!(icrc(&explained, &transport), received);
             } else {
@@ -334,7 +338,7 @@ mod tests {
         let transport = vec![1; 70_000];
         let icrc = icrc(&frame(false, 9), &transport);
         assert_eq!(
-            recover_identification(&frame(false, 0), &transport, icrc),
+            recover_identification_if_icrc_valid(&frame(false, 0), &transport, icrc),
             Some(9)
         );
     }

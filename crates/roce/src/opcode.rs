@@ -230,7 +230,7 @@ impl Opcode {
     /// Encodes the opcode; `None` if the transport has no such packet, e.g. a READ request of UC.
     #[must_use]
     pub const fn to_byte(self) -> Option<u8> {
-        let Some(low) = self.low_bits() else {
+        let Some(low) = self.low_bits_if_packet_exists() else {
             return None;
         };
         if self.transport.defines_opcode(low)
@@ -244,7 +244,7 @@ impl Opcode {
     }
 
     /// Returns the lower five bits of the opcode, without a check of the transport.
-    const fn low_bits(self) -> Option<u8> {
+    const fn low_bits_if_packet_exists(self) -> Option<u8> {
         let position = match self.position {
             MessagePosition::First => 0,
             MessagePosition::Middle => 1,

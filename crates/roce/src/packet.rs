@@ -59,7 +59,7 @@ impl<'a> Packet<'a> {
     /// The transport has no such packet, or the packet lacks an extended header that its opcode requires: an error of
     /// the caller.
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let pad = emit_headers(&self.bth, &self.extended, self.payload.len(), out);
+        let pad = emit_headers_and_get_pad(&self.bth, &self.extended, self.payload.len(), out);
         out.extend_from_slice(self.payload);
         out.extend_from_slice(pad);
     }
@@ -70,7 +70,7 @@ impl<'a> Packet<'a> {
 ///
 /// # Errors
 /// The error of `fill`; `out` is then unchanged.
-pub(crate) fn emit_with<E>(
+pub(crate) fn emit_with_payload_writer<E>(
     bth: &Bth,
     extended: &ExtendedHeaders,
     payload_len: usize,
@@ -78,7 +78,7 @@ pub(crate) fn emit_with<E>(
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let start = out.len();
-    let pad = emit_headers(bth, extended, payload_len, out);
+    let pad = emit_headers_and_get_pad(bth, extended, payload_len, out);
     if payload_len > 0 {
         let payload = out.len();
         out.resize(payload + payload_len, 0);
@@ -89,7 +89,7 @@ pub(crate) fn emit_with<E>(
 }
 
 /// Appends all headers; returns the pad that must follow the payload.
-fn emit_headers(
+fn emit_headers_and_get_pad(
     bth: &Bth,
     extended: &ExtendedHeaders,
     payload_len: usize,
@@ -107,7 +107,7 @@ fn emit_headers(
     let pad = [0_u8, 3, 2, 1][payload_len % 4];
     bth.emit(byte, pad, out);
     assert!(
-        extended.emit(OpcodeLayout::of(opcode), out).is_some(),
+        extended.try_emit(OpcodeLayout::of(opcode), out).is_some(),
         "a packet {opcode:?} lacks an extended header: {extended:?}",
     );
     if opcode.transport == Transport::Cnp {

@@ -35,7 +35,7 @@ impl Psn {
     /// Returns the signed distance from `other` to this PSN, from -2^23 to 2^23 - 1; it is positive if this PSN is
     /// later.
     #[must_use]
-    pub const fn distance(self, other: Self) -> i32 {
+    pub const fn signed_distance_from(self, other: Self) -> i32 {
         let ahead = self.0.wrapping_sub(other.0) % PSN_COUNT;
         if ahead < PSN_COUNT / 2 {
             ahead.cast_signed()
@@ -47,7 +47,7 @@ impl Psn {
     /// Returns true if this PSN precedes `other`; the two must be less than 2^23 apart.
     #[must_use]
     pub const fn is_before(self, other: Self) -> bool {
-        self.distance(other) < 0
+        self.signed_distance_from(other) < 0
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
         fn order_survives_the_wrap(start: u32, apart in 1u32..1 << 23) {
             let (first, second) = (Psn::new(start), Psn::new(start).plus(apart));
             prop_assert!(first.is_before(second) && !second.is_before(first));
-            prop_assert_eq!(second.distance(first), apart.cast_signed());
+            prop_assert_eq!(second.signed_distance_from(first), apart.cast_signed());
             prop_assert_eq!(second.minus(apart), first);
         }
     }

@@ -7,7 +7,7 @@ use crate::request::{Request, RequestOperation};
 
 /// The header fields that all packets from a queue pair to its peer share.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionParameters {
     /// Transport service.
     pub(crate) transport: Transport,
     /// Number of the peer's queue pair.
@@ -20,7 +20,7 @@ pub(crate) struct Connection {
     pub(crate) max_read_packets: u32,
 }
 
-impl Connection {
+impl ConnectionParameters {
     /// Returns a base transport header for this connection.
     pub(crate) const fn bth(
         &self,
@@ -73,7 +73,7 @@ impl Connection {
 }
 
 /// Returns true if a request completes only by a response of its own, not by an acknowledgement.
-pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
+pub(crate) const fn completes_by_own_response(operation: &RequestOperation) -> bool {
     !matches!(
         operation,
         RequestOperation::Send { .. } | RequestOperation::Write { .. }
@@ -90,8 +90,13 @@ pub(crate) struct Segment {
 }
 
 /// Returns packet `index` of a request; for a READ, the request packet that asks for the responses from `index` on.
-pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, psn: Psn) -> Segment {
-    let is_single = has_response(&request.operation);
+pub(crate) fn segment(
+    connection: &ConnectionParameters,
+    request: &Request,
+    index: u32,
+    psn: Psn,
+) -> Segment {
+    let is_single = completes_by_own_response(&request.operation);
     let len = match request.operation {
         RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => len,
         RequestOperation::AtomicWrite { .. } => 8,
@@ -120,7 +125,7 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
 
 /// Returns the operation and the extended headers of a request packet.
 fn operation_and_headers(
-    connection: &Connection,
+    connection: &ConnectionParameters,
     operation: &RequestOperation,
     index: u32,
     is_last: bool,

@@ -26,8 +26,8 @@ impl PsnNumbering {
     }
 
     /// Returns the sequence number with the PSN `psn` that is nearest to `near`; `near` is at least [`FIRST_SEQUENCE`].
-    pub(crate) fn sequence(self, psn: Psn, near: u64) -> u64 {
-        near.saturating_add_signed(i64::from(psn.distance(self.psn(near))))
+    pub(crate) fn sequence_of_psn_nearest_to(self, psn: Psn, near: u64) -> u64 {
+        near.saturating_add_signed(i64::from(psn.signed_distance_from(self.psn(near))))
     }
 }
 
@@ -42,7 +42,7 @@ mod tests {
             let numbering = PsnNumbering::new(Psn::new(first));
             let near = FIRST_SEQUENCE + near;
             let sequence = near.saturating_add_signed(apart);
-            prop_assert_eq!(numbering.sequence(numbering.psn(sequence), near), sequence);
+            prop_assert_eq!(numbering.sequence_of_psn_nearest_to(numbering.psn(sequence), near), sequence);
         }
     }
 }

@@ -12,7 +12,7 @@ pub enum Refusal {
     /// NAK remote operational error.
     RemoteOperational,
     /// RNR NAK for this packet: another queue pair of the shared receive queue took the receive work request that
-    /// [`ResponderTarget::begin_receive`] reported. The connection continues.
+    /// [`ResponderTarget::try_begin_receive`] reported. The connection continues.
     NotReady,
 }
 
@@ -25,14 +25,14 @@ pub trait ResponderTarget {
     ///
     /// An earlier message that began and did not finish is discarded, and the new message uses its receive work
     /// request.
-    fn begin_receive(&mut self) -> bool;
+    fn try_begin_receive(&mut self) -> bool;
 
     /// Writes a part of a SEND to the buffers of the receive work request, from byte `offset` of the message on. After
     /// [`Refusal::NotReady`], the call is repeated with the same offset.
     ///
     /// # Errors
     /// The reason of the refusal, e.g. a message that is longer than the receive work request.
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal>;
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal>;
 
     /// Completes the receive work request after the last packet of a message. `by_write` is the length of a WRITE with
     /// immediate, or `None` for a SEND.

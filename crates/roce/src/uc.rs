@@ -5,16 +5,16 @@ use std::collections::VecDeque;
 use crate::assembly::{self, PartialMessage};
 use crate::counts::StateMachineCounters;
 use crate::opcode::{LastPacketField, PacketOperation, Transport};
-use crate::packet::{Packet, emit_with};
+use crate::packet::{Packet, emit_with_payload_writer};
 use crate::psn::Psn;
 use crate::request::{LocalMemory, Request, RequestFailure, RequestOperation};
-use crate::segment::{Connection, segment};
+use crate::segment::{ConnectionParameters, segment};
 use crate::target::{Refusal, ResponderTarget};
 
 /// The sender of an unreliable connection: a SEND or WRITE is done when its last packet has been sent.
 #[derive(Debug)]
 pub struct Sender {
-    connection: Connection,
+    connection: ConnectionParameters,
     queue: VecDeque<Request>,
     done_requests: u64,
     /// Packets of the oldest request that have been sent.
@@ -30,7 +30,7 @@ impl Sender {
     #[must_use]
     pub fn new(dest_qpn: u32, pkey: u16, mtu_bytes: u32, first_psn: Psn) -> Self {
         Self {
-            connection: Connection {
+            connection: ConnectionParameters {
                 transport: Transport::Uc,
                 dest_qpn,
                 pkey,
@@ -79,9 +79,10 @@ impl Sender {
         );
         let position = self.done_requests + 1;
         let len = segment.payload_bytes as usize;
-        let emitted = emit_with(&segment.bth, &segment.extended, len, out, |payload| {
-            memory.read_payload(position, segment.payload_offset, payload)
-        });
+        let emitted =
+            emit_with_payload_writer(&segment.bth, &segment.extended, len, out, |payload| {
+                memory.read_payload(position, segment.payload_offset, payload)
+            });
         if emitted.is_err() {
             self.failure = Some(RequestFailure::LocalProtection);
             return false;
@@ -177,7 +178,7 @@ impl Receiver {
         let Some(message) = assembly::check_opcode_sequence(message, packet)? else {
             return Ok(None);
         };
-        if assembly::consumes_receive_work_request(packet) && !target.begin_receive() {
+        if assembly::consumes_receive_work_request(packet) && !target.try_begin_receive() {
             return Err(Refusal::NotReady);
         }
         assembly::check_length(Some(message), packet, self.mtu_bytes)?;

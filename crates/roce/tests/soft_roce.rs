@@ -73,7 +73,7 @@ fn icrcs_are_those_of_soft_roce() {
             ..frame
         };
         assert_eq!(
-            icrc::recover_identification(&guess, transport, received),
+            icrc::recover_identification_if_icrc_valid(&guess, transport, received),
             Some(frame.identification)
         );
     }

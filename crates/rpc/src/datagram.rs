@@ -7,7 +7,7 @@ use verbs::{
 
 use crate::error::MAX_ANSWER_LIST;
 use crate::{
-    ClientTable, MAX_BATCH, ReceivedDatagram, Request, RequestReply, RpcError, RpcHandler,
+    ClientTable, MAX_BATCH, ReceivedDatagram, Request, RequestReplier, RpcError, RpcHandler,
     RpcWorkerCounts, UdPort, UdPortConfig,
 };
 
@@ -30,7 +30,7 @@ pub struct Server {
     max_answers_per_doorbell: usize,
     /// Further queue pairs for answers. Batches rotate over the port's own queue pair (`turn` 0)
     /// and these.
-    answer_queues: Vec<(UdPort, Postlist<Ud>)>,
+    extra_answer_queues: Vec<(UdPort, Postlist<Ud>)>,
     next_answer_queue: usize,
     batch_payloads: Vec<u8>,
     request_payload_lens: Vec<usize>,
@@ -65,7 +65,7 @@ impl Server {
             batch_clients_and_imms: Vec::with_capacity(MAX_BATCH),
             max_batch: batch,
             max_answers_per_doorbell: batch,
-            answer_queues: Vec::new(),
+            extra_answer_queues: Vec::new(),
             next_answer_queue: 0,
             batch_payloads: vec![0; config.max_recv_payload_bytes * MAX_BATCH],
             request_payload_lens: vec![0; MAX_BATCH],
@@ -107,7 +107,7 @@ impl Server {
             let list = port.postlist(MAX_ANSWER_LIST);
             Ok::<_, RpcError>((port, list))
         });
-        self.answer_queues = more.collect::<Result<_, _>>()?;
+        self.extra_answer_queues = more.collect::<Result<_, _>>()?;
         Ok(self)
     }
 
@@ -129,7 +129,7 @@ impl Server {
     /// Registers a client under an index. Returns false if another client has the same queue pair
     /// number.
     #[must_use]
-    pub fn add_client(&mut self, index: u32, to: UdDestination) -> bool {
+    pub fn add_client_if_qpn_free(&mut self, index: u32, to: UdDestination) -> bool {
         if !self.clients_by_qpn.insert(to.qpn, index) {
             return false;
         }
@@ -194,9 +194,9 @@ impl Server {
         if self.batch_clients_and_imms.is_empty() {
             return Ok(came);
         }
-        let mut state = handler.begin(self.batch_clients_and_imms.len());
+        let mut state = handler.prepare_batch(self.batch_clients_and_imms.len());
         let turn = self.next_answer_queue;
-        self.next_answer_queue = if turn < self.answer_queues.len() {
+        self.next_answer_queue = if turn < self.extra_answer_queues.len() {
             turn + 1
         } else {
             0
@@ -204,7 +204,7 @@ impl Server {
         let (port, list) = match turn {
             0 => (&mut self.port, &mut self.answer_postlist),
             turn => {
-                let (port, list) = &mut self.answer_queues[turn - 1];
+                let (port, list) = &mut self.extra_answer_queues[turn - 1];
                 (port, list)
             }
         };
@@ -235,7 +235,7 @@ impl Server {
             handler.handle(
                 &mut state,
                 request,
-                RequestReply {
+                RequestReplier {
                     port: &mut *port,
                     answer_postlist: &mut *list,
                     client_destination: to,

@@ -7,7 +7,7 @@ use crate::port::UdPort;
 
 /// The handler of a server's requests.
 pub trait RpcHandler {
-    /// The state that [`begin`](Self::begin) prepares for a batch.
+    /// The state that [`prepare_batch`](Self::prepare_batch) prepares for a batch.
     type Batch;
 
     /// Number of calls of [`prefetch_round`](Self::prefetch_round) for each request, in batches of more than one
@@ -15,7 +15,7 @@ pub trait RpcHandler {
     const PREFETCH_ROUNDS: usize = 0;
 
     /// Prepares the state for a batch of `requests` requests, before the first is handled.
-    fn begin(&mut self, requests: usize) -> Self::Batch;
+    fn prepare_batch(&mut self, requests: usize) -> Self::Batch;
 
     /// Looks ahead at a request, so that a handler can prefetch its data. In each of
     /// [`PREFETCH_ROUNDS`](Self::PREFETCH_ROUNDS) rounds, counted from 0, this function is called for all requests of
@@ -26,7 +26,7 @@ pub trait RpcHandler {
     }
 
     /// Answers one request of the batch. Dropping `reply` sends no answer.
-    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: RequestReply<'_>);
+    fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: RequestReplier<'_>);
 }
 
 /// A request, as passed to the handler.
@@ -45,14 +45,14 @@ pub struct Request<'a> {
 
 /// The means to answer one request.
 #[derive(Debug)]
-pub struct RequestReply<'a> {
+pub struct RequestReplier<'a> {
     pub(crate) port: &'a mut UdPort,
     pub(crate) answer_postlist: &'a mut Postlist<Ud>,
     pub(crate) client_destination: &'a UdDestination,
     pub(crate) request_imm: u32,
 }
 
-impl RequestReply<'_> {
+impl RequestReplier<'_> {
     /// Answers with payload and with the immediate of the request.
     ///
     /// # Panics
@@ -85,13 +85,13 @@ impl RequestReply<'_> {
     ///
     /// # Panics
     /// As [`send_payload`](Self::send_payload).
-    pub fn send_part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
+    pub fn send_one_of_several_answers(&mut self, payload: &[u8]) -> Result<(), RpcError> {
         // Leave room for the answers of the rest of the batch.
         if self.answer_postlist.len() >= MAX_BATCH {
             self.port.post(self.answer_postlist)?;
             self.answer_postlist.clear();
         }
-        RequestReply {
+        RequestReplier {
             port: &mut *self.port,
             answer_postlist: &mut *self.answer_postlist,
             ..*self

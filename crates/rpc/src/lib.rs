@@ -33,7 +33,7 @@ mod port;
 mod table;
 
 pub use error::{MAX_BATCH, RpcError};
-pub use handler::{Request, RequestReply, RpcHandler, RpcWorkerCounts};
+pub use handler::{Request, RequestReplier, RpcHandler, RpcWorkerCounts};
 pub use loopback::LoopbackQp;
 pub use port::{ReceivedDatagram, UdPort, UdPortConfig};
 pub use table::ClientTable;

@@ -34,7 +34,7 @@ impl LoopbackQp {
             .gid_index(port.gid_index)
             .max_send_wr(2)
             .max_recv_wr(1)
-            .inline_up_to(0)
+            .max_inline_data_if_supported(0)
             .build()?;
         let own = qp.endpoint();
         Ok(Self {

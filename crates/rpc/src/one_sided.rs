@@ -53,7 +53,7 @@ impl PreparedOneSidedQueue {
             .gid_index(port.gid_index)
             .max_send_wr(depth)
             .max_recv_wr(1)
-            .inline_up_to(0)
+            .max_inline_data_if_supported(0)
             .build()?;
         Ok(Self {
             pd: pd.clone(),
@@ -194,7 +194,7 @@ impl OneSidedQueue {
         bytes: usize,
         from: Option<RemoteMemory>,
     ) -> Result<(), RpcError> {
-        self.reserve_postlist_room(1);
+        self.flush_unless_postlist_has_room(1);
         let start = self.buffer_offset(slot, at);
         let into = self.slot_buffers.slice(start..start + bytes)?;
         let read = self
@@ -295,7 +295,7 @@ impl OneSidedQueue {
 
     /// Makes room for `work_requests` more in the postlist, so that one doorbell posts them. Posts
     /// the prepared work requests if necessary. An error is [noted](Self::record_error).
-    pub fn reserve_postlist_room(&mut self, work_requests: usize) {
+    pub fn flush_unless_postlist_has_room(&mut self, work_requests: usize) {
         if self.prepared_wrs.len() + work_requests > self.prepared_wrs.capacity() {
             let flushed = self.flush();
             self.record_error(flushed);
@@ -337,7 +337,7 @@ pub trait RequestSteps {
     /// Statistics of the caller.
     type Stats;
     /// Result of a request, which may borrow the bytes that were READ.
-    type Done<'b>;
+    type FinishedResult<'b>;
 
     /// Returns the queue.
     fn queue(&mut self) -> &mut OneSidedQueue;
@@ -354,7 +354,7 @@ pub trait RequestSteps {
         slot: u32,
         stats: &mut Self::Stats,
         bytes: &'b mut [u8],
-    ) -> Result<Option<Self::Done<'b>>, RpcError>;
+    ) -> Result<Option<Self::FinishedResult<'b>>, RpcError>;
 
     /// Posts the prepared work requests and polls once. Calls [`handle_completion`](Self::handle_completion) for each
     /// completion, and `done` for each finished request. `pending` is indexed by slot. Returns the
@@ -367,7 +367,7 @@ pub trait RequestSteps {
         &mut self,
         pending: &mut [Self::Pending],
         stats: &mut Self::Stats,
-        mut done: impl FnMut(&mut Self::Pending, u32, Self::Done<'_>),
+        mut done: impl FnMut(&mut Self::Pending, u32, Self::FinishedResult<'_>),
     ) -> Result<usize, RpcError> {
         let queue = self.queue();
         queue.take_error()?;

@@ -68,8 +68,8 @@ pub struct UdPort {
     send_cq: CompletionQueue,
     /// True if the list that is being built has payload in registered memory.
     has_registered_payload: bool,
-    /// Number up to which [`poll_long_sends`](UdPort::poll_long_sends) polls for completions of SENDs.
-    await_sends_until: u64,
+    /// Number up to which [`poll_registered_payload_sends`](UdPort::poll_registered_payload_sends) polls for completions of SENDs.
+    poll_sends_until_completed: u64,
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ struct RecvBuffers {
 }
 
 /// Fails for a postlist that is longer than the send queue.
-pub(crate) fn check_fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
+pub(crate) fn check_postlist_fits_send_queue(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
     if wrs > send_depth {
         return Err(RpcError::Config(format!(
             "a postlist of {wrs} in a send queue of {send_depth}"
@@ -142,7 +142,7 @@ impl UdPort {
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(config.recv_depth.max(1))
-            .inline_up_to(
+            .max_inline_data_if_supported(
                 config
                     .max_send_payload_bytes
                     .min(config.max_inline_payload_bytes),
@@ -182,7 +182,7 @@ impl UdPort {
             qp,
             send_cq,
             has_registered_payload: false,
-            await_sends_until: 0,
+            poll_sends_until_completed: 0,
             recv_cq,
             recvs,
             recv_buffers: RecvBuffers {
@@ -253,7 +253,7 @@ impl UdPort {
         }
         self.posted_sends += wrs;
         if is_long {
-            self.await_sends_until = self.posted_sends;
+            self.poll_sends_until_completed = self.posted_sends;
         }
         Ok(result?)
     }
@@ -271,8 +271,8 @@ impl UdPort {
     /// # Errors
     /// When a SEND or a verb has failed.
     #[inline]
-    pub(crate) fn poll_long_sends(&mut self) -> Result<(), RpcError> {
-        if self.await_sends_until > self.completed_sends {
+    pub(crate) fn poll_registered_payload_sends(&mut self) -> Result<(), RpcError> {
+        if self.poll_sends_until_completed > self.completed_sends {
             let mut buffer = WcBuffer::<16>::new();
             for wc in self.send_cq.poll(&mut buffer)? {
                 self.completed_sends = wc.map_err(|e| RpcError::Completion(e.status()))?.wr_id();
@@ -284,7 +284,7 @@ impl UdPort {
     /// Polls send completions until the send queue has room for `wrs` more SENDs.
     #[cold]
     fn wait_for_send_room(&mut self, wrs: u64) -> Result<(), RpcError> {
-        check_fits(wrs, self.send_depth)?;
+        check_postlist_fits_send_queue(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted_sends + wrs - self.completed_sends > self.send_depth {

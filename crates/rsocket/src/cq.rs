@@ -67,7 +67,7 @@ impl Cq {
     }
 
     /// Takes and acknowledges the events of the channel.
-    pub(crate) fn take_events(&self) {
+    pub(crate) fn take_and_ack_channel_events(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         let verbs = self.device.verbs;
         // SAFETY: a live channel, whose descriptor does not block, and places for the results.

@@ -51,14 +51,14 @@ enum UnreadDatagram {
 struct DatagramState {
     udp: UdpSocket,
     /// Queue pair; made when first needed, because options must be set before.
-    pair: Option<BufferedUdQp>,
+    ud_qp: Option<BufferedUdQp>,
     sizes: QueueSizes,
     peer: Option<SocketAddr>,
     routes: HashMap<SocketAddr, PeerRoute>,
     unread_datagrams: VecDeque<(SocketAddr, UnreadDatagram)>,
     /// Number of datagrams in `arrived` that came over UDP.
     unread_udp_datagrams: usize,
-    error: Option<Errno>,
+    pending_error: Option<Errno>,
     /// Buffer for a UDP datagram.
     udp_receive_buffer: Box<[u8]>,
     blocking: BlockingMode,
@@ -84,13 +84,13 @@ impl DatagramSocket {
         let fd = udp.as_raw_fd();
         let state = DatagramState {
             udp,
-            pair: None,
+            ud_qp: None,
             sizes: QueueSizes::default(),
             peer: None,
             routes: HashMap::new(),
             unread_datagrams: VecDeque::new(),
             unread_udp_datagrams: 0,
-            error: None,
+            pending_error: None,
             udp_receive_buffer: vec![0; MAX_UDP_DATAGRAM_BYTES].into(),
             blocking: BlockingMode::new(nonblocking),
             waiters: SocketWaiters::default(),
@@ -105,7 +105,7 @@ impl DatagramSocket {
     pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
         // The queue pair must be ready before peers can know the socket's name.
-        state.pair()?;
+        state.ud_qp_or_create()?;
         let (c, len) = rdmacm::addr::to_c(addr.into());
         // SAFETY: the pointer leads to an address of `len` bytes.
         let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
@@ -119,7 +119,7 @@ impl DatagramSocket {
     /// Implements `connect(2)`: sets the peer, which need not exist yet.
     pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
-        state.pair()?;
+        state.ud_qp_or_create()?;
         state.udp.connect(addr)?;
         state.peer = Some(addr);
         Ok(())
@@ -137,16 +137,20 @@ impl DatagramSocket {
 
     /// Implements `sendto(2)`; without `to`, sends to the connected peer.
     pub(crate) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
-        wait::wait_unless_nonblocking(&self.0, flags, |state| state.send(bytes, to).transpose())?
+        wait::wait_unless_nonblocking(&self.0, flags, |state| {
+            state.try_send(bytes, to).transpose()
+        })?
     }
 
     /// Implements `recvfrom(2)`: bytes that do not fit are lost, and are counted with `MSG_TRUNC`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
-        wait::wait_unless_nonblocking(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
+        wait::wait_unless_nonblocking(&self.0, flags, |state| {
+            state.try_recv(bytes, flags).transpose()
+        })?
     }
 
     /// Implements `shutdown(2)`: only checks that the socket is connected.
-    pub(crate) fn shutdown(&self) -> Result {
+    pub(crate) fn check_connected_for_shutdown(&self) -> Result {
         match self.lock().peer {
             Some(_) => Ok(()),
             None => Err(Errno(libc::ENOTCONN)),
@@ -157,13 +161,13 @@ impl DatagramSocket {
     pub(crate) fn close(&self) {
         // Datagrams that are still waiting for a receive after this time are dropped.
         let sent = |state: &mut DatagramState| {
-            let all = state.pair.as_ref().is_none_or(BufferedUdQp::all_sent);
+            let all = state.ud_qp.as_ref().is_none_or(BufferedUdQp::all_sent);
             all.then_some(())
         };
         let _ = wait::wait_until(&self.0, Deadline::after(SILENT_ROUTE_LIFETIME), sent);
         let mut state = self.lock();
         state.unread_datagrams.clear();
-        state.pair = None;
+        state.ud_qp = None;
         state.waiters.wake_others();
     }
 
@@ -180,8 +184,12 @@ impl DatagramSocket {
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
         let mut state = self.lock();
         if level == verbs_abi::SOL_RDMA {
-            let new = state.pair.is_none();
-            return state.sizes.set(name, value).filter(|()| new).ok_or(INVALID);
+            let new = state.ud_qp.is_none();
+            return state
+                .sizes
+                .set_rdma_option_if_known(name, value)
+                .filter(|()| new)
+                .ok_or(INVALID);
         }
         if !matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IPV6) {
             return Err(Errno(libc::ENOTSUP));
@@ -208,7 +216,10 @@ impl DatagramSocket {
     pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
         let state = self.lock();
         if level == verbs_abi::SOL_RDMA {
-            return state.sizes.get(name).ok_or(Errno(libc::ENOTSUP));
+            return state
+                .sizes
+                .rdma_option_if_known(name)
+                .ok_or(Errno(libc::ENOTSUP));
         }
         if !matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IPV6) {
             return Err(Errno(libc::ENOTSUP));
@@ -246,14 +257,14 @@ impl DatagramSocket {
 impl WaitableState for DatagramState {
     fn progress(&mut self) {
         let mut any = false;
-        if let Some(pair) = &mut self.pair {
+        if let Some(pair) = &mut self.ud_qp {
             let mut received = Vec::new();
             any = pair.poll_completions(|datagram| received.push(datagram));
             for datagram in received {
                 self.queue_rdma_datagram(datagram);
             }
         }
-        any |= self.receive_udp_datagrams();
+        any |= self.receive_udp_datagrams_if_any();
         if any {
             self.waiters.wake_others();
         }
@@ -261,20 +272,20 @@ impl WaitableState for DatagramState {
 
     fn events(&mut self, asked: libc::c_short) -> libc::c_short {
         let mut found = 0;
-        if !self.unread_datagrams.is_empty() || self.error.is_some() {
+        if !self.unread_datagrams.is_empty() || self.pending_error.is_some() {
             found |= asked & (libc::POLLIN | libc::POLLRDNORM);
         }
-        if self.pair.as_ref().is_none_or(BufferedUdQp::has_room) {
+        if self.ud_qp.as_ref().is_none_or(BufferedUdQp::has_room) {
             found |= asked & (libc::POLLOUT | libc::POLLWRNORM);
         }
-        if self.error.is_some() {
+        if self.pending_error.is_some() {
             found |= libc::POLLERR;
         }
         found
     }
 
-    fn arm_and_check_missed(&mut self) -> bool {
-        if let Some(pair) = &mut self.pair {
+    fn arm(&mut self) -> bool {
+        if let Some(pair) = &mut self.ud_qp {
             pair.arm();
         }
         self.progress();
@@ -283,7 +294,7 @@ impl WaitableState for DatagramState {
 
     fn descriptors(&self) -> Vec<libc::pollfd> {
         let mut fds = vec![for_reading(self.udp.as_raw_fd())];
-        fds.extend(self.pair.as_ref().map(|pair| for_reading(pair.fd())));
+        fds.extend(self.ud_qp.as_ref().map(|pair| for_reading(pair.fd())));
         fds
     }
 
@@ -297,11 +308,11 @@ impl WaitableState for DatagramState {
 }
 
 impl DatagramState {
-    fn pair(&mut self) -> Result<&mut BufferedUdQp> {
-        if self.pair.is_none() {
-            self.pair = Some(BufferedUdQp::new(rdmacm::default_device()?, self.sizes)?);
+    fn ud_qp_or_create(&mut self) -> Result<&mut BufferedUdQp> {
+        if self.ud_qp.is_none() {
+            self.ud_qp = Some(BufferedUdQp::new(rdmacm::default_device()?, self.sizes)?);
         }
-        self.pair.as_mut().ok_or(INVALID)
+        self.ud_qp.as_mut().ok_or(INVALID)
     }
 
     /// Returns the own address as `to` sees it.
@@ -323,8 +334,8 @@ impl DatagramState {
         Ok(SocketAddr::new(ip, own.port()))
     }
 
-    fn send(&mut self, bytes: &[u8], to: Option<SocketAddr>) -> Result<Option<usize>> {
-        if let Some(error) = self.error.take() {
+    fn try_send(&mut self, bytes: &[u8], to: Option<SocketAddr>) -> Result<Option<usize>> {
+        if let Some(error) = self.pending_error.take() {
             return Err(error);
         }
         let to = to.or(self.peer).ok_or(Errno(libc::EDESTADDRREQ))?;
@@ -332,23 +343,24 @@ impl DatagramState {
         let route = route
             .filter(|route| route.last_heard.elapsed() < SILENT_ROUTE_LIFETIME)
             .map(|route| (route.peer_qp, route.own_address_at_peer));
-        let mtu = self.pair()?.mtu();
+        let mtu = self.ud_qp_or_create()?.mtu();
         if SenderHeader::MAX_BYTES + bytes.len() > mtu {
             return Err(Errno(libc::EMSGSIZE));
         }
         let Some((route, own)) = route else {
-            return self.send_udp(to, bytes, false);
+            return self.try_send_udp(to, bytes, false);
         };
-        if !self.pair()?.has_room() {
+        if !self.ud_qp_or_create()?.has_room() {
             return Ok(None);
         }
         let label = SenderHeader(own).encode();
-        self.pair()?.send(own.ip(), &route, [&label, bytes])?;
+        self.ud_qp_or_create()?
+            .send(own.ip(), &route, [&label, bytes])?;
         Ok(Some(bytes.len()))
     }
 
     /// Sends a datagram over UDP, with the address of the own queue pair; an answer has no payload.
-    fn send_udp(
+    fn try_send_udp(
         &mut self,
         to: SocketAddr,
         payload: &[u8],
@@ -368,7 +380,7 @@ impl DatagramState {
         }
         let from = self.own_address_seen_by(to)?.ip();
         let message = Message {
-            sender: self.pair()?.address(from),
+            sender: self.ud_qp_or_create()?.address(from),
             is_answer,
             payload,
         };
@@ -386,7 +398,7 @@ impl DatagramState {
     }
 
     /// Receives all datagrams that have arrived over UDP; returns true if there was one.
-    fn receive_udp_datagrams(&mut self) -> bool {
+    fn receive_udp_datagrams_if_any(&mut self) -> bool {
         let mut any = false;
         loop {
             let (len, from) = match self.udp.recv_from(&mut self.udp_receive_buffer) {
@@ -395,7 +407,7 @@ impl DatagramState {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 // For example ECONNREFUSED: no socket has the peer's port.
                 Err(e) => {
-                    self.error = Some(e.into());
+                    self.pending_error = Some(e.into());
                     self.routes.clear();
                     return true;
                 }
@@ -419,7 +431,7 @@ impl DatagramState {
                 continue;
             }
             // If the answer is lost, the sender's next datagram asks again.
-            let _ = self.send_udp(from, &[], true);
+            let _ = self.try_send_udp(from, &[], true);
         }
     }
 
@@ -442,7 +454,7 @@ impl DatagramState {
 
     /// Processes a datagram that has arrived over RDMA.
     fn queue_rdma_datagram(&mut self, datagram: ReceivedDatagram) {
-        let Some(pair) = &mut self.pair else { return };
+        let Some(pair) = &mut self.ud_qp else { return };
         let mut head = [0; SenderHeader::MAX_BYTES];
         let len = datagram.len().min(head.len());
         pair.read(&datagram, 0, &mut head[..len]);
@@ -458,13 +470,13 @@ impl DatagramState {
         }
     }
 
-    fn recv(&mut self, bytes: &mut [u8], flags: c_int) -> Result<Option<(usize, SocketAddr)>> {
-        if let Some(error) = self.error.take() {
+    fn try_recv(&mut self, bytes: &mut [u8], flags: c_int) -> Result<Option<(usize, SocketAddr)>> {
+        if let Some(error) = self.pending_error.take() {
             return Err(error);
         }
         // From the first receive on, peers can learn the queue pair's address.
-        self.pair()?;
-        let (Some((from, arrived)), Some(pair)) = (self.unread_datagrams.front(), &mut self.pair)
+        self.ud_qp_or_create()?;
+        let (Some((from, arrived)), Some(pair)) = (self.unread_datagrams.front(), &mut self.ud_qp)
         else {
             return Ok(None);
         };

@@ -27,7 +27,7 @@ struct DescriptorInterest {
 
 /// A set of descriptors.
 struct DescriptorSet {
-    /// Eventfd. It is closed by [`close`], or by the program's `close(2)`, after which the number may belong to another
+    /// Eventfd. It is closed by [`close_if_descriptor_set`], or by the program's `close_if_descriptor_set(2)`, after which the number may belong to another
     /// descriptor.
     fd: RawFd,
     interests: Mutex<BTreeMap<RawFd, DescriptorInterest>>,
@@ -76,7 +76,7 @@ fn find(number: c_int) -> Result<Arc<DescriptorSet>> {
 }
 
 /// Closes a set; returns false if `number` is not a set.
-pub(crate) fn close(number: c_int) -> bool {
+pub(crate) fn close_if_descriptor_set(number: c_int) -> bool {
     let Some(set) = lock(&SETS).remove(&number) else {
         return false;
     };

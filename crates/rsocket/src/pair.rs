@@ -115,7 +115,7 @@ impl BufferedUdQp {
                 return Err(last_errno());
             }
             for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
-                let (mut attr, mask) = device.datagram_qp_attr(state, IdAddress::NONE)?;
+                let (mut attr, mask) = device.datagram_qp_attr(state, IdAddress::UNBOUND)?;
                 device.modify_qp(self.qp, &mut attr, mask)?;
             }
         }
@@ -266,7 +266,7 @@ impl BufferedUdQp {
     /// Takes the events of the channel and arms the completion queue, so that the channel becomes readable at the next
     /// completion.
     pub(crate) fn arm(&mut self) {
-        self.cq.take_events();
+        self.cq.take_and_ack_channel_events();
         self.cq.arm();
     }
 

@@ -32,7 +32,7 @@ pub(crate) enum SocketPhase {
 }
 
 /// The state of a stream socket; the caller holds the socket's lock.
-pub(crate) struct Session {
+pub(crate) struct StreamSocketState {
     pub(crate) id: *mut rdma_cm_id,
     pub(crate) channel: Arc<Channel<EndpointEvent>>,
     pub(crate) phase: SocketPhase,
@@ -49,7 +49,7 @@ pub(crate) struct Session {
 }
 
 // SAFETY: ids may be used from any thread, and only the holder of the lock uses a socket's id.
-unsafe impl Send for Session {}
+unsafe impl Send for StreamSocketState {}
 
 /// Makes an event channel whose descriptor does not block.
 fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>)> {
@@ -62,14 +62,14 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>
     }
 }
 
-impl WaitableState for Session {
+impl WaitableState for StreamSocketState {
     fn progress(&mut self) {
         let mut any = false;
         if !self.channel.is_empty() && self.phase != SocketPhase::Listening {
-            any = self.take_cm_events();
+            any = self.handle_cm_events_if_any();
         }
         if let Some(stream) = &mut self.stream {
-            any |= stream.progress();
+            any |= stream.process_completions_if_any();
         }
         if any {
             self.waiters.wake_others();
@@ -104,13 +104,13 @@ impl WaitableState for Session {
         found
     }
 
-    fn arm_and_check_missed(&mut self) -> bool {
+    fn arm(&mut self) -> bool {
         let Some(stream) = &mut self.stream else {
             return false;
         };
-        stream.cq.take_events();
+        stream.cq.take_and_ack_channel_events();
         stream.cq.arm();
-        stream.progress()
+        stream.process_completions_if_any()
     }
 
     fn descriptors(&self) -> Vec<libc::pollfd> {
@@ -128,7 +128,7 @@ impl WaitableState for Session {
     }
 }
 
-impl Session {
+impl StreamSocketState {
     /// Makes an unconnected session with its own id and event channel.
     pub(crate) fn new(nonblocking: bool) -> Result<Self> {
         rdmacm::default_device()?;
@@ -164,7 +164,7 @@ impl Session {
         unsafe { CmId::borrow(self.id) }
     }
 
-    fn take_cm_events(&mut self) -> bool {
+    fn handle_cm_events_if_any(&mut self) -> bool {
         let mut any = false;
         while let Ok(news) = CmNotification::next(&self.channel) {
             any = true;
@@ -197,7 +197,7 @@ impl Session {
             (RDMA_CM_EVENT_DISCONNECTED, SocketPhase::Connected) => {
                 if let Some(stream) = &mut self.stream {
                     // Data that arrived before the disconnect can still be read.
-                    stream.progress();
+                    stream.process_completions_if_any();
                     stream.final_status.get_or_insert(0);
                 }
             }
@@ -354,7 +354,7 @@ impl Session {
     }
 
     /// Returns the stream for sending; `None` while the connection is pending.
-    pub(crate) fn stream_for_data(&mut self) -> Result<Option<&mut Stream>> {
+    pub(crate) fn stream_unless_connecting(&mut self) -> Result<Option<&mut Stream>> {
         match (self.phase, &mut self.stream) {
             (SocketPhase::Connecting | SocketPhase::Accepting, _) => Ok(None),
             (SocketPhase::Connected, Some(stream)) => {
@@ -370,15 +370,15 @@ impl Session {
         }
     }
 
-    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some(stream) = self.stream_for_data()? else {
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some(stream) = self.stream_unless_connecting()? else {
             return Ok(None);
         };
         let sent = stream.send(bytes)?;
         Ok((sent > 0 || bytes.is_empty()).then_some(sent))
     }
 
-    pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> Result<Option<usize>> {
+    pub(crate) fn try_recv(&mut self, bytes: &mut [u8], peek: bool) -> Result<Option<usize>> {
         match (self.phase, &mut self.stream) {
             (SocketPhase::Connecting | SocketPhase::Accepting, _) => Ok(None),
             (SocketPhase::Connected, Some(stream)) => {

@@ -4,13 +4,13 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-use crate::session::Session;
-use crate::sizes::buffer_size;
+use crate::session::StreamSocketState;
+use crate::sizes::clamp_buffer_size;
 use crate::stream::Stream;
 use crate::wait::WaitableState;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-impl Session {
+impl StreamSocketState {
     /// Implements `setsockopt(2)` for options whose value is an `int`.
     ///
     /// # Errors
@@ -20,10 +20,10 @@ impl Session {
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address = value,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) if before_connecting => {
-                self.sizes.recv_buffer = buffer_size(value);
+                self.sizes.recv_buffer_bytes = clamp_buffer_size(value);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) if before_connecting => {
-                self.sizes.send_buffer = buffer_size(value);
+                self.sizes.send_buffer_bytes = clamp_buffer_size(value);
             }
             // The buffers of a connection keep their size, which is only a hint.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
@@ -37,7 +37,8 @@ impl Session {
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.stored_options.max_segment = value,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = value,
             (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
-                let set = before_connecting.then(|| self.sizes.set(name, value));
+                let set =
+                    before_connecting.then(|| self.sizes.set_rdma_option_if_known(name, value));
                 return set.flatten().ok_or(INVALID);
             }
             _ => return Err(Errno(libc::ENOTSUP)),
@@ -54,8 +55,8 @@ impl Session {
         let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
         Ok(match (level, name) {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address,
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer),
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(sizes.recv_buffer_bytes),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(sizes.send_buffer_bytes),
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.stored_options.keep_alive,
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.stored_options.oob_inline,
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
@@ -73,7 +74,7 @@ impl Session {
                 asked => asked,
             },
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only,
-            (SOL_RDMA, _) => return sizes.get(name).ok_or(Errno(libc::ENOTSUP)),
+            (SOL_RDMA, _) => return sizes.rdma_option_if_known(name).ok_or(Errno(libc::ENOTSUP)),
             _ => return Err(Errno(libc::ENOTSUP)),
         })
     }

@@ -10,9 +10,9 @@ const MIN_SOCKET_BUFFER_BYTES: c_int = 2048;
 /// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueSizes {
-    /// Bytes of the send buffer; `recv_buffer`: of the receive buffer.
-    pub(crate) send_buffer: usize,
-    pub(crate) recv_buffer: usize,
+    /// Bytes of the send buffer; `recv_buffer_bytes`: of the receive buffer.
+    pub(crate) send_buffer_bytes: usize,
+    pub(crate) recv_buffer_bytes: usize,
     /// Work requests of the send queue; `rq_wrs`: of the receive queue.
     pub(crate) sq_wrs: u16,
     pub(crate) rq_wrs: u16,
@@ -24,8 +24,8 @@ pub(crate) struct QueueSizes {
 impl Default for QueueSizes {
     fn default() -> Self {
         Self {
-            send_buffer: 1 << 17,
-            recv_buffer: 1 << 17,
+            send_buffer_bytes: 1 << 17,
+            recv_buffer_bytes: 1 << 17,
             sq_wrs: 384,
             rq_wrs: 384,
             max_inline: 64,
@@ -36,7 +36,7 @@ impl Default for QueueSizes {
 
 impl QueueSizes {
     /// Sets an option of the level `SOL_RDMA`; `None` if no such option exists.
-    pub(crate) fn set(&mut self, name: c_int, value: c_int) -> Option<()> {
+    pub(crate) fn set_rdma_option_if_known(&mut self, name: c_int, value: c_int) -> Option<()> {
         let value = u16::try_from(value.clamp(0, 8192)).ok()?;
         match name {
             RDMA_SQSIZE => self.sq_wrs = value,
@@ -49,7 +49,7 @@ impl QueueSizes {
     }
 
     /// Returns an option of the level `SOL_RDMA`; `None` if no such option exists.
-    pub(crate) fn get(&self, name: c_int) -> Option<c_int> {
+    pub(crate) fn rdma_option_if_known(&self, name: c_int) -> Option<c_int> {
         match name {
             RDMA_SQSIZE => Some(self.sq_wrs.into()),
             RDMA_RQSIZE => Some(self.rq_wrs.into()),
@@ -61,6 +61,6 @@ impl QueueSizes {
 }
 
 /// Limits a value of `SO_SNDBUF` or `SO_RCVBUF` to the valid range.
-pub(crate) fn buffer_size(value: c_int) -> usize {
+pub(crate) fn clamp_buffer_size(value: c_int) -> usize {
     usize::try_from(value.clamp(MIN_SOCKET_BUFFER_BYTES, 1 << 28)).unwrap_or(0)
 }

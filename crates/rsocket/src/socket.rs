@@ -9,7 +9,7 @@ use std::time::Duration;
 use verbs_abi::AF_IB;
 
 use crate::protocol::Immediate;
-use crate::session::{Session, SocketPhase};
+use crate::session::{SocketPhase, StreamSocketState};
 use crate::stream::Stream;
 use crate::wait::{self, BlockingMode, Deadline, WaitableState, WaitingThread, lock};
 use rdmacm::addr::IdAddress;
@@ -26,22 +26,25 @@ type AcceptedSocket = (Arc<StreamSocket>, RawFd, IdAddress);
 /// A stream socket.
 pub(crate) struct StreamSocket {
     domain: c_int,
-    session: Mutex<Session>,
+    session: Mutex<StreamSocketState>,
 }
 
 impl StreamSocket {
     /// Makes a socket; returns the socket and its descriptor.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
-        Ok(Self::from_session(domain, Session::new(nonblocking)?))
+        Ok(Self::from_session(
+            domain,
+            StreamSocketState::new(nonblocking)?,
+        ))
     }
 
-    fn from_session(domain: c_int, session: Session) -> (Arc<Self>, RawFd) {
+    fn from_session(domain: c_int, session: StreamSocketState) -> (Arc<Self>, RawFd) {
         let fd = session.channel.raw_fd();
         let session = Mutex::new(session);
         (Arc::new(Self { domain, session }), fd)
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Session> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, StreamSocketState> {
         lock(&self.session)
     }
 
@@ -58,7 +61,12 @@ impl StreamSocket {
         // Neither an unresponsive peer nor a signal may keep the close waiting beyond the deadline.
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         while !deadline.has_passed() {
-            let sent = |session: &mut Session| session.stream.as_ref().is_none_or(Stream::all_sent);
+            let sent = |session: &mut StreamSocketState| {
+                session
+                    .stream
+                    .as_ref()
+                    .is_none_or(Stream::all_sent_or_has_ended)
+            };
             match self.wait(deadline, |session| sent(session).then_some(())) {
                 Err(Errno(libc::EINTR)) => {}
                 _ => break,
@@ -70,7 +78,7 @@ impl StreamSocket {
     fn wait<T>(
         &self,
         deadline: Deadline,
-        ready: impl FnMut(&mut Session) -> Option<T>,
+        ready: impl FnMut(&mut StreamSocketState) -> Option<T>,
     ) -> Result<T> {
         wait::wait_until(&self.session, deadline, ready)
     }
@@ -78,7 +86,7 @@ impl StreamSocket {
     fn wait_unless_nonblocking<T>(
         &self,
         flags: c_int,
-        ready: impl FnMut(&mut Session) -> Option<T>,
+        ready: impl FnMut(&mut StreamSocketState) -> Option<T>,
     ) -> Result<T> {
         wait::wait_unless_nonblocking(&self.session, flags, ready)
     }
@@ -132,7 +140,7 @@ impl StreamSocket {
                 return Err(Errno(libc::EINPROGRESS));
             }
         }
-        self.wait(Deadline::NEVER, Session::connect_outcome)?
+        self.wait(Deadline::NEVER, StreamSocketState::connect_outcome)?
     }
 
     /// Returns the next connection: its socket, descriptor and peer's address.
@@ -141,11 +149,11 @@ impl StreamSocket {
             if self.lock().phase != SocketPhase::Listening {
                 return Err(INVALID);
             }
-            let new = self.wait_unless_nonblocking(0, Session::accept_next_request)?;
+            let new = self.wait_unless_nonblocking(0, StreamSocketState::accept_next_request)?;
             let (session, peer) = new?;
             let (socket, fd) = Self::from_session(self.domain, session);
             if !self.lock().blocking.is_nonblocking() {
-                match socket.wait(Deadline::NEVER, Session::connect_outcome) {
+                match socket.wait(Deadline::NEVER, StreamSocketState::connect_outcome) {
                     Ok(Ok(())) => {}
                     // The peer has closed the connection in the meantime; accept the next one.
                     Ok(Err(_)) => {
@@ -181,7 +189,7 @@ impl StreamSocket {
         loop {
             let rest = bytes.get(done..).unwrap_or_default();
             let sent =
-                self.wait_unless_nonblocking(flags, |session| session.send(rest).transpose());
+                self.wait_unless_nonblocking(flags, |session| session.try_send(rest).transpose());
             match sent {
                 Ok(Ok(n)) => done += n,
                 Ok(Err(e)) | Err(e) if done == 0 => return Err(e),
@@ -200,8 +208,8 @@ impl StreamSocket {
         let mut done = 0;
         loop {
             let rest = bytes.get_mut(done..).unwrap_or_default();
-            let got =
-                self.wait_unless_nonblocking(flags, |session| session.recv(rest, peek).transpose());
+            let got = self
+                .wait_unless_nonblocking(flags, |session| session.try_recv(rest, peek).transpose());
             match got {
                 Ok(Ok(0)) => return Ok(done),
                 Ok(Ok(n)) => done += n,
@@ -241,8 +249,11 @@ impl StreamSocket {
             session.waiters.wake_others();
         }
         if how != libc::SHUT_RD {
-            let sent = |session: &mut Session| {
-                let all = session.stream.as_ref().is_none_or(Stream::all_sent);
+            let sent = |session: &mut StreamSocketState| {
+                let all = session
+                    .stream
+                    .as_ref()
+                    .is_none_or(Stream::all_sent_or_has_ended);
                 all.then_some(())
             };
             self.wait(Deadline::after(CLOSE_TIMEOUT), sent)
@@ -273,7 +284,7 @@ impl StreamSocket {
         let writable = prot & libc::PROT_WRITE != 0;
         // SAFETY: contract of this function.
         self.wait(Deadline::NEVER, |session| unsafe {
-            let mapped = match session.stream_for_data() {
+            let mapped = match session.stream_unless_connecting() {
                 Ok(Some(stream)) => stream.map(addr, len, writable, offset),
                 Ok(None) => return None,
                 Err(e) => Err(e),
@@ -299,7 +310,7 @@ impl StreamSocket {
             let rest = bytes.get(done..).unwrap_or_default();
             let at = offset + done as u64;
             let written = self.wait_unless_nonblocking(flags, |session| {
-                let written = match session.stream_for_data() {
+                let written = match session.stream_unless_connecting() {
                     Ok(Some(stream)) => stream.write_mapped(rest, at),
                     Ok(None) => return None,
                     Err(e) => Err(e),
@@ -352,7 +363,7 @@ impl StreamSocket {
     }
 
     /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers all sent data.
-    pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
+    pub(crate) fn store_ineffective_linger(&self, on: c_int, seconds: c_int) {
         self.lock().stored_options.linger = (on, seconds);
     }
 

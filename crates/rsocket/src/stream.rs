@@ -106,7 +106,7 @@ pub(crate) struct Stream {
     /// Number of bytes that were read and not yet granted to the peer again.
     read_ungranted_bytes: usize,
     /// Start of the half of the receive buffer that is granted next.
-    next_granted_half: usize,
+    next_granted_half_offset: usize,
     /// Number of data messages received; `next_credit_at_message`: the number at which further credits must be sent.
     received_messages: u16,
     next_credit_at_message: u16,
@@ -134,9 +134,12 @@ impl Stream {
     /// and the stream is not used in between.
     pub(crate) unsafe fn new(id: &CmId, sizes: QueueSizes) -> Result<Self> {
         let sizes = QueueSizes {
-            send_buffer: sizes.send_buffer.max(MIN_BUFFER_BYTES),
+            send_buffer_bytes: sizes.send_buffer_bytes.max(MIN_BUFFER_BYTES),
             // The buffer has two halves of whole words.
-            recv_buffer: sizes.recv_buffer.max(MIN_BUFFER_BYTES).next_multiple_of(16),
+            recv_buffer_bytes: sizes
+                .recv_buffer_bytes
+                .max(MIN_BUFFER_BYTES)
+                .next_multiple_of(16),
             sq_wrs: sizes.sq_wrs.max(MIN_WRS),
             rq_wrs: sizes.rq_wrs.max(MIN_WRS),
             max_inline: sizes.max_inline.max(IOMAP_ENTRY_SIZE as u16),
@@ -156,13 +159,18 @@ impl Stream {
     /// `id` is bound to a device.
     unsafe fn without_qp(id: &CmId, sizes: QueueSizes) -> Result<Self> {
         let device = id.device_port();
-        let shared_len = Self::recv_buffer_offset(sizes.iomap_entries) + sizes.recv_buffer;
+        let shared_len = Self::recv_buffer_offset(sizes.iomap_entries) + sizes.recv_buffer_bytes;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         // SAFETY: the protection domain belongs to an id that is bound to the device.
         let (shared, private) = unsafe {
             (
                 ZeroedRegion::new(device, id.pd(), shared_len, remote)?,
-                ZeroedRegion::new(device, id.pd(), sizes.send_buffer, IBV_ACCESS_LOCAL_WRITE)?,
+                ZeroedRegion::new(
+                    device,
+                    id.pd(),
+                    sizes.send_buffer_bytes,
+                    IBV_ACCESS_LOCAL_WRITE,
+                )?,
             )
         };
         let cqe = c_int::from(sizes.sq_wrs) + c_int::from(sizes.rq_wrs + CONTROL_RECEIVES);
@@ -183,12 +191,12 @@ impl Stream {
             free_data_wrs: sizes.sq_wrs - CONTROL_WRS,
             free_control_wrs: CONTROL_WRS,
             send_buffer_position: 0,
-            free_send_bytes: sizes.send_buffer,
+            free_send_bytes: sizes.send_buffer_bytes,
             recv_buffer_position: 0,
             readable_bytes: 0,
-            peer_writable_bytes: sizes.recv_buffer / 2,
-            read_ungranted_bytes: sizes.recv_buffer / 2,
-            next_granted_half: sizes.recv_buffer / 2,
+            peer_writable_bytes: sizes.recv_buffer_bytes / 2,
+            read_ungranted_bytes: sizes.recv_buffer_bytes / 2,
+            next_granted_half_offset: sizes.recv_buffer_bytes / 2,
             received_messages: 0,
             next_credit_at_message: sizes.rq_wrs / 2,
             peer_writable_buffers: Vec::new(),
@@ -257,7 +265,7 @@ impl Stream {
                     .peer_written_memory
                     .address(Self::recv_buffer_offset(self.sizes.iomap_entries)),
                 rkey,
-                len: (self.sizes.recv_buffer / 2) as u32,
+                len: (self.sizes.recv_buffer_bytes / 2) as u32,
             },
         }
     }
@@ -309,7 +317,7 @@ impl Stream {
     }
 
     /// Returns true if all sends have completed, or the connection is over.
-    pub(crate) fn all_sent(&self) -> bool {
+    pub(crate) fn all_sent_or_has_ended(&self) -> bool {
         self.final_status.is_some()
             || (self.free_data_wrs == self.sizes.sq_wrs - CONTROL_WRS
                 && self.free_control_wrs == CONTROL_WRS)
@@ -369,7 +377,7 @@ impl Stream {
     /// Copies `chunk`, which must fit, to the send buffer and posts a WRITE of it.
     fn post_data(&mut self, chunk: &[u8], to: RemoteAddress, imm: Option<Immediate>) -> Result {
         let inline = chunk.len() <= usize::from(self.sizes.max_inline);
-        let size = self.sizes.send_buffer;
+        let size = self.sizes.send_buffer_bytes;
         let first = chunk.len().min(size - self.send_buffer_position);
         let (head, tail) = chunk.split_at(first);
         self.send_memory.write(self.send_buffer_position, head);
@@ -455,7 +463,7 @@ impl Stream {
     /// Reads as many bytes as `bytes` and the received data allow; with `peek`, the data stays unread.
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
         let len = bytes.len().min(self.readable_bytes);
-        let size = self.sizes.recv_buffer;
+        let size = self.sizes.recv_buffer_bytes;
         let base = Self::recv_buffer_offset(self.sizes.iomap_entries);
         let first = len.min(size - self.recv_buffer_position);
         let (head, tail) = bytes.split_at_mut(first);
@@ -474,7 +482,7 @@ impl Stream {
 
     /// Sends credits and receive buffers to the peer, if they are due.
     fn return_credits_and_buffers(&mut self) {
-        let half = self.sizes.recv_buffer / 2;
+        let half = self.sizes.recv_buffer_bytes / 2;
         loop {
             let buffer_due = self.read_ungranted_bytes >= half;
             let credits_due = self
@@ -494,7 +502,7 @@ impl Stream {
                 let mut bytes = RemoteBuffer {
                     addr: self
                         .peer_written_memory
-                        .address(base + self.next_granted_half),
+                        .address(base + self.next_granted_half_offset),
                     rkey: self.peer_written_memory.rkey(),
                     len: half as u32,
                 }
@@ -503,7 +511,7 @@ impl Stream {
                     + (self.next_remote_target * RemoteBuffer::SIZE) as u64;
                 self.next_remote_target =
                     (self.next_remote_target + 1) % self.remote_target_sgl.len as usize;
-                self.next_granted_half = (self.next_granted_half + half) % (2 * half);
+                self.next_granted_half_offset = (self.next_granted_half_offset + half) % (2 * half);
                 self.read_ungranted_bytes -= half;
                 self.peer_writable_bytes += half;
                 self.post_control(&mut bytes, to, imm)

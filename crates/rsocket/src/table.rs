@@ -168,7 +168,7 @@ impl RSocket {
     pub(crate) fn shutdown(&self, how: c_int) -> Result {
         match self {
             Stream(s) => s.shutdown(how),
-            Datagram(s) => s.shutdown(),
+            Datagram(s) => s.check_connected_for_shutdown(),
         }
     }
 

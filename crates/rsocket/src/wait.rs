@@ -135,7 +135,7 @@ pub(crate) trait WaitableState {
     fn events(&mut self, asked: libc::c_short) -> libc::c_short;
 
     /// Arms the descriptors for future events; returns true if an event may have occurred in the meantime.
-    fn arm_and_check_missed(&mut self) -> bool;
+    fn arm(&mut self) -> bool;
 
     /// Returns the descriptors that become readable when an event occurs.
     fn descriptors(&self) -> Vec<libc::pollfd>;
@@ -195,7 +195,7 @@ pub(crate) fn wait_until<S: WaitableState, T>(
             waiter.clear_wake_ups();
             inner.waiters().add(&waiter);
             // Completions from before the arming cause no event.
-            if inner.arm_and_check_missed()
+            if inner.arm()
                 && let Some(found) = ready(&mut inner)
             {
                 return Ok(found);
@@ -251,11 +251,7 @@ pub(crate) fn poll_events<S: WaitableState>(
         return found;
     };
     inner.waiters().add(waiter);
-    let found = if inner.arm_and_check_missed() {
-        inner.events(events)
-    } else {
-        0
-    };
+    let found = if inner.arm() { inner.events(events) } else { 0 };
     if found == 0 {
         fds.extend(inner.descriptors());
     }

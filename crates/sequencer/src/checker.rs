@@ -85,7 +85,7 @@ impl NumberChecker {
     /// Adds the numbers of a client.
     pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
         self.checked_clients += 1;
-        let (duplicates, example) = self.numbers.merge(numbers);
+        let (duplicates, example) = self.numbers.merge_and_count_duplicates(numbers);
         self.duplicates += duplicates;
         if let (None, Some(n)) = (&self.duplicate_example, example) {
             self.duplicate_example = Some((name.to_owned(), n));

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rpc::{RpcError, UdPortConfig, datagram, herd};
 use service::{
-    ClientSession, ConnectError, LatencySummary, Protocol, RefusedClient, ServerLocation,
+    ClientRefusal, ClientSession, ConnectError, LatencySummary, Protocol, ServerLocation,
 };
 use verbs::{Access, Context, PortAndGidIndex, ProtectionDomain, Rc, time};
 
 use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
-use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
 use crate::run::{ClientRun, SessionEnd};
 use crate::{ClientConfig, ClientReport, Connector, Design, FailureCounts, RunEnd};
 
@@ -24,7 +24,7 @@ pub struct Client {
     design: Design,
     results: LaneResults,
     first_number_of_server: u64,
-    target: ServerLocation<Rendezvous>,
+    target: ServerLocation<RendezvousProtocol>,
 }
 
 /// The reason why a client cannot connect, or stopped.
@@ -55,8 +55,8 @@ pub enum ClientError {
 verbs::from_verb_errors!(ClientError);
 
 impl ClientError {
-    fn refused(reason: String) -> Self {
-        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason)).into()
+    fn permanently_refused(reason: String) -> Self {
+        ConnectError::refused::<RendezvousProtocol>(ClientRefusal::permanent(reason)).into()
     }
 
     /// Returns true if another attempt to connect cannot help.
@@ -108,7 +108,7 @@ impl Client {
     }
 
     fn connect_to(
-        target: ServerLocation<Rendezvous>,
+        target: ServerLocation<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -182,7 +182,7 @@ impl Client {
                 SessionEnd::RunFinished => break,
                 // The next session guesses right: see `lanes`, rule 4.
                 SessionEnd::ContinueInNewSession => self.session = None,
-                SessionEnd::UsedUp => {
+                SessionEnd::NumbersUsedUp => {
                     run.failures.end_reason = Some("the numbers are used up".to_owned());
                     break;
                 }
@@ -264,7 +264,7 @@ impl Client {
                 .retry_until(until, || self.open_session(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
         if accepted.next < self.results.one_past_largest {
-            return Err(ClientError::refused(format!(
+            return Err(ClientError::permanently_refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
                 accepted.next,
                 self.results.one_past_largest - 1
@@ -282,7 +282,7 @@ impl Client {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
         let (prepared, accepted, connection) = opened?;
         let session = Session {
             lane: self.connect_lane(prepared, &accepted)?,
@@ -292,39 +292,39 @@ impl Client {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedQueuePairs, Hello), ClientError> {
         let offered = welcome.designs.first().copied();
-        let offered =
-            offered.ok_or_else(|| ClientError::refused("it serves no design".to_owned()))?;
+        let offered = offered
+            .ok_or_else(|| ClientError::permanently_refused("it serves no design".to_owned()))?;
         let design = self.config.design.unwrap_or(offered);
         if !welcome.designs.contains(&design) {
             let reason = format!("it serves design {offered}, not {design}");
-            return Err(ClientError::refused(reason));
+            return Err(ClientError::permanently_refused(reason));
         }
         let device = self.context.capabilities()?;
         design.check(device).map_err(ConnectError::from)?;
         let prepared = self.prepare(design)?;
         let mut hello = Hello {
-            version: Rendezvous::VERSION,
+            version: RendezvousProtocol::VERSION,
             design,
             window: self.config.window,
-            spread: self.config.spread && matches!(prepared, Prepared::Rpc(_)),
+            spread: self.config.spread && matches!(prepared, PreparedQueuePairs::Rpc(_)),
             rc: None,
             uc: None,
             ud: None,
         };
         match &prepared {
-            Prepared::Atomics(qp, _) => hello.rc = Some(qp.endpoint()),
-            Prepared::Rpc(c) => {
+            PreparedQueuePairs::Atomics(qp, _) => hello.rc = Some(qp.endpoint()),
+            PreparedQueuePairs::Rpc(c) => {
                 (hello.uc, hello.ud) = (Some(c.uc_endpoint()), Some(c.ud_endpoint()))
             }
-            Prepared::Spec(c) => hello.ud = Some(c.endpoint()),
+            PreparedQueuePairs::Spec(c) => hello.ud = Some(c.endpoint()),
         }
         Ok((prepared, hello))
     }
 
     /// Creates the client's queue pairs, without connecting them.
-    fn prepare(&self, design: Design) -> Result<Prepared, ClientError> {
+    fn prepare(&self, design: Design) -> Result<PreparedQueuePairs, ClientError> {
         let (nic, window) = (self.port, self.config.window);
         let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
         // At most as many answers as requests are outstanding; small windows get extra RECVs for duplicates that a
@@ -349,11 +349,13 @@ impl Client {
                     .gid_index(nic.gid_index)
                     .max_send_wr(depth + 4)
                     .max_recv_wr(1)
-                    .inline_up_to(0);
-                Ok(Prepared::Atomics(qp.build()?, cq))
+                    .max_inline_data_if_supported(0);
+                Ok(PreparedQueuePairs::Atomics(qp.build()?, cq))
             }
-            Design::SpecS0 => Ok(Prepared::Spec(datagram::Client::new(&self.pd, &port)?)),
-            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Ok(Prepared::Rpc(
+            Design::SpecS0 => Ok(PreparedQueuePairs::Spec(datagram::Client::new(
+                &self.pd, &port,
+            )?)),
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Ok(PreparedQueuePairs::Rpc(
                 herd::PreparedClient::new(&self.pd, 0, &port)?,
             )),
         }
@@ -361,14 +363,14 @@ impl Client {
 
     fn connect_lane(
         &self,
-        prepared: Prepared,
+        prepared: PreparedQueuePairs,
         accepted: &Accepted,
     ) -> Result<AnyLane, ClientError> {
         let window = self.config.window;
         let lacks =
             |what: &str| ConnectError::Config(format!("the server's answer lacks {what:?}"));
         Ok(match prepared {
-            Prepared::Atomics(qp, cq) => {
+            PreparedQueuePairs::Atomics(qp, cq) => {
                 let remote = accepted
                     .counter
                     .zip(accepted.limit)
@@ -384,13 +386,13 @@ impl Client {
                     accepted.end,
                 )?))
             }
-            Prepared::Rpc(client) if self.config.spread => {
+            PreparedQueuePairs::Rpc(client) if self.config.spread => {
                 let layout = accepted.layout.ok_or_else(|| lacks("layout"))?;
                 let endpoint = &accepted.endpoint;
                 let client = client.connect_to_all(endpoint, &accepted.workers, layout)?;
                 AnyLane::Spread(Box::new(SpreadLane::new(client, window)))
             }
-            Prepared::Rpc(client) => {
+            PreparedQueuePairs::Rpc(client) => {
                 let (slots, layout) = accepted
                     .slots
                     .zip(accepted.layout)
@@ -398,7 +400,7 @@ impl Client {
                 let client = client.connect(&accepted.endpoint, slots, layout)?;
                 AnyLane::Rpc(Box::new(RpcLane::new(client, window)))
             }
-            Prepared::Spec(mut client) => {
+            PreparedQueuePairs::Spec(mut client) => {
                 client.connect(self.pd.ud_destination_from(self.port, &accepted.endpoint)?);
                 let ordered = !accepted.unordered;
                 AnyLane::Spec(Box::new(SpecLane::new(
@@ -411,7 +413,7 @@ impl Client {
     }
 }
 
-enum Prepared {
+enum PreparedQueuePairs {
     Atomics(verbs::PreparedQp<Rc>, verbs::CompletionQueue),
     Rpc(herd::PreparedClient),
     Spec(datagram::Client),

@@ -198,7 +198,7 @@ impl service::ServerConfig for ServerConfig {
         self.design.check(device)
     }
 
-    fn listen(&self) -> &str {
+    fn listen_address(&self) -> &str {
         &self.listen
     }
 

@@ -46,8 +46,8 @@ pub struct Counter {
     limit_mr: MemoryRegion,
     start: u64,
     end_of_numbers: u64,
-    low_water: u64,
-    stopped: AtomicBool,
+    wake_reserver_below_remaining: u64,
+    stopped_waiting_for_limit: AtomicBool,
     /// The thread that raises the limit.
     reserver: OnceLock<Thread>,
 }
@@ -56,7 +56,7 @@ pub struct Counter {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NumberRefusal {
     /// The numbers are used up.
-    UsedUp,
+    NumbersUsedUp,
     /// The server is stopping.
     Stopped,
     /// The limit has been reached, and will be raised.
@@ -84,8 +84,8 @@ impl Counter {
             limit_mr,
             start,
             end_of_numbers: end,
-            low_water,
-            stopped: AtomicBool::new(false),
+            wake_reserver_below_remaining: low_water,
+            stopped_waiting_for_limit: AtomicBool::new(false),
             reserver: OnceLock::new(),
         };
         counter
@@ -117,7 +117,8 @@ impl Counter {
             match next.compare_exchange_weak(first, first + n, Ordering::Relaxed, Ordering::Relaxed)
             {
                 Ok(_) => {
-                    if room - n < self.low_water && limit < self.end_of_numbers {
+                    if room - n < self.wake_reserver_below_remaining && limit < self.end_of_numbers
+                    {
                         self.wake_reserver();
                     }
                     return Ok((first, n));
@@ -130,9 +131,9 @@ impl Counter {
     #[cold]
     fn refusal_reason(&self, limit: u64) -> NumberRefusal {
         if limit >= self.end_of_numbers {
-            return NumberRefusal::UsedUp;
+            return NumberRefusal::NumbersUsedUp;
         }
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stopped_waiting_for_limit.load(Ordering::Relaxed) {
             return NumberRefusal::Stopped;
         }
         self.wake_reserver();
@@ -161,7 +162,8 @@ impl Counter {
 
     /// Stops waiting for a higher limit.
     pub(crate) fn stop_waiting_for_limit(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
+        self.stopped_waiting_for_limit
+            .store(true, Ordering::Relaxed);
         self.wake_reserver();
     }
 
@@ -187,7 +189,7 @@ impl Counter {
     }
 
     /// Returns the counter's memory, to which clients add.
-    pub fn remote_next(&self) -> RemoteMemory {
+    pub fn remote_next_number(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
             ..self.next_number_mr.remote()

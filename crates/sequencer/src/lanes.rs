@@ -104,9 +104,9 @@ pub(crate) trait DatagramNetwork {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpecAnswer {
     /// A header-only answer with the lower half.
-    Lower(u32),
+    LowerHalf(u32),
     /// The full number, or [`USED_UP_ANSWER`].
-    Full(u64),
+    FullNumber(u64),
     /// An answer of any other form.
     Unknown,
 }
@@ -121,10 +121,10 @@ impl DatagramNetwork for datagram::Client {
     fn poll(&mut self, mut each: impl FnMut(SpecAnswer)) -> Result<(), RpcError> {
         self.poll(|answer| {
             each(match answer.len {
-                0 => SpecAnswer::Lower(answer.imm),
+                0 => SpecAnswer::LowerHalf(answer.imm),
                 _ => answer
                     .u64_le()
-                    .map_or(SpecAnswer::Unknown, SpecAnswer::Full),
+                    .map_or(SpecAnswer::Unknown, SpecAnswer::FullNumber),
             });
         })?;
         Ok(())
@@ -201,13 +201,13 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
         let before = *outstanding;
         client.poll(|answer| {
             let n = match answer {
-                SpecAnswer::Lower(lower) => u64::from(*guess) << 32 | u64::from(lower),
-                SpecAnswer::Full(USED_UP_ANSWER) => {
+                SpecAnswer::LowerHalf(lower) => u64::from(*guess) << 32 | u64::from(lower),
+                SpecAnswer::FullNumber(USED_UP_ANSWER) => {
                     results.refused_requests += 1;
                     *outstanding = outstanding.saturating_sub(1);
                     return;
                 }
-                SpecAnswer::Full(n) => n,
+                SpecAnswer::FullNumber(n) => n,
                 SpecAnswer::Unknown => {
                     results.discarded_answers += 1;
                     return;
@@ -223,7 +223,7 @@ impl<D: DatagramNetwork> Lane for SpecLane<D> {
                 return;
             }
             *outstanding -= 1;
-            if let SpecAnswer::Full(_) = answer {
+            if let SpecAnswer::FullNumber(_) = answer {
                 results.wrong_guesses += 1;
                 *wrong = true;
             }

@@ -64,4 +64,4 @@ pub type LocalServer = service::LocalServer<Sequencer>;
 /// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Sequencer>;
 /// Connects clients to a [`LocalServer`].
-pub type Connector = service::LocalConnector<rendezvous::Rendezvous>;
+pub type Connector = service::LocalConnector<rendezvous::RendezvousProtocol>;

@@ -226,7 +226,7 @@ impl NumberSet {
     }
 
     /// Adds all numbers of `other`. Returns how many were in both, and one of them.
-    pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
+    pub fn merge_and_count_duplicates(&mut self, other: &Self) -> (u64, Option<u64>) {
         self.flush();
         let mut all = DuplicateNumbers::default();
         for (first, last) in other.runs() {
@@ -466,10 +466,10 @@ mod tests {
     fn merging_counts_what_both_have() {
         let mut a: NumberSet = (0..200_000).collect();
         let b: NumberSet = (199_990..300_000).collect();
-        assert_eq!(a.merge(&b), (10, Some(199_990)));
+        assert_eq!(a.merge_and_count_duplicates(&b), (10, Some(199_990)));
         assert_eq!(a.runs(), [(0, 299_999)]);
         let every_other: NumberSet = (300_000..500_000).step_by(2).collect();
-        assert_eq!(a.merge(&every_other), (0, None));
+        assert_eq!(a.merge_and_count_duplicates(&every_other), (0, None));
         let text = serde_json::to_string(&a).expect("serializes");
         assert_eq!(serde_json::from_str::<NumberSet>(&text).expect("parses"), a);
     }

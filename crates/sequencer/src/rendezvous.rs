@@ -24,9 +24,9 @@ use crate::Design;
 
 /// The messages of the sequencer's rendezvous.
 #[derive(Debug, Clone, Copy)]
-pub enum Rendezvous {}
+pub enum RendezvousProtocol {}
 
-impl Protocol for Rendezvous {
+impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "sequencer";
     const NAME: &'static str = "verbatim-sequencer";
     const VERSION: u32 = 1;
@@ -62,9 +62,9 @@ impl service::Hello for Hello {
 /// The server's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// [`Rendezvous`]'s [`Protocol::NAME`].
+    /// [`RendezvousProtocol`]'s [`Protocol::NAME`].
     pub protocol: String,
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The designs that the server serves.
     pub designs: Vec<Design>,
@@ -75,7 +75,7 @@ pub struct Welcome {
 /// The client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`Rendezvous`]'s [`Protocol::VERSION`].
+    /// [`RendezvousProtocol`]'s [`Protocol::VERSION`].
     pub version: u32,
     /// The design that the client requests.
     pub design: Design,

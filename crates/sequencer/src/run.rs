@@ -13,7 +13,7 @@ pub(crate) enum SessionEnd {
     RunFinished,
     /// No error, but the run continues in a new session.
     ContinueInNewSession,
-    UsedUp,
+    NumbersUsedUp,
     Failed {
         lost: usize,
         why: String,
@@ -199,7 +199,7 @@ impl ClientRun {
             }
             if lane.unanswered_requests() == 0 {
                 if results.refused_requests > refused {
-                    return SessionEnd::UsedUp;
+                    return SessionEnd::NumbersUsedUp;
                 }
                 if stopping || results.received_numbers >= self.target_numbers {
                     return SessionEnd::RunFinished;

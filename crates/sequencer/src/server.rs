@@ -8,13 +8,13 @@ use std::time::Duration;
 use rpc::{RpcError, RpcWorkerCounts, UdPortConfig, datagram, herd};
 use service::worker::lock;
 use service::{
-    ClientSlot, ClientsConnected, FirstFailure, FreeSlots, Protocol, RefusedClient, ServerError,
+    ClientRefusal, ClientSlot, ClientsConnected, FirstFailure, FreeSlots, Protocol, ServerError,
     Service, qp::connect_responder_qp,
 };
 use verbs::{Access, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QueuePair, Rc};
 
 use crate::counter::Counter;
-use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
 use crate::state::StateFile;
 use crate::worker::{self, Command, RpcServer, WorkerShared};
 use crate::{Design, ServerConfig, ServerStats};
@@ -42,9 +42,9 @@ pub struct Sequencer {
 pub enum ServerRuntime {
     /// The server starts its own threads.
     #[default]
-    Threads,
+    OwnThreads,
     /// The caller runs the workers. The server has no thread, so it cannot keep a state file.
-    Caller,
+    CallerThreads,
 }
 
 /// A client's resources at the server.
@@ -80,7 +80,7 @@ impl Drop for ClientResources {
 }
 
 impl Service for Sequencer {
-    type Protocol = Rendezvous;
+    type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
     type Runtime = ServerRuntime;
     type Worker = RpcServer;
@@ -93,7 +93,7 @@ impl Service for Sequencer {
         config: ServerConfig,
         runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<RpcServer>), ServerError> {
-        if runtime == ServerRuntime::Caller && config.state.is_some() {
+        if runtime == ServerRuntime::CallerThreads && config.state.is_some() {
             return Err(ServerError::Config(
                 "a server without threads keeps no state file".to_owned(),
             ));
@@ -129,8 +129,8 @@ impl Service for Sequencer {
 
     fn welcome(&self) -> Welcome {
         Welcome {
-            protocol: Rendezvous::NAME.to_owned(),
-            version: Rendezvous::VERSION,
+            protocol: RendezvousProtocol::NAME.to_owned(),
+            version: RendezvousProtocol::VERSION,
             designs: vec![self.config.design],
             max_window: self.config.max_window,
         }
@@ -139,23 +139,23 @@ impl Service for Sequencer {
     fn accept(
         self: &Arc<Self>,
         hello: &Hello,
-    ) -> Result<(Accepted, ClientResources), RefusedClient> {
+    ) -> Result<(Accepted, ClientResources), ClientRefusal> {
         let design = self.config.design;
         if hello.design != design {
-            return Err(RefusedClient::permanent(format!(
+            return Err(ClientRefusal::permanent(format!(
                 "this server serves design {design}, not {}",
                 hello.design
             )));
         }
         if self.counter.next_number() >= self.counter.end_of_numbers() {
-            return Err(RefusedClient::permanent(format!(
+            return Err(ClientRefusal::permanent(format!(
                 "the numbers are used up: design {design} gives none from {} on",
                 self.counter.end_of_numbers()
             )));
         }
         let full = || {
             let max = self.config.max_clients;
-            RefusedClient::temporary(format!("this server has its {max} clients already"))
+            ClientRefusal::temporary(format!("this server has its {max} clients already"))
         };
         let mut session = ClientResources {
             sequencer: Arc::clone(self),
@@ -174,10 +174,10 @@ impl Service for Sequencer {
 
     fn work(&self, index: usize, engine: RpcServer) -> Result<(), RpcError> {
         let speculate = self.config.design == Design::SpecS0;
-        worker::run(engine, &self.workers[index], &self.counter, speculate)
+        worker::run_until_stop_command(engine, &self.workers[index], &self.counter, speculate)
     }
 
-    fn background_thread(
+    fn background_thread_name_and_body(
         self: &Arc<Self>,
         failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -186,7 +186,7 @@ impl Service for Sequencer {
             return None;
         }
         let (sequencer, failure) = (Arc::clone(self), failure.clone());
-        let work = move || sequencer.run_reserver(state, &failure);
+        let work = move || sequencer.keep_limit_ahead_of_counter(state, &failure);
         Some(("reserver".to_owned(), Box::new(work)))
     }
 
@@ -194,7 +194,7 @@ impl Service for Sequencer {
         let (start, next) = (self.counter.first_number(), self.counter.next_number());
         let mut counts = RpcWorkerCounts::default();
         for worker in &self.workers {
-            counts.add(&worker.mailbox.counts());
+            counts.add(&worker.mailbox.worker_counts());
         }
         let atomics = self.config.design == Design::Atomics;
         ServerStats {
@@ -344,7 +344,7 @@ impl Sequencer {
     }
 
     /// Keeps the limit ahead of the counter, and ends `atomics` when the numbers are used up.
-    fn run_reserver(&self, mut state: Option<StateFile>, failure: &FirstFailure) {
+    fn keep_limit_ahead_of_counter(&self, mut state: Option<StateFile>, failure: &FirstFailure) {
         self.counter.set_reserver_thread();
         let atomics = self.config.design == Design::Atomics;
         let end = self.counter.end_of_numbers();
@@ -395,15 +395,18 @@ impl Sequencer {
         }
     }
 
-    fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, RefusedClient> {
-        let peer = hello.rc.ok_or_else(|| missing_endpoint("rc"))?;
+    fn admit_atomics(&self, hello: &Hello, slot: u32) -> Result<Accepted, ClientRefusal> {
+        let peer = hello.rc.ok_or_else(|| missing_endpoint_refusal("rc"))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (endpoint, qp) =
             connect_responder_qp(&self.pd, &self.responder_cq, self.port, access, &peer)?;
         lock(&self.client_qps).insert(slot, qp);
         // The reserver polls the counter while clients are connected.
         self.counter.wake_reserver();
-        let (counter, limit) = (self.counter.remote_next(), self.counter.remote_limit());
+        let (counter, limit) = (
+            self.counter.remote_next_number(),
+            self.counter.remote_limit(),
+        );
         Ok(Accepted {
             counter: Some(counter),
             limit: Some(limit),
@@ -415,19 +418,19 @@ impl Sequencer {
         &self,
         hello: &Hello,
         worker_slots: &mut Vec<ClientSlotAtWorker>,
-    ) -> Result<Accepted, RefusedClient> {
-        let peer = hello.ud.ok_or_else(|| missing_endpoint("ud"))?;
+    ) -> Result<Accepted, ClientRefusal> {
+        let peer = hello.ud.ok_or_else(|| missing_endpoint_refusal("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
-        let to = to.map_err(RefusedClient::temporary)?;
+        let to = to.map_err(ClientRefusal::temporary)?;
         let (worker, index) = self.take_slot_at_least_busy_worker(hello.window, worker_slots)?;
         let added = worker
             .mailbox
             .send_and_wait(|done| Command::AddDatagram { index, to, done });
-        added.map_err(RefusedClient::temporary)?;
+        added.map_err(ClientRefusal::temporary)?;
         let queue = index as usize % worker.endpoints.len().max(1);
         let endpoint = worker.endpoints.get(queue);
         let endpoint =
-            endpoint.ok_or_else(|| RefusedClient::temporary("the worker has no endpoint"))?;
+            endpoint.ok_or_else(|| ClientRefusal::temporary("the worker has no endpoint"))?;
         Ok(self.accepted_without_memory(*endpoint))
     }
 
@@ -435,17 +438,17 @@ impl Sequencer {
         &self,
         hello: &Hello,
         worker_slots: &mut Vec<ClientSlotAtWorker>,
-    ) -> Result<Accepted, RefusedClient> {
+    ) -> Result<Accepted, ClientRefusal> {
         let (uc, ud) = (
-            hello.uc.ok_or_else(|| missing_endpoint("uc"))?,
-            hello.ud.ok_or_else(|| missing_endpoint("ud"))?,
+            hello.uc.ok_or_else(|| missing_endpoint_refusal("uc"))?,
+            hello.ud.ok_or_else(|| missing_endpoint_refusal("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.responder_cq, (&uc, &ud));
         let herd::ConnectedClient {
-            endpoint,
+            server_endpoint: endpoint,
             qp,
             client_destination: to,
-        } = connected.map_err(RefusedClient::temporary)?;
+        } = connected.map_err(ClientRefusal::temporary)?;
         let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let add = |worker: &WorkerShared, index, tag| {
@@ -454,7 +457,7 @@ impl Sequencer {
                 Some((slots, herd::RequestRegionLayout { window, ..layout }))
             });
             let found = slots
-                .ok_or_else(|| RefusedClient::temporary("the worker has no request region"))?;
+                .ok_or_else(|| ClientRefusal::temporary("the worker has no request region"))?;
             let added = worker.mailbox.send_and_wait(|done| Command::AddHerd {
                 index,
                 qp: Arc::clone(&qp),
@@ -462,14 +465,14 @@ impl Sequencer {
                 slots: (window, tag),
                 done,
             });
-            added.map_err(RefusedClient::temporary)?;
-            Ok::<_, RefusedClient>(found)
+            added.map_err(ClientRefusal::temporary)?;
+            Ok::<_, ClientRefusal>(found)
         };
         let mut accepted = self.accepted_without_memory(endpoint);
         if hello.spread {
             for number in 0..self.workers.len() {
                 let tag = herd::WorkerTag::of_worker(number);
-                let tag = tag.ok_or_else(|| RefusedClient::permanent("it has too many workers"))?;
+                let tag = tag.ok_or_else(|| ClientRefusal::permanent("it has too many workers"))?;
                 let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
                 accepted.workers.push(slots);
@@ -488,7 +491,7 @@ impl Sequencer {
         &self,
         window: usize,
         worker_slots: &mut Vec<ClientSlotAtWorker>,
-    ) -> Result<(&WorkerShared, u32), RefusedClient> {
+    ) -> Result<(&WorkerShared, u32), ClientRefusal> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.client_slots);
             p.has_room(window).then_some(p.clients)
@@ -506,7 +509,7 @@ impl Sequencer {
         number: usize,
         window: usize,
         worker_slots: &mut Vec<ClientSlotAtWorker>,
-    ) -> Result<(&WorkerShared, u32), RefusedClient> {
+    ) -> Result<(&WorkerShared, u32), ClientRefusal> {
         let worker = &self.workers[number];
         let index = lock(&worker.client_slots)
             .reserve_client_index(window)
@@ -520,13 +523,13 @@ impl Sequencer {
     }
 }
 
-fn no_room_refusal() -> RefusedClient {
-    RefusedClient::temporary(
+fn no_room_refusal() -> ClientRefusal {
+    ClientRefusal::temporary(
         "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
          recv-depth",
     )
 }
 
-fn missing_endpoint(what: &str) -> RefusedClient {
-    RefusedClient::permanent(format!("the message lacks the endpoint {what:?}"))
+fn missing_endpoint_refusal(what: &str) -> ClientRefusal {
+    ClientRefusal::permanent(format!("the message lacks the endpoint {what:?}"))
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, datagram, herd};
+use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, datagram, herd};
 use rustix::event::{PollFd, PollFlags, poll};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop, lock};
 use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
@@ -27,14 +27,17 @@ pub(crate) struct ClientSlots {
     /// Free client indices.
     free_indices: Vec<u32>,
     /// Free request capacity of each queue pair to which clients send; of the worker if clients WRITE.
-    free_capacity: Vec<usize>,
+    free_request_capacity_by_qp: Vec<usize>,
     pub(crate) clients: usize,
 }
 
 impl ClientSlots {
     /// Returns the position in `free_indices` of an index whose queue pair has room for a window.
     fn find_free(&self, window: usize) -> Option<usize> {
-        let room = |index: &u32| self.free_capacity[*index as usize % self.free_capacity.len()];
+        let room = |index: &u32| {
+            self.free_request_capacity_by_qp
+                [*index as usize % self.free_request_capacity_by_qp.len()]
+        };
         self.free_indices
             .iter()
             .rposition(|index| room(index) >= window)
@@ -48,16 +51,16 @@ impl ClientSlots {
     /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn reserve_client_index(&mut self, window: usize) -> Option<u32> {
         let index = self.free_indices.remove(self.find_free(window)?);
-        let queue = index as usize % self.free_capacity.len();
-        self.free_capacity[queue] -= window;
+        let queue = index as usize % self.free_request_capacity_by_qp.len();
+        self.free_request_capacity_by_qp[queue] -= window;
         self.clients += 1;
         Some(index)
     }
 
     fn release(&mut self, index: u32, window: usize) {
         self.free_indices.push(index);
-        let queue = index as usize % self.free_capacity.len();
-        self.free_capacity[queue] += window;
+        let queue = index as usize % self.free_request_capacity_by_qp.len();
+        self.free_request_capacity_by_qp[queue] += window;
         self.clients -= 1;
     }
 }
@@ -99,7 +102,7 @@ impl WorkerShared {
             request_region: region,
             client_slots: Mutex::new(ClientSlots {
                 free_indices: (0..max_clients).rev().collect(),
-                free_capacity,
+                free_request_capacity_by_qp: free_capacity,
                 clients: 0,
             }),
             mailbox: Mailbox::new()?,
@@ -146,7 +149,7 @@ impl RpcServer {
     fn add_client(&mut self, command: Command) {
         let done = match (self, command) {
             (Self::Datagram(servers, _), Command::AddDatagram { index, to, done }) => {
-                let added = server_of(servers, index).add_client(index, to);
+                let added = server_of(servers, index).add_client_if_qpn_free(index, to);
                 (
                     done,
                     if added {
@@ -191,13 +194,16 @@ fn server_of(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Ser
 }
 
 /// Serves requests until the worker gets the stop command.
-pub(crate) fn run(
+pub(crate) fn run_until_stop_command(
     engine: RpcServer,
     shared: &WorkerShared,
     counter: &Counter,
     speculate: bool,
 ) -> Result<(), RpcError> {
-    let handler = NumberHandler { counter, speculate };
+    let handler = NumberHandler {
+        counter,
+        answers_header_only_if_guess_is_right: speculate,
+    };
     let mut running = RunningWorker {
         engine,
         shared,
@@ -255,7 +261,7 @@ impl WorkerLoop for RunningWorker<'_> {
             RpcServer::Datagram(servers, channel) => {
                 // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
                 // between.
-                if !is_cq_armed(waiter) {
+                if !was_cq_armed_in_previous_round(waiter) {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
                     }
@@ -284,14 +290,14 @@ impl WorkerLoop for RunningWorker<'_> {
 }
 
 /// Returns true if the CQ was armed in the previous round: the first idle round arms it.
-fn is_cq_armed(waiter: &Waiter) -> bool {
+fn was_cq_armed_in_previous_round(waiter: &Waiter) -> bool {
     waiter.next_sleep() > Duration::from_micros(50)
 }
 
 /// The request handler of all designs with workers: gives numbers.
 struct NumberHandler<'c> {
     counter: &'c Counter,
-    speculate: bool,
+    answers_header_only_if_guess_is_right: bool,
 }
 
 /// A range of numbers for a batch of requests. One atomic operation takes them all, or as many as remain below the counter's
@@ -304,8 +310,8 @@ struct BatchNumbers {
 
 impl NumberHandler<'_> {
     #[inline]
-    fn next_number(&self, batch: &mut BatchNumbers) -> Option<u64> {
-        if batch.remaining_numbers == 0 && !self.refill(batch) {
+    fn next_number_unless_stopped(&self, batch: &mut BatchNumbers) -> Option<u64> {
+        if batch.remaining_numbers == 0 && !self.refill_unless_stopped(batch) {
             return None;
         }
         let n = batch.next_number;
@@ -317,7 +323,7 @@ impl NumberHandler<'_> {
 
     /// Takes the missing numbers, and waits for a higher limit if necessary. Returns false if the server stops.
     #[cold]
-    fn refill(&self, batch: &mut BatchNumbers) -> bool {
+    fn refill_unless_stopped(&self, batch: &mut BatchNumbers) -> bool {
         let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));
         loop {
             match self.counter.take_numbers(batch.unserved_requests.max(1)) {
@@ -325,7 +331,7 @@ impl NumberHandler<'_> {
                     (batch.next_number, batch.remaining_numbers) = (first, n);
                     return true;
                 }
-                Err(NumberRefusal::UsedUp) => {
+                Err(NumberRefusal::NumbersUsedUp) => {
                     (batch.next_number, batch.remaining_numbers) = (USED_UP_ANSWER, 1);
                     return true;
                 }
@@ -340,7 +346,7 @@ impl RpcHandler for NumberHandler<'_> {
     type Batch = BatchNumbers;
 
     #[inline]
-    fn begin(&mut self, requests: usize) -> BatchNumbers {
+    fn prepare_batch(&mut self, requests: usize) -> BatchNumbers {
         verbs::time::charge_server_requests(requests);
         let wanted = requests as u64;
         match self.counter.take_numbers(wanted) {
@@ -358,12 +364,20 @@ impl RpcHandler for NumberHandler<'_> {
     }
 
     #[inline]
-    fn handle(&mut self, batch: &mut BatchNumbers, request: Request<'_>, reply: RequestReply<'_>) {
-        let Some(n) = self.next_number(batch) else {
+    fn handle(
+        &mut self,
+        batch: &mut BatchNumbers,
+        request: Request<'_>,
+        reply: RequestReplier<'_>,
+    ) {
+        let Some(n) = self.next_number_unless_stopped(batch) else {
             return;
         };
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
-        if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP_ANSWER {
+        if self.answers_header_only_if_guess_is_right
+            && n >> 32 == u64::from(request.imm)
+            && n != USED_UP_ANSWER
+        {
             reply.send_header_only_with_imm(n as u32);
         } else {
             reply.send_payload(&n.to_le_bytes());

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpc::herd::{self, ConnectedClient, DoorbellPolicy, RequestRegionLayout};
-use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPortConfig};
+use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, UdPortConfig};
 use serde::{Deserialize, Serialize};
 use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use service::{
-    Capabilities, ClientSlot, ClientsConnected, FreeSlots, NicConfig, Protocol, RefusedClient,
+    Capabilities, ClientRefusal, ClientSlot, ClientsConnected, FreeSlots, NicConfig, Protocol,
     ServerError, ServerLocation, Service, UnsupportedDesign, config::in_range,
 };
 use verbs::{
@@ -42,7 +42,7 @@ impl service::ServerConfig for Config {
     fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign> {
         Design::Rpc.check(device)
     }
-    fn listen(&self) -> &str {
+    fn listen_address(&self) -> &str {
         "127.0.0.1:0"
     }
     fn nic(&self) -> &NicConfig {
@@ -192,24 +192,24 @@ impl Service for Counter {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), ClientRefusal> {
         let slot = self
             .slots
             .take_free_slot()
-            .ok_or_else(|| RefusedClient::temporary("it is full"))?;
+            .ok_or_else(|| ClientRefusal::temporary("it is full"))?;
         let (index, session) = (slot.index(), Session(Arc::clone(self), Arc::new(slot)));
         let ends = (&hello.uc, &hello.ud);
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
-        let connected = connected.map_err(RefusedClient::temporary)?;
+        let connected = connected.map_err(ClientRefusal::temporary)?;
         let slots = herd::client_region(&self.region, &LAYOUT, index);
         let accepted = Accepted {
-            endpoint: connected.endpoint,
-            slots: slots.ok_or_else(|| RefusedClient::temporary("there are no such slots"))?,
+            endpoint: connected.server_endpoint,
+            slots: slots.ok_or_else(|| ClientRefusal::temporary("there are no such slots"))?,
         };
         let added = self
             .mailbox
             .send_and_wait(|done| Command::Add(index, connected, done));
-        added.map_err(RefusedClient::temporary)?;
+        added.map_err(ClientRefusal::temporary)?;
         Ok((accepted, session))
     }
 
@@ -284,9 +284,9 @@ struct Add<'c>(&'c AtomicU64);
 impl RpcHandler for Add<'_> {
     type Batch = ();
 
-    fn begin(&mut self, _requests: usize) {}
+    fn prepare_batch(&mut self, _requests: usize) {}
 
-    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReply<'_>) {
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReplier<'_>) {
         let Ok(n) = request.payload.try_into().map(u64::from_le_bytes) else {
             return;
         };
@@ -302,7 +302,7 @@ fn add_all(
 ) -> Result<Vec<u64>, Box<dyn std::error::Error>> {
     let context = NicConfig::default().open()?;
     let (pd, patience) = (context.alloc_pd()?, std::time::Duration::from_secs(5));
-    let (client, accepted, _connection) = target.open(1, patience, |_welcome| {
+    let (client, accepted, _connection) = target.open_session(1, patience, |_welcome| {
         let config = UdPortConfig {
             max_recv_payload_bytes: 8,
             ..UdPortConfig::default()

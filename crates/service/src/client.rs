@@ -10,7 +10,7 @@ use crate::connector::LocalConnector;
 use crate::design::UnsupportedDesign;
 use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_welcome};
-use crate::rendezvous::{Answer, Handshake, RefusedClient, retry_until};
+use crate::rendezvous::{Answer, ClientRefusal, Handshake, retry_until};
 
 /// Location of a server.
 #[derive(Debug, Clone)]
@@ -74,7 +74,7 @@ verbs::from_verb_errors!(ConnectError);
 
 impl ConnectError {
     /// Creates the error of a refusal, for a server of the protocol `P`.
-    pub fn refused<P: Protocol>(RefusedClient { reason, retry }: RefusedClient) -> Self {
+    pub fn refused<P: Protocol>(ClientRefusal { reason, retry }: ClientRefusal) -> Self {
         Self::Refused {
             service: P::SERVICE,
             reason,
@@ -99,7 +99,7 @@ impl<P: Protocol> ServerLocation<P> {
     ///
     /// # Errors
     /// [`ConnectError`], or the error of `prepare`.
-    pub fn open<Q, E: From<ConnectError>>(
+    pub fn open_session<Q, E: From<ConnectError>>(
         &self,
         window: usize,
         timeout: Duration,
@@ -126,7 +126,7 @@ impl<P: Protocol> ServerLocation<P> {
                     server: server.clone(),
                     source,
                 };
-                let connected = Handshake::connect(server, P::SERVICE, timeout);
+                let connected = Handshake::connect_and_receive_welcome(server, P::SERVICE, timeout);
                 let (handshake, welcome) = connected.map_err(unreachable)?;
                 let (prepared, hello) = prepare(&welcome)?;
                 match handshake.send_hello(&hello).map_err(unreachable)? {

@@ -22,7 +22,7 @@ pub trait ServerConfig {
     fn check_device(&self, device: &Capabilities) -> Result<(), UnsupportedDesign>;
 
     /// Returns the TCP address on which the server listens.
-    fn listen(&self) -> &str;
+    fn listen_address(&self) -> &str;
 
     /// Returns the configuration of the NIC.
     fn nic(&self) -> &NicConfig;

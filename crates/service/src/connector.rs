@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::Protocol;
-use crate::rendezvous::RefusedClient;
+use crate::rendezvous::ClientRefusal;
 
 /// The accepting side of a server.
 pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
@@ -16,7 +16,7 @@ pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
     fn accept(
         &self,
         hello: &P::Hello,
-    ) -> Result<(P::Accepted, Box<dyn fmt::Debug + Send + Sync>), RefusedClient>;
+    ) -> Result<(P::Accepted, Box<dyn fmt::Debug + Send + Sync>), ClientRefusal>;
 
     /// Stops the server.
     fn stop(&self);

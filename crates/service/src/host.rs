@@ -12,7 +12,7 @@ use crate::connector::AcceptSide;
 use crate::design::UnsupportedDesign;
 use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_hello};
-use crate::rendezvous::RefusedClient;
+use crate::rendezvous::ClientRefusal;
 use crate::worker::lock;
 
 /// The server of one system. [`Server`](crate::Server) runs it with threads and TCP,
@@ -57,7 +57,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn accept(
         self: &Arc<Self>,
         hello: &HelloOf<Self>,
-    ) -> Result<(AcceptedOf<Self>, Self::Session), RefusedClient>;
+    ) -> Result<(AcceptedOf<Self>, Self::Session), ClientRefusal>;
 
     /// Runs a worker until [`stop`](Self::stop).
     ///
@@ -67,7 +67,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
 
     /// Returns the name and the body of a further thread beside the workers, if the service needs
     /// one.
-    fn background_thread(
+    fn background_thread_name_and_body(
         self: &Arc<Self>,
         _failure: &FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -184,7 +184,7 @@ impl Drop for ConnectedClientGuard {
 
 /// A client's session and its count.
 #[derive(Debug)]
-pub(crate) struct AttachedSession<T> {
+pub(crate) struct CountedSession<T> {
     _session: T,
     _counted: ConnectedClientGuard,
 }
@@ -225,13 +225,13 @@ impl<S: Service> RunningService<S> {
     pub(crate) fn accept_client(
         &self,
         hello: &HelloOf<S>,
-    ) -> Result<(AcceptedOf<S>, AttachedSession<S::Session>), RefusedClient> {
+    ) -> Result<(AcceptedOf<S>, CountedSession<S::Session>), ClientRefusal> {
         check_hello::<S::Protocol>(hello, self.service.config().max_window())?;
         self.clients.connected.fetch_add(1, Ordering::Relaxed);
         let counted = ConnectedClientGuard(Arc::clone(&self.clients));
         let (accepted, session) = self.service.accept(hello)?;
         self.clients.ever_connected.fetch_add(1, Ordering::Relaxed);
-        let attached = AttachedSession {
+        let attached = CountedSession {
             _session: session,
             _counted: counted,
         };
@@ -254,7 +254,7 @@ impl<S: Service> AcceptSide<S::Protocol> for RunningService<S> {
     fn accept(
         &self,
         hello: &HelloOf<S>,
-    ) -> Result<(AcceptedOf<S>, Box<dyn Debug + Send + Sync>), RefusedClient> {
+    ) -> Result<(AcceptedOf<S>, Box<dyn Debug + Send + Sync>), ClientRefusal> {
         let (accepted, attached) = self.accept_client(hello)?;
         Ok((accepted, Box::new(attached)))
     }

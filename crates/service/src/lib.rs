@@ -56,7 +56,7 @@ pub use host::{
 pub use local::{LocalServer, LocalWorker};
 pub use nic::{NicConfig, OpenError};
 pub use protocol::{Hello, Protocol, Welcome};
-pub use rendezvous::{Answer, RefusedClient};
+pub use rendezvous::{Answer, ClientRefusal};
 pub use report::LatencySummary;
 pub use server::Server;
 pub use slots::{ClientSlot, FreeSlots};

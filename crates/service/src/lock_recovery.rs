@@ -62,7 +62,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
     }
 
     /// Returns the bytes of a redo entry, which are the same for all parts.
-    fn redo_bytes(&self) -> usize;
+    fn redo_entry_bytes(&self) -> usize;
 
     /// Returns the index of the part that a redo entry refers to. The entry may hold arbitrary
     /// bytes.
@@ -150,13 +150,13 @@ impl<T: LockTable> LockRecovery<T> {
 
     /// Returns the number of locks freed for their owners, and the number of clients whose access
     /// was revoked for that.
-    pub fn recovery_counts(&self) -> (u64, u64) {
+    pub fn recovered_lock_and_revoked_client_counts(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         (of(&self.recovered_locks), of(&self.revoked_clients))
     }
 
     /// Removes the client with this index: revokes its access and finishes its changes.
-    pub fn remove(&self, index: u32) {
+    pub fn revoke_and_remove_client(&self, index: u32) {
         let owner = lock(&self.clients)
             .iter()
             .find(|(_, client)| client.index_at_server == index && client.access.is_some())
@@ -202,7 +202,10 @@ impl<T: LockTable> LockRecovery<T> {
 
     /// Executes the redo entries of a client whose locks it still holds.
     fn execute_redo_entries(&self, owner: u32, memory: &MemoryRegion) {
-        let bytes = self.tables.first().map_or(0, |table| table.redo_bytes());
+        let bytes = self
+            .tables
+            .first()
+            .map_or(0, |table| table.redo_entry_bytes());
         if bytes == 0 {
             return;
         }

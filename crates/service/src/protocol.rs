@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::rendezvous::RefusedClient;
+use crate::rendezvous::ClientRefusal;
 
 /// The rendezvous of one service: three messages, each a JSON object on one line.
 pub trait Protocol: 'static {
@@ -43,17 +43,17 @@ pub trait Hello {
 pub(crate) fn check_welcome<P: Protocol>(
     welcome: &P::Welcome,
     window: usize,
-) -> Result<(), RefusedClient> {
+) -> Result<(), ClientRefusal> {
     let (protocol, version) = (welcome.protocol(), welcome.version());
     if protocol != P::NAME || version != P::VERSION {
-        return Err(RefusedClient::permanent(format!(
+        return Err(ClientRefusal::permanent(format!(
             "it speaks {protocol} {version}, this client {} {}",
             P::NAME,
             P::VERSION
         )));
     }
     if window > welcome.max_window() {
-        return Err(RefusedClient::permanent(format!(
+        return Err(ClientRefusal::permanent(format!(
             "its largest window is {}, not {window}",
             welcome.max_window()
         )));
@@ -65,16 +65,16 @@ pub(crate) fn check_welcome<P: Protocol>(
 pub(crate) fn check_hello<P: Protocol>(
     hello: &P::Hello,
     max_window: usize,
-) -> Result<(), RefusedClient> {
+) -> Result<(), ClientRefusal> {
     let (version, window) = (hello.version(), hello.window());
     if version != P::VERSION {
-        return Err(RefusedClient::permanent(format!(
+        return Err(ClientRefusal::permanent(format!(
             "version {version} of the exchange, {} expected",
             P::VERSION
         )));
     }
     if window == 0 || window > max_window {
-        return Err(RefusedClient::permanent(format!(
+        return Err(ClientRefusal::permanent(format!(
             "a window of {window}: this server takes 1 to {max_window} (its max-window)"
         )));
     }

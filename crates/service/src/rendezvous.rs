@@ -25,20 +25,20 @@ pub enum Answer<A> {
     /// The client is connected; the data that it needs.
     Accepted(A),
     /// The client is refused.
-    Refused(RefusedClient),
+    Refused(ClientRefusal),
 }
 
 /// Refusal of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{reason}")]
-pub struct RefusedClient {
+pub struct ClientRefusal {
     /// Reason in words.
     pub reason: String,
     /// True if the same request may succeed later, or with other queue pairs.
     pub retry: bool,
 }
 
-impl RefusedClient {
+impl ClientRefusal {
     /// Creates a refusal for a permanent reason.
     pub fn permanent(reason: impl Display) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Handshake {
     ///
     /// # Errors
     /// As connecting and reading. [`ErrorKind::InvalidInput`] if the address is invalid.
-    pub(crate) fn connect<W: DeserializeOwned>(
+    pub(crate) fn connect_and_receive_welcome<W: DeserializeOwned>(
         server: &str,
         whose: &'static str,
         timeout: Duration,
@@ -200,7 +200,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
     welcome: &impl Serialize,
-    accept: impl FnOnce(&H) -> Result<(A, S), RefusedClient>,
+    accept: impl FnOnce(&H) -> Result<(A, S), ClientRefusal>,
 ) {
     let mut receive_hello = || {
         stream.set_nodelay(true)?;
@@ -208,7 +208,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
         receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
     let accepted = receive_hello()
-        .map_err(RefusedClient::temporary)
+        .map_err(ClientRefusal::temporary)
         .and_then(|h| accept(&h));
     let (answer, session) = match accepted {
         Ok((accepted, session)) => (Answer::Accepted(accepted), Some(session)),
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn answers_have_the_documented_form() {
-        let refused = Answer::<u64>::Refused(RefusedClient::temporary("full"));
+        let refused = Answer::<u64>::Refused(ClientRefusal::temporary("full"));
         let text = serde_json::to_string(&refused).expect("serializes");
         assert_eq!(text, r#"{"refused":{"reason":"full","retry":true}}"#);
         assert_eq!(

@@ -41,10 +41,10 @@ impl<S: Service> Server<S> {
     pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
         RunningService::<S>::check_config_and_device(context, &config)?;
         let listen = |source| ServerError::Listen {
-            address: config.listen().to_owned(),
+            address: config.listen_address().to_owned(),
             source,
         };
-        let listener = TcpListener::bind(config.listen()).map_err(listen)?;
+        let listener = TcpListener::bind(config.listen_address()).map_err(listen)?;
         let address = listener.local_addr()?;
         let (host, workers) = RunningService::new(context, config, S::Runtime::default())?;
         let mut server = Self {
@@ -69,7 +69,7 @@ impl<S: Service> Server<S> {
         if let Some((name, work)) = self
             .running_service
             .service
-            .background_thread(&self.running_service.failure)
+            .background_thread_name_and_body(&self.running_service.failure)
         {
             self.spawn(name, work)?;
         }

@@ -80,12 +80,7 @@ impl Session {
 
     /// Adds a part of a long request. Returns true after the last part; the request is then in
     /// `received_request_parts`. `None` means that the part is invalid.
-    pub fn add_request_part_and_check_complete(
-        &mut self,
-        offset: usize,
-        total: usize,
-        bytes: &[u8],
-    ) -> Option<bool> {
+    pub fn add_request_part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
         if total > self.max_request_bytes || offset.checked_add(bytes.len())? > total {
             return None;
         }
@@ -237,29 +232,14 @@ mod tests {
     #[test]
     fn parts_make_a_whole_or_nothing() {
         let mut s = Session::new(64, 1 << 17);
-        assert_eq!(
-            s.add_request_part_and_check_complete(0, 5, b"abc"),
-            Some(false)
-        );
-        assert_eq!(s.add_request_part_and_check_complete(4, 5, b"x"), None);
-        assert_eq!(
-            s.add_request_part_and_check_complete(3, 5, b"de"),
-            Some(true)
-        );
+        assert_eq!(s.add_request_part(0, 5, b"abc"), Some(false));
+        assert_eq!(s.add_request_part(4, 5, b"x"), None);
+        assert_eq!(s.add_request_part(3, 5, b"de"), Some(true));
         assert_eq!(s.received_request_parts, b"abcde");
-        assert_eq!(s.add_request_part_and_check_complete(0, 2, b"abc"), None);
-        assert_eq!(
-            s.add_request_part_and_check_complete(usize::MAX, 5, b"abc"),
-            None
-        );
-        assert_eq!(
-            s.add_request_part_and_check_complete(0, 1 << 30, b"abc"),
-            None
-        );
+        assert_eq!(s.add_request_part(0, 2, b"abc"), None);
+        assert_eq!(s.add_request_part(usize::MAX, 5, b"abc"), None);
+        assert_eq!(s.add_request_part(0, 1 << 30, b"abc"), None);
         // A new request begins at offset 0.
-        assert_eq!(
-            s.add_request_part_and_check_complete(0, 2, b"ab"),
-            Some(true)
-        );
+        assert_eq!(s.add_request_part(0, 2, b"ab"), Some(true));
     }
 }

@@ -94,7 +94,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     }
 
     /// Returns the worker's counts. Counts of a busy worker may lag by a few thousand requests.
-    pub fn counts(&self) -> S {
+    pub fn worker_counts(&self) -> S {
         lock(&self.published_counts).clone()
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 /// `kernel/sched/membarrier.c`). The grace period exceeds a peer's timeouts while network
 /// namespaces are being removed. A thread that peers wait for must therefore not be the first to
 /// register.
-pub fn register_process() {
+pub fn register_for_membarriers() {
     register_global_expedited();
     if cfg!(target_arch = "x86_64") {
         is_private_barrier_available();

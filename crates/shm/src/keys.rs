@@ -20,7 +20,7 @@ mod hazards;
 mod table;
 mod windows;
 
-pub use entry::{find_slot_of_key, key_of};
+pub use entry::{find_slot_of_key, key_of_generation_and_key};
 pub use hazards::RegionPin;
 pub use table::{KeyTable, NewRegion, deregister_remote};
 pub use windows::{BindRequest, WindowId, WindowType};

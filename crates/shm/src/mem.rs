@@ -37,14 +37,14 @@ pub use fault::MemoryFault;
 pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};
 pub use present::{is_readable, prefault, probe_writable};
 pub use region::{AccessibleRegion, BOUNCE};
-pub use share::this_thread_is_the_engine;
+pub use share::declare_this_thread_the_engine;
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
 
 /// Checks that a process can replace its pages while threads run; returns the error of
 /// `userfaultfd(2)` if not.
 pub(crate) fn check_userfaultfd() -> std::io::Result<()> {
-    replace::check_write_blocking()
+    replace::check_writers_can_be_blocked()
 }
 
 /// Makes an access to memory that the program has unmapped return an error.

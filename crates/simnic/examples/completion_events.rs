@@ -130,12 +130,12 @@ fn mean_round_trip(nic: &str, server_sleeps: bool) -> Result<Duration> {
     // The server's queue pair must outlive its thread, so that the last answer still leaves.
     let server = Shared::new(server);
     let served = Shared::clone(&server);
-    cluster.spawn(cluster.machine(1), "server", move || {
+    cluster.spawn(cluster.host_of_machine(1), "server", move || {
         serve(&served).expect("the server answers all requests");
     });
     let outcome = Shared::new(Cell::new(Duration::ZERO));
     let tell = Shared::clone(&outcome);
-    cluster.spawn(cluster.machine(0), "client", move || {
+    cluster.spawn(cluster.host_of_machine(0), "client", move || {
         tell.set(request(&client).expect("all requests are answered"));
     });
     cluster.run()?;

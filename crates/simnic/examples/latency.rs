@@ -51,7 +51,7 @@ fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
     // The client's thread: its verbs take virtual time. The server's processor takes no part in a READ.
     let outcome = Shared::new(Cell::new(None));
     let tell = Shared::clone(&outcome);
-    cluster.spawn(cluster.machine(0), "client", move || {
+    cluster.spawn(cluster.host_of_machine(0), "client", move || {
         tell.set(Some(
             one_read(&a, &cq, &into, remote).map_err(|e| e.to_string()),
         ));
@@ -60,7 +60,9 @@ fn read(nic: &str, payload_bytes: usize) -> Result<(Duration, u64)> {
     let latency = outcome.take().ok_or("the client has not ended")??;
     Ok((
         latency,
-        cluster.nic_counters(cluster.machine(1)).dma_read_bytes,
+        cluster
+            .nic_counters(cluster.host_of_machine(1))
+            .dma_read_bytes,
     ))
 }
 

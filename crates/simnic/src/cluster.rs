@@ -85,7 +85,7 @@ impl Cluster {
 
     /// Returns the number of machines, each with a NIC; DPUs are not counted.
     #[must_use]
-    pub fn machines(&self) -> usize {
+    pub fn machine_count(&self) -> usize {
         self.with_world(|world| world.nics.len())
     }
 
@@ -94,8 +94,8 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn machine(&self, index: usize) -> HostOrDpu {
-        let count = self.machines();
+    pub fn host_of_machine(&self, index: usize) -> HostOrDpu {
+        let count = self.machine_count();
         assert!(index < count, "machine {index} of {count}");
         HostOrDpu(u32::try_from(index).expect("fewer machines than LIDs"))
     }
@@ -106,8 +106,8 @@ impl Cluster {
     /// # Panics
     /// `index` is too large.
     #[must_use]
-    pub fn machine_at_place(&self, index: usize, place: CorePlace) -> Option<HostOrDpu> {
-        let host = self.machine(index);
+    pub fn host_or_dpu_of_machine(&self, index: usize, place: CorePlace) -> Option<HostOrDpu> {
+        let host = self.host_of_machine(index);
         match place {
             CorePlace::Host => Some(host),
             CorePlace::Dpu => self.with_world(|world| {

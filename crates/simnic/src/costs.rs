@@ -188,7 +188,7 @@ pub(crate) struct OperationCosts {
     /// True for a SEND of a datagram.
     pub(crate) is_datagram_send: bool,
     /// True if the requester waits for the responder before the operation completes.
-    pub(crate) reliable: bool,
+    pub(crate) waits_for_responder: bool,
     /// True if the payload is not in the WQE, so that the NIC fetches it before the message leaves.
     pub(crate) fetches_payload: bool,
     /// Number of cache lines of a WQE.
@@ -201,7 +201,7 @@ pub(crate) struct OperationCosts {
     pub(crate) request_wire_time: Ps,
     pub(crate) response_wire_time: Ps,
     /// PCIe transfers with the cores and memory of each [`CorePlace`].
-    pub(crate) transfers_by_place: [PcieTransfers; MAX_PLACES],
+    pub(crate) transfers_by_place: [PcieTransferCosts; MAX_PLACES],
 }
 
 /// Largest number of places.
@@ -209,7 +209,7 @@ pub(crate) const MAX_PLACES: usize = 2;
 
 /// The PCIe transfers of an operation between the NIC and the cores and memory of a place.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PcieTransfers {
+pub(crate) struct PcieTransferCosts {
     /// Transfers of a WQE by MMIO, including link-layer packets to the host.
     pub(crate) wqe_by_mmio: PcieCost,
     /// Fetch of payload that is not inline.
@@ -227,7 +227,7 @@ pub(crate) struct PcieTransfers {
 impl OperationCosts {
     /// Returns the transfers with a place.
     #[inline(always)]
-    pub(crate) fn transfers_at(&self, place: CorePlace) -> &PcieTransfers {
+    pub(crate) fn transfers_at(&self, place: CorePlace) -> &PcieTransferCosts {
         &self.transfers_by_place[place as usize]
     }
 }
@@ -236,8 +236,8 @@ impl OperationCosts {
 /// If a line holds several WQEs of RECVs, each counts its part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PcieCost {
-    pub(crate) to_device: Ps,
-    pub(crate) to_host: Ps,
+    pub(crate) link_time_to_device: Ps,
+    pub(crate) link_time_to_host: Ps,
     pub(crate) dma_read_bytes: u64,
 }
 
@@ -360,9 +360,9 @@ fn compute_operation_costs(
         ..Operation::new(key.verb, key.transport, key.payload_bytes)
     };
     let one = Footprint::of_postlist(profile, &operation, PostMethod::WqeByMmio, 1).ok()?;
-    let mut with = <[PcieTransfers; MAX_PLACES]>::default();
+    let mut with = <[PcieTransferCosts; MAX_PLACES]>::default();
     for (with, profile) in with.iter_mut().zip(profiles) {
-        *with = transfers(profile, &operation)?;
+        *with = pcie_transfer_costs(profile, &operation)?;
     }
     let units = profile
         .processing
@@ -384,7 +384,7 @@ fn compute_operation_costs(
         is_rdma_write: key.verb == Verb::RdmaWrite,
         with_imm: key.has_imm,
         is_datagram_send: key.verb == Verb::Send && key.transport == Transport::Ud,
-        reliable: key.transport == Transport::Rc,
+        waits_for_responder: key.transport == Transport::Rc,
         wqe_cache_lines: u64::from(lines),
         requester_unit_time: ps_from_ns(
             units * requester_processing_ns(profile, &operation, lines),
@@ -399,11 +399,11 @@ fn compute_operation_costs(
 }
 
 /// Returns the transfers of an operation with the side that is the host in `profile`.
-fn transfers(profile: &Profile, operation: &Operation) -> Option<PcieTransfers> {
+fn pcie_transfer_costs(profile: &Profile, operation: &Operation) -> Option<PcieTransferCosts> {
     let one = Footprint::of_postlist(profile, operation, PostMethod::WqeByMmio, 1).ok()?;
     let rung = Footprint::of_postlist(profile, operation, PostMethod::Doorbell, 1).ok()?;
     let link = PcieLink::of(profile);
-    Some(PcieTransfers {
+    Some(PcieTransferCosts {
         wqe_by_mmio: link.transaction_cost(&one.requester, |p| p == TransactionPurpose::WqeByMmio),
         payload_fetch: link
             .transaction_cost(&one.requester, |p| p == TransactionPurpose::PayloadFetch),
@@ -466,8 +466,8 @@ impl PcieLink {
             }
         }
         PcieCost {
-            to_device: ps_from_ns(to_device / self.bytes_per_ns),
-            to_host: ps_from_ns(to_host / self.bytes_per_ns),
+            link_time_to_device: ps_from_ns(to_device / self.bytes_per_ns),
+            link_time_to_host: ps_from_ns(to_host / self.bytes_per_ns),
             // The product is an integer, except for rounding.
             dma_read_bytes: rounded(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }

@@ -6,9 +6,9 @@ pub(crate) enum SimulationEvent {
     /// A thread resumes, if it still waits for this event.
     Resume { thread: u32 },
     /// A list of WQEs, or its doorbell, arrives at the NIC.
-    DoorbellArrived { qp: u32 },
+    PostlistArrived { qp: u32 },
     /// The first WQE of the list on which a queue pair's unit works leaves for the network.
-    SendNext { qp: u32 },
+    SendNextWqe { qp: u32 },
     /// A NIC has processed the next message that arrives there.
     MessageProcessed { nic: u32 },
     /// The response to a READ or atomic, or an acknowledgement, leaves the responder.

@@ -6,7 +6,7 @@
 //! cause events.
 //!
 //! A machine whose profile has a DPU is two devices on one NIC: its host and its DPU. Each has its own cores, memory
-//! and path to the NIC ([`Cluster::machine_at_place`]).
+//! and path to the NIC ([`Cluster::host_or_dpu_of_machine`]).
 //!
 //! - `queue`: the event queue; events of equal time have a fixed order, so a run depends only on its input.
 //! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.
@@ -56,7 +56,8 @@ pub use cluster::{Cluster, ClusterError, DeadlockedThreads, HostOrDpu};
 pub use costs::MissingCosts;
 pub use machine::NicCounters;
 pub use spend::{
-    spend, spend_empty_polls, spend_random_accesses, spend_server_request_work, spend_shared_add,
+    spend, spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
+    spend_shared_atomic_add,
 };
 pub use threads::{
     idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns, wait_until_channel_readable,

@@ -31,7 +31,7 @@ pub struct NicCounters {
 
 /// Cores and memory with their path to a NIC: the host of a machine, or its DPU. Each is a device of the provider.
 #[derive(Debug, Default)]
-pub(crate) struct NicHost {
+pub(crate) struct HostOrDpuState {
     /// Index of the NIC, which a host shares with its DPU.
     pub(crate) nic: u32,
     pub(crate) place: CorePlace,

@@ -52,7 +52,6 @@ impl MessageFlags {
     pub(crate) fn from_send_flags(flags: u32) -> Self {
         const KEPT: u32 = abi::IBV_SEND_SIGNALED | abi::IBV_SEND_SOLICITED;
         const { assert!(KEPT <= 0xff) };
-        #[expect(clippy::cast_possible_truncation, reason = "asserted")]
         Self((flags & KEPT) as u8)
     }
 

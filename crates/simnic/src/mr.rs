@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::SimulationEvent;
-use crate::machine::NicHost;
+use crate::machine::HostOrDpuState;
 use crate::memory::{Payload, SimulatedRegion};
 use crate::queue::{EventQueue, Ps};
 use crate::thread::{SimulatedThread, wake_if_waiting};
@@ -30,7 +30,7 @@ impl Mr {
     pub(crate) fn add_pending_write(
         &mut self,
         key: u32,
-        machine: &mut NicHost,
+        machine: &mut HostOrDpuState,
         at: Ps,
         addr: u64,
         payload: Payload,

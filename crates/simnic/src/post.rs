@@ -196,8 +196,8 @@ impl Simulation {
             let fetch = &shape
                 .transfers_at(self.machines[home as usize].place)
                 .payload_fetch;
-            list.payload_fetch.to_device += fetch.to_device;
-            list.payload_fetch.to_host += fetch.to_host;
+            list.payload_fetch.link_time_to_device += fetch.link_time_to_device;
+            list.payload_fetch.link_time_to_host += fetch.link_time_to_host;
             list.payload_fetch.dma_read_bytes += fetch.dma_read_bytes;
         }
         if list.len == 0 {
@@ -363,14 +363,16 @@ impl Simulation {
         // The MMIO write stalls the core while earlier writes are in flight. Completions of DMA reads share the link:
         // they delay the write by their time, but a burst of them does not block it. Payload is fetched over the link,
         // too.
-        let left = from.mmio_writes.reserve_time(now, clock, link.to_device);
-        let (wait, arrived) = (left - link.to_device - clock, left + pcie);
+        let left = from
+            .mmio_writes
+            .reserve_time(now, clock, link.link_time_to_device);
+        let (wait, arrived) = (left - link.link_time_to_device - clock, left + pcie);
         from.link_to_device
-            .reserve_without_waiting(clock, link.to_device);
+            .reserve_without_waiting(clock, link.link_time_to_device);
         from.link_to_host
-            .reserve_without_waiting(clock, link.to_host + fetch.to_host);
+            .reserve_without_waiting(clock, link.link_time_to_host + fetch.link_time_to_host);
         from.link_to_device
-            .reserve_without_waiting(clock, fetch.to_device);
+            .reserve_without_waiting(clock, fetch.link_time_to_device);
         nic.counters.dma_read_bytes += fetch.dma_read_bytes;
         if rung {
             nic.counters.doorbells += 1;
@@ -379,7 +381,7 @@ impl Simulation {
         }
         self.advance_clock(self.current_place_costs().mmio_write * writes + wait);
         self.events
-            .push(arrived, SimulationEvent::DoorbellArrived { qp: index });
+            .push(arrived, SimulationEvent::PostlistArrived { qp: index });
         self.apply_due_writes();
     }
 

@@ -23,7 +23,7 @@ impl OutstandingReads {
     }
 
     /// Records the response to a READ; returns true if its WQE is still in a cache of `capacity` WQEs.
-    pub(crate) fn record_response_cache_hit(
+    pub(crate) fn record_response(
         &mut self,
         slot: ReadSequence,
         reading: &mut usize,
@@ -56,21 +56,19 @@ mod tests {
             (OutstandingReads::default(), OutstandingReads::default(), 0);
         let [a, b, c] = [(); 3].map(|()| one.record_read(&mut reading));
         assert!(
-            !one.record_response_cache_hit(a, &mut reading, 2)
-                && one.record_response_cache_hit(b, &mut reading, 2)
+            !one.record_response(a, &mut reading, 2) && one.record_response(b, &mut reading, 2)
         );
         // With a second queue pair that READs, each has one entry of the cache.
         let d = other.record_read(&mut reading);
         let e = one.record_read(&mut reading);
         assert_eq!(reading, 2);
         assert!(
-            !one.record_response_cache_hit(c, &mut reading, 2)
-                && one.record_response_cache_hit(e, &mut reading, 2)
+            !one.record_response(c, &mut reading, 2) && one.record_response(e, &mut reading, 2)
         );
         assert_eq!(reading, 1);
         other.forget_all(&mut reading);
         assert_eq!(reading, 0);
-        assert!(other.record_response_cache_hit(d, &mut reading, 2));
+        assert!(other.record_response(d, &mut reading, 2));
         assert_eq!(reading, 0);
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct PostedRecvs {
 pub(crate) struct RecvRun {
     first: PostedRecv,
     /// The RECV that would continue the run.
-    continuing_recv: PostedRecv,
+    expected_next_recv: PostedRecv,
     /// Distance between the addresses; unused in a run of one RECV.
     addr_stride: u64,
     count: u64,
@@ -47,11 +47,11 @@ impl RecvRun {
     fn extend_if_continued_by(&mut self, recv: PostedRecv) -> bool {
         if self.count == 1 {
             self.addr_stride = recv.addr.wrapping_sub(self.first.addr);
-            self.continuing_recv = self.first.following_in_run(self.addr_stride);
+            self.expected_next_recv = self.first.following_in_run(self.addr_stride);
         }
-        let joins = self.continuing_recv == recv;
+        let joins = self.expected_next_recv == recv;
         if joins {
-            self.continuing_recv = recv.following_in_run(self.addr_stride);
+            self.expected_next_recv = recv.following_in_run(self.addr_stride);
             self.count += 1;
         }
         joins
@@ -85,13 +85,13 @@ impl PostedRecvs {
             if let Some(run) = self.runs.back_mut()
                 && run.count > 1
             {
-                let (mut next, room) = (run.continuing_recv, most.saturating_sub(self.len));
+                let (mut next, room) = (run.expected_next_recv, most.saturating_sub(self.len));
                 let mut more = 0;
                 while more < room && recvs.take_if_equal(&next) {
                     next = next.following_in_run(run.addr_stride);
                     more += 1;
                 }
-                run.continuing_recv = next;
+                run.expected_next_recv = next;
                 run.count += more as u64;
                 self.len += more;
             }
@@ -110,7 +110,7 @@ impl PostedRecvs {
             {
                 self.runs.push(RecvRun {
                     first: recv,
-                    continuing_recv: recv,
+                    expected_next_recv: recv,
                     addr_stride: 0,
                     count: 1,
                 });

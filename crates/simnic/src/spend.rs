@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::queue::Ps;
-use crate::threads::{catch_up_events, is_simulated, with_simulation};
+use crate::threads::{is_simulated, run_due_events_if_far_ahead, with_simulation};
 
 /// Advances the calling simulated thread's clock by the work of a server for `count` requests, without the verbs.
 pub fn spend_server_request_work(count: u64) {
@@ -27,7 +27,7 @@ pub fn spend(work: Duration) {
 }
 
 /// Advances the calling simulated thread's clock by `count` unsuccessful checks of memory that peers WRITE.
-pub fn spend_empty_polls(count: u64) {
+pub fn spend_empty_memory_polls(count: u64) {
     if is_simulated() {
         with_simulation(|world| {
             let time = world.current_place_costs().empty_memory_poll * count;
@@ -37,11 +37,11 @@ pub fn spend_empty_polls(count: u64) {
 }
 
 /// Advances the calling simulated thread's clock by an atomic add to a word that other cores may add to.
-pub fn spend_shared_add(addr: u64) {
+pub fn spend_shared_atomic_add(addr: u64) {
     if !is_simulated() {
         return;
     }
-    catch_up_events();
+    run_due_events_if_far_ahead();
     with_simulation(|world| {
         let Some(thread) = world.current_thread else {
             return;
@@ -49,7 +49,7 @@ pub fn spend_shared_add(addr: u64) {
         let clock = world.clock();
         let costs = world.current_place_costs();
         let (own, contended) = (costs.uncontended_atomic_add, costs.contended_atomic_add);
-        let line = world.shared_line(addr / 64, thread);
+        let line = world.find_or_add_shared_line(addr / 64, thread);
         let cost = if line.owner_thread == thread {
             own
         } else {
@@ -94,7 +94,7 @@ mod tests {
             let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
             let time = Rc::new(Cell::new(None));
             let end = Rc::clone(&time);
-            cluster.spawn(cluster.machine(0), "walks", move || {
+            cluster.spawn(cluster.host_of_machine(0), "walks", move || {
                 spend_random_accesses(1 << 30, 10, 1);
                 end.set(now());
             });

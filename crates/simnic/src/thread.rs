@@ -17,7 +17,7 @@ pub(crate) struct SimulatedThread {
     /// True if `further_polled_cqs` is not empty.
     pub(crate) polls_several_cqs: bool,
     /// True while the thread waits in [`idle_polling`](crate::idle_polling).
-    pub(crate) is_polling: bool,
+    pub(crate) waits_in_polling_loop: bool,
     pub(crate) clock: Ps,
     /// Time at which the thread resumes, unless it runs. An event is queued for this time, or the timer's event for an
     /// earlier time.

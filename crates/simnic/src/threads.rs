@@ -95,7 +95,7 @@ impl Simulation {
             coroutine: Some(Box::new(stack)),
             yielder: std::ptr::null(),
             polls_several_cqs: false,
-            is_polling: false,
+            waits_in_polling_loop: false,
             polling: PollingLoop::default(),
             first_polled_cq: None,
             further_polled_cqs: Vec::new(),
@@ -136,7 +136,7 @@ impl Simulation {
 
     /// Returns the record of a cache line to which cores add; a new line belongs to `thread`.
     #[inline]
-    pub(crate) fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
+    pub(crate) fn find_or_add_shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
         let lines = &mut self.shared_lines;
         let known = lines.iter().position(|line| line.line_number == number);
         let place = known.unwrap_or_else(|| {
@@ -154,7 +154,7 @@ impl Simulation {
 
     /// Suspends the running thread until all events before its clock have run; returns false if there are none.
     #[inline]
-    fn suspend_until_events_ran(&mut self) -> bool {
+    fn schedule_resume_after_due_events(&mut self) -> bool {
         let clock = self.clock();
         if self.events.next_at().is_none_or(|next| next >= clock) {
             self.now = self.now.max(clock);
@@ -290,7 +290,7 @@ impl Simulation {
                 continue;
             }
             let woken = &self.threads[thread as usize];
-            let polls = woken.is_polling;
+            let polls = woken.waits_in_polling_loop;
             self.current_thread_clock = woken.clock.max(woken.resume_at);
             (self.current_machine, self.current_wait_period) = (woken.machine, woken.wait_period);
             self.current_thread = Some(thread);
@@ -366,7 +366,7 @@ fn suspend_thread(yielder: *const Yielder<(), ()>) {
 
 /// Runs all events before the running thread's clock, if the clock is so far ahead that they may be visible to it.
 #[inline(always)]
-pub(crate) fn catch_up_events() {
+pub(crate) fn run_due_events_if_far_ahead() {
     let ahead = with_simulation(|world| world.clock() > world.now + world.min_pcie_latency);
     if ahead == Some(true) {
         run_due_events();
@@ -377,7 +377,7 @@ pub(crate) fn catch_up_events() {
 #[inline(never)]
 fn run_due_events() {
     let yielder = with_simulation(|world| {
-        if world.suspend_until_events_ran() {
+        if world.schedule_resume_after_due_events() {
             world.current_yielder()
         } else {
             None
@@ -542,7 +542,7 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
         }
         me.polling.cq = me.first_polled_cq?;
         me.polling.deadline_ns = until_ns;
-        me.is_polling = true;
+        me.waits_in_polling_loop = true;
         let waits = world.try_begin_polling_wait(thread, misses);
         Some(if waits { world.current_yielder() } else { None })
     });
@@ -554,7 +554,7 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
     }
     with_simulation(|world| {
         let me = &mut world.threads[world.current_thread? as usize];
-        me.is_polling = false;
+        me.waits_in_polling_loop = false;
         let PollingLoop {
             empty_polls_before_wait: misses,
             wait_start: from,
@@ -598,10 +598,10 @@ mod tests {
         });
         let found = Rc::new(RefCell::new(Vec::new()));
         let (list, wanted) = (Rc::clone(&found), times.len());
-        cluster.spawn(cluster.machine(0), "looks", move || {
+        cluster.spawn(cluster.host_of_machine(0), "looks", move || {
             let mut misses = 0;
             while list.borrow().len() < wanted {
-                catch_up_events();
+                run_due_events_if_far_ahead();
                 if with_simulation(|world| world.poll(0, 1, |_| {})) == Some(Some(1)) {
                     list.borrow_mut()
                         .push((now_ns().expect("simulated"), misses));
@@ -617,7 +617,7 @@ mod tests {
             }
         });
         let times = times.to_vec();
-        cluster.spawn(cluster.machine(0), "completes", move || {
+        cluster.spawn(cluster.host_of_machine(0), "completes", move || {
             for at in times {
                 // Runs slightly before the completion becomes visible.
                 spend(Duration::from_nanos(at - 300) - now().expect("simulated"));

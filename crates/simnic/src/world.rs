@@ -6,7 +6,7 @@ use crate::channel::{Arming, CompletionChannels};
 use crate::costs::{CostTable, NicParameters, PlaceCosts};
 use crate::cq::{Cq, Cqe};
 use crate::event::SimulationEvent;
-use crate::machine::{NicHost, SimulatedNic};
+use crate::machine::{HostOrDpuState, SimulatedNic};
 use crate::memory::Payload;
 use crate::message::InFlightMessages;
 use crate::mr::Mr;
@@ -27,7 +27,7 @@ pub(crate) struct Simulation {
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<SimulationEvent>,
     /// Host `i` is machine `i` and has NIC `i`. DPUs, if the profile has them, follow in the same order.
-    pub(crate) machines: Vec<NicHost>,
+    pub(crate) machines: Vec<HostOrDpuState>,
     pub(crate) nics: Vec<SimulatedNic>,
     /// Smallest one-way PCIe latency: an effect of a NIC on a core, or of a core on a NIC, is visible no sooner.
     pub(crate) min_pcie_latency: Ps,
@@ -94,11 +94,11 @@ impl Simulation {
             dpu.map(|(profile, speed)| (CorePlace::Dpu, PlaceCosts::of(profile, speed))),
         ];
         for (place, costs) in sides.into_iter().flatten() {
-            self.machines.extend((0..count).map(|nic| NicHost {
+            self.machines.extend((0..count).map(|nic| HostOrDpuState {
                 nic,
                 place,
                 costs: costs.clone(),
-                ..NicHost::default()
+                ..HostOrDpuState::default()
             }));
         }
         let ports = profile.port.count.value as usize;
@@ -122,7 +122,7 @@ impl Simulation {
         z ^ (z >> 31)
     }
 
-    pub(crate) fn machine(&mut self, index: u32) -> &mut NicHost {
+    pub(crate) fn machine(&mut self, index: u32) -> &mut HostOrDpuState {
         &mut self.machines[index as usize]
     }
 
@@ -160,7 +160,7 @@ impl Simulation {
         nic.qps_waiting_for_unit.retain(|&other| other != index);
         let waited = nic.qps_waiting_for_unit.len() < waiting;
         if qp.has_or_awaits_unit && !waited {
-            self.reassign_unit(qp.machine, self.now);
+            self.reassign_or_idle_unit(qp.machine, self.now);
         }
     }
 
@@ -174,8 +174,8 @@ impl Simulation {
     pub(crate) fn run_event(&mut self, event: SimulationEvent, at: Ps) {
         match event {
             SimulationEvent::Resume { .. } => {}
-            SimulationEvent::DoorbellArrived { qp } => self.handle_arrived_postlist(qp, at),
-            SimulationEvent::SendNext { qp } => self.send_due_wqes(qp, at),
+            SimulationEvent::PostlistArrived { qp } => self.handle_arrived_postlist(qp, at),
+            SimulationEvent::SendNextWqe { qp } => self.send_due_wqes(qp, at),
             SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
             SimulationEvent::SendResponse { message } => self.send_response(message),
             SimulationEvent::ResponseArrived { message } => self.handle_response(message),
@@ -222,7 +222,7 @@ impl Simulation {
     /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.
     pub(crate) fn make_writes_visible(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;
-        let NicHost {
+        let HostOrDpuState {
             regions_with_pending_writes: unsettled,
             next_write_visible_at: settles_at,
             ..

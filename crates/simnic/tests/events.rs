@@ -65,6 +65,9 @@ impl Side {
     }
 }
 
+/// The program of a side.
+type Body = Box<dyn FnOnce(&Side)>;
+
 /// Connects `pairs` queue pairs of two machines. Runs `sender` and `receiver` on the two until both have ended.
 fn run_two(
     pairs: usize,
@@ -95,11 +98,11 @@ fn run_two(
             Shared::new(side)
         });
     let sides: Vec<_> = sides.collect();
-    let bodies: [Box<dyn FnOnce(&Side)>; 2] = [Box::new(sender), Box::new(receiver)];
+    let bodies: [Body; 2] = [Box::new(sender), Box::new(receiver)];
     for ((number, side), body) in sides.iter().enumerate().zip(bodies) {
         let side = Shared::clone(side);
         cluster.spawn(
-            cluster.machine(number),
+            cluster.host_of_machine(number),
             format!("side {number}"),
             move || body(&side),
         );

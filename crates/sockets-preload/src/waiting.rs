@@ -91,7 +91,7 @@ pub unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: NULL, or an event.
     let asked = unsafe { event.as_ref() }.copied();
-    match calls::epoll_control(epoll, op, fd, asked) {
+    match calls::epoll_control_if_managed(epoll, op, fd, asked) {
         Some(done) => done,
         // SAFETY: as the caller calls it.
         None => unsafe { real::epoll_ctl(epoll, op, fd, event) },
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn epoll_wait(
     // SAFETY: room for so many events.
     let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait(epoll, list, deadline_after_ms(timeout), |events, ms| {
+        calls::epoll_wait_if_managed(epoll, list, deadline_after_ms(timeout), |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events.
             unsafe { real::epoll_wait(epoll, events.as_mut_ptr(), max, ms) }
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn epoll_pwait(
     // SAFETY: room for so many events.
     let list = unsafe { array(events, usize::try_from(max).unwrap_or(0)) };
     let waited = list.and_then(|list| {
-        calls::epoll_wait(epoll, list, deadline_after_ms(timeout), |events, ms| {
+        calls::epoll_wait_if_managed(epoll, list, deadline_after_ms(timeout), |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events; the mask is the caller's.
             unsafe { real::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn epoll_pwait2(
         )
     };
     let waited = list.and_then(|list| {
-        calls::epoll_wait(epoll, list, deadline, |events, ms| {
+        calls::epoll_wait_if_managed(epoll, list, deadline, |events, ms| {
             let max = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
             // SAFETY: room for so many events; the mask is the caller's.
             unsafe { real::epoll_pwait(epoll, events.as_mut_ptr(), max, ms, mask) }
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn select(
     });
     // SAFETY: NULL, or sets; NULL, or a time.
     let waited = unsafe {
-        select_until(
+        select_until_unless_left_to_kernel(
             count,
             [read, write, except],
             timespec_ptr(asked.as_ref()),
@@ -307,14 +307,15 @@ pub unsafe extern "C" fn pselect(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: NULL, or sets; NULL, or a time; NULL, or a mask.
-    let waited = unsafe { select_until(count, [read, write, except], timeout, mask) };
+    let waited =
+        unsafe { select_until_unless_left_to_kernel(count, [read, write, except], timeout, mask) };
     // SAFETY: as the caller calls it.
     waited.unwrap_or_else(|| unsafe { real::pselect(count, read, write, except, timeout, mask) })
 }
 
 /// # Safety
 /// The arguments of `pselect(2)`.
-unsafe fn select_until(
+unsafe fn select_until_unless_left_to_kernel(
     count: c_int,
     [read, write, except]: [*mut fd_set; 3],
     timeout: *const timespec,
@@ -328,7 +329,7 @@ unsafe fn select_until(
         )
     };
     let mut sets = Sets { sets, count };
-    calls::select_wait(&mut sets, deadline, |list, ms| {
+    calls::select_wait_if_managed(&mut sets, deadline, |list, ms| {
         let Ok(count) = nfds_t::try_from(list.len()) else {
             return FAILED;
         };

@@ -9,7 +9,7 @@ use libc::{c_int, epoll_event, pollfd};
 
 use crate::buffers::Buffers;
 use crate::poll::Sets;
-use crate::reason::Reason;
+use crate::reason::NotRdmaReason;
 use crate::{nic, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
@@ -41,21 +41,21 @@ pub fn before_connect(fd: c_int) {
 /// Handles `recvmsg(2)` and the other receiving calls.
 #[inline]
 #[must_use]
-pub fn recv(fd: c_int, to: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+pub fn recv_if_managed(fd: c_int, to: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.recv(fd, to, flags))
 }
 
 /// Handles `sendmsg(2)` and the other sending calls.
 #[inline]
 #[must_use]
-pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+pub fn send_if_managed(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.send(fd, from, flags))
 }
 
 /// Handles a call that sends by the kernel's own means, such as `sendfile(2)`.
 ///
 /// `by_kernel` is that call. That call is executed, and its bytes are counted, while the connection does not use RDMA.
-/// On RDMA the result is `None`, and the caller sends the bytes by [`send`].
+/// On RDMA the result is `None`, and the caller sends the bytes by [`send_if_managed`].
 pub fn send_by_kernel_unless_rdma(
     fd: c_int,
     by_kernel: impl FnOnce() -> io::Result<usize>,
@@ -72,14 +72,14 @@ pub fn is_connection(fd: c_int) -> bool {
 /// Demotes a connection to TCP, for a call that only the kernel can execute.
 pub fn demote(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
-        conn.demote(fd, Reason::Unsupported);
+        conn.demote(fd, NotRdmaReason::Unsupported);
     }
 }
 
 /// Prepares a connection for `shutdown(2)`.
 pub fn before_shutdown(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
-        conn.demote(fd, Reason::Shutdown);
+        conn.demote(fd, NotRdmaReason::Shutdown);
     }
 }
 
@@ -124,7 +124,7 @@ pub fn on_epoll_create(fd: c_int) {
 
 /// Handles `epoll_ctl(2)`.
 #[must_use]
-pub fn epoll_control(
+pub fn epoll_control_if_managed(
     epoll: c_int,
     op: c_int,
     fd: c_int,
@@ -134,7 +134,7 @@ pub fn epoll_control(
 }
 
 /// Handles `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
-pub fn epoll_wait(
+pub fn epoll_wait_if_managed(
     epoll: c_int,
     events: &mut [epoll_event],
     deadline: Option<Instant>,
@@ -153,7 +153,7 @@ pub fn poll_wait(
 }
 
 /// Handles `select(2)`; `sleep` is `poll(2)` with a timeout in milliseconds.
-pub fn select_wait(
+pub fn select_wait_if_managed(
     sets: &mut Sets<'_>,
     deadline: Option<Instant>,
     sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
@@ -168,7 +168,7 @@ pub fn before_exec() {
     if is_table_owner_process() {
         for (fd, conn) in table::all_conns() {
             if !conn.is_plain_tcp() {
-                conn.demote(fd, Reason::OtherProcess);
+                conn.demote(fd, NotRdmaReason::OtherProcess);
             }
         }
     }

@@ -17,7 +17,7 @@ use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
 use crate::page::{Page, stage, state};
-use crate::reason::Reason;
+use crate::reason::NotRdmaReason;
 use crate::ring::{Arena, Ring};
 use crate::{address, real, totals};
 
@@ -191,7 +191,7 @@ impl Conn {
             }
             Phase::NotStarted | Phase::WaitingForPeer | Phase::RdmaByOtherProcess => {
                 if self.advance_setup(fd) == Phase::RdmaByOtherProcess {
-                    self.demote(fd, Reason::OtherProcess);
+                    self.demote(fd, NotRdmaReason::OtherProcess);
                 }
                 self.phase()
             }
@@ -222,13 +222,13 @@ impl Conn {
     }
 
     /// Keeps the connection on TCP.
-    fn stay_on_tcp(&self, setup: &mut Setup, reason: Reason) {
+    fn stay_on_tcp(&self, setup: &mut Setup, reason: NotRdmaReason) {
         if let Some(page) = setup.page.take() {
             page.not_rdma_reason()
                 .store(reason as u64, Ordering::Relaxed);
             page.side(setup.own_side)
                 .stage
-                .store(stage::CLOSED, Ordering::Release);
+                .store(stage::TCP_OR_CLOSED, Ordering::Release);
             if crate::stale::has_ended(&page) {
                 totals::remove_page_and_add_to_totals(&page);
             }
@@ -240,17 +240,17 @@ impl Conn {
         self.set_phase(Phase::Tcp);
     }
 
-    fn find_or_claim_page(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
-        let unsupported = |_| Reason::NoResources;
+    fn find_or_claim_page(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
+        let unsupported = |_| NotRdmaReason::NoResources;
         let is_tcp = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
             == Some(libc::IPPROTO_TCP);
         let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
-        let (own, peer) = addresses.ok_or(Reason::Unsupported)?;
+        let (own, peer) = addresses.ok_or(NotRdmaReason::Unsupported)?;
         if !address::is_this_host(own, peer) {
-            return Err(Reason::PeerWithoutLibrary);
+            return Err(NotRdmaReason::PeerWithoutLibrary);
         }
         let nic = nic::get().map_err(unsupported)?;
-        let cookie = real::cookie(fd).ok_or(Reason::Unsupported)?;
+        let cookie = real::cookie(fd).ok_or(NotRdmaReason::Unsupported)?;
         setup.own_side = usize::from(own > peer);
         let path = nic
             .connections_dir
@@ -279,21 +279,22 @@ impl Conn {
                 }
             }
         }
-        Err(Reason::NoResources)
+        Err(NotRdmaReason::NoResources)
     }
 
     /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
-    fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), Reason> {
+    fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), NotRdmaReason> {
         let idle = self.running_tcp_reads.load(Ordering::Acquire)
             + self.running_tcp_writes.load(Ordering::Acquire)
             == 0;
-        let (sent, taken) = real::sent_and_read_bytes_by_kernel(fd).ok_or(Reason::Unsupported)?;
+        let (sent, taken) =
+            real::sent_and_read_bytes_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
         let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
         let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
         let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
         // While another thread is inside a call, its bytes are not counted yet.
         if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
-            return Err(Reason::BypassedBytes);
+            return Err(NotRdmaReason::BypassedBytes);
         }
         Ok(())
     }
@@ -321,31 +322,31 @@ impl Conn {
     }
 
     /// Continues the change to RDMA as far as the peer's stage permits.
-    fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
-        let page = setup.page.clone().ok_or(Reason::NoResources)?;
+    fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
+        let page = setup.page.clone().ok_or(NotRdmaReason::NoResources)?;
         let (own, peer) = (page.side(setup.own_side), page.side(1 - setup.own_side));
         let there = peer.stage.load(Ordering::Acquire);
-        if there == stage::CLOSED {
-            return Err(Reason::PeerWithoutLibrary);
+        if there == stage::TCP_OR_CLOSED {
+            return Err(NotRdmaReason::PeerWithoutLibrary);
         }
         if there == 0 {
             let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
             return if calls < MAX_CALLS_WAITING_FOR_PEER {
                 Ok(())
             } else {
-                Err(Reason::PeerWithoutLibrary)
+                Err(NotRdmaReason::PeerWithoutLibrary)
             };
         }
-        let nic = nic::get().map_err(|_| Reason::NoResources)?;
+        let nic = nic::get().map_err(|_| NotRdmaReason::NoResources)?;
         if setup.prepared.is_none() {
             self.create_and_publish_qp_and_ring(nic, setup, &page)
-                .map_err(|_| Reason::NoResources)?;
+                .map_err(|_| NotRdmaReason::NoResources)?;
         }
         if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
         {
             return Ok(());
         }
-        self.connect(fd, nic, setup, &page)
+        self.connect_qp_and_accept_writes(fd, nic, setup, &page)
     }
 
     /// Creates the queue pair and the ring, and publishes them to the peer.
@@ -373,14 +374,14 @@ impl Conn {
     }
 
     /// Connects the queue pair, and accepts the peer's WRITEs from now on.
-    fn connect(
+    fn connect_qp_and_accept_writes(
         &self,
         fd: i32,
         nic: &'static Nic,
         setup: &mut Setup,
         page: &Arc<Page>,
-    ) -> Result<(), Reason> {
-        let failed = Reason::NoResources;
+    ) -> Result<(), NotRdmaReason> {
+        let failed = NotRdmaReason::NoResources;
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         // No thread may be inside a plain read once wake bytes can arrive.
@@ -418,14 +419,14 @@ impl Conn {
     }
 
     /// Begins a plain read; returns `None` if the connection is no longer plain.
-    pub(crate) fn enter_tcp_read(&self) -> Option<TcpCall<'_>> {
+    pub(crate) fn try_enter_tcp_read(&self) -> Option<TcpCall<'_>> {
         self.running_tcp_reads.fetch_add(1, Ordering::SeqCst);
         let call = TcpCall(&self.running_tcp_reads);
         self.is_plain_tcp().then_some(call)
     }
 
     /// Demotes both directions to TCP. Bytes that were sent by RDMA are received before bytes sent by TCP.
-    pub(crate) fn demote(&self, fd: i32, reason: Reason) {
+    pub(crate) fn demote(&self, fd: i32, reason: NotRdmaReason) {
         let mut setup = lock(&self.setup);
         match self.phase() {
             Phase::Tcp => return,
@@ -450,7 +451,7 @@ impl Conn {
     }
 
     /// Makes the connection plain after all RDMA data was received.
-    pub(crate) fn set_tcp_if_demoted(&self) {
+    pub(crate) fn set_tcp_after_rdma_data_drained(&self) {
         if self.phase() == Phase::Ready {
             self.set_phase(Phase::Tcp);
         }
@@ -461,7 +462,7 @@ impl Conn {
         let before = real::errno();
         let mut setup = lock(&self.setup);
         if self.phase() == Phase::WaitingForPeer {
-            self.stay_on_tcp(&mut setup, Reason::Shutdown);
+            self.stay_on_tcp(&mut setup, NotRdmaReason::Shutdown);
         }
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
@@ -482,7 +483,7 @@ impl Conn {
 
     /// Closes this side.
     fn close_side(&self, fd: i32, link: &PageAndSide, setup: &Setup, ring: Option<Ring>) {
-        demote_page(link, fd, Reason::Shutdown);
+        demote_page(link, fd, NotRdmaReason::Shutdown);
         let incoming = link.page.direction_words(1 - link.own_side);
         // The kernel would reset the connection if unread wake bytes were left at close.
         let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
@@ -495,7 +496,7 @@ impl Conn {
         }
         incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
         let own = link.page.side(link.own_side);
-        own.stage.store(stage::CLOSED, Ordering::Release);
+        own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
         if crate::stale::has_ended(&link.page) {
             totals::remove_page_and_add_to_totals(&link.page);
         }
@@ -552,7 +553,7 @@ impl Drop for TcpCall<'_> {
 }
 
 /// Demotes both directions of a page to TCP. A sleeping peer is woken first.
-fn demote_page(link: &PageAndSide, fd: i32, reason: Reason) {
+fn demote_page(link: &PageAndSide, fd: i32, reason: NotRdmaReason) {
     let page = &link.page;
     let dirs = [page.direction_words(0), page.direction_words(1)];
     let _held = [dirs[0].lock_sending(), dirs[1].lock_sending()];
@@ -599,7 +600,7 @@ enum SideClaimOutcome {
 fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutcome {
     let (own, peer) = (page.side(side), page.side(1 - side));
     if peer.is_dead()
-        || peer.stage.load(Ordering::Acquire) == stage::CLOSED
+        || peer.stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED
             && own.pid.load(Ordering::Acquire) == 0
     {
         return SideClaimOutcome::Stale;
@@ -621,7 +622,7 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutc
         .store(nic.process_start_time, Ordering::Release);
     own.stage.store(stage::PAGE_FOUND, Ordering::Release);
     // Another process may have removed the file as stale; the peer would then never find this page.
-    if page.is_current() {
+    if page.path_names_this_page() {
         SideClaimOutcome::Claimed
     } else {
         SideClaimOutcome::Stale

@@ -113,7 +113,7 @@ impl Epoll {
 
     /// Asks the peers of all connections for wake bytes. Returns true if a connection is already ready.
     pub(crate) fn request_wake_bytes_of_all(&self) -> bool {
-        lock(&self.watched).arm()
+        lock(&self.watched).request_wake_bytes()
     }
 
     /// Handles `epoll_ctl(2)` for a descriptor. `conn` is its connection, if any. Returns `None` if only the kernel
@@ -193,14 +193,14 @@ impl Epoll {
             if Spin::decide_whether_to_spin().spin_until(ready) {
                 continue;
             }
-            if lock(&self.watched).arm() {
-                lock(&self.watched).disarm();
+            if lock(&self.watched).request_wake_bytes() {
+                lock(&self.watched).cancel_wake_byte_requests();
                 continue;
             }
-            let ms = lock(&self.watched).sleep_ms(deadline);
+            let ms = lock(&self.watched).max_sleep_ms(deadline);
             let n = sleep(events, ms);
             let woken_errno = real::errno();
-            lock(&self.watched).disarm();
+            lock(&self.watched).cancel_wake_byte_requests();
             if n < 0 {
                 real::set_errno(woken_errno);
                 return n;
@@ -361,7 +361,7 @@ impl Watched {
         found
     }
 
-    fn sleep_ms(&self, deadline: Option<Instant>) -> c_int {
+    fn max_sleep_ms(&self, deadline: Option<Instant>) -> c_int {
         let waits = |watch: &Watch| {
             watch.requested_events & OUT != 0
                 && !watch.conn.is_plain_tcp()
@@ -376,7 +376,7 @@ impl Watched {
         })
     }
 
-    fn arm(&self) -> bool {
+    fn request_wake_bytes(&self) -> bool {
         let mut ready = false;
         for watch in &self.list {
             if !watch.conn.is_plain_tcp() && !watch.has_oneshot_fired {
@@ -391,7 +391,7 @@ impl Watched {
         ready
     }
 
-    fn disarm(&self) {
+    fn cancel_wake_byte_requests(&self) {
         for watch in &self.list {
             if !watch.conn.is_plain_tcp() {
                 watch.conn.cancel_wake_byte_request();

@@ -179,7 +179,7 @@ impl Nic {
             .qp::<Rc>(&cq, &cq)
             .max_send_wr(SEND_WRS)
             .max_recv_wr(1)
-            .inline_up_to(MAX_INLINE_BYTES)
+            .max_inline_data_if_supported(MAX_INLINE_BYTES)
             .build()?;
         Ok(UnconnectedQp { qp, cq })
     }

@@ -21,7 +21,7 @@ pub(crate) mod stage {
     /// The side's queue pair is connected, and the side accepts the peer's WRITEs.
     pub(crate) const READY: u64 = 3;
     /// The side stays on TCP, or has closed the socket.
-    pub(crate) const CLOSED: u64 = 9;
+    pub(crate) const TCP_OR_CLOSED: u64 = 9;
 }
 
 /// The states of a direction.
@@ -87,7 +87,7 @@ impl Page {
     }
 
     /// Returns true if `path` still names this page.
-    pub(crate) fn is_current(&self) -> bool {
+    pub(crate) fn path_names_this_page(&self) -> bool {
         fs::metadata(&self.path).is_ok_and(|named| named.ino() == self.words.inode())
     }
 
@@ -179,13 +179,13 @@ impl<'p> DirectionWords<'p> {
     /// Keeps others from sending in this direction, and from changing its state.
     #[inline]
     pub(crate) fn lock_sending(&self) -> PageLock<'p> {
-        lock_word(self.send_lock)
+        acquire_lock(self.send_lock)
     }
 
     /// Keeps others from receiving in this direction.
     #[inline]
     pub(crate) fn lock_receiving(&self) -> PageLock<'p> {
-        lock_word(self.receive_lock)
+        acquire_lock(self.receive_lock)
     }
 }
 
@@ -209,7 +209,7 @@ pub(crate) fn forget_pid() {
 static OWN_PID: AtomicU64 = AtomicU64::new(0);
 
 #[inline]
-fn lock_word(lock: &AtomicU64) -> PageLock<'_> {
+fn acquire_lock(lock: &AtomicU64) -> PageLock<'_> {
     let me = own_pid();
     if lock
         .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)

@@ -3,7 +3,7 @@
 /// A reason, as stored in the page of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub(crate) enum Reason {
+pub(crate) enum NotRdmaReason {
     /// No reason: the connection is on RDMA, or may still change.
     None = 0,
     /// The peer does not use this library.
@@ -22,7 +22,7 @@ pub(crate) enum Reason {
     WriteFailed = 7,
 }
 
-impl Reason {
+impl NotRdmaReason {
     /// The numbers of all reasons.
     pub(crate) const NUMBERS: std::ops::Range<u64> = 0..Self::ALL.len() as u64;
 

@@ -30,6 +30,8 @@ pub(crate) fn has_ended(page: &Page) -> bool {
     use std::sync::atomic::Ordering::Acquire;
     [0, 1].into_iter().all(|side| {
         let side = page.side(side);
-        side.pid.load(Acquire) == 0 || side.stage.load(Acquire) == stage::CLOSED || side.is_dead()
+        side.pid.load(Acquire) == 0
+            || side.stage.load(Acquire) == stage::TCP_OR_CLOSED
+            || side.is_dead()
     })
 }

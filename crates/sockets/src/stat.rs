@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::page::{Page, state};
-use crate::reason::Reason;
+use crate::reason::NotRdmaReason;
 use crate::totals;
 pub use crate::totals::TotalsOfEndedConnections;
 use crate::{nic, stale};
@@ -119,6 +119,6 @@ pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
     };
     Some(Connection {
         ways: [way(0), way(1)],
-        reason: Reason::describe(page.not_rdma_reason().load(Relaxed)),
+        reason: NotRdmaReason::describe(page.not_rdma_reason().load(Relaxed)),
     })
 }

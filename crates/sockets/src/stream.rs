@@ -14,7 +14,7 @@ use crate::cursors::{
 use crate::nic::lock;
 use crate::page::{DirectionWords, stage, state};
 use crate::real;
-use crate::reason::Reason;
+use crate::reason::NotRdmaReason;
 use crate::ring::{RING_BYTES, Ring};
 use crate::spin::Spin;
 
@@ -72,7 +72,7 @@ impl Conn {
     /// The errors of `sendmsg(2)`.
     pub(crate) fn send(&self, fd: c_int, from: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
-            self.demote(fd, Reason::Unsupported);
+            self.demote(fd, NotRdmaReason::Unsupported);
         }
         if self.begin_call(fd) != Phase::Ready || from.is_empty() {
             self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
@@ -166,7 +166,7 @@ impl Conn {
         };
         let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
-        if !link.try_switch_to_rdma(self) {
+        if !link.sends_by_rdma_or_switches(self) {
             return plain();
         }
         let (Some(sender), Some(nic)) = (sender, *nic) else {
@@ -185,7 +185,7 @@ impl Conn {
             dir.state.store(state::DEMOTED, Ordering::Release);
             link.page
                 .not_rdma_reason()
-                .store(Reason::WriteFailed as u64, Ordering::Relaxed);
+                .store(NotRdmaReason::WriteFailed as u64, Ordering::Relaxed);
             return plain();
         }
         dir.rdma_bytes_sent
@@ -295,10 +295,10 @@ impl Conn {
     /// The errors of `recvmsg(2)`.
     pub(crate) fn recv(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
-            self.demote(fd, Reason::Unsupported);
+            self.demote(fd, NotRdmaReason::Unsupported);
         }
         let is_plain = self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0;
-        if is_plain && let Some(_call) = self.enter_tcp_read() {
+        if is_plain && let Some(_call) = self.try_enter_tcp_read() {
             return self.recv_by_tcp(fd, to, flags);
         }
         let mut done = 0;
@@ -311,7 +311,7 @@ impl Conn {
                         return Ok(done);
                     }
                 }
-                ReceiveAttempt::Retry => match self.enter_tcp_read() {
+                ReceiveAttempt::Retry => match self.try_enter_tcp_read() {
                     Some(_call) => return self.recv_by_tcp(fd, to, flags),
                     None => std::thread::yield_now(),
                 },
@@ -356,7 +356,7 @@ impl Conn {
             let now = dir.state.load(Ordering::Acquire);
             match now {
                 state::TCP_ONLY => {
-                    self.set_tcp_if_demoted();
+                    self.set_tcp_after_rdma_data_drained();
                     return ReceiveAttempt::Tcp;
                 }
                 state::TCP => match self.recv_during_setup(fd, link, to.skip_bytes(skip), peek) {
@@ -479,7 +479,7 @@ impl Conn {
         let Some(link) = &tx.link else { return };
         let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
-        if link.try_switch_to_rdma(self) {
+        if link.sends_by_rdma_or_switches(self) {
             send_wake(dir.wake_bytes_sent, fd);
         }
     }
@@ -502,10 +502,10 @@ impl Conn {
                 Ok(n) => dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed),
                 Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
             };
-            self.wake_writers();
+            self.wake_local_room_waiters();
         }
         if now == state::DEMOTED {
-            self.set_tcp_if_demoted();
+            self.set_tcp_after_rdma_data_drained();
             return ReceiveAttempt::Tcp;
         }
         match real::peek(fd, libc::MSG_DONTWAIT) {
@@ -542,12 +542,12 @@ impl Conn {
         let slept = if ready() { 1 } else { real::peek(fd, 0) };
         self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
         dir.receiver_sleeps.store(0, Ordering::Relaxed);
-        self.wake_writers();
+        self.wake_local_room_waiters();
         result(slept).map(|_| ())
     }
 
     /// Wakes threads that wait for room, since the wake byte that was taken may have been for them.
-    fn wake_writers(&self) {
+    fn wake_local_room_waiters(&self) {
         drop(lock(&self.room_lock));
         self.room_available.notify_all();
     }
@@ -674,12 +674,12 @@ impl PageAndSide {
     /// Returns true if the peer's page says so.
     pub(crate) fn peer_is_gone(&self) -> bool {
         let peer = self.page.side(1 - self.own_side);
-        peer.stage.load(Ordering::Acquire) == stage::CLOSED || peer.is_dead()
+        peer.stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED || peer.is_dead()
     }
 
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
     /// lock.
-    fn try_switch_to_rdma(&self, conn: &Conn) -> bool {
+    fn sends_by_rdma_or_switches(&self, conn: &Conn) -> bool {
         let dir = self.page.direction_words(self.own_side);
         match dir.state.load(Ordering::Relaxed) {
             state::RDMA => true,

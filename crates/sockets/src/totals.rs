@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::page::Page;
-use crate::reason::Reason;
+use crate::reason::NotRdmaReason;
 use crate::words::Words;
 
 /// The file's name in the folder of the pages.
@@ -54,8 +54,8 @@ impl Totals {
         &self.0[3]
     }
 
-    fn on_tcp(&self, reason: u64) -> &AtomicU64 {
-        let last = Reason::NUMBERS.end - 1;
+    fn tcp_connections_by_reason(&self, reason: u64) -> &AtomicU64 {
+        let last = NotRdmaReason::NUMBERS.end - 1;
         &self.0[8 + usize::try_from(reason.min(last)).unwrap_or_default()]
     }
 
@@ -64,7 +64,7 @@ impl Totals {
         let sent = ways.iter().map(|way| way.rdma_bytes_sent.load(Relaxed));
         let bytes = sent.fold(0, u64::saturating_add);
         if bytes == 0 {
-            self.on_tcp(page.not_rdma_reason().load(Relaxed))
+            self.tcp_connections_by_reason(page.not_rdma_reason().load(Relaxed))
                 .fetch_add(1, Relaxed);
             return;
         }
@@ -100,11 +100,11 @@ pub(crate) fn read(dir: &Path) -> io::Result<TotalsOfEndedConnections> {
         }
         totals => totals?,
     };
-    let on_tcp = Reason::NUMBERS
+    let on_tcp = NotRdmaReason::NUMBERS
         .map(|reason| {
             (
-                Reason::describe(reason),
-                totals.on_tcp(reason).load(Relaxed),
+                NotRdmaReason::describe(reason),
+                totals.tcp_connections_by_reason(reason).load(Relaxed),
             )
         })
         .filter(|(_, count)| *count > 0);
@@ -143,7 +143,7 @@ mod tests {
         let alone = page("c-2");
         alone
             .not_rdma_reason()
-            .store(Reason::PeerWithoutLibrary as u64, Relaxed);
+            .store(NotRdmaReason::PeerWithoutLibrary as u64, Relaxed);
         remove_page_and_add_to_totals(&alone);
         let unknown = page("c-3");
         unknown.not_rdma_reason().store(u64::MAX, Relaxed);
@@ -153,7 +153,10 @@ mod tests {
         assert_eq!(ended.on_tcp.len(), 2);
         assert_eq!(
             ended.on_tcp[0],
-            (Reason::describe(Reason::PeerWithoutLibrary as u64), 1)
+            (
+                NotRdmaReason::describe(NotRdmaReason::PeerWithoutLibrary as u64),
+                1
+            )
         );
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Ah {
     /// The multicast group that the handle addresses.
     pub(crate) multicast_group: Option<MulticastGroup>,
     /// The path, as in `RingHeader::path`.
-    pub(crate) path_word: u64,
+    pub(crate) completion_path_word: u64,
     /// The protection domain, which the handle uses until it is destroyed.
     pub(crate) held_pd: Arc<Pd>,
 }
@@ -49,8 +49,8 @@ impl Ah {
         abi.context = domain.context.handle();
         abi.pd = domain.handle();
         domain.add_user();
-        let grh = port.sent_grh(attr);
-        let destination = port.local_destination(attr);
+        let grh = port.grh_at_receiver(attr);
+        let destination = port.local_destination_port(attr);
         let group = if attr.is_global == 0 {
             None
         } else {
@@ -68,9 +68,9 @@ impl Ah {
             dest_gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
             local_dest_port: destination,
             reached_by_packets: by_packets,
-            flow: port.flow(attr),
+            flow: port.packet_flow_to(attr),
             multicast_group: group,
-            path_word: u64::from(port.lid)
+            completion_path_word: u64::from(port.lid)
                 | u64::from(port.receiver_completion_sl(attr, grh.as_ref())) << 16
                 | u64::from(attr.src_path_bits) << 24
                 | u64::from(grh.is_some()) << 32,

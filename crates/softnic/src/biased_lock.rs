@@ -31,12 +31,12 @@ pub(crate) struct BiasedLock<T> {
     /// True while a thread without the bias holds the lock.
     locked_without_bias: AtomicBool,
     /// Protected by `locked_without_bias`.
-    bias_policy: UnsafeCell<BiasPolicy>,
+    bias_state: UnsafeCell<BiasState>,
     value: UnsafeCell<T>,
 }
 
 /// The use of a lock, which decides on its bias.
-struct BiasPolicy {
+struct BiasState {
     /// The thread that took the lock last.
     last_thread: usize,
     /// Number of times in a row that this thread took the lock.
@@ -49,7 +49,7 @@ struct BiasPolicy {
     is_temporarily_revoked: bool,
 }
 
-impl BiasPolicy {
+impl BiasState {
     /// Returns the value of `biased_thread` while the lock is biased: `last_thread` does not change meanwhile.
     fn current_bias_word(&self) -> usize {
         self.last_thread + self.bias_periods as usize - 1
@@ -124,7 +124,7 @@ impl<T> BiasedLock<T> {
             entries_and_exits: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
             entry_exits_at_try_lock: AtomicU32::new(0),
             locked_without_bias: AtomicBool::new(false),
-            bias_policy: UnsafeCell::new(BiasPolicy {
+            bias_state: UnsafeCell::new(BiasState {
                 last_thread: NOBODY,
                 acquisitions_in_row: 0,
                 streak_for_bias: INITIAL_BIAS_STREAK,
@@ -141,7 +141,7 @@ impl<T> BiasedLock<T> {
         let me = this_thread();
         match self
             .bias_period_of(me)
-            .and_then(|favour| self.enter_with_bias(me, favour))
+            .and_then(|favour| self.try_enter_with_bias(me, favour))
         {
             Some(guard) => guard,
             None => self.lock_without_bias(me),
@@ -152,7 +152,7 @@ impl<T> BiasedLock<T> {
     #[inline(always)]
     pub(crate) fn lock_if_biased_to_this_thread(&self) -> Option<BiasedGuard<'_, T>> {
         let me = this_thread();
-        self.enter_with_bias(me, self.bias_period_of(me)?)
+        self.try_enter_with_bias(me, self.bias_period_of(me)?)
     }
 
     /// Returns the number of the bias period if the lock is biased to `thread`.
@@ -168,7 +168,7 @@ impl<T> BiasedLock<T> {
 
     /// Goes in, if the lock is still biased to this thread.
     #[inline(always)]
-    fn enter_with_bias(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
+    fn try_enter_with_bias(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
         let steps = &self.entries_and_exits[favour];
         count_entry_or_exit(steps, Relaxed);
@@ -234,7 +234,7 @@ impl<T> BiasedLock<T> {
     fn unlock_without_bias(&self) {
         use std::sync::atomic::Ordering::Release;
         // SAFETY: protected by `locked_without_bias`, which this thread holds.
-        let habit = unsafe { &mut *self.bias_policy.get() };
+        let habit = unsafe { &mut *self.bias_state.get() };
         if habit.is_temporarily_revoked {
             habit.is_temporarily_revoked = false;
             // SYNC POINT G
@@ -247,7 +247,7 @@ impl<T> BiasedLock<T> {
     fn update_bias(&self, me: usize) {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         // SAFETY: protected by `locked_without_bias`, which this thread holds.
-        let habit = unsafe { &mut *self.bias_policy.get() };
+        let habit = unsafe { &mut *self.bias_state.get() };
         let favoured = self.biased_thread.load(Relaxed);
         if favoured ^ me < MAX_BIAS_PERIODS {
             // The bias was restored while this thread waited here. It holds the lock all the same: no other thread
@@ -486,7 +486,7 @@ mod tests {
             while !inside.load(SeqCst) {
                 std::thread::yield_now();
             }
-            assert!(lock.enter_with_bias(me, favour).is_none());
+            assert!(lock.try_enter_with_bias(me, favour).is_none());
             scope.spawn(|| {
                 let _guard = lock.lock();
                 third.store(true, SeqCst);

@@ -62,9 +62,9 @@ impl Transport {
 
 /// A set of bits whose members have names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct NamedBits<const N: usize>([&'static str; N]);
+struct BitNames<const N: usize>([&'static str; N]);
 
-impl<const N: usize> NamedBits<N> {
+impl<const N: usize> BitNames<N> {
     /// The set of all members.
     const ALL: u32 = (1 << N) - 1;
 
@@ -81,7 +81,7 @@ impl<const N: usize> NamedBits<N> {
     }
 }
 
-const QUEUE_PAIR_TYPES: NamedBits<5> = NamedBits(["rc", "uc", "ud", "xrc", "raw"]);
+const QUEUE_PAIR_TYPES: BitNames<5> = BitNames(["rc", "uc", "ud", "xrc", "raw"]);
 
 /// An optional part of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(crate) enum OptionalFeature {
 }
 
 /// The names of the features, in the order of [`OptionalFeature`].
-const FEATURES: NamedBits<9> = NamedBits([
+const FEATURES: BitNames<9> = BitNames([
     "srq",
     "mw",
     "atomics",
@@ -183,7 +183,7 @@ limits! {
 /// ```
 /// let efa: softnic::DeviceCapabilities = "transport=unspecified;queue_pairs=ud;features=;max_sge=2".parse()?;
 /// assert_eq!(efa.to_string(), "transport=unspecified;queue_pairs=ud;features=;max_sge=2");
-/// # Ok::<(), softnic::BadCapabilities>(())
+/// # Ok::<(), softnic::CapabilitiesParseError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCapabilities {
@@ -199,8 +199,8 @@ impl Default for DeviceCapabilities {
     fn default() -> Self {
         Self {
             transport: Transport::InfiniBand,
-            queue_pair_types: NamedBits::<5>::ALL,
-            features: NamedBits::<9>::ALL,
+            queue_pair_types: BitNames::<5>::ALL,
+            features: BitNames::<9>::ALL,
             limits: Limits::OWN,
         }
     }
@@ -208,7 +208,7 @@ impl Default for DeviceCapabilities {
 
 /// The reason why a text is not a valid [`DeviceCapabilities`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadCapabilities {
+pub enum CapabilitiesParseError {
     /// A member has no `=`, or an unknown name.
     #[error(
         "{0:?} is not NAME=VALUE with transport, queue_pairs, features or a limit such as max_sge for NAME"
@@ -227,14 +227,14 @@ pub enum BadCapabilities {
 }
 
 impl FromStr for DeviceCapabilities {
-    type Err = BadCapabilities;
+    type Err = CapabilitiesParseError;
 
-    fn from_str(text: &str) -> Result<Self, BadCapabilities> {
+    fn from_str(text: &str) -> Result<Self, CapabilitiesParseError> {
         let mut all = Self::default();
         for member in text.split(';').filter(|member| !member.is_empty()) {
-            let unknown = || BadCapabilities::MalformedOrUnknownMember(member.to_owned());
+            let unknown = || CapabilitiesParseError::MalformedOrUnknownMember(member.to_owned());
             let (name, value) = member.split_once('=').ok_or_else(unknown)?;
-            let bad = |expected: String| BadCapabilities::InvalidMemberValue {
+            let bad = |expected: String| CapabilitiesParseError::InvalidMemberValue {
                 name: name.to_owned(),
                 value: value.to_owned(),
                 expected,
@@ -290,12 +290,12 @@ impl fmt::Display for DeviceCapabilities {
 
 impl DeviceCapabilities {
     /// Reads the capabilities from the environment.
-    pub(crate) fn from_env() -> Result<Self, InvalidCapabilities> {
+    pub(crate) fn from_env() -> Result<Self, InvalidCapabilitiesVariable> {
         let Some(value) = std::env::var_os(CAPABILITIES_VAR) else {
             return Ok(Self::default());
         };
         let text = value.to_string_lossy();
-        text.parse().map_err(|why| InvalidCapabilities {
+        text.parse().map_err(|why| InvalidCapabilitiesVariable {
             value: text.clone().into_owned(),
             why,
         })
@@ -340,7 +340,7 @@ impl DeviceCapabilities {
     }
 
     /// Returns the operations of `ibv_wr_post(3)` (`IBV_QP_EX_WITH_…`) that the device lacks.
-    pub(crate) fn lacking_operations(&self) -> u64 {
+    pub(crate) fn unsupported_qp_ex_send_ops(&self) -> u64 {
         let of = |feature, operations| if self.has(feature) { 0 } else { operations };
         of(
             OptionalFeature::Atomics,
@@ -360,9 +360,9 @@ impl DeviceCapabilities {
 #[error(
     "{CAPABILITIES_VAR} is {value:?}: {why}; leave it unset for all that the software NIC can do"
 )]
-pub struct InvalidCapabilities {
+pub struct InvalidCapabilitiesVariable {
     value: String,
-    why: BadCapabilities,
+    why: CapabilitiesParseError,
 }
 
 #[cfg(test)]

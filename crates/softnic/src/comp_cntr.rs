@@ -77,7 +77,7 @@ struct AttachedCounters {
 }
 
 /// The attached counters, by number of the queue pair.
-static ATTACHED: RwLock<Option<HashMap<u32, AttachedCounters>>> = RwLock::new(None);
+static ATTACHED_COUNTERS_BY_QPN: RwLock<Option<HashMap<u32, AttachedCounters>>> = RwLock::new(None);
 /// True once a counter has been attached.
 static ANY_COUNTER_ATTACHED: AtomicBool = AtomicBool::new(false);
 
@@ -97,7 +97,9 @@ pub(crate) fn attach(
     counter: &Arc<CompCntr>,
     op_mask: u32,
 ) -> Result<(), c_int> {
-    let mut all = ATTACHED.write().unwrap_or_else(PoisonError::into_inner);
+    let mut all = ATTACHED_COUNTERS_BY_QPN
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
     let of_qp = all
         .get_or_insert_default()
         .entry(qpn)
@@ -115,12 +117,14 @@ pub(crate) fn attach(
 }
 
 /// Detaches all counters of a queue pair that is destroyed.
-pub(crate) fn detach(qpn: u32) {
+pub(crate) fn detach_all_counters_of_qp(qpn: u32) {
     if !is_counting() {
         return;
     }
     let gone = {
-        let mut all = ATTACHED.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = ATTACHED_COUNTERS_BY_QPN
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         all.as_mut().and_then(|all| all.remove(&qpn))
     };
     for (_, counter) in gone.into_iter().flat_map(|gone| gone.counters) {
@@ -142,7 +146,9 @@ fn attach_op_of_opcode(opcode: ibv_wc_opcode) -> u32 {
 /// Counts completions that were made just now.
 #[cold]
 pub(crate) fn count_new_completions(completions: &[ibv_wc]) {
-    let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
+    let all = ATTACHED_COUNTERS_BY_QPN
+        .read()
+        .unwrap_or_else(PoisonError::into_inner);
     let Some(all) = &*all else { return };
     for wc in completions {
         let Some(of_qp) = all.get(&wc.qp_num) else {
@@ -163,7 +169,9 @@ pub(crate) fn count_new_completions(completions: &[ibv_wc]) {
 /// Looks for completions of the queue pairs that a counter is attached to, for a program that does not poll.
 pub(crate) fn poll_counted_qps(counter: &Arc<CompCntr>) {
     let queue_pairs: Vec<Arc<dyn CountedQp>> = {
-        let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
+        let all = ATTACHED_COUNTERS_BY_QPN
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
         let all = all.iter().flat_map(HashMap::values);
         let its = all.filter(|of_qp| of_qp.counters.iter().any(|(_, c)| Arc::ptr_eq(c, counter)));
         its.filter_map(|of_qp| of_qp.qp.upgrade()).collect()

@@ -53,7 +53,7 @@ const POLLS_PER_CLOCK_READ: u32 = 32;
 const POLLS_PER_UNSIGNALED_CHECK: u32 = 64;
 
 /// Empty rings are checked for their end once in this many passes over the queue pairs.
-const PASSES_PER_RING_END_CHECK: u32 = 64;
+const PASSES_PER_CLOSED_RING_CHECK: u32 = 64;
 
 /// Number of passes since a queue was armed after which peers need no barrier any more. Arming the queue again then
 /// costs a barrier on every core.
@@ -103,7 +103,7 @@ impl<'a> WcSink<'a> {
     /// Returns the completions behind the first `before`.
     fn added_since(&self, before: usize) -> &[ibv_wc] {
         let made = self.out.get(before..self.len).unwrap_or_default();
-        // SAFETY: the first `len` places have been written (`push`, `push_words`).
+        // SAFETY: the first `len` places have been written (`push`, `push_successful_wc_as_words`).
         unsafe { std::slice::from_raw_parts(made.as_ptr().cast(), made.len()) }
     }
 
@@ -129,7 +129,7 @@ impl<'a> WcSink<'a> {
     /// Adds the completion of a work request that succeeded; there is room.
     #[inline(always)]
     pub(crate) fn push_sent(&mut self, wr_id: u64, opcode: u32, byte_len: u32, qp_num: u32) {
-        self.push_words([
+        self.push_successful_wc_as_words([
             wr_id,
             in_upper_half(opcode),
             in_upper_half(byte_len),
@@ -142,20 +142,20 @@ impl<'a> WcSink<'a> {
     /// Adds the completion of a receive WR that a SEND has used; there is room.
     #[inline(always)]
     pub(crate) fn push_received(&mut self, wc: &ReceivedSend) {
-        self.push_words([
+        self.push_successful_wc_as_words([
             wc.wr_id,
             in_upper_half(IBV_WC_RECV),
             in_upper_half(wc.byte_len),
             in_upper_half(wc.qp_num) | u64::from(wc.imm),
             in_upper_half(wc.wc_flags) | u64::from(wc.src_qp),
-            wc.path_word,
+            wc.last_wc_word,
         ]);
     }
 
     /// Adds a successful completion as words. Each store here waits behind WRITEs that wait for their cache line, and
     /// the compiler would make one store of each field.
     #[inline(always)]
-    fn push_words(&mut self, words: [u64; 6]) {
+    fn push_successful_wc_as_words(&mut self, words: [u64; 6]) {
         const {
             assert!(cfg!(target_endian = "little") && IBV_WC_SUCCESS == 0);
             assert!(size_of::<ibv_wc>() == 48 && std::mem::offset_of!(ibv_wc, opcode) == 12);
@@ -193,7 +193,7 @@ pub(crate) struct ReceivedSend {
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
     /// The last word of the completion: partition index, LID of the sender, service level and path bits.
-    pub(crate) path_word: u64,
+    pub(crate) last_wc_word: u64,
 }
 
 /// The state that the lock of a completion queue protects.
@@ -226,7 +226,7 @@ pub(crate) struct CqState {
     /// True if one of them was solicited or in error.
     unreported_has_solicited_or_error: bool,
     /// Time since which moderation has held an event back.
-    event_held_since_ns: Option<u64>,
+    event_held_by_moderation_since_ns: Option<u64>,
     /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
     overfull_engine_ticks: u32,
 }
@@ -313,7 +313,7 @@ impl Cq {
                 armed_at_pass: 0,
                 unreported_completions: 0,
                 unreported_has_solicited_or_error: false,
-                event_held_since_ns: None,
+                event_held_by_moderation_since_ns: None,
                 overfull_engine_ticks: 0,
             }),
             throttle_at_idle_polls: AtomicU32::new(rest::IDLE_POLLS_UNTIL_THROTTLE),
@@ -389,7 +389,7 @@ impl Cq {
         }
         let buffered = sink.len();
         if !sink.is_full() {
-            state.gather_completions_and_tell_if_waiting(&mut sink, FRONT_AND_CURSOR_QPS_PER_SCAN);
+            state.gather_completions(&mut sink, FRONT_AND_CURSOR_QPS_PER_SCAN);
             if comp_cntr::is_counting() {
                 comp_cntr::count_new_completions(sink.added_since(buffered));
             }
@@ -400,7 +400,10 @@ impl Cq {
             state.count_unreported_completions(sink.len() - buffered, sink.has_solicited_or_error);
             self.report_event_outside_engine(&mut state);
         }
-        if state.pass_count.is_multiple_of(PASSES_PER_RING_END_CHECK) {
+        if state
+            .pass_count
+            .is_multiple_of(PASSES_PER_CLOSED_RING_CHECK)
+        {
             self.end_peer_fences_if_long_unarmed(&state);
         }
         if sink.len() == 0 {
@@ -408,7 +411,7 @@ impl Cq {
             if state
                 .empty_polls_in_row
                 .is_multiple_of(POLLS_PER_CLOCK_READ)
-                && state.is_peer_wakeup_due()
+                && state.check_peer_wakeup_due_and_back_off()
             {
                 state.wake_awaited_peers();
             }
@@ -439,8 +442,10 @@ impl Cq {
     /// Throttles a poller that has found nothing for long.
     #[cold]
     fn throttle_idle_poller(&self) {
-        self.throttle_at_idle_polls
-            .store(rest::throttle_idle_poller(self.index), Ordering::Relaxed);
+        self.throttle_at_idle_polls.store(
+            rest::throttle_idle_poller_and_get_polls_until_next(self.index),
+            Ordering::Relaxed,
+        );
     }
 
     /// [`poll`](Self::poll) under a fault plan.
@@ -479,7 +484,7 @@ impl Cq {
             if state
                 .empty_polls_in_row
                 .is_multiple_of(POLLS_PER_CLOCK_READ)
-                && state.is_peer_wakeup_due()
+                && state.check_peer_wakeup_due_and_back_off()
             {
                 state.wake_awaited_peers();
             }
@@ -489,10 +494,7 @@ impl Cq {
 
     /// Makes progress for the engine: completions go to the buffer, as many as the queue was made for. Returns true if
     /// the engine is to check again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
-    pub(crate) fn make_engine_progress_and_tell_if_recheck_needed(
-        &self,
-        look: EngineCheckReason,
-    ) -> bool {
+    pub(crate) fn make_engine_progress(&self, look: EngineCheckReason) -> bool {
         if self.is_overrun() {
             return false;
         }
@@ -514,17 +516,15 @@ impl Cq {
         loop {
             let (n, deadline) = state.fill_completion_buffer(self.engine_buffer_target());
             waiting |= deadline;
-            held_back = self.report_event_if_due_and_tell_if_held_back(&mut state);
-            if n == 0
-                && !(state.armed_for != ARMED_NO && self.reenable_engine_calls_and_tell_if_called())
-            {
+            held_back = self.report_event_if_due(&mut state);
+            if n == 0 && !(state.armed_for != ARMED_NO && self.reenable_engine_calls()) {
                 break;
             }
         }
         if waiting {
             state.wake_awaited_peers();
         }
-        waiting | held_back | self.check_overrun_and_tell_if_recheck_needed(state, look)
+        waiting | held_back | self.check_overrun(state, look)
     }
 
     /// Moves completions to the buffer, for a program that does not poll.
@@ -533,12 +533,12 @@ impl Cq {
         if xrc::is_xrc_in_use() {
             xrc::deliver_in_all_domains(self.nic);
         }
-        self.make_engine_progress_and_tell_if_recheck_needed(EngineCheckReason::Called);
+        self.make_engine_progress(EngineCheckReason::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
     /// true if moderation holds the event back.
-    fn report_event_if_due_and_tell_if_held_back(&self, state: &mut CqState) -> bool {
+    fn report_event_if_due(&self, state: &mut CqState) -> bool {
         if !state.has_reason_for_event() {
             return false;
         }
@@ -573,11 +573,11 @@ impl Cq {
         }
     }
 
-    /// [`report_event_if_due_and_tell_if_held_back`](Self::report_event_if_due_and_tell_if_held_back) by another thread than the engine. Calls the engine to check
+    /// [`report_event_if_due`](Self::report_event_if_due) by another thread than the engine. Calls the engine to check
     /// again if the event is held back.
     #[cold]
     fn report_event_outside_engine(&self, state: &mut CqState) {
-        if self.report_event_if_due_and_tell_if_held_back(state) {
+        if self.report_event_if_due(state) {
             self.nic.this_process().wake_engine();
         }
     }
@@ -591,12 +591,12 @@ impl Cq {
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
         if count > 1 && state.unreported_completions < count as usize {
             let now = shm::clock::now_ns();
-            let since = *state.event_held_since_ns.get_or_insert(now);
+            let since = *state.event_held_by_moderation_since_ns.get_or_insert(now);
             if now - since < u64::from(period_us) * 1000 {
                 return true;
             }
         }
-        state.event_held_since_ns = None;
+        state.event_held_by_moderation_since_ns = None;
         false
     }
 
@@ -611,7 +611,7 @@ impl Cq {
 
     /// Lets peers that publish call the engine again. Returns true if a peer has called it. Another peer may have
     /// published just before and found the engine called already, so the caller looks for completions once more.
-    fn reenable_engine_calls_and_tell_if_called(&self) -> bool {
+    fn reenable_engine_calls(&self) -> bool {
         let armed = self.armed_word();
         let called = armed.clear_engine_wake();
         if called {
@@ -635,7 +635,7 @@ impl Cq {
         }
         self.depth.store(cqe as usize, Ordering::Relaxed);
         state.overfull_engine_ticks = 0;
-        self.recheck_engine_watch();
+        self.recheck_overrun_watch();
         self.shared().cqe.store(cqe, Ordering::Relaxed);
         let cqe = i32::try_from(cqe).map_err(|_| libc::EINVAL)?;
         // SAFETY: an aligned `int` that the program reads without synchronisation, as with the C library.
@@ -652,7 +652,7 @@ impl Cq {
         state
             .sending_qps
             .iter()
-            .for_each(|qp| send::publish_idle_traffic(qp));
+            .for_each(|qp| send::publish_traffic_if_send_queue_free(qp));
         // Completions up to now belong to the previous arming, or are no reason for an event.
         while state.fill_completion_buffer(depth).0 > 0 {}
         self.report_event_outside_engine(&mut state);
@@ -664,8 +664,8 @@ impl Cq {
             } else {
                 ARMED_ANY
             };
-            let direct = self.announce_and_tell_if_peers_may_wake_program(&state);
-            if armed.arm_and_tell_if_barrier_needed(state.armed_for, direct) {
+            let direct = self.may_peers_wake_program(&state);
+            if armed.arm(state.armed_for, direct) {
                 // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
                 barrier::membarrier_all_processes();
             }
@@ -679,10 +679,10 @@ impl Cq {
             filled += n;
         }
         // The receive queues may have too few RECVs now.
-        if filled > 0 && armed.end_program_wakes_and_tell_if_woken() {
+        if filled > 0 && armed.end_program_wakes() {
             self.report_event_outside_engine(&mut state);
         }
-        if state.event_held_since_ns.is_none() {
+        if state.event_held_by_moderation_since_ns.is_none() {
             state.unreported_completions = 0;
             state.unreported_has_solicited_or_error = false;
         }
@@ -695,7 +695,7 @@ impl Cq {
 
     /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
     /// message makes a completion.
-    fn announce_and_tell_if_peers_may_wake_program(&self, state: &CqState) -> bool {
+    fn may_peers_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
             || self
                 .packed_moderation_count_and_period
@@ -707,7 +707,7 @@ impl Cq {
             return false;
         }
         for side in &state.recv_sides {
-            side.publish_if_any_next_message_completes();
+            side.publish_whether_any_next_message_completes();
         }
         true
     }
@@ -780,16 +780,13 @@ impl Cq {
     }
 
     /// Returns true if the queue is armed, but only for solicited or failed completions.
-    pub(crate) fn is_armed_for_solicited(&self) -> bool {
+    pub(crate) fn is_armed_for_solicited_only(&self) -> bool {
         self.armed_word().is_armed_for_solicited()
     }
 
     /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
     pub(crate) fn arm_for_xrc_cqs(&self) {
-        if self
-            .armed_word()
-            .arm_and_tell_if_barrier_needed(ARMED_ANY, false)
-        {
+        if self.armed_word().arm(ARMED_ANY, false) {
             barrier::membarrier_all_processes();
         }
     }
@@ -901,7 +898,7 @@ impl Cq {
                 .get_mut(place)
                 .filter(|r| r.qp().index == qp.index)
             {
-                side.complete_arrived_records_and_tell_if_waiting(sink, usize::MAX, true);
+                side.complete_arrived_records(sink, usize::MAX, true);
             }
         });
     }
@@ -1005,16 +1002,13 @@ impl CqState {
     /// before the next. Otherwise it would never learn that its send queue has room. On a NIC it does, since
     /// completions come in the order of time.
     #[inline(always)]
-    fn gather_completions_and_tell_if_waiting(
-        &mut self,
-        sink: &mut WcSink<'_>,
-        scan: usize,
-    ) -> bool {
+    fn gather_completions(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let all = scan == usize::MAX
             || self.empty_polls_in_row % POLLS_PER_UNSIGNALED_CHECK
                 == POLLS_PER_UNSIGNALED_CHECK - 1;
         self.pass_count = self.pass_count.wrapping_add(1);
-        let ended = scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_RING_END_CHECK);
+        let ended =
+            scan == usize::MAX || self.pass_count.is_multiple_of(PASSES_PER_CLOSED_RING_CHECK);
         if self.recv_sides.len() <= 1 && self.sending_qps.len() <= 1 {
             self.gather_from_one_qp(sink, scan, all, ended)
         } else {
@@ -1022,7 +1016,7 @@ impl CqState {
         }
     }
 
-    /// [`gather_completions_and_tell_if_waiting`](Self::gather_completions_and_tell_if_waiting) for several queue pairs.
+    /// [`gather_completions`](Self::gather_completions) for several queue pairs.
     #[inline(never)]
     fn gather_from_many(
         &mut self,
@@ -1067,7 +1061,7 @@ impl CqState {
         }
     }
 
-    /// [`gather_completions_and_tell_if_waiting`](Self::gather_completions_and_tell_if_waiting) for one queue pair, as in a latency-bound program: it needs no
+    /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no
     /// round over queue pairs.
     #[inline(always)]
     fn gather_from_one_qp(
@@ -1086,11 +1080,11 @@ impl CqState {
             self.sends_first_passes_left =
                 self.sends_first_passes_left.saturating_sub(1) * u8::from(filled);
             if !filled && let [side] = &mut self.recv_sides[..] {
-                waiting |= side.complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
+                waiting |= side.complete_arrived_records(sink, scan, ended);
             }
         } else {
             if let [side] = &mut self.recv_sides[..] {
-                waiting = side.complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
+                waiting = side.complete_arrived_records(sink, scan, ended);
                 if sink.is_full() {
                     self.sends_first_passes_left = SENDS_FIRST_POLLS_AFTER_RECEIVES_FILL_ONE;
                     return waiting;
@@ -1118,7 +1112,7 @@ impl CqState {
         }
         let mut out = [const { MaybeUninit::uninit() }; COMPLETIONS_PER_BATCH];
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather_completions_and_tell_if_waiting(&mut sink, usize::MAX);
+        let waiting = self.gather_completions(&mut sink, usize::MAX);
         let n = sink.len();
         self.count_unreported_completions(n, sink.has_solicited_or_error);
         if comp_cntr::is_counting() {
@@ -1137,7 +1131,7 @@ impl CqState {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
         let mut sink = WcSink::new(&mut out[..room]);
-        let waiting = self.gather_completions_and_tell_if_waiting(&mut sink, scan);
+        let waiting = self.gather_completions(&mut sink, scan);
         let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
         let now = shm::clock::now_ns();
         for place in &out[..n] {
@@ -1177,8 +1171,7 @@ impl CqState {
         let near = self.recv_sides.len().min(scan);
         let mut waiting = false;
         for i in round_robin(self.front_receiver_polled_first, near) {
-            waiting |=
-                self.recv_sides[i].complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
+            waiting |= self.recv_sides[i].complete_arrived_records(sink, scan, ended);
             if sink.is_full() {
                 // The next poll starts behind the queue pair where this poll had to stop.
                 self.front_receiver_polled_first = i + 1;
@@ -1200,8 +1193,8 @@ impl CqState {
                 }
                 self.recv_cursor = next_cursor(self.recv_cursor, scan, n);
                 let before = sink.len();
-                waiting |= self.recv_sides[self.recv_cursor]
-                    .complete_arrived_records_and_tell_if_waiting(sink, scan, ended);
+                waiting |=
+                    self.recv_sides[self.recv_cursor].complete_arrived_records(sink, scan, ended);
                 if sink.len() > before {
                     self.swap_receivers(self.recv_cursor, self.recv_cursor % scan);
                 }
@@ -1270,7 +1263,7 @@ impl CqState {
     /// Returns true if a peer that does not poll is to be woken, so that its engine serves this queue. Does so ever
     /// more rarely.
     #[inline(never)]
-    fn is_peer_wakeup_due(&mut self) -> bool {
+    fn check_peer_wakeup_due_and_back_off(&mut self) -> bool {
         let now = shm::clock::now_ns();
         let since = *self.idle_since_ns.get_or_insert(now);
         let (polls, time) = (self.empty_polls_in_row, now - since);

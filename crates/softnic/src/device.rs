@@ -21,7 +21,7 @@ pub(crate) use counts::PortPlace;
 pub use counts::{
     BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
 };
-pub(crate) use grh::{set_grh_length, ud_packet_bytes};
+pub(crate) use grh::{set_grh_length, ud_packet_bytes_from_bth_to_icrc};
 pub(crate) use interfaces::{configured_address_list, first_port_interface};
 pub(crate) use limits::*;
 pub(crate) use link_layer::LINK_LAYER_VAR;

@@ -21,7 +21,7 @@ pub(crate) struct Dm {
 live::object!(Dm, ibv_dm);
 
 impl MaybeShared for Dm {
-    fn shared(&self) -> Option<&SharedObject> {
+    fn shared_object(&self) -> Option<&SharedObject> {
         Some(&self.shared_object)
     }
 }
@@ -39,14 +39,14 @@ impl Dm {
         }
     }
 
-    /// Counts a memory region that is made of the device memory, and [leaves](Self::remove_region) it at its end.
-    pub(crate) fn add_region(&self) {
+    /// Counts a memory region that is made of the device memory, and [leaves](Self::uncount_region) it at its end.
+    pub(crate) fn count_region(&self) {
         if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
-    pub(crate) fn remove_region(&self) {
+    pub(crate) fn uncount_region(&self) {
         if let Some(uses) = self.shared_object.derived_object_count() {
             uses.fetch_sub(1, Ordering::Release);
         }

@@ -73,7 +73,7 @@ pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
 }
 
 fn run(nic: &'static Nic) {
-    shm::mem::this_thread_is_the_engine();
+    shm::mem::declare_this_thread_the_engine();
     let mut idle_ticks = 0;
     let mut polls_seen = 0;
     let mut last_tick = Instant::now();
@@ -96,13 +96,13 @@ fn run(nic: &'static Nic) {
         } else if ticks {
             Some(DEADLINE_CHECK_INTERVAL)
         } else {
-            let watches_cqs = nic.watched_cqs.load(Ordering::Relaxed) != 0;
+            let watches_cqs = nic.overrun_watched_cq_count.load(Ordering::Relaxed) != 0;
             let of_peers = watches_peers.then_some(PEER_CHECK_INTERVAL);
             of_peers.or_else(|| watches_cqs.then_some(watch))
         };
         let timeout = timeout
             .into_iter()
-            .chain(nic.packet_path.publish_when_due())
+            .chain(nic.packet_path.publish_counters_if_due())
             .min();
         match poll(&mut fds, timeout.map(timespec).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -215,14 +215,14 @@ fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     let _visit = (look == EngineCheckReason::OverrunWatch).then(TemporaryRevocation::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
-        if look != EngineCheckReason::OverrunWatch || cq.is_watched() {
-            waiting |= cq.make_engine_progress_and_tell_if_recheck_needed(look);
+        if look != EngineCheckReason::OverrunWatch || cq.is_watched_for_overrun() {
+            waiting |= cq.make_engine_progress(look);
         }
     }
     if xrc::is_xrc_in_use() {
         waiting |= xrc::deliver_for_engine(nic);
     }
-    waiting |= registry::of(nic).process_postponed_notices_and_tell_if_any_left(nic);
+    waiting |= registry::of(nic).process_postponed_notices(nic);
     waiting |= nic.packet_path.flush_held_back();
     waiting |= nic.packet_path.has_late_packets();
     waiting

@@ -43,7 +43,7 @@ impl ImportableKind {
     }
 
     /// Returns the place in which `handle` of `peer` would lie.
-    fn table_entry(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
+    fn table_entry(self, peer: &Peer, handle: u32) -> Option<&ImportableObjectShared> {
         let index = handle as usize % self.table_slots();
         match self {
             Self::Pd => peer.segment.find_pd(index).map(|pd| &pd.object),
@@ -77,31 +77,32 @@ pub(crate) struct SharedObjects {
     /// The present imports, by home, kind and handle: two imports of one object are one.
     live_imports: Mutex<HashMap<(u64, ImportableKind, u32), Weak<ImportedObject>>>,
     /// Own objects whose handles the program has given back while they existed, kept for other processes.
-    kept_exports: Mutex<Vec<Arc<dyn MaybeShared>>>,
+    exports_kept_after_release: Mutex<Vec<Arc<dyn MaybeShared>>>,
 }
 
 /// An object behind a program's handle that may stand for a shared object.
 pub(crate) trait MaybeShared: Send + Sync {
     /// Returns the shared object, if there is one.
-    fn shared(&self) -> Option<&SharedObject>;
+    fn shared_object(&self) -> Option<&SharedObject>;
 }
 
 /// Takes a program's handle back without destroying the shared object: "the second one way cleanup what ever is
 /// needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until a process
 /// destroys it, or this process ends.
 pub(crate) fn release_without_destroying<T: MaybeShared + 'static>(object: Arc<T>) {
-    if let Some(SharedObject::Own(own)) = object.shared()
-        && find(own.nic.this_process(), own.kind, own.handle).is_some()
+    if let Some(SharedObject::Own(own)) = object.shared_object()
+        && find_existing_object(own.nic.this_process(), own.kind, own.handle).is_some()
     {
         let nic = own.nic;
-        lock(&nic.imports.kept_exports).push(object);
+        lock(&nic.imports.exports_kept_after_release).push(object);
     }
 }
 
 /// Drops the kept objects that other processes have destroyed, so that their places are free.
 fn drop_destroyed_exports(nic: &Nic) {
-    let exists = |object: &Arc<dyn MaybeShared>| object.shared().is_some_and(SharedObject::exists);
-    let destroyed: Vec<_> = lock(&nic.imports.kept_exports)
+    let exists =
+        |object: &Arc<dyn MaybeShared>| object.shared_object().is_some_and(SharedObject::exists);
+    let destroyed: Vec<_> = lock(&nic.imports.exports_kept_after_release)
         .extract_if(.., |object| !exists(object))
         .collect();
     // Dropped without the lock.
@@ -191,7 +192,7 @@ impl ImportedObject {
         kind: ImportableKind,
         handle: u32,
     ) -> Result<Arc<Self>, i32> {
-        find(home, kind, handle).ok_or(libc::ENOENT)?;
+        find_existing_object(home, kind, handle).ok_or(libc::ENOENT)?;
         let mut known = lock(&nic.imports.live_imports);
         let name = (home.incarnation, kind, handle);
         if let Some(import) = known.get(&name).and_then(Weak::upgrade) {
@@ -292,7 +293,7 @@ impl SharedObject {
         handle: u32,
     ) -> Result<Self, i32> {
         if home.is_self {
-            find(home, kind, handle).ok_or(libc::ENOENT)?;
+            find_existing_object(home, kind, handle).ok_or(libc::ENOENT)?;
             Ok(Self::OwnImported(nic, kind, handle))
         } else {
             ImportedObject::new((nic, device), home, kind, handle).map(Self::Imported)
@@ -328,7 +329,7 @@ impl SharedObject {
     /// Returns false once a process that shares the object has destroyed it, or its process has ended.
     pub(crate) fn exists(&self) -> bool {
         let (_, home, kind, handle) = self.home_kind_and_handle();
-        find(home, kind, handle).is_some()
+        find_existing_object(home, kind, handle).is_some()
     }
 
     /// Returns the counter of objects that this process has made of the shared object, which all processes see.
@@ -348,12 +349,16 @@ impl SharedObject {
     /// `ENOENT` if it has been destroyed, or its process has ended; `EBUSY` while any process has objects made of it.
     pub(crate) fn destroy(&self) -> Result<(), i32> {
         let (nic, home, kind, handle) = self.home_kind_and_handle();
-        destroy(nic, home, kind, handle)
+        destroy_object_of(nic, home, kind, handle)
     }
 }
 
 /// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
-fn find(home: &Peer, kind: ImportableKind, handle: u32) -> Option<&ObjectShared> {
+fn find_existing_object(
+    home: &Peer,
+    kind: ImportableKind,
+    handle: u32,
+) -> Option<&ImportableObjectShared> {
     if handle == 0 || handle >= IMPORTED_PD_BIT || home.kernel_says_ended() {
         return None;
     }
@@ -362,8 +367,8 @@ fn find(home: &Peer, kind: ImportableKind, handle: u32) -> Option<&ObjectShared>
 }
 
 /// Destroys an object of `home`, as [`SharedObject::destroy`].
-fn destroy(nic: &Nic, home: &Peer, kind: ImportableKind, handle: u32) -> Result<(), i32> {
-    let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
+fn destroy_object_of(nic: &Nic, home: &Peer, kind: ImportableKind, handle: u32) -> Result<(), i32> {
+    let object = find_existing_object(home, kind, handle).ok_or(libc::ENOENT)?;
     let importers_use_it = || {
         has_objects_imported_by_others(home)
             && nic.fabric.live_processes().iter().any(|peer| {
@@ -439,7 +444,7 @@ fn import_of_pd(peer: &Peer, number: u32) -> Option<&ImportShared> {
 /// Returns the counter of objects that `peer` has made of its protection domain `number`.
 pub(crate) fn pd_derived_object_count(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     if number & IMPORTED_PD_BIT == 0 {
-        find(peer, ImportableKind::Pd, number).map(|object| &object.home_use_count)
+        find_existing_object(peer, ImportableKind::Pd, number).map(|object| &object.home_use_count)
     } else {
         import_of_pd(peer, number).map(|import| &import.local_use_count)
     }

@@ -97,11 +97,12 @@ mod sysfs_text;
 mod why;
 mod xrc;
 
-pub use abi::gsi::gsi;
+pub use abi::gsi::gsi_functions;
 pub use abi::newest;
 pub use abi::{later_symbols, symbols};
 pub use capabilities::{
-    BadCapabilities, CAPABILITIES_VAR, DeviceCapabilities, InvalidCapabilities, Transport,
+    CAPABILITIES_VAR, CapabilitiesParseError, DeviceCapabilities, InvalidCapabilitiesVariable,
+    Transport,
 };
 pub use device::{
     BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,

@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::capabilities::{DeviceCapabilities, InvalidCapabilities};
+use crate::capabilities::{DeviceCapabilities, InvalidCapabilitiesVariable};
 use crate::device::{BadCount, Device, Port, PortError};
 use crate::identity::{BadDeviceVariable, Identity};
 use crate::imports::SharedObjects;
 use crate::lock::lock;
 use crate::multicast::AttachmentLock;
-use crate::path::hw_counters::PortFiles;
-use crate::path::traffic::{self, PortName, PortTraffic};
+use crate::path::hw_counters::PortCounterFiles;
+use crate::path::traffic::{self, HostPortId, PortTrafficCounters};
 use crate::path::{self, BadNetwork, CountedPort, CounterPublication, PacketPath, PathMode};
 use crate::steering::OwnFlows;
 use crate::steering::spread::RssConfigPlaces;
@@ -55,7 +55,7 @@ pub enum NicError {
     Device(#[from] BadDeviceVariable),
     /// `VERBATIM_CAPABILITIES` has a value that is not valid.
     #[error(transparent)]
-    Capabilities(#[from] InvalidCapabilities),
+    Capabilities(#[from] InvalidCapabilitiesVariable),
     /// The configuration of the path is not valid, or a capture of it cannot be written.
     #[error(transparent)]
     Network(#[from] BadNetwork),
@@ -153,12 +153,12 @@ pub(crate) struct Nic {
     /// True while the engine checks every millisecond, called or not.
     pub(crate) engine_ticks_on: AtomicBool,
     /// Number of completion queues that can be overrun.
-    pub(crate) watched_cqs: AtomicUsize,
-    pub(crate) attachments: AttachmentLock,
+    pub(crate) overrun_watched_cq_count: AtomicUsize,
+    pub(crate) multicast_attachments: AttachmentLock,
     pub(crate) flows: OwnFlows,
-    pub(crate) spreads: RssConfigPlaces,
+    pub(crate) rss_configs: RssConfigPlaces,
     /// The traffic counters of ports of this host.
-    pub(crate) traffic: traffic::CountedPortTraffic,
+    pub(crate) traffic: traffic::TrafficCountersByPort,
 }
 
 /// The message of the last failed attempt to use the software NIC.
@@ -187,7 +187,7 @@ impl Nic {
         let header = parts.fabric.this_process.segment.header();
         header
             .port_counters_key
-            .store(traffic::own_ports_key(), Ordering::Relaxed);
+            .store(traffic::own_port_counters_key(), Ordering::Relaxed);
         Self {
             fabric: parts.fabric,
             devices: parts.devices,
@@ -203,16 +203,16 @@ impl Nic {
             next_notice: AtomicUsize::new(0),
             retired_rings: Mutex::new(Vec::new()),
             engine_ticks_on: AtomicBool::new(false),
-            watched_cqs: AtomicUsize::new(0),
-            attachments: AttachmentLock::default(),
+            overrun_watched_cq_count: AtomicUsize::new(0),
+            multicast_attachments: AttachmentLock::default(),
             flows: OwnFlows::default(),
-            spreads: RssConfigPlaces::default(),
-            traffic: traffic::CountedPortTraffic::default(),
+            rss_configs: RssConfigPlaces::default(),
+            traffic: traffic::TrafficCountersByPort::default(),
         }
     }
 
-    /// Returns the number of this process's ports ([`traffic::own_ports_key`]).
-    pub(crate) fn ports_key(&self) -> u64 {
+    /// Returns the number of this process's ports ([`traffic::own_port_counters_key`]).
+    pub(crate) fn port_counters_key(&self) -> u64 {
         let header = self.this_process().segment.header();
         header.port_counters_key.load(Ordering::Relaxed)
     }
@@ -340,7 +340,7 @@ impl Nic {
         let folder = self.fabric.sockets_dir().map_err(|e| errno_of(&e))?;
         #[allow(clippy::cast_possible_truncation)] // 10 bits
         let slot = self.fabric.this_process.slot as u16;
-        let fabric = link::Fabric { folder, slot };
+        let fabric = link::FabricMembership { folder, slot };
         let audience = self.counted_ports().map(|ports| CounterPublication {
             this_process: Arc::clone(self.this_process()),
             ports,
@@ -366,19 +366,19 @@ impl Nic {
             Ok(CountedPort {
                 host_wide_number: port.place.host_wide_number().into(),
                 addresses: port.own_addresses().iter().map(|own| own.ip).collect(),
-                files: PortFiles::of_port(self.fabric.dir(), port.place)?,
+                files: PortCounterFiles::of_port(self.fabric.dir(), port.place)?,
             })
         };
         ports.map(counted).collect()
     }
 
     /// Returns the traffic counters of this process's ports by their addresses.
-    fn traffic_by_address(&self) -> Vec<(IpAddr, Arc<PortTraffic>)> {
-        let key = self.ports_key();
+    fn traffic_by_address(&self) -> Vec<(IpAddr, Arc<PortTrafficCounters>)> {
+        let key = self.port_counters_key();
         let mut found = Vec::new();
         for port in self.devices.iter().flat_map(Device::ports) {
             let place = port.place.host_wide_number().into();
-            let name = PortName {
+            let name = HostPortId {
                 process_ports_key: key,
                 host_wide_number: place,
             };

@@ -38,7 +38,7 @@ enum PdOrigin {
 }
 
 impl MaybeShared for Pd {
-    fn shared(&self) -> Option<&SharedObject> {
+    fn shared_object(&self) -> Option<&SharedObject> {
         self.own_shared_domain()
     }
 }
@@ -112,7 +112,7 @@ impl Pd {
 
     /// Returns the domain behind a handle, to make objects of it. `None` if the handle has been given back, or a
     /// process that shares the domain has destroyed it.
-    pub(crate) fn usable(handle: *mut ibv_pd) -> Option<Arc<Self>> {
+    pub(crate) fn find_usable(handle: *mut ibv_pd) -> Option<Arc<Self>> {
         live::find::<Self>(handle)
             .filter(|pd| !pd.is_unimported() && pd.root_shared_domain().exists())
     }
@@ -145,11 +145,11 @@ impl Pd {
         if let Some(uses) = self.root_shared_domain().derived_object_count() {
             uses.fetch_sub(1, Ordering::Release);
         }
-        self.remove_uncounted_user();
+        self.remove_user_destroyed_by_other_process();
     }
 
     /// Ends the count of an object that another process has destroyed and taken out of the shared count.
-    pub(crate) fn remove_uncounted_user(&self) {
+    pub(crate) fn remove_user_destroyed_by_other_process(&self) {
         let last = self.user_count.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
             self.take_handle_back_without_destroying();

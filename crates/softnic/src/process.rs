@@ -51,7 +51,7 @@ extern "C" fn leave_fabric() {
         && pid == std::process::id()
     {
         await_notices_read(nic);
-        registry::of(nic).send_last_answers();
+        registry::of(nic).send_waiting_answers_of_all_qps();
         nic.packet_path.close_sockets();
         nic.fabric.leave();
     }
@@ -69,7 +69,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     let capabilities = DeviceCapabilities::from_env()?;
     crate::faults::is_plan_active()?;
     let network = PacketPath::from_env()?;
-    shm::barrier::register_process();
+    shm::barrier::register_for_membarriers();
     // The engine starts before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::start_engine_thread().map_err(NicError::Engine)?;
     let fabric = Fabric::join_fabric(&Fabric::default_dir()?)?;

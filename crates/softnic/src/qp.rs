@@ -6,7 +6,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ::faults::QueuePair;
+use ::faults::QueuePairIds;
 use nic_core::retry::total_rnr_wait_ns;
 use verbs_abi::*;
 
@@ -21,13 +21,13 @@ use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
 use crate::qp_state::{
-    DeviceLimits, QpState, QpType, STANDARD_ATTRIBUTES, attributes, check_transition,
+    DeviceLimits, QpState, QpType, STANDARD_ATTRIBUTES, attributes_to_check, check_transition,
 };
 use crate::recv::{InboundRing, PacketResponderState, RecvQueue, RecvSide};
 use crate::send::{self, SendQueue, SendWork, WrBuilder};
 use crate::srq::Srq;
 use crate::why;
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 use link::PacketFlow;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
@@ -50,11 +50,11 @@ pub(crate) struct Qp {
     pub(crate) accepted_wr_opcodes: u32,
     /// The type with which the queue pair was created.
     created_type: QpType,
-    pub(crate) xrc: Xrc,
+    pub(crate) xrc: XrcRole,
     /// Number of uses: the creation, and every `ibv_open_qp`.
     pub(crate) open_count: AtomicUsize,
     /// Number of multicast groups, or of flows, that the queue pair is attached to.
-    pub(crate) attachment_count: AtomicUsize,
+    pub(crate) multicast_group_or_flow_count: AtomicUsize,
     /// The table of work queues over which the queue pair spreads raw packets.
     pub(crate) rss_table: Option<RssTableUse>,
     /// The work queue that the program sees instead of the queue pair; NULL for a queue pair.
@@ -76,7 +76,7 @@ pub(crate) struct Qp {
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
     /// The state for requests that arrive by packets.
-    pub(crate) packet_side: Mutex<PacketResponderState>,
+    pub(crate) packet_responder_state: Mutex<PacketResponderState>,
     /// Indices of the queue pair in the lists of its two CQs; written under their locks.
     pub(crate) index_in_send_cq: AtomicUsize,
     pub(crate) index_in_recv_cq: AtomicUsize,
@@ -100,7 +100,7 @@ struct ModifiableState {
     /// The flow of packets to the peer, if packets reach it.
     peer_flow: Option<PacketFlow>,
     /// Rings that arrived before the queue pair was ready to receive.
-    waiting_rings: Vec<InboundRing>,
+    rings_waiting_for_rtr: Vec<InboundRing>,
 }
 
 // SAFETY: `abi` is written before the handle is given out, later only its `state` by `ibv_modify_qp`, as in
@@ -121,7 +121,7 @@ pub(crate) struct NewQp {
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) init_attr: ibv_qp_init_attr,
     pub(crate) builder: Option<WrBuilder>,
-    pub(crate) xrc: Xrc,
+    pub(crate) xrc: XrcRole,
     pub(crate) rss_table: Option<RssTableUse>,
 }
 
@@ -171,7 +171,7 @@ impl Qp {
                 .accepted_wr_opcodes(new.qp_type.service_with_xrc_as_rc()),
             created_type: new.qp_type,
             open_count: AtomicUsize::new(1),
-            attachment_count: AtomicUsize::new(0),
+            multicast_group_or_flow_count: AtomicUsize::new(0),
             rss_table: new.rss_table,
             visible_wq: AtomicPtr::default(),
             blocks_multicast_loopback: AtomicBool::new(false),
@@ -187,21 +187,21 @@ impl Qp {
             send_poll_work: AtomicU8::new(SendWork::None as u8),
             sq: BiasedLock::new(sq),
             rq: BiasedLock::new(rq),
-            packet_side: Mutex::default(),
+            packet_responder_state: Mutex::default(),
             index_in_send_cq: AtomicUsize::new(usize::MAX),
             index_in_recv_cq: AtomicUsize::new(usize::MAX),
             modifiable_state: Mutex::new(ModifiableState {
                 attr: ibv_qp_attr::zeroed(),
                 peer_process: None,
                 peer_flow: None,
-                waiting_rings: Vec::new(),
+                rings_waiting_for_rtr: Vec::new(),
             }),
             peer_gid: Mutex::new(None),
             init_attr: new.init_attr,
             unacknowledged: UnacknowledgedEvents::default(),
             held_pd: new.held_pd,
         };
-        faults::note_created_queue_pair(qp.fault_facts());
+        faults::note_created_queue_pair(qp.fault_plan_identity());
         let shared = qp.shared();
         shared
             .requester_caused_event_plus_1
@@ -211,8 +211,8 @@ impl Qp {
         shared.access.store(0, Ordering::Relaxed);
         shared.pd.store(qp.pd_number, Ordering::Relaxed);
         let domain = match &qp.xrc {
-            Xrc::Recv(domain, _) => domain.number,
-            Xrc::No | Xrc::Send => 0,
+            XrcRole::Recv(domain, _) => domain.number,
+            XrcRole::No | XrcRole::Send => 0,
         };
         shared.xrc_domain.store(domain, Ordering::Relaxed);
         shared.host_port_number.store(0, Ordering::Relaxed);
@@ -299,8 +299,8 @@ impl Qp {
     }
 
     /// Returns the facts by which a fault plan selects the queue pair.
-    pub(crate) fn fault_facts(&self) -> QueuePair {
-        QueuePair {
+    pub(crate) fn fault_plan_identity(&self) -> QueuePairIds {
+        QueuePairIds {
             creation_number: self.creation_number,
             qpn: self.qpn,
         }
@@ -312,8 +312,8 @@ impl Qp {
     }
 
     /// Describes the queue pair for the report of a failure.
-    pub(crate) fn report_description(&self) -> why::QueuePair<'_> {
-        why::QueuePair {
+    pub(crate) fn report_description(&self) -> why::QueuePairDescription<'_> {
+        why::QueuePairDescription {
             qpn: self.qpn,
             qp_type: self.created_type,
             peer_qpn: self
@@ -369,7 +369,7 @@ impl Qp {
             return;
         }
         self.set_state(QpState::Err);
-        if self.srq.is_some() || matches!(self.xrc, Xrc::Recv(..)) {
+        if self.srq.is_some() || matches!(self.xrc, XrcRole::Recv(..)) {
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
         self.send_poll_work
@@ -388,11 +388,11 @@ impl Qp {
     /// Fails the queue pair, if it is in use, with `IBV_EVENT_QP_FATAL`, because a CQ of its work requests is overrun.
     /// The caller holds no lock of a CQ.
     pub(crate) fn fail_for_overrun(&self) {
-        self.fail_with(IBV_EVENT_QP_FATAL);
+        self.fail_and_raise_if_in_use(IBV_EVENT_QP_FATAL);
     }
 
     /// Fails the queue pair, if it is in use, and raises `event`. The caller holds no lock of a CQ.
-    pub(crate) fn fail_with(&self, event: ibv_event_type) {
+    pub(crate) fn fail_and_raise_if_in_use(&self, event: ibv_event_type) {
         if self.fail_if_in_use() {
             self.raise(event);
         }
@@ -435,7 +435,7 @@ impl Qp {
             SendWork::Completions
         };
         self.send_poll_work.load(Ordering::Relaxed) >= least as u8
-            && send::complete_finished_sends_and_tell_if_waiting(self, sink)
+            && send::complete_finished_sends(self, sink)
     }
 
     #[inline]
@@ -454,7 +454,7 @@ impl Qp {
         } else if self.state() == QpState::Err {
             ring.detach();
         } else {
-            control.waiting_rings.push(ring);
+            control.rings_waiting_for_rtr.push(ring);
         }
     }
 
@@ -515,12 +515,18 @@ impl Qp {
             max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
             max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
         };
-        let to = check_transition(self.created_type, from, mask, &attributes(new), &limits)
-            .map_err(|e| {
-                tracing::debug!("queue pair {:#x}: {e}", self.qpn);
-                *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
-                why::einval_because(|| e)
-            })?;
+        let to = check_transition(
+            self.created_type,
+            from,
+            mask,
+            &attributes_to_check(new),
+            &limits,
+        )
+        .map_err(|e| {
+            tracing::debug!("queue pair {:#x}: {e}", self.qpn);
+            *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
+            why::einval_because(|| e)
+        })?;
         if mask & IBV_QP_AV != 0 {
             // The port of the queue pair: the kernel's `modify_qp` compares the two.
             let port_num = match mask & IBV_QP_PORT {
@@ -554,7 +560,7 @@ impl Qp {
             send::start_counting_traffic(self, &mut self.sq.lock(), &control.attr);
         }
         if to == QpState::Rtr {
-            self.open_for_datagrams();
+            self.open_for_datagrams_of_other_hosts();
         }
         self.copy_masked_attributes(&mut control.attr, new, mask);
         self.publish_attributes(&control);
@@ -573,7 +579,7 @@ impl Qp {
             self.raise(IBV_EVENT_SQ_DRAINED);
         }
         if to == QpState::Rtr {
-            let waiting = std::mem::take(&mut control.waiting_rings);
+            let waiting = std::mem::take(&mut control.rings_waiting_for_rtr);
             for ring in waiting {
                 if self.accepts_ring(&control, &ring) {
                     self.attach_ring(ring);
@@ -698,17 +704,17 @@ impl Qp {
             sq.reset(self.nic);
         }
         self.rq.lock().clear();
-        self.send_last_answers();
-        *lock(&self.packet_side) = PacketResponderState::default();
+        self.send_waiting_answers();
+        *lock(&self.packet_responder_state) = PacketResponderState::default();
         self.send_cq.drop_completions_of_qp(self.qpn);
         match &self.xrc {
-            Xrc::Recv(domain, _) => domain.drop_completions_of_qp(self.qpn),
-            Xrc::No | Xrc::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
+            XrcRole::Recv(domain, _) => domain.drop_completions_of_qp(self.qpn),
+            XrcRole::No | XrcRole::Send => self.recv_cq.drop_completions_of_qp(self.qpn),
         }
         self.shared()
             .requester_caused_event_plus_1
             .store(0, Ordering::Relaxed);
-        for ring in control.waiting_rings.drain(..) {
+        for ring in control.rings_waiting_for_rtr.drain(..) {
             ring.detach();
         }
         if let Some(peer) = control.peer_process.take() {
@@ -731,18 +737,18 @@ impl Qp {
     /// Runs `f` on the receive side of the queue pair.
     fn with_receiver(&self, f: impl FnOnce(Option<&mut RecvSide>)) {
         match &self.xrc {
-            Xrc::Recv(domain, _) => domain.with_receiver(self, f),
-            Xrc::No | Xrc::Send => self.recv_cq.with_receiver(self, f),
+            XrcRole::Recv(domain, _) => domain.with_receiver(self, f),
+            XrcRole::No | XrcRole::Send => self.recv_cq.with_receiver(self, f),
         }
     }
 
     /// Takes the messages that have arrived so far, before a flush or reset.
     fn complete_arrived_messages_into_buffer(&self) {
         match &self.xrc {
-            Xrc::Recv(domain, _) => {
-                domain.deliver_arrived_messages_and_tell_if_waiting();
+            XrcRole::Recv(domain, _) => {
+                domain.deliver_arrived_messages();
             }
-            Xrc::No | Xrc::Send => self.recv_cq.complete_arrived_messages_into_buffer(self),
+            XrcRole::No | XrcRole::Send => self.recv_cq.complete_arrived_messages_into_buffer(self),
         }
     }
 
@@ -752,8 +758,8 @@ impl Qp {
         self.reset(&mut lock(&self.modifiable_state));
         self.send_cq.remove_sender(self);
         match &self.xrc {
-            Xrc::Recv(domain, _) => domain.remove_receiver(self),
-            Xrc::No | Xrc::Send => self.recv_cq.remove_receiver(self),
+            XrcRole::Recv(domain, _) => domain.remove_receiver(self),
+            XrcRole::No | XrcRole::Send => self.recv_cq.remove_receiver(self),
         }
         self.shared().state_plus_1.store(0, Ordering::Release);
         let wq = self.visible_wq.load(Ordering::Acquire);
@@ -770,12 +776,12 @@ impl Qp {
         if let Some(srq) = &self.srq {
             srq.user_count.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Xrc::Recv(_, uses) = &self.xrc {
+        if let XrcRole::Recv(_, uses) = &self.xrc {
             uses.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(spread) = &self.rss_table {
             self.nic
-                .spreads
+                .rss_configs
                 .remove(&self.nic.fabric, spread.segment_slot);
             spread.table_qp_count.fetch_sub(1, Ordering::Relaxed);
         }

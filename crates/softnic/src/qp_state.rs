@@ -8,7 +8,7 @@ pub(crate) use nic_core::qp_state::attributes::STANDARD_ATTRIBUTES;
 pub(crate) use nic_core::qp_state::{DeviceLimits, QpState, QpType, check_transition};
 
 /// Returns the attributes that the state machine checks.
-pub(crate) fn attributes(attr: &ibv_qp_attr) -> AttributesToCheck {
+pub(crate) fn attributes_to_check(attr: &ibv_qp_attr) -> AttributesToCheck {
     AttributesToCheck {
         qp_state: attr.qp_state,
         cur_qp_state: attr.cur_qp_state,
@@ -17,8 +17,8 @@ pub(crate) fn attributes(attr: &ibv_qp_attr) -> AttributesToCheck {
         rq_psn: attr.rq_psn,
         sq_psn: attr.sq_psn,
         dest_qp_num: attr.dest_qp_num,
-        ah_attr: address_vector(&attr.ah_attr),
-        alt_ah_attr: address_vector(&attr.alt_ah_attr),
+        ah_attr: address_vector_to_check(&attr.ah_attr),
+        alt_ah_attr: address_vector_to_check(&attr.alt_ah_attr),
         pkey_index: attr.pkey_index,
         alt_pkey_index: attr.alt_pkey_index,
         max_rd_atomic: attr.max_rd_atomic,
@@ -33,7 +33,7 @@ pub(crate) fn attributes(attr: &ibv_qp_attr) -> AttributesToCheck {
     }
 }
 
-fn address_vector(ah: &ibv_ah_attr) -> AddressVectorToCheck {
+fn address_vector_to_check(ah: &ibv_ah_attr) -> AddressVectorToCheck {
     AddressVectorToCheck {
         port_num: ah.port_num,
         is_global: ah.is_global != 0,

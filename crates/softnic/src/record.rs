@@ -21,7 +21,7 @@ pub(crate) const FLAG_SOLICITED: u8 = 1;
 pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
 
 /// `flags` of a record: the record answers a message of the receiver, whose completion comes first.
-pub(crate) const FLAG_AFTER_RECEIVER_SENDS: u8 = 4;
+pub(crate) const FLAG_RECEIVER_SEND_COMPLETES_FIRST: u8 = 4;
 
 /// `kind` of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -68,7 +68,7 @@ impl RegionCache {
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
         let at = key as usize % CACHED_REGIONS;
         if let Some(region) = &self.entries[at]
-            && keys::key_of(region.generation_and_key) == key
+            && keys::key_of_generation_and_key(region.generation_and_key) == key
             && let Some(pin) = nic.keys.pin(
                 &nic.fabric,
                 peer,
@@ -89,7 +89,7 @@ impl RegionCache {
     #[inline(always)]
     pub(crate) fn cached_region(&self, key: u32) -> Option<&AccessibleRegion> {
         let region = self.entries[key as usize % CACHED_REGIONS].as_ref();
-        region.filter(|region| keys::key_of(region.generation_and_key) == key)
+        region.filter(|region| keys::key_of_generation_and_key(region.generation_and_key) == key)
     }
 
     #[cold]
@@ -101,7 +101,7 @@ impl RegionCache {
         pd: u32,
     ) -> Result<(&AccessibleRegion, RegionPin), KeyError> {
         let known = |(of, region): &(u32, AccessibleRegion)| {
-            *of == pd && keys::key_of(region.generation_and_key) == key
+            *of == pd && keys::key_of_generation_and_key(region.generation_and_key) == key
         };
         if let Some(at) = self.shared_pd_regions.iter().position(known) {
             let region = &self.shared_pd_regions[at].1;
@@ -156,7 +156,7 @@ fn open_region(
 ) -> Result<(AccessibleRegion, RegionPin), KeyError> {
     let mr = owner.segment.mr(index).ok_or(KeyError::Unknown)?;
     let seen = mr.generation_and_key.load(Ordering::Acquire);
-    let pin = (keys::key_of(seen) == key)
+    let pin = (keys::key_of_generation_and_key(seen) == key)
         .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
         .flatten()
         .ok_or(KeyError::Unknown)?;

@@ -17,7 +17,8 @@ use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::recv::{
-    awaits_gap_nak, has_answers, note_host_drops, process_request_or_datagram, send_answers,
+    awaits_gap_nak, has_answers_to_send, make_responder_nak_after_host_drops,
+    process_request_or_datagram, send_answers,
 };
 use crate::send::{process_answer_or_congestion_notice, transmit_after_answers};
 use shm::clock::now_ns;
@@ -87,12 +88,12 @@ impl NicObjects for ObjectRegistry {
     fn deliver_arrived_packets(&self, nic: &Nic, by: PacketCheckCaller) -> bool {
         let Some(mut delivery) = nic
             .packet_path
-            .begin_delivery(by == PacketCheckCaller::BeforeQpChange)
+            .try_begin_delivery(by == PacketCheckCaller::BeforeQpChange)
         else {
             return false;
         };
         let mut came = false;
-        let mut touched = self.take_postponed_answers();
+        let mut touched = self.take_qps_with_postponed_answers();
         let leaves_answers = by == PacketCheckCaller::Poll && touched.answering.is_empty();
         for _ in 0..MAX_DELIVERY_ROUNDS {
             let now = now_ns();
@@ -100,7 +101,7 @@ impl NicObjects for ObjectRegistry {
                 .packet_path
                 .receive(&mut delivery, now, |arrival, packet| {
                     if packet.bth.dest_qpn == GSI_QPN {
-                        return take_mad(nic, arrival, packet);
+                        return deliver_mad_to_process(nic, arrival, packet);
                     }
                     self.deliver_packet_to_qp(arrival, packet, now, &mut touched)
                 });
@@ -115,7 +116,9 @@ impl NicObjects for ObjectRegistry {
                 touched.tell_responders_of_host_drops();
             }
             if !leaves_answers || touched.has_intra_process {
-                let heard = nic.packet_path.delivered_until_ns_by(&delivery, now);
+                let heard = nic
+                    .packet_path
+                    .delivered_until_ns_for_last_socket(&delivery, now);
                 self.send_answers_or_postpone(&mut touched, now, heard);
             }
             touched.transmit_next(now);
@@ -141,7 +144,7 @@ impl NicObjects for ObjectRegistry {
     }
 
     fn send_owed_answers(&self, nic: &Nic) {
-        let mut owed = self.take_postponed_answers();
+        let mut owed = self.take_qps_with_postponed_answers();
         if !owed.answering.is_empty() {
             self.send_answers_or_postpone(
                 &mut owed,
@@ -188,7 +191,7 @@ impl QpsWithPackets {
     /// Makes responders ask for the requests that follow the received ones.
     fn tell_responders_of_host_drops(&self) {
         for qp in &self.answering {
-            note_host_drops(qp);
+            make_responder_nak_after_host_drops(qp);
         }
     }
 
@@ -216,7 +219,11 @@ fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
 /// # Errors
 /// The reason why the datagram is dropped.
 #[cold]
-fn take_mad(nic: &Nic, arrival: &PacketArrival, packet: &Packet<'_>) -> Result<(), DropReason> {
+fn deliver_mad_to_process(
+    nic: &Nic,
+    arrival: &PacketArrival,
+    packet: &Packet<'_>,
+) -> Result<(), DropReason> {
     if packet.bth.transport != Transport::Ud || packet.bth.operation != PacketOperation::Send {
         return Err(DropReason::Malformed);
     }
@@ -301,7 +308,7 @@ impl ObjectRegistry {
     }
 
     /// Returns the queue pairs whose answers were left to this check.
-    fn take_postponed_answers(&self) -> QpsWithPackets {
+    fn take_qps_with_postponed_answers(&self) -> QpsWithPackets {
         let mut touched = QpsWithPackets::default();
         if self.has_owed_answers.load(Ordering::Relaxed) {
             let mut owed = self.qps_owing_answers.lock();
@@ -310,7 +317,7 @@ impl ObjectRegistry {
             touched.answering.extend(qps);
             drop(owed);
             // A later post of the queue pair may have taken the answers along.
-            touched.answering.retain(|qp| has_answers(qp));
+            touched.answering.retain(|qp| has_answers_to_send(qp));
         }
         touched
     }
@@ -354,11 +361,11 @@ impl ObjectRegistry {
     }
 
     /// Sends the answers that wait, before the process ends.
-    pub(crate) fn send_last_answers(&self) {
+    pub(crate) fn send_waiting_answers_of_all_qps(&self) {
         for place in &self.qps {
             let qp = place.lock().clone();
             if let Some(qp) = qp {
-                qp.send_last_answers();
+                qp.send_waiting_answers();
             }
         }
     }
@@ -437,7 +444,7 @@ impl ObjectRegistry {
     }
 
     /// Processes the notices that were put off. Returns true if some still are.
-    pub(crate) fn process_postponed_notices_and_tell_if_any_left(&self, nic: &Nic) -> bool {
+    pub(crate) fn process_postponed_notices(&self, nic: &Nic) -> bool {
         let mut notices = self.notice_reader.lock();
         notices
             .postponed_notices
@@ -454,7 +461,7 @@ impl ObjectRegistry {
             (notice >> 32) as usize,
             (notice & 0xffff_ffff) as usize * 64,
         );
-        let Some(peer) = nic.fabric.try_peer(slot)? else {
+        let Some(peer) = nic.fabric.peer_or_exhaustion_errno(slot)? else {
             return Ok(());
         };
         let Some(header) = peer.segment.ring_header(offset) else {

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use link::probe::{SocketFeatures, probe_addresses};
-use link::{Config, Fabric, PortState};
+use link::{Config, FabricMembership, PortState};
 
 use crate::nic::NicError;
 use crate::path;
-use crate::path::hw_counters::PortFiles;
+use crate::path::hw_counters::PortCounterFiles;
 use crate::process;
-use crate::sysfs::{INTERFACES, interface_name};
+use crate::sysfs::{INTERFACES_FOLDER, interface_name};
 
 /// The way by packets of a port of this process.
 #[derive(Clone, Debug)]
@@ -81,14 +81,14 @@ pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicErr
     };
     let folder = nic.fabric.sockets_dir();
     let folder = folder.map_err(failed("make the folder for sockets"))?;
-    let files = PortFiles::of_port(nic.fabric.dir(), port.place);
+    let files = PortCounterFiles::of_port(nic.fabric.dir(), port.place);
     let files = files.map_err(failed("find the counters of this network namespace"))?;
-    let interfaces = Path::new(INTERFACES);
+    let interfaces = Path::new(INTERFACES_FOLDER);
     let name_of = |number: u32| interface_name(interfaces, number);
     #[allow(clippy::cast_possible_truncation)] // 10 bits
     let slot = nic.this_process().slot as u16;
     let probes = probe_addresses(&Config {
-        fabric: Some(Fabric { folder, slot }),
+        fabric: Some(FabricMembership { folder, slot }),
         ..Config::new(port.own_addresses())
     });
     let probes = probes.map_err(std::io::Error::other);
@@ -130,7 +130,7 @@ impl UdpPortUsers {
     fn of(state: PortState) -> Self {
         match state {
             PortState::Free => Self::Free,
-            PortState::Shared(processes) => Self::Shared(processes),
+            PortState::SharedByProcesses(processes) => Self::Shared(processes),
             PortState::Unavailable(error) => Self::Unavailable(error.to_string()),
         }
     }

@@ -98,18 +98,18 @@ impl<const WRITE: bool> LastRegion<WRITE> {
         {
             return Ok(self.mapped_base.wrapping_add(at.offset() as usize));
         }
-        self.move_to(nic, pd, cache, sge)
+        self.move_to_region_of_sge(nic, pd, cache, sge)
     }
 
     #[inline(never)]
-    fn move_to(
+    fn move_to_region_of_sge(
         &mut self,
         nic: &'static Nic,
         pd: u32,
         cache: &mut RegionCache,
         sge: &ibv_sge,
     ) -> Result<*mut u8, SgeError> {
-        self.close();
+        self.release_region();
         let (region, at, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
         let here = region.mapped_address(at).ok_or(SgeError::Unmapped)?;
         // In a region of the whole address space, the mapping is looked up each time.
@@ -117,7 +117,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
             && let Ok(grant) = authorize_region(
                 &region.rights,
                 local_access(WRITE),
-                &QpMemoryRights::local(pd),
+                &QpMemoryRights::for_local_access(pd),
             )
         {
             *self = Self {
@@ -132,7 +132,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
 
     /// Returns the region of the window, for use while the window does not move.
     #[inline(always)]
-    pub(crate) fn held(&self) -> LastRegionValues {
+    pub(crate) fn current_values(&self) -> LastRegionValues {
         LastRegionValues {
             lkey: self.lkey,
             grant: self.grant,
@@ -141,7 +141,7 @@ impl<const WRITE: bool> LastRegion<WRITE> {
     }
 
     /// Releases the region: a thread has two pins, and later code needs them.
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn release_region(&mut self) {
         self.pin = None;
         self.grant = RegionGrant::NOTHING;
     }
@@ -198,7 +198,7 @@ pub(crate) fn checked_sge<'c>(
         &region.rights,
         range,
         local_access(write),
-        &QpMemoryRights::local(pd),
+        &QpMemoryRights::for_local_access(pd),
     )
     .map_err(|denied| {
         let (access, rights) = (local_access(write), &region.rights);

@@ -14,8 +14,8 @@ use crate::device::{self, Device, DeviceAndPortCounts, LINK_LAYER_VAR, LinkLayer
 use crate::identity::Identity;
 use crate::nic::NicError;
 use crate::path;
-use crate::path::hw_counters::PortFiles;
-use crate::path::traffic::{self, PortName};
+use crate::path::hw_counters::PortCounterFiles;
+use crate::path::traffic::{self, HostPortId};
 pub use crate::sysfs_file::{SysfsContent, SysfsFile};
 use crate::sysfs_pci::{self, MELLANOX_OUI};
 use shm::fabric::Fabric;
@@ -59,7 +59,7 @@ pub fn sysfs_files(
     let (devices, _) = device::devices_from_env(link_layer.as_deref(), &identity, counts)?;
     let beside = device::first_port_interface();
     let says = (&identity, capabilities.transport);
-    let mut files = device_files(says, &devices, Path::new(INTERFACES), beside);
+    let mut files = device_files(says, &devices, Path::new(INTERFACES_FOLDER), beside);
     for device in &devices {
         for port in device.ports() {
             files.extend(traffic_folder_link(&device.name, port));
@@ -73,8 +73,8 @@ pub fn sysfs_files(
 fn traffic_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     let fabric = Fabric::default_dir().ok()?;
     Fabric::make_dir(&fabric).ok()?;
-    let name = PortName {
-        process_ports_key: traffic::own_ports_key(),
+    let name = HostPortId {
+        process_ports_key: traffic::own_port_counters_key(),
         host_wide_number: port.place.host_wide_number().into(),
     };
     let folder = traffic::create_folder(&fabric, name).ok()?;
@@ -95,7 +95,7 @@ fn counter_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
     }
     let fabric = Fabric::default_dir().ok()?;
     Fabric::make_dir(&fabric).ok()?;
-    let files = PortFiles::of_port(&fabric, port.place).ok()?;
+    let files = PortCounterFiles::of_port(&fabric, port.place).ok()?;
     files
         .create_missing(path::NAMES, path::PUBLICATION_INTERVAL)
         .ok()?;
@@ -109,7 +109,7 @@ fn counter_folder_link(device: &str, port: &Port) -> Option<SysfsFile> {
 }
 
 /// The folder in which the kernel has the network interfaces.
-pub(crate) const INTERFACES: &str = "/sys/class/net";
+pub(crate) const INTERFACES_FOLDER: &str = "/sys/class/net";
 
 /// `beside` is the interface beside the first port, by name and number.
 fn device_files(

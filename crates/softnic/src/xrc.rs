@@ -42,7 +42,7 @@ pub(crate) struct Xrcd {
 pub(crate) struct XrcSrq {
     pub(crate) domain: Arc<Xrcd>,
     /// The use count of the domain's handle through which the queue was made.
-    pub(crate) handle_uses: Arc<AtomicUsize>,
+    pub(crate) domain_handle_use_count: Arc<AtomicUsize>,
     /// The CQ in which receives of this queue complete.
     pub(crate) cq: Arc<Cq>,
     /// The number by which requesters name the queue.
@@ -50,7 +50,7 @@ pub(crate) struct XrcSrq {
 }
 
 /// The role of a queue pair in XRC.
-pub(crate) enum Xrc {
+pub(crate) enum XrcRole {
     /// The queue pair does not use XRC.
     No,
     /// The queue pair sends to shared receive queues.
@@ -97,7 +97,7 @@ pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
 #[cold]
 pub(crate) fn deliver_in_all_domains(nic: &Nic) {
     for domain in domains(nic) {
-        domain.deliver_arrived_messages_and_tell_if_waiting();
+        domain.deliver_arrived_messages();
     }
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn deliver_in_all_domains(nic: &Nic) {
 pub(crate) fn deliver_for_engine(nic: &Nic) -> bool {
     let mut waiting = false;
     for domain in domains(nic) {
-        waiting |= domain.deliver_arrived_messages_and_tell_if_waiting();
+        waiting |= domain.deliver_arrived_messages();
         domain.update_arming();
     }
     waiting
@@ -141,7 +141,7 @@ impl Xrcd {
     ///
     /// # Errors
     /// `ENOMEM` if there are no more numbers or no more shared memory.
-    pub(crate) fn new_srq_number(&self, pd: u32) -> Result<u32, i32> {
+    pub(crate) fn allocate_and_publish_srq_number(&self, pd: u32) -> Result<u32, i32> {
         static NEXT: Mutex<usize> = Mutex::new(0);
         let fabric = &self.nic.fabric;
         let mut next = lock(&NEXT);
@@ -219,7 +219,7 @@ impl Xrcd {
     }
 
     /// Delivers arrived messages. Returns true if a record waits for a deadline.
-    pub(crate) fn deliver_arrived_messages_and_tell_if_waiting(&self) -> bool {
+    pub(crate) fn deliver_arrived_messages(&self) -> bool {
         let mut waiting = false;
         for side in self.recv_sides.lock().iter_mut() {
             waiting |= side.receive_xrc(self);
@@ -249,7 +249,7 @@ impl Xrcd {
             arm_domain_cqs(self.nic);
         }
         // A peer may have published, and found the engine called already.
-        self.deliver_arrived_messages_and_tell_if_waiting();
+        self.deliver_arrived_messages();
     }
 }
 

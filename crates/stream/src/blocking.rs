@@ -11,8 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::connection::Connection;
 use crate::error::{SetupError, StreamError};
-use crate::handshake::{Answer, Client, HandshakeError, Request, Server, ack};
-use crate::nic::{Config, Nic, Policy, Setup};
+use crate::handshake::{
+    ClientHandshake, ClientRequest, HandshakeError, ServerAnswer, ServerHandshake, encode_ack,
+};
+use crate::nic::{Config, ConfigAndNic, Nic, RdmaPolicy};
 use crate::pool::Pool;
 
 /// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
@@ -21,7 +23,7 @@ const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connects blocking streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    setup: Arc<Setup>,
+    setup: Arc<ConfigAndNic>,
 }
 
 impl Connector {
@@ -32,7 +34,7 @@ impl Connector {
     /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
-            setup: Arc::new(Setup::new(config)?),
+            setup: Arc::new(ConfigAndNic::new(config)?),
         })
     }
 
@@ -43,9 +45,9 @@ impl Connector {
     /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
     /// required and unavailable.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        match connect(connect_tcp(address)?, &self.setup, address) {
-            Err(SetupError::Handshake(HandshakeError::Magic(_)))
-                if self.setup.config.policy == Policy::FallBack =>
+        match negotiate_rdma_or_tcp_as_client(connect_tcp(address)?, &self.setup, address) {
+            Err(SetupError::Handshake(HandshakeError::WrongMagic(_)))
+                if self.setup.config.policy == RdmaPolicy::FallBack =>
             {
                 tracing::debug!(%address, "no hello from the server: plain TCP");
                 Ok(Stream::tcp(connect_tcp(address)?, Vec::new()))
@@ -65,7 +67,7 @@ fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    setup: Arc<Setup>,
+    setup: Arc<ConfigAndNic>,
 }
 
 impl Listener {
@@ -75,7 +77,7 @@ impl Listener {
     /// Returns an error if the address cannot be used, a value of the configuration is invalid, or
     /// RDMA is required and the device cannot be opened.
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Self> {
-        let setup = Arc::new(Setup::new(config)?);
+        let setup = Arc::new(ConfigAndNic::new(config)?);
         Ok(Self {
             tcp: TcpListener::bind(address)?,
             setup,
@@ -98,7 +100,7 @@ impl Listener {
     pub fn accept(&self) -> io::Result<Stream> {
         let (tcp, client) = self.tcp.accept()?;
         tcp.set_nodelay(true)?;
-        Ok(accept(tcp, &self.setup, client)?)
+        Ok(negotiate_rdma_or_tcp_as_server(tcp, &self.setup, client)?)
     }
 }
 
@@ -124,13 +126,17 @@ fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Ve
     }
 }
 
-fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Stream, SetupError> {
+fn negotiate_rdma_or_tcp_as_client(
+    mut tcp: TcpStream,
+    setup: &ConfigAndNic,
+    address: SocketAddr,
+) -> Result<Stream, SetupError> {
     let Some(nic) = &setup.nic else {
         return Ok(Stream::tcp(tcp, Vec::new()));
     };
     let until = Instant::now() + setup.config.handshake_timeout;
     let prepared = nic.prepare_qp_with_own_channel()?;
-    let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
+    let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
         if let Some(answer) =
@@ -142,38 +148,42 @@ fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Str
     // Connect before the acknowledgement is sent: the server may send data as soon as it has
     // received the acknowledgement.
     let connected = match answer {
-        Answer::Rdma(hello) => prepared.connect(&hello).ok(),
-        Answer::Tcp => None,
+        ServerAnswer::Rdma(hello) => prepared.connect(&hello).ok(),
+        ServerAnswer::Tcp => None,
     };
-    tcp.write_all(&ack(connected.is_some()))?;
+    tcp.write_all(&encode_ack(connected.is_some()))?;
     match connected {
-        Some(connection) => Stream::rdma(tcp, connection, setup.config.spin),
-        None if setup.config.policy == Policy::RdmaOnly => Err(SetupError::TcpOnly(address)),
+        Some(connection) => Stream::rdma(tcp, connection, setup.config.spin_time),
+        None if setup.config.policy == RdmaPolicy::RdmaOnly => Err(SetupError::TcpOnly(address)),
         None => Ok(Stream::tcp(tcp, Vec::new())),
     }
 }
 
-fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Stream, SetupError> {
+fn negotiate_rdma_or_tcp_as_server(
+    mut tcp: TcpStream,
+    setup: &ConfigAndNic,
+    client: SocketAddr,
+) -> Result<Stream, SetupError> {
     let until = Instant::now() + setup.config.handshake_timeout;
-    let mut server = Server::new();
+    let mut server = ServerHandshake::new();
     let request = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
     };
-    let required = setup.config.policy == Policy::RdmaOnly;
+    let required = setup.config.policy == RdmaPolicy::RdmaOnly;
     let hello = match request {
-        Request::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
-        Request::Plain(first) => return Ok(Stream::tcp(tcp, first)),
-        Request::Rdma(hello) => Some(hello),
-        Request::Tcp => None,
+        ClientRequest::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
+        ClientRequest::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        ClientRequest::Rdma(hello) => Some(hello),
+        ClientRequest::Tcp => None,
     };
     // Connect before the answer is sent: the client may send data as soon as it has received the
     // answer.
     let connected = hello
         .and_then(|hello| setup.connect_and_make_answer(&hello, Nic::prepare_qp_with_own_channel));
-    tcp.write_all(&server.answer(connected.as_ref().map(|(_, own)| own)))?;
+    tcp.write_all(&server.encode_answer(connected.as_ref().map(|(_, own)| own)))?;
     let wanted = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read(), until)?;
         if let Some(wanted) = server.receive_ack(&bytes)? {
@@ -181,7 +191,7 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
         }
     };
     match connected {
-        Some((connection, _)) if wanted => Stream::rdma(tcp, connection, setup.config.spin),
+        Some((connection, _)) if wanted => Stream::rdma(tcp, connection, setup.config.spin_time),
         _ if required => Err(SetupError::TcpOnly(client)),
         _ => Ok(Stream::tcp(tcp, Vec::new())),
     }
@@ -251,7 +261,7 @@ impl Stream {
 
     /// Calls `step` until it returns a value. Between calls the stream polls for a while, then
     /// sleeps.
-    fn wait<T>(
+    fn poll_and_sleep_until<T>(
         &mut self,
         sends: bool,
         timeout: Option<Duration>,
@@ -298,7 +308,7 @@ impl Stream {
 
     /// Waits for received bytes. Returns false at the end of the stream.
     fn wait_unread(&mut self) -> io::Result<bool> {
-        let unread = self.wait(false, self.timeout, |connection| {
+        let unread = self.poll_and_sleep_until(false, self.timeout, |connection| {
             (connection.has_unread() || connection.failure().is_some())
                 .then(|| connection.has_unread())
         })?;
@@ -324,9 +334,9 @@ impl Stream {
             return Ok(());
         }
         let mut marker_posted = false;
-        self.wait(true, timeout, |connection| {
+        self.poll_and_sleep_until(true, timeout, |connection| {
             marker_posted = marker_posted || connection.post_flush_marker();
-            (marker_posted && connection.is_flushed()).then_some(())
+            (marker_posted && connection.is_flushed_or_failed()).then_some(())
         })?;
         let connection = self.rdma.as_ref().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {
@@ -371,10 +381,11 @@ impl Stream {
         mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
     ) -> io::Result<usize> {
         let timeout = self.timeout;
-        let posted = self.wait(false, timeout, |connection| match write(connection) {
-            Ok(0) => None,
-            other => Some(other),
-        })?;
+        let posted =
+            self.poll_and_sleep_until(false, timeout, |connection| match write(connection) {
+                Ok(0) => None,
+                other => Some(other),
+            })?;
         let connection = self.rdma.as_ref().expect("a stream by RDMA");
         posted.map_err(|e| Self::failure(&self.tcp, connection).unwrap_or(e).into())
     }

@@ -169,7 +169,9 @@ impl Connection {
                         }
                     }
                     Ok(wc) => {
-                        let freed = self.window.process_completion(wc.wr_id());
+                        let freed = self
+                            .window
+                            .process_completion_and_count_messages(wc.wr_id());
                         self.in_flight_payloads
                             .drain(..usize::from(freed).min(self.in_flight_payloads.len()));
                     }
@@ -331,13 +333,19 @@ impl Connection {
             if len <= self.max_inline_bytes {
                 let mut small = [0; INLINE_BYTES as usize];
                 gather.copy_to(&mut small[..len]);
-                let flags = self.window.count_message(len, last).expect("there is room");
+                let flags = self
+                    .window
+                    .try_count_message(len, last)
+                    .expect("there is room");
                 add_message_wr(&mut self.list, Inline(&small[..len]), flags);
                 self.in_flight_payloads.push_back(InFlightPayload::Inline);
             } else {
                 let sent = self.copy_to_blocks(gather, len)?;
-                let flags = self.window.count_message(len, last).expect("there is room");
-                self.push_blocks(&sent, len, flags);
+                let flags = self
+                    .window
+                    .try_count_message(len, last)
+                    .expect("there is room");
+                self.add_block_message_wr(&sent, len, flags);
                 self.in_flight_payloads.push_back(sent);
             }
         }
@@ -370,7 +378,12 @@ impl Connection {
         }
     }
 
-    fn push_blocks(&mut self, sent: &InFlightPayload, len: usize, flags: MessagePostParams) {
+    fn add_block_message_wr(
+        &mut self,
+        sent: &InFlightPayload,
+        len: usize,
+        flags: MessagePostParams,
+    ) {
         let part = |block: &Block, len: usize| {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             block
@@ -429,7 +442,7 @@ impl Connection {
                 .subrange(offset..offset + piece)
                 .expect("a part of the bytes");
             offset += piece;
-            let flags = self.window.count_message(len, len == bytes.len());
+            let flags = self.window.try_count_message(len, len == bytes.len());
             add_message_wr(&mut self.list, part, flags.expect("there is room"));
             self.in_flight_payloads
                 .push_back(InFlightPayload::CallerBytes(bytes.split_to(len)));
@@ -438,8 +451,8 @@ impl Connection {
     }
 
     /// Returns true if a writer that found no room should try again.
-    pub(crate) fn is_writable(&self) -> bool {
-        self.failure.is_some() || self.window.has_enough_room()
+    pub(crate) fn should_writer_retry(&self) -> bool {
+        self.failure.is_some() || self.window.has_room_for_waiting_writer()
     }
 
     /// Posts a marker message. Its completion means that the peer's NIC has received all earlier
@@ -448,7 +461,7 @@ impl Connection {
         if self.failure.is_some() || self.window.in_flight_messages() == 0 {
             return true;
         }
-        let Some(flags) = self.window.count_ack() else {
+        let Some(flags) = self.window.try_count_ack() else {
             return false;
         };
         if let Err(e) = self.post_ack(flags) {
@@ -458,7 +471,7 @@ impl Connection {
     }
 
     /// Returns true if the peer's NIC has received all posted messages.
-    pub(crate) fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed_or_failed(&self) -> bool {
         self.window.is_idle() || self.failure.is_some()
     }
 

@@ -8,17 +8,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::error::SetupError;
-use crate::handshake::{Answer, Client, HandshakeError, ack};
-use crate::nic::{Config, Policy, Setup};
+use crate::handshake::{ClientHandshake, HandshakeError, ServerAnswer, encode_ack};
+use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
 use crate::prepared::PreparedConnection;
-use crate::rdma::Rdma;
+use crate::rdma::RdmaStream;
 use crate::reactor::Reactor;
 use crate::stream::Stream;
 
 /// Connects tokio streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    setup: Arc<Setup>,
+    setup: Arc<ConfigAndNic>,
 }
 
 impl Connector {
@@ -29,7 +29,7 @@ impl Connector {
     /// device cannot be opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
-            setup: Arc::new(Setup::new(config)?),
+            setup: Arc::new(ConfigAndNic::new(config)?),
         })
     }
 
@@ -61,11 +61,11 @@ impl Connector {
         let reactor = nic.reactor()?;
         let prepared = nic.prepare(reactor.channel())?;
         let tcp = connect_tcp(address).await?;
-        let handshake = handshake(tcp, prepared, reactor, &self.setup, address);
+        let handshake = connect(tcp, prepared, reactor, &self.setup, address);
         let finished = tokio::time::timeout(config.handshake_timeout, handshake).await;
         match finished.unwrap_or(Err(SetupError::TimedOut(address))) {
-            Err(SetupError::Handshake(HandshakeError::Magic(_)))
-                if config.policy == Policy::FallBack =>
+            Err(SetupError::Handshake(HandshakeError::WrongMagic(_)))
+                if config.policy == RdmaPolicy::FallBack =>
             {
                 tracing::debug!(%address, "no hello from the server: plain TCP");
                 Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()))
@@ -91,14 +91,14 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(tcp)
 }
 
-async fn handshake(
+async fn connect(
     mut tcp: TcpStream,
     prepared: PreparedConnection,
     reactor: Arc<Reactor>,
-    setup: &Setup,
+    setup: &ConfigAndNic,
     address: SocketAddr,
 ) -> Result<Stream, SetupError> {
-    let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
+    let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello).await?;
     let answer = loop {
         let bytes = read_some(&mut tcp, client.max_bytes_to_read()).await?;
@@ -109,19 +109,19 @@ async fn handshake(
     // Connect before the acknowledgement is sent: the server may send data as soon as it has
     // received the acknowledgement.
     let connected = match answer {
-        Answer::Rdma(hello) => prepared
+        ServerAnswer::Rdma(hello) => prepared
             .connect(&hello)
             .inspect_err(|why| tracing::warn!(%why, %address, "the stream goes by TCP"))
             .ok(),
-        Answer::Tcp => None,
+        ServerAnswer::Tcp => None,
     };
-    tcp.write_all(&ack(connected.is_some())).await?;
+    tcp.write_all(&encode_ack(connected.is_some())).await?;
     match connected {
         Some(connection) => {
-            let rdma = Rdma::new(tcp, connection, reactor, setup.config.spin);
+            let rdma = RdmaStream::new(tcp, connection, reactor, setup.config.spin_time);
             Ok(Stream::rdma(rdma))
         }
-        None if setup.config.policy == Policy::RdmaOnly => Err(SetupError::TcpOnly(address)),
+        None if setup.config.policy == RdmaPolicy::RdmaOnly => Err(SetupError::TcpOnly(address)),
         None => Ok(Stream::tcp(tcp, Vec::new())),
     }
 }

@@ -1,6 +1,8 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
-use crate::handshake::{Answer, Client, Hello, Request, Server, Version};
+use crate::handshake::{
+    ClientHandshake, ClientRequest, Hello, ServerAnswer, ServerHandshake, Version,
+};
 
 /// Runs one side of the handshake against arbitrary bytes, in pieces. The first byte selects the
 /// side and the length of the pieces.
@@ -29,7 +31,7 @@ fn client(version: Version, mut bytes: &[u8], cut: usize) {
         gid: [1; 16],
         qpn: 1,
     };
-    let (mut client, _) = Client::new(version, &own);
+    let (mut client, _) = ClientHandshake::new(version, &own);
     while !bytes.is_empty() {
         let wants = client.max_bytes_to_read();
         assert!((1..=8192).contains(&wants), "wants {wants} bytes");
@@ -37,14 +39,14 @@ fn client(version: Version, mut bytes: &[u8], cut: usize) {
         bytes = later;
         match client.receive(now) {
             Ok(None) => {}
-            Ok(Some(Answer::Rdma(hello))) => return check_hello_is_sound(&hello),
-            Ok(Some(Answer::Tcp)) | Err(_) => return,
+            Ok(Some(ServerAnswer::Rdma(hello))) => return check_hello_is_sound(&hello),
+            Ok(Some(ServerAnswer::Tcp)) | Err(_) => return,
         }
     }
 }
 
 fn server(all: &[u8], cut: usize) {
-    let mut server = Server::new();
+    let mut server = ServerHandshake::new();
     let mut bytes = all;
     while !bytes.is_empty() {
         let wants = server.max_bytes_to_read();
@@ -53,18 +55,18 @@ fn server(all: &[u8], cut: usize) {
         bytes = later;
         let own = match server.receive(now) {
             Ok(None) => continue,
-            Ok(Some(Request::Plain(first))) => {
+            Ok(Some(ClientRequest::Plain(first))) => {
                 assert!(all.starts_with(&first) && first.len() + bytes.len() == all.len());
                 return;
             }
-            Ok(Some(Request::Rdma(hello))) => {
+            Ok(Some(ClientRequest::Rdma(hello))) => {
                 check_hello_is_sound(&hello);
                 Some(hello)
             }
-            Ok(Some(Request::Tcp)) => None,
+            Ok(Some(ClientRequest::Tcp)) => None,
             Err(_) => return,
         };
-        let _ = server.answer(own.as_ref());
+        let _ = server.encode_answer(own.as_ref());
         let ack = server.receive_ack(&bytes[..bytes.len().min(4)]);
         assert!(
             own.is_some() || ack != Ok(Some(true)),
@@ -79,8 +81,8 @@ fn check_hello_is_sound(hello: &Hello) {
     assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
     assert!((1..1 << 24).contains(&hello.qpn));
     for version in [Version::V2, Version::V3] {
-        let outcome = Server::new().receive(&hello.encode(version));
-        assert_eq!(outcome, Ok(Some(Request::Rdma(*hello))));
+        let outcome = ServerHandshake::new().receive(&hello.encode(version));
+        assert_eq!(outcome, Ok(Some(ClientRequest::Rdma(*hello))));
     }
 }
 

@@ -64,6 +64,6 @@ pub mod window;
 pub use connector::Connector;
 pub use error::{SetupError, StreamError};
 pub use listener::Listener;
-pub use nic::{Config, Policy};
+pub use nic::{Config, RdmaPolicy};
 pub use pool::{ALLOWED_BLOCK_BYTES, Block, Pool};
 pub use stream::Stream;

@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 
 use crate::connector::read_some;
 use crate::error::SetupError;
-use crate::handshake::{Request, Server};
-use crate::nic::{Config, Policy, Setup};
-use crate::rdma::Rdma;
+use crate::handshake::{ClientRequest, ServerHandshake};
+use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
+use crate::rdma::RdmaStream;
 use crate::stream::Stream;
 
 /// Maximum number of simultaneous handshakes.
@@ -27,7 +27,7 @@ const MAX_PENDING_HANDSHAKES: usize = 1024;
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
-    setup: Arc<Setup>,
+    setup: Arc<ConfigAndNic>,
     /// Handshakes in progress, each in its own task, so that a slow client delays no other client.
     handshakes: JoinSet<Result<Stream, SetupError>>,
 }
@@ -47,7 +47,7 @@ impl Listener {
     /// Returns an error if the address cannot be used, a value of the configuration is invalid, or
     /// RDMA is required and the device cannot be opened.
     pub async fn with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
-        let setup = Setup::new(config)?;
+        let setup = ConfigAndNic::new(config)?;
         Ok(Self {
             tcp: TcpListener::bind(address).await?,
             setup: Arc::new(setup),
@@ -95,32 +95,32 @@ impl Listener {
             let setup = Arc::clone(&self.setup);
             self.handshakes.spawn(async move {
                 let limit = setup.config.handshake_timeout;
-                let finished = tokio::time::timeout(limit, handshake(tcp, &setup, client)).await;
+                let finished = tokio::time::timeout(limit, connect(tcp, &setup, client)).await;
                 finished.unwrap_or(Err(SetupError::TimedOut(client)))
             });
         }
     }
 }
 
-async fn handshake(
+async fn connect(
     mut tcp: TcpStream,
-    setup: &Setup,
+    setup: &ConfigAndNic,
     client: SocketAddr,
 ) -> Result<Stream, SetupError> {
     tcp.set_nodelay(true)?;
-    let mut server = Server::new();
+    let mut server = ServerHandshake::new();
     let request = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
         if let Some(request) = server.receive(&bytes)? {
             break request;
         }
     };
-    let required = setup.config.policy == Policy::RdmaOnly;
+    let required = setup.config.policy == RdmaPolicy::RdmaOnly;
     let hello = match request {
-        Request::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
-        Request::Plain(first) => return Ok(Stream::tcp(tcp, first)),
-        Request::Rdma(hello) => Some(hello),
-        Request::Tcp => None,
+        ClientRequest::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
+        ClientRequest::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        ClientRequest::Rdma(hello) => Some(hello),
+        ClientRequest::Tcp => None,
     };
     // Connect before the answer is sent: the client may send data as soon as it has received the
     // answer.
@@ -130,7 +130,7 @@ async fn handshake(
             nic.prepare(reactor.insert(nic.reactor()?).channel())
         })
     });
-    let answer = server.answer(connected.as_ref().map(|(_, own)| own));
+    let answer = server.encode_answer(connected.as_ref().map(|(_, own)| own));
     tcp.write_all(&answer).await?;
     let wanted = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;
@@ -140,7 +140,7 @@ async fn handshake(
     };
     match connected.zip(reactor) {
         Some(((connection, _), reactor)) if wanted => {
-            let rdma = Rdma::new(tcp, connection, reactor, setup.config.spin);
+            let rdma = RdmaStream::new(tcp, connection, reactor, setup.config.spin_time);
             Ok(Stream::rdma(rdma))
         }
         _ if required => Err(SetupError::TcpOnly(client)),

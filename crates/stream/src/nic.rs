@@ -18,7 +18,7 @@ const MAX_SGE: u32 = 16;
 
 /// The policy by which a stream chooses between RDMA and TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum RdmaPolicy {
     /// Use TCP if one of the sides cannot use RDMA.
     #[default]
     FallBack,
@@ -40,12 +40,12 @@ pub struct Config {
     /// Version of the handshake that clients use; servers accept all versions.
     pub version: Version,
     /// Policy by which streams choose between RDMA and TCP.
-    pub policy: Policy,
+    pub policy: RdmaPolicy,
     /// Maximum duration of the handshake; 5 s by default.
     pub handshake_timeout: Duration,
     /// Time for which a read or write polls before it sleeps on the completion channel; 50 µs by
     /// default. An async stream polls up to 16 times as long while its sleeps are short.
-    pub spin: Duration,
+    pub spin_time: Duration,
     /// Provider of the NIC: "softnic", the default, or "system".
     pub provider: String,
     /// Device name; the provider's first device by default.
@@ -62,9 +62,9 @@ impl Default for Config {
             block_bytes: ALLOWED_BLOCK_BYTES[0],
             queue_size: 128,
             version: Version::V2,
-            policy: Policy::FallBack,
+            policy: RdmaPolicy::FallBack,
             handshake_timeout: Duration::from_secs(5),
-            spin: Duration::from_micros(50),
+            spin_time: Duration::from_micros(50),
             provider: "softnic".to_owned(),
             device: None,
             port_num: 1,
@@ -100,19 +100,19 @@ pub(crate) struct Nic {
 
 /// Configuration and device of this side's streams; `nic` is `None` if streams use only TCP.
 #[derive(Debug)]
-pub(crate) struct Setup {
+pub(crate) struct ConfigAndNic {
     pub(crate) config: Config,
     pub(crate) nic: Option<Nic>,
 }
 
-impl Setup {
+impl ConfigAndNic {
     /// Opens the device. A missing device is an error only if RDMA is required.
     pub(crate) fn new(config: Config) -> Result<Self, SetupError> {
         config.check()?;
         let nic = match config.policy {
-            Policy::TcpOnly => None,
-            Policy::RdmaOnly => Some(Nic::open(&config)?),
-            Policy::FallBack => Nic::open(&config)
+            RdmaPolicy::TcpOnly => None,
+            RdmaPolicy::RdmaOnly => Some(Nic::open(&config)?),
+            RdmaPolicy::FallBack => Nic::open(&config)
                 .inspect_err(|why| tracing::warn!(%why, "streams go by TCP"))
                 .ok(),
         };
@@ -185,7 +185,7 @@ impl Nic {
             .max_send_wr(size)
             .max_recv_wr(size)
             .max_send_sge(self.max_sge)
-            .inline_up_to(INLINE_BYTES)
+            .max_inline_data_if_supported(INLINE_BYTES)
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .port_num(self.port_num)
             .psn(Psn(0))

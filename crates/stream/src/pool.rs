@@ -25,30 +25,30 @@ pub struct Pool {
 struct Inner {
     pd: ProtectionDomain,
     block_bytes: u32,
-    free: Mutex<Vec<UnusedBlock>>,
+    free_blocks: Mutex<Vec<BlockMemory>>,
     /// Registered regions in the order of their addresses. Regions are never removed, so blocks
     /// stay valid as long as the pool.
     slabs: RwLock<Vec<MemoryRegion>>,
 }
 
 /// A block in the pool that is not in use.
-struct UnusedBlock {
+struct BlockMemory {
     ptr: *mut u8,
     slice: MrSlice,
 }
 
-// SAFETY: the pointer is into a region of the pool, which the holder of a `UnusedBlock` keeps alive. Each
+// SAFETY: the pointer is into a region of the pool, which the holder of a `BlockMemory` keeps alive. Each
 // block has a single holder.
-unsafe impl Send for UnusedBlock {}
-// SAFETY: `&UnusedBlock` gives no access to the bytes.
-unsafe impl Sync for UnusedBlock {}
+unsafe impl Send for BlockMemory {}
+// SAFETY: `&BlockMemory` gives no access to the bytes.
+unsafe impl Sync for BlockMemory {}
 
 /// An exclusively owned block of registered memory. Dropping a block returns it to its pool.
 ///
 /// Fill a block and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends the frozen bytes
 /// without copying them.
 pub struct Block {
-    memory: Option<UnusedBlock>,
+    memory: Option<BlockMemory>,
     pool: Arc<Inner>,
 }
 
@@ -59,7 +59,7 @@ impl Pool {
             inner: Arc::new(Inner {
                 pd: pd.clone(),
                 block_bytes,
-                free: Mutex::new(Vec::new()),
+                free_blocks: Mutex::new(Vec::new()),
                 slabs: RwLock::new(Vec::new()),
             }),
         }
@@ -82,7 +82,7 @@ impl Pool {
     /// # Errors
     /// Returns an error if memory cannot be allocated or registered.
     pub fn take_block(&self) -> Result<Block, VerbError> {
-        let mut free = self.inner.free();
+        let mut free = self.inner.lock_free_blocks();
         if free.is_empty() {
             self.grow(&mut free)?;
         }
@@ -92,7 +92,7 @@ impl Pool {
         })
     }
 
-    fn grow(&self, free: &mut Vec<UnusedBlock>) -> Result<(), VerbError> {
+    fn grow(&self, free: &mut Vec<BlockMemory>) -> Result<(), VerbError> {
         let block = self.block_bytes();
         let region = self
             .inner
@@ -104,7 +104,7 @@ impl Pool {
                 .expect("a block of the region");
             // SAFETY: the offset is inside of the region.
             let ptr = unsafe { region.as_mut_ptr().add(offset) };
-            free.push(UnusedBlock { ptr, slice });
+            free.push(BlockMemory { ptr, slice });
         }
         let slabs = self.inner.slabs.write();
         let mut slabs = slabs.unwrap_or_else(PoisonError::into_inner);
@@ -134,13 +134,15 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Inner {
-    fn free(&self) -> MutexGuard<'_, Vec<UnusedBlock>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_free_blocks(&self) -> MutexGuard<'_, Vec<BlockMemory>> {
+        self.free_blocks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Block {
-    fn memory(&self) -> &UnusedBlock {
+    fn memory(&self) -> &BlockMemory {
         self.memory.as_ref().expect("a block until it is dropped")
     }
 
@@ -192,7 +194,7 @@ impl AsRef<[u8]> for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Some(free) = self.memory.take() {
-            self.pool.free().push(free);
+            self.pool.lock_free_blocks().push(free);
         }
     }
 }

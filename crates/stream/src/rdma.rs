@@ -58,7 +58,7 @@ impl Wake for HalfWakers {
 }
 
 /// A stream over RDMA.
-pub(crate) struct Rdma {
+pub(crate) struct RdmaStream {
     /// TCP connection of the stream, which carries no bytes; its end of file means that the peer
     /// has closed the stream.
     tcp: TcpStream,
@@ -66,14 +66,14 @@ pub(crate) struct Rdma {
     _registration: Registration,
     spin: Spin,
     read_limit: ReadLimit,
-    waiting: Arc<HalfWakers>,
+    half_wakers: Arc<HalfWakers>,
     /// Waker that wakes the tasks of both halves.
     waker: Waker,
     /// True once the marker that ends this side's data is posted.
     flush_marker_posted: bool,
 }
 
-impl Rdma {
+impl RdmaStream {
     /// Makes a stream of a connection whose completion queue is on the channel of `reactor`.
     pub(crate) fn new(
         tcp: TcpStream,
@@ -90,7 +90,7 @@ impl Rdma {
             spin: Spin::new(spin),
             read_limit: ReadLimit::new(),
             waker,
-            waiting,
+            half_wakers: waiting,
             flush_marker_posted: false,
         }
     }
@@ -108,10 +108,10 @@ impl Rdma {
     fn progress(&mut self, half: Half) -> bool {
         let any = self.connection.progress();
         if any {
-            self.spin.progressed(Instant::now);
+            self.spin.record_progress(Instant::now);
             match half {
-                Half::Reader => self.waiting.wake_half(Half::Writer),
-                Half::Writer => self.waiting.wake_half(Half::Reader),
+                Half::Reader => self.half_wakers.wake_half(Half::Writer),
+                Half::Writer => self.half_wakers.wake_half(Half::Reader),
             }
         }
         any
@@ -123,14 +123,11 @@ impl Rdma {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.waiting.set(half, cx.waker());
+        self.half_wakers.set(half, cx.waker());
         // Arm first, then poll: a message after arming raises an event, for which the reactor wakes the task, and the
         // poll finds earlier messages.
         self.connection.arm(sends);
-        if self.progress(half)
-            || self.connection.failure().is_some()
-            || self.check_tcp_and_tell_if_ended()
-        {
+        if self.progress(half) || self.connection.failure().is_some() || self.check_tcp() {
             return Poll::Ready(());
         }
         Poll::Pending
@@ -138,7 +135,7 @@ impl Rdma {
 
     /// Checks that the TCP connection is still open and without data, and registers both halves for
     /// changes. Returns true if this check has ended the connection.
-    fn check_tcp_and_tell_if_ended(&mut self) -> bool {
+    fn check_tcp(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {
             let read = ready.and_then(|()| self.tcp.try_read(&mut [0; 1]));
@@ -170,7 +167,7 @@ impl Rdma {
     fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if self.connection.has_unread() {
-                self.spin.progressed(Instant::now);
+                self.spin.record_progress(Instant::now);
                 return Poll::Ready(Ok(true));
             }
             if self.progress(Half::Reader) {
@@ -218,7 +215,7 @@ impl Rdma {
     }
 
     /// Calls `write` until it has written some bytes.
-    fn poll_posting(
+    fn poll_write_until_some_bytes(
         &mut self,
         cx: &mut Context<'_>,
         mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
@@ -227,17 +224,17 @@ impl Rdma {
             match write(&mut self.connection) {
                 Ok(0) => {}
                 Ok(written) => {
-                    self.spin.progressed(Instant::now);
+                    self.spin.record_progress(Instant::now);
                     self.read_limit.record_write();
                     // The peer may answer soon, so make the reader poll again for a while.
-                    self.waiting.wake_half(Half::Reader);
+                    self.half_wakers.wake_half(Half::Reader);
                     return Poll::Ready(Ok(written));
                 }
                 Err(e) => return Poll::Ready(Err(self.failure().unwrap_or(e).into())),
             }
             loop {
                 self.progress(Half::Writer);
-                if self.connection.is_writable() {
+                if self.connection.should_writer_retry() {
                     break;
                 }
                 ready!(self.poll_wait(Half::Writer, false, cx));
@@ -253,7 +250,7 @@ impl Rdma {
         if parts.iter().all(|part| part.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        self.poll_posting(cx, |connection| connection.write(parts))
+        self.poll_write_until_some_bytes(cx, |connection| connection.write(parts))
     }
 
     pub(crate) fn poll_write_bytes(
@@ -264,7 +261,7 @@ impl Rdma {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        self.poll_posting(cx, |connection| connection.write_bytes(bytes))
+        self.poll_write_until_some_bytes(cx, |connection| connection.write_bytes(bytes))
     }
 
     /// Waits until the peer's NIC has received all sent bytes, then shuts down the TCP connection's
@@ -273,7 +270,7 @@ impl Rdma {
         loop {
             self.flush_marker_posted =
                 self.flush_marker_posted || self.connection.post_flush_marker();
-            if self.flush_marker_posted && self.connection.is_flushed() {
+            if self.flush_marker_posted && self.connection.is_flushed_or_failed() {
                 break;
             }
             if !self.progress(Half::Writer) {
@@ -293,7 +290,7 @@ impl Rdma {
 
     /// Keeps the queue pair of a dropped stream until its messages in flight have arrived.
     pub(crate) fn linger(mut self: Box<Self>) {
-        if self.connection.is_flushed() {
+        if self.connection.is_flushed_or_failed() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -306,7 +303,7 @@ impl Rdma {
     }
 }
 
-impl Drop for Rdma {
+impl Drop for RdmaStream {
     fn drop(&mut self) {
         // Shut down before the queue pair is destroyed: the peer checks this connection when its
         // work requests fail.

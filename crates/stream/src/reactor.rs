@@ -69,7 +69,7 @@ struct WakersByCq(Mutex<HashMap<u64, Waker>>);
 impl Reactor {
     fn new(channel: CompletionChannel) -> io::Result<Self> {
         let sleepers = Arc::new(WakersByCq::default());
-        let events = watch(channel.clone())?;
+        let events = register_with_tokio(channel.clone())?;
         let task = tokio::spawn(dispatch(events, Arc::clone(&sleepers))).abort_handle();
         Ok(Self {
             channel,
@@ -132,7 +132,7 @@ async fn dispatch(events: AsyncFd<CompletionChannel>, sleepers: Arc<WakersByCq>)
 
 /// Registers a completion channel with tokio's reactor. The channel's descriptor must be
 /// nonblocking.
-fn watch(channel: CompletionChannel) -> io::Result<AsyncFd<CompletionChannel>> {
+fn register_with_tokio(channel: CompletionChannel) -> io::Result<AsyncFd<CompletionChannel>> {
     // SAFETY: the descriptor belongs to the channel, which never changes it and keeps it open as
     // long as a clone of the channel exists. The `AsyncFd` holds a clone until it has left the
     // reactor.

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 /// Bounds of the limit, in bytes. At the upper bound, a task never yields.
-const MIN_BYTES: usize = 128;
-const MAX_BYTES: usize = 8192;
+const MIN_LIMIT_BYTES: usize = 128;
+const MAX_LIMIT_BYTES: usize = 8192;
 
-/// A task that takes this time or longer for [`MAX_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs to
+/// A task that takes this time or longer for [`MAX_LIMIT_BYTES`] bytes handles its bytes slowly. tonic takes some 50 µs to
 /// 400 µs, since it decodes messages of 100 bytes. A program that copies its bytes takes less than 5 µs.
 const SLOW_HANDLING_TIME: Duration = Duration::from_micros(16);
 
@@ -36,7 +36,7 @@ pub(crate) struct ReadLimit {
 impl ReadLimit {
     pub(crate) fn new() -> Self {
         Self {
-            limit_bytes: MAX_BYTES,
+            limit_bytes: MAX_LIMIT_BYTES,
             reads_without_write: READS_PER_STEP,
             reads_before_doubling: READS_PER_STEP,
             last_read: None,
@@ -56,25 +56,25 @@ impl ReadLimit {
         };
         let handled_in = now().saturating_duration_since(read_at);
         // `SLOW_HANDLING_TIME` is a time for `MAX_BYTES`.
-        let is_slow = handled_in.as_nanos() * MAX_BYTES as u128
+        let is_slow = handled_in.as_nanos() * MAX_LIMIT_BYTES as u128
             >= SLOW_HANDLING_TIME.as_nanos() * bytes as u128;
         if is_slow && self.reads_without_write < READS_PER_STEP {
-            self.limit_bytes = MIN_BYTES.max(self.limit_bytes / 2);
+            self.limit_bytes = MIN_LIMIT_BYTES.max(self.limit_bytes / 2);
             self.reads_before_doubling = READS_PER_STEP;
         } else {
             self.reads_before_doubling -= 1;
             if self.reads_before_doubling == 0 {
-                self.limit_bytes = MAX_BYTES.min(2 * self.limit_bytes);
+                self.limit_bytes = MAX_LIMIT_BYTES.min(2 * self.limit_bytes);
                 self.reads_before_doubling = READS_PER_STEP;
             }
         }
         self.reads_without_write = self.reads_without_write.saturating_add(1);
-        self.limit_bytes < MAX_BYTES
+        self.limit_bytes < MAX_LIMIT_BYTES
     }
 
     /// Returns the maximum number of bytes of the next read.
     pub(crate) fn next_read_bytes(&self) -> usize {
-        if self.limit_bytes < MAX_BYTES {
+        if self.limit_bytes < MAX_LIMIT_BYTES {
             self.limit_bytes
         } else {
             usize::MAX
@@ -133,7 +133,7 @@ mod tests {
         for _ in 0..100 {
             let (_, yields) = server.read(100, 100);
             assert_eq!(yields, 1);
-            assert_eq!(server.limit.next_read_bytes(), MIN_BYTES);
+            assert_eq!(server.limit.next_read_bytes(), MIN_LIMIT_BYTES);
             server.limit.record_write();
         }
     }
@@ -142,7 +142,7 @@ mod tests {
     fn a_program_that_copies_its_bytes_and_answers_each_read_never_yields() {
         let mut echo = Program::new(1);
         for _ in 0..1000 {
-            assert_eq!(echo.read(MAX_BYTES, MAX_BYTES).1, 0);
+            assert_eq!(echo.read(MAX_LIMIT_BYTES, MAX_LIMIT_BYTES).1, 0);
             echo.limit.record_write();
         }
     }
@@ -150,25 +150,25 @@ mod tests {
     #[test]
     fn a_slow_program_that_only_receives_never_yields_for_long() {
         let mut receiver = Program::new(20);
-        assert_eq!(receiver.read(100 * MAX_BYTES, MAX_BYTES).1, 0);
+        assert_eq!(receiver.read(100 * MAX_LIMIT_BYTES, MAX_LIMIT_BYTES).1, 0);
         for _ in 0..100 {
             receiver.read(100, 100);
             receiver.limit.record_write();
         }
         // A change to receiving alone costs some reads, once.
-        let (_, yields) = receiver.read(64 * MAX_BYTES, MAX_BYTES);
+        let (_, yields) = receiver.read(64 * MAX_LIMIT_BYTES, MAX_LIMIT_BYTES);
         assert!(yields < 50, "{yields}");
-        assert_eq!(receiver.read(100 * MAX_BYTES, 100).1, 0);
+        assert_eq!(receiver.read(100 * MAX_LIMIT_BYTES, 100).1, 0);
     }
 
     #[test]
     fn one_read_that_is_interrupted_costs_few_yields() {
         let mut echo = Program::new(1);
         for _ in 0..100 {
-            echo.read(MAX_BYTES, MAX_BYTES);
+            echo.read(MAX_LIMIT_BYTES, MAX_LIMIT_BYTES);
             echo.limit.record_write();
             echo.now += Duration::from_millis(5);
-            let (_, yields) = echo.read(10 * MAX_BYTES, MAX_BYTES);
+            let (_, yields) = echo.read(10 * MAX_LIMIT_BYTES, MAX_LIMIT_BYTES);
             assert!(yields <= 4, "{yields}");
         }
     }

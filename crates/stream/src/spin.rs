@@ -62,7 +62,7 @@ impl Spin {
     }
 
     /// Records that the stream has made progress. `now` is called only if the stream has slept.
-    pub(crate) fn progressed(&mut self, now: impl FnOnce() -> Instant) {
+    pub(crate) fn record_progress(&mut self, now: impl FnOnce() -> Instant) {
         self.idle_since = None;
         let longest = MAX_SPIN_FACTOR * self.configured_spin;
         match self.sleep_started_at.take() {
@@ -110,7 +110,7 @@ mod tests {
                 self.now += Duration::from_micros(5);
             }
             let now = self.now;
-            self.spin.progressed(|| now);
+            self.spin.record_progress(|| now);
             polled.unwrap_or(wait)
         }
     }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::pool::{Block, Pool};
-use crate::rdma::Rdma;
+use crate::rdma::RdmaStream;
 
 /// A byte stream to a peer, over RDMA, or over TCP if a side cannot use RDMA.
 ///
@@ -29,7 +29,7 @@ pub struct Stream {
 
 enum Kind {
     /// A stream over RDMA; `None` while the stream is being dropped.
-    Rdma(Option<Box<Rdma>>),
+    Rdma(Option<Box<RdmaStream>>),
     Tcp(Tcp),
 }
 
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Kind {
 }
 
 impl Stream {
-    pub(crate) fn rdma(rdma: Rdma) -> Self {
+    pub(crate) fn rdma(rdma: RdmaStream) -> Self {
         Self {
             kind: Kind::Rdma(Some(Box::new(rdma))),
         }

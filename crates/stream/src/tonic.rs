@@ -36,7 +36,7 @@ use crate::listener::Listener;
 use crate::stream::Stream;
 
 /// Pause after the system has refused a connection for lack of descriptors or memory.
-const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(50);
 
 /// Connector for a channel of tonic, for `Endpoint::connect_with_connector`.
 ///
@@ -114,7 +114,7 @@ impl tokio_stream::Stream for Incoming {
                 // Do not return the error, because tonic would then stop the server.
                 Err(why) => {
                     tracing::error!(%why, "no connection can be accepted");
-                    self.pause = Some(Box::pin(tokio::time::sleep(REFUSED_PAUSE)));
+                    self.pause = Some(Box::pin(tokio::time::sleep(PAUSE_AFTER_FAILED_ACCEPT)));
                 }
             }
         }

@@ -44,7 +44,7 @@ pub struct Window {
 pub struct MessagePostParams {
     /// Immediate of the message, which carries credits.
     pub credits_imm: u32,
-    /// `wr_id` of a signaled message, to be passed to [`Window::process_completion`] on completion; `None` for an
+    /// `wr_id` of a signaled message, to be passed to [`Window::process_completion_and_count_messages`] on completion; `None` for an
     /// unsignaled message.
     pub signaled_wr_id: Option<u64>,
     /// True if the message must cause a solicited event at the peer.
@@ -87,7 +87,7 @@ impl Window {
 
     /// Returns true if a writer that found no room should try again, because an eighth of the window is
     /// free.
-    pub fn has_enough_room(&self) -> bool {
+    pub fn has_room_for_waiting_writer(&self) -> bool {
         self.sendable_messages() >= usize::from(self.max_in_flight_to_peer / 8).max(1)
     }
 
@@ -99,7 +99,7 @@ impl Window {
 
     /// Counts a message with payload and returns its flags, or `None` without [room](Self::sendable_messages).
     /// `last` is true for the last message of a write.
-    pub fn count_message(&mut self, bytes: usize, last: bool) -> Option<MessagePostParams> {
+    pub fn try_count_message(&mut self, bytes: usize, last: bool) -> Option<MessagePostParams> {
         if self.sendable_messages() == 0 {
             return None;
         }
@@ -135,13 +135,13 @@ impl Window {
         if !self.owes_ack() {
             return None;
         }
-        self.count_ack()
+        self.try_count_ack()
     }
 
     /// Counts a pure acknowledgement, due or not, and returns its flags. Its completion means that the
     /// peer has received all earlier messages. Returns `None` while three pure acknowledgements are in
     /// flight.
-    pub fn count_ack(&mut self) -> Option<MessagePostParams> {
+    pub fn try_count_ack(&mut self) -> Option<MessagePostParams> {
         self.free_ack_wrs = self.free_ack_wrs.checked_sub(1)?;
         Some(MessagePostParams {
             credits_imm: std::mem::take(&mut self.owed_credits).into(),
@@ -154,7 +154,7 @@ impl Window {
 
     /// Processes the `wr_id` of a completed send. Returns the number of messages with payload that this
     /// completion completes.
-    pub fn process_completion(&mut self, wr_id: u64) -> u16 {
+    pub fn process_completion_and_count_messages(&mut self, wr_id: u64) -> u16 {
         if wr_id & ACK_WR_ID_BIT != 0 {
             self.free_ack_wrs = (self.free_ack_wrs + 1).min(RESERVED_ACK_WRS);
         }

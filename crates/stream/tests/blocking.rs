@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use stream::blocking::{Connector, Listener, Stream};
-use stream::{ALLOWED_BLOCK_BYTES, Config, Policy};
+use stream::{ALLOWED_BLOCK_BYTES, Config, RdmaPolicy};
 
 fn any() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
@@ -159,13 +159,13 @@ fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
             let connector = Connector::new(config).expect("a device");
             connector.connect(address)
         };
-        let mut client = connect(Policy::FallBack).expect("connects");
+        let mut client = connect(RdmaPolicy::FallBack).expect("connects");
         assert!(!client.is_rdma());
         client.write_all(b"ping").expect("writes");
         let mut got = [0; 4];
         client.read_exact(&mut got).expect("reads");
         assert_eq!(&got, b"pong");
-        let why = connect(Policy::RdmaOnly).expect_err("it has no RDMA");
+        let why = connect(RdmaPolicy::RdmaOnly).expect_err("it has no RDMA");
         assert!(why.to_string().contains("-ERR"), "{why}");
     });
 }

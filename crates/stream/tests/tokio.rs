@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use stream::{Config, Connector, Listener, Policy, Stream};
+use stream::{Config, Connector, Listener, RdmaPolicy, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Runs a test with a time limit.
@@ -133,7 +133,7 @@ fn bytes_go_and_come_without_a_copy() {
 fn where_one_side_has_no_rdma_tcp_is_used() {
     run(async {
         let tcp = || Config {
-            policy: Policy::TcpOnly,
+            policy: RdmaPolicy::TcpOnly,
             ..Config::default()
         };
         for (client, server) in [
@@ -186,7 +186,7 @@ fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
         client.read_exact(&mut got).await.expect("reads");
         assert_eq!(&got, b"pong");
         let required = Connector::new(Config {
-            policy: Policy::RdmaOnly,
+            policy: RdmaPolicy::RdmaOnly,
             ..Config::default()
         });
         let refused = required.expect("a device").connect(address).await;
@@ -234,7 +234,7 @@ fn an_idle_stream_is_not_polled() {
         client.write_all(b"awake").await.expect("writes");
         let mut got = [0; 5];
         server.read_exact(&mut got).await.expect("reads");
-        // In the first window, both sides poll for `Config::spin`. In the second, they sleep.
+        // In the first window, both sides poll for `Config::spin_time`. In the second, they sleep.
         for (window, may_poll) in [("first", None), ("second", Some(4))] {
             let idle = [&mut client, &mut server].map(|stream| async move {
                 let (mut polls, mut room) = (0u32, [0; 1]);
@@ -275,8 +275,8 @@ fn streams_of_a_runtime_that_sleep_share_one_channel() {
         let config = Config {
             queue_size: 16,
             // Every wait sleeps, so that each message needs an event.
-            spin: Duration::ZERO,
-            policy: Policy::RdmaOnly,
+            spin_time: Duration::ZERO,
+            policy: RdmaPolicy::RdmaOnly,
             ..Config::default()
         };
         let listener = Listener::with_config(any(), config.clone()).await;

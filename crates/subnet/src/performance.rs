@@ -8,7 +8,7 @@ const PORT_COUNTERS: u16 = 0x12;
 const PORT_COUNTERS_EXTENDED: u16 = 0x1d;
 
 /// Bits of `CapabilityMask` in `ClassPortInfo`: extended counters, also those of unicast and multicast packets.
-const EXTENDED_WIDTH: u64 = 1 << 9;
+const EXTENDED_COUNTERS_CAPABILITY_BIT: u64 = 1 << 9;
 
 /// Answers a request for the counters of `port`.
 pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
@@ -25,7 +25,7 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
         CLASS_PORT_INFO => {
             data[0] = 1;
             data[1] = 1;
-            put(data, 2, 2, EXTENDED_WIDTH);
+            put(data, 2, 2, EXTENDED_COUNTERS_CAPABILITY_BIT);
         }
         // The port in the request is this one, or 255 for all.
         _ if asked != port.number && asked != u8::MAX => {
@@ -34,8 +34,8 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
         PORT_COUNTERS => {
             data[1] = asked;
             for (at, value) in [
-                (24, traffic.xmit_data),
-                (28, traffic.rcv_data),
+                (24, traffic.xmit_words_of_4_octets),
+                (28, traffic.rcv_words_of_4_octets),
                 (32, traffic.xmit_packets),
                 (36, traffic.rcv_packets),
             ] {
@@ -46,8 +46,8 @@ pub(crate) fn answer(request: &[u8], port: &Port) -> Vec<u8> {
         PORT_COUNTERS_EXTENDED => {
             data[1] = asked;
             for (at, value) in [
-                (8, traffic.xmit_data),
-                (16, traffic.rcv_data),
+                (8, traffic.xmit_words_of_4_octets),
+                (16, traffic.rcv_words_of_4_octets),
                 (24, traffic.xmit_packets),
                 (32, traffic.rcv_packets),
                 // Unicast packets; multicast packets are not counted apart.

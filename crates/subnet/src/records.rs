@@ -18,11 +18,11 @@ mod attribute {
 }
 
 /// Selector "exactly" of an MTU, rate or lifetime, with MTU 4096.
-const MTU_4096: u8 = 2 << 6 | 5;
+const EXACTLY_MTU_4096: u8 = 2 << 6 | 5;
 /// As above, for a rate of 100 Gbit/s (`rdma-core:libibverbs/verbs.h`).
-const RATE_100: u8 = 2 << 6 | 16;
+const EXACTLY_RATE_100_GBIT_S: u8 = 2 << 6 | 16;
 /// As above, for a packet lifetime of 4.096 µs · 2^14, which is common.
-const LIFETIME: u8 = 2 << 6 | 14;
+const EXACTLY_PACKET_LIFETIME: u8 = 2 << 6 | 14;
 /// The default partition, full membership.
 const DEFAULT_PKEY: u64 = 0xffff;
 
@@ -31,7 +31,7 @@ const JOIN_STATE_OFFSET: usize = 48;
 
 /// A record, and the fields of it that a request can ask to match: the bit of the component mask, offset and length.
 struct RecordTable {
-    bytes: usize,
+    record_bytes: usize,
     matchable_fields: &'static [(u32, usize, usize)],
     records: Vec<Vec<u8>>,
 }
@@ -73,12 +73,12 @@ fn answer_group_join(request: &[u8]) -> Vec<u8> {
         return request_copy_as_response(request, status::INVALID_FIELD);
     }
     put(record, 36, 2, MULTICAST_LID.into());
-    record[38] = MTU_4096;
+    record[38] = EXACTLY_MTU_4096;
     if read_number(record, 40, 2) == 0 {
         put(record, 40, 2, DEFAULT_PKEY);
     }
-    record[42] = RATE_100;
-    record[43] = LIFETIME;
+    record[42] = EXACTLY_RATE_100_GBIT_S;
+    record[43] = EXACTLY_PACKET_LIFETIME;
     answer
 }
 
@@ -106,7 +106,7 @@ fn matching_response(request: &[u8], table: &RecordTable) -> Vec<u8> {
     answer.truncate(SA_DATA_OFFSET);
     for record in records {
         answer.extend_from_slice(record);
-        let padding = table.bytes.next_multiple_of(8) - record.len();
+        let padding = table.record_bytes.next_multiple_of(8) - record.len();
         answer.extend(std::iter::repeat_n(0, padding));
     }
     let data = answer.len() - SA_DATA_OFFSET;
@@ -115,7 +115,7 @@ fn matching_response(request: &[u8], table: &RecordTable) -> Vec<u8> {
     put_bytes(&mut answer, 24, &[1, 1, 7, 0]);
     put(&mut answer, 28, 4, 1);
     put(&mut answer, 32, 4, data as u64 + 20);
-    put(&mut answer, 44, 2, table.bytes.div_ceil(8) as u64);
+    put(&mut answer, 44, 2, table.record_bytes.div_ceil(8) as u64);
     answer
 }
 
@@ -135,7 +135,7 @@ fn records_of_attribute(subnet: &Subnet, request: &[u8], attribute: u16) -> Opti
         attribute::PATH => paths(subnet, request),
         // The software NIC does not tell the members of groups.
         attribute::MULTICAST_MEMBER => RecordTable {
-            bytes: 52,
+            record_bytes: 52,
             matchable_fields: &[],
             records: Vec::new(),
         },
@@ -162,7 +162,7 @@ fn nodes(subnet: &Subnet) -> RecordTable {
         record
     };
     RecordTable {
-        bytes: 108,
+        record_bytes: 108,
         // LID, node type, GUIDs of the system, the node and the port, description.
         matchable_fields: &[
             (0, 0, 2),
@@ -191,7 +191,7 @@ fn ports(subnet: &Subnet) -> RecordTable {
         records.push(record);
     }
     RecordTable {
-        bytes: 68,
+        record_bytes: 68,
         // LID and port number.
         matchable_fields: &[(0, 0, 2), (1, 2, 1)],
         records,
@@ -208,7 +208,7 @@ fn managers(subnet: &Subnet) -> RecordTable {
         record
     };
     RecordTable {
-        bytes: 25,
+        record_bytes: 25,
         matchable_fields: &[(0, 0, 2)],
         records: manager.map(record).into_iter().collect(),
     }
@@ -227,7 +227,7 @@ fn links(subnet: &Subnet) -> RecordTable {
         }
     }
     RecordTable {
-        bytes: 6,
+        record_bytes: 6,
         matchable_fields: &[(0, 0, 2), (1, 2, 1), (2, 3, 1), (3, 4, 2)],
         records,
     }
@@ -250,14 +250,14 @@ fn paths(subnet: &Subnet, request: &[u8]) -> RecordTable {
             // Reversible.
             record[49] = 0x80;
             put(&mut record, 50, 2, DEFAULT_PKEY);
-            record[54] = MTU_4096;
-            record[55] = RATE_100;
-            record[56] = LIFETIME;
+            record[54] = EXACTLY_MTU_4096;
+            record[55] = EXACTLY_RATE_100_GBIT_S;
+            record[56] = EXACTLY_PACKET_LIFETIME;
             records.push(record);
         }
     }
     RecordTable {
-        bytes: 64,
+        record_bytes: 64,
         // Destination and source: GID, LID; partition.
         matchable_fields: &[(2, 8, 16), (3, 24, 16), (4, 40, 2), (5, 42, 2), (13, 50, 2)],
         records,

@@ -4,7 +4,7 @@ use crate::mad::{
     DATA_OFFSET, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes,
     request_copy_as_response, status,
 };
-use crate::topology::{CHANNEL_ADAPTER, MadArrivalNode, Port, SWITCH, Subnet};
+use crate::topology::{MadArrivalNode, NODE_TYPE_CHANNEL_ADAPTER, NODE_TYPE_SWITCH, Port, Subnet};
 
 pub(crate) mod attribute {
     pub(crate) const NODE_DESCRIPTION: u16 = 0x10;
@@ -115,7 +115,7 @@ pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
     data[1] = 1;
     match node {
         MadArrivalNode::Adapter(adapter, port) => {
-            data[2] = CHANNEL_ADAPTER;
+            data[2] = NODE_TYPE_CHANNEL_ADAPTER;
             data[3] = saturating_u8(adapter.ports.len());
             put(&mut data, 4, 8, adapter.system_guid);
             put(&mut data, 12, 8, adapter.guid);
@@ -127,7 +127,7 @@ pub(crate) fn node_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
         }
         MadArrivalNode::Switch(arrived) => {
             let guid = subnet.switch_guid();
-            data[2] = SWITCH;
+            data[2] = NODE_TYPE_SWITCH;
             data[3] = saturating_u8(subnet.ports().count());
             for at in [4, 12, 20] {
                 put(&mut data, at, 8, guid);

@@ -1,7 +1,7 @@
 use super::mad::{
     DATA_OFFSET, MAD_BYTES, MadFields, SA_DATA_OFFSET, class, method, put, set_tid, status,
 };
-use super::topology::{CHANNEL_ADAPTER, SWITCH};
+use super::topology::{NODE_TYPE_CHANNEL_ADAPTER, NODE_TYPE_SWITCH};
 use super::*;
 
 const PREFIX: u64 = 0xfe80 << 48;
@@ -91,11 +91,11 @@ fn a_directed_route_leads_over_the_switch_to_each_port() {
         }
     };
     let switch = subnet().switch_guid();
-    assert_eq!(walk(&[]), Some((CHANNEL_ADAPTER, 0xa0, 1)));
-    assert_eq!(walk(&[1]), Some((SWITCH, switch, 1)));
-    assert_eq!(walk(&[1, 2]), Some((CHANNEL_ADAPTER, 0xa0, 2)));
-    assert_eq!(walk(&[1, 3]), Some((CHANNEL_ADAPTER, 0xb0, 1)));
-    assert_eq!(walk(&[1, 3, 1]), Some((SWITCH, switch, 3)));
+    assert_eq!(walk(&[]), Some((NODE_TYPE_CHANNEL_ADAPTER, 0xa0, 1)));
+    assert_eq!(walk(&[1]), Some((NODE_TYPE_SWITCH, switch, 1)));
+    assert_eq!(walk(&[1, 2]), Some((NODE_TYPE_CHANNEL_ADAPTER, 0xa0, 2)));
+    assert_eq!(walk(&[1, 3]), Some((NODE_TYPE_CHANNEL_ADAPTER, 0xb0, 1)));
+    assert_eq!(walk(&[1, 3, 1]), Some((NODE_TYPE_SWITCH, switch, 3)));
     assert_eq!(walk(&[2]), None, "the other port has its own cable");
     assert_eq!(walk(&[1, 4]), None);
 }
@@ -147,7 +147,7 @@ fn a_join_has_a_lid_for_the_group() {
 fn counters_are_those_of_the_port() {
     let mut subnet = subnet();
     subnet.adapters[0].ports[1].traffic = PortTraffic {
-        xmit_data: 1 << 40,
+        xmit_words_of_4_octets: 1 << 40,
         rcv_packets: 7,
         ..PortTraffic::default()
     };

@@ -6,9 +6,9 @@ use crate::mad;
 pub const MULTICAST_LID: u16 = 0xc000;
 
 /// Value of `NodeType` in `NodeInfo` for a channel adapter.
-pub(crate) const CHANNEL_ADAPTER: u8 = 1;
+pub(crate) const NODE_TYPE_CHANNEL_ADAPTER: u8 = 1;
 /// Value of `NodeType` in `NodeInfo` for a switch.
-pub(crate) const SWITCH: u8 = 2;
+pub(crate) const NODE_TYPE_SWITCH: u8 = 2;
 
 /// A port of a channel adapter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,9 +33,9 @@ pub struct Port {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PortTraffic {
     /// Sent data in units of 4 octets.
-    pub xmit_data: u64,
+    pub xmit_words_of_4_octets: u64,
     /// Received data in units of 4 octets.
-    pub rcv_data: u64,
+    pub rcv_words_of_4_octets: u64,
     /// Sent packets.
     pub xmit_packets: u64,
     /// Received packets.

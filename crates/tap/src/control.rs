@@ -15,12 +15,12 @@ use crate::{data_path, extended, memory, session, trace};
 ///
 /// # Safety
 /// `handle` is a context that the provider has just returned and no other code has seen.
-unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
+unsafe fn install_counting_in_device<P: Provider>(handle: *mut ibv_context) {
     // A second open of the same device may return the same context.
     if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
         return;
     }
-    let Some(session) = session::current_or_begin(P::NAME) else {
+    let Some(session) = session::counter_file_of_process_or_begin(P::NAME) else {
         return;
     };
     // SAFETY: contract of this function; the extended operations lie where the context says.
@@ -32,11 +32,11 @@ unsafe fn on_device_opened<P: Provider>(handle: *mut ibv_context) {
             create_qp_ex: own.and_then(|own| own.create_qp_ex),
             create_cq_ex: own.and_then(|own| own.create_cq_ex),
             create_srq_ex: own.and_then(|own| own.create_srq_ex),
-            session,
-            qpn_process_shift: P::PROCESS_SHIFT,
+            counter_file: session,
+            qpn_process_shift: P::QPN_PROCESS_SHIFT,
         }));
         let _one = lock_registry();
-        if !CONTEXTS.insert(key_of(handle), context) {
+        if !CONTEXTS.insert_unless_full(key_of(handle), context) {
             return;
         }
         data_path::install_counting_ops(&mut (*handle).ops);
@@ -68,9 +68,9 @@ unsafe fn record_created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bo
         let new = Box::leak(Box::new(Qp::new(context, qp, cap, sq_sig_all)));
         let _one = lock_registry();
         QPS.remove(qp_key(qp.context, qp.qp_num));
-        QPS.insert(qp_key(qp.context, qp.qp_num), new);
+        QPS.insert_unless_full(qp_key(qp.context, qp.qp_num), new);
         QPS_BY_HANDLE.remove(key_of(handle));
-        QPS_BY_HANDLE.insert(key_of(handle), new);
+        QPS_BY_HANDLE.insert_unless_full(key_of(handle), new);
     }
     handle
 }
@@ -86,7 +86,7 @@ unsafe fn record_created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
     let new: &'static Cq = Box::leak(Box::new(Cq::new(context, cq.context, cq.cqe)));
     let _one = lock_registry();
     CQS.remove(key_of(handle));
-    CQS.insert(key_of(handle), new).then_some(new)
+    CQS.insert_unless_full(key_of(handle), new).then_some(new)
 }
 
 /// Records a shared receive queue that was just created.
@@ -102,7 +102,7 @@ unsafe fn record_created_srq(handle: *mut ibv_srq) -> *mut ibv_srq {
         let new = Box::leak(Box::new(Srq::new(context)));
         let _one = lock_registry();
         SRQS.remove(key_of(handle));
-        SRQS.insert(key_of(handle), new);
+        SRQS.insert_unless_full(key_of(handle), new);
     }
     handle
 }
@@ -196,7 +196,7 @@ unsafe fn record_registered_mr(mr: *mut ibv_mr) -> *mut ibv_mr {
         && let Some(context) = CONTEXTS.find(key_of(region.context))
     {
         let (addr, len) = (region.addr.addr(), region.length);
-        memory::record_registered(context.session, mr.addr(), addr, len);
+        memory::record_registered(context.counter_file, mr.addr(), addr, len);
     }
     mr
 }
@@ -236,7 +236,7 @@ unsafe extern "C" fn open_device<P: Provider>(device: *mut ibv_device) -> *mut i
     // SAFETY: the caller promises what the function's man page requires, here and in all functions below.
     unsafe {
         let context = (P::symbols().ibv_open_device)(device);
-        on_device_opened::<P>(context);
+        install_counting_in_device::<P>(context);
         context
     }
 }
@@ -248,7 +248,7 @@ unsafe extern "C" fn import_device<P: Provider>(cmd_fd: c_int) -> *mut ibv_conte
     // SAFETY: as above.
     unsafe {
         let context = (later.ibv_import_device)(cmd_fd);
-        on_device_opened::<P>(context);
+        install_counting_in_device::<P>(context);
         context
     }
 }
@@ -316,7 +316,7 @@ unsafe extern "C" fn dereg_mr<P: Provider>(mr: *mut ibv_mr) -> c_int {
         let handle = mr.addr();
         let result = (P::symbols().ibv_dereg_mr)(mr);
         if let Some(context) = context.filter(|_| result == 0) {
-            memory::record_deregistered(context.session, handle);
+            memory::record_deregistered(context.counter_file, handle);
         }
         result
     }
@@ -349,7 +349,7 @@ unsafe extern "C" fn destroy_cq<P: Provider>(cq: *mut ibv_cq) -> c_int {
     let result = unsafe { (P::symbols().ibv_destroy_cq)(cq) };
     if let Some(known) = known.filter(|_| result != 0) {
         let _one = lock_registry();
-        CQS.insert(key_of(cq), known);
+        CQS.insert_unless_full(key_of(cq), known);
     }
     result
 }
@@ -372,7 +372,7 @@ unsafe extern "C" fn destroy_srq<P: Provider>(srq: *mut ibv_srq) -> c_int {
     let result = unsafe { (P::symbols().ibv_destroy_srq)(srq) };
     if let Some(known) = known.filter(|_| result != 0) {
         let _one = lock_registry();
-        SRQS.insert(key_of(srq), known);
+        SRQS.insert_unless_full(key_of(srq), known);
     }
     result
 }
@@ -435,8 +435,8 @@ unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
         let result = (P::symbols().ibv_destroy_qp)(handle);
         if let Some(known) = known.filter(|_| result != 0) {
             let _one = lock_registry();
-            QPS.insert(key, known);
-            QPS_BY_HANDLE.insert(key_of(handle), known);
+            QPS.insert_unless_full(key, known);
+            QPS_BY_HANDLE.insert_unless_full(key_of(handle), known);
         }
         result
     }

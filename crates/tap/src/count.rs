@@ -31,7 +31,7 @@ pub(crate) fn count_posted(qp: &Qp, requests: impl Iterator<Item = impl Request>
     };
     let alone = first.next().is_none();
     if alone && entry.is_repetition(qp, request.pattern(), || request.ud_destination()) {
-        return add_single_writer(&entry.cell.repeated_posts, 1);
+        return add_single_writer(&entry.cell.packed_repeated_posts, 1);
     }
     entry.flush_repeated_posts(qp);
     count_each_posted(qp, entry, requests, alone);
@@ -119,7 +119,7 @@ fn count_each_posted(
     let found = entry.thread.successful_polls.load(Relaxed);
     if entry.successful_polls_at_post.load(Relaxed) != found {
         entry.successful_polls_at_post.store(found, Relaxed);
-        add_single_writer(&cell.postlist_runs, 1);
+        add_single_writer(&cell.postlist_runs_between_completions, 1);
     }
     if alone && let Some(pattern) = first {
         entry.record_repeatable_pattern(pattern, key, signaled > 0, outstanding + 1);
@@ -165,7 +165,8 @@ impl QpThread {
             && self.last_post_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
             && self.successful_polls_at_post.load(Relaxed)
                 == self.thread.successful_polls.load(Relaxed)
-            && RepeatedPosts(self.cell.repeated_posts.load(Relaxed)).count() < MAX_REPEATED_POSTS
+            && RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed)).count()
+                < MAX_REPEATED_POSTS
             && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))
     }
 
@@ -188,7 +189,7 @@ impl QpThread {
         store_if_changed(&self.last_post_opcode_and_sges, pattern.opcode_and_sges);
         store_if_changed(&self.last_post_flags_and_bytes, pattern.flags_and_bytes);
         store_if_changed(
-            &self.cell.repeated_posts,
+            &self.cell.packed_repeated_posts,
             RepeatedPosts::zero_of_kind(place, signaled).0,
         );
         store_if_changed(&self.cell.outstanding_before_repeats, outstanding);
@@ -197,16 +198,16 @@ impl QpThread {
     /// Adds the posts that were only counted as repetitions to all counters.
     #[inline(always)]
     pub(crate) fn flush_repeated_posts(&self, qp: &Qp) {
-        let repeated = RepeatedPosts(self.cell.repeated_posts.load(Relaxed));
+        let repeated = RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed));
         if repeated.count() > 0 {
-            self.flush_repeated_out_of_line(qp, repeated);
+            self.add_repeated_posts_to_counters(qp, repeated);
         }
     }
 
     /// Records the time of a post; only some posts call this function.
     #[cold]
     fn record_post_time(&self, qp: &Qp) {
-        let now = qp.context.session.record_use_time();
+        let now = qp.context.counter_file.record_data_path_use_and_time();
         if self.cell.first_post_ns.load(Relaxed) == 0 {
             self.cell.first_post_ns.store(now, Relaxed);
         }
@@ -214,10 +215,11 @@ impl QpThread {
     }
 
     #[inline(never)]
-    fn flush_repeated_out_of_line(&self, qp: &Qp, repeated: RepeatedPosts) {
+    fn add_repeated_posts_to_counters(&self, qp: &Qp, repeated: RepeatedPosts) {
         let cell = self.cell;
         let count = repeated.count();
-        cell.repeated_posts.store(repeated.0 - count, Relaxed);
+        cell.packed_repeated_posts
+            .store(repeated.0 - count, Relaxed);
         let kind = &cell.sent[repeated.kind_index()];
         add_single_writer(&kind.count, count);
         add_single_writer(&cell.postlists_by_length[0], count);
@@ -256,7 +258,7 @@ impl QpThread {
         let place = if self.last_sent_kind_key.load(Relaxed) == key.0 {
             self.last_sent_kind_index.load(Relaxed) as usize
         } else {
-            self.find_sent_kind(key)
+            self.sent_kind_index_or_max(key)
         };
         let Some(kind) = self.cell.sent.get(place) else {
             return add_single_writer(&self.cell.unitemised_sent, count);
@@ -264,7 +266,7 @@ impl QpThread {
         add_single_writer(&kind.count, count);
         if place >= SINGLE_SIZE_SENT_KINDS {
             add_single_writer(
-                &kind.size_class_bytes,
+                &kind.payload_bytes_sum_if_size_class,
                 count * u64::from(key.payload_bytes()),
             );
         }
@@ -275,7 +277,7 @@ impl QpThread {
 
     /// Returns the index of a kind in the cell; `usize::MAX` if the cell has no room for the kind.
     #[inline(never)]
-    fn find_sent_kind(&self, key: OperationKey) -> usize {
+    fn sent_kind_index_or_max(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.sent;
         let place = find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_SENT_KINDS, |place| {
             &kinds[place].key
@@ -291,7 +293,7 @@ impl QpThread {
         let place = if self.last_received_kind_key.load(Relaxed) == key.0 {
             self.last_received_kind_index.load(Relaxed) as usize
         } else {
-            self.find_received_kind(key)
+            self.received_kind_index_or_max(key)
         };
         let Some(kind) = self.cell.received.get(place) else {
             return add_single_writer(&self.cell.unitemised_received, count);
@@ -299,14 +301,14 @@ impl QpThread {
         add_single_writer(&kind.count, count);
         if place >= SINGLE_SIZE_RECEIVED_KINDS {
             add_single_writer(
-                &kind.size_class_bytes,
+                &kind.payload_bytes_sum_if_size_class,
                 count * u64::from(key.payload_bytes()),
             );
         }
     }
 
     #[inline(never)]
-    fn find_received_kind(&self, key: OperationKey) -> usize {
+    fn received_kind_index_or_max(&self, key: OperationKey) -> usize {
         let kinds = &self.cell.received;
         let place =
             find_or_claim_kind_index(key, kinds.len(), SINGLE_SIZE_RECEIVED_KINDS, |place| {
@@ -331,7 +333,7 @@ impl QpThread {
             }
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 let slot = (remote as usize / 8) % ATOMIC_SLOTS;
-                add_single_writer(&self.cell.atomic_slots[slot], 1);
+                add_single_writer(&self.cell.atomics_by_address_slot[slot], 1);
             }
             _ => {}
         }
@@ -339,7 +341,7 @@ impl QpThread {
 
     /// Returns the slot that remembers a destination, and the value that identifies the destination.
     #[inline(always)]
-    fn destination_slot(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
+    fn destination_slot_and_value(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
         let known = (ah.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff);
         let place = (qpn as usize ^ ah.addr() >> 6) & (self.known_destinations.len() - 1);
         (&self.known_destinations[place], known)
@@ -348,14 +350,14 @@ impl QpThread {
     /// Returns true if this destination was looked up before.
     #[inline(always)]
     fn is_known_destination(&self, to: (*mut ibv_ah, u32)) -> bool {
-        let (place, known) = self.destination_slot(to);
+        let (place, known) = self.destination_slot_and_value(to);
         place.load(Relaxed) == known
     }
 
     /// Records the destination of a datagram.
     #[inline]
     fn add_destination(&self, context: &Context, to: (*mut ibv_ah, u32)) {
-        let (place, known) = self.destination_slot(to);
+        let (place, known) = self.destination_slot_and_value(to);
         if place.load(Relaxed) != known {
             place.store(known, Relaxed);
             self.look_up_and_add_peer_machine(context, to.0, to.1);
@@ -365,7 +367,7 @@ impl QpThread {
     #[cold]
     fn look_up_and_add_peer_machine(&self, context: &Context, ah: *mut ibv_ah, qpn: u32) {
         if self.destination_lookups.load(Relaxed) >= MAX_DESTINATION_LOOKUPS {
-            return add_single_writer(&self.cell.unlisted_peers, 1);
+            return add_single_writer(&self.cell.unrecorded_destinations, 1);
         }
         add_single_writer(&self.destination_lookups, 1);
         self.add_peer(machine_of_datagram(context.qpn_process_shift, ah, qpn));
@@ -381,7 +383,7 @@ impl QpThread {
                 _ => {}
             }
         }
-        add_single_writer(&self.cell.unlisted_peers, 1);
+        add_single_writer(&self.cell.unrecorded_destinations, 1);
     }
 }
 
@@ -409,7 +411,7 @@ impl CountedCompletion {
 
     /// Returns the key of completions that are counted together.
     #[inline(always)]
-    fn receive_key_or_marker(self) -> OperationKey {
+    fn receive_key_or_none_or_failed(self) -> OperationKey {
         if !self.is_success {
             OperationKey(u64::MAX)
         } else if self.opcode & IBV_WC_RECV == 0 {
@@ -439,7 +441,7 @@ pub(crate) fn count_successful_poll(cq: &Cq, count: u64) {
         1,
     );
     if must_read_clock(before, count) {
-        cq.context.session.record_use_time();
+        cq.context.counter_file.record_data_path_use_and_time();
     }
 }
 
@@ -484,7 +486,7 @@ pub(crate) fn count_equal_completions(cq: &Cq, completion: CountedCompletion, co
     let Some(qp) = QPS.find(qp_key(cq.device, completion.qpn)) else {
         return;
     };
-    let key = completion.receive_key_or_marker();
+    let key = completion.receive_key_or_none_or_failed();
     match key.0 {
         0 => {
             // The completed work requests were posted before.

@@ -64,14 +64,14 @@ unsafe extern "C" fn post_send(
             let pattern =
                 RequestPattern::new(one.opcode, one.send_flags, 1, sge_length(one.sg_list));
             if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
-                && let Some(post_send) = qp.post_send
+                && let Some(post_send) = qp.provider_post_send
                 && let Some(entry) = qp.existing_entry()
                 && entry.is_repetition(qp, pattern, || one.ud_destination())
             {
                 let cell = entry.cell;
                 let result = post_send(handle, wr, bad_wr);
                 let word = if result == 0 {
-                    &cell.repeated_posts
+                    &cell.packed_repeated_posts
                 } else {
                     &cell.refused_wrs
                 };
@@ -99,10 +99,10 @@ unsafe extern "C" fn post_send_counted(
     // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(qp) = QPS_BY_HANDLE.find_in_first_slot(key_of(handle))
-            && let Some(post_send) = qp.post_send
+            && let Some(post_send) = qp.provider_post_send
         {
             let result = post_send(handle, wr, bad_wr);
-            return count_post_result(qp, wr, bad_wr, result);
+            return count_accepted_and_return_result(qp, wr, bad_wr, result);
         }
         post_send_slow(handle, wr, bad_wr)
     }
@@ -115,7 +115,7 @@ unsafe extern "C" fn post_send_counted(
 /// The list is as `ibv_post_send(3)` describes it. If `result` is an error, `bad_wr` points to the refused
 /// work request.
 #[inline(never)]
-unsafe fn count_post_result(
+unsafe fn count_accepted_and_return_result(
     qp: &Qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
@@ -167,7 +167,7 @@ unsafe extern "C" fn post_send_slow(
             trace::write_posted(at_ns, handle, (*handle).qp_type, all, bad, result);
         }
         match qp {
-            Some(qp) => count_post_result(qp, wr, bad_wr, result),
+            Some(qp) => count_accepted_and_return_result(qp, wr, bad_wr, result),
             None => result,
         }
     }

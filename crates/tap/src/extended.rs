@@ -253,13 +253,13 @@ pub(crate) fn install_poll(cq: &Cq, handle: &mut ibv_cq_ex, wc_flags: u64) {
 }
 
 /// Returns the completion queue of a handle, with the provider's operations.
-fn cq_of(handle: *mut ibv_cq_ex) -> Option<(&'static Cq, &'static PollOps)> {
+fn cq_and_provider_poll_ops(handle: *mut ibv_cq_ex) -> Option<(&'static Cq, &'static PollOps)> {
     let cq = CQS.find(key_of(handle))?;
     Some((cq, cq.poll_ops.get()?))
 }
 
 unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    let Some((cq, own)) = cq_of(handle) else {
+    let Some((cq, own)) = cq_and_provider_poll_ops(handle) else {
         return libc::EINVAL;
     };
     // SAFETY: the caller promises a live queue and attributes.
@@ -280,7 +280,7 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
 }
 
 unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
-    let Some((cq, own)) = cq_of(handle) else {
+    let Some((cq, own)) = cq_and_provider_poll_ops(handle) else {
         return libc::EINVAL;
     };
     // SAFETY: the caller promises that this thread polls the queue.
@@ -296,7 +296,7 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
 }
 
 unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
-    let Some((cq, own)) = cq_of(handle) else {
+    let Some((cq, own)) = cq_and_provider_poll_ops(handle) else {
         return;
     };
     count::count_successful_poll(cq, cq.thread_entry().completions_in_poll.swap(0, Relaxed));

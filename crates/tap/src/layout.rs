@@ -47,8 +47,8 @@ pub(crate) struct CounterFileHeader<W> {
     /// 1 after the process has ended by `exit`.
     pub(crate) exited_normally: W,
     /// Times of the first and last use of the data path, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub(crate) first_use_ns: W,
-    pub(crate) last_use_ns: W,
+    pub(crate) first_data_path_use_ns: W,
+    pub(crate) last_data_path_use_ns: W,
     /// Numbers of used cells of queue pairs, completion queues and shared receive queues.
     pub(crate) used_qp_cells: W,
     pub(crate) used_cq_cells: W,
@@ -60,12 +60,12 @@ pub(crate) struct CounterFileHeader<W> {
     pub(crate) threads: W,
     /// Bytes of memory that is registered now, and the part of them in pages larger than the smallest. Then the
     /// maximum of each.
-    pub(crate) registered_bytes: W,
-    pub(crate) huge_page_bytes: W,
+    pub(crate) current_registered_bytes: W,
+    pub(crate) current_registered_huge_page_bytes: W,
     pub(crate) max_registered_bytes: W,
-    pub(crate) max_huge_page_bytes: W,
+    pub(crate) huge_page_bytes_at_max_registered: W,
     /// Number of registered regions.
-    pub(crate) registrations: W,
+    pub(crate) registrations_ever: W,
     pub(crate) command_line_bytes: W,
     pub(crate) provider_name: [W; 2],
     pub(crate) reserved: [W; 4],
@@ -82,7 +82,7 @@ pub(crate) struct SentCounters<W> {
     pub(crate) count: W,
     /// Sum of the payload bytes of all operations, if the key is that of a class; otherwise the key contains the
     /// payload.
-    pub(crate) size_class_bytes: W,
+    pub(crate) payload_bytes_sum_if_size_class: W,
     pub(crate) signaled: W,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct ReceivedCounters<W> {
     pub(crate) key: W,
     pub(crate) count: W,
     /// Sum of the payload bytes, as in [`SentCounters`].
-    pub(crate) size_class_bytes: W,
+    pub(crate) payload_bytes_sum_if_size_class: W,
 }
 
 /// Counters of posted receives.
@@ -108,7 +108,7 @@ pub(crate) struct RecvCounters<W> {
     pub(crate) buffer_bytes: W,
     /// Number of receives that were posted one per call with the same buffer size, and this buffer size in bytes.
     /// These receives are not yet included in the other counters.
-    pub(crate) repeated_posts: W,
+    pub(crate) unmerged_repeated_recvs: W,
     pub(crate) repeated_buffer_bytes: W,
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct QpThreadCell<W> {
     pub(crate) max_inline_data: W,
     pub(crate) sq_sig_all: W,
     /// Number of runs. A run is a sequence of postlists between which the thread found no completion.
-    pub(crate) postlist_runs: W,
+    pub(crate) postlist_runs_between_completions: W,
     /// Number of work requests that the provider refused.
     pub(crate) refused_wrs: W,
     /// Sum over all operations of the number of outstanding operations after the post of each.
@@ -141,9 +141,9 @@ pub(crate) struct QpThreadCell<W> {
     pub(crate) unitemised_sent: W,
     pub(crate) unitemised_received: W,
     /// Number of destinations that were not looked up.
-    pub(crate) unlisted_peers: W,
+    pub(crate) unrecorded_destinations: W,
     /// [`RepeatedPosts`] posts, not yet included in the other counters.
-    pub(crate) repeated_posts: W,
+    pub(crate) packed_repeated_posts: W,
     /// Number of operations that were outstanding after the last post that was counted in full.
     pub(crate) outstanding_before_repeats: W,
     pub(crate) postlists_by_length: [W; POSTLIST_LENGTH_CLASSES],
@@ -153,7 +153,7 @@ pub(crate) struct QpThreadCell<W> {
     pub(crate) last_timed_post_ns: W,
     pub(crate) sent: [SentCounters<W>; SENT_KINDS],
     pub(crate) received: [ReceivedCounters<W>; RECEIVED_KINDS],
-    pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
+    pub(crate) atomics_by_address_slot: [W; ATOMIC_SLOTS],
 }
 
 /// Counters of one thread for one completion queue.
@@ -310,11 +310,12 @@ impl RecvCounters<u64> {
     /// Returns the total numbers of calls and of receives, and the sum of the buffer sizes in bytes.
     pub(crate) fn calls_recvs_and_bytes(&self) -> (u64, u64, u64) {
         let room = self
-            .repeated_posts
+            .unmerged_repeated_recvs
             .saturating_mul(self.repeated_buffer_bytes);
         (
-            self.post_calls.saturating_add(self.repeated_posts),
-            self.posted_recvs.saturating_add(self.repeated_posts),
+            self.post_calls.saturating_add(self.unmerged_repeated_recvs),
+            self.posted_recvs
+                .saturating_add(self.unmerged_repeated_recvs),
             self.buffer_bytes.saturating_add(room),
         )
     }

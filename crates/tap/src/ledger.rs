@@ -65,10 +65,10 @@ pub enum LedgerError {
         "it is a ledger of version {0}; this program reads version {LEDGER_VERSION}: record it again with \
          this one, or read it with the program that wrote it"
     )]
-    Version(String),
+    WrongVersion(String),
     /// A process's numbers contradict each other.
     #[error("it contradicts itself: process {pid}")]
-    Profile {
+    InconsistentProfile {
         /// The process id of the process.
         pid: u32,
         /// The contradiction in the process's profile.
@@ -137,16 +137,18 @@ impl Ledger {
         }
         match field("version") {
             Some(version) if version.as_u64() == Some(LEDGER_VERSION.into()) => {}
-            Some(version) => return Err(LedgerError::Version(version.to_string())),
+            Some(version) => return Err(LedgerError::WrongVersion(version.to_string())),
             None => return Err(LedgerError::NotALedger),
         }
         // Parse the text again, because the errors of this parser name line and column.
         let ledger: Self = serde_json::from_str(text)?;
         for process in &ledger.processes {
-            process.check().map_err(|source| LedgerError::Profile {
-                pid: process.pid,
-                source,
-            })?;
+            process
+                .check()
+                .map_err(|source| LedgerError::InconsistentProfile {
+                    pid: process.pid,
+                    source,
+                })?;
         }
         Ok(ledger)
     }

@@ -38,13 +38,17 @@ pub(crate) fn record_registered(
         subtract_region(session, len, huge);
     }
     let header = session.header();
-    header.registrations.fetch_add(1, Relaxed);
-    let all = header.registered_bytes.fetch_add(len, Relaxed) + len;
+    header.registrations_ever.fetch_add(1, Relaxed);
+    let all = header.current_registered_bytes.fetch_add(len, Relaxed) + len;
     if header.max_registered_bytes.fetch_max(all, Relaxed) < all {
-        let huge = header.huge_page_bytes.load(Relaxed) + huge;
-        header.max_huge_page_bytes.store(huge, Relaxed);
+        let huge = header.current_registered_huge_page_bytes.load(Relaxed) + huge;
+        header
+            .huge_page_bytes_at_max_registered
+            .store(huge, Relaxed);
     }
-    header.huge_page_bytes.fetch_add(huge, Relaxed);
+    header
+        .current_registered_huge_page_bytes
+        .fetch_add(huge, Relaxed);
 }
 
 /// Records that a region was deregistered.
@@ -60,8 +64,8 @@ pub(crate) fn record_deregistered(session: &MappedCounterFile, handle: usize) {
 fn subtract_region(session: &MappedCounterFile, len: u64, huge: u64) {
     let header = session.header();
     for (word, bytes) in [
-        (&header.registered_bytes, len),
-        (&header.huge_page_bytes, huge),
+        (&header.current_registered_bytes, len),
+        (&header.current_registered_huge_page_bytes, huge),
     ] {
         let _ = word.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(bytes)));
     }

@@ -57,7 +57,7 @@ pub(crate) struct Context {
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub(crate) create_srq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-    pub(crate) session: &'static MappedCounterFile,
+    pub(crate) counter_file: &'static MappedCounterFile,
     /// Shift of a QP number whose result identifies the process; `None` if QP numbers do not identify
     /// processes.
     pub(crate) qpn_process_shift: Option<u32>,
@@ -137,8 +137,8 @@ type PostRecvFn =
 pub(crate) struct Qp {
     pub(crate) context: &'static Context,
     /// The provider's own `post_send`, beside the other data that a post needs.
-    pub(crate) post_send: PostSend,
-    pub(crate) post_recv: PostRecvFn,
+    pub(crate) provider_post_send: PostSend,
+    pub(crate) provider_post_recv: PostRecvFn,
     id: u64,
     qpn: u32,
     pub(crate) qp_type: ibv_qp_type,
@@ -220,10 +220,10 @@ impl Qp {
             .next_power_of_two();
         Self {
             context,
-            post_send: context.ops.post_send,
-            post_recv: context.ops.post_recv,
+            provider_post_send: context.ops.post_send,
+            provider_post_recv: context.ops.post_recv,
             id: context
-                .session
+                .counter_file
                 .header()
                 .created_queue_pairs
                 .fetch_add(1, Relaxed),
@@ -258,7 +258,7 @@ impl Qp {
         if !self.threads.first.load(Relaxed).is_null() {
             self.used_by_several_threads.store(true, Relaxed);
         }
-        let session = self.context.session;
+        let session = self.context.counter_file;
         let thread = session.current_thread();
         let cell = session.take_qp_cell(|cell| {
             for (word, number) in [
@@ -421,7 +421,7 @@ impl Cq {
 
     #[cold]
     fn new_entry(&self, owner: usize) -> CqThread {
-        let session = self.context.session;
+        let session = self.context.counter_file;
         let thread = session.current_thread();
         CqThread {
             owner_token: owner,
@@ -441,7 +441,7 @@ impl Cq {
 /// A shared receive queue.
 pub(crate) struct Srq {
     context: &'static Context,
-    pub(crate) post_srq_recv: PostSrqRecv,
+    pub(crate) provider_post_srq_recv: PostSrqRecv,
     id: u64,
     threads: PerThread<SrqThread>,
 }
@@ -469,7 +469,7 @@ impl Srq {
     pub(crate) fn new(context: &'static Context) -> Self {
         Self {
             context,
-            post_srq_recv: context.ops.post_srq_recv,
+            provider_post_srq_recv: context.ops.post_srq_recv,
             id: NEXT_ID.fetch_add(1, Relaxed),
             threads: PerThread::new(),
         }
@@ -485,7 +485,7 @@ impl Srq {
     #[inline(always)]
     pub(crate) fn thread_entry(&self) -> &'static SrqThread {
         self.threads.thread_entry(|owner| {
-            let session = self.context.session;
+            let session = self.context.counter_file;
             let thread = session.current_thread();
             SrqThread {
                 owner_token: owner,

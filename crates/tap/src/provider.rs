@@ -8,7 +8,7 @@ pub trait Provider: 'static {
     const NAME: &'static str;
     /// Number of bits by which a QP number is shifted to get the process, if each process counts as a
     /// machine (on a software NIC).
-    const PROCESS_SHIFT: Option<u32>;
+    const QPN_PROCESS_SHIFT: Option<u32>;
 
     /// Returns the entry points.
     fn symbols() -> &'static Symbols;

@@ -17,7 +17,10 @@ use verbs_abi::*;
 use zerocopy::FromBytes;
 
 use crate::layout::*;
-use kinds::{merge_counted_operations, received_operations, saturate_to_u32, sent_operations};
+use kinds::{
+    merge_counted_operations, received_operations_if_modelled, saturate_to_u32,
+    sent_operations_if_modelled,
+};
 
 /// The reason why a file is not a file of counters.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +34,7 @@ pub enum ReadError {
     NotACounterFile,
     /// The file was written by another version of this program.
     #[error("has version {found} of the file of counters; this program reads version {VERSION}")]
-    Version {
+    WrongVersion {
         /// The layout version in the file.
         found: u64,
     },
@@ -74,7 +77,7 @@ pub(crate) fn read_with(
     }
     let header: CounterFileHeader<u64> = read_struct(&fetch, 0)?;
     if header.version != VERSION {
-        return Err(ReadError::Version {
+        return Err(ReadError::WrongVersion {
             found: header.version,
         });
     }
@@ -99,7 +102,7 @@ pub(crate) fn read_with(
     }
     for index in 0..header.used_qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpThreadCell<u64>>();
-        builder.add_qp(&read_struct(&fetch, offset)?, header.first_use_ns);
+        builder.add_qp(&read_struct(&fetch, offset)?, header.first_data_path_use_ns);
     }
     Ok(builder.into_recorded_profile(&header))
 }
@@ -121,9 +124,9 @@ struct ProfileBuilder {
     threads: BTreeMap<u64, Thread>,
     /// Queue pairs by number, each with the sum from which its mean number of outstanding operations is
     /// computed.
-    queue_pairs: BTreeMap<u64, (QueuePair, u64)>,
+    queue_pairs_and_outstanding_sums: BTreeMap<u64, (QueuePair, u64)>,
     peers: BTreeSet<u64>,
-    unlisted_peers: u64,
+    unrecorded_destinations: u64,
     unmodelled_operations: u64,
     unitemised_operations: u64,
     qps_of_other_transports: BTreeSet<u64>,
@@ -167,7 +170,7 @@ impl ProfileBuilder {
                 return;
             }
         };
-        let repeated = RepeatedPosts(cell.repeated_posts);
+        let repeated = RepeatedPosts(cell.packed_repeated_posts);
         let posts = saturating_sum(&cell.postlists_by_length).saturating_add(repeated.count());
         let thread = self.thread(cell.thread_id);
         thread.posts = thread.posts.saturating_add(posts);
@@ -177,12 +180,14 @@ impl ProfileBuilder {
             .saturating_add(cell.recvs.calls_recvs_and_bytes().0);
         self.peers
             .extend(cell.peer_machine_ids.iter().filter(|peer| **peer != 0));
-        self.unlisted_peers = self.unlisted_peers.saturating_add(cell.unlisted_peers);
+        self.unrecorded_destinations = self
+            .unrecorded_destinations
+            .saturating_add(cell.unrecorded_destinations);
         for more in [cell.unitemised_sent, cell.unitemised_received] {
             self.unitemised_operations = self.unitemised_operations.saturating_add(more);
         }
         let (qp, outstanding_sum) = self
-            .queue_pairs
+            .queue_pairs_and_outstanding_sums
             .entry(cell.qp_id)
             .or_insert_with(|| (QueuePair::new(saturate_to_u32(cell.qpn), transport), 0));
         for more in [
@@ -222,7 +227,7 @@ impl ProfileBuilder {
             "work requests or messages are of more kinds than the tap tells apart",
         );
         note(
-            self.unlisted_peers,
+            self.unrecorded_destinations,
             "datagrams were sent without a look at their destination: there are more peers than counted",
         );
         notes
@@ -230,27 +235,31 @@ impl ProfileBuilder {
 
     fn into_recorded_profile(self, header: &CounterFileHeader<u64>) -> RecordedProfile {
         let notes = self.notes(header.uncounted_objects);
-        let queue_pairs = self.queue_pairs.into_values();
+        let queue_pairs = self.queue_pairs_and_outstanding_sums.into_values();
         let queue_pairs =
             queue_pairs.map(|(qp, outstanding_sum)| make_consistent(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
             program: text_from_words(&header.command_line, header.command_line_bytes),
             pid: saturate_to_u32(header.pid),
-            duration_ns: header.last_use_ns.saturating_sub(header.first_use_ns),
+            duration_ns: header
+                .last_data_path_use_ns
+                .saturating_sub(header.first_data_path_use_ns),
             complete: header.exited_normally == 1,
             threads: self.threads.into_values().collect(),
             queue_pairs: queue_pairs.collect(),
             peers: saturate_to_u32(self.peers.len() as u64),
             memory: RegisteredMemory {
                 registered_bytes: header.max_registered_bytes,
-                huge_page_bytes: header.max_huge_page_bytes.min(header.max_registered_bytes),
+                huge_page_bytes: header
+                    .huge_page_bytes_at_max_registered
+                    .min(header.max_registered_bytes),
             },
             notes,
             peers_work: None,
         };
         RecordedProfile {
-            first_use_ns: header.first_use_ns,
+            first_use_ns: header.first_data_path_use_ns,
             provider: text_from_words(&header.provider_name, u64::MAX),
             profile,
         }
@@ -275,7 +284,7 @@ fn add_qp_counters(
     let (recv_posts, recvs, room) = cell.recvs.calls_recvs_and_bytes();
     for (all, more) in [
         (&mut qp.postlists, posts),
-        (&mut qp.runs, cell.postlist_runs),
+        (&mut qp.runs, cell.postlist_runs_between_completions),
         (&mut qp.adjacent_reads, cell.adjacent_reads),
         (&mut qp.refused, cell.refused_wrs),
         (&mut qp.failed, cell.failed_completions),
@@ -288,7 +297,7 @@ fn add_qp_counters(
     let mut lists = cell.postlists_by_length;
     lists[0] = lists[0].saturating_add(repeated.count());
     add_postlist_length_classes(&mut qp.postlist_lengths, &lists);
-    for (slot, count) in (0u32..).zip(&cell.atomic_slots) {
+    for (slot, count) in (0u32..).zip(&cell.atomics_by_address_slot) {
         if *count > 0 {
             add_slot(&mut qp.atomic_slots, slot * ATOMIC_BYTES, *count);
         }
@@ -310,13 +319,13 @@ fn add_kinds_and_count_unmodelled(
             kind.count = kind.count.saturating_add(repeated.count());
             kind.signaled = kind.signaled.saturating_add(repeated.signaled_count());
         }
-        match sent_operations(transport, &kind) {
+        match sent_operations_if_modelled(transport, &kind) {
             Some(counted) => merge_counted_operations(&mut qp.sent, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
     }
     for kind in &cell.received {
-        match received_operations(transport, kind) {
+        match received_operations_if_modelled(transport, kind) {
             Some(counted) => merge_counted_operations(&mut qp.received, counted),
             None => unmodelled = unmodelled.saturating_add(kind.count),
         }
@@ -410,13 +419,13 @@ mod tests {
         cell[..3].copy_from_slice(&[0, 0x12, IBV_QPT_UD.into()]);
         let at = std::mem::offset_of!(QpThreadCell<u64>, postlists_by_length) / 8;
         (cell[at], cell[at + 2]) = (0, 22);
-        let at = std::mem::offset_of!(QpThreadCell<u64>, postlist_runs) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, postlist_runs_between_completions) / 8;
         cell[at] = 10;
         let at = std::mem::offset_of!(QpThreadCell<u64>, sent) / 8;
         let key = OperationKey::new(IBV_WR_SEND, 1, 60).with_inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
         // Three more posts are counted as repetitions.
-        let at = std::mem::offset_of!(QpThreadCell<u64>, repeated_posts) / 8;
+        let at = std::mem::offset_of!(QpThreadCell<u64>, packed_repeated_posts) / 8;
         cell[at] = RepeatedPosts::zero_of_kind(0, false).0 + 3;
         words
     }
@@ -476,11 +485,11 @@ mod tests {
             cell.thread_id = thread;
             cell.qp_type = IBV_QPT_RC.into();
             cell.postlists_by_length[0] = 3;
-            cell.postlist_runs = 3;
+            cell.postlist_runs_between_completions = 3;
             cell.sent[0] = SentCounters {
                 key: OperationKey::new(IBV_WR_RDMA_READ, 1, 8).0,
                 count: 3,
-                size_class_bytes: 24,
+                payload_bytes_sum_if_size_class: 24,
                 signaled: 3 * thread,
             };
             builder.add_qp(&cell, 0);

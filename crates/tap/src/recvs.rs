@@ -45,7 +45,7 @@ pub(crate) trait ReceivingQueue: Sized + 'static {
 }
 
 macro_rules! queue {
-    ($type:ty, $handle:ty, $all:ident, $call:ident, $kind:literal) => {
+    ($type:ty, $handle:ty, $all:ident, $call:ident, $own_call:ident, $kind:literal) => {
         impl ReceivingQueue for $type {
             type Handle = $handle;
             const POST_VERB_AND_QUEUE_KIND: (&'static str, &'static str) =
@@ -63,7 +63,7 @@ macro_rules! queue {
 
             #[inline(always)]
             fn provider_post(&self) -> Option<PostRecvs<$handle>> {
-                self.$call
+                self.$own_call
             }
 
             #[inline(always)]
@@ -78,8 +78,22 @@ macro_rules! queue {
     };
 }
 
-queue!(Qp, ibv_qp, QPS_BY_HANDLE, post_recv, "qp");
-queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq");
+queue!(
+    Qp,
+    ibv_qp,
+    QPS_BY_HANDLE,
+    post_recv,
+    provider_post_recv,
+    "qp"
+);
+queue!(
+    Srq,
+    ibv_srq,
+    SRQS,
+    post_srq_recv,
+    provider_post_srq_recv,
+    "srq"
+);
 
 /// Posts and counts receives. Before the provider's call, the function detects whether a receive has the same
 /// buffer size as the previous one.
@@ -105,7 +119,7 @@ pub(crate) unsafe extern "C" fn post<Q: ReceivingQueue>(
         {
             let result = post(handle, wr, bad_wr);
             if result == 0 {
-                add_single_writer(&known.repeated_posts, 1);
+                add_single_writer(&known.unmerged_repeated_recvs, 1);
             }
             return result;
         }
@@ -222,10 +236,10 @@ impl RecvCounters<AtomicU64> {
     /// Counts a call that posted `count` receives, whose buffers have `bytes` bytes in all.
     fn count_post_call(&self, count: u64, bytes: u64) {
         let (repeated, room) = (
-            self.repeated_posts.load(Relaxed),
+            self.unmerged_repeated_recvs.load(Relaxed),
             self.repeated_buffer_bytes.load(Relaxed),
         );
-        self.repeated_posts.store(0, Relaxed);
+        self.unmerged_repeated_recvs.store(0, Relaxed);
         add_single_writer(&self.post_calls, repeated + 1);
         add_single_writer(&self.posted_recvs, repeated + count);
         add_single_writer(&self.buffer_bytes, repeated * room + bytes);

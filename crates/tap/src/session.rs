@@ -86,7 +86,9 @@ pub(crate) fn is_counting_enabled() -> bool {
 }
 
 /// Returns this process's session, and begins it at the first call; `None` if that fails.
-pub(crate) fn current_or_begin(provider: &str) -> Option<&'static MappedCounterFile> {
+pub(crate) fn counter_file_of_process_or_begin(
+    provider: &str,
+) -> Option<&'static MappedCounterFile> {
     static CURRENT: Mutex<Option<&'static MappedCounterFile>> = Mutex::new(None);
     let folder = counter_folder().map(PathBuf::as_path);
     let pid = std::process::id();
@@ -228,13 +230,13 @@ impl MappedCounterFile {
 
     /// Records that the data path is in use, and returns the time.
     #[cold]
-    pub(crate) fn record_use_time(&self) -> u64 {
+    pub(crate) fn record_data_path_use_and_time(&self) -> u64 {
         let now = now_ns();
         let header = self.header();
         let _ = header
-            .first_use_ns
+            .first_data_path_use_ns
             .compare_exchange(0, now, Relaxed, Relaxed);
-        header.last_use_ns.fetch_max(now, Relaxed);
+        header.last_data_path_use_ns.fetch_max(now, Relaxed);
         now
     }
 

@@ -28,7 +28,7 @@ struct Slot<T> {
 impl<T> Slot<T> {
     /// Returns the object if the slot has this key; otherwise returns the slot's key as an error.
     #[inline(always)]
-    fn get(&self, key: u64) -> Result<Option<&'static T>, u64> {
+    fn value_or_other_key(&self, key: u64) -> Result<Option<&'static T>, u64> {
         // Acquire: pairs with the Release of `insert`, so that the value is visible.
         let here = self.key.load(Ordering::Acquire);
         if here != key {
@@ -60,14 +60,16 @@ impl<T> OpenAddressingTable<T> {
     /// Returns the object of a key if it is in the first slot of the search, which is almost always so.
     #[inline(always)]
     pub(crate) fn find_in_first_slot(&self, key: u64) -> Option<&'static T> {
-        self.slots[Self::first_probe_index(key)].get(key).ok()?
+        self.slots[Self::first_probe_index(key)]
+            .value_or_other_key(key)
+            .ok()?
     }
 
     /// Returns the object of a key.
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
         let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
-            match self.slots[(start + step) % SLOT_COUNT].get(key) {
+            match self.slots[(start + step) % SLOT_COUNT].value_or_other_key(key) {
                 Ok(found) => return found,
                 Err(FREE_KEY) => return None,
                 Err(_) => {}
@@ -78,7 +80,7 @@ impl<T> OpenAddressingTable<T> {
 
     /// Inserts an object; returns false if the table has no room. Only one thread may call this function at a
     /// time.
-    pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
+    pub(crate) fn insert_unless_full(&self, key: u64, value: &'static T) -> bool {
         let start = Self::first_probe_index(key);
         for step in 0..MAX_PROBES {
             let slot = &self.slots[(start + step) % SLOT_COUNT];
@@ -114,14 +116,14 @@ mod tests {
     fn objects_are_found_until_they_are_removed() {
         static TABLE: OpenAddressingTable<u64> = OpenAddressingTable::new();
         for key in 2..2000u64 {
-            assert!(TABLE.insert(key << 7, Box::leak(Box::new(key))));
+            assert!(TABLE.insert_unless_full(key << 7, Box::leak(Box::new(key))));
         }
         for key in 2..2000u64 {
             assert_eq!(TABLE.find(key << 7).copied(), Some(key));
             TABLE.remove(key << 7);
             assert_eq!(TABLE.find(key << 7), None);
         }
-        assert!(TABLE.insert(42 << 7, Box::leak(Box::new(7))));
+        assert!(TABLE.insert_unless_full(42 << 7, Box::leak(Box::new(7))));
         assert_eq!(TABLE.find(42 << 7), Some(&7));
     }
 }

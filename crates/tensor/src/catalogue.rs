@@ -31,7 +31,7 @@ struct CatalogueEntry<T> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreStatistics {
     /// Tensors, published and stored.
-    pub tensors: u64,
+    pub published_and_stored_tensors: u64,
     /// Bytes of those that were stored.
     pub stored_bytes: u64,
     /// Stored tensors that had to go for others.
@@ -53,7 +53,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     }
 
     /// Whether a tensor of so many bytes can be stored.
-    pub fn fits_capacity(&self, bytes: u64) -> bool {
+    pub fn fits_total_capacity(&self, bytes: u64) -> bool {
         bytes <= self.capacity_bytes
     }
 
@@ -110,7 +110,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     ///
     /// # Errors
     /// Nothing yet: somebody waits.
-    pub fn find_or_wait(&mut self, name: &TensorName, waiter: W) -> Option<T> {
+    pub fn find_or_register_waiter(&mut self, name: &TensorName, waiter: W) -> Option<T> {
         let found = self.find_and_mark_used(name);
         if found.is_none() {
             self.waiters_by_name
@@ -146,7 +146,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
     /// What it holds.
     pub fn statistics(&self) -> StoreStatistics {
         StoreStatistics {
-            tensors: self.entries.len() as u64,
+            published_and_stored_tensors: self.entries.len() as u64,
             stored_bytes: self.stored_bytes,
             evicted_tensors: self.evicted_tensors,
         }
@@ -180,7 +180,7 @@ mod tests {
             (c.statistics().evicted_tensors, c.statistics().stored_bytes),
             (1, 90)
         );
-        assert!(c.fits_capacity(100) && !c.fits_capacity(101));
+        assert!(c.fits_total_capacity(100) && !c.fits_total_capacity(101));
     }
 
     #[test]
@@ -197,13 +197,13 @@ mod tests {
     #[test]
     fn waiters_are_told_once_or_forgotten() {
         let mut c = TensorCatalogue::<u64, &str>::new(10);
-        assert_eq!(c.find_or_wait(&name(0), "a"), None);
-        assert_eq!(c.find_or_wait(&name(0), "b"), None);
-        assert_eq!(c.find_or_wait(&name(1), "c"), None);
+        assert_eq!(c.find_or_register_waiter(&name(0), "a"), None);
+        assert_eq!(c.find_or_register_waiter(&name(0), "b"), None);
+        assert_eq!(c.find_or_register_waiter(&name(1), "c"), None);
         assert_eq!(c.remove_waiters_if(|&w| w == "a"), 1);
         assert_eq!(c.publish(name(0), 7), ["b"]);
         assert_eq!(c.publish(name(0), 8), [""; 0]);
-        assert_eq!(c.find_or_wait(&name(0), "d"), Some(8));
+        assert_eq!(c.find_or_register_waiter(&name(0), "d"), Some(8));
     }
 
     proptest! {

@@ -36,7 +36,7 @@ pub(crate) struct ConnectionPoller {
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
-pub(crate) struct EngineThread {
+pub(crate) struct PollingThread {
     poller: Arc<ConnectionPoller>,
     thread: Option<JoinHandle<()>>,
 }
@@ -56,7 +56,7 @@ impl ConnectionPoller {
     }
 
     /// Peers may ask from now on.
-    pub(crate) fn set_has_server(&self) {
+    pub(crate) fn set_may_get_peer_requests(&self) {
         self.may_get_peer_requests.store(true, Ordering::SeqCst);
         self.wake_thread();
     }
@@ -115,11 +115,11 @@ impl ConnectionPoller {
     }
 
     /// Somebody waits whom the thread has to wake, until this is dropped.
-    pub(crate) fn register_sleeper(self: &Arc<Self>) -> SleeperGuard {
+    pub(crate) fn register_caller_relying_on_thread(self: &Arc<Self>) -> ReliesOnThreadGuard {
         self.callers_relying_on_thread
             .fetch_add(1, Ordering::SeqCst);
         self.wake_thread();
-        SleeperGuard(Arc::clone(self))
+        ReliesOnThreadGuard(Arc::clone(self))
     }
 
     /// Whether anybody counts on the thread.
@@ -177,7 +177,7 @@ impl ConnectionPoller {
             }
             if probed.elapsed() >= PEER_PROBE_INTERVAL {
                 probed = Instant::now();
-                links.iter().for_each(|link| link.probe_expected_peer());
+                links.iter().for_each(|link| link.probe_peer_if_expecting());
                 self.update_links(|links| links.retain(|link| !link.has_ended()));
             }
             if last.elapsed() < SPIN_TIME {
@@ -196,10 +196,10 @@ impl ConnectionPoller {
     }
 
     /// Starts the thread.
-    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<EngineThread> {
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<PollingThread> {
         let engine = Arc::clone(self);
         let thread = std::thread::Builder::new().name("tensor engine".to_owned());
-        Ok(EngineThread {
+        Ok(PollingThread {
             poller: Arc::clone(self),
             thread: Some(thread.spawn(move || engine.run())?),
         })
@@ -208,9 +208,9 @@ impl ConnectionPoller {
 
 /// Somebody who waits for the thread.
 #[derive(Debug)]
-pub(crate) struct SleeperGuard(Arc<ConnectionPoller>);
+pub(crate) struct ReliesOnThreadGuard(Arc<ConnectionPoller>);
 
-impl Drop for SleeperGuard {
+impl Drop for ReliesOnThreadGuard {
     fn drop(&mut self) {
         self.0
             .callers_relying_on_thread
@@ -218,7 +218,7 @@ impl Drop for SleeperGuard {
     }
 }
 
-impl Drop for EngineThread {
+impl Drop for PollingThread {
     fn drop(&mut self) {
         self.poller.stop.store(true, Ordering::SeqCst);
         self.poller.wake_thread();

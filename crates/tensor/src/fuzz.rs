@@ -6,7 +6,7 @@ use crate::message::PeerMessage;
 ///
 /// # Panics
 /// When it is not.
-pub fn message(bytes: &[u8]) {
+pub fn check_message_round_trip(bytes: &[u8]) {
     if let Ok((message, consumed)) = PeerMessage::decode(bytes) {
         assert_eq!(message.encode(consumed), bytes);
     }
@@ -16,6 +16,6 @@ pub fn message(bytes: &[u8]) {
 mod tests {
     #[test]
     fn the_corpus_of_messages_is_replayed() {
-        corpus::replay("tensor_messages", super::message);
+        corpus::replay("tensor_messages", super::check_message_round_trip);
     }
 }

@@ -37,13 +37,13 @@ mod window;
 
 pub use catalogue::{StoreStatistics, TensorCatalogue};
 pub use error::Error;
-pub use memory::{DEFAULT_POOL_BYTES, Tensor};
+pub use memory::{DEFAULT_MAX_FREE_POOL_BYTES, Tensor};
 pub use message::{
     KEY_BYTES_MAX, MESSAGE_BYTES, MessageError, PeerMessage, PeerRefusal, RequestedTensor,
     TensorName,
 };
 pub use meta::{DIMENSIONS_MAX, DType, MetaError, TENSOR_BYTES_MAX, TensorMeta};
 pub use operation::Outcome;
-pub use peer::{Config, ConnectedPeer, Operation, Peer, QUEUE_PAIRS_MAX, StartError};
+pub use peer::{Config, ConnectedPeer, DATA_QUEUE_PAIRS_MAX, Operation, Peer, StartError};
 pub use requests::{OutstandingRequests, REQUESTS_MAX};
 pub use window::{ConnectionWindows, MAX_UNCONSUMED_MESSAGES};

@@ -10,7 +10,9 @@ use crate::error::Error;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
-use crate::protocol::{CallerRequest, DeferredAction, Protocol, Store, WaitingConnection};
+use crate::protocol::{
+    AnsweringConnection, CallerRequest, ConnectionProtocolState, DeferredAction, Store,
+};
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
 
@@ -26,7 +28,7 @@ pub(crate) struct PeerLink {
 struct LinkState {
     /// None once it has ended.
     queues: Option<ConnectedQps>,
-    protocol: Protocol,
+    protocol: ConnectionProtocolState,
     end_reason: String,
 }
 
@@ -37,7 +39,7 @@ impl PeerLink {
             store: Arc::clone(store),
             state: Mutex::new(LinkState {
                 queues: Some(queues),
-                protocol: Protocol::new(me.clone()),
+                protocol: ConnectionProtocolState::new(me.clone()),
                 end_reason: String::new(),
             }),
             has_ended: AtomicBool::new(false),
@@ -72,9 +74,12 @@ impl PeerLink {
     }
 
     /// Does something with the queue pairs, if they are there.
-    fn with_queues(
+    fn run_with_queues_and_flush(
         &self,
-        work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<(), DisconnectReason>,
+        work: impl FnOnce(
+            &mut ConnectionProtocolState,
+            &mut ConnectedQps,
+        ) -> Result<(), DisconnectReason>,
     ) {
         self.run_or_end_connection(self.state(), |talk, queues| {
             work(talk, queues)?;
@@ -86,7 +91,10 @@ impl PeerLink {
     fn run_or_end_connection<R>(
         &self,
         mut state: MutexGuard<'_, LinkState>,
-        work: impl FnOnce(&mut Protocol, &mut ConnectedQps) -> Result<R, DisconnectReason>,
+        work: impl FnOnce(
+            &mut ConnectionProtocolState,
+            &mut ConnectedQps,
+        ) -> Result<R, DisconnectReason>,
     ) -> Option<R> {
         let LinkState {
             queues,
@@ -117,12 +125,12 @@ impl PeerLink {
 
     /// Has the channel tell of what comes.
     pub(crate) fn arm_cq(&self) {
-        self.with_queues(|_, queues| queues.arm());
+        self.run_with_queues_and_flush(|_, queues| queues.arm());
     }
 
     /// Finds out whether the peer is there, if something is expected of it.
-    pub(crate) fn probe_expected_peer(&self) {
-        self.with_queues(|talk, queues| {
+    pub(crate) fn probe_peer_if_expecting(&self) {
+        self.run_with_queues_and_flush(|talk, queues| {
             if talk.expects_nothing_of_peer() {
                 return Ok(());
             }
@@ -174,10 +182,10 @@ impl PeerLink {
 
     /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
     /// says whether something may still come into it, and [`revoke_destination`](Self::revoke_destination) ends that.
-    pub(crate) fn detach_caller_and_owns_destination(&self, index: u32) -> bool {
+    pub(crate) fn cancel_and_is_destination_caller_memory(&self, index: u32) -> bool {
         let mut is_caller_memory = false;
-        self.with_queues(|talk, _| {
-            is_caller_memory = talk.detach_caller_and_owns_destination(index);
+        self.run_with_queues_and_flush(|talk, _| {
+            is_caller_memory = talk.cancel_and_is_destination_caller_memory(index);
             Ok(())
         });
         is_caller_memory
@@ -196,9 +204,9 @@ impl PeerLink {
     }
 }
 
-impl WaitingConnection for PeerLink {
+impl AnsweringConnection for PeerLink {
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
-        self.with_queues(|talk, queues| {
+        self.run_with_queues_and_flush(|talk, queues| {
             talk.send_tensor_or_metadata(queues, index, tensor, destination)
         });
     }

@@ -9,7 +9,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain, VerbError};
 use crate::meta::TensorMeta;
 
 /// Bytes of freed memory that are kept for the next tensors, unless configured.
-pub const DEFAULT_POOL_BYTES: usize = 512 << 20;
+pub const DEFAULT_MAX_FREE_POOL_BYTES: usize = 512 << 20;
 
 /// A tensor: what it is, and its bytes. Clones are the same tensor.
 #[derive(Clone)]
@@ -29,7 +29,7 @@ pub(crate) enum TensorMemory {
     /// There are none.
     Empty,
     /// Somebody else's, registered.
-    Registered(Arc<MemoryRegion>),
+    RegisteredByCaller(Arc<MemoryRegion>),
     /// Of a [`RegisteredPool`].
     Pooled(Arc<PooledMemory>),
 }
@@ -39,7 +39,7 @@ impl TensorMemory {
     pub(crate) fn region(&self) -> Option<&MemoryRegion> {
         match self {
             Self::Empty => None,
-            Self::Registered(region) => Some(region),
+            Self::RegisteredByCaller(region) => Some(region),
             Self::Pooled(pooled) => pooled.region.as_ref(),
         }
     }
@@ -60,7 +60,7 @@ impl Tensor {
         if there < meta.total_bytes() {
             return Err(region);
         }
-        let memory = region.map_or(TensorMemory::Empty, TensorMemory::Registered);
+        let memory = region.map_or(TensorMemory::Empty, TensorMemory::RegisteredByCaller);
         Ok(Self::in_memory(meta, memory))
     }
 

@@ -154,7 +154,7 @@ const REFUSED: u8 = 3;
 const CANCEL: u8 = 4;
 const OFFER: u8 = 5;
 const REMOVE: u8 = 6;
-const DONE: u8 = 7;
+const STORED_OR_REMOVED: u8 = 7;
 
 const REQUEST_BY_NAME: u8 = 0;
 const REQUEST_BY_NAME_OR_WAIT: u8 = 1;
@@ -226,7 +226,7 @@ impl PeerMessage {
                 index,
                 name: from.name()?,
             },
-            DONE => Self::StoredOrRemoved { index },
+            STORED_OR_REMOVED => Self::StoredOrRemoved { index },
             code => {
                 let what = "the kind of message";
                 return Err(MessageError::UnknownCode { what, code });
@@ -246,7 +246,7 @@ impl PeerMessage {
             Self::Cancel { .. } => CANCEL,
             Self::Offer { .. } => OFFER,
             Self::Remove { .. } => REMOVE,
-            Self::StoredOrRemoved { .. } => DONE,
+            Self::StoredOrRemoved { .. } => STORED_OR_REMOVED,
         }
     }
 
@@ -490,7 +490,7 @@ mod tests {
 
         #[test]
         fn bytes_of_anybody_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            crate::fuzz::message(&bytes);
+            crate::fuzz::check_message_round_trip(&bytes);
         }
     }
 

@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 
 use service::config::in_range;
 use service::{
-    Capabilities, ClientSession, ClientsConnected, ConnectError, NicConfig, OpenError,
-    RefusedClient, Server, ServerError, ServerLocation, Service, UnsupportedDesign,
+    Capabilities, ClientRefusal, ClientSession, ClientsConnected, ConnectError, NicConfig,
+    OpenError, Server, ServerError, ServerLocation, Service, UnsupportedDesign,
 };
 use verbs::{Access, Context, ProtectionDomain};
 
 use crate::catalogue::{StoreStatistics, TensorCatalogue};
-use crate::engine::{ConnectionPoller, EngineThread, SleeperGuard};
+use crate::engine::{ConnectionPoller, PollingThread, ReliesOnThreadGuard};
 use crate::error::Error;
 use crate::link::PeerLink;
-use crate::memory::{DEFAULT_POOL_BYTES, RegisteredPool, Tensor};
+use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
 use crate::protocol::{CallerRequest, Store};
 use crate::queues::{NicResources, PreparedQueues};
-use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
 use crate::requests::REQUESTS_MAX;
 
 /// Queue pairs for data of a connection at most.
-pub const QUEUE_PAIRS_MAX: usize = 8;
+pub const DATA_QUEUE_PAIRS_MAX: usize = 8;
 /// How long each step of connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a cancelled request may use the caller's memory before it is taken away.
@@ -38,12 +38,12 @@ pub struct Config {
     pub nic: NicConfig,
     /// The TCP address where others find it, such as `127.0.0.1:0`; nobody does if `None`.
     pub listen_address: Option<String>,
-    /// Queue pairs that large tensors are striped over, 1 to [`QUEUE_PAIRS_MAX`]; of connections that this side opens.
+    /// Queue pairs that large tensors are striped over, 1 to [`DATA_QUEUE_PAIRS_MAX`]; of connections that this side opens.
     pub data_queue_pairs: usize,
     /// Bytes of tensors that others may store here; 0: they may not.
-    pub capacity_bytes: u64,
+    pub peer_store_capacity_bytes: u64,
     /// Bytes of freed memory that are kept registered for the next tensors.
-    pub pool_bytes: usize,
+    pub max_free_pool_bytes: usize,
 }
 
 impl Default for Config {
@@ -52,8 +52,8 @@ impl Default for Config {
             nic: NicConfig::default(),
             listen_address: None,
             data_queue_pairs: 4,
-            capacity_bytes: 0,
-            pool_bytes: DEFAULT_POOL_BYTES,
+            peer_store_capacity_bytes: 0,
+            max_free_pool_bytes: DEFAULT_MAX_FREE_POOL_BYTES,
         }
     }
 }
@@ -88,7 +88,7 @@ verbs::from_verb_errors!(StartError);
 /// use std::sync::Arc;
 /// use std::time::Duration;
 ///
-/// let sender = Peer::new(Config { listen: Some("127.0.0.1:0".to_owned()), ..Config::default() })?;
+/// let sender = Peer::new(Config { listen_address: Some("127.0.0.1:0".to_owned()), ..Config::default() })?;
 /// let region = sender.pd().register_vec(vec![7u8; 100], verbs::Access::LOCAL_READ)?;
 /// let tensor = Tensor::new(TensorMeta::new(DType::U8, vec![100])?, Some(Arc::new(region))).expect("long enough");
 /// sender.publish(TensorName::new("weights", 0)?, tensor);
@@ -104,7 +104,7 @@ verbs::from_verb_errors!(StartError);
 pub struct Peer {
     // In this order: nobody new comes, connections end, then their memory goes.
     server: Option<Server<TensorService>>,
-    _engine_thread: EngineThread,
+    _engine_thread: PollingThread,
     state: Arc<PeerState>,
 }
 
@@ -123,14 +123,18 @@ impl Peer {
     /// # Errors
     /// Why it cannot start.
     pub fn new(config: Config) -> Result<Self, StartError> {
-        in_range("queue_pairs", config.data_queue_pairs, 1..=QUEUE_PAIRS_MAX)
-            .map_err(StartError::InvalidConfig)?;
+        in_range(
+            "queue_pairs",
+            config.data_queue_pairs,
+            1..=DATA_QUEUE_PAIRS_MAX,
+        )
+        .map_err(StartError::InvalidConfig)?;
         let context = config.nic.open()?;
         let pd = context.alloc_pd()?;
         let channel = context.create_comp_channel()?;
         let store = Arc::new(Store {
-            catalogue: Mutex::new(TensorCatalogue::new(config.capacity_bytes)),
-            pool: RegisteredPool::new(pd.clone(), config.pool_bytes),
+            catalogue: Mutex::new(TensorCatalogue::new(config.peer_store_capacity_bytes)),
+            pool: RegisteredPool::new(pd.clone(), config.max_free_pool_bytes),
         });
         let base = Arc::new(PeerState {
             resources: NicResources {
@@ -145,7 +149,7 @@ impl Peer {
         });
         let running = base.engine.start()?;
         let server = config.listen_address.map(|listen| {
-            base.engine.set_has_server();
+            base.engine.set_may_get_peer_requests();
             let listening = ListeningConfig {
                 listen,
                 nic: config.nic.clone(),
@@ -183,7 +187,7 @@ impl Peer {
     }
 
     /// The tensor of this name that this process itself has.
-    pub fn find(&self, name: &TensorName) -> Option<Tensor> {
+    pub fn find_local(&self, name: &TensorName) -> Option<Tensor> {
         self.state.store.catalogue().find_and_mark_used(name)
     }
 
@@ -206,10 +210,10 @@ impl Peer {
     /// # Errors
     /// When it cannot be reached, or refuses.
     pub fn connect(&self, address: &str) -> Result<ConnectedPeer, ConnectError> {
-        let target = ServerLocation::<Rendezvous>::Tcp(address.to_owned());
+        let target = ServerLocation::<RendezvousProtocol>::Tcp(address.to_owned());
         let base = &self.state;
         let (prepared, accepted, connection) =
-            target.open(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
+            target.open_session(REQUESTS_MAX, CONNECT_TIMEOUT, |welcome: &Welcome| {
                 let count = base.data_queue_pairs.min(welcome.max_queue_pairs).max(1);
                 let prepared = PreparedQueues::new(&base.resources, count)?;
                 let hello = Hello::new(process_name(), prepared.endpoints());
@@ -287,7 +291,7 @@ impl ConnectedPeer {
             pending,
             link: Arc::clone(&self.link),
             engine: Arc::clone(&self.engine),
-            sleeper_guard: Mutex::new(None),
+            relies_on_thread_guard: Mutex::new(None),
         })
     }
 }
@@ -308,7 +312,7 @@ pub struct Operation {
     link: Arc<PeerLink>,
     engine: Arc<ConnectionPoller>,
     /// Of an operation that nobody waits for in a thread.
-    sleeper_guard: Mutex<Option<SleeperGuard>>,
+    relies_on_thread_guard: Mutex<Option<ReliesOnThreadGuard>>,
 }
 
 impl Operation {
@@ -320,13 +324,14 @@ impl Operation {
     /// Has `callback` called once there is an outcome, in the thread that finds it. It must not wait.
     pub fn on_done(&self, callback: impl FnOnce() + Send + 'static) {
         if !self.is_done() {
-            *self.sleeper_guard() = Some(self.engine.register_sleeper());
+            *self.lock_relies_on_thread_guard() =
+                Some(self.engine.register_caller_relying_on_thread());
         }
         self.pending.on_done(Box::new(callback));
     }
 
-    fn sleeper_guard(&self) -> MutexGuard<'_, Option<SleeperGuard>> {
-        self.sleeper_guard
+    fn lock_relies_on_thread_guard(&self) -> MutexGuard<'_, Option<ReliesOnThreadGuard>> {
+        self.relies_on_thread_guard
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -340,7 +345,7 @@ impl Operation {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let done = || self.pending.is_done();
         if !self.engine.spin_until_done(&self.link, deadline, done) {
-            let _sleeper = self.engine.register_sleeper();
+            let _sleeper = self.engine.register_caller_relying_on_thread();
             self.pending.wait_until_done(deadline);
         }
         let outcome = self.pending.take_outcome();
@@ -356,13 +361,13 @@ impl Operation {
     }
 
     /// Waits at most so long; whether there is an outcome. The operation goes on.
-    pub fn wait_for(&self, time: Duration) -> bool {
+    pub fn is_done_within(&self, time: Duration) -> bool {
         let deadline = Instant::now().checked_add(time);
         if !self
             .engine
             .spin_until_done(&self.link, deadline, || self.pending.is_done())
         {
-            let _sleeper = self.engine.register_sleeper();
+            let _sleeper = self.engine.register_caller_relying_on_thread();
             self.pending.wait_until_done(deadline);
         }
         self.pending.is_done()
@@ -370,19 +375,19 @@ impl Operation {
 
     /// The outcome, if it is there; once.
     pub fn take_outcome(&self) -> Option<Outcome> {
-        *self.sleeper_guard() = None;
+        *self.lock_relies_on_thread_guard() = None;
         self.pending.take_outcome()
     }
 
     /// The caller wants no outcome any more. When this returns nothing is written into memory that was given.
     pub fn cancel(&self) {
-        *self.sleeper_guard() = None;
+        *self.lock_relies_on_thread_guard() = None;
         if self.pending.is_done() {
             return;
         }
         let is_caller_memory = self
             .link
-            .detach_caller_and_owns_destination(self.request_index);
+            .cancel_and_is_destination_caller_memory(self.request_index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
         if !is_caller_memory {
@@ -427,14 +432,14 @@ impl service::ServerConfig for ListeningConfig {
     fn check_device(&self, _: &Capabilities) -> Result<(), UnsupportedDesign> {
         Ok(())
     }
-    fn listen(&self) -> &str {
+    fn listen_address(&self) -> &str {
         &self.listen
     }
     fn nic(&self) -> &NicConfig {
         &self.nic
     }
     fn max_window(&self) -> usize {
-        1 + QUEUE_PAIRS_MAX
+        1 + DATA_QUEUE_PAIRS_MAX
     }
 }
 
@@ -450,7 +455,7 @@ impl Drop for AcceptedConnection {
 }
 
 impl Service for TensorService {
-    type Protocol = Rendezvous;
+    type Protocol = RendezvousProtocol;
     type Config = ListeningConfig;
     type Runtime = ();
     type Worker = Infallible;
@@ -479,23 +484,23 @@ impl Service for TensorService {
     }
 
     fn welcome(&self) -> Welcome {
-        Welcome::new(QUEUE_PAIRS_MAX)
+        Welcome::new(DATA_QUEUE_PAIRS_MAX)
     }
 
     fn accept(
         self: &Arc<Self>,
         hello: &Hello,
-    ) -> Result<(Accepted, AcceptedConnection), RefusedClient> {
+    ) -> Result<(Accepted, AcceptedConnection), ClientRefusal> {
         let count = hello.endpoints.len();
-        in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX)
-            .map_err(RefusedClient::permanent)?;
+        in_range("queue pairs", count, 2..=1 + DATA_QUEUE_PAIRS_MAX)
+            .map_err(ClientRefusal::permanent)?;
         let base = &self.state;
         let prepared =
-            PreparedQueues::new(&base.resources, count - 1).map_err(RefusedClient::temporary)?;
+            PreparedQueues::new(&base.resources, count - 1).map_err(ClientRefusal::temporary)?;
         let endpoints = prepared.endpoints();
         let queues = prepared
             .connect(&hello.endpoints)
-            .map_err(RefusedClient::temporary)?;
+            .map_err(ClientRefusal::temporary)?;
         let link = PeerLink::new(hello.name.clone(), queues, &base.store);
         base.engine.add(Arc::clone(&link));
         Ok((

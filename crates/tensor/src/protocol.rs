@@ -39,7 +39,7 @@ impl Store {
 }
 
 /// A connection, for requests that wait.
-pub(crate) trait WaitingConnection: Debug + Send + Sync {
+pub(crate) trait AnsweringConnection: Debug + Send + Sync {
     /// The tensor that the peer has asked for is there.
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>);
 }
@@ -47,7 +47,7 @@ pub(crate) trait WaitingConnection: Debug + Send + Sync {
 /// A peer's request for a tensor that is not there yet.
 #[derive(Debug)]
 pub(crate) struct WaitingRequest {
-    connection: Weak<dyn WaitingConnection>,
+    connection: Weak<dyn AnsweringConnection>,
     peer_request_index: u32,
     destination: Option<(TensorMeta, RemoteMemory)>,
 }
@@ -61,15 +61,15 @@ impl WaitingRequest {
     }
 
     /// Whether it came over this connection.
-    pub(crate) fn is_from(&self, link: &Weak<dyn WaitingConnection>) -> bool {
+    pub(crate) fn is_from(&self, link: &Weak<dyn AnsweringConnection>) -> bool {
         self.connection.ptr_eq(link)
     }
 }
 
 /// The messages and requests of one connection that are not finished.
 #[derive(Debug)]
-pub(crate) struct Protocol {
-    own_connection: Weak<dyn WaitingConnection>,
+pub(crate) struct ConnectionProtocolState {
+    own_connection: Weak<dyn AnsweringConnection>,
     window: ConnectionWindows,
     unsent: VecDeque<PeerMessage>,
     requests_to_peer: OutstandingRequests<OutstandingRequest>,
@@ -77,7 +77,7 @@ pub(crate) struct Protocol {
     /// Tensors of which stripes are being sent, by the peer's index.
     outgoing_tensors_and_unsent_stripes: HashMap<u32, (Tensor, usize)>,
     /// Transfers for which the send queues have no room.
-    transfers_without_room: VecDeque<(u32, Tensor, RemoteMemory)>,
+    transfers_awaiting_send_queue_room: VecDeque<(u32, Tensor, RemoteMemory)>,
     /// For others, once the lock is free.
     actions_after_unlock: Vec<DeferredAction>,
 }
@@ -106,7 +106,7 @@ struct OutstandingGet {
     waits_for_publication: bool,
     destination: Option<Tensor>,
     /// The destination is the caller's: it can be no other.
-    is_destination_of_caller: bool,
+    is_destination_caller_memory: bool,
     received_stripes: u64,
     /// None once the caller has gone.
     pending: Option<PendingOperation>,
@@ -133,9 +133,9 @@ impl OutstandingRequest {
     }
 }
 
-impl Protocol {
+impl ConnectionProtocolState {
     /// Nothing is under way on this connection.
-    pub(crate) fn new(responder: Weak<dyn WaitingConnection>) -> Self {
+    pub(crate) fn new(responder: Weak<dyn AnsweringConnection>) -> Self {
         Self {
             own_connection: responder,
             window: ConnectionWindows::default(),
@@ -143,7 +143,7 @@ impl Protocol {
             requests_to_peer: OutstandingRequests::new(),
             peer_metadata_by_key: HashMap::new(),
             outgoing_tensors_and_unsent_stripes: HashMap::new(),
-            transfers_without_room: VecDeque::new(),
+            transfers_awaiting_send_queue_room: VecDeque::new(),
             actions_after_unlock: Vec::new(),
         }
     }
@@ -165,7 +165,7 @@ impl Protocol {
             .catalogue()
             .remove_waiters_if(|waiting| waiting.is_from(&me));
         self.outgoing_tensors_and_unsent_stripes.clear();
-        self.transfers_without_room.clear();
+        self.transfers_awaiting_send_queue_room.clear();
         let outstanding = self.requests_to_peer.drain();
         outstanding
             .filter_map(OutstandingRequest::into_pending)
@@ -173,12 +173,12 @@ impl Protocol {
     }
 
     /// The caller of a request has gone; whether its destination is the caller's.
-    pub(crate) fn detach_caller_and_owns_destination(&mut self, index: u32) -> bool {
+    pub(crate) fn cancel_and_is_destination_caller_memory(&mut self, index: u32) -> bool {
         let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
             return false;
         };
         get.pending = None;
-        let is_caller_memory = get.is_destination_of_caller;
+        let is_caller_memory = get.is_destination_caller_memory;
         self.unsent.push_back(PeerMessage::Cancel { index });
         is_caller_memory
     }
@@ -198,14 +198,16 @@ impl Protocol {
 
     /// Sends what the window and the send queues have room for.
     pub(crate) fn flush(&mut self, queues: &mut ConnectedQps) -> Result<(), DisconnectReason> {
-        while let Some((index, tensor, remote)) = self.transfers_without_room.pop_front() {
+        while let Some((index, tensor, remote)) =
+            self.transfers_awaiting_send_queue_room.pop_front()
+        {
             match queues.write(index, &tensor, remote)? {
                 Some(stripes) => drop(
                     self.outgoing_tensors_and_unsent_stripes
                         .insert(index, (tensor, stripes)),
                 ),
                 None => {
-                    self.transfers_without_room
+                    self.transfers_awaiting_send_queue_room
                         .push_front((index, tensor, remote));
                     break;
                 }
@@ -243,7 +245,7 @@ impl Protocol {
                     name: name.clone(),
                     waits_for_publication: wait,
                     destination: destination.clone(),
-                    is_destination_of_caller: is_caller_memory,
+                    is_destination_caller_memory: is_caller_memory,
                     received_stripes: 0,
                     pending: Some(pending),
                 };
@@ -325,7 +327,7 @@ impl Protocol {
     }
 
     fn handle_acknowledgement(&mut self, consumed: u32) -> Result<(), DisconnectReason> {
-        if self.window.apply_acknowledgement(consumed) {
+        if self.window.apply_acknowledgement_if_possible(consumed) {
             return Ok(());
         }
         Err("the peer acknowledges messages that were not sent".to_owned())
@@ -399,7 +401,7 @@ impl Protocol {
                     peer_request_index: index,
                     destination: destination.clone(),
                 };
-                let found = store.catalogue().find_or_wait(&name, waiting);
+                let found = store.catalogue().find_or_register_waiter(&name, waiting);
                 if found.is_none() {
                     return Ok(());
                 }
@@ -435,7 +437,7 @@ impl Protocol {
                     self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
                     return Ok(());
                 }
-                self.transfers_without_room
+                self.transfers_awaiting_send_queue_room
                     .push_back((index, tensor, *memory));
                 self.flush(queues)
             }
@@ -461,7 +463,7 @@ impl Protocol {
         let given = get
             .destination
             .as_ref()
-            .filter(|_| get.is_destination_of_caller);
+            .filter(|_| get.is_destination_caller_memory);
         let outcome = if let Some(given) = given {
             let given = given.meta().clone();
             Err(Error::MetadataMismatch {
@@ -534,7 +536,7 @@ impl Protocol {
         name: TensorName,
         meta: &TensorMeta,
     ) -> Result<(), DisconnectReason> {
-        if !store.catalogue().fits_capacity(meta.total_bytes()) {
+        if !store.catalogue().fits_total_capacity(meta.total_bytes()) {
             self.queue_refusal(index, PeerRefusal::TooLarge);
             return Ok(());
         }

@@ -36,7 +36,7 @@ enum CompletionKind {
     MessageSend,
     Probe,
     /// From here on: a WRITE by the queue pair for data of the number that is added.
-    DataWrite,
+    FirstDataWrite,
 }
 
 fn wr_id(kind: u32, number: usize) -> u64 {
@@ -145,7 +145,7 @@ impl PreparedQueues {
                 .gid_index(place.port.gid_index)
                 .max_send_wr(u32::try_from(send).unwrap_or(u32::MAX))
                 .max_recv_wr(u32::try_from(recv).unwrap_or(u32::MAX))
-                .inline_up_to(if i == 0 { 188 } else { 0 })
+                .max_inline_data_if_supported(if i == 0 { 188 } else { 0 })
                 .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
                 .build()?;
             let mut list = qp.recv_list(recv);
@@ -419,11 +419,11 @@ impl ConnectedQps {
                 (number + usize::from(is_probe)).min(self.outstanding_message_sends);
             Ok(())
         } else {
-            let q = usize::try_from(kind - CompletionKind::DataWrite as u32).unwrap_or(0);
+            let q = usize::try_from(kind - CompletionKind::FirstDataWrite as u32).unwrap_or(0);
             let (index, writes) = self
                 .data_queues
                 .get_mut(q)
-                .map_or((0, 0), |d| d.take_sent_stripe(number));
+                .map_or((0, 0), |d| d.take_sent_stripe_index_and_writes(number));
             debug_assert!(writes > 0);
             arrived(self, QueueEvent::StripeSent(index))
         }
@@ -449,7 +449,7 @@ impl DataQueue {
         remote: RemoteMemory,
         stripe: std::ops::Range<u64>,
     ) -> Result<(), DisconnectReason> {
-        let kind = CompletionKind::DataWrite as u32 + u32::try_from(q).unwrap_or(0);
+        let kind = CompletionKind::FirstDataWrite as u32 + u32::try_from(q).unwrap_or(0);
         self.list.clear();
         let writes: Vec<_> = stripes::write_ranges(stripe).collect();
         for (i, part) in writes.iter().enumerate() {
@@ -483,7 +483,7 @@ impl DataQueue {
     }
 
     /// The oldest stripe was sent: the index of its request, and its WRITEs.
-    fn take_sent_stripe(&mut self, number: usize) -> (u32, usize) {
+    fn take_sent_stripe_index_and_writes(&mut self, number: usize) -> (u32, usize) {
         let writes = self.write_counts_of_stripes.pop_front().unwrap_or(0);
         self.outstanding_writes -= writes.min(self.outstanding_writes);
         (u32::try_from(number).unwrap_or(0), writes)

@@ -6,7 +6,7 @@ use verbs::QpEndpoint;
 
 /// The rendezvous of tensors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Rendezvous {}
+pub(crate) enum RendezvousProtocol {}
 
 /// The first message of the listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +35,8 @@ pub(crate) struct Accepted {
 impl Welcome {
     pub(crate) fn new(max_queue_pairs: usize) -> Self {
         Self {
-            protocol: Rendezvous::NAME.to_owned(),
-            version: Rendezvous::VERSION,
+            protocol: RendezvousProtocol::NAME.to_owned(),
+            version: RendezvousProtocol::VERSION,
             max_queue_pairs,
         }
     }
@@ -45,14 +45,14 @@ impl Welcome {
 impl Hello {
     pub(crate) fn new(name: String, endpoints: Vec<QpEndpoint>) -> Self {
         Self {
-            version: Rendezvous::VERSION,
+            version: RendezvousProtocol::VERSION,
             name,
             endpoints,
         }
     }
 }
 
-impl Protocol for Rendezvous {
+impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "tensor peer";
     const NAME: &'static str = "verbatim-tensor";
     const VERSION: u32 = 1;

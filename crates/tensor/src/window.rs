@@ -38,7 +38,7 @@ impl ConnectionWindows {
     }
 
     /// The peer says how many messages it has consumed. False if it cannot have: the peer breaks the protocol.
-    pub fn apply_acknowledgement(&mut self, consumed: u32) -> bool {
+    pub fn apply_acknowledgement_if_possible(&mut self, consumed: u32) -> bool {
         let more = consumed.wrapping_sub(self.consumed_by_peer);
         let possible = more <= self.sent.wrapping_sub(self.consumed_by_peer);
         if possible {
@@ -76,7 +76,7 @@ mod tests {
             let mut wires: [VecDeque<(Option<u32>, u32)>; 2] = Default::default();
             let deliver = |to: usize, sides: &mut [ConnectionWindows; 2], wires: &mut [VecDeque<(Option<u32>, u32)>; 2]| {
                 let Some((buffer, count)) = wires[1 - to].pop_front() else { return };
-                assert!(sides[to].apply_acknowledgement(count));
+                assert!(sides[to].apply_acknowledgement_if_possible(count));
                 if buffer.is_some() {
                     sides[to].count_received_message();
                     wires[to].extend(sides[to].take_due_acknowledgement().map(|count| (None, count)));
@@ -104,8 +104,11 @@ mod tests {
     fn a_peer_cannot_consume_what_was_not_sent() {
         let mut window = ConnectionWindows::default();
         window.take_send_buffer_and_received_count();
-        assert!(!window.apply_acknowledgement(2));
-        assert!(window.apply_acknowledgement(1));
-        assert!(!window.apply_acknowledgement(0), "counts only grow");
+        assert!(!window.apply_acknowledgement_if_possible(2));
+        assert!(window.apply_acknowledgement_if_possible(1));
+        assert!(
+            !window.apply_acknowledgement_if_possible(0),
+            "counts only grow"
+        );
     }
 }

@@ -13,7 +13,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
 fn listening(capacity_bytes: u64) -> Peer {
     let config = Config {
         listen_address: Some("127.0.0.1:0".to_owned()),
-        capacity_bytes,
+        peer_store_capacity_bytes: capacity_bytes,
         ..Config::default()
     };
     Peer::new(config).expect("it starts")
@@ -89,7 +89,7 @@ fn a_receiver_waits_for_what_comes_later() {
     let (sender, receiver) = (listening(0), client());
     let remote = connected(&receiver, &sender);
     let waiting = remote.get(name("late"), true, None).expect("asked");
-    assert!(!waiting.wait_for(Duration::from_millis(30)));
+    assert!(!waiting.is_done_within(Duration::from_millis(30)));
     sender.publish(name("late"), bytes(&sender, 3 << 20, 1));
     check(waiting.wait(PATIENCE), 3 << 20, 1);
     sender.publish(name("late"), bytes(&sender, 300, 1));

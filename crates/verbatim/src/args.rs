@@ -390,31 +390,31 @@ pub(crate) fn byte_count_up_to(
     }
 }
 
-/// The shortest time that [`duration`] accepts.
-const MIN_DURATION: Duration = Duration::from_millis(10);
+/// The shortest time that [`parse_duration_from_10ms`] accepts.
+const MIN_REAL_TIME_DURATION: Duration = Duration::from_millis(10);
 
 /// Parses a time such as `2`, `2s`, `500ms` or `1min`, from 10 ms to a day.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration_from_10ms(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
                  2.5s";
-    let time = time_with_unit(text).filter(|time| *time >= MIN_DURATION);
+    let time = time_with_unit(text).filter(|time| *time >= MIN_REAL_TIME_DURATION);
     time.ok_or_else(|| wrong.to_owned())
 }
 
 /// Parses a time from 10 µs to a day. Times below 10 ms suit virtual time only; see
 /// [`refuse_too_short_for_real_time`].
-pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration_from_10us(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
                  1440min, such as 500ms or 2.5s";
     let time = time_with_unit(text).filter(|time| *time >= Duration::from_micros(10));
     time.ok_or_else(|| wrong.to_owned())
 }
 
-/// Refuses a [`run_time`] that is too short for a run in real time.
+/// Refuses a [`parse_duration_from_10us`] that is too short for a run in real time.
 pub(crate) fn refuse_too_short_for_real_time(run_time: Option<Duration>) -> Result<()> {
     match run_time {
-        Some(short) if short < MIN_DURATION => bail!(
-            "--duration {short:?} is too short for anything but virtual time (--nic); give {MIN_DURATION:?} or more"
+        Some(short) if short < MIN_REAL_TIME_DURATION => bail!(
+            "--duration {short:?} is too short for anything but virtual time (--nic); give {MIN_REAL_TIME_DURATION:?} or more"
         ),
         _ => Ok(()),
     }
@@ -437,11 +437,11 @@ fn time_with_unit(text: &str) -> Option<Duration> {
     in_range.then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Parses a time as [`duration`] does, or `0s`, which means none.
-pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
+/// Parses a time as [`parse_duration_from_10ms`] does, or `0s`, which means none.
+pub(crate) fn parse_duration_or_zero(text: &str) -> Result<Duration, String> {
     match text.trim() {
         "0" | "0s" | "0ms" => Ok(Duration::ZERO),
-        text => duration(text).map_err(|wrong| format!("{wrong}; or 0s")),
+        text => parse_duration_from_10ms(text).map_err(|wrong| format!("{wrong}; or 0s")),
     }
 }
 
@@ -464,7 +464,7 @@ pub(crate) fn decimal_or_hex_u64(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a TCP address that consists of a host's name or address, and a port.
-pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
+pub(crate) fn check_host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':');
     match parts.map(|(host, port)| (host, port.parse::<u16>())) {
         Some((host, Ok(_))) if !host.is_empty() && !host.contains(char::is_whitespace) => {
@@ -584,32 +584,47 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
-        assert_eq!(duration("2.5s"), Ok(Duration::from_millis(2500)));
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("1 min"), Ok(Duration::from_mins(1)));
+        assert_eq!(parse_duration_from_10ms("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(
+            parse_duration_from_10ms("2.5s"),
+            Ok(Duration::from_millis(2500))
+        );
+        assert_eq!(
+            parse_duration_from_10ms("500ms"),
+            Ok(Duration::from_millis(500))
+        );
+        assert_eq!(
+            parse_duration_from_10ms("1 min"),
+            Ok(Duration::from_mins(1))
+        );
         for wrong in [
             "", "ms", "0", "-1s", "1h", "nan", "inf", "1e9", "9ms", "1441min", "2 s s",
         ] {
-            assert!(duration(wrong).is_err(), "{wrong:?}");
+            assert!(parse_duration_from_10ms(wrong).is_err(), "{wrong:?}");
         }
     }
 
     #[test]
     fn virtual_time_may_be_short() {
-        assert_eq!(run_time("200us"), Ok(Duration::from_micros(200)));
-        assert_eq!(run_time("1ms"), Ok(Duration::from_millis(1)));
-        assert!(run_time("5us").is_err());
-        let real = |text| refuse_too_short_for_real_time(run_time(text).ok());
+        assert_eq!(
+            parse_duration_from_10us("200us"),
+            Ok(Duration::from_micros(200))
+        );
+        assert_eq!(
+            parse_duration_from_10us("1ms"),
+            Ok(Duration::from_millis(1))
+        );
+        assert!(parse_duration_from_10us("5us").is_err());
+        let real = |text| refuse_too_short_for_real_time(parse_duration_from_10us(text).ok());
         assert!(real("1ms").is_err());
         assert!(real("10ms").is_ok());
     }
 
     #[test]
     fn a_time_may_be_none_where_that_has_a_meaning() {
-        assert_eq!(duration_or_none("0s"), Ok(Duration::ZERO));
-        assert_eq!(duration_or_none("1s"), Ok(Duration::from_secs(1)));
-        assert!(duration_or_none("5ms").is_err());
+        assert_eq!(parse_duration_or_zero("0s"), Ok(Duration::ZERO));
+        assert_eq!(parse_duration_or_zero("1s"), Ok(Duration::from_secs(1)));
+        assert!(parse_duration_or_zero("5ms").is_err());
     }
 
     #[test]
@@ -624,7 +639,7 @@ mod tests {
     #[test]
     fn addresses_have_host_and_port() {
         for right in ["127.0.0.1:7471", "localhost:0", "[::1]:65535"] {
-            assert_eq!(host_and_port(right), Ok(right.to_owned()));
+            assert_eq!(check_host_and_port(right), Ok(right.to_owned()));
         }
         for wrong in [
             "",
@@ -635,7 +650,7 @@ mod tests {
             "host:-1",
             "a b:1",
         ] {
-            assert!(host_and_port(wrong).is_err(), "{wrong:?}");
+            assert!(check_host_and_port(wrong).is_err(), "{wrong:?}");
         }
     }
 

@@ -8,11 +8,13 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use serde::Serialize;
-use verbs::{Capability, Context, Device, GidType, InlineBytes, Lid, LinkLayer, MissingCapability};
+use verbs::{
+    Capability, Context, Device, GidType, Lid, LinkLayer, MaxInlineBytes, MissingCapability,
+};
 
 use crate::CommandOutcome;
 use crate::args::{DeviceAndPortCountArgs, LinkLayerArgs, Provider};
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 use packets::PortDetails;
 use size::format_byte_limit;
 
@@ -103,7 +105,7 @@ struct DeviceLimits {
 struct DetectedCapabilities {
     has: Vec<Capability>,
     lacks: Vec<MissingCapability>,
-    inline_bytes: InlineBytes,
+    inline_bytes: MaxInlineBytes,
 }
 
 /// The attributes that `ibv_query_port(3)` returns, and the GID table.
@@ -170,7 +172,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         if args.json {
             print_typed_json("provider", &asked)?;
         } else if asked.devices == 0 {
-            print(format_args!("{}: no devices", asked.name))?;
+            print_line(format_args!("{}: no devices", asked.name))?;
         }
         for note in &asked.notes {
             eprintln!("note: {}: {note}", asked.name);
@@ -208,7 +210,7 @@ fn print_devices_of_provider(
                 if args.json {
                     print_typed_json("device", &shown)?;
                 } else {
-                    print(format_device(&shown))?;
+                    print_line(format_device(&shown))?;
                 }
             }
             Err(err) => asked
@@ -403,7 +405,7 @@ fn format_device(device: &DeviceReport) -> String {
 
 /// Formats the capabilities of a device in one line.
 fn format_capabilities(shows: &DetectedCapabilities) -> String {
-    let InlineBytes { rc, uc, ud } = shows.inline_bytes;
+    let MaxInlineBytes { rc, uc, ud } = shows.inline_bytes;
     let names = shows.has.iter().map(|capability| match capability {
         Capability::Rc => format!("RC (inline up to {rc} bytes)"),
         Capability::Uc => format!("UC ({uc})"),

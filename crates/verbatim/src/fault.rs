@@ -86,7 +86,7 @@ fn new_seed() -> Result<u64> {
 
 impl FaultPlanInForce {
     /// Prints the counts of the faults that struck, on standard error.
-    pub(crate) fn print_summary(&self) -> Result<()> {
+    pub(crate) fn print_struck_fault_counts(&self) -> Result<()> {
         let counts =
             softnic::read_counts(self.counts_folder.path()).context("cannot read what struck")?;
         eprint!("{}", format_rule_counts(&self.plan, self.seed, &counts));

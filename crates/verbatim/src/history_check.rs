@@ -17,7 +17,7 @@ use service::random::Random;
 use crate::CommandOutcome;
 use crate::args;
 use crate::children::start_on_cores;
-use crate::output::{self, print, print_typed_json};
+use crate::output::{self, print_line, print_typed_json};
 use crate::stop::stop_request_channel;
 
 /// Arguments of a check.
@@ -30,13 +30,13 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", default_value = "2", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     pub(crate) workers: usize,
     /// How long clients work
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// How long it takes on average until a client is killed, and another one comes; 0s: none is
-    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::duration_or_none)]
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::parse_duration_or_zero)]
     kill_every: Duration,
     /// How long it takes on average until the server or a client is stopped, and goes on 1 to 400 ms later; 0s: none is
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration_or_none)]
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::parse_duration_or_zero)]
     stop_every: Duration,
     /// Leave the histories in this folder, which must not exist
     #[arg(long, value_name = "FOLDER", conflicts_with = "judge")]
@@ -196,7 +196,7 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
             verdict,
             ..
         } = checked;
-        print(format_args!(
+        print_line(format_args!(
             "{name}: {}; {} operations on {} keys, {} of unknown outcome; {kills} clients killed, {stops} processes stopped, \
              {repeated} changes sent again",
             if verdict.is_linearizable() {
@@ -209,10 +209,10 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
             verdict.unknown,
         ))?;
         for violation in &verdict.violations {
-            print(format_args!("\n{violation}"))?;
+            print_line(format_args!("\n{violation}"))?;
         }
         if let Some(folder) = &checked.history {
-            print(format_args!("the history is in {}", folder.display()))?;
+            print_line(format_args!("the history is in {}", folder.display()))?;
         }
     }
     let right = all.iter().all(|c| c.verdict.is_linearizable());
@@ -224,7 +224,7 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
 }
 
 /// The running clients of a check, and the number that the next client gets.
-struct CheckClients<'a, S> {
+struct ClientsOfCheck<'a, S> {
     subject: &'a S,
     seed: u64,
     server_address: String,
@@ -233,7 +233,7 @@ struct CheckClients<'a, S> {
     next_client_number: u64,
 }
 
-impl<S: CheckedSystem> CheckClients<'_, S> {
+impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
     /// Tells all clients to stop, and waits until they have ended.
     fn stop_clients(&mut self) -> Result<()> {
         for client in &mut self.running_processes {
@@ -280,7 +280,7 @@ fn send_signal(process: &KillOnDrop, signal: Signal) {
 }
 
 /// Returns a random time from 0 to twice the average.
-fn random_time_with_mean(random: &mut Random, average: Duration) -> Duration {
+fn uniform_time_up_to_twice_mean(random: &mut Random, average: Duration) -> Duration {
     average.mul_f64(2.0 * random.next_unit_f64())
 }
 
@@ -298,7 +298,7 @@ fn run_and_check_system<S: CheckedSystem>(
         .stdin(Stdio::piped());
     let (mut server, mut said) =
         start_on_cores::<S::Line>(command, &bench::pin::allowed_cores()?, "server")?;
-    let mut clients = CheckClients {
+    let mut clients = ClientsOfCheck {
         subject,
         seed: args.seed,
         server_address: said.read_until_some(|line| S::server_address(&line).map(str::to_owned))?,
@@ -314,7 +314,7 @@ fn run_and_check_system<S: CheckedSystem>(
     let bar = output::activity_display(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
     bar.set_message(format!("{name}: asking"));
-    let (kills, stops) = inject_kills_and_stops(args, &mut clients, &server)?;
+    let (kills, stops) = inject_and_count_kills_and_pauses(args, &mut clients, &server)?;
     bar.set_message(format!("{name}: waiting for the last answers"));
     clients.stop_clients()?;
     drop(server.0.stdin.take());
@@ -339,9 +339,9 @@ fn run_and_check_system<S: CheckedSystem>(
 
 /// Kills clients, and stops clients and the server for a while, until the time is over. Returns the numbers of kills
 /// and stops.
-fn inject_kills_and_stops<S: CheckedSystem>(
+fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
     args: &CheckArgs,
-    clients: &mut CheckClients<'_, S>,
+    clients: &mut ClientsOfCheck<'_, S>,
     server: &KillOnDrop,
 ) -> Result<(u64, u64)> {
     let mut random = Random::new(args.seed);
@@ -349,7 +349,7 @@ fn inject_kills_and_stops<S: CheckedSystem>(
     let end = Instant::now() + args.duration;
     let next = |random: &mut Random, average: Duration| match average {
         Duration::ZERO => end,
-        average => end.min(Instant::now() + random_time_with_mean(random, average)),
+        average => end.min(Instant::now() + uniform_time_up_to_twice_mean(random, average)),
     };
     let mut kill_at = next(&mut random, args.kill_every);
     let mut stop_at = next(&mut random, args.stop_every);

@@ -195,7 +195,7 @@ fn exit_code_with_partial_result_note(
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
         output::print_typed_json("interrupted", &line)
     } else {
-        output::print(format_args!(
+        output::print_line(format_args!(
             "\nInterrupted: these are {done} of {of} steps."
         ))
     };

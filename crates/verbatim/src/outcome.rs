@@ -2,7 +2,7 @@
 
 /// Returns true if a request was answered, because only answered requests are verified. Otherwise
 /// prints an error: a run without any answer is not a success.
-pub(crate) fn check_any_answered(answered: u64, lost: u64) -> bool {
+pub(crate) fn any_answered_or_print_error(answered: u64, lost: u64) -> bool {
     if answered == 0 {
         eprintln!(
             "error: nothing was verified: no request was answered, and {lost} were lost; if the server runs, is it in this \

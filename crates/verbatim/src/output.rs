@@ -21,9 +21,9 @@ impl fmt::Display for StdoutClosed {
 impl std::error::Error for StdoutClosed {}
 
 /// Prints a text and a newline to standard output.
-pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
+pub(crate) fn print_line(text: impl fmt::Display) -> Result<()> {
     let mut out = io::stdout().lock();
-    map_broken_pipe(writeln!(out, "{text}").and_then(|()| out.flush()))
+    broken_pipe_to_stdout_closed(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
 /// Prints a value as one line of JSON.
@@ -31,13 +31,13 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
-    map_broken_pipe(out.write_all(&line).and_then(|()| out.flush()))
+    broken_pipe_to_stdout_closed(out.write_all(&line).and_then(|()| out.flush()))
 }
 
 /// Prints a text as it is.
 pub(crate) fn print_text(text: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
-    map_broken_pipe(out.write_all(text).and_then(|()| out.flush()))
+    broken_pipe_to_stdout_closed(out.write_all(text).and_then(|()| out.flush()))
 }
 
 /// Prints `{"type": kind, "data": data}` as one line.
@@ -50,7 +50,7 @@ pub(crate) fn print_typed_json(kind: &str, data: &impl Serialize) -> Result<()> 
     print_json(&Line { r#type: kind, data })
 }
 
-fn map_broken_pipe(written: io::Result<()>) -> Result<()> {
+fn broken_pipe_to_stdout_closed(written: io::Result<()>) -> Result<()> {
     match written {
         Err(err) if err.kind() == io::ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
         other => Ok(other?),
@@ -59,11 +59,11 @@ fn map_broken_pipe(written: io::Result<()>) -> Result<()> {
 
 /// Makes a table with a line below its header; `right` are the indices of right-aligned columns.
 pub(crate) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
-    table_of(&header, right)
+    table_with_header_slice(&header, right)
 }
 
 /// Makes a table as [`table`] does, with a number of columns known only at run time.
-pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
+pub(crate) fn table_with_header_slice(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -132,12 +132,16 @@ mod tests {
     fn a_closed_pipe_is_told_from_other_failures() {
         let broken = io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(
-            map_broken_pipe(Err(broken))
+            broken_pipe_to_stdout_closed(Err(broken))
                 .unwrap_err()
                 .is::<StdoutClosed>()
         );
         let full = io::Error::from(io::ErrorKind::StorageFull);
-        assert!(!map_broken_pipe(Err(full)).unwrap_err().is::<StdoutClosed>());
+        assert!(
+            !broken_pipe_to_stdout_closed(Err(full))
+                .unwrap_err()
+                .is::<StdoutClosed>()
+        );
     }
 
     #[test]

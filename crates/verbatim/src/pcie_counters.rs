@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 const PMU_FOLDER: &str = "/sys/bus/event_source/devices";
 /// The monitoring units of the last-level cache: for Skylake and later processors, and for earlier
 /// processors.
-const CACHE_UNITS: [&str; 2] = ["uncore_cha", "uncore_cbox"];
+const CACHE_PMU_NAME_PREFIXES: [&str; 2] = ["uncore_cha", "uncore_cbox"];
 /// perf's names of the two events: for Ice Lake and later, and for Haswell to Skylake.
 const EVENTS: [[&str; 2]; 2] = [
     [
@@ -44,7 +44,9 @@ impl PcieCounters {
             bail!(
                 "this machine has no Intel uncore counters for PCIe ({PMU_FOLDER} has no {}): leave out --pcie-counters; \
                  verbatim explain says what the NIC is expected to read and write",
-                CACHE_UNITS.map(|unit| format!("{unit}*")).join(" and no ")
+                CACHE_PMU_NAME_PREFIXES
+                    .map(|unit| format!("{unit}*"))
+                    .join(" and no ")
             );
         }
         let mut refusal = String::new();
@@ -113,7 +115,9 @@ fn has_cache_units(units: &Path) -> bool {
     entries.flatten().any(|entry| {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        CACHE_UNITS.iter().any(|unit| name.starts_with(unit))
+        CACHE_PMU_NAME_PREFIXES
+            .iter()
+            .any(|unit| name.starts_with(unit))
     })
 }
 

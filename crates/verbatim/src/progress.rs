@@ -13,7 +13,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// The progress of a command: a bar, or lines.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    lines: Option<ProgressLines>,
+    lines: Option<ProgressLinePrinter>,
 }
 
 /// Starts the progress display of a command of `steps` steps.
@@ -28,7 +28,7 @@ pub(crate) fn progress(steps: u64) -> Progress {
         bar.enable_steady_tick(Duration::from_millis(200));
         None
     } else {
-        Some(ProgressLines::start(steps, LINE_INTERVAL, |line| {
+        Some(ProgressLinePrinter::start(steps, LINE_INTERVAL, |line| {
             eprintln!("{line}")
         }))
     };
@@ -60,7 +60,7 @@ impl Progress {
 }
 
 /// A thread that prints lines of progress until this value is dropped.
-struct ProgressLines {
+struct ProgressLinePrinter {
     state_and_wakeup: Arc<(Mutex<ProgressState>, Condvar)>,
     printer: Option<JoinHandle<()>>,
 }
@@ -72,7 +72,7 @@ struct ProgressState {
     is_over: bool,
 }
 
-impl ProgressLines {
+impl ProgressLinePrinter {
     fn start(of: u64, every: Duration, mut print: impl FnMut(&str) + Send + 'static) -> Self {
         let state = ProgressState {
             message: String::new(),
@@ -95,7 +95,7 @@ impl ProgressLines {
                 print(&format_line(&state, begun.elapsed()));
             }
         });
-        ProgressLines {
+        ProgressLinePrinter {
             state_and_wakeup: shared,
             printer: Some(printer),
         }
@@ -109,7 +109,7 @@ impl ProgressLines {
     }
 }
 
-impl Drop for ProgressLines {
+impl Drop for ProgressLinePrinter {
     fn drop(&mut self) {
         self.state().is_over = true;
         self.state_and_wakeup.1.notify_all();
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn lines_come_again_and_again_and_end() {
         let (tell, told) = mpsc::channel();
-        let lines = ProgressLines::start(4, Duration::from_millis(1), move |line| {
+        let lines = ProgressLinePrinter::start(4, Duration::from_millis(1), move |line| {
             // The test may have dropped the receiver.
             let _ = tell.send(line.to_owned());
         });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::pin::allowed_cores;
-use bench::simulated::UnknownCosts;
+use bench::simulated::UnknownCostsError;
 use bench::stats::MedianAndSpread;
 use serde::Serialize;
 use service::{ConnectError, Server, ServerError, Service};
@@ -47,7 +47,7 @@ pub(crate) fn refuse_many_clients(clients: usize) -> Result<()> {
 }
 
 /// Refuses postlists that are longer than the window.
-pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
+pub(crate) fn refuse_postlist_above_window(postlist: usize, window: usize) -> Result<()> {
     if postlist > window {
         bail!(
             "--postlist {postlist} is more than --window {window}: a client cannot post more than it may have \
@@ -70,7 +70,9 @@ pub(crate) fn run_interleaved<T: Copy, R: Serialize>(
     let mut all = Vec::new();
     for round in 0..rounds {
         for &contender in contenders {
-            let Some(done) = steps.run(name(contender), || one(round, contender))? else {
+            let Some(done) =
+                steps.run_unless_interrupted(name(contender), || one(round, contender))?
+            else {
                 return Ok(all);
             };
             if json {
@@ -98,7 +100,7 @@ pub(crate) fn run_simulations<S, R>(
     let (mut rows, mut not_possible) = (Vec::new(), Vec::new());
     for setup in setups {
         let name = name(&setup);
-        let ran = steps.run(name.clone(), || match one(setup, &rows) {
+        let ran = steps.run_unless_interrupted(name.clone(), || match one(setup, &rows) {
             Err(error) if means_setup_not_possible(&error) => Ok(Err(error)),
             other => other.map(Ok),
         })?;
@@ -140,7 +142,7 @@ fn print_setups_not_run(setups: &[(String, anyhow::Error)]) {
 
 /// Returns true if the error concerns only this design, so that other designs may still run.
 fn means_setup_not_possible(error: &anyhow::Error) -> bool {
-    error.is::<UnknownCosts>()
+    error.is::<UnknownCostsError>()
         || matches!(error.downcast_ref(), Some(ServerError::Unsupported(_)))
         || matches!(error.downcast_ref(), Some(ConnectError::Unsupported(_)))
 }
@@ -185,7 +187,7 @@ pub(crate) fn format_relative_error(error: Option<f64>) -> String {
 /// Waits until the server must stop, or has failed. Every second, the function calls `check`, whose
 /// error ends the wait, and shows `message`. `done` returns the server's number of requests, from
 /// which the function computes the rate in 10^6 a second.
-pub(crate) fn wait_for_stop<S: Service>(
+pub(crate) fn show_rate_until_stop<S: Service>(
     (server, stop): (&Server<S>, &Receiver<()>),
     json: bool,
     check: impl Fn() -> Result<()>,

@@ -1,7 +1,7 @@
 //! Commands of several steps, which SIGINT ends early with the results so far.
 //!
 //! A command makes [`CommandSteps`] with the number of its steps and runs each step through
-//! [`CommandSteps::run`], which returns no result once SIGINT was received. The command then shows the
+//! [`CommandSteps::run_unless_interrupted`], which returns no result once SIGINT was received. The command then shows the
 //! results that it has. `main` adds how many steps they cover, and exits with [`INTERRUPTED_EXIT_STATUS`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,19 +19,19 @@ pub(crate) const INTERRUPTED_EXIT_STATUS: u8 = 130;
 /// The steps of a command, with their display.
 pub(crate) struct CommandSteps {
     display: Progress,
-    step_count: &'static StepCount,
+    step_count: &'static ProcessSteps,
 }
 
 /// The steps of the process, of which a command may have several series.
 #[derive(Default)]
-struct StepCount {
+struct ProcessSteps {
     is_signal_handler_registered: AtomicBool,
     is_interrupted: Arc<AtomicBool>,
     completed: AtomicU64,
     total: AtomicU64,
 }
 
-static COUNT: OnceLock<StepCount> = OnceLock::new();
+static PROCESS_STEPS: OnceLock<ProcessSteps> = OnceLock::new();
 
 impl CommandSteps {
     /// Starts the display of `steps` steps. From now on the first SIGINT ends the command after
@@ -40,7 +40,7 @@ impl CommandSteps {
     /// # Errors
     /// The system refuses a signal handler.
     pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
-        let count = COUNT.get_or_init(StepCount::default);
+        let count = PROCESS_STEPS.get_or_init(ProcessSteps::default);
         count.total.fetch_add(steps, Ordering::Relaxed);
         if !count
             .is_signal_handler_registered
@@ -64,7 +64,7 @@ impl CommandSteps {
     ///
     /// # Errors
     /// The error of the step.
-    pub(crate) fn run<T>(
+    pub(crate) fn run_unless_interrupted<T>(
         &self,
         name: impl Into<String>,
         step: impl FnOnce() -> Result<T>,
@@ -107,7 +107,7 @@ impl Drop for CommandSteps {
     }
 }
 
-impl StepCount {
+impl ProcessSteps {
     /// Returns the completed steps and all steps.
     fn completed_and_total(&self) -> [u64; 2] {
         [&self.completed, &self.total].map(|count| count.load(Ordering::Relaxed))
@@ -116,13 +116,13 @@ impl StepCount {
 
 /// Returns true if SIGINT was received since the first [`CommandSteps::new`].
 pub(crate) fn is_interrupted() -> bool {
-    let count = COUNT.get();
+    let count = PROCESS_STEPS.get();
     count.is_some_and(|count| count.is_interrupted.load(Ordering::Relaxed))
 }
 
 /// Returns the completed steps and all steps, if SIGINT was received and not all are complete.
 pub(crate) fn steps_if_interrupted_early() -> Option<(u64, u64)> {
-    let [done, of] = COUNT
+    let [done, of] = PROCESS_STEPS
         .get()
         .filter(|_| is_interrupted())?
         .completed_and_total();

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use stream::{Config, Policy};
+use stream::{Config, RdmaPolicy};
 
 use crate::args::{self, NicArgs, PortArgs};
 
 /// Returns the configuration of streams on a NIC.
-pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<Config> {
+pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: RdmaPolicy) -> Result<Config> {
     nic.apply_by_reexec()?;
     Ok(Config {
         policy,

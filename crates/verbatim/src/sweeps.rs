@@ -11,7 +11,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use crate::args;
-use crate::model::NicProfileArgs;
+use crate::model::NicProfileChoice;
 use crate::output;
 use crate::picture::{axis_coordinate, spread_point};
 use crate::side_by_side::{format_or_empty, format_rate_mops, yes_or_no};
@@ -128,7 +128,7 @@ pub(crate) fn profiles(
 ) -> Result<Vec<Profile>> {
     let one = |nic: Option<&String>| {
         let (nic, nic_file) = (nic.cloned(), nic_file.cloned());
-        NicProfileArgs { nic, nic_file }.chosen_or_default_profile()
+        NicProfileChoice { nic, nic_file }.chosen_or_default_profile()
     };
     match nics {
         [] => Ok(vec![one(None)?]),
@@ -243,7 +243,7 @@ pub(crate) fn print_rows(sweep: &SweepArgs, rows: &[DesignResult]) -> Result<()>
             yes_or_no(row.verified).to_owned(),
         ]);
     }
-    output::print(table)
+    output::print_line(table)
 }
 
 /// Draws the rates over the swept knob.

@@ -208,9 +208,9 @@ impl fmt::Display for NicCapability {
 
 /// Error: no [`NicCapability`] has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownCap(String);
+pub struct UnknownCapabilityName(String);
 
-impl fmt::Display for UnknownCap {
+impl fmt::Display for UnknownCapabilityName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = NicCapability::ALL
             .iter()
@@ -225,17 +225,17 @@ impl fmt::Display for UnknownCap {
     }
 }
 
-impl std::error::Error for UnknownCap {}
+impl std::error::Error for UnknownCapabilityName {}
 
 impl FromStr for NicCapability {
-    type Err = UnknownCap;
+    type Err = UnknownCapabilityName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownCap> {
+    fn from_str(text: &str) -> Result<Self, UnknownCapabilityName> {
         Self::ALL
             .iter()
             .find(|(_, name, _)| *name == text)
             .map(|(cap, ..)| *cap)
-            .ok_or_else(|| UnknownCap(text.to_owned()))
+            .ok_or_else(|| UnknownCapabilityName(text.to_owned()))
     }
 }
 

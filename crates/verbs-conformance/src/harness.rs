@@ -21,7 +21,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 use crate::deviations::{Deviation, DeviationKind, Deviations};
 use crate::env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
 use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
-use crate::role::{ARG, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
+use crate::role::{ROLE_ARG_ENV_VAR, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
 use crate::{peer, worker};
 
 pub use crate::notes::{record_awaited_event, record_case, wait_limit};
@@ -130,7 +130,10 @@ pub fn unused_fabric_path(label: &str) -> PathBuf {
 ///
 /// # Errors
 /// Returns the errors of the wait call.
-pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+pub fn wait_for_exit_or_timeout(
+    child: &mut Child,
+    limit: Duration,
+) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let pidfd = Pid::from_raw(child.id().cast_signed())
         .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
@@ -154,7 +157,7 @@ pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<Ex
 
 /// Plays the role that the environment variables request; returns `None` if they request none.
 #[must_use]
-pub fn play_role(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
+pub fn play_role_if_requested(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
     let role = std::env::var(ROLE_ENV_VAR).ok()?;
     // A test may kill the parent, and no child of the parent may survive it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
@@ -166,7 +169,7 @@ pub fn play_role(tests: &[&'static SuiteTest]) -> Option<ExitCode> {
         .without_time()
         .with_ansi(false)
         .init();
-    let arg = std::env::var(ARG).unwrap_or_default();
+    let arg = std::env::var(ROLE_ARG_ENV_VAR).unwrap_or_default();
     Some(match play(&role, &arg, tests) {
         Ok(code) => code,
         Err(err) => {
@@ -292,7 +295,7 @@ impl LibtestFlags {
 /// Runs `tests` under every variant, or plays a role; the `main` of a test program.
 #[must_use]
 pub fn main(tests: &[&'static SuiteTest], variants: &[SuiteVariant]) -> ExitCode {
-    if let Some(code) = play_role(tests) {
+    if let Some(code) = play_role_if_requested(tests) {
         return code;
     }
     match LibtestFlags::parse(std::env::args().skip(1)) {
@@ -465,7 +468,7 @@ fn run_in_child(variant: &SuiteVariant, test: &SuiteTest, show: bool) -> TestVer
         .deviations
         .and_then(|deviations| Some((deviations, deviations.get(test.name)?)));
     if let Some((deviations, deviation)) = known
-        && deviation.kind == DeviationKind::Crash
+        && deviation.kind == DeviationKind::KernelCrash
     {
         return TestVerdict::Ignored(format!("not run: {}", deviations.report_line(deviation)));
     }
@@ -539,7 +542,7 @@ fn try_run_in_child(
     }
     let mut child = command.spawn().context("start the test")?;
     // A hung test ends its own process. This limit is for a process that cannot end itself.
-    let status = wait_for(&mut child, limit + Duration::from_secs(15))?;
+    let status = wait_for_exit_or_timeout(&mut child, limit + Duration::from_secs(15))?;
     if status.is_none() {
         child.kill()?;
         child.wait()?;

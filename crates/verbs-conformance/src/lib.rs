@@ -50,7 +50,7 @@ pub mod wr;
 pub mod xrc;
 
 pub use deviations::{Deviation, DeviationKind, Deviations};
-pub use env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCap};
+pub use env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome, UnknownCapabilityName};
 pub use provider::{ProviderKind, load_system};
 pub use rng::{Rng, pattern};
 pub use suite::tests;

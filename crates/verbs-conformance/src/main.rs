@@ -77,7 +77,7 @@ fn examples() -> String {
 
 fn main() -> ExitCode {
     let tests: Vec<&'static SuiteTest> = tests().collect();
-    if let Some(code) = harness::play_role(&tests) {
+    if let Some(code) = harness::play_role_if_requested(&tests) {
         return code;
     }
     let cli = Cli::parse();

@@ -32,7 +32,7 @@ impl MemKind {
 /// Number of bytes in a page.
 pub const PAGE: usize = 4096;
 
-enum KeptMapping {
+enum BackingAllocation {
     Heap(Layout),
     Shared { _memory: softnic::SharedMemory },
     Pages(usize),
@@ -42,7 +42,7 @@ enum KeptMapping {
 pub struct ZeroedMemory {
     ptr: NonNull<u8>,
     len: usize,
-    backing_mapping: KeptMapping,
+    backing_allocation: BackingAllocation,
 }
 
 // SAFETY: the range belongs to this value, and is accessed by volatile and atomic operations only.
@@ -63,7 +63,7 @@ impl ZeroedMemory {
             return Self {
                 ptr,
                 len,
-                backing_mapping: KeptMapping::Shared { _memory: memory },
+                backing_allocation: BackingAllocation::Shared { _memory: memory },
             };
         }
         Self::heap(len)
@@ -79,7 +79,7 @@ impl ZeroedMemory {
         Self {
             ptr,
             len,
-            backing_mapping: KeptMapping::Heap(layout),
+            backing_allocation: BackingAllocation::Heap(layout),
         }
     }
 
@@ -100,14 +100,15 @@ impl ZeroedMemory {
         Self {
             ptr,
             len,
-            backing_mapping: KeptMapping::Pages(len),
+            backing_allocation: BackingAllocation::Pages(len),
         }
     }
 
     /// Makes page `page` of [`pages`](Self::pages) inaccessible or read-only.
     pub fn protect(&self, page: usize, readable: bool) {
         assert!(
-            matches!(self.backing_mapping, KeptMapping::Pages(_)) && (page + 1) * PAGE <= self.len
+            matches!(self.backing_allocation, BackingAllocation::Pages(_))
+                && (page + 1) * PAGE <= self.len
         );
         let flags = if readable {
             MprotectFlags::READ
@@ -249,12 +250,12 @@ pub fn assert_same_bytes(found: &[u8], expected: &[u8], offset: usize) {
 
 impl Drop for ZeroedMemory {
     fn drop(&mut self) {
-        match self.backing_mapping {
+        match self.backing_allocation {
             // SAFETY: the range came from `alloc_zeroed` with this layout.
-            KeptMapping::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
-            KeptMapping::Shared { .. } => {}
+            BackingAllocation::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
+            BackingAllocation::Shared { .. } => {}
             // SAFETY: the range came from `mmap` with this length.
-            KeptMapping::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
+            BackingAllocation::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
         }
     }
 }

@@ -131,7 +131,7 @@ impl QpSpec {
 
     /// Reduces timeout and retries, so that a send to a silent peer fails after some milliseconds.
     #[must_use]
-    pub fn short_timeouts(mut self) -> Self {
+    pub fn with_short_timeout_and_few_retries(mut self) -> Self {
         self.timeout = 8;
         self.retry_cnt = 2;
         self
@@ -301,7 +301,7 @@ impl QpSide {
     /// Creates a second queue pair of the same kind on the same CQs, PD and SRQ.
     #[must_use]
     #[track_caller]
-    pub fn sibling(&self) -> Self {
+    pub fn create_side_on_same_pd_and_cqs(&self) -> Self {
         let mut init = Self::qp_init(
             &self.spec,
             self.ctx.env(),

@@ -410,7 +410,10 @@ pub(crate) fn play_idle_role(env: &TestEnv, arg: &str) -> anyhow::Result<ExitCod
     let first = spec.create_qp_side(env);
     let mut sides = Vec::new();
     for _ in 0..pairs {
-        let (mut a, mut b) = (first.sibling(), first.sibling());
+        let (mut a, mut b) = (
+            first.create_side_on_same_pd_and_cqs(),
+            first.create_side_on_same_pd_and_cqs(),
+        );
         let (to_a, to_b) = (a.address(), b.address());
         a.connect(&to_b);
         b.connect(&to_a);

@@ -30,13 +30,13 @@ impl RawPacketQp {
     #[must_use]
     #[track_caller]
     pub fn new(env: &TestEnv) -> Self {
-        Self::on_context(&Context::open(env))
+        Self::create_in_rts_on_context(&Context::open(env))
     }
 
     /// Creates a raw packet queue pair in RTS on `ctx`.
     #[must_use]
     #[track_caller]
-    pub fn on_context(ctx: &Context) -> Self {
+    pub fn create_in_rts_on_context(ctx: &Context) -> Self {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64));
         let qp = pd.create_qp(&mut QpInit::new(IBV_QPT_RAW_PACKET, &cq, &cq));
         let raw = Self {
@@ -257,7 +257,10 @@ impl Wq {
             return Ok(());
         }
         let bad = std::ptr::eq(bad, head).then_some(0);
-        Err(RefusedPostlist { errno, bad })
+        Err(RefusedPostlist {
+            errno,
+            bad_wr_index: bad,
+        })
     }
 
     /// Calls `ibv_destroy_wq` although the work queue may be in use; returns the call's result.
@@ -379,7 +382,7 @@ pub fn try_flow_tag_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
 
 /// Polls a [`try_flow_tag_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
 #[must_use]
-pub fn next_flow_tag(cq: &Cq) -> Option<u32> {
+pub fn poll_one_and_read_flow_tag(cq: &Cq) -> Option<u32> {
     let raw: *mut ibv_cq_ex = cq.raw().cast();
     let mut attr = ibv_poll_cq_attr::zeroed();
     // SAFETY: a live extended queue with these operations; readable attributes.

@@ -9,7 +9,7 @@ use crate::env::Settings;
 /// Environment variable with the name of the role.
 pub(crate) const ROLE_ENV_VAR: &str = "VERBATIM_CONFORMANCE_ROLE";
 /// Environment variable with the argument of the role.
-pub(crate) const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
+pub(crate) const ROLE_ARG_ENV_VAR: &str = "VERBATIM_CONFORMANCE_ARG";
 /// Environment variable with the settings of the run, as JSON.
 pub(crate) const SETTINGS_ENV_VAR: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 
@@ -21,7 +21,7 @@ pub fn role_command(role: &str, arg: &str, settings: &Settings) -> anyhow::Resul
     let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
     command
         .env(ROLE_ENV_VAR, role)
-        .env(ARG, arg)
+        .env(ROLE_ARG_ENV_VAR, arg)
         .env(SETTINGS_ENV_VAR, serde_json::to_string(settings)?)
         .stdin(Stdio::null());
     Ok(command)

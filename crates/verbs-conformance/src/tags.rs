@@ -77,7 +77,7 @@ impl TagSrq {
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
     pub fn add(&self, wr_id: u64, (tag, mask): (u64, u64), sges: &[ibv_sge]) -> Result<u32, i32> {
-        let mut wr = tag_operation(IBV_WR_TAG_ADD, wr_id);
+        let mut wr = signaled_tag_operation_wr(IBV_WR_TAG_ADD, wr_id);
         wr.tm.add = ibv_ops_wr_tm_add {
             recv_wr_id: wr_id,
             sg_list: sges.as_ptr().cast_mut(),
@@ -93,7 +93,7 @@ impl TagSrq {
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
     pub fn post_tag_delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
-        let mut wr = tag_operation(IBV_WR_TAG_DEL, wr_id);
+        let mut wr = signaled_tag_operation_wr(IBV_WR_TAG_DEL, wr_id);
         wr.tm.handle = handle;
         self.post_tag_operation(wr).map(|_| ())
     }
@@ -103,7 +103,7 @@ impl TagSrq {
     /// # Errors
     /// Returns the errors of [`post_tag_operation`](Self::post_tag_operation).
     pub fn post_tag_sync(&self, wr_id: u64, handled: u32) -> Result<(), i32> {
-        let mut wr = tag_operation(IBV_WR_TAG_SYNC, wr_id);
+        let mut wr = signaled_tag_operation_wr(IBV_WR_TAG_SYNC, wr_id);
         wr.flags |= IBV_OPS_TM_SYNC.cast_signed();
         wr.tm.unexpected_cnt = handled;
         self.post_tag_operation(wr).map(|_| ())
@@ -128,7 +128,7 @@ pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32
 
 /// Returns a signaled tag matching operation without operands.
 #[must_use]
-pub fn tag_operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
+pub fn signaled_tag_operation_wr(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
     let mut wr = ibv_ops_wr::zeroed();
     wr.wr_id = wr_id;
     wr.opcode = opcode;

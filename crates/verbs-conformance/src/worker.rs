@@ -84,7 +84,7 @@ const UD_RECEIVES: u64 = 16;
 const UD_SLOT_BYTES: usize = 512;
 
 /// An outstanding request.
-enum OutstandingRequest {
+enum ExpectedResult {
     WithoutResult,
     /// A READ that must return `expected`.
     Read {
@@ -108,7 +108,7 @@ struct Worker {
     rc_recv_buf: Buf,
     ud_recv_buf: Option<Buf>,
     frames: Option<FrameExchange>,
-    outstanding_requests: VecDeque<(u64, usize, Instant, Verb, OutstandingRequest)>,
+    outstanding_requests: VecDeque<(u64, usize, Instant, Verb, ExpectedResult)>,
     free_slots: Vec<usize>,
     /// Expected contents of the peer's area, slot by slot.
     expected_peer_area: Vec<Vec<u8>>,
@@ -237,7 +237,7 @@ fn side_on_channel(ctx: &Context, spec: &QpSpec, channel: Option<&Channel>) -> Q
             ctx.create_cq_on_channel(spec.cqe, channel),
         );
         (side.scq, side.rcq) = (scq, rcq);
-        side = side.sibling();
+        side = side.create_side_on_same_pd_and_cqs();
     }
     side
 }
@@ -247,8 +247,8 @@ impl Worker {
     fn run(&mut self) {
         let mut quiet_since = Instant::now();
         while self.report.status.is_none() {
-            let mut busy = self.post_random_requests();
-            busy |= self.take_completions();
+            let mut busy = self.try_post_random_requests();
+            busy |= self.process_completions_if_any();
             if busy {
                 quiet_since = Instant::now();
                 continue;
@@ -282,7 +282,7 @@ impl Worker {
         assert_eq!(self.rc.qp.state(), IBV_QPS_ERR);
     }
 
-    fn post_random_requests(&mut self) -> bool {
+    fn try_post_random_requests(&mut self) -> bool {
         let mut posted = false;
         let mut batch = 1 + self.rng.below(4);
         let mut wrs = Vec::new();
@@ -334,7 +334,7 @@ impl Worker {
                 (
                     Verb::Send,
                     send([self.outgoing.sge(offset, len)]),
-                    OutstandingRequest::WithoutResult,
+                    ExpectedResult::WithoutResult,
                 )
             }
             2 => {
@@ -345,11 +345,7 @@ impl Worker {
                 self.record_write_to_peer(slot, bytes);
                 let imm = u32::try_from(number & 0xffff_ffff).expect("masked");
                 let wr = write_imm([self.outgoing.sge(offset, len)], area, imm);
-                (
-                    Verb::RdmaWriteWithImm,
-                    wr,
-                    OutstandingRequest::WithoutResult,
-                )
+                (Verb::RdmaWriteWithImm, wr, ExpectedResult::WithoutResult)
             }
             3 => {
                 let bytes = pattern(id, len);
@@ -358,7 +354,7 @@ impl Worker {
                 (
                     Verb::RdmaWrite,
                     write([self.outgoing.sge(offset, len)], area),
-                    OutstandingRequest::WithoutResult,
+                    ExpectedResult::WithoutResult,
                 )
             }
             4 => {
@@ -366,11 +362,7 @@ impl Worker {
                 let expected = self.expected_peer_area[slot].clone();
                 let len = expected.len();
                 let wr = read([self.outgoing.sge(offset, len)], area);
-                (
-                    Verb::RdmaRead,
-                    wr,
-                    OutstandingRequest::Read { len, expected },
-                )
+                (Verb::RdmaRead, wr, ExpectedResult::Read { len, expected })
             }
             5 => {
                 let from =
@@ -383,7 +375,7 @@ impl Worker {
                 (
                     Verb::RdmaRead,
                     wr,
-                    OutstandingRequest::Read {
+                    ExpectedResult::Read {
                         len,
                         expected: all[from..].to_vec(),
                     },
@@ -397,7 +389,7 @@ impl Worker {
                 (
                     Verb::AtomicFetchAndAdd,
                     wr,
-                    OutstandingRequest::Add { expected },
+                    ExpectedResult::Add { expected },
                 )
             }
             _ => {
@@ -405,11 +397,7 @@ impl Worker {
                 self.expected_peer_counter += 1;
                 let sge = self.outgoing.sge(offset, 8);
                 let wr = cmp_swp(sge, self.peer.counter, expected, expected + 1);
-                (
-                    Verb::AtomicCmpAndSwp,
-                    wr,
-                    OutstandingRequest::Add { expected },
-                )
+                (Verb::AtomicCmpAndSwp, wr, ExpectedResult::Add { expected })
             }
         };
         self.outstanding_requests
@@ -436,7 +424,7 @@ impl Worker {
         self.outstanding_datagrams += 1;
     }
 
-    fn take_completions(&mut self) -> bool {
+    fn process_completions_if_any(&mut self) -> bool {
         let mut busy = false;
         for wc in self.rc.rcq.poll(8) {
             busy = true;
@@ -479,15 +467,15 @@ impl Worker {
             }
             assert!(self.report.status.is_none(), "a success after a failure");
             match flight {
-                OutstandingRequest::WithoutResult => {}
-                OutstandingRequest::Read { len, expected } => {
+                ExpectedResult::WithoutResult => {}
+                ExpectedResult::Read { len, expected } => {
                     assert_same_bytes(
                         &self.outgoing.memory.read(slot * SLOT_BYTES, len),
                         &expected,
                         0,
                     );
                 }
-                OutstandingRequest::Add { expected } => {
+                ExpectedResult::Add { expected } => {
                     assert_eq!(
                         self.outgoing.memory.load(slot * SLOT_BYTES),
                         expected,
@@ -567,7 +555,7 @@ impl Worker {
         for cq in &cqs {
             cq.arm(false);
         }
-        if self.take_completions() || self.report.status.is_some() {
+        if self.process_completions_if_any() || self.report.status.is_some() {
             return;
         }
         assert!(channel.has_event_within(wait_limit()), "asleep for ever");

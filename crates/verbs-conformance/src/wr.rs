@@ -186,7 +186,12 @@ impl SendWr {
 
     /// Sets the remote address and the operands of an atomic.
     #[must_use]
-    pub fn atomic(mut self, remote: RemoteAddress, compare_add: u64, swap: u64) -> Self {
+    pub fn atomic_remote_and_operands(
+        mut self,
+        remote: RemoteAddress,
+        compare_add: u64,
+        swap: u64,
+    ) -> Self {
         self.raw.wr.atomic = ibv_send_wr_wr_atomic {
             remote_addr: remote.addr,
             compare_add,
@@ -242,12 +247,12 @@ pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: RemoteAddress) -> S
 
 /// Returns a fetch-and-add; the old value goes to `sge`.
 pub fn fetch_add(sge: ibv_sge, remote: RemoteAddress, add: u64) -> SendWr {
-    SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic(remote, add, 0)
+    SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic_remote_and_operands(remote, add, 0)
 }
 
 /// Returns a compare-and-swap; the old value goes to `sge`.
 pub fn cmp_swp(sge: ibv_sge, remote: RemoteAddress, compare: u64, swap: u64) -> SendWr {
-    SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic(remote, compare, swap)
+    SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic_remote_and_operands(remote, compare, swap)
 }
 
 /// Returns a WR of any verb, with an immediate of 0x1234_5678 and the value 1 for compare and add.
@@ -262,7 +267,9 @@ pub fn wr_of_verb_with_default_operands(
         Verb::SendWithImm => wr.imm(0x1234_5678),
         Verb::RdmaWrite | Verb::RdmaRead => wr.remote(remote),
         Verb::RdmaWriteWithImm => wr.remote(remote).imm(0x1234_5678),
-        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => wr.atomic(remote, 1, 1),
+        Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+            wr.atomic_remote_and_operands(remote, 1, 1)
+        }
     }
 }
 
@@ -320,7 +327,7 @@ pub struct RefusedPostlist {
     /// The errno that the call returned.
     pub errno: i32,
     /// Index of the WR to which `bad_wr` points; `None` if it points outside the list.
-    pub bad: Option<usize>,
+    pub bad_wr_index: Option<usize>,
 }
 
 /// A work completion.

@@ -106,7 +106,7 @@ impl XrcDomain {
     ///
     /// # Errors
     /// Returns the errno of the call.
-    pub fn open_receiver(&self, qpn: u32, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
+    pub fn open_recv_qp_by_number(&self, qpn: u32, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_open_attr::zeroed();
         attr.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
         attr.qp_num = qpn;
@@ -133,7 +133,12 @@ impl Drop for XrcDomain {
 ///
 /// # Errors
 /// Returns the errno of the call.
-pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<(), i32> {
+pub fn set_cq_event_moderation(
+    ctx: &Context,
+    cq: &Cq,
+    count: u16,
+    period_us: u16,
+) -> Result<(), i32> {
     let mut attr = ibv_modify_cq_attr {
         attr_mask: IBV_CQ_ATTR_MODERATE,
         moderate: ibv_moderate_cq {

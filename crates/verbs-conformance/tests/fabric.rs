@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use verbs_conformance::harness::{self, SuiteVariant, file_names, role_command, wait_for};
+use verbs_conformance::harness::{
+    self, SuiteVariant, file_names, role_command, wait_for_exit_or_timeout,
+};
 use verbs_conformance::peer::{IdleReport, OpenResult};
 use verbs_conformance::{ProviderKind, Settings, SuiteTest, TestEnv, TestOutcome, pattern};
 
@@ -144,7 +146,8 @@ impl Process {
     /// Ends the process, and returns what it wrote to stderr.
     fn end(mut self) -> String {
         drop(self.child.stdin.take());
-        let status = wait_for(&mut self.child, Duration::from_secs(30)).expect("wait");
+        let status =
+            wait_for_exit_or_timeout(&mut self.child, Duration::from_secs(30)).expect("wait");
         let mut text = String::new();
         let _ = self
             .child

@@ -410,7 +410,7 @@ fn a_wrong_qkey_is_dropped(env: &TestEnv) {
 fn a_queue_pair_that_is_not_connected_takes_nothing(env: &TestEnv) {
     // The sockets exist because another queue pair needs them.
     let scene = Scene::rc(env);
-    let initial = scene.side.sibling();
+    let initial = scene.side.create_side_on_same_pd_and_cqs();
     initial.to_init();
     let mut bth = scene.bth(PacketOperation::Write, PSN);
     bth.dest_qpn = initial.qp.qpn();

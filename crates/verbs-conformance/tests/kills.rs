@@ -16,7 +16,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use verbs_conformance::harness::{self, SuiteVariant, file_names, role_command, wait_for};
+use verbs_conformance::harness::{
+    self, SuiteVariant, file_names, role_command, wait_for_exit_or_timeout,
+};
 use verbs_conformance::memory::MemKind;
 use verbs_conformance::worker::{WorkerPlan, WorkerReport};
 use verbs_conformance::{NicCapability, Rng, SuiteTest, TestEnv, TestOutcome};
@@ -102,7 +104,7 @@ impl Worker {
     /// Waits for the worker's exit, and returns its report.
     fn report(mut self) -> WorkerReport {
         drop(self.input.take());
-        let status = wait_for(&mut self.child, WATCHDOG).expect("wait");
+        let status = wait_for_exit_or_timeout(&mut self.child, WATCHDOG).expect("wait");
         let Some(status) = status else {
             panic!("a survivor hangs: process {}", self.child.id());
         };

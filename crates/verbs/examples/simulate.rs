@@ -55,7 +55,7 @@ fn simulate(count: usize) -> Result<f64> {
     // Start the client's thread, whose verbs take virtual time.
     let outcome = Shared::new(Cell::new(None));
     let tell = Shared::clone(&outcome);
-    cluster.spawn(cluster.machine(0), "client", move || {
+    cluster.spawn(cluster.host_of_machine(0), "client", move || {
         tell.set(Some(write(&qps, &cq, remote).map_err(|e| e.to_string())));
     });
     let begin = cluster.now();

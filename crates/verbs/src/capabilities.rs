@@ -16,4 +16,4 @@ mod kinds;
 mod known_gaps;
 mod probing;
 
-pub use kinds::{Capabilities, Capability, InlineBytes, MissingCapability};
+pub use kinds::{Capabilities, Capability, MaxInlineBytes, MissingCapability};

@@ -291,7 +291,7 @@ impl CompletionChannel {
     /// let cq = context.create_cq_with_channel(16, &channel)?;
     /// cq.req_notify(false)?;
     /// // nothing is posted, so nothing comes
-    /// assert_eq!(channel.wait_timeout(Duration::from_millis(1))?, None);
+    /// assert_eq!(channel.wait_for_cq_event_timeout(Duration::from_millis(1))?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -121,7 +121,7 @@ mod wr_array;
 
 pub use ah::{AddressHandle, UdDestination};
 pub use attr::{DeviceAttr, NodeType, PortAndGidIndex, PortAttr, TransportType};
-pub use capabilities::{Capabilities, Capability, InlineBytes, MissingCapability};
+pub use capabilities::{Capabilities, Capability, MaxInlineBytes, MissingCapability};
 pub use context::Context;
 pub use cq::{
     CompletionChannel, CompletionQueue, Completions, FailedCompletion, WcBuffer, WorkCompletion,
@@ -137,7 +137,7 @@ pub use mr::{MemoryRegion, RangeError};
 pub use mr_slice::{MrSlice, RemoteMemory};
 pub use payload::{HeaderOnly, Inline, Payload, ScatterDestination};
 pub use pd::ProtectionDomain;
-pub use postlist::{Postlist, Wr};
+pub use postlist::{Postlist, WrBuilder};
 pub use prefetch::prefetch;
 pub use provider::{Provider, ProviderError};
 pub use qp::{QpAttr, QueuePair};

@@ -58,17 +58,17 @@ pub struct MemoryRegion {
     len: usize,
     lkey: u32,
     rkey: u32,
-    memory: Memory,
+    memory: MemoryOwner,
 }
 
 /// The owner of a region's bytes.
-pub(crate) enum Memory {
+pub(crate) enum MemoryOwner {
     Shared(SharedMemory),
     Boxed(*mut [u8]),
     /// Of this process alone, page-aligned.
-    Pages(*mut u8, Layout),
+    PrivatePages(*mut u8, Layout),
     /// Of an owner that the region keeps.
-    Owned(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
+    KeptOwner(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
     /// Another region's, which lives as long.
     OtherRegion(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
     /// A SysV segment, and its number.
@@ -109,7 +109,7 @@ impl MemoryRegion {
         addr: *mut u8,
         len: usize,
         access: Access,
-        memory: Memory,
+        memory: MemoryOwner,
     ) -> Result<Self, RegisterError> {
         let symbols = pd.context.symbols;
         // SAFETY: live PD; the caller vouches for the memory.
@@ -143,7 +143,7 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, RegisterError> {
         // SAFETY: contract of this function.
-        unsafe { Self::register(&pd.inner, addr, len, access, Memory::Borrowed) }
+        unsafe { Self::register(&pd.inner, addr, len, access, MemoryOwner::Borrowed) }
     }
 
     /// Registers the same memory once more, with keys of its own. Dropping the result revokes the access by those keys,
@@ -162,7 +162,7 @@ impl MemoryRegion {
     /// # Errors
     /// As [`register_vec`](ProtectionDomain::register_vec).
     pub fn register_again(self: &Arc<Self>, access: Access) -> Result<Self, RegisterError> {
-        let memory = Memory::OtherRegion(Arc::clone(self));
+        let memory = MemoryOwner::OtherRegion(Arc::clone(self));
         // SAFETY: the memory is this region's, which the new one keeps alive.
         unsafe { Self::register(&self.pd, self.addr, self.len, access, memory) }
     }
@@ -190,7 +190,7 @@ impl MemoryRegion {
     /// The number of the SysV segment that it is, from [`alloc_sysv`](ProtectionDomain::alloc_sysv).
     pub fn sysv_id(&self) -> Option<i32> {
         match self.memory {
-            Memory::Sysv(_, id) => Some(id),
+            MemoryOwner::Sysv(_, id) => Some(id),
             _ => None,
         }
     }
@@ -350,10 +350,10 @@ impl MemoryRegion {
     /// Deregisters a buffer that came from [`register_vec`](ProtectionDomain::register_vec) and gives it
     /// back; `None` if the memory was allocated here.
     pub fn into_boxed(mut self) -> Option<Box<[u8]>> {
-        let Memory::Boxed(buffer) = self.memory else {
+        let MemoryOwner::Boxed(buffer) = self.memory else {
             return None;
         };
-        self.memory = Memory::Borrowed;
+        self.memory = MemoryOwner::Borrowed;
         drop(self); // deregisters, or aborts
         // SAFETY: from Box::into_raw in `register_vec`, owned by nobody else now, and the NIC is done with it.
         Some(unsafe { Box::from_raw(buffer) })
@@ -395,28 +395,28 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: made by ibv_reg_mr of this table, deregistered once.
         let ret = unsafe { (self.pd.context.symbols.ibv_dereg_mr)(self.raw) };
-        let memory = std::mem::replace(&mut self.memory, Memory::Borrowed);
+        let memory = std::mem::replace(&mut self.memory, MemoryOwner::Borrowed);
         match (ret, memory) {
             (0, memory) => memory.free(),
             // The NIC may still write to memory that its owner is about to use for something else.
-            (_, Memory::Borrowed) => std::process::abort(),
+            (_, MemoryOwner::Borrowed) => std::process::abort(),
             (_, memory) => std::mem::forget(memory),
         }
     }
 }
 
-impl Memory {
+impl MemoryOwner {
     /// Frees the bytes; the NIC must be done with them.
     fn free(self) {
         match self {
             Self::Shared(memory) => drop(memory),
             // SAFETY: allocated with this layout by `alloc_private`; the region was the only owner.
-            Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
+            Self::PrivatePages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
             // SAFETY: attached by `alloc_sysv`; the region was the only owner.
             Self::Sysv(addr, _) => drop(unsafe { libc::shmdt(addr.cast()) }),
-            Self::OtherRegion(_) | Self::Owned(_) | Self::Borrowed => {}
+            Self::OtherRegion(_) | Self::KeptOwner(_) | Self::Borrowed => {}
         }
     }
 }

@@ -227,7 +227,12 @@ impl<T: Transport> Postlist<T> {
 
     /// Writes the next WR except for its remote address.
     #[inline]
-    fn push(&mut self, opcode: u32, payload: impl Payload, imm: u32) -> &mut abi::ibv_send_wr {
+    fn push_without_remote_address(
+        &mut self,
+        opcode: u32,
+        payload: impl Payload,
+        imm: u32,
+    ) -> &mut abi::ibv_send_wr {
         let i = self.len;
         assert!(
             i < self.wrs.len,
@@ -302,12 +307,12 @@ impl<T: Transport> Postlist<T> {
 
 /// A WR that was just built, for setting optional flags and the id.
 #[derive(Debug)]
-pub struct Wr<'l> {
+pub struct WrBuilder<'l> {
     flags: &'l mut u32,
     id: &'l mut u64,
 }
 
-impl<'l> Wr<'l> {
+impl<'l> WrBuilder<'l> {
     #[inline]
     fn of(wr: &'l mut abi::ibv_send_wr) -> Self {
         Self {
@@ -348,25 +353,25 @@ impl<'l> Wr<'l> {
 impl<T: Connected> Postlist<T> {
     /// Adds a SEND.
     #[inline]
-    pub fn send(&mut self, payload: impl Payload) -> Wr<'_> {
-        Wr::of(self.push(abi::IBV_WR_SEND, payload, 0))
+    pub fn send(&mut self, payload: impl Payload) -> WrBuilder<'_> {
+        WrBuilder::of(self.push_without_remote_address(abi::IBV_WR_SEND, payload, 0))
     }
 
     /// Adds a SEND with an immediate (host order).
     #[inline]
-    pub fn send_with_imm(&mut self, payload: impl Payload, imm: u32) -> Wr<'_> {
-        Wr::of(self.push(abi::IBV_WR_SEND_WITH_IMM, payload, imm))
+    pub fn send_with_imm(&mut self, payload: impl Payload, imm: u32) -> WrBuilder<'_> {
+        WrBuilder::of(self.push_without_remote_address(abi::IBV_WR_SEND_WITH_IMM, payload, imm))
     }
 
     /// Adds an RDMA WRITE of the payload to the start of `remote`.
     #[inline]
-    pub fn rdma_write(&mut self, payload: impl Payload, remote: RemoteMemory) -> Wr<'_> {
-        let wr = self.push(abi::IBV_WR_RDMA_WRITE, payload, 0);
+    pub fn rdma_write(&mut self, payload: impl Payload, remote: RemoteMemory) -> WrBuilder<'_> {
+        let wr = self.push_without_remote_address(abi::IBV_WR_RDMA_WRITE, payload, 0);
         wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,
             rkey: remote.rkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 
     /// Adds an RDMA WRITE with an immediate (host order), which consumes a RECV of the peer.
@@ -376,26 +381,30 @@ impl<T: Connected> Postlist<T> {
         payload: impl Payload,
         remote: RemoteMemory,
         imm: u32,
-    ) -> Wr<'_> {
-        let wr = self.push(abi::IBV_WR_RDMA_WRITE_WITH_IMM, payload, imm);
+    ) -> WrBuilder<'_> {
+        let wr = self.push_without_remote_address(abi::IBV_WR_RDMA_WRITE_WITH_IMM, payload, imm);
         wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,
             rkey: remote.rkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 }
 
 impl Postlist<Rc> {
     /// Adds an RDMA READ from the start of `remote` into local memory.
     #[inline]
-    pub fn rdma_read(&mut self, into: impl ScatterDestination, remote: RemoteMemory) -> Wr<'_> {
-        let wr = self.push(abi::IBV_WR_RDMA_READ, into, 0);
+    pub fn rdma_read(
+        &mut self,
+        into: impl ScatterDestination,
+        remote: RemoteMemory,
+    ) -> WrBuilder<'_> {
+        let wr = self.push_without_remote_address(abi::IBV_WR_RDMA_READ, into, 0);
         wr.wr.rdma = abi::ibv_send_wr_wr_rdma {
             remote_addr: remote.addr,
             rkey: remote.rkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 
     /// Adds a compare-and-swap of the aligned 8-byte word at the start of `remote`; the 8 bytes of
@@ -407,15 +416,15 @@ impl Postlist<Rc> {
         remote: RemoteMemory,
         compare: u64,
         swap: u64,
-    ) -> Wr<'_> {
-        let wr = self.push(abi::IBV_WR_ATOMIC_CMP_AND_SWP, into, 0);
+    ) -> WrBuilder<'_> {
+        let wr = self.push_without_remote_address(abi::IBV_WR_ATOMIC_CMP_AND_SWP, into, 0);
         wr.wr.atomic = abi::ibv_send_wr_wr_atomic {
             remote_addr: remote.addr,
             compare_add: compare,
             swap,
             rkey: remote.rkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 
     /// Adds a fetch-and-add to the aligned 8-byte word at the start of `remote`; the 8 bytes of
@@ -426,30 +435,35 @@ impl Postlist<Rc> {
         into: MrSlice,
         remote: RemoteMemory,
         add: u64,
-    ) -> Wr<'_> {
-        let wr = self.push(abi::IBV_WR_ATOMIC_FETCH_AND_ADD, into, 0);
+    ) -> WrBuilder<'_> {
+        let wr = self.push_without_remote_address(abi::IBV_WR_ATOMIC_FETCH_AND_ADD, into, 0);
         wr.wr.atomic = abi::ibv_send_wr_wr_atomic {
             remote_addr: remote.addr,
             compare_add: add,
             swap: 0,
             rkey: remote.rkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 }
 
 impl Postlist<Ud> {
     /// Adds a SEND to a destination.
     #[inline]
-    pub fn send(&mut self, payload: impl Payload, to: &UdDestination) -> Wr<'_> {
-        self.push(abi::IBV_WR_SEND, payload, 0);
+    pub fn send(&mut self, payload: impl Payload, to: &UdDestination) -> WrBuilder<'_> {
+        self.push_without_remote_address(abi::IBV_WR_SEND, payload, 0);
         self.set_ud_address(self.len - 1, to)
     }
 
     /// Adds a SEND with an immediate (host order) to a destination.
     #[inline]
-    pub fn send_with_imm(&mut self, payload: impl Payload, to: &UdDestination, imm: u32) -> Wr<'_> {
-        self.push(abi::IBV_WR_SEND_WITH_IMM, payload, imm);
+    pub fn send_with_imm(
+        &mut self,
+        payload: impl Payload,
+        to: &UdDestination,
+        imm: u32,
+    ) -> WrBuilder<'_> {
+        self.push_without_remote_address(abi::IBV_WR_SEND_WITH_IMM, payload, imm);
         self.set_ud_address(self.len - 1, to)
     }
 
@@ -464,7 +478,7 @@ impl Postlist<Ud> {
     }
 
     #[inline]
-    fn set_ud_address(&mut self, index: usize, to: &UdDestination) -> Wr<'_> {
+    fn set_ud_address(&mut self, index: usize, to: &UdDestination) -> WrBuilder<'_> {
         let held = &mut self.address_handles[index];
         // Most lists keep their destinations, and then hold the handle already.
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &to.ah.inner)) {
@@ -477,7 +491,7 @@ impl Postlist<Ud> {
             remote_qpn: to.qpn.0,
             remote_qkey: to.qkey.0,
         };
-        Wr::of(wr)
+        WrBuilder::of(wr)
     }
 }
 

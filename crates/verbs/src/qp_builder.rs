@@ -154,7 +154,7 @@ impl<T: Transport> QpBuilder<T> {
     /// Sets the desired inline payload in bytes, default 64. If the device refuses that, the queue
     /// pair is created without inline payload. Check [`QueuePair::max_inline_data`], and send
     /// longer payload from registered memory.
-    pub fn inline_up_to(mut self, bytes: u32) -> Self {
+    pub fn max_inline_data_if_supported(mut self, bytes: u32) -> Self {
         self.inline = InlineRequest::UpTo(bytes);
         self
     }
@@ -166,7 +166,7 @@ impl<T: Transport> QpBuilder<T> {
     }
 
     /// Creates the queue pair and takes it to INIT.
-    fn create(self) -> Result<(QpInner, Self), CreateQpError> {
+    fn create_in_init(self) -> Result<(QpInner, Self), CreateQpError> {
         self.check_contexts()?;
         let context = self.pd.context();
         let gid_index = match self.gid_index {
@@ -205,7 +205,7 @@ impl<T: Transport> QpBuilder<T> {
             context: Arc::clone(&self.pd.inner.context),
             cold_fields: Box::new(rest),
         };
-        self.check_inline(qp.granted_caps.max_inline_data)?;
+        self.check_granted_inline(qp.granted_caps.max_inline_data)?;
         self.move_to_init(&qp)?;
         Ok((qp, self))
     }
@@ -280,7 +280,7 @@ impl<T: Transport> QpBuilder<T> {
     }
 
     /// Refuses a device that grants less than the required inline payload.
-    fn check_inline(&self, granted: u32) -> Result<(), CreateQpError> {
+    fn check_granted_inline(&self, granted: u32) -> Result<(), CreateQpError> {
         match self.inline {
             InlineRequest::AtLeast(bytes) if granted < bytes => Err(CreateQpError::InlineTooLong {
                 requested: bytes,
@@ -348,7 +348,7 @@ fn create_raw(
 
 /// Creates and destroys the smallest queue pair of transport `T` with this inline payload. Returns
 /// the granted inline payload, or the reason of the refusal.
-pub(crate) fn probe_max_inline<T: Transport>(
+pub(crate) fn probe_granted_inline<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
     max_inline_data: u32,
@@ -381,7 +381,7 @@ impl<T: Connected> QpBuilder<T> {
     /// - [`CreateQpError::NoResources`] (`ENOMEM`): the device has no more queue pairs.
     /// - [`CreateQpError::Refused`] (any other errno), also of a query or a change of the state.
     pub fn build(self) -> Result<PreparedQp<T>, CreateQpError> {
-        let (qp, config) = self.create()?;
+        let (qp, config) = self.create_in_init()?;
         Ok(PreparedQp { qp, config })
     }
 }
@@ -397,7 +397,7 @@ impl QpBuilder<Ud> {
     /// - [`CreateQpError::NoResources`] (`ENOMEM`): the device has no more queue pairs.
     /// - [`CreateQpError::Refused`] (any other errno), also of a query or a change of the state.
     pub fn build(self) -> Result<QueuePair<Ud>, CreateQpError> {
-        let (qp, _) = self.create()?;
+        let (qp, _) = self.create_in_init()?;
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_RTR;
         qp.modify(&mut attr, abi::IBV_QP_STATE)?;

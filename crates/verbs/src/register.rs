@@ -6,7 +6,7 @@ use std::alloc::Layout;
 
 use crate::error::{RegisterError, last_error};
 use crate::memory::{SharedMemory, alloc_shared};
-use crate::mr::{Memory, MemoryRegion};
+use crate::mr::{MemoryOwner, MemoryRegion};
 use crate::pd::ProtectionDomain;
 use crate::types::{Access, PageSize};
 
@@ -58,7 +58,9 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, RegisterError> {
         let addr = memory.as_ptr();
         // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Shared(memory)) }
+        unsafe {
+            MemoryRegion::register(&self.inner, addr, len, access, MemoryOwner::Shared(memory))
+        }
     }
 
     /// The same in memory of this process alone: many small regions take little.
@@ -74,7 +76,7 @@ impl ProtectionDomain {
         if addr.is_null() {
             return Err(no_memory());
         }
-        let memory = Memory::Pages(addr, layout);
+        let memory = MemoryOwner::PrivatePages(addr, layout);
         // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
@@ -98,7 +100,7 @@ impl ProtectionDomain {
                 buffer.cast(),
                 buffer.len(),
                 access,
-                Memory::Boxed(buffer),
+                MemoryOwner::Boxed(buffer),
             )
         }
     }
@@ -122,7 +124,7 @@ impl ProtectionDomain {
         access: Access,
         owner: impl Send + Sync + 'static,
     ) -> Result<MemoryRegion, RegisterError> {
-        let memory = Memory::Owned(Box::new(owner));
+        let memory = MemoryOwner::KeptOwner(Box::new(owner));
         // SAFETY: the caller vouches for the memory as long as the region has the owner.
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
@@ -158,7 +160,9 @@ impl ProtectionDomain {
             (id, addr.cast::<u8>())
         };
         // SAFETY: the segment is writable and is moved into the region, which deregisters before it detaches.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Sysv(addr, id)) }
+        unsafe {
+            MemoryRegion::register(&self.inner, addr, len, access, MemoryOwner::Sysv(addr, id))
+        }
     }
 
     /// Registers a borrowed buffer for as long as `work` runs.
@@ -192,7 +196,7 @@ impl ProtectionDomain {
                 buffer.as_mut_ptr(),
                 buffer.len(),
                 access,
-                Memory::Borrowed,
+                MemoryOwner::Borrowed,
             )?
         };
         Ok(work(&mr))

@@ -2,15 +2,15 @@
 
 #[cfg(feature = "simnic")]
 pub(crate) use simnic::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
-    spend_random_accesses, spend_server_request_work, spend_shared_add,
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_memory_polls,
+    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
     wait_until_channel_readable,
 };
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_polls,
-    spend_random_accesses, spend_server_request_work, spend_shared_add,
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_memory_polls,
+    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
     wait_until_channel_readable,
 };
 
@@ -56,10 +56,10 @@ mod never {
     pub(crate) fn spend_server_request_work(_count: u64) {}
 
     #[inline(always)]
-    pub(crate) fn spend_empty_polls(_count: u64) {}
+    pub(crate) fn spend_empty_memory_polls(_count: u64) {}
 
     #[inline(always)]
-    pub(crate) fn spend_shared_add(_addr: u64) {}
+    pub(crate) fn spend_shared_atomic_add(_addr: u64) {}
 
     #[inline(always)]
     pub(crate) fn spend_random_accesses(_working_set_bytes: u64, _lines: u64, _overlapped: u64) {}

@@ -60,7 +60,7 @@ pub fn charge_time(time: Duration) {
 #[inline]
 pub fn charge_empty_polls(places: usize) {
     if simulated::is_simulated() {
-        simulated::spend_empty_polls(places as u64);
+        simulated::spend_empty_memory_polls(places as u64);
     }
 }
 
@@ -68,7 +68,7 @@ pub fn charge_empty_polls(places: usize) {
 #[inline]
 pub fn charge_shared_add(word: &AtomicU64) {
     if simulated::is_simulated() {
-        simulated::spend_shared_add(std::ptr::from_ref(word).addr() as u64);
+        simulated::spend_shared_atomic_add(std::ptr::from_ref(word).addr() as u64);
     }
 }
 

@@ -20,7 +20,7 @@ thread_local! {
 }
 
 /// Spins before the first yield if other threads were often found to need the core.
-const CROWDED_SPINS: u32 = 8;
+const SPINS_BEFORE_YIELD_IF_CROWDED: u32 = 8;
 
 /// Yields to other threads between two short sleeps.
 const YIELDS_PER_SLEEP: u32 = 512;
@@ -47,7 +47,7 @@ pub struct Waiter {
     /// The time of the first wish to yield, or of the last yield; 0 while spinning.
     waits_since_ns: u64,
     /// Yields while other threads need the core.
-    crowded_yields: u32,
+    yields_on_crowded_core: u32,
     /// Spins before a yield: `spins`, or fewer while other threads need the core.
     spins_before_yield: u32,
     max_spins: u32,
@@ -62,7 +62,7 @@ impl Waiter {
         Self {
             misses: 0,
             waits_since_ns: 0,
-            crowded_yields: 0,
+            yields_on_crowded_core: 0,
             spins_before_yield: 256,
             max_spins: 256,
             max_yields: 2_000,
@@ -75,7 +75,7 @@ impl Waiter {
         Self {
             misses: 0,
             waits_since_ns: 0,
-            crowded_yields: 0,
+            yields_on_crowded_core: 0,
             spins_before_yield: 256,
             max_spins: 256,
             max_yields: u32::MAX - 256,
@@ -206,9 +206,9 @@ impl Waiter {
             self.spins_before_yield = self.max_spins;
             return;
         }
-        self.spins_before_yield = self.max_spins.min(CROWDED_SPINS);
-        self.crowded_yields = self.crowded_yields.wrapping_add(1);
-        if self.crowded_yields.is_multiple_of(YIELDS_PER_SLEEP) {
+        self.spins_before_yield = self.max_spins.min(SPINS_BEFORE_YIELD_IF_CROWDED);
+        self.yields_on_crowded_core = self.yields_on_crowded_core.wrapping_add(1);
+        if self.yields_on_crowded_core.is_multiple_of(YIELDS_PER_SLEEP) {
             std::thread::sleep(Duration::from_micros(1));
         }
     }
@@ -314,7 +314,7 @@ mod tests {
         }
         // The experience of the one yield decides whether spinning is short or as long as before.
         assert_eq!(
-            w.spins_before_yield == CROWDED_SPINS,
+            w.spins_before_yield == SPINS_BEFORE_YIELD_IF_CROWDED,
             YIELD_HISTORY.get().is_crowded()
         );
     }

@@ -5,7 +5,7 @@ mod limited;
 use std::time::Duration;
 
 use verbs::{
-    Access, Capability, Context, InlineBytes, Provider, Rc, Ud, WcBuffer, WcStatus, poll_until,
+    Access, Capability, Context, MaxInlineBytes, Provider, Rc, Ud, WcBuffer, WcStatus, poll_until,
 };
 
 fn open(provider: Provider) -> Context {
@@ -35,7 +35,7 @@ fn a_refused_transport_is_a_lack_with_the_refusal_as_its_reason() {
         Some("ibv_create_qp failed: Operation not supported (os error 95)")
     );
     assert_eq!(found.reason_missing(Capability::Rc), None);
-    let InlineBytes { rc, uc, ud } = found.inline_bytes;
+    let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
     assert!(rc > 0 && uc == 0 && ud > 0);
     let needs = [Capability::Ud, Capability::Uc, Capability::Immediates];
     assert_eq!(found.missing_of(&needs), found.lacks);
@@ -96,7 +96,7 @@ fn inline_payload_is_none_of_what_a_device_lacks_but_a_number() {
         let context = open(provider);
         assert_eq!(lacks(&context), []);
         let found = context.capabilities().expect("found out");
-        let InlineBytes { rc, uc, ud } = found.inline_bytes;
+        let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
         assert_eq!([rc, uc, ud], [bytes; 3], "{}", found.provider);
     }
 }
@@ -125,7 +125,7 @@ fn a_queue_pair_that_asks_for_what_would_be_good_to_have_gets_what_there_is() {
         );
         let qp = pd
             .qp::<Ud>(&cq, &cq)
-            .inline_up_to(16)
+            .max_inline_data_if_supported(16)
             .build()
             .expect("so are 16");
         assert_eq!(qp.max_inline_data(), bytes);

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use libc::{msghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
 
 use crate::next;
-use crate::source::SoftwareNic;
+use crate::source::SoftwareNicAnswers;
 
 /// The number of the RDMA netlink family: `linux:include/uapi/linux/netlink.h`.
 const NETLINK_RDMA: c_int = 20;
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn setsockopt(
 
 /// Answers a request; the program then reads the answers from the socket. Returns the value that `send` must return.
 fn queue_answers(socket: &mut NetlinkSocket, request: &[u8]) -> ssize_t {
-    let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNic);
+    let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNicAnswers);
     socket.pending_answers.extend(answers);
     send_pending(socket);
     ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)

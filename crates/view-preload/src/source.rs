@@ -5,17 +5,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rdma_netlink::{
-    AnswerSource, CompletionQueue, Device, ProcessObjects, ProtectionDomain, QueuePair, Region,
-    sysfs,
+    AnswerSource, CompletionQueue, Device, MemoryRegion, ProcessObjects, ProtectionDomain,
+    QueuePair, sysfs,
 };
-use shm::fabric::{Fabric, FabricProcess, census};
+use shm::fabric::{Fabric, FabricProcess, list_fabric_processes};
 
 use crate::{PathBuffer, redirect};
 
 /// The software NIC, as this process sees it.
-pub(crate) struct SoftwareNic;
+pub(crate) struct SoftwareNicAnswers;
 
-impl AnswerSource for SoftwareNic {
+impl AnswerSource for SoftwareNicAnswers {
     fn devices(&self) -> Vec<Device> {
         let mut room: PathBuffer = [0; size_of::<PathBuffer>()];
         // SAFETY: the argument is a string, and so is the result, which lives as long as `room`.
@@ -28,7 +28,7 @@ impl AnswerSource for SoftwareNic {
     fn processes(&self, device: usize) -> Option<Vec<ProcessObjects>> {
         // The names of the devices are in the order of their numbers.
         let device = u32::try_from(device).ok()?;
-        let found = census(&Fabric::default_dir().ok()?).ok()?;
+        let found = list_fabric_processes(&Fabric::default_dir().ok()?).ok()?;
         let of = |found| objects_on_device(found, device);
         Some(found.into_iter().filter_map(of).collect())
     }
@@ -52,7 +52,7 @@ fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects
                 dest_qpn: pair.dest_qpn,
                 rq_psn: pair.rq_psn,
                 sq_psn: pair.sq_psn,
-                domain: pair.pd_number,
+                pd_number: pair.pd_number,
             })
             .collect(),
         completion_queues: completion_queues
@@ -72,11 +72,11 @@ fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects
             .collect(),
         regions: regions
             .filter(|region| region.device == device)
-            .map(|region| Region {
-                key: region.key,
+            .map(|region| MemoryRegion {
+                lkey_and_rkey: region.key,
                 iova: region.iova,
                 len_bytes: region.len,
-                domain: region.pd_number,
+                pd_number: region.pd_number,
             })
             .collect(),
     })

@@ -36,7 +36,7 @@ pub(super) struct Passage {
 
 impl Page {
     pub(super) fn parse(path: PathBuf, text: &str) -> Self {
-        let mut reader = Reader::new(text);
+        let mut reader = MarkdownParser::new(text);
         let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH;
         for (event, range) in Parser::new_ext(text, options).into_offset_iter() {
             reader.read(event, range.start);
@@ -53,7 +53,7 @@ impl Page {
 }
 
 /// The state of the parser while it reads a document.
-struct Reader<'t> {
+struct MarkdownParser<'t> {
     source: &'t str,
     links: Vec<Link>,
     open_links: Vec<usize>,
@@ -66,7 +66,7 @@ struct Reader<'t> {
     open_ignored_blocks: usize,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> MarkdownParser<'t> {
     fn new(source: &'t str) -> Self {
         Self {
             source,

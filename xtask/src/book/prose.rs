@@ -24,7 +24,7 @@ const UNCHECKED: &[&str] = &[
 ];
 
 /// Phrases that this project must not use, each with the wording to use instead.
-const FORBIDDEN: &[(&str, &str)] = &[
+const FORBIDDEN_PHRASES_WITH_REPLACEMENTS: &[(&str, &str)] = &[
     (
         r"for long rests|rests? longer|has waited long",
         "idle-poll throttling, exponential backoff",
@@ -64,12 +64,15 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ),
 ];
 
-static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+static FORBIDDEN_PATTERNS_WITH_REPLACEMENTS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let pattern = |(pattern, instead): &(&str, &'static str)| {
         let regex = Regex::new(&format!("(?i){pattern}"));
         (regex.expect("a pattern of FORBIDDEN"), *instead)
     };
-    FORBIDDEN.iter().map(pattern).collect()
+    FORBIDDEN_PHRASES_WITH_REPLACEMENTS
+        .iter()
+        .map(pattern)
+        .collect()
 });
 
 /// Returns all violations of the rules in the documents.
@@ -118,7 +121,7 @@ pub(super) fn check_passage(
             find(format!("name the subject: \"{shown} …\""));
         }
     }
-    for (pattern, instead) in PATTERNS.iter() {
+    for (pattern, instead) in FORBIDDEN_PATTERNS_WITH_REPLACEMENTS.iter() {
         if let Some(found) = pattern.find(&passage.text) {
             find(format!("\"{}\": write {instead}", found.as_str()));
         }

@@ -12,7 +12,7 @@ use super::finding::Finding;
 const REFERENCE: &str = "docs/reference/environment.md";
 
 /// The folders with code that names environment variables, and the extensions of its files.
-const CODE: &[(&str, &str)] = &[
+const CODE_FOLDERS_AND_EXTENSIONS: &[(&str, &str)] = &[
     ("crates", "rs"),
     ("crates", "c"),
     ("python/package", "py"),
@@ -33,7 +33,7 @@ const VARIABLES_OF_ONE_TEST: &[&str] = &[
 /// Returns an error if a file cannot be read.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut used: BTreeMap<String, (PathBuf, usize)> = BTreeMap::new();
-    for (folder, extension) in CODE {
+    for (folder, extension) in CODE_FOLDERS_AND_EXTENSIONS {
         for path in files(root, Path::new(folder), extension)? {
             for (line, name) in find_variable_names(&read(root, &path)?)? {
                 used.entry(name).or_insert_with(|| (path.clone(), line));
@@ -43,10 +43,12 @@ pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     used.retain(|name, _| !VARIABLES_OF_ONE_TEST.contains(&name.as_str()));
     let reference = PathBuf::from(REFERENCE);
     let described = find_variable_names(&read(root, &reference)?)?;
-    Ok(differences(&used, &reference, &described))
+    Ok(undocumented_and_unused_variables(
+        &used, &reference, &described,
+    ))
 }
 
-fn differences(
+fn undocumented_and_unused_variables(
     used: &BTreeMap<String, (PathBuf, usize)>,
     reference: &Path,
     described: &[(usize, String)],
@@ -98,7 +100,7 @@ mod tests {
         let used: BTreeMap<String, (PathBuf, usize)> = code.collect();
         let described =
             find_variable_names("| `VERBATIM_WHY` |\n| `VERBATIM_LOG`, VERBATIM_x |\n").unwrap();
-        let found = differences(&used, Path::new("r.md"), &described);
+        let found = undocumented_and_unused_variables(&used, Path::new("r.md"), &described);
         let found: Vec<_> = found.iter().map(ToString::to_string).collect();
         let expected = [
             "a.rs:1: r.md does not describe VERBATIM_PATH",

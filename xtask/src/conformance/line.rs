@@ -4,18 +4,18 @@
 use serde::{Deserialize, Serialize};
 
 use super::record::{CaseResult, PackageVersions};
-use crate::cargo_output::Counts;
+use crate::cargo_output::TestCounts;
 
 /// One line of `--json`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-pub(crate) enum Line {
+pub(crate) enum JsonLine {
     /// Versions of the packages that provide the programs, and of the kernel.
     Environment(PackageVersions),
     /// The outcome of a case.
     Case(CaseLine),
     /// The numbers of all cases by outcome.
-    Total(Counts),
+    Total(TestCounts),
 }
 
 /// The outcome of one case, and its duration.
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn lines_survive_the_way_out_of_the_machine() {
-        let line = Line::Case(CaseLine {
+        let line = JsonLine::Case(CaseLine {
             target: "t".to_owned(),
             result: CaseResult {
                 suite: "s".to_owned(),
@@ -52,7 +52,7 @@ mod tests {
         });
         let text = serde_json::to_string(&line).unwrap();
         assert!(!text.contains('\n'));
-        let Line::Case(case) = serde_json::from_str(&text).unwrap() else {
+        let JsonLine::Case(case) = serde_json::from_str(&text).unwrap() else {
             panic!("{text}");
         };
         assert_eq!(case.result.outcome, Outcome::failed("why"));

@@ -31,10 +31,10 @@ use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
 pub(crate) use args::Args;
 
-use crate::cargo_output::{Counts, OUTPUT_ENDS, output_begins};
+use crate::cargo_output::{OUTPUT_ENDS, TestCounts, output_begins};
 use judge::Outcome;
-use line::{CaseLine, Line};
-use record::{CaseResult, Comparison, PackageVersions, Record};
+use line::{CaseLine, JsonLine};
+use record::{CaseResult, Comparison, PackageVersions, TargetRecord};
 use suite::{Conformance, Suite, Target, folder};
 
 /// Runs `cargo xtask conformance`; returns false if a case shows less than is recorded.
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     let mut good = true;
-    let mut total = Counts::default();
+    let mut total = TestCounts::default();
     for target in targets {
         let suites = for_target(&suites, target);
         ensure!(
@@ -71,13 +71,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             "none of these suites is for {}",
             target.name
         );
-        let before = Record::load(&folder(), &target.name)?;
+        let before = TargetRecord::load(&folder(), &target.name)?;
         let now = run_on(target, &suites, args, &before)?;
         total += record::counts(&now.results);
         good &= print_or_record_results(args, &conformance, target, &suites, (before, now))?;
     }
     if args.json {
-        print_line(&Line::Total(total))?;
+        print_line(&JsonLine::Total(total))?;
     }
     Ok(good)
 }
@@ -91,7 +91,12 @@ fn for_target<'a>(suites: &[&'a Suite], target: &Target) -> Vec<&'a Suite> {
 /// Runs `suites` on `target`, and prints the outcome of each case to standard error. The results are in the order
 /// of the suites. A check does not print the output of a case that already failed in the record `before`, because
 /// this output would hide new failures.
-fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> Result<Record> {
+fn run_on(
+    target: &Target,
+    suites: &[&Suite],
+    args: &Args,
+    before: &TargetRecord,
+) -> Result<TargetRecord> {
     let mut environment = PackageVersions::new();
     let mut cases = Vec::new();
     let elapsed = std::time::Instant::now();
@@ -100,12 +105,12 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> R
             print_line(&line)?;
         }
         match line {
-            Line::Environment(versions) => environment = versions,
-            Line::Case(case) => {
+            JsonLine::Environment(versions) => environment = versions,
+            JsonLine::Case(case) => {
                 print_case_outcome(&case, !args.check || !before.has_same_outcome(&case.result));
                 cases.push(case);
             }
-            Line::Total(_) => {}
+            JsonLine::Total(_) => {}
         }
         Ok(())
     })?;
@@ -118,7 +123,7 @@ fn run_on(target: &Target, suites: &[&Suite], args: &Args, before: &Record) -> R
     );
     let place = |name: &str| suites.iter().position(|suite| suite.name == name);
     cases.sort_by_key(|case| (place(&case.result.suite), case.number));
-    Ok(Record {
+    Ok(TargetRecord {
         environment,
         results: cases.into_iter().map(|case| case.result).collect(),
     })
@@ -131,7 +136,7 @@ fn print_or_record_results(
     conformance: &Conformance,
     target: &Target,
     suites: &[&Suite],
-    (before, now): (Record, Record),
+    (before, now): (TargetRecord, TargetRecord),
 ) -> Result<bool> {
     let folder = folder();
     let compared = before.compare(&target.name, suites, &now.results);
@@ -165,7 +170,7 @@ fn print_or_record_results(
     Ok(good)
 }
 
-fn print_line(line: &Line) -> Result<()> {
+fn print_line(line: &JsonLine) -> Result<()> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, line)?;
     writeln!(out)?;
@@ -208,26 +213,26 @@ fn test_name(target: &str, result: &CaseResult) -> String {
 /// Prints the comparison in the format of libtest, so that a program that counts tests can count cases.
 fn print_in_libtest_format(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bool> {
     let mut out = std::io::stdout().lock();
-    let mut counts = Counts::default();
+    let mut counts = TestCounts::default();
     writeln!(out, "     Running conformance on {target}")?;
     writeln!(out, "running {} tests", compared.len())?;
     for (result, comparison) in compared {
         let name = test_name(target, result);
         match comparison {
             Comparison::PassedAsRecorded => {
-                counts += Counts::PASS;
+                counts += TestCounts::ONE_PASSED;
                 writeln!(out, "test {name} ... ok")?;
             }
             Comparison::Better(how) if result.outcome == Outcome::Passed => {
-                counts += Counts::PASS;
+                counts += TestCounts::ONE_PASSED;
                 writeln!(out, "test {name} ... ok, better: {how}")?;
             }
             Comparison::NotPassedAsExpected(why) | Comparison::Better(why) => {
-                counts += Counts::SKIP;
+                counts += TestCounts::ONE_SKIPPED;
                 writeln!(out, "test {name} ... ignored, {why}")?;
             }
             Comparison::WorseOrUnrecorded(how) => {
-                counts += Counts::FAIL;
+                counts += TestCounts::ONE_FAILED;
                 writeln!(out, "test {name} ... FAILED\n  {how}")?;
             }
         }

@@ -11,12 +11,12 @@ use std::thread;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::args::Args;
-use super::line::{CaseLine, Line};
+use super::line::{CaseLine, JsonLine};
 use super::pool;
 use super::record::{CaseResult, PackageVersions};
 use super::suite::{FOLDER, Machine, Suite, Target, VERBATIM, folder};
 use crate::dropin;
-use crate::packages::{self, Package};
+use crate::packages::{self, DebianPackage};
 use crate::paths::workspace;
 use crate::rxe;
 
@@ -30,7 +30,7 @@ pub(crate) fn run_on_target_machine(
     target: &Target,
     suites: &[&Suite],
     args: &Args,
-    report: &mut dyn FnMut(Line) -> Result<()>,
+    report: &mut dyn FnMut(JsonLine) -> Result<()>,
 ) -> Result<()> {
     packages::install_missing(&needed(target, suites)?)?;
     if target
@@ -65,7 +65,7 @@ pub(crate) fn run_on_target_machine(
                 // The option and its value are one word, because an expression may begin with a dash.
                 command.push(format!("--cases={}", cases.as_str()).into());
             }
-            in_rxe(command, report)
+            run_in_rxe_vm(command, report)
         }
     }
 }
@@ -78,16 +78,16 @@ pub(crate) fn run_on_this_machine(
     target: &Target,
     suites: &[&Suite],
     jobs: Option<NonZeroUsize>,
-    report: &mut dyn FnMut(Line) -> Result<()>,
+    report: &mut dyn FnMut(JsonLine) -> Result<()>,
 ) -> Result<()> {
-    report(Line::Environment(package_versions(target, suites)?))?;
+    report(JsonLine::Environment(package_versions(target, suites)?))?;
     if let Some(network) = &target.network {
         make_network(network)?;
     }
     let jobs = jobs.unwrap_or_else(|| pool::default_jobs(target));
     pool::run(target, suites, jobs, &mut |suite, number, ran| {
         let passed = ran.outcome.reason().is_none();
-        report(Line::Case(CaseLine {
+        report(JsonLine::Case(CaseLine {
             target: target.name.clone(),
             result: CaseResult {
                 suite: suite.name.clone(),
@@ -130,7 +130,7 @@ fn make_network(command: &str) -> Result<()> {
     Ok(())
 }
 
-fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<Package>> {
+fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<DebianPackage>> {
     let of_suites = suites.iter().flat_map(|suite| &suite.packages);
     let mut needed = Vec::new();
     for name in target.packages.iter().chain(of_suites) {
@@ -168,8 +168,11 @@ fn package_versions(target: &Target, suites: &[&Suite]) -> Result<PackageVersion
     Ok(versions)
 }
 
-/// Runs `command` in the virtual machine. The command prints [`Line`]s.
-fn in_rxe(command: Vec<OsString>, report: &mut dyn FnMut(Line) -> Result<()>) -> Result<()> {
+/// Runs `command` in the virtual machine. The command prints [`JsonLine`]s.
+fn run_in_rxe_vm(
+    command: Vec<OsString>,
+    report: &mut dyn FnMut(JsonLine) -> Result<()>,
+) -> Result<()> {
     let (sender, lines) = mpsc::channel();
     let machine =
         thread::spawn(move || rxe::run_command(command, LineSender::new(sender), io::stderr()));

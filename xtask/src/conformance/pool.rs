@@ -15,7 +15,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, ensure};
 use tempfile::TempDir;
 
-use super::run::{Ran, Runner};
+use super::run::{CaseRun, Runner};
 use super::suite::{Case, Kind, Suite, Target, Unittest};
 
 /// Returns the number of cases that run at a time on `target` without `--jobs`: two per processor, because programs
@@ -28,7 +28,7 @@ pub(crate) fn default_jobs(target: &Target) -> NonZeroUsize {
 }
 
 /// A function that receives the result of a case: its suite, its position in the suite, and the outcome.
-type Report<'r> = &'r mut dyn FnMut(&Suite, usize, Ran) -> Result<()>;
+type CaseResultCallback<'r> = &'r mut dyn FnMut(&Suite, usize, CaseRun) -> Result<()>;
 
 /// Runs all cases of `suites` on `target`, `jobs` at a time. Each result is passed to `report` as soon as the case has
 /// ended, with the position of the case in its suite.
@@ -39,12 +39,12 @@ pub(crate) fn run(
     target: &Target,
     suites: &[&Suite],
     jobs: NonZeroUsize,
-    report: Report<'_>,
+    report: CaseResultCallback<'_>,
 ) -> Result<()> {
-    let ports = Mutex::new(Ports::new());
-    let prepared: Vec<Prepared<'_>> = thread::scope(|scope| {
+    let ports = Mutex::new(PortAllocator::new());
+    let prepared: Vec<PreparedSuite<'_>> = thread::scope(|scope| {
         let ports = &ports;
-        let prepare = |&suite| scope.spawn(move || Prepared::new(target, suite, ports));
+        let prepare = |&suite| scope.spawn(move || PreparedSuite::new(target, suite, ports));
         let begun: Vec<_> = suites.iter().map(prepare).collect();
         let ended = begun.into_iter().map(|thread| {
             let died = |_| Err(anyhow!("preparing a suite failed"));
@@ -63,7 +63,7 @@ pub(crate) fn run(
 }
 
 /// A suite whose `setup` was run.
-struct Prepared<'a> {
+struct PreparedSuite<'a> {
     suite: &'a Suite,
     /// The folder with the files that `setup` has made; `None` if the suite has no `setup`.
     folder: Option<TempDir>,
@@ -71,9 +71,13 @@ struct Prepared<'a> {
     tests: Vec<String>,
 }
 
-impl<'a> Prepared<'a> {
-    fn new(target: &Target, suite: &'a Suite, ports: &Mutex<Ports>) -> Result<Prepared<'a>> {
-        let mut prepared = Prepared {
+impl<'a> PreparedSuite<'a> {
+    fn new(
+        target: &Target,
+        suite: &'a Suite,
+        ports: &Mutex<PortAllocator>,
+    ) -> Result<PreparedSuite<'a>> {
+        let mut prepared = PreparedSuite {
             suite,
             folder: None,
             tests: Vec::new(),
@@ -128,7 +132,7 @@ enum WorkUnit<'a> {
 /// Returns the units of all cases: first the cases that must run alone, then the cases that may run beside others.
 fn exclusive_and_shared_units<'a>(
     target: &Target,
-    prepared: &'a [Prepared<'a>],
+    prepared: &'a [PreparedSuite<'a>],
     jobs: NonZeroUsize,
 ) -> (VecDeque<WorkUnit<'a>>, VecDeque<WorkUnit<'a>>) {
     let mut exclusive = VecDeque::new();
@@ -144,12 +148,12 @@ fn exclusive_and_shared_units<'a>(
                         exclusive.push_back(WorkUnit::Cases(vec![case]));
                         continue;
                     }
-                    let same = case.2.port.and_then(|port| at_port.get(&port));
+                    let same = case.2.fixed_port.and_then(|port| at_port.get(&port));
                     if let Some(WorkUnit::Cases(cases)) = same.and_then(|&at| shared.get_mut(at)) {
                         cases.push(case);
                         continue;
                     }
-                    if let Some(port) = case.2.port {
+                    if let Some(port) = case.2.fixed_port {
                         at_port.insert(port, shared.len());
                     }
                     shared.push_back(WorkUnit::Cases(vec![case]));
@@ -171,8 +175,8 @@ fn exclusive_and_shared_units<'a>(
 #[derive(Clone, Copy)]
 struct SharedByWorkers<'a> {
     target: &'a Target,
-    prepared: &'a [Prepared<'a>],
-    ports: &'a Mutex<Ports>,
+    prepared: &'a [PreparedSuite<'a>],
+    ports: &'a Mutex<PortAllocator>,
 }
 
 /// Runs `units` by at most `jobs` workers.
@@ -180,7 +184,7 @@ fn run_units(
     place: SharedByWorkers<'_>,
     units: VecDeque<WorkUnit<'_>>,
     jobs: NonZeroUsize,
-    report: Report<'_>,
+    report: CaseResultCallback<'_>,
 ) -> Result<()> {
     let workers = jobs.get().min(units.len());
     let queue = Mutex::new(units);
@@ -207,7 +211,7 @@ fn run_units(
         drop(sender);
         let mut outcome = Ok(());
         for result in results {
-            let told = result.and_then(|(suite, number, ran): (usize, usize, Ran)| {
+            let told = result.and_then(|(suite, number, ran): (usize, usize, CaseRun)| {
                 report(place.prepared[suite].suite, number, ran)
             });
             if outcome.is_ok() && told.is_err() {
@@ -233,12 +237,12 @@ impl Worker<'_> {
     fn run(
         &mut self,
         unit: &WorkUnit<'_>,
-        report: &mut dyn FnMut(usize, usize, Ran) -> Result<()>,
+        report: &mut dyn FnMut(usize, usize, CaseRun) -> Result<()>,
     ) -> Result<()> {
         match unit {
             WorkUnit::Cases(cases) => {
                 for (suite, number, case) in cases {
-                    let runner = self.runner(*suite, case.port)?;
+                    let runner = self.runner(*suite, case.fixed_port)?;
                     report(*suite, *number, runner.case(case))?;
                 }
                 Ok(())
@@ -283,25 +287,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Allocates ports. Each case has its own port, so that no case waits until the port of an earlier case is free. No
 /// other program uses the port.
 #[derive(Debug)]
-struct Ports(u16);
+struct PortAllocator(u16);
 
-impl Ports {
+impl PortAllocator {
     /// First and last port. They are below the ports that the kernel assigns to clients.
     const FIRST: u16 = 20_000;
     const LAST: u16 = 29_999;
 
-    fn new() -> Ports {
+    fn new() -> PortAllocator {
         // Runs at the same time begin with different ports.
-        let begin = std::process::id() % u32::from(Ports::LAST - Ports::FIRST);
-        Ports(Ports::FIRST + u16::try_from(begin).unwrap_or(0))
+        let begin = std::process::id() % u32::from(PortAllocator::LAST - PortAllocator::FIRST);
+        PortAllocator(PortAllocator::FIRST + u16::try_from(begin).unwrap_or(0))
     }
 
     fn next(&mut self) -> u16 {
         let mut port = self.0;
-        for _ in Ports::FIRST..=Ports::LAST {
+        for _ in PortAllocator::FIRST..=PortAllocator::LAST {
             port = self.0;
-            self.0 = if port == Ports::LAST {
-                Ports::FIRST
+            self.0 = if port == PortAllocator::LAST {
+                PortAllocator::FIRST
             } else {
                 port + 1
             };

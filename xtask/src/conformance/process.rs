@@ -28,12 +28,12 @@ pub(crate) struct Program {
     /// The side of the pseudo-terminal to which programs write. While it is open, no byte of the terminal is lost.
     terminal_write_side: File,
     /// Receives a message when the reader has read a [`END_OF_OUTPUT_MARK`].
-    marks: Receiver<()>,
+    end_of_output_marks: Receiver<()>,
 }
 
 /// The result of a program that has ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct EndedProgram {
     pub(crate) status: ExitStatus,
     /// Standard output and standard error together, in the order of writing; lines end with `\n`.
     pub(crate) output: String,
@@ -66,7 +66,7 @@ impl Program {
             child,
             output,
             terminal_write_side: screen,
-            marks,
+            end_of_output_marks: marks,
         })
     }
 
@@ -105,7 +105,7 @@ impl Program {
 
     /// Sends SIGTERM to the process group, and kills it after a while. SIGINT would not do: a shell's background
     /// processes ignore it.
-    pub(crate) fn terminate_and_collect_output(self) -> Result<Ended> {
+    pub(crate) fn terminate_and_collect_output(self) -> Result<EndedProgram> {
         if !self.has_ended()? {
             self.signal(Signal::TERM);
             self.wait(&LoadScaledTimeLimit::new(SIGTERM_GRACE))?;
@@ -122,16 +122,16 @@ impl Program {
             .write_all(END_OF_OUTPUT_MARK)
             .is_ok()
         {
-            let _ = self.marks.recv();
+            let _ = self.end_of_output_marks.recv();
         }
     }
 
     /// Kills the process group, and returns the collected output.
-    pub(crate) fn kill_and_collect_output(mut self) -> Result<Ended> {
+    pub(crate) fn kill_and_collect_output(mut self) -> Result<EndedProgram> {
         self.signal(Signal::KILL);
         let status = self.child.wait()?;
         self.wait_for_output();
-        Ok(Ended {
+        Ok(EndedProgram {
             status,
             output: self.output(),
         })
@@ -158,7 +158,7 @@ impl Drop for Program {
     }
 }
 
-impl Ended {
+impl EndedProgram {
     /// Returns a description of the exit status, such as `exit status 1` or `killed by SIGSEGV`.
     pub(crate) fn describe_exit_status(&self) -> String {
         match (self.status.code(), self.status.signal()) {
@@ -300,7 +300,7 @@ mod tests {
             child,
             output,
             terminal_write_side: screen,
-            marks,
+            end_of_output_marks: marks,
         };
         // The pipe holds less than these bytes, so the writer waits for the reader.
         let printed = "\0the end\0 of what was".repeat(1000);

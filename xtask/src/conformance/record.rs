@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::judge::Outcome;
 use super::suite::{Conformance, Suite, Target};
-use crate::cargo_output::Counts;
+use crate::cargo_output::TestCounts;
 
 /// The outcomes of the cases on one target: `conformance/results/TARGET.jsonl`, whose first line is the
 /// environment. Each further line is a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct TargetRecord {
     pub(crate) environment: PackageVersions,
     pub(crate) results: Vec<CaseResult>,
 }
@@ -46,15 +46,15 @@ pub(crate) enum Comparison {
     WorseOrUnrecorded(String),
 }
 
-impl Record {
+impl TargetRecord {
     /// Reads the record of `target`; returns an empty record if the file does not exist.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or parsed.
-    pub(crate) fn load(folder: &Path, target: &str) -> Result<Record> {
+    pub(crate) fn load(folder: &Path, target: &str) -> Result<TargetRecord> {
         let path = path(folder, target);
         if !path.exists() {
-            return Ok(Record::default());
+            return Ok(TargetRecord::default());
         }
         let name = path.display();
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {name}"))?;
@@ -69,7 +69,7 @@ impl Record {
                     .with_context(|| format!("{name}, line {} is not valid", n + 2))
             })
             .collect::<Result<_>>()?;
-        Ok(Record {
+        Ok(TargetRecord {
             environment,
             results,
         })
@@ -90,7 +90,12 @@ impl Record {
     }
 
     /// Replaces the recorded results of `suites` by `new`, in the order of the suites in `conformance`.
-    pub(crate) fn update(&mut self, conformance: &Conformance, suites: &[&Suite], new: Record) {
+    pub(crate) fn update(
+        &mut self,
+        conformance: &Conformance,
+        suites: &[&Suite],
+        new: TargetRecord,
+    ) {
         let replaced = |name: &str| suites.iter().any(|suite| suite.name == name);
         let mut all = std::mem::take(&mut self.results);
         all.retain(|result| !replaced(&result.suite));
@@ -177,13 +182,13 @@ fn compare(
 }
 
 /// Returns the numbers of `results` that passed, failed and were skipped.
-pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> Counts {
-    let mut counts = Counts::default();
+pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> TestCounts {
+    let mut counts = TestCounts::default();
     for result in results {
         counts += match result.outcome {
-            Outcome::Passed => Counts::PASS,
-            Outcome::Failed { .. } => Counts::FAIL,
-            Outcome::Skipped { .. } => Counts::SKIP,
+            Outcome::Passed => TestCounts::ONE_PASSED,
+            Outcome::Failed { .. } => TestCounts::ONE_FAILED,
+            Outcome::Skipped { .. } => TestCounts::ONE_SKIPPED,
         };
     }
     counts
@@ -248,10 +253,10 @@ fn totals(folder: &Path, conformance: &Conformance) -> Result<String> {
 fn targets_with_records<'a>(
     folder: &Path,
     conformance: &'a Conformance,
-) -> Result<Vec<(&'a Target, Record)>> {
+) -> Result<Vec<(&'a Target, TargetRecord)>> {
     let targets = conformance.targets.iter();
     targets
-        .map(|target| Ok((target, Record::load(folder, &target.name)?)))
+        .map(|target| Ok((target, TargetRecord::load(folder, &target.name)?)))
         .collect()
 }
 
@@ -332,9 +337,9 @@ fn results_page(folder: &Path, conformance: &Conformance) -> Result<String> {
 /// Appends a row to a table.
 fn row(
     text: &mut String,
-    columns: &[(&Target, Record)],
+    columns: &[(&Target, TargetRecord)],
     first: &str,
-    cell: &dyn Fn(&Record) -> String,
+    cell: &dyn Fn(&TargetRecord) -> String,
 ) {
     *text += &format!("| {first} |");
     for (_, record) in columns {
@@ -344,20 +349,20 @@ fn row(
 }
 
 /// Returns the names of the columns.
-fn names(columns: &[(&Target, Record)]) -> String {
+fn names(columns: &[(&Target, TargetRecord)]) -> String {
     let names: Vec<&str> = columns.iter().map(|(t, _)| t.name.as_str()).collect();
     names.join(" | ")
 }
 
 /// Returns the line between the heading of a table and its rows.
-fn rule(columns: &[(&Target, Record)]) -> String {
+fn rule(columns: &[(&Target, TargetRecord)]) -> String {
     "|---".repeat(columns.len() + 1)
 }
 
 /// Returns the causes of skipped cases of `suite`, each with the number of skipped cases on each target.
 fn skip_causes_with_counts<'a>(
     suite: &'a Suite,
-    columns: &[(&Target, Record)],
+    columns: &[(&Target, TargetRecord)],
 ) -> Vec<(&'a str, Vec<usize>)> {
     const OTHER: &str = "see the reason of each";
     let known = suite.causes.iter().map(|cause| cause.why.as_str());
@@ -406,7 +411,7 @@ fn link(suite: &Suite) -> String {
     format!("[{0}](#{0})", suite.name)
 }
 
-fn cells(counts: Counts) -> String {
+fn cells(counts: TestCounts) -> String {
     format!("{} / {} / {}", counts.passed, counts.failed, counts.skipped)
 }
 
@@ -441,7 +446,7 @@ mod tests {
     use super::*;
 
     /// Returns the cases that are recorded but no longer exist, and the cases that exist but are not recorded.
-    fn stale(conformance: &Conformance, target: &Target, record: &Record) -> Vec<String> {
+    fn stale(conformance: &Conformance, target: &Target, record: &TargetRecord) -> Vec<String> {
         let mut stale = Vec::new();
         for suite in conformance.suites.iter().filter(|s| s.is_for(target)) {
             // A suite of the kind `unittest` lists its cases only when it runs.
@@ -495,8 +500,8 @@ mod tests {
         }
     }
 
-    fn record(results: &[CaseResult]) -> Record {
-        Record {
+    fn record(results: &[CaseResult]) -> TargetRecord {
+        TargetRecord {
             environment: PackageVersions::from([("linux".to_owned(), "6.1".to_owned())]),
             results: results.to_vec(),
         }
@@ -505,16 +510,19 @@ mod tests {
     #[test]
     fn a_record_survives_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Record::load(folder.path(), "a").unwrap(), Record::default());
+        assert_eq!(
+            TargetRecord::load(folder.path(), "a").unwrap(),
+            TargetRecord::default()
+        );
         let before = record(&[
             result("one", Outcome::Passed),
             result("two", Outcome::failed("a \"b\"\nc")),
             result("three", skipped("why")),
         ]);
         before.store(folder.path(), "a").unwrap();
-        assert_eq!(Record::load(folder.path(), "a").unwrap(), before);
+        assert_eq!(TargetRecord::load(folder.path(), "a").unwrap(), before);
         std::fs::write(path(folder.path(), "a"), "{}\n{\"suite\": 1}\n").unwrap();
-        let err = Record::load(folder.path(), "a").unwrap_err();
+        let err = TargetRecord::load(folder.path(), "a").unwrap_err();
         assert!(format!("{err:#}").contains("line 2"), "{err:#}");
     }
 
@@ -617,7 +625,7 @@ mod tests {
     fn the_table_has_a_column_for_each_target() {
         let folder = tempfile::tempdir().unwrap();
         let conformance = conformance(folder.path());
-        let mut a = Record::default();
+        let mut a = TargetRecord::default();
         let suites = conformance.select(&[]).unwrap();
         let new = record(&[
             result("one", Outcome::Passed),
@@ -641,7 +649,12 @@ mod tests {
             Vec::<String>::new()
         );
         assert_eq!(
-            stale(&conformance, &conformance.targets[0], &Record::default()).len(),
+            stale(
+                &conformance,
+                &conformance.targets[0],
+                &TargetRecord::default()
+            )
+            .len(),
             2
         );
     }
@@ -656,7 +669,7 @@ mod tests {
         ]);
         let columns = [
             (&conformance.targets[0], a),
-            (&conformance.targets[1], Record::default()),
+            (&conformance.targets[1], TargetRecord::default()),
         ];
         assert_eq!(
             skip_causes_with_counts(&conformance.suites[0], &columns),
@@ -674,7 +687,7 @@ mod tests {
         let conformance = Conformance::load(&folder).unwrap();
         let mut wrong = Vec::new();
         for target in conformance.targets(&[]).unwrap() {
-            let record = Record::load(&folder, &target.name).unwrap();
+            let record = TargetRecord::load(&folder, &target.name).unwrap();
             for suite in &conformance.suites {
                 for CaseResult { case, outcome, .. } in results_of_suite(&record.results, suite) {
                     let right = match outcome {
@@ -709,7 +722,7 @@ mod tests {
              cargo xtask conformance --write"
         );
         for target in &conformance.targets {
-            let record = Record::load(&folder, &target.name).unwrap();
+            let record = TargetRecord::load(&folder, &target.name).unwrap();
             assert_eq!(
                 stale(&conformance, target, &record),
                 Vec::<String>::new(),

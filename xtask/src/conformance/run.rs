@@ -9,7 +9,7 @@ use regex::Regex;
 
 use super::judge::{Outcome, count_measurement_rows, first_match, unmatched};
 use super::limit::LoadScaledTimeLimit;
-use super::process::{Ended, Program};
+use super::process::{EndedProgram, Program};
 use super::ready::{self, ServerWaitResult};
 use super::suite::{self, Case, Target, Unittest, VERBATIM};
 use super::unittest::{UnittestReport, listed};
@@ -18,7 +18,7 @@ use crate::paths::target_dir;
 
 /// The outcome of a case, and the output of its programs when it did not pass.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CaseRun {
     pub(crate) case: String,
     pub(crate) outcome: Outcome,
     pub(crate) elapsed: Duration,
@@ -36,9 +36,9 @@ pub(crate) struct Runner<'a> {
 /// The results of the programs of a case.
 struct EndedPrograms {
     /// The side that failed, and the reason, if it is neither the exit status nor the output.
-    failure: Option<(&'static str, String)>,
-    server: Option<Ended>,
-    client: Option<Ended>,
+    failed_side_and_reason: Option<(&'static str, String)>,
+    server: Option<EndedProgram>,
+    client: Option<EndedProgram>,
 }
 
 impl Runner<'_> {
@@ -65,14 +65,14 @@ impl Runner<'_> {
     }
 
     /// Runs a case. If a program cannot be started, the case fails.
-    pub(crate) fn case(&self, case: &Case) -> Ran {
+    pub(crate) fn case(&self, case: &Case) -> CaseRun {
         let begin = Instant::now();
         let target = self.target;
         if let Some(needed) = case
             .link_layer
             .filter(|needed| *needed != target.link_layer)
         {
-            return Ran {
+            return CaseRun {
                 case: case.name.clone(),
                 outcome: Outcome::Skipped {
                     reason: format!(
@@ -85,7 +85,7 @@ impl Runner<'_> {
             };
         }
         let mut ran = self.once(case);
-        for _ in 1..TRIES {
+        for _ in 1..MAX_TRIES_AFTER_LOST_RACES {
             if !ran.is_race_lost {
                 break;
             }
@@ -94,7 +94,7 @@ impl Runner<'_> {
         let Judged {
             outcome, output, ..
         } = ran;
-        Ran {
+        CaseRun {
             case: case.name.clone(),
             outcome,
             elapsed: begin.elapsed(),
@@ -118,7 +118,7 @@ impl Runner<'_> {
             let program = self.start(Side::Client, &case.command)?;
             let ended = program.wait(&time)?;
             return Ok(EndedPrograms {
-                failure: (!ended).then_some((CLIENT, too_long)),
+                failed_side_and_reason: (!ended).then_some((CLIENT, too_long)),
                 server: None,
                 client: Some(program.kill_and_collect_output()?),
             });
@@ -140,14 +140,15 @@ impl Runner<'_> {
                 }
             };
             return Ok(EndedPrograms {
-                failure: Some((SERVER, failure)),
+                failed_side_and_reason: Some((SERVER, failure)),
                 server: Some(serving.kill_and_collect_output()?),
                 client: None,
             });
         }
         let client = self.start(Side::Client, &case.command)?;
         let time = LoadScaledTimeLimit::new(limit);
-        let client_ended = wait_for_either(&client, &serving, server.stays, &time)?;
+        let client_ended =
+            wait_for_client_end_or_grace(&client, &serving, server.runs_until_stopped, &time)?;
         let client = client.kill_and_collect_output()?;
         let mut failure = None;
         if !client_ended {
@@ -157,7 +158,7 @@ impl Runner<'_> {
                 (CLIENT, too_long.clone())
             });
         }
-        let serving = if server.stays {
+        let serving = if server.runs_until_stopped {
             let alone = serving.has_ended()?;
             let ended = serving.terminate_and_collect_output()?;
             if alone && !ended.status.success() && failure.is_none() {
@@ -169,7 +170,7 @@ impl Runner<'_> {
             let patience = if failure.is_none() && client.status.success() {
                 time
             } else {
-                LoadScaledTimeLimit::new(GRACE)
+                LoadScaledTimeLimit::new(GRACE_AFTER_OTHER_SIDE_FAILED)
             };
             if !serving.wait(&patience)? && failure.is_none() && client.status.success() {
                 failure = Some((SERVER, too_long));
@@ -177,7 +178,7 @@ impl Runner<'_> {
             serving.kill_and_collect_output()?
         };
         Ok(EndedPrograms {
-            failure,
+            failed_side_and_reason: failure,
             server: Some(serving),
             client: Some(client),
         })
@@ -219,15 +220,18 @@ impl Runner<'_> {
 
     /// The reason why a case failed.
     fn failure(&self, case: &Case, result: &EndedPrograms) -> Option<String> {
-        let stays = case.server.as_ref().is_some_and(|server| server.stays);
+        let stays = case
+            .server
+            .as_ref()
+            .is_some_and(|server| server.runs_until_stopped);
         let client = result.client.as_ref();
         let server = result.server.as_ref();
-        let unhappy = |side: &str, ended: Option<&Ended>| {
+        let unhappy = |side: &str, ended: Option<&EndedProgram>| {
             let ended = ended.filter(|ended| !ended.status.success())?;
             let last = last_line(&ended.output);
             Some(format!("{side}: {}{last}", ended.describe_exit_status()))
         };
-        if let Some((side, failure)) = &result.failure {
+        if let Some((side, failure)) = &result.failed_side_and_reason {
             let says = if *side == SERVER { server } else { client };
             let last = says.map_or_else(String::new, |ended| last_line(&ended.output));
             return Some(format!("{side}: {failure}{last}"));
@@ -243,7 +247,9 @@ impl Runner<'_> {
             (
                 SERVER,
                 server,
-                case.server.as_ref().map_or(&[], |s| s.expect.as_slice()),
+                case.server
+                    .as_ref()
+                    .map_or(&[], |s| s.expected_patterns.as_slice()),
             ),
         ];
         for (side, ended, patterns) in expected {
@@ -301,7 +307,7 @@ impl Runner<'_> {
         &self,
         unittest: &Unittest,
         names: &[String],
-        report: &mut dyn FnMut(usize, Ran) -> Result<()>,
+        report: &mut dyn FnMut(usize, CaseRun) -> Result<()>,
     ) -> Result<()> {
         let quiet = Duration::from_secs(unittest.timeout_s);
         let mut left: HashSet<&str> = names.iter().map(String::as_str).collect();
@@ -325,7 +331,7 @@ impl Runner<'_> {
                 let Some(number) = number.filter(|_| left.remove(id.as_str())) else {
                     continue;
                 };
-                let ran = Ran {
+                let ran = CaseRun {
                     output: match &outcome {
                         Outcome::Failed { .. } => tail(&ended.output),
                         Outcome::Passed | Outcome::Skipped { .. } => String::new(),
@@ -397,13 +403,13 @@ impl Judged {
 }
 
 /// Maximum number of times that a case is run whose programs lose a race between themselves.
-const TRIES: u32 = 3;
+const MAX_TRIES_AFTER_LOST_RACES: u32 = 3;
 
 /// The names of the sides of a case in results. An only program is called client.
 const CLIENT: &str = "client";
 const SERVER: &str = "server";
 /// Time that one side has to end after the other side has failed.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE_AFTER_OTHER_SIDE_FAILED: Duration = Duration::from_secs(1);
 /// Time limit of the command that prepares a suite.
 const SETUP: Duration = Duration::from_secs(120);
 /// Time limit of a check command.
@@ -421,7 +427,7 @@ fn results_of_run(
 ) -> Vec<(String, Outcome)> {
     let mut ran = said.outcomes_of(left);
     let why = match &said.unfinished_test {
-        Some(test) if !said.complete && left.contains(test.as_str()) => {
+        Some(test) if !said.has_printed_summary && left.contains(test.as_str()) => {
             ran.push((
                 test.clone(),
                 Outcome::failed(format!("the suite ended in it: {how}")),
@@ -429,7 +435,7 @@ fn results_of_run(
             return ran;
         }
         // If the suite was started again, it would end in the same way.
-        _ if !said.complete => format!("the suite ended before it: {how}"),
+        _ if !said.has_printed_summary => format!("the suite ended before it: {how}"),
         _ => "the suite says nothing of it".to_owned(),
     };
     let done: HashSet<String> = ran.iter().map(|(id, _)| id.clone()).collect();
@@ -441,8 +447,8 @@ fn results_of_run(
 }
 
 /// Waits until `client` has ended, and returns true then. Once the server has ended, the function waits
-/// only for [`GRACE`] if the server should have stayed, else for [`CLIENT_GRACE_AFTER_SERVER_END`].
-fn wait_for_either(
+/// only for [`GRACE_AFTER_OTHER_SIDE_FAILED`] if the server should have stayed, else for [`CLIENT_GRACE_AFTER_SERVER_END`].
+fn wait_for_client_end_or_grace(
     client: &Program,
     server: &Program,
     stays: bool,
@@ -458,7 +464,7 @@ fn wait_for_either(
         }
         if grace.is_none() && server.has_ended()? {
             grace = Some(LoadScaledTimeLimit::new(if stays {
-                GRACE
+                GRACE_AFTER_OTHER_SIDE_FAILED
             } else {
                 CLIENT_GRACE_AFTER_SERVER_END
             }));
@@ -471,7 +477,7 @@ fn wait_for_either(
 const CLIENT_GRACE_AFTER_SERVER_END: Duration = Duration::from_secs(20);
 
 /// Waits while `program` prints output; returns false if it printed no output for the time `silence`.
-fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(Ended, bool)> {
+fn wait_while_it_prints(program: Program, silence: Duration) -> Result<(EndedProgram, bool)> {
     let mut seen = program.output_len();
     let mut since = LoadScaledTimeLimit::new(silence);
     while !program.has_ended()? {
@@ -729,7 +735,7 @@ mod tests {
         let names = runner.tests(unittest).unwrap();
         assert_eq!(names, ["tests.m.C.a", "tests.m.C.b", "tests.m.C.c"]);
         let mut said = Vec::new();
-        let mut report = |number, ran: Ran| {
+        let mut report = |number, ran: CaseRun| {
             said.push((number, ran.case, ran.outcome));
             Ok(())
         };

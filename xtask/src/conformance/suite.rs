@@ -43,7 +43,7 @@ pub(crate) struct Target {
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
     /// The target of the clients, if it differs from the target of the servers.
-    pub(crate) client: Option<Client>,
+    pub(crate) client: Option<ClientTarget>,
     /// Arguments of `cargo build` for the programs that run on this target.
     pub(crate) build: Option<String>,
     /// Shell command that creates the network; it runs once, before all suites.
@@ -61,7 +61,7 @@ pub(crate) struct Target {
 /// The target of the clients, if servers and clients run on different devices.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Client {
+pub(crate) struct ClientTarget {
     /// Name of the clients' RDMA device: the value of `{dev}` in commands of clients.
     pub(crate) device: String,
     /// Index of the GID that clients use: the value of `{gid}` in commands of clients.
@@ -178,7 +178,7 @@ pub(crate) struct Case {
     /// If set, the case runs only on targets of this machine.
     machine: Option<Machine>,
     /// The TCP or `rdma_cm` port, if the program has a fixed port.
-    pub(crate) port: Option<u16>,
+    pub(crate) fixed_port: Option<u16>,
     /// True if no other case may run at the same time.
     pub(crate) exclusive: bool,
     pub(crate) timeout_s: u64,
@@ -205,9 +205,9 @@ pub(crate) struct Server {
     pub(crate) command: String,
     pub(crate) ready: Ready,
     /// True if the server does not end by itself.
-    pub(crate) stays: bool,
+    pub(crate) runs_until_stopped: bool,
     /// Regular expressions, each of which must match the server's output.
-    pub(crate) expect: Vec<Regex>,
+    pub(crate) expected_patterns: Vec<Regex>,
 }
 
 /// The sign by which a server is ready for its client.
@@ -255,7 +255,7 @@ struct File {
     #[serde(default, deserialize_with = "regexes")]
     again: Vec<Regex>,
     #[serde(default)]
-    case: Vec<Entry>,
+    case: Vec<CaseEntry>,
     unittest: Option<Unittest>,
     #[serde(default)]
     unsteady: Vec<Unsteady>,
@@ -266,7 +266,7 @@ struct File {
 /// A table `[[case]]`: one case, or with `vary` one case for each combination.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct CaseEntry {
     name: String,
     /// Command of a case with only one program.
     alone: Option<String>,
@@ -452,7 +452,7 @@ impl Suite {
     }
 }
 
-impl Entry {
+impl CaseEntry {
     fn add_cases(&self, file: &File, cases: &mut Vec<Case>) -> Result<()> {
         let mut combinations = vec![Vec::new()];
         for choices in &self.vary {
@@ -507,8 +507,8 @@ impl Entry {
                     .or(file.ready.as_ref())
                     .context("neither the case nor the suite says when a server is `ready`")?
                     .clone(),
-                stays: self.server_stays,
-                expect: self.expect_server.clone(),
+                runs_until_stopped: self.server_stays,
+                expected_patterns: self.expect_server.clone(),
             }),
         };
         Ok(Case {
@@ -520,7 +520,7 @@ impl Entry {
             min_measurement_rows: self.rows,
             link_layer: self.link_layer,
             machine: self.machine,
-            port: self.port,
+            fixed_port: self.port,
             exclusive: self.exclusive || file.exclusive,
             timeout_s: self
                 .timeout_s

@@ -13,7 +13,7 @@ pub(crate) struct UnittestReport {
     /// The test that has begun last and has no outcome yet.
     pub(crate) unfinished_test: Option<String>,
     /// True if the run has printed its summary.
-    pub(crate) complete: bool,
+    pub(crate) has_printed_summary: bool,
 }
 
 impl UnittestReport {
@@ -36,7 +36,7 @@ impl UnittestReport {
                 continue;
             }
             if line.starts_with("Ran ") && line.contains(" in ") {
-                report.complete = true;
+                report.has_printed_summary = true;
             }
             if let Some(id) = parse_test_line(line) {
                 report.unfinished_test = Some(id);
@@ -180,7 +180,7 @@ FAILED (failures=1, errors=1, skipped=3)
     #[test]
     fn every_form_of_outcome_is_understood() {
         let report = UnittestReport::parse(OUTPUT);
-        assert!(report.complete);
+        assert!(report.has_printed_summary);
         assert_eq!(report.unfinished_test, None);
         let tests = HashSet::from([
             "tests.test_addr.AHTest.test_create_ah",
@@ -226,7 +226,7 @@ FAILED (failures=1, errors=1, skipped=3)
     fn a_run_that_dies_names_the_test() {
         let cut = OUTPUT.find("ERROR").unwrap();
         let report = UnittestReport::parse(&OUTPUT[..cut]);
-        assert!(!report.complete);
+        assert!(!report.has_printed_summary);
         assert_eq!(
             report.unfinished_test.as_deref(),
             Some("tests.test_qpex.QpExTestCase.test_qp_ex_rc_atomic_write")

@@ -9,7 +9,7 @@ use super::imports::Imports;
 
 /// A cycle of imports: files that all reach each other by imports, and the imports between them.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Circle {
+pub(super) struct ImportCycle {
     pub(super) files: BTreeSet<PathBuf>,
     pub(super) imports: Vec<Import>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Import {
 }
 
 /// Returns the import cycles of `imports`, ordered by their first files.
-pub(super) fn find_import_cycles(imports: &Imports) -> Vec<Circle> {
+pub(super) fn find_import_cycles(imports: &Imports) -> Vec<ImportCycle> {
     let mut next: BTreeMap<&Path, Vec<&Path>> = BTreeMap::new();
     for (from, to) in imports.keys() {
         next.entry(from).or_default().push(to);
@@ -34,7 +34,7 @@ pub(super) fn find_import_cycles(imports: &Imports) -> Vec<Circle> {
         .collect();
     let reaches =
         |from: &Path, to: &Path| reached.get(from).is_some_and(|files| files.contains(to));
-    let mut circles: Vec<Circle> = Vec::new();
+    let mut circles: Vec<ImportCycle> = Vec::new();
     for &file in next.keys() {
         let known = circles.iter().any(|circle| circle.files.contains(file));
         if known || !reaches(file, file) {
@@ -50,7 +50,7 @@ pub(super) fn find_import_cycles(imports: &Imports) -> Vec<Circle> {
             to: to.clone(),
             names: names.clone(),
         });
-        circles.push(Circle {
+        circles.push(ImportCycle {
             imports: within.collect(),
             files,
         });

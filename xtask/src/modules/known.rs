@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::circles::Circle;
+use super::circles::ImportCycle;
 
 /// The path of the list, relative to the workspace.
 pub(super) const FILE: &str = "xtask/known-circles.toml";
@@ -19,7 +19,7 @@ const HEAD: &str = "\
 /// The accepted cycles, each given by its files.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Known {
+pub(super) struct AcceptedCycles {
     #[serde(default, rename = "circle")]
     circles: Vec<Entry>,
 }
@@ -30,15 +30,15 @@ struct Entry {
     files: BTreeSet<PathBuf>,
 }
 
-impl Known {
+impl AcceptedCycles {
     /// Reads the list of accepted cycles of `workspace`; a missing file is an empty list.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or parsed.
-    pub(super) fn load(workspace: &Path) -> Result<Known> {
+    pub(super) fn load(workspace: &Path) -> Result<AcceptedCycles> {
         let path = workspace.join(FILE);
         if !path.exists() {
-            return Ok(Known::default());
+            return Ok(AcceptedCycles::default());
         }
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {FILE}"))?;
         toml::from_str(&text).with_context(|| format!("{FILE} is not valid"))
@@ -62,13 +62,13 @@ impl Known {
     }
 
     /// Returns true if all files of `circle` are in one accepted cycle.
-    pub(super) fn has(&self, circle: &Circle) -> bool {
+    pub(super) fn has(&self, circle: &ImportCycle) -> bool {
         let mut circles = self.circles.iter();
         circles.any(|known| circle.files.is_subset(&known.files))
     }
 
     /// Returns the files of accepted cycles that are in no found cycle.
-    pub(super) fn stale(&self, found: &[Circle]) -> Vec<PathBuf> {
+    pub(super) fn stale(&self, found: &[ImportCycle]) -> Vec<PathBuf> {
         let listed = self.circles.iter().flat_map(|known| &known.files);
         let gone = |file: &&PathBuf| !found.iter().any(|circle| circle.files.contains(*file));
         listed.filter(gone).cloned().collect()
@@ -76,7 +76,7 @@ impl Known {
 
     /// Returns the list of accepted cycles, reduced to the found cycles: each entry keeps the files
     /// that are still in a cycle.
-    pub(super) fn pruned(&self, found: &[Circle]) -> Known {
+    pub(super) fn pruned(&self, found: &[ImportCycle]) -> AcceptedCycles {
         let mut circles = Vec::new();
         for known in &self.circles {
             let left = found
@@ -88,7 +88,7 @@ impl Known {
                 circles.push(Entry { files });
             }
         }
-        Known { circles }
+        AcceptedCycles { circles }
     }
 }
 
@@ -100,18 +100,18 @@ mod tests {
         names.split(' ').map(PathBuf::from).collect()
     }
 
-    fn circle(names: &str) -> Circle {
-        Circle {
+    fn circle(names: &str) -> ImportCycle {
+        ImportCycle {
             files: files(names),
             imports: Vec::new(),
         }
     }
 
-    fn known(circles: &[&str]) -> Known {
+    fn known(circles: &[&str]) -> AcceptedCycles {
         let entry = |names: &&str| Entry {
             files: files(names),
         };
-        Known {
+        AcceptedCycles {
             circles: circles.iter().map(entry).collect(),
         }
     }
@@ -142,11 +142,14 @@ mod tests {
     fn the_list_survives_its_file() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("xtask")).unwrap();
-        assert_eq!(Known::load(folder.path()).unwrap(), Known::default());
+        assert_eq!(
+            AcceptedCycles::load(folder.path()).unwrap(),
+            AcceptedCycles::default()
+        );
         let list = known(&["a b", "c d"]);
         list.store(folder.path()).unwrap();
-        assert_eq!(Known::load(folder.path()).unwrap(), list);
-        Known::default().store(folder.path()).unwrap();
+        assert_eq!(AcceptedCycles::load(folder.path()).unwrap(), list);
+        AcceptedCycles::default().store(folder.path()).unwrap();
         assert!(!folder.path().join(FILE).exists());
     }
 }

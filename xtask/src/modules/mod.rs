@@ -27,10 +27,10 @@ use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
 use crate::paths::workspace;
-use circles::Circle;
-use known::Known;
+use circles::ImportCycle;
+use known::AcceptedCycles;
 use packages::Workspace;
-use sizes::Size;
+use sizes::OversizedItem;
 use tree::Tree;
 
 /// Arguments of `cargo xtask modules`.
@@ -61,7 +61,7 @@ enum Line<'a> {
     Circle {
         known: bool,
         #[serde(flatten)]
-        circle: &'a Circle,
+        circle: &'a ImportCycle,
     },
     /// A file of an accepted cycle that is in no cycle any more.
     Stale {
@@ -71,7 +71,7 @@ enum Line<'a> {
     Layer {
         fault: &'a str,
     },
-    Size(&'a Size),
+    Size(&'a OversizedItem),
     Total {
         files: usize,
         circles: usize,
@@ -85,16 +85,16 @@ enum Line<'a> {
 struct Findings {
     /// The number of parsed files.
     files: usize,
-    circles: Vec<Circle>,
+    circles: Vec<ImportCycle>,
     layer_violations: Vec<String>,
-    oversized_items: Vec<Size>,
+    oversized_items: Vec<OversizedItem>,
 }
 
 /// Runs the check; returns false if it fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let folder = workspace();
     let found = examine(&folder)?;
-    let mut known = Known::load(&folder)?;
+    let mut known = AcceptedCycles::load(&folder)?;
     if args.prune {
         known = known.pruned(&found.circles);
         known.store(&folder)?;
@@ -147,7 +147,12 @@ fn relative(mut tree: Tree, folder: &Path) -> Tree {
     tree
 }
 
-fn print_json(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -> Result<()> {
+fn print_json(
+    args: &Args,
+    found: &Findings,
+    known: &AcceptedCycles,
+    stale: &[PathBuf],
+) -> Result<()> {
     let circles = found.circles.iter().map(|circle| Line::Circle {
         known: known.has(circle),
         circle,
@@ -181,7 +186,12 @@ fn print_json(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
     Ok(())
 }
 
-fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -> Result<()> {
+fn print_text(
+    args: &Args,
+    found: &Findings,
+    known: &AcceptedCycles,
+    stale: &[PathBuf],
+) -> Result<()> {
     let mut out = std::io::stdout().lock();
     for circle in &found.circles {
         print_circle(&mut out, circle, known.has(circle))?;
@@ -216,7 +226,7 @@ fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
 }
 
 /// Prints a cycle and its imports, one per line.
-fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()> {
+fn print_circle(out: &mut impl Write, circle: &ImportCycle, known: bool) -> Result<()> {
     /// The maximum number of imported names on a line.
     const SHOWN: usize = 6;
     let number = circle.files.len();
@@ -235,8 +245,8 @@ fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()
 }
 
 /// Makes a table of the functions and files that are too long, the longest first.
-fn table(sizes: &[Size]) -> Table {
-    let mut sizes: Vec<&Size> = sizes.iter().collect();
+fn table(sizes: &[OversizedItem]) -> Table {
+    let mut sizes: Vec<&OversizedItem> = sizes.iter().collect();
     sizes.sort_by_key(|size| (size.function.is_some(), size.what, usize::MAX - size.count));
     let mut table = Table::new();
     table

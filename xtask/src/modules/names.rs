@@ -80,7 +80,7 @@ impl Names {
 
     /// Adds the paths in unparsed tokens; with `in_text` also those in string literals.
     fn tokens(&mut self, tokens: TokenStream, in_text: bool) {
-        let mut path = Path::default();
+        let mut path = TokenPath::default();
         for token in tokens {
             match token {
                 TokenTree::Ident(ident) => {
@@ -93,7 +93,7 @@ impl Names {
                 TokenTree::Punct(punct) => {
                     self.end(&mut path, punct.as_char() == '!');
                     // The next name is a field, a macro variable or a lifetime.
-                    path.is_other = matches!(punct.as_char(), '.' | '$' | '\'');
+                    path.begins_outside_modules = matches!(punct.as_char(), '.' | '$' | '\'');
                     path.is_variable = punct.as_char() == '$';
                 }
                 TokenTree::Group(group) => {
@@ -113,9 +113,9 @@ impl Names {
         self.end(&mut path, false);
     }
 
-    fn end(&mut self, path: &mut Path, is_call: bool) {
+    fn end(&mut self, path: &mut TokenPath, is_call: bool) {
         let path = std::mem::take(path);
-        if path.is_other || path.segments.is_empty() {
+        if path.begins_outside_modules || path.segments.is_empty() {
             return;
         }
         if is_call && let [name] = &path.segments[..] {
@@ -203,23 +203,23 @@ impl<'ast> Visit<'ast> for Names {
 
 /// A path in tokens that is read up to the current token.
 #[derive(Default)]
-struct Path {
+struct TokenPath {
     segments: Vec<String>,
     /// Number of colons after the last segment.
     colons: usize,
     /// True if the next name belongs to this path.
     goes_on: bool,
     /// True if the path begins with a name that no module defines.
-    is_other: bool,
+    begins_outside_modules: bool,
     is_variable: bool,
 }
 
-impl Path {
+impl TokenPath {
     fn push(&mut self, ident: &Ident) {
         let name = name_without_raw_prefix(ident);
         // `$crate` is the crate of the macro.
         if self.is_variable && name == "crate" {
-            self.is_other = false;
+            self.begins_outside_modules = false;
         }
         self.segments.push(name);
         (self.colons, self.goes_on) = (0, false);
@@ -229,7 +229,7 @@ impl Path {
         self.colons += 1;
         self.goes_on = self.colons == 2;
         // `::name` is in another crate.
-        self.is_other |= self.segments.is_empty() && self.goes_on;
+        self.begins_outside_modules |= self.segments.is_empty() && self.goes_on;
     }
 }
 

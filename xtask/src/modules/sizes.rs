@@ -19,7 +19,7 @@ const FILE_LINES: usize = 600;
 
 /// A function or file whose size exceeds its limit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Size {
+pub(super) struct OversizedItem {
     pub(super) file: PathBuf,
     /// The function; `None` for a whole file.
     pub(super) function: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Size {
 
 /// Returns the functions in `syntax`, the content of the file `path`, that are too long, and the
 /// file if it is too long. Test functions are not checked.
-pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<Size> {
+pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<OversizedItem> {
     let mut sizes = OversizeCollector {
         path,
         found: Vec::new(),
@@ -47,13 +47,13 @@ fn lines(syntax: &syn::File) -> usize {
 
 struct OversizeCollector<'a> {
     path: &'a Path,
-    found: Vec<Size>,
+    found: Vec<OversizedItem>,
 }
 
 impl OversizeCollector<'_> {
     fn add(&mut self, function: Option<String>, what: &'static str, count: usize, limit: usize) {
         if count > limit {
-            self.found.push(Size {
+            self.found.push(OversizedItem {
                 file: self.path.to_path_buf(),
                 function,
                 what,

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::packages::{self, Package};
-use vm::Machine;
+use crate::packages::{self, DebianPackage};
+use vm::MachineSize;
 
 use initramfs::Job;
 
@@ -59,7 +59,7 @@ what it writes is gone when it ends. Its output and its exit status are passed t
 input is empty. Exit status 2 with a message when the machine does not start.";
 
 /// Packages of the host's distribution that the machine needs.
-pub(crate) const PACKAGES: &[Package] = &[
+pub(crate) const PACKAGES: &[DebianPackage] = &[
     packages::QEMU,
     packages::BUSYBOX_STATIC,
     packages::CPIO,
@@ -73,7 +73,7 @@ pub(crate) const PACKAGES: &[Package] = &[
 const TEST_LIMIT: u32 = 1200;
 
 /// Returns the words that precede the command of a test program to run it in the virtual machine.
-pub(crate) fn runner() -> Result<Vec<String>> {
+pub(crate) fn vm_runner_command() -> Result<Vec<String>> {
     let this = std::env::current_exe().context("cannot find this program's own file")?;
     let this = this.to_str().context("this program's path is not UTF-8")?;
     // A step may have rebuilt this program; the new program has the same path.
@@ -88,7 +88,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if command.is_empty() {
         command.push("ibv_devinfo".into());
     }
-    let machine = Machine {
+    let machine = MachineSize {
         cpus: args.cpus,
         memory_mib: args.memory,
     };
@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// Runs `command` in a machine of the default size, in the current folder; returns its exit status.
 ///
 /// # Errors
-/// Returns the errors of [`Machine::run`], and an error if packages are missing or no kernel is
+/// Returns the errors of [`MachineSize::run`], and an error if packages are missing or no kernel is
 /// available.
 pub(crate) fn run_command(
     command: Vec<OsString>,
@@ -116,5 +116,5 @@ pub(crate) fn run_command(
 ) -> Result<u8> {
     packages::install_missing(PACKAGES)?;
     let job = Job::in_this_environment(command)?;
-    Machine::default().run(&kernel::get()?, &job, None, stdout, stderr)
+    MachineSize::default().run(&kernel::get()?, &job, None, stdout, stderr)
 }

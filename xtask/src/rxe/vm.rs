@@ -23,16 +23,16 @@ const LAST_LINES: usize = 30;
 
 /// The size of a machine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Machine {
+pub(crate) struct MachineSize {
     /// Number of processors.
     pub(crate) cpus: u32,
     /// Memory in MiB.
     pub(crate) memory_mib: u32,
 }
 
-impl Default for Machine {
+impl Default for MachineSize {
     fn default() -> Self {
-        Machine {
+        MachineSize {
             cpus: 2,
             memory_mib: 4096,
         }
@@ -65,7 +65,7 @@ enum ControlMessage {
     Failed(String),
 }
 
-impl Machine {
+impl MachineSize {
     /// Boots `kernel`, runs `job`, copies its output, and returns its exit status. If a signal ended
     /// the job, the status is 128 plus the signal number, as in a shell.
     ///

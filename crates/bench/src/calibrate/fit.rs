@@ -12,7 +12,7 @@ use super::probes::{
 
 /// Result for one number of the profile.
 #[derive(Clone, Debug, PartialEq)]
-pub enum FittedNumber {
+pub enum NumberFitOutcome {
     /// The number was fitted to rates.
     Fitted {
         /// Fitted value.
@@ -32,7 +32,7 @@ pub enum FittedNumber {
 }
 
 /// Keys of a profile, such as `processing.send_ns`, each with its result.
-pub(super) type Findings = Vec<(&'static str, FittedNumber)>;
+pub(super) type Findings = Vec<(&'static str, NumberFitOutcome)>;
 
 type FitResult = Result<f64, String>;
 
@@ -59,7 +59,7 @@ impl FindingsCollector<'_> {
             }
         });
         let finding = match &number {
-            Ok(value) => FittedNumber::Fitted {
+            Ok(value) => NumberFitOutcome::Fitted {
                 value: *value,
                 fitted_to: from
                     .iter()
@@ -67,7 +67,7 @@ impl FindingsCollector<'_> {
                     .collect(),
                 derivation: how.to_owned(),
             },
-            Err(why) => FittedNumber::NotFitted {
+            Err(why) => NumberFitOutcome::NotFitted {
                 reason: why.clone(),
             },
         };
@@ -149,14 +149,14 @@ fn fit_cpu_times(fit: &mut FindingsCollector<'_>) {
 
 /// NIC time per operation: the time for which an operation occupies one of the NIC's processing
 /// units.
-struct ProcessingTime {
+struct NicTimePerOperation {
     /// Times of a WRITE and of a READ. If the processing units do not show, these are times of the
     /// whole NIC.
     write_ns: FitResult,
     read_ns: FitResult,
 }
 
-fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
+fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> NicTimePerOperation {
     use ProbedStream::{
         AllCoresHeaderOnlySends, AllCoresReads, OneLineWqes, OneQpSingleWrites, OneQpWritePostlists,
     };
@@ -209,13 +209,13 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
             "the peak of the NIC",
         );
         let of_unit = |number: FitResult| number.and_then(|ns| Ok(ns * units.clone()?));
-        return ProcessingTime {
+        return NicTimePerOperation {
             write_ns: of_unit(send),
             read_ns: of_unit(read),
         };
     }
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
-        fit.findings.push((key, FittedNumber::Omitted));
+        fit.findings.push((key, NumberFitOutcome::Omitted));
     }
     let read_ns = fit.validate_and_record_number(
         "processing.read_ns",
@@ -223,7 +223,7 @@ fn fit_processing_units(fit: &mut FindingsCollector<'_>) -> ProcessingTime {
         ns(AllCoresReads),
         "the peak of the NIC",
     );
-    ProcessingTime {
+    NicTimePerOperation {
         write_ns: send,
         read_ns,
     }
@@ -324,7 +324,7 @@ fn fit_link(fit: &mut FindingsCollector<'_>, like: &Profile) {
         let own = packets.bytes + packets.count * like.port.packet_gap_bytes.value;
         Ok((ns(short)? * bytes_per_ns - own).max(0.0))
     });
-    let count = FittedNumber::Fitted {
+    let count = NumberFitOutcome::Fitted {
         value: 1.0,
         fitted_to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
         derivation: "all ports of the NIC together are taken for one".to_owned(),
@@ -397,7 +397,7 @@ fn fit_pcie(fit: &mut FindingsCollector<'_>, like: &Profile) {
 }
 
 /// Fits the latencies of PCIe and of the port.
-fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &ProcessingTime) {
+fn fit_latencies(fit: &mut FindingsCollector<'_>, units: &NicTimePerOperation) {
     use ProbedStream::{
         InboundWrite, OneFetchedUcWriteAtATime, OneInlineUcWriteAtATime, OneReadAtATime,
     };
@@ -440,7 +440,7 @@ fn fit_wqe_cache(fit: &mut FindingsCollector<'_>) {
     let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
     let Some(&best) = best else {
         for key in ["cache.read_window", "cache.read_window_threads"] {
-            fit.findings.push((key, FittedNumber::Omitted));
+            fit.findings.push((key, NumberFitOutcome::Omitted));
         }
         return;
     };

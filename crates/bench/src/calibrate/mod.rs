@@ -16,7 +16,7 @@ use nicmodel::Profile;
 use nicmodel::profile::{LinkLayer, ProfileError};
 use verbs::Provider;
 
-pub use fit::FittedNumber;
+pub use fit::NumberFitOutcome;
 pub use machine_facts::MachineFacts;
 pub use probes::MeasuredRate;
 use probes::{ProbeResults, ProbedStream};
@@ -47,7 +47,7 @@ pub trait ProbeMachine {
 
 /// Result of a calibration.
 #[derive(Clone, Debug)]
-pub struct Calibration {
+pub struct CalibrationResult {
     /// Calibrated profile.
     pub profile: Profile,
     /// Text of the profile's file.
@@ -57,7 +57,7 @@ pub struct Calibration {
 /// Returns the number of measurements of a calibration.
 #[must_use]
 pub fn measurement_count(machine: &dyn ProbeMachine) -> usize {
-    ProbedStream::all(machine.counts_cache_line_reads()).len()
+    ProbedStream::all_with_read_windows_if_lines_counted(machine.counts_cache_line_reads()).len()
 }
 
 /// Measures all numbers that a profile needs and returns the profile. Numbers that cannot be
@@ -70,9 +70,10 @@ pub fn calibrate(
     machine: &mut dyn ProbeMachine,
     like: &Profile,
     should_end: impl Fn() -> bool,
-) -> Result<Calibration> {
+) -> Result<CalibrationResult> {
     let facts = machine.facts()?;
-    let probes = ProbedStream::all(machine.counts_cache_line_reads());
+    let probes =
+        ProbedStream::all_with_read_windows_if_lines_counted(machine.counts_cache_line_reads());
     let mut results = ProbeResults::default();
     for probe in &probes {
         if should_end() {
@@ -93,7 +94,7 @@ pub fn calibrate(
         let text = write::profile_toml(&facts, &findings, like);
         let problems = match Profile::parse(&text) {
             Ok(profile) => {
-                return Ok(Calibration {
+                return Ok(CalibrationResult {
                     profile,
                     profile_toml: text,
                 });
@@ -106,12 +107,12 @@ pub fn calibrate(
         let mut given_up = false;
         for problem in &problems {
             let finding = findings.iter_mut().find(|(key, _)| *key == problem.key);
-            if let Some((_, finding @ FittedNumber::Fitted { .. })) = finding {
+            if let Some((_, finding @ NumberFitOutcome::Fitted { .. })) = finding {
                 let why = format!(
                     "what was measured gives a value that is none: {}",
                     problem.message
                 );
-                *finding = FittedNumber::NotFitted { reason: why };
+                *finding = NumberFitOutcome::NotFitted { reason: why };
                 given_up = true;
             }
         }
@@ -173,19 +174,19 @@ impl ProbeMachine for SimulatedMachine<'_> {
 
 /// A NIC of this machine, real or software.
 #[derive(Debug)]
-pub struct RealMachine {
+pub struct LocalMachine {
     nic: NicChoice,
     worker_pool: WorkerPool,
     duration_ms: u64,
     rounds: u32,
 }
 
-impl RealMachine {
+impl LocalMachine {
     /// Creates a machine that `runner` measures. Each stream runs for `duration_ms` in each of
     /// `rounds` rounds, and the median counts.
     #[must_use]
-    pub fn new(nic: NicChoice, runner: WorkerPool, duration_ms: u64, rounds: u32) -> RealMachine {
-        RealMachine {
+    pub fn new(nic: NicChoice, runner: WorkerPool, duration_ms: u64, rounds: u32) -> LocalMachine {
+        LocalMachine {
             nic,
             worker_pool: runner,
             duration_ms,
@@ -201,7 +202,10 @@ impl RealMachine {
 pub fn measurement_tasks(duration_ms: u64) -> Result<Vec<MeasurementTask>> {
     let cores = posting_core_count()?;
     let task = |probe: ProbedStream| Ok(MeasurementTask::Stream(probe.stream(cores, duration_ms)?));
-    ProbedStream::all(false).into_iter().map(task).collect()
+    ProbedStream::all_with_read_windows_if_lines_counted(false)
+        .into_iter()
+        .map(task)
+        .collect()
 }
 
 /// Returns the number of posting cores: half of the allowed cores, at least 1.
@@ -209,7 +213,7 @@ fn posting_core_count() -> Result<usize> {
     Ok((crate::pin::allowed_cores()?.len() / 2).clamp(1, MAX_THREADS))
 }
 
-impl ProbeMachine for RealMachine {
+impl ProbeMachine for LocalMachine {
     fn facts(&self) -> Result<MachineFacts> {
         let provider = Provider::by_name(&self.nic.provider)?;
         let context = provider.device(self.nic.device.as_deref())?.open()?;

@@ -74,7 +74,7 @@ const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 impl ProbedStream {
     /// Returns all probes. Windows of READs are included only if the machine counts what the NIC
     /// reads (`counted`).
-    pub(super) fn all(counted: bool) -> Vec<ProbedStream> {
+    pub(super) fn all_with_read_windows_if_lines_counted(counted: bool) -> Vec<ProbedStream> {
         use ProbedStream::*;
         let mut all = vec![
             OneLineWqes,
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn every_probe_is_a_stream_on_any_number_of_cores() {
         for cores in [1, 2, 14, 128] {
-            for probe in ProbedStream::all(true) {
+            for probe in ProbedStream::all_with_read_windows_if_lines_counted(true) {
                 let stream = probe.stream(cores, 1);
                 assert!(stream.is_ok(), "{probe:?}: {stream:?}");
             }

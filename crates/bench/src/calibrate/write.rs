@@ -5,7 +5,7 @@ use std::fmt::Write;
 use nicmodel::Profile;
 use nicmodel::profile::LinkLayer;
 
-use super::fit::{Findings, FittedNumber};
+use super::fit::{Findings, NumberFitOutcome};
 use super::machine_facts::MachineFacts;
 
 /// The tables of a profile, in their order.
@@ -84,7 +84,7 @@ fn profile_number_line(
         .find(|(findings, _)| *findings == key)
         .map(|(_, finding)| finding);
     let hidden = match finding {
-        Some(FittedNumber::Fitted {
+        Some(NumberFitOutcome::Fitted {
             value,
             fitted_to: to,
             derivation: how,
@@ -100,8 +100,8 @@ fn profile_number_line(
                 to.join(", ")
             ));
         }
-        Some(FittedNumber::Omitted) => return None,
-        Some(FittedNumber::NotFitted { reason: why }) => format!("{why}; "),
+        Some(NumberFitOutcome::Omitted) => return None,
+        Some(NumberFitOutcome::NotFitted { reason: why }) => format!("{why}; "),
         None => "not measured; ".to_owned(),
     };
     let all = like.numbers();

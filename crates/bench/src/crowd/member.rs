@@ -61,7 +61,7 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &MemberJob) -> Resul
         let mut member = Member::new(link, &nic, order)?;
         link.barrier()?;
         let begin_ns = now_ns();
-        let verified = member.run()?;
+        let verified = member.run_and_count_received()?;
         let end_ns = now_ns();
         link.send(&MemberResult {
             begin_ns,
@@ -134,7 +134,7 @@ impl Peer {
     }
 
     /// Processes an arrived message. Returns true for a message and false for an answer.
-    fn process_and_is_message(
+    fn process_and_is_message_not_answer(
         &mut self,
         number: u64,
         is_answer: bool,
@@ -175,7 +175,7 @@ impl Member {
         // Receives for the messages and the answers of both sides.
         let recvs = usize::try_from(2 * flow_control.window)?;
         let sends = recvs + 2;
-        let cq = nic.cq(order.roles.len() * (recvs + sends))?;
+        let cq = nic.create_cq(order.roles.len() * (recvs + sends))?;
         let bytes = order.roles.len() * recvs * MESSAGE_BYTES;
         let memory = nic.alloc(bytes, Access::LOCAL_WRITE, None)?;
         let mut qps = Vec::new();
@@ -225,7 +225,7 @@ impl Member {
 
     /// Runs until all messages are sent, answered and received. Returns the number of messages
     /// received.
-    fn run(&mut self) -> Result<u64> {
+    fn run_and_count_received(&mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<MAX_COMPLETIONS_PER_POLL>::new();
         let mut timeout = PollTimeout::without_pause(3 * TIMEOUT_NS);
         let (mut verified, mut left) = (0, self.peers.len());
@@ -249,7 +249,7 @@ impl Member {
                 if wc.is_recv() {
                     let at = usize::try_from(wc.wr_id())? * MESSAGE_BYTES;
                     let is_answer = memory.read_u64(at + 8)? != 0;
-                    let in_order = peer.process_and_is_message(
+                    let in_order = peer.process_and_is_message_not_answer(
                         memory.read_u64(at)?,
                         is_answer,
                         *flow_control,

@@ -100,7 +100,7 @@ impl<'s> Client<'s> {
         // A response may arrive before the SEND of its request has completed, so the send queue
         // holds more than `depth` requests.
         let sends = 4 * depth + 1;
-        let cq = nic.cq(config.queue_pairs * (sends + 2 * depth))?;
+        let cq = nic.create_cq(config.queue_pairs * (sends + 2 * depth))?;
         let mut qps = Vec::new();
         for _ in 0..config.queue_pairs {
             let qp = nic
@@ -108,9 +108,11 @@ impl<'s> Client<'s> {
                 .max_send_wr(saturating_u32(sends));
             qps.push(qp.max_recv_wr(saturating_u32(2 * depth)).build()?);
         }
-        let data = config
-            .memory
-            .register(nic, slots * config.slot_stride_bytes(), Access::ALL)?;
+        let data = config.memory.allocate_and_register_zeroed(
+            nic,
+            slots * config.slot_stride_bytes(),
+            Access::ALL,
+        )?;
         // One slot more, for the request that ends the exchange.
         let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;

@@ -51,7 +51,7 @@ impl DataMemory {
     }
 
     /// Registers at least `bytes` zeroed bytes.
-    pub(super) fn register(
+    pub(super) fn allocate_and_register_zeroed(
         self,
         nic: &OpenNic,
         bytes: usize,

@@ -72,7 +72,7 @@ impl<'s> Server<'s> {
         // Each request takes two WRs, and the client may receive the response before the server's
         // SEND has completed.
         let sends = 4 * config.depth + 4;
-        let cq = nic.cq(config.queue_pairs * sends + 2 * slots)?;
+        let cq = nic.create_cq(config.queue_pairs * sends + 2 * slots)?;
         let srq = nic.pd.create_srq(saturating_u32(2 * slots), 1)?;
         let mut qps = Vec::new();
         for _ in 0..config.queue_pairs {
@@ -82,9 +82,11 @@ impl<'s> Server<'s> {
                 .srq(&srq);
             qps.push(qp.build()?);
         }
-        let data = config
-            .memory
-            .register(nic, slots * config.slot_stride_bytes(), Access::ALL)?;
+        let data = config.memory.allocate_and_register_zeroed(
+            nic,
+            slots * config.slot_stride_bytes(),
+            Access::ALL,
+        )?;
         let requests = nic.alloc(2 * slots * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
         let mut recvs = srq.recv_list(2 * slots);
@@ -147,7 +149,7 @@ impl<'s> Server<'s> {
                     .get(&qpn)
                     .context("not of a queue pair here")?;
                 if is_recv {
-                    self.receive_request(queue_pair, wr_id)?;
+                    self.take_request_or_end(queue_pair, wr_id)?;
                 } else {
                     self.handle_completion(queue_pair, wr_id)?;
                 }
@@ -167,7 +169,7 @@ impl<'s> Server<'s> {
         Ok(self.verified_requests)
     }
 
-    fn receive_request(&mut self, queue_pair: usize, recv: u64) -> Result<()> {
+    fn take_request_or_end(&mut self, queue_pair: usize, recv: u64) -> Result<()> {
         let at = usize::try_from(recv)? * REQUEST_BYTES;
         let number = self.request_memory.read_u64(at)?;
         let slot = usize::try_from(self.request_memory.read_u64(at + 8)?)?;

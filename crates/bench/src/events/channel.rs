@@ -6,7 +6,7 @@ use verbs::{
     RecvList, WcBuffer,
 };
 
-use super::end::{EpollWait, MESSAGE_BYTES, Message, SleepingEndpoint};
+use super::end::{MESSAGE_BYTES, Message, SingleFdEpoll, SleepingEndpoint};
 use crate::connect::connect;
 use crate::link::WorkerLink;
 use crate::nic::{NicChoice, OpenNic, reap, saturating_u32};
@@ -24,7 +24,7 @@ pub(super) struct EventDrivenQp {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     channel: CompletionChannel,
-    channel_wait: EpollWait,
+    channel_wait: SingleFdEpoll,
     sends: Postlist<Rc>,
     messages_sent: usize,
     recvs: Vec<RecvList>,
@@ -36,7 +36,7 @@ impl EventDrivenQp {
     pub(super) fn open(link: &mut WorkerLink, nic: &NicChoice) -> Result<EventDrivenQp> {
         let nic = OpenNic::open(nic)?;
         let channel = nic.context.create_comp_channel()?;
-        let send_cq = nic.cq(SEND_QUEUE_DEPTH)?;
+        let send_cq = nic.create_cq(SEND_QUEUE_DEPTH)?;
         let recv_cq = nic
             .context
             .create_cq_with_channel(saturating_u32(RECVS_PER_SIDE), &channel)?;
@@ -61,7 +61,7 @@ impl EventDrivenQp {
         recv_cq.req_notify(false)?;
         link.barrier()?;
         Ok(EventDrivenQp {
-            channel_wait: EpollWait::new(&channel)?,
+            channel_wait: SingleFdEpoll::new(&channel)?,
             sends: qp.postlist(1),
             qp,
             send_cq,

@@ -146,18 +146,18 @@ pub(super) fn answer_all(end: &mut dyn SleepingEndpoint) -> Result<u64> {
 }
 
 /// An epoll descriptor that watches one other descriptor.
-pub(super) struct EpollWait {
+pub(super) struct SingleFdEpoll {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
-impl EpollWait {
-    pub(super) fn new(fd: impl AsFd) -> Result<EpollWait> {
+impl SingleFdEpoll {
+    pub(super) fn new(fd: impl AsFd) -> Result<SingleFdEpoll> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot make an epoll descriptor")?;
         let data = epoll::EventData::new_u64(0);
         epoll::add(&epoll, fd, data, epoll::EventFlags::IN).context("cannot watch a descriptor")?;
-        Ok(EpollWait {
+        Ok(SingleFdEpoll {
             epoll,
             events: Vec::with_capacity(1),
         })

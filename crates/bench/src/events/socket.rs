@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::end::{EpollWait, MESSAGE_BYTES, Message, SleepingEndpoint};
+use super::end::{MESSAGE_BYTES, Message, SingleFdEpoll, SleepingEndpoint};
 use crate::link::WorkerLink;
 
 /// A connected nonblocking socket.
 pub(super) struct NonblockingSocket<S> {
     stream: S,
-    epoll_wait: EpollWait,
+    epoll_wait: SingleFdEpoll,
 }
 
 /// Connects to the worker's TCP socket, whose address arrives over the link.
@@ -65,7 +65,7 @@ fn nonblocking_unix(stream: UnixStream) -> Result<NonblockingSocket<UnixStream>>
 impl<S: Read + Write + AsFd> NonblockingSocket<S> {
     fn new(stream: S) -> Result<Self> {
         Ok(Self {
-            epoll_wait: EpollWait::new(&stream)?,
+            epoll_wait: SingleFdEpoll::new(&stream)?,
             stream,
         })
     }

@@ -44,7 +44,7 @@ pub struct Settings {
 
 /// A comparison: its extent, its devices, and its cores.
 #[derive(Clone, Debug)]
-pub struct Comparison {
+pub struct ComparisonSetup {
     /// Extent of the comparison.
     pub settings: Settings,
     /// Cores on which the two processes run.
@@ -63,7 +63,7 @@ pub struct Comparison {
     pub smaller_mtu_bytes: u32,
 }
 
-impl Comparison {
+impl ComparisonSetup {
     /// Queries both devices.
     ///
     /// # Errors
@@ -74,10 +74,10 @@ impl Comparison {
         worker: WorkerCommand,
         softnic: NicChoice,
         system: NicChoice,
-    ) -> Result<Comparison> {
-        let (device, gid_index, mtu) = device_gid_and_mtu(&system)?;
-        let (_, _, own_mtu) = device_gid_and_mtu(&softnic)?;
-        Ok(Comparison {
+    ) -> Result<ComparisonSetup> {
+        let (device, gid_index, mtu) = device_name_gid_index_and_mtu(&system)?;
+        let (_, _, own_mtu) = device_name_gid_index_and_mtu(&softnic)?;
+        Ok(ComparisonSetup {
             settings,
             cores,
             worker,
@@ -120,7 +120,7 @@ impl Comparison {
 }
 
 /// Returns the name of a device, and the GID index and the active MTU of its port.
-fn device_gid_and_mtu(choice: &NicChoice) -> Result<(String, u8, u32)> {
+fn device_name_gid_index_and_mtu(choice: &NicChoice) -> Result<(String, u8, u32)> {
     let device = Provider::by_name(&choice.provider)?.device(choice.device.as_deref())?;
     let context = device.open()?;
     let mtu = context.query_port(choice.port_num)?.active_mtu.bytes();
@@ -214,7 +214,7 @@ pub struct RowResult {
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonSummary {
-    /// Results of the rows, in the order of [`Comparison::tasks`].
+    /// Results of the rows, in the order of [`ComparisonSetup::tasks`].
     pub rows: Vec<RowResult>,
 }
 
@@ -234,7 +234,7 @@ impl ComparisonSummary {
 /// # Errors
 /// When the tasks of the comparison are invalid.
 pub fn run(
-    comparison: &Comparison,
+    comparison: &ComparisonSetup,
     mut on_event: impl FnMut(&ComparisonEvent),
     should_end: impl Fn() -> bool,
 ) -> Result<ComparisonSummary> {
@@ -284,7 +284,7 @@ pub fn run(
             {
                 let side = NicSide::Perftest;
                 on_event(&ComparisonEvent::Begin { task: *task, side });
-                match measure_with_perftest(comparison, task, on_device) {
+                match perftest_mops_or_latency_ns(comparison, task, on_device) {
                     Ok(value) => samples.record_and_report_sample(
                         round,
                         row,
@@ -307,8 +307,8 @@ pub fn run(
     Ok(ComparisonSummary { rows })
 }
 
-fn measure_with_perftest(
-    comparison: &Comparison,
+fn perftest_mops_or_latency_ns(
+    comparison: &ComparisonSetup,
     task: &MeasurementTask,
     on_device: f64,
 ) -> Result<f64> {
@@ -430,14 +430,14 @@ impl ComparisonSamples {
 mod tests {
     use super::*;
 
-    fn comparison(rounds: u32, payloads_bytes: Vec<usize>) -> Comparison {
+    fn comparison(rounds: u32, payloads_bytes: Vec<usize>) -> ComparisonSetup {
         let nic = NicChoice::first_device_of("softnic");
         let exe = WorkerCommand {
             path: "/nonexistent/verbatim".into(),
             args: vec![],
             envs: vec![],
         };
-        Comparison::new(
+        ComparisonSetup::new(
             Settings {
                 rounds,
                 duration_ms: 1,

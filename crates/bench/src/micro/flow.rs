@@ -192,7 +192,7 @@ pub(super) fn run_and_count_wrs_per_qp<T: Connected, R: WindowRequests<T>>(
             }
             flow.wait_until_completed(room, &mut requests)?;
             if stream.burst && room == posted {
-                meter.note_done_operations(posted * qps.len() as u64);
+                meter.note_total_done_operations(posted * qps.len() as u64);
             }
             for _ in 0..lists {
                 flow.post(&mut requests)?;
@@ -202,7 +202,7 @@ pub(super) fn run_and_count_wrs_per_qp<T: Connected, R: WindowRequests<T>>(
         // Once windows are full, the rate of posting equals the rate of completion. Posting is the
         // smoother measure, because completions of a whole window are found at once.
         if !stream.burst && posted >= stream.window as u64 {
-            meter.note_done_operations(posted * qps.len() as u64);
+            meter.note_total_done_operations(posted * qps.len() as u64);
         }
     }
     let ended_ns = now_ns();

@@ -108,7 +108,7 @@ fn create_connected_qps<T: Connected>(
     stream: &VerbStream,
 ) -> Result<Vec<QueuePair<T>>> {
     let prepared = (0..stream.queue_pairs).map(|_| {
-        let cq = nic.cq(stream.window.max(credit::RESPONDER_SEND_WRS) + 1)?;
+        let cq = nic.create_cq(stream.window.max(credit::RESPONDER_SEND_WRS) + 1)?;
         let send_wrs = stream.window.max(credit::RESPONDER_SEND_WRS);
         let qp = nic
             .qp_builder::<T>(&cq, &cq)

@@ -75,7 +75,7 @@ pub struct MicroParameters {
     pub inline: Option<bool>,
     /// True if a window is posted only when the previous window is done. False if WRs are posted as
     /// room becomes free.
-    pub burst: bool,
+    pub waits_between_windows: bool,
     /// Queue pairs of each thread, which uses them in turn; 1 by default.
     pub queue_pairs_per_thread: Option<usize>,
     /// Posting threads, each with its own thread on the other side; 1 by default, or the number of
@@ -201,7 +201,7 @@ impl VerbStream {
             window,
             signal_every: parameters.signal_every.unwrap_or_else(auto),
             inline: parameters.resolve_inline(verb, payload_bytes)?,
-            burst: parameters.burst,
+            burst: parameters.waits_between_windows,
             queue_pairs,
             threads,
             processes,
@@ -490,7 +490,7 @@ mod tests {
             wrs_per_doorbell: Some(2),
             signal_every: Some(8),
             queue_pairs_per_thread: Some(2),
-            burst: true,
+            waits_between_windows: true,
             ..MicroParameters::default()
         };
         let burst = VerbStream::new(Verb::RcRead, &parameters, 1).unwrap();

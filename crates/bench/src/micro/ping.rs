@@ -82,7 +82,7 @@ pub(super) fn run_worker_side(link: &mut WorkerLink, nic: &OpenNic, ping: &PingP
             let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             let memory = nic.pd.alloc(ping.payload_bytes, access)?;
             link.send(&memory.remote())?;
-            let cq = nic.cq(1)?;
+            let cq = nic.create_cq(1)?;
             let _qp = connect(
                 link,
                 nic.qp_builder::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?,

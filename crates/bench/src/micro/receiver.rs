@@ -47,8 +47,8 @@ pub(super) fn receive<T: SendTransport, F: PayloadForm>(
             if came > 0 {
                 taken += came;
                 received += came as u64;
-                if receiver.repost_full_chunks_and_report(came, &mut wcs)? {
-                    meter.note_done_operations(received);
+                if receiver.repost_and_report_if_chunk_is_full(came, &mut wcs)? {
+                    meter.note_total_done_operations(received);
                 }
             }
         }
@@ -189,7 +189,7 @@ impl<'q, T: SendTransport, F: PayloadForm> Receiver<'q, T, F> {
     /// Counts `came` messages, posts RECVs again in whole chunks, and reports each chunk. Returns
     /// true if a chunk was complete.
     #[inline]
-    fn repost_full_chunks_and_report(
+    fn repost_and_report_if_chunk_is_full(
         &mut self,
         came: usize,
         wcs: &mut WcBuffer<32>,

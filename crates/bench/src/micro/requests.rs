@@ -172,7 +172,7 @@ impl WindowRequests<Rc> for SingleCounterAdds {
         for (place, number) in run.window_slots.clone().zip(run.first_wr_number..) {
             let got = self.result_memory.read_u64(8 * place)?;
             if got != next && (self.expects_exact_value || got < next) {
-                return Err(wrong_fetched_value(
+                return Err(wrong_fetched_value_error(
                     number,
                     0,
                     got,
@@ -245,7 +245,7 @@ impl WindowRequests<Rc> for RandomCounterAdds {
             let next =
                 &mut self.next_value_by_qp_counter[run.qp_index * self.counters.len() + counter];
             if got != *next && (self.expects_exact_value || got < *next) {
-                return Err(wrong_fetched_value(
+                return Err(wrong_fetched_value_error(
                     number,
                     counter,
                     got,
@@ -260,7 +260,7 @@ impl WindowRequests<Rc> for RandomCounterAdds {
 }
 
 #[cold]
-fn wrong_fetched_value(
+fn wrong_fetched_value_error(
     number: u64,
     counter: usize,
     got: u64,

@@ -51,7 +51,7 @@ pub(super) fn qp_builder<T: SendTransport>(
     send_wrs: usize,
     recv_wrs: usize,
 ) -> Result<QpBuilder<T>> {
-    let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
+    let (send_cq, recv_cq) = (nic.create_cq(send_wrs + 1)?, nic.create_cq(recv_wrs + 1)?);
     Ok(nic
         .qp_builder::<T>(&send_cq, &recv_cq)
         .max_send_wr(saturating_u32(send_wrs))

@@ -177,7 +177,7 @@ fn bursts_end_and_are_checked() {
                     window: Some(window),
                     wrs_per_doorbell: Some(batch),
                     signal_every: Some(signal_every),
-                    burst: true,
+                    waits_between_windows: true,
                     ..MicroParameters::default()
                 },
             );

@@ -66,9 +66,9 @@ pub(crate) struct TimedOperations {
 pub(crate) struct OperationMeter {
     warm_up_ns: u64,
     /// Number of operations done, and the time in ns, at the first tick.
-    at_first_tick: Option<(u64, u64)>,
+    operations_and_ns_at_first_tick: Option<(u64, u64)>,
     /// Number of operations done, and the time in ns, at the end of the warm-up.
-    at_warm_up_end: Option<(u64, u64)>,
+    operations_and_ns_at_warm_up_end: Option<(u64, u64)>,
 }
 
 impl OperationMeter {
@@ -76,24 +76,24 @@ impl OperationMeter {
     pub(crate) fn new(duration_ms: u64) -> OperationMeter {
         OperationMeter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP_DIVISOR,
-            at_first_tick: None,
-            at_warm_up_end: None,
+            operations_and_ns_at_first_tick: None,
+            operations_and_ns_at_warm_up_end: None,
         }
     }
 
     /// Notes that `done` operations are done.
     #[inline]
-    pub(crate) fn note_done_operations(&mut self, done: u64) {
-        if self.at_warm_up_end.is_none() {
+    pub(crate) fn note_total_done_operations(&mut self, done: u64) {
+        if self.operations_and_ns_at_warm_up_end.is_none() {
             self.mark_first_tick_or_warm_up_end(done, now_ns());
         }
     }
 
     fn mark_first_tick_or_warm_up_end(&mut self, done: u64, now: u64) {
-        match self.at_first_tick {
-            None => self.at_first_tick = Some((done, now)),
+        match self.operations_and_ns_at_first_tick {
+            None => self.operations_and_ns_at_first_tick = Some((done, now)),
             Some((_, begin)) if now.saturating_sub(begin) >= self.warm_up_ns => {
-                self.at_warm_up_end = Some((done, now));
+                self.operations_and_ns_at_warm_up_end = Some((done, now));
             }
             Some(_) => {}
         }
@@ -106,9 +106,12 @@ impl OperationMeter {
             elapsed_ns: end_ns.saturating_sub(ns),
         };
         let worth = |timed: &TimedOperations| timed.ops > 0 && timed.elapsed_ns > 0;
-        let marked = self.at_warm_up_end.map(since).filter(worth);
+        let marked = self
+            .operations_and_ns_at_warm_up_end
+            .map(since)
+            .filter(worth);
         marked
-            .or_else(|| self.at_first_tick.map(since))
+            .or_else(|| self.operations_and_ns_at_first_tick.map(since))
             .unwrap_or(TimedOperations {
                 ops: 0,
                 elapsed_ns: 0,
@@ -135,7 +138,7 @@ mod tests {
         let mut meter = OperationMeter::new(100);
         let ms = |n: u64| n * 1_000_000;
         for (done, now) in [(10, 0), (20, 5), (30, 9), (40, 12)] {
-            if meter.at_warm_up_end.is_none() {
+            if meter.operations_and_ns_at_warm_up_end.is_none() {
                 meter.mark_first_tick_or_warm_up_end(done, ms(now));
             }
         }

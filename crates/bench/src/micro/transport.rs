@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use verbs::{
     Payload, PostError, Postlist, PreparedQp, QpBuilder, QueuePair, Rc, RecvList, Transport, Uc,
-    Ud, UdDestination, Wr,
+    Ud, UdDestination, WrBuilder,
 };
 
 use crate::connect::{connect_all, exchange_endpoints};
@@ -53,7 +53,7 @@ pub(super) trait SendTransport: Transport + Sized {
         payload: impl Payload,
         imm: Option<u32>,
         to: &Self::Destination,
-    ) -> Wr<'l>;
+    ) -> WrBuilder<'l>;
 }
 
 /// Implements SENDs of a connected queue pair; `$loses` is true if messages may be lost.
@@ -96,7 +96,7 @@ macro_rules! connected_sends {
                 payload: impl Payload,
                 imm: Option<u32>,
                 (): &(),
-            ) -> Wr<'l> {
+            ) -> WrBuilder<'l> {
                 match imm {
                     Some(imm) => list.send_with_imm(payload, imm),
                     None => list.send(payload),
@@ -155,7 +155,7 @@ impl SendTransport for Ud {
         payload: impl Payload,
         imm: Option<u32>,
         to: &UdDestination,
-    ) -> Wr<'l> {
+    ) -> WrBuilder<'l> {
         match imm {
             Some(imm) => list.send_with_imm(payload, to, imm),
             None => list.send(payload, to),

@@ -16,7 +16,7 @@ pub enum BareMessageExchange {
 
 /// Parameters of an exchange through bare rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct BareExchange {
+pub struct BareExchangeParameters {
     pub(crate) exchange: BareMessageExchange,
     /// True if a message carries 8 bytes, in a record of 32 bytes; false if it is header-only, in a
     /// record of 16 bytes.

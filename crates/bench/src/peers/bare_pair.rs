@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use super::bare::{BareExchange, BareMessageExchange};
+pub use super::bare::{BareExchangeParameters, BareMessageExchange};
 use super::bare_ring::{
     EIGHT_BYTE_RECORD_WORDS, HEADER_ONLY_RECORD_WORDS, MAX_LIST, Producer, Receiver, Ring,
     SendList, WINDOW, ring_words,
@@ -71,7 +71,7 @@ impl EndCounts {
 ///
 /// # Errors
 /// When memory cannot be shared, the worker is gone, or a message is wrong.
-pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchange) -> Result<BareResult> {
+pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchangeParameters) -> Result<BareResult> {
     ensure!(
         (1..=MAX_LIST).contains(&bare.list),
         "a list of a bare ring has 1 to {MAX_LIST} messages"
@@ -90,7 +90,7 @@ pub fn run_driver_side(link: &mut WorkerLink, bare: BareExchange) -> Result<Bare
 ///
 /// # Errors
 /// When memory cannot be allocated or the driver is gone.
-pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchange) -> Result<()> {
+pub fn run_worker_side(link: &mut WorkerLink, bare: BareExchangeParameters) -> Result<()> {
     let record_words = if bare.has_payload {
         EIGHT_BYTE_RECORD_WORDS
     } else {
@@ -118,7 +118,7 @@ fn rings<const WORDS: usize>(words: &SharedWords) -> Result<[Ring<'_, WORDS>; 2]
 fn exchange_as_driver<const WORDS: usize>(
     link: &mut WorkerLink,
     words: &SharedWords,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<BareResult> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(there), Receiver::new(back));
@@ -148,7 +148,7 @@ fn exchange_as_driver<const WORDS: usize>(
 fn exchange_as_worker<const WORDS: usize>(
     link: &mut WorkerLink,
     words: &SharedWords,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<()> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
@@ -187,7 +187,7 @@ fn wait_for_room<const WORDS: usize>(
 /// Sends for the configured time. Returns the number of messages.
 fn stream<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<u64> {
     let mut wrs = SendList::<WORDS>::new();
     let mut timer = RunTimer::new(bare.duration_ms);
@@ -206,7 +206,7 @@ fn stream<const WORDS: usize>(
 /// Receives up to the last message.
 fn receive_stream<const WORDS: usize>(
     receiver: &mut Receiver<'_, WORDS>,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<EndCounts> {
     let mut meter = OperationMeter::new(bare.duration_ms);
     let mut timeout = PollTimeout::new(TIMEOUT_NS);
@@ -216,8 +216,8 @@ fn receive_stream<const WORDS: usize>(
             continue;
         }
         timeout.reset();
-        if receiver.repost_recvs() {
-            meter.note_done_operations(receiver.next_expected);
+        if receiver.repost_recvs_if_chunk_is_full() {
+            meter.note_total_done_operations(receiver.next_expected);
         }
     }
     Ok(EndCounts::new(receiver, &meter))
@@ -227,7 +227,7 @@ fn receive_stream<const WORDS: usize>(
 fn ping_pong<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
@@ -235,7 +235,7 @@ fn ping_pong<const WORDS: usize>(
         OperationMeter::new(bare.duration_ms),
     );
     let mut sent = 0;
-    meter.note_done_operations(0);
+    meter.note_total_done_operations(0);
     while !receiver.has_ended {
         let last =
             sent % EXCHANGES_PER_CLOCK_READ == EXCHANGES_PER_CLOCK_READ - 1 && timer.is_over();
@@ -247,9 +247,9 @@ fn ping_pong<const WORDS: usize>(
         while receiver.poll(1) == 0 {
             timeout.fail_if_over_after_empty_poll("the answer through a bare ring")?;
         }
-        receiver.repost_recvs();
+        receiver.repost_recvs_if_chunk_is_full();
         if sent % EXCHANGES_PER_CLOCK_READ == 0 {
-            meter.note_done_operations(sent);
+            meter.note_total_done_operations(sent);
         }
     }
     Ok((sent, EndCounts::new(receiver, &meter)))
@@ -259,7 +259,7 @@ fn ping_pong<const WORDS: usize>(
 fn run_request_window<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
-    bare: BareExchange,
+    bare: BareExchangeParameters,
 ) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
     let (mut timer, mut meter) = (
@@ -287,8 +287,8 @@ fn run_request_window<const WORDS: usize>(
             continue;
         }
         timeout.reset();
-        if receiver.repost_recvs() {
-            meter.note_done_operations(receiver.next_expected);
+        if receiver.repost_recvs_if_chunk_is_full() {
+            meter.note_total_done_operations(receiver.next_expected);
         }
     }
     Ok((sent, EndCounts::new(receiver, &meter)))
@@ -323,7 +323,7 @@ fn answer_until_last<const WORDS: usize>(
             producer.post(&wrs, count);
             sent = end;
         }
-        receiver.repost_recvs();
+        receiver.repost_recvs_if_chunk_is_full();
     }
     Ok(EndCounts::new(receiver, &OperationMeter::new(0)))
 }
@@ -345,7 +345,7 @@ mod tests {
                     Job::Bare(bare) => run_worker_side(&mut right, bare),
                     job => bail!("{job:?} is no ring"),
                 });
-                let bare = BareExchange {
+                let bare = BareExchangeParameters {
                     exchange,
                     has_payload,
                     list,
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_a_list_is_refused() {
         let (mut left, _right) = WorkerLink::pair().unwrap();
-        let bare = BareExchange {
+        let bare = BareExchangeParameters {
             exchange: BareMessageExchange::Stream,
             has_payload: false,
             list: 17,

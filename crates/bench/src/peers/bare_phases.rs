@@ -67,7 +67,7 @@ impl<const WORDS: usize> OneCoreConnection for BareEnds<'_, WORDS> {
     }
 
     fn repost_window_recvs(&mut self) -> Result<()> {
-        self.receiver.repost_recvs();
+        self.receiver.repost_recvs_if_chunk_is_full();
         Ok(())
     }
 

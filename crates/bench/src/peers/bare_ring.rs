@@ -272,7 +272,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<usize> {
         let due = self.outstanding_signaled.start;
-        let done = self.fill_completions();
+        let done = self.fill_wcs_and_count();
         for (number, wc) in (due..).zip(&self.wcs[..done]) {
             let wr_id = (number + 1) * SIGNAL_EVERY - 1;
             anyhow::ensure!(
@@ -285,7 +285,7 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
     }
 
     #[inline(never)]
-    fn fill_completions(&mut self) -> usize {
+    fn fill_wcs_and_count(&mut self) -> usize {
         let consumed = self.ring.consumer_position.load(Ordering::Acquire);
         let mut done = 0;
         for wc in &mut self.wcs {
@@ -497,7 +497,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
 
     /// Posts the RECVs of whole chunks again. Returns true if at least one chunk was complete.
     #[inline]
-    pub(crate) fn repost_recvs(&mut self) -> bool {
+    pub(crate) fn repost_recvs_if_chunk_is_full(&mut self) -> bool {
         let has_chunk = self.unposted_recvs >= RECVS_PER_REPOST;
         while self.unposted_recvs >= RECVS_PER_REPOST {
             let chunk = self.next_recv_to_repost..self.next_recv_to_repost + RECVS_PER_REPOST;
@@ -535,7 +535,7 @@ mod tests {
             }
             assert!(sent - receiver.next_expected <= WINDOW as u64);
             while receiver.poll(MAX_POLLED_ENTRIES) > 0 {
-                receiver.repost_recvs();
+                receiver.repost_recvs_if_chunk_is_full();
             }
             assert_eq!(
                 (receiver.next_expected, receiver.fault.clone()),
@@ -572,7 +572,7 @@ mod tests {
         }
         while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
         assert_eq!(receiver.next_expected, WINDOW as u64);
-        receiver.repost_recvs();
+        receiver.repost_recvs_if_chunk_is_full();
         while receiver.poll(MAX_POLLED_ENTRIES) > 0 {}
         assert_eq!(receiver.next_expected, 2 * WINDOW as u64);
     }

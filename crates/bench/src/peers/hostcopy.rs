@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::copy::CopyMethod;
 use super::copy::{CopyParameters, pattern, write_number};
-use super::mapping::{SharedMapping, create_shared_memory, open_shared_memory};
+use super::mapping::{PeerWritableMapping, create_shared_memory, open_shared_memory};
 use crate::job::Job;
 use crate::link::WorkerLink;
 
@@ -31,7 +31,7 @@ struct WorkerBufferLocation {
 ///
 /// # Errors
 /// When memory cannot be mapped or written, or the worker finds other bytes.
-pub fn run_driver_side(
+pub fn run_driver_side_for_bytes_per_s(
     link: &mut WorkerLink,
     method: CopyMethod,
     payload_bytes: usize,
@@ -46,7 +46,8 @@ pub fn run_driver_side(
     let rate = match method {
         CopyMethod::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
-            let target = SharedMapping::new(&open_shared_memory(buffer.pid, fd)?, payload_bytes)?;
+            let target =
+                PeerWritableMapping::new(&open_shared_memory(buffer.pid, fd)?, payload_bytes)?;
             copy_bytes_per_s(copies, &mut source, |source| {
                 target.write(source);
                 Ok(())
@@ -74,7 +75,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
     let (buffer, target) = match request.method {
         CopyMethod::Memcpy => {
             let fd = create_shared_memory(size)?;
-            let mapping = SharedMapping::new(&fd, size)?;
+            let mapping = PeerWritableMapping::new(&fd, size)?;
             let buffer = WorkerBufferLocation {
                 pid,
                 addr: mapping.addr(),
@@ -89,7 +90,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
             )
         }
         CopyMethod::ProcessVmWritev => {
-            let mapping = SharedMapping::map_private(size)?;
+            let mapping = PeerWritableMapping::map_private(size)?;
             let buffer = WorkerBufferLocation {
                 pid,
                 addr: mapping.addr(),
@@ -108,7 +109,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: CopyParameters) -> Result
 }
 
 struct Target {
-    mapping: SharedMapping,
+    mapping: PeerWritableMapping,
     _fd: Option<OwnedFd>,
 }
 
@@ -179,7 +180,9 @@ mod tests {
             for size in [8, 4096, 100_000] {
                 let (mut left, mut right) = WorkerLink::pair().unwrap();
                 let worker = std::thread::spawn(move || serve(&mut right));
-                assert!(run_driver_side(&mut left, method, size, 10).unwrap() > 0.0);
+                assert!(
+                    run_driver_side_for_bytes_per_s(&mut left, method, size, 10).unwrap() > 0.0
+                );
                 drop(left);
                 worker.join().unwrap().unwrap();
             }

@@ -66,10 +66,10 @@ pub fn measure_bytes_and_bytes_per_s(bytes: u64, cores: CorePair) -> Result<(u64
     if !out.status.success() {
         bail!("{PROGRAM} failed ({}): {}", out.status, text.trim());
     }
-    parse(&text)
+    parse_bytes_and_bytes_per_s(&text)
 }
 
-fn parse(text: &str) -> Result<(u64, f64)> {
+fn parse_bytes_and_bytes_per_s(text: &str) -> Result<(u64, f64)> {
     let report: Iperf3Report =
         serde_json::from_str(text).with_context(|| format!("{PROGRAM} printed something else"))?;
     let Iperf3Received {
@@ -91,10 +91,13 @@ mod tests {
         let text = r#"{"start": {}, "end": {"streams": [], "sum_sent": {"bytes": 9},
             "sum_received": {"start": 0, "end": 1.0, "seconds": 1.0, "bytes": 1349386240,
             "bits_per_second": 8e9, "sender": true}}}"#;
-        assert_eq!(parse(text).unwrap(), (1_349_386_240, 1e9));
+        assert_eq!(
+            parse_bytes_and_bytes_per_s(text).unwrap(),
+            (1_349_386_240, 1e9)
+        );
         let none = text.replace("8e9", "0");
         for other in ["", "{}", r#"{"error": "unable to connect"}"#, &none] {
-            assert!(parse(other).is_err(), "{other}");
+            assert!(parse_bytes_and_bytes_per_s(other).is_err(), "{other}");
         }
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn open_shared_memory(pid: i32, fd: i32) -> Result<OwnedFd> {
 /// Words that two processes share. They are all zero at first and accessed only by atomic
 /// operations.
 pub(super) struct SharedWords {
-    mapping: SharedMapping,
+    mapping: PeerWritableMapping,
     fd: OwnedFd,
 }
 
@@ -67,7 +67,7 @@ impl SharedWords {
     }
 
     fn map(fd: OwnedFd, count: usize) -> Result<SharedWords> {
-        let mapping = SharedMapping::new(&fd, count * size_of::<AtomicU64>())?;
+        let mapping = PeerWritableMapping::new(&fd, count * size_of::<AtomicU64>())?;
         Ok(SharedWords { mapping, fd })
     }
 
@@ -89,20 +89,20 @@ impl SharedWords {
         let count = self.mapping.size / size_of::<AtomicU64>();
         // SAFETY: the mapping is `size` readable and writable bytes until `drop`. It starts at a
         // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `SharedWords`
-        // alone owns the mapping and never calls `SharedMapping::write` or `SharedMapping::read`. The other
+        // alone owns the mapping and never calls `PeerWritableMapping::write` or `PeerWritableMapping::read`. The other
         // process maps the same memory as `SharedWords`, so all accesses are atomic.
         unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().cast(), count) }
     }
 }
 
 /// A mapping that another process may write; it is accessed only by copies.
-pub(super) struct SharedMapping {
+pub(super) struct PeerWritableMapping {
     start: NonNull<u8>,
     size: usize,
 }
 
-impl SharedMapping {
-    pub(super) fn new(fd: &OwnedFd, size: usize) -> Result<SharedMapping> {
+impl PeerWritableMapping {
+    pub(super) fn new(fd: &OwnedFd, size: usize) -> Result<PeerWritableMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address (a null hint without FIXED), so no memory that
         // is in use is replaced.
@@ -117,22 +117,22 @@ impl SharedMapping {
             )
         }
         .context("cannot map shared memory")?;
-        SharedMapping::from_raw(start, size)
+        PeerWritableMapping::from_raw(start, size)
     }
 
-    pub(super) fn map_private(size: usize) -> Result<SharedMapping> {
+    pub(super) fn map_private(size: usize) -> Result<PeerWritableMapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `new`.
         let start = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE)
         }
         .context("cannot map private memory")?;
-        SharedMapping::from_raw(start, size)
+        PeerWritableMapping::from_raw(start, size)
     }
 
-    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<SharedMapping> {
+    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<PeerWritableMapping> {
         let start = NonNull::new(start.cast()).context("mapped at address 0")?;
-        Ok(SharedMapping { start, size })
+        Ok(PeerWritableMapping { start, size })
     }
 
     pub(super) fn addr(&self) -> usize {
@@ -163,7 +163,7 @@ impl SharedMapping {
     }
 }
 
-impl Drop for SharedMapping {
+impl Drop for PeerWritableMapping {
     fn drop(&mut self) {
         // SAFETY: exactly the range that mmap returned, unmapped once; no reference into it exists
         // because `write` and `read` copy.

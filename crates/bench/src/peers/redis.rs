@@ -73,7 +73,7 @@ impl Server {
     ///
     /// # Errors
     /// When `redis-benchmark` is missing or fails, or the counter does not account for the run.
-    pub fn run(&self, requests: u64) -> Result<f64> {
+    pub fn run_and_requests_per_s(&self, requests: u64) -> Result<f64> {
         let before = self.counter()?;
         let client = spawn_on(
             self.cores.requester,
@@ -98,7 +98,7 @@ impl Server {
         if counted < requests {
             bail!("redis counted {counted} increments of {requests}");
         }
-        parse(&String::from_utf8_lossy(&out.stdout)).context("redis-benchmark")
+        parse_incr_requests_per_s(&String::from_utf8_lossy(&out.stdout)).context("redis-benchmark")
     }
 
     /// Returns the counter's value, 0 before the first increment.
@@ -121,7 +121,7 @@ impl Server {
 }
 
 /// Parses the output of `redis-benchmark --csv` and returns the requests per second of INCR.
-fn parse(text: &str) -> Result<f64> {
+fn parse_incr_requests_per_s(text: &str) -> Result<f64> {
     csv_number(text, "rps", "INCR")
 }
 
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_version_7_prints() {
-        assert_eq!(parse(V7).unwrap(), 3_696_857.5);
+        assert_eq!(parse_incr_requests_per_s(V7).unwrap(), 3_696_857.5);
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
             "\"test\",\"rps\"\n\"INCR\",\"0\"\n",
             "\"test\",\"rps\"\n\"SET\",\"5\"\n",
         ] {
-            assert!(parse(text).is_err(), "{text:?}");
+            assert!(parse_incr_requests_per_s(text).is_err(), "{text:?}");
         }
     }
 
@@ -189,7 +189,7 @@ mod tests {
     fn it_runs_tiny_and_counts() {
         let server = Server::start(CorePair::first_two().unwrap()).unwrap();
         assert_eq!(server.counter().unwrap(), 0);
-        assert!(server.run(10_000).unwrap() > 0.0);
+        assert!(server.run_and_requests_per_s(10_000).unwrap() > 0.0);
         assert!(server.counter().unwrap() >= 10_000);
     }
 }

@@ -33,7 +33,7 @@ const BUFFER_BYTES: i32 = 8 << 20;
 
 /// Result of the worker.
 #[derive(Debug, Serialize, Deserialize)]
-struct EndCounts {
+struct WorkerDatagramResult {
     datagrams: u64,
     in_order: bool,
     seconds: f64,
@@ -44,7 +44,7 @@ struct EndCounts {
 ///
 /// # Errors
 /// A socket fails, the worker is gone, or a datagram arrives out of order.
-pub fn run_driver_side(
+pub fn run_driver_side_for_rate_or_ns(
     link: &mut WorkerLink,
     exchange: DatagramExchange,
     datagram_bytes: usize,
@@ -72,7 +72,7 @@ pub fn run_driver_side(
         let _ = socket.send_to(&end, to);
         std::thread::sleep(Duration::from_millis(1));
     }
-    let counts: EndCounts = link.recv()?;
+    let counts: WorkerDatagramResult = link.recv()?;
     ensure!(counts.in_order, "datagrams arrived out of order");
     #[allow(clippy::cast_precision_loss)] // far below 2^52 datagrams
     match exchange {
@@ -141,7 +141,7 @@ pub fn run_worker_side(link: &mut WorkerLink, request: DatagramParameters) -> Re
     let socket = open(ADDRESSES[1])?;
     link.send(&socket.local_addr()?)?;
     let mut buffer = vec![0; 65_536];
-    let mut counts = EndCounts {
+    let mut counts = WorkerDatagramResult {
         datagrams: 0,
         in_order: true,
         seconds: 0.0,
@@ -236,7 +236,9 @@ mod tests {
                     Job::Datagrams(request) => run_worker_side(&mut right, request),
                     job => bail!("{job:?} is no exchange"),
                 });
-                assert!(run_driver_side(&mut left, exchange, bytes, 640).unwrap() > 0.0);
+                assert!(
+                    run_driver_side_for_rate_or_ns(&mut left, exchange, bytes, 640).unwrap() > 0.0
+                );
                 drop(left);
                 worker.join().unwrap().unwrap();
             }
@@ -246,7 +248,9 @@ mod tests {
     #[test]
     fn what_has_no_number_or_too_many_segments_is_refused() {
         let (mut left, _right) = WorkerLink::pair().unwrap();
-        assert!(run_driver_side(&mut left, DatagramExchange::PingPong, 7, 1).is_err());
+        assert!(
+            run_driver_side_for_rate_or_ns(&mut left, DatagramExchange::PingPong, 7, 1).is_err()
+        );
         let socket = open(ADDRESSES[0]).unwrap();
         let to = socket.local_addr().unwrap();
         assert!(stream(&socket, to, 24, 65, 1).is_err());

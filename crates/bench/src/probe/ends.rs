@@ -38,8 +38,10 @@ fn run_driver_side(
     probe: &WriteProbe,
 ) -> Result<ProbeResult> {
     match probe.verb {
-        Verb::UcWrite => WriteRequester::<Uc>::new(link, nic, probe)?.drive(link, probe),
-        _ => WriteRequester::<Rc>::new(link, nic, probe)?.drive(link, probe),
+        Verb::UcWrite => {
+            WriteRequester::<Uc>::new(link, nic, probe)?.write_all_and_receive_result(link, probe)
+        }
+        _ => WriteRequester::<Rc>::new(link, nic, probe)?.write_all_and_receive_result(link, probe),
     }
 }
 
@@ -54,8 +56,10 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &ProbeJob) -> Result
 
 fn run_target(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<()> {
     match probe.verb {
-        Verb::UcWrite => WriteTarget::<Uc>::new(link, nic, probe)?.inspect(link, probe),
-        _ => WriteTarget::<Rc>::new(link, nic, probe)?.inspect(link, probe),
+        Verb::UcWrite => {
+            WriteTarget::<Uc>::new(link, nic, probe)?.inspect_writes_and_send_result(link, probe)
+        }
+        _ => WriteTarget::<Rc>::new(link, nic, probe)?.inspect_writes_and_send_result(link, probe),
     }
 }
 
@@ -70,7 +74,7 @@ struct WriteRequester<T: Connected> {
 impl<T: Connected> WriteRequester<T> {
     fn new(link: &mut WorkerLink, nic: &OpenNic, probe: &WriteProbe) -> Result<Self> {
         let remote: RemoteMemory = link.recv()?;
-        let cq = nic.cq(1)?;
+        let cq = nic.create_cq(1)?;
         let qp = connect(
             link,
             nic.qp_builder::<T>(&cq, &cq).max_recv_wr(1u32).build()?,
@@ -100,7 +104,11 @@ impl<T: Connected> WriteRequester<T> {
         Ok(())
     }
 
-    fn drive(mut self, link: &mut WorkerLink, probe: &WriteProbe) -> Result<ProbeResult> {
+    fn write_all_and_receive_result(
+        mut self,
+        link: &mut WorkerLink,
+        probe: &WriteProbe,
+    ) -> Result<ProbeResult> {
         for number in 1..=probe.writes {
             self.write(number)?;
             if probe.question == ProbedProperty::Visible {
@@ -124,7 +132,7 @@ impl<T: Connected> WriteTarget<T> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = nic.pd.alloc(probe.payload_bytes, access)?;
         link.send(&memory.remote())?;
-        let cq = nic.cq(1)?;
+        let cq = nic.create_cq(1)?;
         let qp = connect(
             link,
             nic.qp_builder::<T>(&cq, &cq).max_recv_wr(1u32).build()?,
@@ -144,7 +152,11 @@ impl<T: Connected> WriteTarget<T> {
         Ok(false)
     }
 
-    fn inspect(self, link: &mut WorkerLink, probe: &WriteProbe) -> Result<()> {
+    fn inspect_writes_and_send_result(
+        self,
+        link: &mut WorkerLink,
+        probe: &WriteProbe,
+    ) -> Result<()> {
         let mut result = ProbeResult::default();
         match probe.question {
             ProbedProperty::Visible => {
@@ -218,7 +230,7 @@ mod tests {
     fn words_that_are_missing_are_found() {
         let nic = OpenNic::open(&NicChoice::first_device_of("softnic")).expect("a NIC");
         let memory = nic.pd.alloc(32, Access::LOCAL_WRITE).expect("memory");
-        let cq = nic.cq(1).expect("a CQ");
+        let cq = nic.create_cq(1).expect("a CQ");
         let make = || {
             nic.qp_builder::<Rc>(&cq, &cq)
                 .max_recv_wr(1u32)

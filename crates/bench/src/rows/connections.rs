@@ -21,13 +21,13 @@ pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
 const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
 
 /// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
-pub(super) fn idle_cpu(bench: &BenchSetup) -> Result<RowFigure> {
+pub(super) fn measure_idle_cpu(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
     Ok(with_worker(bench, |link| drive_idle(link, &order))?.cpu_percent)
 }
 
 /// Measures [`Row::IdleMemory`](crate::goal::Row::IdleMemory) once.
-pub(super) fn idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
+pub(super) fn measure_idle_memory(bench: &BenchSetup) -> Result<RowFigure> {
     let order = make_job(bench, IDLE_QUEUE_PAIRS, true)?;
     Ok(with_worker(bench, |link| drive_idle(link, &order))?.resident_mib)
 }
@@ -146,7 +146,7 @@ fn time_connect_all(
     let _: String = link.recv()?;
     let begin_ns = now_ns();
     link.send(&"go")?;
-    let cq = nic.cq(2 * MAX_CHECKS_IN_FLIGHT)?;
+    let cq = nic.create_cq(2 * MAX_CHECKS_IN_FLIGHT)?;
     let prepared: Vec<PreparedQp<Rc>> = (0..count)
         .map(|_| {
             let qp = nic.qp_builder::<Rc>(&cq, &cq).max_send_wr(16u32);
@@ -209,7 +209,7 @@ fn send_over_all(qps: &[QueuePair<Rc>]) -> Result<()> {
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &ConnectionsJob) -> Result<()> {
     let nic = OpenNic::open(&order.nic)?;
     let mut connected = WorkerQps::new(link, &nic, order.queue_pairs)?;
-    let checked = connected.receive_over_all()?;
+    let checked = connected.receive_one_over_each_and_count_right()?;
     link.send(&checked)?;
     if order.idle {
         // The worker sleeps here while the driver measures.
@@ -239,7 +239,7 @@ impl WorkerQps {
         srq.post_recv(&mut recvs)?;
         link.send(&"there")?;
         let _: String = link.recv()?;
-        let cq = nic.cq(2 * recvs_at_once)?;
+        let cq = nic.create_cq(2 * recvs_at_once)?;
         let prepared: Vec<PreparedQp<Rc>> = (0..count)
             .map(|_| {
                 let qp = nic.qp_builder::<Rc>(&cq, &cq).srq(&srq).max_send_wr(16u32);
@@ -269,7 +269,7 @@ impl WorkerQps {
 
     /// Receives one message over each connection. Returns the number of messages that came over the
     /// right connection.
-    fn receive_over_all(&mut self) -> Result<usize> {
+    fn receive_one_over_each_and_count_right(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
         let mut wcs = WcBuffer::<MAX_CHECKS_IN_FLIGHT>::new();
         let mut timeout = PollTimeout::new(TIMEOUT_NS);

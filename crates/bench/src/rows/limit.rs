@@ -5,14 +5,14 @@ use anyhow::Result;
 use super::verbs::DURATION_MS;
 use crate::goal::BareRingLimit;
 use crate::link::WorkerLink;
-use crate::peers::bare::BareExchange;
+use crate::peers::bare::BareExchangeParameters;
 use crate::peers::bare_pair;
 use crate::pin::run_pinned;
 use crate::setup::{BenchSetup, RowFigure};
 
 /// Measures a limit once, between two processes on the cores of the rows.
 pub(crate) fn measure(bench: &BenchSetup, limit: BareRingLimit) -> Result<RowFigure> {
-    let bare = BareExchange {
+    let bare = BareExchangeParameters {
         exchange: limit.exchange,
         has_payload: limit.has_payload,
         list: limit.list,

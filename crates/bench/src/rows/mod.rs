@@ -22,8 +22,8 @@ pub(crate) fn measure(bench: &BenchSetup, row: Row) -> Result<RowFigure> {
     match row {
         Row::Rpc => sequencer::measure_rpc_batch(bench),
         Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
-        Row::IdleCpu => connections::idle_cpu(bench),
-        Row::IdleMemory => connections::idle_memory(bench),
+        Row::IdleCpu => connections::measure_idle_cpu(bench),
+        Row::IdleMemory => connections::measure_idle_memory(bench),
         Row::Connect => connections::measure_connect(bench),
         row if Row::DROP_IN.contains(&row) => programs::measure(bench, row),
         row if Row::WIRE.contains(&row) => wire::measure(bench, row),

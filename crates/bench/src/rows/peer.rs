@@ -61,7 +61,12 @@ pub(crate) fn measure(
             bench.shrink_count(BULK_MESSAGES * (BULK_PAYLOAD_BYTES / payload_bytes) as u64);
         run_pinned(bench.cores.requester, || {
             let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-            let rate = hostcopy::run_driver_side(&mut link, method, payload_bytes, copies)?;
+            let rate = hostcopy::run_driver_side_for_bytes_per_s(
+                &mut link,
+                method,
+                payload_bytes,
+                copies,
+            )?;
             Ok(done(rate / 1e9, copies))
         })
     } else {
@@ -71,7 +76,7 @@ pub(crate) fn measure(
             None => server.insert(redis::Server::start(bench.cores)?),
         };
         let requests = bench.shrink_count(redis::REQUESTS_PER_RUN);
-        let rate = server.run(requests)?;
+        let rate = server.run_and_requests_per_s(requests)?;
         Ok(done(rate / 1e6, requests))
     }
 }
@@ -92,7 +97,7 @@ fn datagrams(
     });
     run_pinned(bench.cores.requester, || {
         let mut link = WorkerLink::spawn(&bench.worker, bench.cores.responder)?;
-        let rate = udp::run_driver_side(&mut link, exchange, datagram_bytes, count)?;
+        let rate = udp::run_driver_side_for_rate_or_ns(&mut link, exchange, datagram_bytes, count)?;
         #[allow(clippy::cast_precision_loss)] // 4096
         let value = match exchange {
             DatagramExchange::PingPong => rate,

@@ -122,13 +122,17 @@ pub(crate) fn run_driver_side(link: &mut WorkerLink, order: &DriveJob) -> Result
             figure(task, &runner.measure(&order.nic, task)?)
         }
         DrivenMeasurement::IdleCpu { queue_pairs } => {
-            idle_cpu(&order.worker_exe, order, *queue_pairs)?
+            measure_idle_cpu(&order.worker_exe, order, *queue_pairs)?
         }
     };
     link.send(&measured)
 }
 
-fn idle_cpu(far: &WorkerCommand, order: &DriveJob, queue_pairs: usize) -> Result<RowFigure> {
+fn measure_idle_cpu(
+    far: &WorkerCommand,
+    order: &DriveJob,
+    queue_pairs: usize,
+) -> Result<RowFigure> {
     run_pinned(order.cores.requester, || {
         let mut link = WorkerLink::spawn(far, order.cores.responder)?;
         connections::measure_idle_cpu_over(&mut link, &order.nic, queue_pairs)

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::balance::ControlLaw;
+use btree::balance::ControlLawParameters;
 use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, stable_key, value_of};
 use btree::walk_cost::TreeSize;
 use btree::{
@@ -230,7 +230,7 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     if let Some(period) = setup.controller_period {
         start_controller(&cluster, setup, period, split, &connectors, &stop)?;
     }
-    let clients = ClientCounters::default();
+    let clients = AllClientsState::default();
     clients.start(&cluster, setup, &connectors)?;
     let (points, jumps_ms) = record_points(&cluster, setup, &servers, &clients);
     cluster.run_until(|| clients.running_clients.get() == 0)?;
@@ -258,7 +258,7 @@ fn record_points(
     cluster: &SimulatedCluster,
     setup: &AdaptiveParameters,
     servers: &[LocalServer],
-    clients: &ClientCounters,
+    clients: &AllClientsState,
 ) -> (Vec<AdaptivePoint>, Vec<f64>) {
     let began = cluster.simulation.now();
     let total = setup.phase_duration * setup.phases;
@@ -362,7 +362,7 @@ fn start_mover(
                 PipelinedClient::connect_through(connector, &context, client_config())
             });
             while !stop.get() {
-                if !mover.try_take_chunk() {
+                if !mover.attempt_chunk_if_due() {
                     let_time_pass(Duration::ZERO);
                 }
             }
@@ -394,8 +394,12 @@ fn start_controller(
                 return;
             };
             // The rates of the study: the host walks three times as fast as the DPU.
-            let mut controller =
-                LoadBalancer::new(parts, 0, (ControlLaw::default(), vec![split]), &[3.0, 1.0]);
+            let mut controller = LoadBalancer::new(
+                parts,
+                0,
+                (ControlLawParameters::default(), vec![split]),
+                &[3.0, 1.0],
+            );
             while !stop.get() {
                 if controller.rebalance_once().is_err() {
                     return;
@@ -421,7 +425,7 @@ fn let_time_pass(time: Duration) {
 
 /// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
-struct ClientCounters {
+struct AllClientsState {
     /// Number of look-ups that were answered.
     answered_lookups: Rc<Cell<u64>>,
     /// Number of requests to each server.
@@ -435,7 +439,7 @@ struct ClientCounters {
 /// A router that counts requests and answers.
 struct CountingRouter {
     router: Router,
-    counters: ClientCounters,
+    counters: AllClientsState,
 }
 
 impl ExecuteRequests for CountingRouter {
@@ -482,7 +486,7 @@ impl ExecuteRequests for CountingRouter {
     }
 }
 
-impl ClientCounters {
+impl AllClientsState {
     fn requests_per_server(&self) -> [u64; 2] {
         self.requests_per_server.get()
     }

@@ -221,7 +221,7 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     let servers = parts.iter().map(|part| start_server(&cluster, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
     announce_key_ranges(&parts, &servers)?;
-    let clients = ClientCounters::default();
+    let clients = AllClientsState::default();
     clients.start(&cluster, setup, &parts, &servers)?;
     cluster.advance_time(warm_up_duration(setup));
     let (from, before) = (cluster.simulation.now(), clients.answered_requests.get());
@@ -386,7 +386,7 @@ fn start_server(
 
 /// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
-struct ClientCounters {
+struct AllClientsState {
     /// Number of requests that were answered.
     answered_requests: Rc<Cell<u64>>,
     running: Rc<Cell<usize>>,
@@ -394,7 +394,7 @@ struct ClientCounters {
     failure: Rc<RefCell<Option<String>>>,
 }
 
-impl ClientCounters {
+impl AllClientsState {
     /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(
         &self,

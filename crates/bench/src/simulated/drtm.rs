@@ -83,7 +83,7 @@ struct Client {
     list: Postlist<verbs::Rc>,
     /// Buffers for the answers, one for each operation.
     answer_memory: MemoryRegion,
-    answer_slices: Vec<(MrSlice, MrSlice)>,
+    value_and_lock_word_slices: Vec<(MrSlice, MrSlice)>,
     values: RemoteMemory,
     locks: RemoteMemory,
     next_step_by_operation: Vec<NextStep>,
@@ -180,7 +180,7 @@ impl Client {
     }
 
     fn add(&mut self, place: usize) -> Result<()> {
-        let (value, word) = self.answer_slices[place];
+        let (value, word) = self.value_and_lock_word_slices[place];
         let lock = |record: usize| {
             let lock = self.locks.starting_at((record * LOCK_BYTES) as u64);
             lock.context("a lock is outside of its memory")
@@ -246,7 +246,7 @@ pub fn run(profile: &Profile, setup: &DrtmParameters) -> Result<DrtmResult> {
         let client = Client {
             list: qp.postlist(window),
             qp,
-            answer_slices: places.collect::<Result<_>>()?,
+            value_and_lock_word_slices: places.collect::<Result<_>>()?,
             answer_memory: memory,
             values: values.remote(),
             locks: locks.remote(),

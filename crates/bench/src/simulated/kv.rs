@@ -109,7 +109,7 @@ impl KvParameters {
     /// Windows are as large as the peak needs. The measured time grows with the share of PUTs, to
     /// contain enough of them.
     #[must_use]
-    pub fn drtm(puts: f64) -> Self {
+    pub fn drtm_setup(puts: f64) -> Self {
         Self {
             design: Design::Atomics,
             window: 8,
@@ -240,7 +240,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         cluster.spawn(machine, format!("client {i}"), move || {
             let connected = PipelinedClient::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
-                pipeline.share_record_cache(known);
+                pipeline.use_shared_record_cache(known);
                 gate.wait();
                 let until = LoadEnd::At(verbs::time::now() + time);
                 verbs::time::charge_time(Duration::from_nanos(later));
@@ -269,7 +269,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
     let counters = || {
         cluster
             .simulation
-            .nic_counters(cluster.simulation.machine(0))
+            .nic_counters(cluster.simulation.host_of_machine(0))
     };
     cluster.advance_time(warm_up);
     let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
@@ -419,7 +419,7 @@ mod tests {
     fn the_store_of_records_runs_on_simulated_nics() {
         let rate = |nic, puts, locks, record_align| {
             let profile = builtin(nic).expect("built in");
-            let paper = KvParameters::drtm(puts);
+            let paper = KvParameters::drtm_setup(puts);
             let setup = KvParameters {
                 clients: 64,
                 time: paper.time / 5,

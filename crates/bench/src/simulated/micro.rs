@@ -37,7 +37,7 @@ pub fn run_with_nic_counters(
     profile: &Profile,
     task: &MeasurementTask,
 ) -> Result<(TaskResult, NicCounters)> {
-    run_receiving(profile, task, PayloadDestination::Regular)
+    run_with_payload_destination(profile, task, PayloadDestination::Regular)
 }
 
 /// Runs a task once, with the other side on the host or on the DPU of its machines.
@@ -56,7 +56,7 @@ pub fn run_toward_place(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_receiving(
+pub fn run_with_payload_destination(
     profile: &Profile,
     task: &MeasurementTask,
     receive: PayloadDestination,
@@ -163,7 +163,7 @@ fn run_on(
     }
     let counters = cluster
         .simulation
-        .nic_counters(cluster.simulation.machine(0));
+        .nic_counters(cluster.simulation.host_of_machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
 }
 
@@ -197,7 +197,7 @@ fn nic_counted_mops(
     let counters = || {
         cluster
             .simulation
-            .nic_counters(cluster.simulation.machine(0))
+            .nic_counters(cluster.simulation.host_of_machine(0))
     };
     let count = || match stream.direction {
         MeasuredRole::Outbound => counters().sent_messages,

@@ -30,7 +30,7 @@ use verbs::{Context, Provider, Waiter};
      model --template prints one)",
     .missing.join(", ")
 )]
-pub struct UnknownCosts {
+pub struct UnknownCostsError {
     /// Name of the profile.
     pub profile: String,
     /// Missing keys of the profile.
@@ -61,12 +61,12 @@ impl SimulatedCluster {
     }
 
     /// Fails for a profile that lacks the costs of a server's cores.
-    fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCosts> {
+    fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCostsError> {
         let missing = self.simulation.unknown_core_costs();
         if missing.is_empty() {
             return Ok(());
         }
-        Err(UnknownCosts {
+        Err(UnknownCostsError {
             profile: profile.name.clone(),
             missing: missing.to_vec(),
         })
@@ -85,7 +85,7 @@ impl SimulatedCluster {
             CorePlace::Host => &self.contexts,
             CorePlace::Dpu => &self.dpu_contexts,
         };
-        let place = self.simulation.machine_at_place(machine, place);
+        let place = self.simulation.host_or_dpu_of_machine(machine, place);
         contexts
             .get(machine)
             .zip(place)
@@ -95,7 +95,7 @@ impl SimulatedCluster {
     /// Starts a thread on a machine.
     fn spawn(&self, machine: usize, name: String, body: impl FnOnce() + 'static) {
         self.simulation
-            .spawn(self.simulation.machine(machine), name, body);
+            .spawn(self.simulation.host_of_machine(machine), name, body);
     }
 
     /// Runs the simulation until `ready` returns true.

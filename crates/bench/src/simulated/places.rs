@@ -123,7 +123,7 @@ fn a_nic_without_a_dpu_has_no_such_place() {
     assert!(
         cluster
             .simulation
-            .machine_at_place(1, CorePlace::Dpu)
+            .host_or_dpu_of_machine(1, CorePlace::Dpu)
             .is_none()
     );
     let error = cluster
@@ -149,7 +149,7 @@ fn devices_are_named_by_machine_and_place() {
         cluster.simulation.core_count(
             cluster
                 .simulation
-                .machine_at_place(0, place)
+                .host_or_dpu_of_machine(0, place)
                 .expect("there"),
         )
     };

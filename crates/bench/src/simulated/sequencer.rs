@@ -251,7 +251,7 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
     }
     let (context, machine) = cluster.context_and_machine(0, place)?;
     let config = server_config(profile, setup);
-    let mut server = LocalServer::new(context, config, ServerRuntime::Caller)?;
+    let mut server = LocalServer::new(context, config, ServerRuntime::CallerThreads)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i}");
         cluster
@@ -400,7 +400,7 @@ fn outcome(
     for machine in 0..cluster.contexts.len() {
         let counters = cluster
             .simulation
-            .nic_counters(cluster.simulation.machine(machine));
+            .nic_counters(cluster.simulation.host_of_machine(machine));
         messages.sent += counters.sent_messages;
         messages.received += counters.received_messages;
         messages.dropped += counters.dropped_messages;

@@ -100,7 +100,9 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
         let (cq, there_cq) = (cluster.contexts[0].create_cq(depth)?, there.create_cq(1)?);
         let qp = pd.qp::<verbs::Rc>(&cq, &cq);
         let qp = qp.max_send_wr(depth).max_recv_wr(1);
-        let qp = qp.inline_up_to(u32::try_from(PAYLOAD_BYTES)?).build()?;
+        let qp = qp
+            .max_inline_data_if_supported(u32::try_from(PAYLOAD_BYTES)?)
+            .build()?;
         let peer = there_pd.qp::<verbs::Rc>(&there_cq, &there_cq);
         let peer = peer.max_recv_wr(1).access(access).build()?;
         let (to, from) = (peer.endpoint(), qp.endpoint());
@@ -129,7 +131,7 @@ pub fn run(profile: &Profile, setup: &WindowParameters) -> Result<WindowResult> 
     let counters = || {
         cluster
             .simulation
-            .nic_counters(cluster.simulation.machine(0))
+            .nic_counters(cluster.simulation.host_of_machine(0))
     };
     cluster.advance_time(time);
     let before = counters();

@@ -6,7 +6,7 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats};
 use crate::config::ClientConfig;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::RendezvousProtocol;
 use crate::tree::PutCondition;
 use crate::wire::Op;
 
@@ -19,7 +19,7 @@ use crate::wire::Op;
 /// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
 /// let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
 /// assert!(!client.put(0, 7, 700)?, "the key is new");
-/// assert!(client.insert(0, 7, 701)?, "the key is there, and keeps its value");
+/// assert!(client.insert_if_absent(0, 7, 701)?, "the key is there, and keeps its value");
 /// assert_eq!(client.get(0, 7)?, Some(700));
 /// assert_eq!(client.scan(0, 0, None, 10)?, [(7, 700)]);
 /// assert!(client.delete(0, 7)?);
@@ -60,7 +60,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: service::LocalConnector<Rendezvous>,
+        connector: service::LocalConnector<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -131,7 +131,12 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn insert(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+    pub fn insert_if_absent(
+        &mut self,
+        tree: u8,
+        key: u64,
+        value: u64,
+    ) -> Result<bool, ClientError> {
         self.execute_change(tree, &put_op(key, value, PutCondition::Absent))
     }
 

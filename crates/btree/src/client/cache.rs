@@ -11,7 +11,7 @@ pub(super) struct NodeCache {
     cached_node_numbers: Box<[u64]>,
     cached_node_words: Vec<u64>,
     /// The root of each tree with its level, if known.
-    roots: Vec<Option<(u64, u16)>>,
+    roots_with_levels: Vec<Option<(u64, u16)>>,
 }
 
 impl NodeCache {
@@ -22,22 +22,25 @@ impl NodeCache {
             cached_node_numbers: vec![0; nodes].into(),
             // The system provides this memory on first use.
             cached_node_words: vec![0; nodes * node_words],
-            roots: vec![None; trees],
+            roots_with_levels: vec![None; trees],
         }
     }
 
-    pub(super) fn root(&self, tree: u8) -> Option<(u64, u16)> {
-        self.roots.get(usize::from(tree)).copied().flatten()
+    pub(super) fn root_and_level(&self, tree: u8) -> Option<(u64, u16)> {
+        self.roots_with_levels
+            .get(usize::from(tree))
+            .copied()
+            .flatten()
     }
 
     pub(super) fn set_root(&mut self, tree: u8, root: Option<(u64, u16)>) {
-        if let Some(place) = self.roots.get_mut(usize::from(tree)) {
+        if let Some(place) = self.roots_with_levels.get_mut(usize::from(tree)) {
             *place = root;
         }
     }
 
     #[inline]
-    fn slot_of(&self, number: u64) -> Option<usize> {
+    fn slot_if_cache_enabled(&self, number: u64) -> Option<usize> {
         let nodes = self.cached_node_numbers.len();
         #[expect(clippy::cast_possible_truncation, reason = "below the length")]
         let place = number.checked_rem(nodes as u64)? as usize;
@@ -48,7 +51,7 @@ impl NodeCache {
     #[inline]
     pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64]>> {
         let place = self
-            .slot_of(number)
+            .slot_if_cache_enabled(number)
             .filter(|p| self.cached_node_numbers[*p] == number)?;
         let start = place * self.node_words;
         Some(Node(
@@ -58,7 +61,7 @@ impl NodeCache {
 
     /// Puts an inner node into the cache.
     pub(super) fn insert<W: NodeWords + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
-        let Some(place) = self.slot_of(number).filter(|_| number != 0) else {
+        let Some(place) = self.slot_if_cache_enabled(number).filter(|_| number != 0) else {
             return;
         };
         self.cached_node_numbers[place] = number;
@@ -76,7 +79,7 @@ impl NodeCache {
     /// Removes a node that is outdated.
     pub(super) fn remove(&mut self, number: u64) {
         if let Some(place) = self
-            .slot_of(number)
+            .slot_if_cache_enabled(number)
             .filter(|p| self.cached_node_numbers[*p] == number)
         {
             self.cached_node_numbers[place] = 0;

@@ -11,7 +11,7 @@ use super::error::ClientError;
 use super::lane::Lane;
 use super::walker::WalkingClient;
 use crate::config::{AccessDesign, ClientConfig};
-use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
+use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, Welcome};
 
 /// Bytes of the longest answer that a client receives: a SCAN of a hundred entries fits into one message.
 const MAX_ANSWER_BYTES: usize = 1664;
@@ -23,7 +23,7 @@ pub(super) struct SessionOpener {
     port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
-    target: ServerLocation<Rendezvous>,
+    target: ServerLocation<RendezvousProtocol>,
     /// The name of the session.
     session_id: u64,
 }
@@ -50,7 +50,7 @@ struct PreparedSession {
 
 impl SessionOpener {
     pub(super) fn new(
-        target: ServerLocation<Rendezvous>,
+        target: ServerLocation<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -86,7 +86,7 @@ impl SessionOpener {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
         let (mut prepared, accepted, connection) = opened?;
         let (server, trees) = (prepared.server_incarnation, prepared.tree_count);
         let walker = match prepared.read_qp.take() {
@@ -152,7 +152,7 @@ impl SessionOpener {
             ud: c.ud_endpoint(),
         });
         let hello = Hello {
-            version: Rendezvous::VERSION,
+            version: RendezvousProtocol::VERSION,
             session: self.session_id,
             window,
             answer: port.max_recv_payload_bytes,

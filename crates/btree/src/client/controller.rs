@@ -3,7 +3,7 @@
 use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::Answer;
-use crate::balance::{Balancer, ControlLaw, RangeMove, ServerLoad};
+use crate::balance::{Balancer, ControlLawParameters, RangeMove, ServerLoad};
 use crate::wire::{HandoverStep, Op};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
@@ -21,7 +21,7 @@ impl LoadBalancer {
     pub fn new(
         servers: Vec<PipelinedClient>,
         tree: u8,
-        (law, splits): (ControlLaw, Vec<u64>),
+        (law, splits): (ControlLawParameters, Vec<u64>),
         capacities: &[f64],
     ) -> Self {
         Self {

@@ -1,8 +1,8 @@
 //! The errors of a client.
 
-use service::{ConnectError, RefusedClient};
+use service::{ClientRefusal, ConnectError};
 
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::RendezvousProtocol;
 use crate::tree::MovedRange;
 
 /// The reason why a client cannot connect, or why a request failed.
@@ -42,7 +42,7 @@ verbs::from_verb_errors!(ClientError);
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
     pub(super) fn permanent_refusal(reason: impl Into<String>) -> Self {
-        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason.into())).into()
+        ConnectError::refused::<RendezvousProtocol>(ClientRefusal::permanent(reason.into())).into()
     }
 
     /// Returns true if another attempt to connect cannot help.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rpc::{RpcError, herd};
 use verbs::time;
 
-use super::request::{ClientStats, Pending};
+use super::request::{ClientStats, RequestSlot};
 use crate::wire::{self, MAX_SCAN_MESSAGES, Op, SCAN_HEADER_BYTES};
 
 /// Marks a slot without a request.
@@ -19,7 +19,7 @@ pub(super) struct Lane {
     requests_per_doorbell: usize,
     /// For each slot of the window: the request's number, its index in `pending`, and the RECVs reserved for its
     /// answer.
-    slot_requests: Box<[(u32, u32, u32)]>,
+    request_number_pending_index_and_recvs_by_slot: Box<[(u32, u32, u32)]>,
     /// The oldest unanswered request number.
     oldest_unanswered: u32,
     /// Number of requests that are prepared but not sent.
@@ -60,7 +60,11 @@ impl Lane {
             oldest_unanswered: client.next_request_number(),
             client,
             requests_per_doorbell: batch,
-            slot_requests: vec![(0, NO_REQUEST, 0); window as usize].into(),
+            request_number_pending_index_and_recvs_by_slot: vec![
+                (0, NO_REQUEST, 0);
+                window as usize
+            ]
+            .into(),
             unsent_requests: 0,
             unreserved_recvs: recvs,
             max_answer_message_bytes: answer_bytes,
@@ -94,7 +98,7 @@ impl Lane {
         let apart = |&oldest: &u32| {
             self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
-        self.slot_is_free()
+        self.next_slot_is_free()
             && self.unreserved_recvs >= self.max_answer_messages(op, entries_before)
             && (!op.is_change() || self.outstanding_changes.front().is_none_or(apart))
     }
@@ -106,12 +110,12 @@ impl Lane {
     }
 
     #[inline]
-    fn slot_is_free(&self) -> bool {
+    fn next_slot_is_free(&self) -> bool {
         let under_way = self
             .client
             .next_request_number()
             .wrapping_sub(self.oldest_unanswered);
-        (under_way as usize) < self.slot_requests.len()
+        (under_way as usize) < self.request_number_pending_index_and_recvs_by_slot.len()
     }
 
     /// Returns the number of a new change and marks it outstanding. Number 0 is never used.
@@ -140,7 +144,7 @@ impl Lane {
 
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
-    pub(super) fn enqueue(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
+    pub(super) fn enqueue(&mut self, slot: u32, pending: &RequestSlot) -> Result<(), RpcError> {
         let messages = self.max_answer_messages(&pending.op, pending.earlier_entry_count);
         let mut op = pending.op;
         let mut number = pending.change_seq;
@@ -150,8 +154,9 @@ impl Lane {
         }
         let (bytes, length) = op.encode(pending.tree, number);
         let number = self.client.prepare_request(&bytes[..length])?;
-        let place = number as usize & (self.slot_requests.len() - 1);
-        self.slot_requests[place] = (number, slot, messages);
+        let place =
+            number as usize & (self.request_number_pending_index_and_recvs_by_slot.len() - 1);
+        self.request_number_pending_index_and_recvs_by_slot[place] = (number, slot, messages);
         self.unreserved_recvs -= messages;
         self.unsent_requests += 1;
         if self.unsent_requests >= self.requests_per_doorbell {
@@ -172,9 +177,9 @@ impl Lane {
     #[inline]
     pub(super) fn poll(
         &mut self,
-        pending: &mut [Pending],
+        pending: &mut [RequestSlot],
         stats: &mut ClientStats,
-        mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
+        mut done: impl FnMut(&mut RequestSlot, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.pending_error.take() {
             return Err(e);
@@ -184,7 +189,7 @@ impl Lane {
         }
         let Self {
             client,
-            slot_requests: by_slot,
+            request_number_pending_index_and_recvs_by_slot: by_slot,
             outstanding_changes: changes,
             answer_copy: message,
             unreserved_recvs: recvs,
@@ -204,7 +209,7 @@ impl Lane {
             };
             if matches!(pending.op, Op::Scan { .. } | Op::ReadServerLoad)
                 && answer.status == wire::Status::Ok
-                && !store_scan_entries_and_check_complete(pending, &answer)
+                && !store_scan_entries(pending, &answer)
             {
                 return;
             }
@@ -219,9 +224,12 @@ impl Lane {
         })?;
         if received > 0 {
             let next = self.client.next_request_number();
-            let mask = self.slot_requests.len() - 1;
+            let mask = self.request_number_pending_index_and_recvs_by_slot.len() - 1;
             while self.oldest_unanswered != next
-                && self.slot_requests[self.oldest_unanswered as usize & mask].1 == NO_REQUEST
+                && self.request_number_pending_index_and_recvs_by_slot
+                    [self.oldest_unanswered as usize & mask]
+                    .1
+                    == NO_REQUEST
             {
                 self.oldest_unanswered = self.oldest_unanswered.wrapping_add(1);
             }
@@ -231,7 +239,7 @@ impl Lane {
 }
 
 /// Stores the entries of a SCAN's message. Returns true if the answer is complete.
-fn store_scan_entries_and_check_complete(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
+fn store_scan_entries(pending: &mut RequestSlot, answer: &wire::Answer<'_>) -> bool {
     let entries_before = pending.earlier_entry_count;
     // Entries beyond the announced count are ignored.
     if pending.received_entry_count == 0 {

@@ -13,8 +13,8 @@ use rpc::RpcError;
 use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
-use super::request::{Answer, ClientStats, Pending};
-use super::walker::{AwaitedCompletion, StepOutcome, WalkingClient};
+use super::request::{Answer, ClientStats, RequestSlot};
+use super::walker::{AwaitedCompletion, WalkOutcome, WalkingClient};
 use crate::node::{
     CHECKSUM_WORD, HEADER_WORDS, NextStep, Node, VERSION_WORD, encode_level_flags_count,
     entries_per_node,
@@ -101,24 +101,24 @@ impl WalkingClient {
     }
 
     /// Returns the memory of the slot's node from a word on.
-    fn remote_node_from_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
+    fn remote_memory_from_node_word(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
         let node = self.walks[slot as usize].current_node;
         let at = node.checked_mul(self.node_bytes as u64)?;
         self.nodes.starting_at(at + 8 * word as u64)
     }
 
     /// Processes the intact leaf of a change.
-    pub(super) fn plan_and_lock_leaf(
+    pub(super) fn plan_change_and_prepare_leaf_lock(
         &mut self,
-        pending: &Pending,
+        pending: &RequestSlot,
         slot: u32,
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         match plan(Node(words), &pending.op) {
             ChangePlan::NoChange { found } => {
-                return Ok(Some(StepOutcome::Answer(Answer::Changed { found })));
+                return Ok(Some(WalkOutcome::Answer(Answer::Changed { found })));
             }
-            ChangePlan::AskServer => return Ok(Some(StepOutcome::AskServer)),
+            ChangePlan::AskServer => return Ok(Some(WalkOutcome::AskServer)),
             ChangePlan::ChangeLeaf { .. } => {}
         }
         self.prepare_lock_and_read(slot)?;
@@ -138,15 +138,15 @@ impl WalkingClient {
         );
         let walk = &mut self.walks[slot as usize];
         (walk.awaited_completion, walk.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
-        self.queue.reserve_postlist_room(2);
+        self.queue.flush_unless_postlist_has_room(2);
         let (result, lock) = (
             (slot, self.atomic_result_offset()),
-            self.remote_node_from_word(slot, 0),
+            self.remote_memory_from_node_word(slot, 0),
         );
         self.queue
             .prepare_compare_and_swap(result, lock, (0, word), false)?;
         let bytes = self.node_bytes;
-        let from = self.remote_node_from_word(slot, 0);
+        let from = self.remote_memory_from_node_word(slot, 0);
         self.queue.prepare_read((slot, 0), bytes, from)
     }
 
@@ -155,10 +155,10 @@ impl WalkingClient {
         let walk = &mut self.walks[slot as usize];
         walk.awaited_completion = then;
         let word = walk.held_lock_word;
-        self.queue.reserve_postlist_room(1);
+        self.queue.flush_unless_postlist_has_room(1);
         let (result, lock) = (
             (slot, self.atomic_result_offset()),
-            self.remote_node_from_word(slot, 0),
+            self.remote_memory_from_node_word(slot, 0),
         );
         self.queue
             .prepare_compare_and_swap(result, lock, (word, 0), true)
@@ -167,21 +167,21 @@ impl WalkingClient {
     /// Processes the completion of a step of a change.
     pub(super) fn process_step_completion(
         &mut self,
-        pending: &Pending,
+        pending: &RequestSlot,
         slot: u32,
         stats: &mut ClientStats,
         step: AwaitedCompletion,
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         match step {
             AwaitedCompletion::LockAndRead => self.process_lock_completion(pending, slot, stats),
             AwaitedCompletion::WriteAndUnlock { found }
             | AwaitedCompletion::UnlockAndComplete { found } => {
                 self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
-                Ok(Some(StepOutcome::Answer(Answer::Changed { found })))
+                Ok(Some(WalkOutcome::Answer(Answer::Changed { found })))
             }
             AwaitedCompletion::UnlockAndAskServer => {
                 self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
-                Ok(Some(StepOutcome::AskServer))
+                Ok(Some(WalkOutcome::AskServer))
             }
             AwaitedCompletion::UnlockAndRestart => {
                 self.start_walk_at_root(slot, pending.tree)?;
@@ -194,10 +194,10 @@ impl WalkingClient {
     /// Processes the result of the lock attempt and the leaf.
     fn process_lock_completion(
         &mut self,
-        pending: &Pending,
+        pending: &RequestSlot,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         if self.queue.buffer_word(slot, self.atomic_result_offset())? != 0 {
             stats.contended += 1;
             let lease = self
@@ -205,10 +205,10 @@ impl WalkingClient {
                 .map_or(0, |writes| u64::from(writes.lease_ms));
             let waited = time::now().duration_since(pending.submitted_at);
             if waited.as_millis() > u128::from(lease / 2) {
-                return Ok(Some(StepOutcome::AskServer));
+                return Ok(Some(WalkOutcome::AskServer));
             }
             self.walks[slot as usize].awaited_completion = AwaitedCompletion::Read;
-            self.lock_retries
+            self.slots_and_lock_retry_times_ns
                 .push((slot, time::now_ns() + LOCK_RETRY_DELAY_NS));
             return Ok(None);
         }
@@ -263,7 +263,7 @@ impl WalkingClient {
         redo::write_node_number_lock_and_checksum(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
-        self.queue.reserve_postlist_room(3);
+        self.queue.flush_unless_postlist_has_room(3);
         self.queue.write_buffer(slot, at, &bytes)?;
         let place = u64::from(slot) * bytes.len() as u64;
         let redo_entry = self
@@ -272,21 +272,21 @@ impl WalkingClient {
         self.queue
             .prepare_write((slot, at), bytes.len(), redo_entry)?;
         let body = (slot, at + 8 * redo::BODY_WORD_INDEX);
-        let to = self.remote_node_from_word(slot, VERSION_WORD);
+        let to = self.remote_memory_from_node_word(slot, VERSION_WORD);
         self.queue.prepare_write(body, self.node_bytes - 8, to)?;
         self.prepare_unlock(slot, AwaitedCompletion::WriteAndUnlock { found })
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
-    pub(super) fn restart_delayed_walks(&mut self, pending: &[Pending]) {
+    pub(super) fn restart_delayed_walks(&mut self, pending: &[RequestSlot]) {
         let now = time::now_ns();
         let mut i = 0;
-        while let Some(&(slot, until)) = self.lock_retries.get(i) {
+        while let Some(&(slot, until)) = self.slots_and_lock_retry_times_ns.get(i) {
             if now < until {
                 i += 1;
                 continue;
             }
-            self.lock_retries.swap_remove(i);
+            self.slots_and_lock_retry_times_ns.swap_remove(i);
             if let Some(pending) = pending.get(slot as usize) {
                 let begun = self.start_walk_at_root(slot, pending.tree);
                 self.queue.record_error(begun);
@@ -327,7 +327,7 @@ mod tests {
     fn stopped_at(server: &Server, posted: usize) -> PipelinedClient {
         let mut pipeline =
             PipelinedClient::connect(config(server, AccessDesign::Read)).expect("connects");
-        let (root, _) = server.service().store().index().root(0);
+        let (root, _) = server.service().store().index().root_and_level(0);
         let walker = pipeline.walker();
         let wait = |walker: &WalkingClient| {
             let mut wcs = WcBuffer::<1>::new();
@@ -369,7 +369,7 @@ mod tests {
         // The unsignaled work requests are executed before this READ, in order.
         walker
             .queue
-            .prepare_read((1, 0), 8, walker.remote_node_from_word(0, 0))
+            .prepare_read((1, 0), 8, walker.remote_memory_from_node_word(0, 0))
             .expect("prepared");
         walker.queue.flush().expect("posted");
         wait(walker);

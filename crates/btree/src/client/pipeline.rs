@@ -13,10 +13,10 @@ use super::choice::AccessChooser;
 use super::connect::{OpenSession, SessionOpener};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
-use super::request::{Answer, ClientStats, Completion, Pending};
-use super::walker::{StepOutcome, WalkingClient};
+use super::request::{Answer, ClientStats, Completion, RequestSlot};
+use super::walker::{WalkOutcome, WalkingClient};
 use crate::config::ClientConfig;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::RendezvousProtocol;
 use crate::wire::{self, Op, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
@@ -52,7 +52,7 @@ pub struct PipelinedClient {
     walker: Option<WalkingClient>,
     access_chooser: AccessChooser,
     connection: Option<ClientSession>,
-    pending: Vec<Pending>,
+    pending: Vec<RequestSlot>,
     free_slots: Vec<u32>,
     /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
     /// found a node locked.
@@ -90,7 +90,7 @@ impl PipelinedClient {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_through(
-        connector: service::LocalConnector<Rendezvous>,
+        connector: service::LocalConnector<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
@@ -111,7 +111,7 @@ impl PipelinedClient {
             walker: None,
             access_chooser: AccessChooser::new(opener.config.access, u64::from(window)),
             connection: None,
-            pending: (0..window).map(|_| Pending::unused(now)).collect(),
+            pending: (0..window).map(|_| RequestSlot::unused(now)).collect(),
             free_slots: (0..window).rev().collect(),
             resend_queue: VecDeque::new(),
             next_submission_number: 0,
@@ -226,7 +226,7 @@ impl PipelinedClient {
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         if !self.resend_queue.is_empty() {
-            self.resend();
+            self.send_resend_queue();
         }
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
@@ -261,7 +261,7 @@ impl PipelinedClient {
         match broken {
             None => Ok(done),
             Some(why) => self
-                .recover_connection(&why, &mut each)
+                .reconnect_and_resend_or_fail_requests(&why, &mut each)
                 .map(|lost| done + lost),
         }
     }
@@ -302,7 +302,7 @@ impl PipelinedClient {
                 free.push(slot);
                 let answer = match effect {
                     AnswerEffect::Complete(answer) => answer,
-                    AnswerEffect::EntriesComplete(next) => Answer::Entries {
+                    AnswerEffect::EntriesCompleteWithNextKey(next) => Answer::Entries {
                         entries: &pending.entries,
                         next,
                     },
@@ -336,7 +336,7 @@ impl PipelinedClient {
         let Some(walker) = &mut self.walker else {
             return Ok(0);
         };
-        if !walker.lock_retries.is_empty() {
+        if !walker.slots_and_lock_retry_times_ns.is_empty() {
             walker.restart_delayed_walks(&self.pending);
         }
         let (free, resend_queue, now) = (
@@ -351,15 +351,15 @@ impl PipelinedClient {
                     *now = time::now();
                 }
                 let answer = match what {
-                    StepOutcome::Answer(answer) => answer,
-                    StepOutcome::Entries(entries, next) => {
+                    WalkOutcome::Answer(answer) => answer,
+                    WalkOutcome::Entries(entries, next) => {
                         pending.entries = entries;
                         Answer::Entries {
                             entries: &pending.entries,
                             next,
                         }
                     }
-                    StepOutcome::AskServer => {
+                    WalkOutcome::AskServer => {
                         asked += 1;
                         pending.uses_reads = false;
                         return resend_queue.push_back(slot);
@@ -384,7 +384,7 @@ impl PipelinedClient {
 
     /// Sends the requests in `resend_queue`, as far as the lanes have room.
     #[cold]
-    fn resend(&mut self) {
+    fn send_resend_queue(&mut self) {
         while let Some(&slot) = self.resend_queue.front() {
             let pending = &mut self.pending[slot as usize];
             let lane = &mut self.lanes[pending.lane_index];
@@ -413,7 +413,7 @@ impl PipelinedClient {
 
     /// Reconnects with new queue pairs. Sends outstanding requests again, except those past their deadline.
     #[cold]
-    fn recover_connection(
+    fn reconnect_and_resend_or_fail_requests(
         &mut self,
         why: &RpcError,
         each: &mut impl FnMut(Completion<'_>),
@@ -509,13 +509,13 @@ impl PipelinedClient {
 enum AnswerEffect {
     Complete(Answer<'static>),
     /// The request's entries are complete; the field is the key at which to continue.
-    EntriesComplete(Option<u64>),
+    EntriesCompleteWithNextKey(Option<u64>),
     /// The request is not complete and must be sent again.
     Resend,
 }
 
 #[inline]
-fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> AnswerEffect {
+fn interpret_answer(pending: &mut RequestSlot, complete: &CompleteAnswer<'_>) -> AnswerEffect {
     let answer = &complete.answer;
     AnswerEffect::Complete(match (answer.status, pending.op) {
         (Status::Ok, Op::Get { .. }) => {
@@ -526,7 +526,7 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
         },
         (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
             // The entries found before the other server's range are returned.
-            return AnswerEffect::EntriesComplete(Some(from));
+            return AnswerEffect::EntriesCompleteWithNextKey(Some(from));
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
             let next = answer.has_more_entries.then_some(answer.value_or_next_key);
@@ -537,10 +537,10 @@ fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> Ans
                     pending.op = Op::Scan { from, end, limit };
                     return AnswerEffect::Resend;
                 }
-                _ => return AnswerEffect::EntriesComplete(next),
+                _ => return AnswerEffect::EntriesCompleteWithNextKey(next),
             }
         }
-        (Status::Ok, Op::ReadServerLoad) => return AnswerEffect::EntriesComplete(None),
+        (Status::Ok, Op::ReadServerLoad) => return AnswerEffect::EntriesCompleteWithNextKey(None),
         (Status::Ok, Op::Handover { .. }) => Answer::HandoverStepDone {
             version: wire::version_in_first_word(answer.first_word),
         },

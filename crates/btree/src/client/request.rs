@@ -96,7 +96,7 @@ impl ClientStats {
 
 /// An outstanding request, or a free slot.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct RequestSlot {
     pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
@@ -117,7 +117,7 @@ pub(super) struct Pending {
     pub(super) submitted_at: Instant,
 }
 
-impl Pending {
+impl RequestSlot {
     /// Returns the completion of this request.
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {

@@ -90,14 +90,14 @@ pub struct Router {
     free_slots: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
     resend_queue: VecDeque<u32>,
-    deferred_answers: Vec<(u32, DeferredAnswer)>,
+    intermediate_answers: Vec<(u32, IntermediateAnswer)>,
     /// Number of requests that reached a server which did not own their key.
     redirected_requests: u64,
 }
 
 /// An intermediate answer, copied because the callback borrows the servers.
 #[derive(Debug)]
-enum DeferredAnswer {
+enum IntermediateAnswer {
     Moved(MovedRange),
     Entries(Vec<(u64, u64)>, Option<u64>, Instant),
 }
@@ -119,7 +119,7 @@ impl Router {
             requests: (0..window).map(|_| None).collect(),
             free_slots: (0..slots).rev().collect(),
             resend_queue: VecDeque::new(),
-            deferred_answers: Vec::new(),
+            intermediate_answers: Vec::new(),
             redirected_requests: 0,
         }
     }
@@ -159,7 +159,7 @@ impl Router {
         let (routed, free, scratch) = (
             &mut self.requests,
             &mut self.free_slots,
-            &mut self.deferred_answers,
+            &mut self.intermediate_answers,
         );
         let mut broken = Ok(());
         for server in &mut self.servers {
@@ -174,7 +174,7 @@ impl Router {
                 };
                 match completion.answer {
                     Answer::Moved(moved) => {
-                        return scratch.push((slot, DeferredAnswer::Moved(moved)));
+                        return scratch.push((slot, IntermediateAnswer::Moved(moved)));
                     }
                     Answer::Entries { entries, next } => {
                         let continues = match request.op {
@@ -184,7 +184,7 @@ impl Router {
                             _ => false,
                         };
                         if continues || !request.scanned_entries.is_empty() {
-                            let seen = DeferredAnswer::Entries(
+                            let seen = IntermediateAnswer::Entries(
                                 entries.to_vec(),
                                 next,
                                 completion.completed_at,
@@ -210,17 +210,17 @@ impl Router {
     }
 
     /// Continues the requests that got an intermediate answer.
-    fn process_deferred_answers(
+    fn continue_requests_after_intermediate_answers(
         &mut self,
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) {
-        for (slot, seen) in std::mem::take(&mut self.deferred_answers) {
+        for (slot, seen) in std::mem::take(&mut self.intermediate_answers) {
             let Some(request) = &mut self.requests[slot as usize] else {
                 continue;
             };
             let outcome = match seen {
-                DeferredAnswer::Moved(moved) => {
+                IntermediateAnswer::Moved(moved) => {
                     self.redirected_requests += 1;
                     self.owners.record_owner_if_newer(&moved);
                     let now = time::now();
@@ -228,7 +228,7 @@ impl Router {
                         >= self.servers[0].config().request_timeout();
                     late.then_some((Answer::NoAnswerInTime, now))
                 }
-                DeferredAnswer::Entries(entries, next, seen) => {
+                IntermediateAnswer::Entries(entries, next, seen) => {
                     let (limit, end) = match request.op {
                         Op::Scan { limit, end, .. } => (limit, end),
                         _ => (0, None),
@@ -299,7 +299,7 @@ impl ExecuteRequests for Router {
         }
         let mut done = 0;
         let polled = self.poll_servers(&mut each, &mut done);
-        self.process_deferred_answers(&mut each, &mut done);
+        self.continue_requests_after_intermediate_answers(&mut each, &mut done);
         polled.map(|()| done)
     }
 

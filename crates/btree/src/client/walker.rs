@@ -10,7 +10,7 @@ use rpc::one_sided::{OneSidedQueue, PreparedOneSidedQueue, RequestSteps};
 use verbs::RemoteMemory;
 
 use super::cache::NodeCache;
-use super::request::{Answer, ClientStats, Pending};
+use super::request::{Answer, ClientStats, RequestSlot};
 use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeWords, SIBLING_WORD};
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
 use crate::tree::{FIRST_ROOT_WORD, MAX_TREES, decode_root, redo};
@@ -24,7 +24,7 @@ const MAX_READS_PER_WALK: u8 = 40;
 const MAX_RIGHT_STEPS: u32 = 16;
 
 /// The result of a walk.
-pub(super) enum StepOutcome {
+pub(super) enum WalkOutcome {
     /// The request is complete.
     Answer(Answer<'static>),
     /// Entries of a SCAN, and the key at which to continue.
@@ -80,7 +80,7 @@ pub(super) struct WalkingClient {
     /// The number of the last lock acquisition.
     pub(super) last_lock_acquisition_number: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
-    pub(super) lock_retries: Vec<(u32, u64)>,
+    pub(super) slots_and_lock_retry_times_ns: Vec<(u32, u64)>,
     cache: NodeCache,
     /// True if inner nodes are cached.
     caches_nodes: bool,
@@ -121,7 +121,7 @@ impl WalkingClient {
             node_bytes,
             write_parameters: memory.writes,
             last_lock_acquisition_number: 0,
-            lock_retries: Vec::new(),
+            slots_and_lock_retry_times_ns: Vec::new(),
             cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
             caches_nodes: cache_nodes > 0,
         })
@@ -160,7 +160,7 @@ impl WalkingClient {
     /// Starts a walk at the root.
     #[inline]
     pub(super) fn start_walk_at_root(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
-        match self.cache.root(tree) {
+        match self.cache.root_and_level(tree) {
             Some((node, level)) => {
                 self.descend_through_cache_and_read(slot, tree, (node, level), 0)
             }
@@ -243,9 +243,9 @@ impl WalkingClient {
         &mut self,
         slot: u32,
         tree: u8,
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         if self.walks[slot as usize].reads_so_far >= MAX_READS_PER_WALK {
-            return Ok(Some(StepOutcome::AskServer));
+            return Ok(Some(WalkOutcome::AskServer));
         }
         self.cache.set_root(tree, None);
         self.start_walk_at_root(slot, tree)?;
@@ -256,35 +256,37 @@ impl WalkingClient {
     #[inline]
     fn process_leaf(
         &mut self,
-        pending: &Pending,
+        pending: &RequestSlot,
         slot: u32,
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if leaf.is_owned_elsewhere() {
             // The server's answer tells who owns the keys.
-            return Ok(Some(StepOutcome::AskServer));
+            return Ok(Some(WalkOutcome::AskServer));
         }
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
             Op::Scan { end, limit, .. } => (end, limit as usize),
             Op::Get { key } => {
                 let value = leaf.find(key).ok().map(|place| leaf.value(place));
-                return Ok(Some(StepOutcome::Answer(Answer::Value(value))));
+                return Ok(Some(WalkOutcome::Answer(Answer::Value(value))));
             }
-            Op::Put { .. } | Op::Delete { .. } => return self.plan_and_lock_leaf(pending, slot),
-            Op::Handover { .. } | Op::ReadServerLoad => return Ok(Some(StepOutcome::AskServer)),
+            Op::Put { .. } | Op::Delete { .. } => {
+                return self.plan_change_and_prepare_leaf_lock(pending, slot);
+            }
+            Op::Handover { .. } | Op::ReadServerLoad => return Ok(Some(WalkOutcome::AskServer)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.entry_count() {
             let key = leaf.key(i);
             if end.is_some_and(|end| key >= end) {
                 let entries = std::mem::take(&mut walk.entries);
-                return Ok(Some(StepOutcome::Entries(entries, None)));
+                return Ok(Some(WalkOutcome::Entries(entries, None)));
             }
             if walk.entries.len() == limit {
                 let entries = std::mem::take(&mut walk.entries);
-                return Ok(Some(StepOutcome::Entries(entries, Some(key))));
+                return Ok(Some(WalkOutcome::Entries(entries, Some(key))));
             }
             walk.entries.push((key, leaf.value(i)));
         }
@@ -294,11 +296,11 @@ impl WalkingClient {
         let sibling = words.word(SIBLING_WORD);
         let Some(next) = next else {
             let entries = std::mem::take(&mut walk.entries);
-            return Ok(Some(StepOutcome::Entries(entries, None)));
+            return Ok(Some(WalkOutcome::Entries(entries, None)));
         };
         if walk.entries.len() == limit {
             let entries = std::mem::take(&mut walk.entries);
-            return Ok(Some(StepOutcome::Entries(entries, Some(next))));
+            return Ok(Some(WalkOutcome::Entries(entries, Some(next))));
         }
         walk.key = next;
         walk.reads_so_far = 0;
@@ -310,9 +312,9 @@ impl WalkingClient {
 }
 
 impl RequestSteps for WalkingClient {
-    type Pending = Pending;
+    type Pending = RequestSlot;
     type Stats = ClientStats;
-    type Done<'b> = StepOutcome;
+    type FinishedResult<'b> = WalkOutcome;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSidedQueue {
@@ -322,11 +324,11 @@ impl RequestSteps for WalkingClient {
     #[inline]
     fn handle_completion(
         &mut self,
-        pending: &Pending,
+        pending: &RequestSlot,
         slot: u32,
         stats: &mut ClientStats,
         _bytes: &mut [u8],
-    ) -> Result<Option<StepOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome>, RpcError> {
         let step = self.walks[slot as usize].awaited_completion;
         if step != AwaitedCompletion::Read {
             return self.process_step_completion(pending, slot, stats, step);
@@ -349,16 +351,16 @@ impl RequestSteps for WalkingClient {
                 .buffer_word(slot, 8 * (FIRST_ROOT_WORD + usize::from(tree)))?;
             let root = decode_root(word);
             if root.0 == 0 {
-                return Ok(Some(StepOutcome::AskServer));
+                return Ok(Some(WalkOutcome::AskServer));
             }
             self.cache.set_root(tree, Some(root));
             self.descend_through_cache_and_read(slot, tree, root, 0)?;
             return Ok(None);
         }
         if reads >= MAX_READS_PER_WALK {
-            return Ok(Some(StepOutcome::AskServer));
+            return Ok(Some(WalkOutcome::AskServer));
         }
-        walk_cost::charge_read_node(self.node_bytes);
+        walk_cost::charge_search_of_read_node(self.node_bytes);
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let arrived = Node(words);
         if !arrived.has_valid_checksum() {

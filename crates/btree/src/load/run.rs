@@ -143,7 +143,7 @@ pub fn put_stable_keys(
         while next < workload.keys && run.submit_stable_key_update(requests, next)? {
             next += step.max(1);
         }
-        run.poll_and_check_answers(requests)?;
+        run.poll_and_check_answers_returning_last_time(requests)?;
     }
     Ok(run.into_report(requests, started))
 }
@@ -168,10 +168,10 @@ pub fn run(
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
     loop {
-        while !stopping && begun < most && run.start_operation(requests)? {
+        while !stopping && begun < most && run.try_start_operation(requests)? {
             begun += 1;
         }
-        let seen = run.poll_and_check_answers(requests)?;
+        let seen = run.poll_and_check_answers_returning_last_time(requests)?;
         rounds = rounds.wrapping_add(1);
         // While answers arrive, the pipeline reads the clock once for every few of them.
         let now = match seen {
@@ -210,7 +210,7 @@ impl<'w> LoadRun<'w> {
 
     /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
-    fn start_operation(
+    fn try_start_operation(
         &mut self,
         requests: &mut impl ExecuteRequests,
     ) -> Result<bool, ClientError> {
@@ -282,14 +282,14 @@ impl<'w> LoadRun<'w> {
         requests: &mut impl ExecuteRequests,
     ) -> Result<bool, ClientError> {
         let i = (self.last_changed_own_key + 1) % self.workload.keys;
-        let begun = self.toggle_own_key(requests, i)?;
+        let begun = self.try_toggle_own_key(requests, i)?;
         if begun {
             self.last_changed_own_key = i;
         }
         Ok(begun)
     }
 
-    fn toggle_own_key(
+    fn try_toggle_own_key(
         &mut self,
         requests: &mut impl ExecuteRequests,
         i: u64,
@@ -324,11 +324,11 @@ impl<'w> LoadRun<'w> {
         while i < self.own_key_states.len() || requests.outstanding() > 0 {
             while i < self.own_key_states.len()
                 && (self.own_key_states[i] != OWN_KEY_PRESENT
-                    || self.toggle_own_key(requests, i as u64)?)
+                    || self.try_toggle_own_key(requests, i as u64)?)
             {
                 i += 1;
             }
-            self.poll_and_check_answers(requests)?;
+            self.poll_and_check_answers_returning_last_time(requests)?;
         }
         self.report.operations = operations;
         Ok(())
@@ -336,7 +336,7 @@ impl<'w> LoadRun<'w> {
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
-    fn poll_and_check_answers(
+    fn poll_and_check_answers_returning_last_time(
         &mut self,
         requests: &mut impl ExecuteRequests,
     ) -> Result<Option<Instant>, ClientError> {

@@ -14,7 +14,7 @@ use service::lock_recovery::{ClientAccess, LockRecovery};
 use service::qp::connect_responder_qp;
 use service::worker::Mailbox;
 use service::{
-    ClientSlot, ClientsConnected, FreeSlots, Protocol, RefusedClient, ServerError, Service,
+    ClientRefusal, ClientSlot, ClientsConnected, FreeSlots, Protocol, ServerError, Service,
 };
 use verbs::{
     Access as Rights, CompletionQueue, Context, PortAndGidIndex, ProtectionDomain, QpEndpoint,
@@ -24,7 +24,7 @@ use verbs::{
 use crate::client::{ClientError, PipelinedClient};
 use crate::config::{AccessDesign, ClientConfig, ServerConfig};
 use crate::rendezvous::{
-    Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, Rendezvous, Welcome,
+    Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol, Welcome,
 };
 use crate::report::ServerStats;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
@@ -32,11 +32,11 @@ use crate::walk_cost::{TreeSize, WalkCost};
 use crate::wire;
 use handover::Handovers;
 pub use mover::RangeMover;
-use worker::{Command, PendingConnection, Worker, WorkerShared};
+use worker::{Command, PendingConnection, UnstartedWorker, WorkerShared};
 
 /// The B-tree service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
-pub struct Btree {
+pub struct BtreeService {
     config: ServerConfig,
     port: PortAndGidIndex,
     pd: ProtectionDomain,
@@ -65,7 +65,7 @@ pub struct ServerRuntime {
     /// True if the server may start threads of its own.
     may_start_threads: bool,
     /// The tree whose walks are charged to simulated cores, if any.
-    charged_tree: Option<TreeSize>,
+    tree_size_for_charged_walks: Option<TreeSize>,
 }
 
 impl Default for ServerRuntime {
@@ -73,7 +73,7 @@ impl Default for ServerRuntime {
         Self {
             incarnation: service::random::from_system(),
             may_start_threads: true,
-            charged_tree: None,
+            tree_size_for_charged_walks: None,
         }
     }
 }
@@ -85,7 +85,7 @@ impl ServerRuntime {
         Self {
             incarnation: seed,
             may_start_threads: false,
-            charged_tree: None,
+            tree_size_for_charged_walks: None,
         }
     }
 
@@ -94,7 +94,7 @@ impl ServerRuntime {
     #[must_use]
     pub fn charging_walks(self, shape: TreeSize) -> Self {
         Self {
-            charged_tree: Some(shape),
+            tree_size_for_charged_walks: Some(shape),
             ..self
         }
     }
@@ -103,27 +103,27 @@ impl ServerRuntime {
 /// A client's resources at the server.
 #[derive(Debug)]
 pub struct Session {
-    btree: Arc<Btree>,
+    btree: Arc<BtreeService>,
     slot: Arc<ClientSlot>,
     /// The queue pair that answers the client's READs, if the client may not WRITE.
-    _reads: Option<QueuePair<Rc>>,
+    _client_read_qp: Option<QueuePair<Rc>>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         let Self { btree, slot, .. } = self;
-        btree.lock_recovery.remove(slot.index());
+        btree.lock_recovery.revoke_and_remove_client(slot.index());
         for worker in &btree.workers {
             worker.mailbox.send(Command::Remove(Arc::clone(slot)));
         }
     }
 }
 
-impl Service for Btree {
-    type Protocol = Rendezvous;
+impl Service for BtreeService {
+    type Protocol = RendezvousProtocol;
     type Config = ServerConfig;
     type Runtime = ServerRuntime;
-    type Worker = Worker;
+    type Worker = UnstartedWorker;
     type WorkerError = RpcError;
     type Session = Session;
     type Stats = ServerStats;
@@ -132,7 +132,7 @@ impl Service for Btree {
         context: &Context,
         config: ServerConfig,
         runtime: ServerRuntime,
-    ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
+    ) -> Result<(Arc<Self>, Vec<UnstartedWorker>), ServerError> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
@@ -167,14 +167,14 @@ impl Service for Btree {
         };
         let handovers = Arc::new(Handovers::default());
         assign_ranges_of_others(&store, &config)?;
-        let walk_cost = runtime.charged_tree.as_ref();
+        let walk_cost = runtime.tree_size_for_charged_walks.as_ref();
         let walk_cost =
             walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::INTERLEAVED_WALK_STEPS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
             let engine = engine.map_err(ServerError::service)?;
-            workers.push(Worker {
+            workers.push(UnstartedWorker {
                 shared: Arc::new(WorkerShared {
                     request_region: engine.region(),
                     mailbox: Mailbox::new()?,
@@ -183,8 +183,8 @@ impl Service for Btree {
                 store: Arc::clone(&store),
                 lock_recovery: Arc::clone(&lock_recovery),
                 handovers: Arc::clone(&handovers),
-                extra_delay: Duration::from_nanos(config.slow_by_ns.into()),
-                shares_keys: !config.splits.is_empty(),
+                extra_delay_per_request: Duration::from_nanos(config.slow_by_ns.into()),
+                server_shares_keys_with_others: !config.splits.is_empty(),
                 walk_cost: walk_cost.clone(),
             });
         }
@@ -213,8 +213,8 @@ impl Service for Btree {
 
     fn welcome(&self) -> Welcome {
         Welcome {
-            protocol: Rendezvous::NAME.to_owned(),
-            version: Rendezvous::VERSION,
+            protocol: RendezvousProtocol::NAME.to_owned(),
+            version: RendezvousProtocol::VERSION,
             server: self.incarnation,
             max_window: self.config.max_window,
             workers: self.workers.len(),
@@ -227,9 +227,9 @@ impl Service for Btree {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), RefusedClient> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), ClientRefusal> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
-            return Err(RefusedClient::permanent(format!(
+            return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -239,12 +239,12 @@ impl Service for Btree {
         }
         let slot = self.free_client_slots.take_free_slot().ok_or_else(|| {
             let max = self.config.max_clients;
-            RefusedClient::temporary(format!("this server has its {max} clients already"))
+            ClientRefusal::temporary(format!("this server has its {max} clients already"))
         })?;
         let mut session = Session {
             btree: Arc::clone(self),
             slot: Arc::new(slot),
-            _reads: None,
+            _client_read_qp: None,
         };
         let lanes = self.connect_lanes(hello, &session.slot)?;
         let memory = match hello.rc.filter(|_| self.supports_client_reads) {
@@ -256,7 +256,7 @@ impl Service for Btree {
                 let rights = Rights::REMOTE_READ;
                 let (endpoint, qp) =
                     connect_responder_qp(&self.pd, &self.unused_send_cq, self.port, rights, &peer)?;
-                session._reads = Some(qp);
+                session._client_read_qp = Some(qp);
                 Some(RemoteNodes {
                     endpoint,
                     nodes: self.store.remote(),
@@ -267,12 +267,14 @@ impl Service for Btree {
         Ok((Accepted { lanes, memory }, session))
     }
 
-    fn work(&self, _index: usize, worker: Worker) -> Result<(), RpcError> {
+    fn work(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
         worker.run()
     }
 
     fn stats(&self, clients: ClientsConnected) -> ServerStats {
-        let (recovered_locks, expelled) = self.lock_recovery.recovery_counts();
+        let (recovered_locks, expelled) = self
+            .lock_recovery
+            .recovered_lock_and_revoked_client_counts();
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
@@ -283,7 +285,7 @@ impl Service for Btree {
             ..ServerStats::default()
         };
         for worker in &self.workers {
-            let counts = worker.mailbox.counts();
+            let counts = worker.mailbox.worker_counts();
             stats.gets += counts.gets;
             stats.hits += counts.get_hits;
             stats.scans += counts.scans;
@@ -299,7 +301,7 @@ impl Service for Btree {
     }
 
     /// Takes keys from other servers, if their addresses are known.
-    fn background_thread(
+    fn background_thread_name_and_body(
         self: &Arc<Self>,
         _failure: &service::FirstFailure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
@@ -322,7 +324,7 @@ impl Service for Btree {
                 PipelinedClient::connect_on(&context, client)
             });
             while !btree.stopping.load(Ordering::Acquire) {
-                if !mover.try_take_chunk() {
+                if !mover.attempt_chunk_if_due() {
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -338,13 +340,13 @@ impl Service for Btree {
     }
 }
 
-impl Btree {
+impl BtreeService {
     /// Returns the server's trees, which other threads may use beside the workers.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::try_take_chunk`]
+    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::attempt_chunk_if_due`]
     /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
     /// to a server by its number.
     pub fn create_mover(
@@ -399,18 +401,18 @@ impl Btree {
         hello: &Hello,
         index: u32,
         peer: &QpEndpoint,
-    ) -> Result<RemoteNodes, RefusedClient> {
+    ) -> Result<RemoteNodes, ClientRefusal> {
         let (endpoint, qp) =
             connect_responder_qp(&self.pd, &self.unused_send_cq, self.port, Rights::ALL, peer)?;
         let own = self.store.register_again(Rights::ALL);
-        let own = own.map_err(RefusedClient::temporary)?;
+        let own = own.map_err(ClientRefusal::temporary)?;
         let nodes = own.remote();
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
         let bytes = hello.window * redo::entry_bytes(self.config.node_bytes / 8);
         let redo = self
             .pd
             .alloc(bytes, rights)
-            .map_err(RefusedClient::temporary)?;
+            .map_err(ClientRefusal::temporary)?;
         let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(LeafWriteParameters {
             owner,
@@ -434,7 +436,7 @@ impl Btree {
         &self,
         hello: &Hello,
         slot: &Arc<ClientSlot>,
-    ) -> Result<Vec<LaneAccepted>, RefusedClient> {
+    ) -> Result<Vec<LaneAccepted>, ClientRefusal> {
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let layout = RequestRegionLayout {
             window,
@@ -445,13 +447,13 @@ impl Btree {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd::connect_client(&self.pd, self.port, &self.unused_send_cq, ends);
             let herd::ConnectedClient {
-                endpoint,
+                server_endpoint: endpoint,
                 qp,
                 client_destination: to,
-            } = connected.map_err(RefusedClient::temporary)?;
+            } = connected.map_err(ClientRefusal::temporary)?;
             let slots = herd::client_region(&worker.request_region, &self.layout, slot.index());
             let slots =
-                slots.ok_or_else(|| RefusedClient::temporary("the worker has no such slots"))?;
+                slots.ok_or_else(|| ClientRefusal::temporary("the worker has no such slots"))?;
             let added = worker.mailbox.send_and_wait(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
@@ -463,7 +465,7 @@ impl Btree {
                     setup_result_sender: done,
                 }))
             });
-            added.map_err(RefusedClient::temporary)?;
+            added.map_err(ClientRefusal::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,

@@ -24,7 +24,7 @@ const ENTRY_BYTES: u32 = 16;
 /// The result of a step at the giver.
 enum StepResult {
     /// The giver executed the step, with this version.
-    Done(u64),
+    DoneWithVersion(u64),
     /// The giver refused: it does not have the range, or has thawed it.
     Refused,
     /// The result is not known.
@@ -32,7 +32,7 @@ enum StepResult {
 }
 
 /// A function that connects to a server by its number.
-type Connect = Box<dyn FnMut(u16) -> Result<PipelinedClient, ClientError> + Send>;
+type ConnectToServer = Box<dyn FnMut(u16) -> Result<PipelinedClient, ClientError> + Send>;
 
 /// Executes the takes that its server was asked for.
 pub struct RangeMover {
@@ -40,7 +40,7 @@ pub struct RangeMover {
     handovers: Arc<Handovers>,
     /// The number of the mover's own server.
     server_number: u16,
-    connect: Connect,
+    connect: ConnectToServer,
     giver_clients: HashMap<u16, PipelinedClient>,
     /// The part of the current range that is not yet taken.
     remaining_take: Option<TakeRequest>,
@@ -71,7 +71,7 @@ impl RangeMover {
     }
 
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
-    pub fn try_take_chunk(&mut self) -> bool {
+    pub fn attempt_chunk_if_due(&mut self) -> bool {
         if self.remaining_take.is_none() {
             self.remaining_take = self.handovers.pop_waiting_take();
         }
@@ -82,7 +82,7 @@ impl RangeMover {
         if now < self.next_chunk_at {
             return false;
         }
-        let left = match self.take_first_chunk(take) {
+        let left = match self.take_first_chunk_and_get_rest_start(take) {
             Ok(left) => left,
             Err(e) => {
                 tracing::warn!("keys from {} on are not taken: {e}", take.from);
@@ -97,14 +97,17 @@ impl RangeMover {
     }
 
     /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
-    fn take_first_chunk(&mut self, take: TakeRequest) -> Result<Option<u64>, ClientError> {
+    fn take_first_chunk_and_get_rest_start(
+        &mut self,
+        take: TakeRequest,
+    ) -> Result<Option<u64>, ClientError> {
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
         };
         let tree = take.tree;
         // The first scan finds the end of the chunk.
-        let Some((_, next)) = scan_at_giver(giver, tree, (take.from, take.end))? else {
+        let Some((_, next)) = scan_if_giver_owns_range(giver, tree, (take.from, take.end))? else {
             return Ok(None);
         };
         let end = next.or(take.end);
@@ -112,13 +115,13 @@ impl RangeMover {
         let incarnation = giver.server_incarnation();
         if !matches!(
             request_step(giver, tree, HandoverStep::Freeze, range)?,
-            StepResult::Done(_)
+            StepResult::DoneWithVersion(_)
         ) {
             return Ok(None);
         }
         let mut entries = Vec::new();
         let mut from = take.from;
-        while let Some((found, next)) = scan_at_giver(giver, tree, (from, end))? {
+        while let Some((found, next)) = scan_if_giver_owns_range(giver, tree, (from, end))? {
             entries.extend(found);
             match next {
                 Some(next) => from = next,
@@ -135,7 +138,7 @@ impl RangeMover {
         while matches!(ceded, StepResult::Unknown) {
             ceded = query_cession_outcome(giver, (tree, take.from), to, incarnation);
         }
-        let StepResult::Done(version) = ceded else {
+        let StepResult::DoneWithVersion(version) = ceded else {
             self.store.release_nodes(reserved);
             return Ok(None);
         };
@@ -164,7 +167,7 @@ type ScanResult = (Vec<(u64, u64)>, Option<u64>);
 
 /// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
 /// range.
-fn scan_at_giver(
+fn scan_if_giver_owns_range(
     giver: &mut PipelinedClient,
     tree: u8,
     (from, end): (u64, Option<u64>),
@@ -194,7 +197,7 @@ fn request_step(
         tree,
         &Op::Handover { step, from, end },
         |answer| match answer {
-            Answer::HandoverStepDone { version } => StepResult::Done(version),
+            Answer::HandoverStepDone { version } => StepResult::DoneWithVersion(version),
             Answer::NoAnswerInTime => StepResult::Unknown,
             _ => StepResult::Refused,
         },
@@ -213,14 +216,16 @@ fn query_cession_outcome(
     incarnation: u64,
 ) -> StepResult {
     let asked = call(giver, tree, &Op::Get { key }, |answer| match answer {
-        Answer::Moved(moved) if moved.owner.server == to => StepResult::Done(moved.owner.version),
+        Answer::Moved(moved) if moved.owner.server == to => {
+            StepResult::DoneWithVersion(moved.owner.version)
+        }
         Answer::NoAnswerInTime => StepResult::Unknown,
         _ => StepResult::Refused,
     });
     let asked = asked.unwrap_or(StepResult::Unknown);
     if giver.server_incarnation() != incarnation {
         // The giver died: only this server still has the copied entries.
-        return StepResult::Done(0);
+        return StepResult::DoneWithVersion(0);
     }
     asked
 }

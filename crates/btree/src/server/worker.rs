@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
+use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, herd};
 use service::ClientSlot;
 use service::lock_recovery::LockRecovery;
 use service::sessions::{ChangeState, WorkerSessions};
@@ -57,21 +57,21 @@ pub(crate) struct WorkerCounts {
 
 /// A worker that has not started.
 #[derive(Debug)]
-pub struct Worker {
+pub struct UnstartedWorker {
     pub(crate) rpc_server: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) lock_recovery: Arc<LockRecovery<Store>>,
     pub(crate) handovers: Arc<Handovers>,
     /// Extra time per request, which simulates a slower processor.
-    pub(crate) extra_delay: Duration,
+    pub(crate) extra_delay_per_request: Duration,
     /// True if the server shares the keys with other servers.
-    pub(crate) shares_keys: bool,
+    pub(crate) server_shares_keys_with_others: bool,
     /// The cost of walks on a simulated core.
     pub(crate) walk_cost: Option<Arc<WalkCost>>,
 }
 
-impl Worker {
+impl UnstartedWorker {
     /// Serves requests until the worker gets the stop command.
     pub(crate) fn run(self) -> Result<(), RpcError> {
         let Self {
@@ -80,16 +80,16 @@ impl Worker {
             store,
             lock_recovery,
             handovers,
-            extra_delay: slow_by,
-            shares_keys: shares,
+            extra_delay_per_request: slow_by,
+            server_shares_keys_with_others: shares,
             walk_cost,
         } = self;
         let serve = RequestHandler {
             store: &store,
             lock_recovery,
             handovers,
-            extra_delay: slow_by,
-            shares_keys: shares,
+            extra_delay_per_request: slow_by,
+            server_shares_keys_with_others: shares,
             meter: LoadMeter::new(),
             walk_cost,
             sessions: WorkerSessions::new(0),
@@ -155,7 +155,7 @@ impl WorkerLoop for RunningWorker<'_> {
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
         let came = self.rpc_server.poll(&mut self.handler)?;
-        if self.handler.shares_keys {
+        if self.handler.server_shares_keys_with_others {
             self.handler.meter.end_batch(came);
         }
         Ok(came)
@@ -187,9 +187,9 @@ struct RequestHandler<'s> {
     store: &'s Store,
     lock_recovery: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
-    extra_delay: Duration,
+    extra_delay_per_request: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
-    shares_keys: bool,
+    server_shares_keys_with_others: bool,
     meter: LoadMeter,
     walk_cost: Option<Arc<WalkCost>>,
     sessions: WorkerSessions,
@@ -214,13 +214,13 @@ impl RpcHandler for RequestHandler<'_> {
     const PREFETCH_ROUNDS: usize = INTERLEAVED_WALK_STEPS;
 
     #[inline]
-    fn begin(&mut self, requests: usize) -> Self::Batch {
-        if self.shares_keys {
+    fn prepare_batch(&mut self, requests: usize) -> Self::Batch {
+        if self.server_shares_keys_with_others {
             self.meter.begin_batch();
         }
-        if !self.extra_delay.is_zero() {
-            let until =
-                verbs::time::now() + self.extra_delay * u32::try_from(requests).unwrap_or(1);
+        if !self.extra_delay_per_request.is_zero() {
+            let until = verbs::time::now()
+                + self.extra_delay_per_request * u32::try_from(requests).unwrap_or(1);
             while verbs::time::now() < until {
                 std::hint::spin_loop();
             }
@@ -249,7 +249,7 @@ impl RpcHandler for RequestHandler<'_> {
     }
 
     #[inline]
-    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReply<'_>) {
+    fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReplier<'_>) {
         let decoded = Op::decode(request.payload);
         let Some((op, tree, number)) =
             decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.tree_count())
@@ -263,7 +263,7 @@ impl RpcHandler for RequestHandler<'_> {
         }
         match op {
             Op::Handover { .. } | Op::ReadServerLoad => {}
-            _ if self.shares_keys => self.meter.count_and_sample_key(op.key()),
+            _ if self.server_shares_keys_with_others => self.meter.count_and_sample_key(op.key()),
             _ => {}
         }
         match op {
@@ -297,7 +297,7 @@ impl RequestHandler<'_> {
     }
 
     #[inline]
-    fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReply<'_>) {
+    fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReplier<'_>) {
         self.counts.gets += 1;
         match self
             .store
@@ -320,7 +320,7 @@ impl RequestHandler<'_> {
     }
 
     #[cold]
-    fn reply_refusal(&mut self, refusal: Refusal, reply: RequestReply<'_>) {
+    fn reply_refusal(&mut self, refusal: Refusal, reply: RequestReplier<'_>) {
         if let Refusal::Moved(moved) = &refusal {
             return reply.send_payload(&wire::encode_moved_answer(moved));
         }
@@ -332,7 +332,7 @@ impl RequestHandler<'_> {
         match refusal {
             Refusal::Full => wire::answer_first_word(Status::StoreFull, false),
             Refusal::Moved(_) => wire::answer_first_word(Status::Moved, false),
-            Refusal::Busy(node) => {
+            Refusal::BusyNodeOrZero(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
                 self.lock_recovery.try_free_lock_on_complaint(0, node);
                 self.handovers.thaw_expired(self.store);
@@ -349,7 +349,7 @@ impl RequestHandler<'_> {
         client: usize,
         seq: u32,
         walk: &mut WalkPosition,
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         let Some(session) = self.sessions.session(client) else {
             return;
@@ -406,7 +406,7 @@ impl RequestHandler<'_> {
         range: (u64, Option<u64>),
         (limit, messages): (u32, u32),
         client: usize,
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         let most = self
             .max_answer_bytes_by_client
@@ -434,7 +434,7 @@ impl RequestHandler<'_> {
 
     /// Answers with this worker's load counters and sampled keys.
     #[cold]
-    fn reply_load_report(&mut self, client: usize, reply: RequestReply<'_>) {
+    fn reply_load_report(&mut self, client: usize, reply: RequestReplier<'_>) {
         let most = self
             .max_answer_bytes_by_client
             .get(client)
@@ -452,7 +452,7 @@ impl RequestHandler<'_> {
     }
 
     /// Sends entries, `each` of them per message.
-    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: RequestReply<'_>) {
+    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: RequestReplier<'_>) {
         let count = self.entries.len();
         let mut first = 0;
         loop {
@@ -471,14 +471,17 @@ impl RequestHandler<'_> {
                 return reply.send_payload(&self.answer_message);
             }
             // The next answer detects a broken send queue; the client repeats its request.
-            if reply.send_part(&self.answer_message).is_err() {
+            if reply
+                .send_one_of_several_answers(&self.answer_message)
+                .is_err()
+            {
                 return;
             }
         }
     }
 
     #[cold]
-    fn reply_bad(&mut self, reply: RequestReply<'_>) {
+    fn reply_bad(&mut self, reply: RequestReplier<'_>) {
         self.counts.bad_requests += 1;
         reply.send_payload(
             &wire::answer_first_word(Status::MalformedOrRefused, false).to_le_bytes(),

@@ -29,8 +29,8 @@ type Range = (u64, Option<u64>);
 
 impl Store {
     /// Splits leaves so that one of them begins at `key`.
-    fn ensure_boundary(&self, tree: usize, key: u64) -> Result<(), Refusal> {
-        let from = self.index.find_covering_node(tree, key, 0)?;
+    fn split_leaves_at_key(&self, tree: usize, key: u64) -> Result<(), Refusal> {
+        let from = self.readable_trees.find_covering_node(tree, key, 0)?;
         let (_, leaf) = self.lock_covering_node(tree, key, 0, from)?;
         let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
         if low == key {
@@ -58,7 +58,7 @@ impl Store {
         mut change: impl FnMut(NodeNumber, &mut LockedNode<'_>) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let mut key = from;
-        let mut node = self.index.find_covering_node(tree, key, 0)?;
+        let mut node = self.readable_trees.find_covering_node(tree, key, 0)?;
         loop {
             let (number, mut leaf) = self.lock_covering_node(tree, key, 0, node)?;
             change(number, &mut leaf)?;
@@ -73,9 +73,9 @@ impl Store {
         }
     }
 
-    fn ensure_boundaries(&self, tree: usize, (from, end): Range) -> Result<(), Refusal> {
-        self.ensure_boundary(tree, from)?;
-        end.map_or(Ok(()), |end| self.ensure_boundary(tree, end))
+    fn split_leaves_at_range_ends(&self, tree: usize, (from, end): Range) -> Result<(), Refusal> {
+        self.split_leaves_at_key(tree, from)?;
+        end.map_or(Ok(()), |end| self.split_leaves_at_key(tree, end))
     }
 
     /// Executes step 1 of a handover: makes the keys of a range read-only.
@@ -83,7 +83,7 @@ impl Store {
     /// # Errors
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
-        self.ensure_boundaries(tree, range)?;
+        self.split_leaves_at_range_ends(tree, range)?;
         let frozen = self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().is_owned_elsewhere() {
                 return Err(Refusal::Moved(super::MovedRange::from_moved_leaf(
@@ -102,7 +102,7 @@ impl Store {
     /// Allows changes of a frozen range again, in the leaves that still belong to this server.
     ///
     /// # Errors
-    /// [`Refusal::Busy`].
+    /// [`Refusal::BusyNodeOrZero`].
     pub fn thaw(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.for_each_locked_leaf(tree, range, |_, leaf| {
             leaf.set_and_clear_flags(0, FLAG_FROZEN);
@@ -113,7 +113,7 @@ impl Store {
     /// Executes step 3 of a handover: assigns the range to another server.
     ///
     /// # Errors
-    /// [`Refusal::Busy`] if the range is not frozen, because it was thawed meanwhile; the range then stays here.
+    /// [`Refusal::BusyNodeOrZero`] if the range is not frozen, because it was thawed meanwhile; the range then stays here.
     pub fn cede(
         &self,
         tree: usize,
@@ -122,7 +122,7 @@ impl Store {
     ) -> Result<(), Refusal> {
         self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().keys_may_change() {
-                return Err(Refusal::Busy(0));
+                return Err(Refusal::BusyNodeOrZero(0));
             }
             Ok(())
         })?;
@@ -132,14 +132,14 @@ impl Store {
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
-    /// [`Refusal::Full`], [`Refusal::Busy`].
+    /// [`Refusal::Full`], [`Refusal::BusyNodeOrZero`].
     pub fn assign_range_to_other(
         &self,
         tree: usize,
         range: (u64, Option<u64>),
         owner: RangeOwner,
     ) -> Result<(), Refusal> {
-        self.ensure_boundaries(tree, range)?;
+        self.split_leaves_at_range_ends(tree, range)?;
         let mut first = None;
         self.for_each_locked_leaf(tree, range, |number, leaf| {
             let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
@@ -152,7 +152,7 @@ impl Store {
         let mut at = first;
         while let Some((low, number)) = at {
             while self.try_merge_right_sibling(tree, low, 0, number).is_some() {}
-            at = self.index.memory.read(number, |leaf| {
+            at = self.readable_trees.memory.read(number, |leaf| {
                 let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf
                     .key_upper_bound()
@@ -172,7 +172,7 @@ impl Store {
         let each = self.entries_per_adopted_leaf();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
-            match self.index.memory.allocate_locked(false) {
+            match self.readable_trees.memory.allocate_locked(false) {
                 Some((number, _)) => reserved.nodes.push(number),
                 None => {
                     self.release_nodes(reserved);
@@ -186,20 +186,20 @@ impl Store {
     /// Frees reserved nodes that were not used.
     pub fn release_nodes(&self, reserved: ReservedNodes) {
         for number in reserved.nodes {
-            self.index.memory.free_node(number);
+            self.readable_trees.memory.free_node(number);
         }
     }
 
     /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
     fn entries_per_adopted_leaf(&self) -> usize {
-        let room = crate::node::entries_per_node(self.index.memory.node_words());
+        let room = crate::node::entries_per_node(self.readable_trees.memory.node_words());
         (room * 9 / 10).max(1)
     }
 
     /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::Busy`]. Leaves
+    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`]. Leaves
     /// that were adopted before the error are served, and another call with the same arguments continues with the rest.
     pub fn adopt(
         &self,
@@ -208,7 +208,7 @@ impl Store {
         entries: &[(u64, u64)],
         reserved: &mut ReservedNodes,
     ) -> Result<(), Refusal> {
-        self.ensure_boundaries(tree, range)?;
+        self.split_leaves_at_range_ends(tree, range)?;
         let mut made = Vec::new();
         let adopted = self.for_each_locked_leaf(tree, range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
@@ -249,7 +249,7 @@ impl Store {
         let mut after = end;
         while reserved.nodes.len() + 1 < chunks.len() {
             let more = self
-                .index
+                .readable_trees
                 .memory
                 .allocate_locked(true)
                 .ok_or(Refusal::Full)?;
@@ -258,7 +258,7 @@ impl Store {
         // The chain is built from the right, so that each leaf links to a complete one.
         for chunk in chunks.iter().skip(1).rev() {
             let number = reserved.nodes.pop().ok_or(Refusal::Full)?;
-            let mut locked = self.index.memory.lock(number)?;
+            let mut locked = self.readable_trees.memory.lock(number)?;
             locked.init(tree as u64, 0, 0, chunk);
             locked.set_fences_and_sibling(chunk[0].0, after, sibling);
             drop(locked);

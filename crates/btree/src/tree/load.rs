@@ -44,15 +44,16 @@ impl Store {
         threads: usize,
         entry: impl Fn(u64) -> (u64, u64) + Sync,
     ) -> Result<(), LoadError> {
-        let (old, level) = self.index.root(tree);
-        let is_empty = level == 0 && self.index.memory.read(old, |n| n.entry_count()) == Ok(0);
+        let (old, level) = self.readable_trees.root_and_level(tree);
+        let is_empty =
+            level == 0 && self.readable_trees.memory.read(old, |n| n.entry_count()) == Ok(0);
         if !is_empty {
             return Err(LoadError::NotEmpty);
         }
         if count == 0 {
             return Ok(());
         }
-        let room = crate::node::entries_per_node(self.index.memory.node_words());
+        let room = crate::node::entries_per_node(self.readable_trees.memory.node_words());
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -68,7 +69,7 @@ impl Store {
             sizes.push(below.div_ceil(per_node.max(2)));
         }
         let needed = sizes.iter().sum();
-        let first = self.index.memory.allocate_consecutive(needed);
+        let first = self.readable_trees.memory.allocate_consecutive(needed);
         let mut first = first.ok_or(LoadError::Full { needed })?;
         // The first key of each node of the level below.
         let mut lows: Vec<u64> = Vec::new();
@@ -99,9 +100,9 @@ impl Store {
             first += nodes;
         }
         let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
-        let word = self.index.memory.root_word(tree);
+        let word = self.readable_trees.memory.root_word(tree);
         word.store(encode_root(first - 1, top), Ordering::Release);
-        self.index.memory.free_node(old);
+        self.readable_trees.memory.free_node(old);
         Ok(())
     }
 
@@ -167,7 +168,7 @@ impl Store {
             }
             let is_last = node + 1 == of.node_count;
             let number = of.first_node + node;
-            let Ok(mut locked) = self.index.memory.lock(number) else {
+            let Ok(mut locked) = self.readable_trees.memory.lock(number) else {
                 return Err(LoadError::NotEmpty);
             };
             let low = low_of(node);

@@ -481,7 +481,7 @@ impl<'m> LockedNode<'m> {
             .map(|i| (node.key(i), node.value(i)))
             .collect();
         if let Some(more) = more {
-            all.insert(node.keys_up_to(more.0), more);
+            all.insert(node.count_keys_up_to(more.0), more);
         }
         all
     }

@@ -49,7 +49,7 @@ impl LockTable for Store {
         self.index().memory().node_lock_word(object)
     }
 
-    fn redo_bytes(&self) -> usize {
+    fn redo_entry_bytes(&self) -> usize {
         entry_bytes(self.index().memory().node_words())
     }
 

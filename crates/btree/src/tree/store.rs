@@ -8,7 +8,7 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError};
 
 use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory};
-use super::walk::{MovedRange, Refusal, TreeIndex, WalkPosition, encode_root};
+use super::walk::{MovedRange, ReadableTrees, Refusal, WalkPosition, encode_root};
 
 use crate::node::{LOW_FENCE_WORD, NextStep, Node, SIBLING_WORD, TREE_WORD, entries_per_node};
 
@@ -35,7 +35,7 @@ fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
     Err(match leaf.is_owned_elsewhere() {
         true => Refusal::Moved(MovedRange::from_moved_leaf(leaf)),
         // A frozen leaf is refused for a short time only.
-        false => Refusal::Busy(0),
+        false => Refusal::BusyNodeOrZero(0),
     })
 }
 
@@ -62,7 +62,7 @@ pub struct TreeStats {
 /// Trees in one registered memory. Keys and values are 64-bit numbers.
 #[derive(Debug)]
 pub struct Store {
-    pub(super) index: TreeIndex,
+    pub(super) readable_trees: ReadableTrees,
     /// Held while a tree gets a new root.
     root_change_lock: Mutex<()>,
     splits: AtomicU64,
@@ -73,10 +73,11 @@ impl Store {
     /// Returns the value of a key.
     ///
     /// # Errors
-    /// [`Refusal::Busy`].
+    /// [`Refusal::BusyNodeOrZero`].
     pub fn get(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
-        let mut walk = self.index.begin(tree);
-        self.index.finish_walk_and_get_value(tree, key, &mut walk)
+        let mut walk = self.readable_trees.begin(tree);
+        self.readable_trees
+            .finish_walk_and_get_value(tree, key, &mut walk)
     }
 
     /// Appends entries to `into` in ascending order, beginning at the range's first key, until `into` has `limit`
@@ -85,7 +86,7 @@ impl Store {
     /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
-    /// [`Refusal::Busy`].
+    /// [`Refusal::BusyNodeOrZero`].
     pub fn scan(
         &self,
         tree: usize,
@@ -93,7 +94,7 @@ impl Store {
         limit: usize,
         into: &mut Vec<(u64, u64)>,
     ) -> Result<Option<u64>, Refusal> {
-        self.index.scan(tree, range, limit, into)
+        self.readable_trees.scan(tree, range, limit, into)
     }
 
     /// Prepares for clients that lock and WRITE leaves.
@@ -105,17 +106,17 @@ impl Store {
         pd: &ProtectionDomain,
         port: PortAndGidIndex,
     ) -> Result<(), RpcError> {
-        self.index.memory.enable_client_locks(pd, port)
+        self.readable_trees.memory.enable_client_locks(pd, port)
     }
 
     /// Registers the same memory again; this registration can be revoked separately.
     pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
-        self.index.memory.register_again(access)
+        self.readable_trees.memory.register_again(access)
     }
 
     /// Returns the read-only view by which workers find keys.
-    pub(crate) fn index(&self) -> &TreeIndex {
-        &self.index
+    pub(crate) fn index(&self) -> &ReadableTrees {
+        &self.readable_trees
     }
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
@@ -150,7 +151,7 @@ impl Store {
             word.store(encode_root(root, 0), Ordering::Release);
         }
         Ok(Self {
-            index: TreeIndex {
+            readable_trees: ReadableTrees {
                 memory,
                 tree_count: trees,
             },
@@ -162,25 +163,25 @@ impl Store {
 
     /// Returns the number of trees.
     pub fn tree_count(&self) -> usize {
-        self.index.tree_count
+        self.readable_trees.tree_count
     }
 
     /// Returns the address and key by which a peer READs the nodes.
     pub fn remote(&self) -> RemoteMemory {
-        self.index.memory.remote()
+        self.readable_trees.memory.remote()
     }
 
     /// Returns the statistics of all trees.
     pub fn stats(&self) -> TreeStats {
-        let (nodes, room) = self.index.memory.nodes_used_and_total();
-        let levels = (0..self.index.tree_count)
-            .map(|tree| self.index.root(tree).1 + 1)
+        let (nodes, room) = self.readable_trees.memory.nodes_used_and_total();
+        let levels = (0..self.readable_trees.tree_count)
+            .map(|tree| self.readable_trees.root_and_level(tree).1 + 1)
             .max();
         TreeStats {
             levels: u64::from(levels.unwrap_or(0)),
             nodes,
             room,
-            bytes: nodes * self.index.memory.node_words() as u64 * 8,
+            bytes: nodes * self.readable_trees.memory.node_words() as u64 * 8,
             splits: self.splits.load(Ordering::Relaxed),
             merges: self.merges.load(Ordering::Relaxed),
         }
@@ -196,13 +197,13 @@ impl Store {
     ) -> Result<(NodeNumber, LockedNode<'_>), LockTimeout> {
         let mut node = from;
         for _ in 0..MAX_NODES_LOCKED_PER_CHANGE {
-            let locked = self.index.memory.lock(node)?;
+            let locked = self.readable_trees.memory.lock(node)?;
             match locked.node().next_walk_step(key, tree as u64, level) {
                 NextStep::Leaf | NextStep::Child(_) => return Ok((node, locked)),
                 NextStep::Sibling(right) => node = right,
                 NextStep::Restart => {
                     drop(locked);
-                    node = self.index.find_covering_node(tree, key, level)?;
+                    node = self.readable_trees.find_covering_node(tree, key, level)?;
                 }
             }
         }
@@ -220,7 +221,7 @@ impl Store {
         value: u64,
         when: PutCondition,
     ) -> Result<Option<u64>, Refusal> {
-        let mut walk = self.index.begin(tree);
+        let mut walk = self.readable_trees.begin(tree);
         self.put_from_walk(tree, (key, value), when, &mut walk)
     }
 
@@ -232,7 +233,7 @@ impl Store {
         when: PutCondition,
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
-        self.index.walk_down_to_leaf(tree, key, walk)?;
+        self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
         let (_, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
@@ -290,7 +291,7 @@ impl Store {
     ) -> Result<NodeNumber, Refusal> {
         let is_inner = level > 0;
         let (number, mut right) = self
-            .index
+            .readable_trees
             .memory
             .allocate_locked(is_inner)
             .ok_or(Refusal::Full)?;
@@ -313,12 +314,12 @@ impl Store {
         level: u16,
         (at, right): (u64, NodeNumber),
     ) -> Result<(), Refusal> {
-        if self.index.root(tree).1 < level
+        if self.readable_trees.root_and_level(tree).1 < level
             && self.add_root_level_unless_done(tree, level, (at, right))?
         {
             return Ok(());
         }
-        let from = self.index.find_covering_node(tree, at, level)?;
+        let from = self.readable_trees.find_covering_node(tree, at, level)?;
         let (_, mut parent) = self.lock_covering_node(tree, at, level, from)?;
         let node = parent.node();
         match node.find(at) {
@@ -342,12 +343,12 @@ impl Store {
         (at, right): (u64, NodeNumber),
     ) -> Result<bool, Refusal> {
         let _one = lock(&self.root_change_lock);
-        let (root, top) = self.index.root(tree);
+        let (root, top) = self.readable_trees.root_and_level(tree);
         if top >= level {
             return Ok(false);
         }
         let (number, mut new) = self
-            .index
+            .readable_trees
             .memory
             .allocate_locked(true)
             .ok_or(Refusal::Full)?;
@@ -355,7 +356,7 @@ impl Store {
         new.init(tree as u64, level, 0, &[(0, root), (at, right)]);
         new.set_fences_and_sibling(0, None, 0);
         drop(new);
-        let word = self.index.memory.root_word(tree);
+        let word = self.readable_trees.memory.root_word(tree);
         word.store(encode_root(number, level), Ordering::Release);
         Ok(true)
     }
@@ -363,9 +364,9 @@ impl Store {
     /// Removes a key and returns its value.
     ///
     /// # Errors
-    /// [`Refusal::Busy`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
+    /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
     pub fn remove(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
-        let mut walk = self.index.begin(tree);
+        let mut walk = self.readable_trees.begin(tree);
         self.remove_from_walk(tree, key, &mut walk)
     }
 
@@ -376,7 +377,7 @@ impl Store {
         key: u64,
         walk: &mut WalkPosition,
     ) -> Result<Option<u64>, Refusal> {
-        self.index.walk_down_to_leaf(tree, key, walk)?;
+        self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
         let (number, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
@@ -402,14 +403,21 @@ impl Store {
         level: u16,
         left: NodeNumber,
     ) -> Option<()> {
-        if self.index.root(tree).1 <= level {
+        if self.readable_trees.root_and_level(tree).1 <= level {
             return None;
         }
-        let parent = self.index.find_covering_node(tree, key, level + 1).ok()?;
-        let mut above = self.index.memory.try_lock(parent)?;
-        let mut locked = self.index.memory.try_lock(left)?;
+        let parent = self
+            .readable_trees
+            .find_covering_node(tree, key, level + 1)
+            .ok()?;
+        let mut above = self.readable_trees.memory.try_lock(parent)?;
+        let mut locked = self.readable_trees.memory.try_lock(left)?;
         let right = locked.node().0[SIBLING_WORD].load(Ordering::Relaxed);
-        let mut other = self.index.memory.try_lock(right).filter(|_| right != 0)?;
+        let mut other = self
+            .readable_trees
+            .memory
+            .try_lock(right)
+            .filter(|_| right != 0)?;
         let (a, b) = (locked.node(), other.node());
         let place = above
             .node()
@@ -449,7 +457,7 @@ impl Store {
         drop(locked);
         other.mark_dead_and_empty();
         drop(other);
-        self.index.memory.free_node(right);
+        self.readable_trees.memory.free_node(right);
         self.merges.fetch_add(1, Ordering::Relaxed);
         if sparse {
             self.try_merge_right_sibling(tree, key, level + 1, parent);

@@ -19,13 +19,13 @@ fn store(node_bytes: usize, nodes: u64) -> Store {
 
 /// Checks every reachable node of a tree: checksum, key order, fences and sibling links. Returns all entries.
 fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
-    let (mut first, top) = store.index.root(tree);
+    let (mut first, top) = store.readable_trees.root_and_level(tree);
     let mut entries = Vec::new();
     for level in (0..=top).rev() {
         let (mut node, mut low) = (first, 0);
         let mut below = None;
         while node != 0 {
-            let words = store.index.memory.words_of_node(node);
+            let words = store.readable_trees.memory.words_of_node(node);
             let n = Node(words);
             assert!(n.has_valid_checksum() && !n.is_dead(), "node {node}");
             assert_eq!(
@@ -205,13 +205,13 @@ fn threads_see_one_tree() {
             }
         });
         scope.spawn(move || {
-            let mut words = vec![0u64; store.index.memory.node_words()];
+            let mut words = vec![0u64; store.readable_trees.memory.node_words()];
             let mut whole = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 for number in 1..400 {
                     for (to, from) in words
                         .iter_mut()
-                        .zip(store.index.memory.words_of_node(number))
+                        .zip(store.readable_trees.memory.words_of_node(number))
                     {
                         *to = from.load(Ordering::Relaxed);
                     }
@@ -239,7 +239,7 @@ fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u
     let inside = range.0;
     assert_eq!(
         giver.put(0, inside, 1, PutCondition::Always),
-        Err(Refusal::Busy(0))
+        Err(Refusal::BusyNodeOrZero(0))
     );
     let mut reserved = taker.reserve_nodes(entries.len()).expect("room");
     let owner = RangeOwner { server: 1, version };

@@ -17,7 +17,7 @@ pub enum Refusal {
     Full,
     /// A client holds a node's lock for too long, or the node's keys are being handed over.
     #[error("a node of the tree is locked for long")]
-    Busy(u64),
+    BusyNodeOrZero(u64),
     /// The key belongs to another server.
     #[error("keys from {} on belong to server {}", .0.from, .0.owner.server)]
     Moved(MovedRange),
@@ -69,7 +69,7 @@ impl MovedRange {
 
 impl From<LockTimeout> for Refusal {
     fn from(LockTimeout(node): LockTimeout) -> Self {
-        Self::Busy(node)
+        Self::BusyNodeOrZero(node)
     }
 }
 
@@ -100,7 +100,7 @@ fn count_step(steps: &mut u32, node: NodeNumber) -> Result<(), LockTimeout> {
 
 /// The trees of a memory, as lookups and scans use them.
 #[derive(Debug)]
-pub(crate) struct TreeIndex {
+pub(crate) struct ReadableTrees {
     pub(super) memory: StoreMemory,
     pub(super) tree_count: usize,
 }
@@ -136,20 +136,20 @@ impl WalkPosition {
     }
 }
 
-impl TreeIndex {
+impl ReadableTrees {
     pub(crate) fn memory(&self) -> &StoreMemory {
         &self.memory
     }
 
     #[inline]
-    pub(crate) fn root(&self, tree: usize) -> (NodeNumber, u16) {
+    pub(crate) fn root_and_level(&self, tree: usize) -> (NodeNumber, u16) {
         decode_root(self.memory.root_word(tree).load(Ordering::Acquire))
     }
 
     /// Begins a walk at the root of a tree.
     #[inline]
     pub(crate) fn begin(&self, tree: usize) -> WalkPosition {
-        let (node, level) = self.root(tree);
+        let (node, level) = self.root_and_level(tree);
         WalkPosition::at(node, level)
     }
 
@@ -254,7 +254,7 @@ impl TreeIndex {
     ) -> Result<NodeNumber, LockTimeout> {
         let mut steps = 0;
         'restart: loop {
-            let (mut node, mut level) = self.root(tree);
+            let (mut node, mut level) = self.root_and_level(tree);
             loop {
                 count_step(&mut steps, node)?;
                 let next = self
@@ -277,7 +277,7 @@ impl TreeIndex {
     /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
-    /// [`Refusal::Busy`]; [`Refusal::Moved`] if `from` belongs to another server.
+    /// [`Refusal::BusyNodeOrZero`]; [`Refusal::Moved`] if `from` belongs to another server.
     pub(super) fn scan(
         &self,
         tree: usize,
@@ -308,7 +308,7 @@ impl TreeIndex {
                     moved = Some(MovedRange::from_moved_leaf(n));
                     return Some((Some(from), 0, true));
                 }
-                let first = n.keys_up_to(from);
+                let first = n.count_keys_up_to(from);
                 let first = match first.checked_sub(1) {
                     Some(place) if n.key(place) == from => place,
                     _ => first,

@@ -17,7 +17,7 @@ use crate::memory_layout::{
 };
 use crate::peer_watch::PeerMonitor;
 use crate::receiving::{GroupPartSizes, ImmediateResult, ReceiveQueue};
-use crate::request_pool::Request;
+use crate::request_pool::RequestHandle;
 
 /// Receives into buffers that it posts.
 ///
@@ -31,7 +31,7 @@ pub struct Receiver {
     /// Clear-to-send entries that are too long to go inline.
     cts_staging: MemoryRegion,
     sender_fifo: RemoteMemory,
-    state: ReceiveQueue,
+    receive_queue: ReceiveQueue,
     /// The QP number of each lane: completions name their lane by it.
     lane_qpns: Vec<u32>,
     repost_list: RecvList,
@@ -50,7 +50,7 @@ pub struct Receiver {
 struct FlushLoopbackQp {
     qp: QueuePair<Rc>,
     read_target: MemoryRegion,
-    requests_in_flight: VecDeque<Request>,
+    requests_in_flight: VecDeque<RequestHandle>,
 }
 
 /// The `wr_id` of a flush; that of a clear-to-send WRITE is 0.
@@ -69,7 +69,7 @@ impl Receiver {
         peer_monitor: PeerMonitor,
     ) -> Self {
         Self {
-            state: ReceiveQueue::new(lanes.len()),
+            receive_queue: ReceiveQueue::new(lanes.len()),
             lane_qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
             recvs_to_repost: vec![0; lanes.len()],
             unsignaled_cts_writes: vec![0; lanes.len()],
@@ -95,7 +95,7 @@ impl Receiver {
     pub fn irecv(
         &mut self,
         parts: &[(&MemoryRegion, Range<usize>, u32)],
-    ) -> Result<Option<Request>, Error> {
+    ) -> Result<Option<RequestHandle>, Error> {
         self.fail_if_error_recorded()?;
         if !(1..=MAX_PARTS_PER_GROUP).contains(&parts.len()) {
             return Err(Error::InvalidPartCount(parts.len()));
@@ -111,7 +111,7 @@ impl Receiver {
                 return Ok(None);
             }
         }
-        let Some((request, group)) = self.state.post_group(&room[..parts.len()])? else {
+        let Some((request, group)) = self.receive_queue.post_group(&room[..parts.len()])? else {
             self.poll()?;
             return Ok(None);
         };
@@ -125,15 +125,15 @@ impl Receiver {
     ///
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<GroupPartSizes>, Error> {
+    pub fn test(&mut self, request: RequestHandle) -> Result<Option<GroupPartSizes>, Error> {
         self.fail_if_error_recorded()?;
-        if let Some(sizes) = self.state.take_if_complete(request)? {
+        if let Some(sizes) = self.receive_queue.take_if_complete(request)? {
             return Ok(Some(sizes));
         }
         if self.poll()? == 0 {
             self.fail_if_peer_gone()?;
         }
-        self.state.take_if_complete(request)
+        self.receive_queue.take_if_complete(request)
     }
 
     /// READs a byte of a buffer that was received into, over a queue pair that leads back here. Once its request is done,
@@ -141,11 +141,11 @@ impl Receiver {
     ///
     /// # Errors
     /// Those of the connection; the buffer's region needs [`Access::REMOTE_READ`].
-    pub fn iflush(
+    pub fn try_start_flush(
         &mut self,
         buffer: &MemoryRegion,
         offset: usize,
-    ) -> Result<Option<Request>, Error> {
+    ) -> Result<Option<RequestHandle>, Error> {
         self.fail_if_error_recorded()?;
         let remote = buffer
             .remote()
@@ -169,7 +169,7 @@ impl Receiver {
             self.poll()?;
             return Ok(None);
         }
-        let Some(request) = self.state.start_flush() else {
+        let Some(request) = self.receive_queue.allocate_flush_request_if_free() else {
             return Ok(None);
         };
         flush.requests_in_flight.push_back(request);
@@ -190,7 +190,7 @@ impl Receiver {
 
     /// Whether no group waits for bytes.
     pub fn has_no_pending_groups(&self) -> bool {
-        self.state.is_idle()
+        self.receive_queue.is_idle()
     }
 
     /// Queue pairs of the connection.
@@ -249,7 +249,7 @@ impl Receiver {
     fn poll(&mut self) -> Result<usize, Error> {
         let Self {
             cq,
-            state,
+            receive_queue: state,
             lanes,
             lane_qpns: qpns,
             recvs_to_repost: used,

@@ -15,7 +15,7 @@ use crate::memory_layout::{
     marker_offset, slot_index, slot_marker, stripe_range,
 };
 use crate::peer_watch::PeerMonitor;
-use crate::request_pool::Request;
+use crate::request_pool::RequestHandle;
 use crate::sending::{MatchedGroup, MatchedSend, SendMatch, SendQueue};
 
 /// Sends into buffers that the receiver has posted.
@@ -30,7 +30,7 @@ pub struct Sender {
     /// Sizes of groups, to be written to the receiver's completion records.
     size_staging: MemoryRegion,
     completion_records: RemoteMemory,
-    state: SendQueue<Option<MrSlice>>,
+    send_queue: SendQueue<Option<MrSlice>>,
     /// WRs of each group under way, for each lane: one completion stands for them.
     wr_counts_per_lane: Vec<VecDeque<u8>>,
     peer_monitor: PeerMonitor,
@@ -46,7 +46,7 @@ impl Sender {
         peer_monitor: PeerMonitor,
     ) -> Self {
         Self {
-            state: SendQueue::new(lanes.len()),
+            send_queue: SendQueue::new(lanes.len()),
             wr_counts_per_lane: lanes.iter().map(|_| VecDeque::new()).collect(),
             lanes,
             cq,
@@ -68,7 +68,7 @@ impl Sender {
         buffer: &MemoryRegion,
         range: Range<usize>,
         tag: u32,
-    ) -> Result<Option<Request>, Error> {
+    ) -> Result<Option<RequestHandle>, Error> {
         self.fail_if_error_recorded()?;
         let len = lane::checked_range_len(&range, buffer)?;
         let payload = if len == 0 {
@@ -83,7 +83,7 @@ impl Sender {
         if !self.poll_for_group_room()? {
             return Ok(None);
         }
-        match self.state.match_send(tag, len, payload)? {
+        match self.send_queue.match_send(tag, len, payload)? {
             SendMatch::TryAgain => {
                 self.fail_if_peer_gone("sends that wait for a receive")?;
                 Ok(None)
@@ -101,15 +101,15 @@ impl Sender {
     ///
     /// # Errors
     /// Those of the connection; [`Error::UnknownRequest`].
-    pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
+    pub fn test(&mut self, request: RequestHandle) -> Result<Option<u32>, Error> {
         self.fail_if_error_recorded()?;
-        if let Some(len) = self.state.take_if_delivered(request)? {
+        if let Some(len) = self.send_queue.take_if_delivered(request)? {
             return Ok(Some(len));
         }
         if self.poll()? == 0 {
             self.fail_if_peer_gone("sends")?;
         }
-        self.state.take_if_delivered(request)
+        self.send_queue.take_if_delivered(request)
     }
 
     /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
@@ -119,7 +119,7 @@ impl Sender {
 
     /// Whether nothing is under way, and all requests were tested to their end.
     pub fn is_idle(&self) -> bool {
-        self.state.is_idle()
+        self.send_queue.is_idle()
     }
 
     /// Queue pairs of the connection.
@@ -129,7 +129,7 @@ impl Sender {
 
     /// Whether the receiver has posted the next group.
     fn poll_clear_to_send(&mut self) -> Result<bool, Error> {
-        let Some(group) = self.state.awaited_cts_group() else {
+        let Some(group) = self.send_queue.awaited_cts_group() else {
             return Ok(true);
         };
         let slot = slot_index(group);
@@ -148,7 +148,7 @@ impl Sender {
         for part in 1..(first.parts_in_group as usize).min(MAX_PARTS_PER_GROUP) {
             entries.push(entry(part)?);
         }
-        let offered = self.state.add_cts_entries(&entries);
+        let offered = self.send_queue.add_cts_entries(&entries);
         self.record_first_error(offered)?;
         Ok(true)
     }
@@ -160,7 +160,7 @@ impl Sender {
                 .iter()
                 .any(|lane| lane.free_send_wrs <= MAX_PARTS_PER_GROUP)
         };
-        if full(&self.lanes) || !self.state.has_request_room() {
+        if full(&self.lanes) || !self.send_queue.has_request_room() {
             self.poll()?;
         }
         if full(&self.lanes) {
@@ -237,7 +237,7 @@ impl Sender {
         let Self {
             lanes,
             wr_counts_per_lane: wrs,
-            state,
+            send_queue: state,
             ..
         } = self;
         let taken = lane::drain_completions(&self.cq, |wc| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use verbs::{ProtectionDomain, poll_until};
 
-use super::messages::Messages;
+use super::messages::RankMessenger;
 use super::transfer::RankLink;
 use super::{Group, RING_SLICE_BYTES};
 use crate::comm::{Receiver, Sender};
@@ -76,7 +76,7 @@ impl PreparedGroup {
     }
 
     /// The address that all ranks need to [`connect`](Self::connect). Exchange it by any means.
-    pub fn address(&self) -> Vec<u8> {
+    pub fn listener_handles_as_bytes(&self) -> Vec<u8> {
         let handles = self.listeners.iter();
         handles.flat_map(|l| l.handle().to_bytes()).collect()
     }
@@ -90,7 +90,7 @@ impl PreparedGroup {
         mut self,
         addresses: &[Vec<u8>],
         timeout: Duration,
-    ) -> Result<(Group, Messages), Error> {
+    ) -> Result<(Group, RankMessenger), Error> {
         let (rank, ranks) = (self.rank, addresses.len());
         let slots = ListenerLayout { ranks };
         if slots.count() != self.listeners.len() {
@@ -139,7 +139,7 @@ impl PreparedGroup {
         let messages = ends.map(|(sender, receiver)| RankLink::new(&self.pd, sender, receiver));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
         let group = Group::new(&self.pd, ring.with_timeout(timeout), links, timeout)?;
-        Ok((group, Messages::new(rank, messages)))
+        Ok((group, RankMessenger::new(rank, messages)))
     }
 
     fn start_connecting(

@@ -6,14 +6,14 @@ use super::transfer::{RankLink, ReceiveProgress, SendProgress};
 use crate::error::Error;
 
 /// Memory of a message, owned until the message has gone or come.
-pub trait Payload: Send {
+pub trait MessageMemory: Send {
     /// The bytes that are sent.
     fn bytes(&self) -> &[u8];
     /// The bytes that are received into.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-impl Payload for Vec<u8> {
+impl MessageMemory for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }
@@ -24,11 +24,11 @@ impl Payload for Vec<u8> {
 }
 
 /// Called with the message's memory and its outcome.
-type OnDone = Box<dyn FnOnce(Box<dyn Payload>, Result<(), Error>) + Send>;
+type OnDone = Box<dyn FnOnce(Box<dyn MessageMemory>, Result<(), Error>) + Send>;
 
 /// A message and how far it is.
 struct QueuedMessage<P> {
-    payload: Box<dyn Payload>,
+    payload: Box<dyn MessageMemory>,
     tag: u32,
     progress: P,
     on_done: OnDone,
@@ -45,12 +45,12 @@ struct PeerQueues {
 /// tags and sizes; those with different ranks do not wait for each other.
 ///
 /// No call blocks. A message that never finds its match stays under way until this is dropped.
-pub struct Messages {
+pub struct RankMessenger {
     rank: usize,
     peers: Vec<PeerQueues>,
 }
 
-impl std::fmt::Debug for Messages {
+impl std::fmt::Debug for RankMessenger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Messages")
             .field("rank", &self.rank)
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Messages {
     }
 }
 
-impl Messages {
+impl RankMessenger {
     /// `links` are those of the other ranks, in order.
     pub(super) fn new(rank: usize, links: Vec<RankLink>) -> Self {
         let lanes = links.into_iter().map(|link| PeerQueues {
@@ -81,7 +81,7 @@ impl Messages {
 
     /// Sends to another rank. `done` is called by [`progress_all_peers`](Self::progress_all_peers), or at once if there is no
     /// such rank.
-    pub fn send(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
+    pub fn send(&mut self, peer: usize, payload: Box<dyn MessageMemory>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
             Some(lane) => lane.outgoing.push_back(QueuedMessage {
                 payload,
@@ -94,7 +94,7 @@ impl Messages {
     }
 
     /// Receives from another rank, as [`send`](Self::send) sends.
-    pub fn recv(&mut self, peer: usize, payload: Box<dyn Payload>, tag: u32, done: OnDone) {
+    pub fn recv(&mut self, peer: usize, payload: Box<dyn MessageMemory>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
             Some(lane) => lane.incoming.push_back(QueuedMessage {
                 payload,

@@ -20,9 +20,9 @@ use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
-pub use messages::{Messages, Payload};
-use pipeline::AllReduce;
-use transfer::{RankLink, ReceiveProgress, SendProgress, link};
+pub use messages::{MessageMemory, RankMessenger};
+use pipeline::PipelinedAllReduce;
+use transfer::{RankLink, ReceiveProgress, SendProgress, link_to_rank};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
 const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
@@ -44,7 +44,7 @@ const COLLECTIVE_TAG: u32 = 0;
 /// let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
 /// let prepare = |rank| PreparedGroup::new(&pd, &Config::default(), (rank, 2), Ipv4Addr::LOCALHOST.into());
 /// let ranks = [prepare(0)?, prepare(1)?]; // here threads; usually processes or hosts
-/// let addresses = ranks.each_ref().map(PreparedGroup::address);
+/// let addresses = ranks.each_ref().map(PreparedGroup::listener_handles_as_bytes);
 /// let threads = ranks.map(|prepared| {
 ///     let addresses = addresses.clone();
 ///     std::thread::spawn(move || {
@@ -106,7 +106,7 @@ impl Group {
         if bytes.len() <= SHORT_ALL_REDUCE_BYTES || place.1 == 1 {
             return self.doubling_all_reduce(bytes, data, op);
         }
-        AllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
+        PipelinedAllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
 
     /// Every rank gets the bytes of rank `root`.
@@ -265,13 +265,15 @@ impl Group {
             if let Some((from, bytes)) = &mut recv
                 && !incoming.is_done(bytes.len())
             {
-                moved |= incoming.step(link(&mut self.links, *from)?, bytes, COLLECTIVE_TAG)?;
+                moved |=
+                    incoming.step(link_to_rank(&mut self.links, *from)?, bytes, COLLECTIVE_TAG)?;
                 done &= incoming.is_done(bytes.len());
             }
             if let Some((to, bytes)) = send
                 && !outgoing.is_done(bytes.len())
             {
-                moved |= outgoing.step(link(&mut self.links, to)?, bytes, COLLECTIVE_TAG)?;
+                moved |=
+                    outgoing.step(link_to_rank(&mut self.links, to)?, bytes, COLLECTIVE_TAG)?;
                 done &= outgoing.is_done(bytes.len());
             }
             Ok(match (done, moved) {

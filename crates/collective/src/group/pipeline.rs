@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::transfer::{RankLink, SLOT_BYTES, SLOTS, link, wrong_size_error};
+use super::transfer::{RankLink, SLOT_BYTES, SLOTS, link_to_rank, wrong_size_error};
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
-use crate::request_pool::Request;
+use crate::request_pool::RequestHandle;
 use crate::ring::{DataType, Reduction, reduce_bytes, slice_bytes_for_block};
 
 /// Parts between two steps of a part.
@@ -127,7 +127,7 @@ struct PieceQueue {
     next_turn_to_start: Option<ScheduleTurn>,
     started_pieces: usize,
     completed_pieces: usize,
-    requests: VecDeque<Request>,
+    requests: VecDeque<RequestHandle>,
 }
 
 impl PieceQueue {
@@ -152,7 +152,7 @@ impl PieceQueue {
         &mut self,
         plan: &PiecePartition,
         turn: ScheduleTurn,
-        request: Request,
+        request: RequestHandle,
     ) {
         self.requests.push_back(request);
         self.started_pieces += 1;
@@ -170,7 +170,7 @@ impl PieceQueue {
 }
 
 /// An all-reduce under way.
-pub(super) struct AllReduce<'a> {
+pub(super) struct PipelinedAllReduce<'a> {
     plan: PiecePartition,
     op: Reduction,
     bytes: &'a mut [u8],
@@ -183,7 +183,7 @@ pub(super) struct AllReduce<'a> {
     is_next_send_staged: bool,
 }
 
-impl<'a> AllReduce<'a> {
+impl<'a> PipelinedAllReduce<'a> {
     /// `bytes` are whole elements, at least one for each of two or more ranks.
     pub(super) fn new(
         (rank, ranks): (usize, usize),
@@ -220,7 +220,7 @@ impl<'a> AllReduce<'a> {
     /// Posts receives into free slots while the connection takes them. Returns true if it posted any.
     fn post_receives(&mut self) -> Result<bool, Error> {
         let ranks = self.plan.ranks;
-        let before = link(self.links, (self.plan.rank + ranks - 1) % ranks)?;
+        let before = link_to_rank(self.links, (self.plan.rank + ranks - 1) % ranks)?;
         let begun = self.receives.started_pieces;
         while let Some((slot, turn)) = self.receives.next_slot_offset_and_turn() {
             let range = slot..slot + self.plan.incoming_range(turn).len();
@@ -241,7 +241,7 @@ impl<'a> AllReduce<'a> {
         else {
             return Ok(false);
         };
-        let before = link(self.links, (rank + ranks - 1) % ranks)?;
+        let before = link_to_rank(self.links, (rank + ranks - 1) % ranks)?;
         let Some(sizes) = before.receiver.test(*request)? else {
             return Ok(false);
         };
@@ -271,7 +271,7 @@ impl<'a> AllReduce<'a> {
 
     /// Sends a piece that is ready, and takes completions of earlier ones; whether there was either.
     fn send_ready_piece(&mut self) -> Result<bool, Error> {
-        let next = link(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
+        let next = link_to_rank(self.links, (self.plan.rank + 1) % self.plan.ranks)?;
         let (begun, ended) = (self.sends.started_pieces, self.sends.completed_pieces);
         if let Some((slot, turn)) = self.sends.next_slot_offset_and_turn()
             && turn

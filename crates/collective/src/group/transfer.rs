@@ -6,7 +6,7 @@ use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
-use crate::request_pool::Request;
+use crate::request_pool::RequestHandle;
 
 /// Bytes of a piece, at most.
 pub(super) const SLOT_BYTES: usize = 64 << 10;
@@ -39,7 +39,10 @@ impl RankLink {
 }
 
 /// The connections with another rank.
-pub(super) fn link(links: &mut [Option<RankLink>], peer: usize) -> Result<&mut RankLink, Error> {
+pub(super) fn link_to_rank(
+    links: &mut [Option<RankLink>],
+    peer: usize,
+) -> Result<&mut RankLink, Error> {
     let link = links.get_mut(peer).and_then(Option::as_mut);
     link.ok_or_else(|| Error::Protocol(format!("there is no other rank {peer}")))
 }
@@ -72,7 +75,7 @@ pub(super) struct SendProgress {
     filled_pieces: usize,
     started_pieces: usize,
     delivered_pieces: usize,
-    requests: VecDeque<Request>,
+    requests: VecDeque<RequestHandle>,
 }
 
 impl SendProgress {
@@ -119,7 +122,7 @@ impl SendProgress {
 pub(super) struct ReceiveProgress {
     posted_pieces: usize,
     received_pieces: usize,
-    requests: VecDeque<Request>,
+    requests: VecDeque<RequestHandle>,
 }
 
 impl ReceiveProgress {

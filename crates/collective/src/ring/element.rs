@@ -27,7 +27,7 @@ pub enum DataType {
 
 impl DataType {
     /// All of them, with the names that commands take.
-    pub const ALL: [(&str, Self); 7] = [
+    pub const ALL_WITH_NAMES: [(&str, Self); 7] = [
         ("f32", Self::F32),
         ("f64", Self::F64),
         ("f16", Self::F16),
@@ -63,7 +63,7 @@ pub enum Reduction {
 
 impl Reduction {
     /// All of them, with the names that commands take.
-    pub const ALL: [(&str, Self); 4] = [
+    pub const ALL_WITH_NAMES: [(&str, Self); 4] = [
         ("sum", Self::Sum),
         ("prod", Self::Prod),
         ("min", Self::Min),

@@ -10,7 +10,7 @@ use super::element::{DataType, Reduction, reduce_regions};
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
-use crate::request_pool::Request;
+use crate::request_pool::RequestHandle;
 
 /// Slices that may be under way: NCCL's `NCCL_STEPS`.
 pub(super) const MAX_SLICES_IN_FLIGHT: usize = 8;
@@ -29,7 +29,7 @@ pub(super) struct RingNeighbours {
 /// Where a slice goes.
 pub(super) enum SliceDestination {
     /// Into the buffer, once so many slices have been sent: the bytes there may still be on their way.
-    Buffer(Range<usize>, usize),
+    BufferAfterSends(Range<usize>, usize),
     /// It is reduced into the buffer.
     Reduce(Range<usize>),
 }
@@ -57,8 +57,8 @@ struct CollectiveProgress {
     received_slices: usize,
     started_sends: usize,
     completed_sends: usize,
-    receive_requests: VecDeque<Request>,
-    send_requests: VecDeque<Request>,
+    receive_requests: VecDeque<RequestHandle>,
+    send_requests: VecDeque<RequestHandle>,
 }
 
 impl RingNeighbours {
@@ -105,8 +105,10 @@ impl RingNeighbours {
             && at.posted_receives - at.received_slices < MAX_SLICES_IN_FLIGHT
         {
             let request = match (flow.incoming_slice_destination)(at.posted_receives) {
-                SliceDestination::Buffer(_, sent) if at.completed_sends < sent => return Ok(()),
-                SliceDestination::Buffer(range, _) => {
+                SliceDestination::BufferAfterSends(_, sent) if at.completed_sends < sent => {
+                    return Ok(());
+                }
+                SliceDestination::BufferAfterSends(range, _) => {
                     self.receiver.irecv(&[(flow.destination, range, 0)])?
                 }
                 SliceDestination::Reduce(range) => {
@@ -135,7 +137,7 @@ impl RingNeighbours {
                 return Ok(());
             };
             at.receive_requests.pop_front();
-            let (SliceDestination::Buffer(range, _) | SliceDestination::Reduce(range)) =
+            let (SliceDestination::BufferAfterSends(range, _) | SliceDestination::Reduce(range)) =
                 (flow.incoming_slice_destination)(at.received_slices);
             let came = sizes.as_slice().iter().map(|s| *s as usize).sum::<usize>();
             if came != range.len() {

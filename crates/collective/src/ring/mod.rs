@@ -39,12 +39,12 @@ pub fn slice_bytes_for_block(block_bytes: usize, most: usize) -> usize {
 /// One rank of a ring. Every rank calls the same collectives with as many elements, in the same order.
 ///
 /// ```
-/// use collective::{Config, DataType, Reduction, ring_of};
+/// use collective::{Config, DataType, Reduction, connect_local_ring};
 /// use verbs::Access;
 ///
 /// let context = verbs::Provider::softnic().device(None)?.open()?;
 /// let domains = [context.alloc_pd()?, context.alloc_pd()?, context.alloc_pd()?];
-/// let ranks = ring_of(&domains, &Config::default(), 64 << 10)?; // here threads; usually processes or hosts
+/// let ranks = connect_local_ring(&domains, &Config::default(), 64 << 10)?; // here threads; usually processes or hosts
 /// let threads = ranks.into_iter().zip(domains).map(|(mut ring, pd)| {
 ///     std::thread::spawn(move || {
 ///         let buffer = pd.alloc(8, Access::ALL).expect("memory");
@@ -188,7 +188,7 @@ impl Ring {
             } else {
                 0
             },
-            incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i), 0),
+            incoming_slice_destination: &|i| SliceDestination::BufferAfterSends(cut(i), 0),
             outgoing_range_and_needed_receives: &|i| {
                 (cut(i), if from_root > 0 { i + 1 } else { 0 })
             },
@@ -200,7 +200,7 @@ impl Ring {
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
-    pub fn send_recv(
+    pub fn send_to_next_and_recv_from_previous(
         &mut self,
         (from, send): (&MemoryRegion, usize),
         (into, recv): (&MemoryRegion, usize),
@@ -219,7 +219,7 @@ impl Ring {
             op: Reduction::Sum,
             slices_to_receive: recvs,
             slices_to_send: sends,
-            incoming_slice_destination: &|i| SliceDestination::Buffer(cut(i, recv), 0),
+            incoming_slice_destination: &|i| SliceDestination::BufferAfterSends(cut(i, recv), 0),
             outgoing_range_and_needed_receives: &|i| (cut(i, send), 0),
         })
     }
@@ -271,7 +271,10 @@ impl Ring {
                 }
                 // The block was sent in this earlier step.
                 let sent = (step + 1 - n).checked_sub(steps.start);
-                SliceDestination::Buffer(range, sent.map_or(0, |step| step * slices + slice + 1))
+                SliceDestination::BufferAfterSends(
+                    range,
+                    sent.map_or(0, |step| step * slices + slice + 1),
+                )
             },
             outgoing_range_and_needed_receives: &|i| {
                 let (step, slice) = at(i);

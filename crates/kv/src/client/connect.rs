@@ -8,13 +8,13 @@ use service::sessions::change_number_span;
 use service::{ClientSession, ConnectError, Protocol, ServerLocation};
 use verbs::{Context, PortAndGidIndex, ProtectionDomain};
 
-use super::design::{ClientDesign, Herd};
+use super::design::{ClientDesign, HerdClientDesign};
 use super::error::ClientError;
 use super::lane::Lane;
-use super::remote_index::RemoteIndex;
-use super::remote_records::RemoteRecords;
+use super::remote_index::RemoteIndexClientDesign;
+use super::remote_records::RemoteRecordsClientDesign;
 use crate::rendezvous::{
-    Accepted, Hello, LaneHello, RemoteAccess, RemoteLayout, Rendezvous, Welcome,
+    Accepted, Hello, LaneHello, RemoteLayout, RemotelyAccessibleMemory, RendezvousProtocol, Welcome,
 };
 use crate::{ClientConfig, Design, wire};
 
@@ -25,7 +25,7 @@ pub(super) struct SessionOpener {
     port: PortAndGidIndex,
     context: Context,
     pd: ProtectionDomain,
-    target: ServerLocation<Rendezvous>,
+    target: ServerLocation<RendezvousProtocol>,
     /// The name of the session.
     session_id: u64,
 }
@@ -34,7 +34,7 @@ pub(super) struct SessionOpener {
 pub(super) struct OpenSession {
     pub(super) lanes: Vec<Lane>,
     pub(super) design: Box<dyn ClientDesign>,
-    pub(super) connection: ClientSession,
+    pub(super) server_session: ClientSession,
     pub(super) hash_seed: u64,
     pub(super) server_design: Design,
 }
@@ -53,11 +53,13 @@ fn missing_in_answer_error(what: &str) -> ClientError {
 
 impl SessionOpener {
     pub(super) fn new(
-        target: ServerLocation<Rendezvous>,
+        target: ServerLocation<RendezvousProtocol>,
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        config.check().map_err(ConnectError::Config)?;
+        config
+            .check_values_in_range()
+            .map_err(ConnectError::Config)?;
         Ok(Self {
             port: config
                 .nic
@@ -87,7 +89,7 @@ impl SessionOpener {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
         let (prepared, accepted, connection) = opened?;
         let PreparedQueuePairs {
             lanes,
@@ -97,7 +99,7 @@ impl SessionOpener {
         } = prepared;
         let lanes = self.connect_lanes(lanes, &accepted)?;
         let design: Box<dyn ClientDesign> = match one_sided {
-            None => Box::new(Herd),
+            None => Box::new(HerdClientDesign),
             Some(prepared) => {
                 let memory = accepted.memory.as_ref();
                 let memory = memory.ok_or_else(|| missing_in_answer_error("its memory"))?;
@@ -107,7 +109,7 @@ impl SessionOpener {
         Ok(OpenSession {
             lanes,
             design,
-            connection,
+            server_session: connection,
             hash_seed: seed,
             server_design: served,
         })
@@ -123,7 +125,7 @@ impl SessionOpener {
         let checked = welcome.design.check(device);
         checked.map_err(ConnectError::from)?;
         let window = self.config.window;
-        let port = self.answer_port_config(welcome.max_answer);
+        let port = self.ud_port_config_for_answers(welcome.max_answer);
         let payload = welcome.layout.payload;
         let lanes = (0..welcome.partitions)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
@@ -143,7 +145,7 @@ impl SessionOpener {
             ud: c.ud_endpoint(),
         });
         let hello = Hello {
-            version: Rendezvous::VERSION,
+            version: RendezvousProtocol::VERSION,
             session: self.session_id,
             window,
             answer: port.max_recv_payload_bytes,
@@ -162,7 +164,7 @@ impl SessionOpener {
     }
 
     /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
-    fn answer_port_config(&self, max_answer: usize) -> UdPortConfig {
+    fn ud_port_config_for_answers(&self, max_answer: usize) -> UdPortConfig {
         // At least 40 bytes leave room for a chunk's header and some bytes of its value.
         let answer = (wire::ANSWER_HEADER_BYTES + self.config.value_bytes).max(40);
         // All chunks of a long value may arrive besides the other answers.
@@ -199,7 +201,7 @@ impl SessionOpener {
     fn open_one_sided_design(
         &self,
         prepared: one_sided::PreparedOneSidedQueue,
-        access: &RemoteAccess,
+        access: &RemotelyAccessibleMemory,
         (seed, partitions): (u64, usize),
     ) -> Result<Box<dyn ClientDesign>, ClientError> {
         let peer = &access.endpoint;
@@ -210,7 +212,8 @@ impl SessionOpener {
             } => {
                 let memory = (&partitions[..], *item_bytes);
                 let value_bytes = self.config.value_bytes;
-                let index = RemoteIndex::new(prepared, peer, memory, value_bytes, seed)?;
+                let index =
+                    RemoteIndexClientDesign::new(prepared, peer, memory, value_bytes, seed)?;
                 (Box::new(index), partitions.len())
             }
             RemoteLayout::Records {
@@ -220,7 +223,8 @@ impl SessionOpener {
             } => {
                 let memory = (&partitions[..], *shape, *writes);
                 let deadline = self.config.request_timeout();
-                let records = RemoteRecords::new(prepared, peer, memory, seed, deadline)?;
+                let records =
+                    RemoteRecordsClientDesign::new(prepared, peer, memory, seed, deadline)?;
                 (Box::new(records), partitions.len())
             }
         };

@@ -59,7 +59,7 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Returns an error for an operation that the design does not support or that is too long.
-    fn check(&self, _op: &Op<'_>) -> Result<(), ClientError> {
+    fn check_op_is_supported_and_fits(&self, _op: &Op<'_>) -> Result<(), ClientError> {
         Ok(())
     }
 
@@ -93,7 +93,7 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Returns true if the slot's request may have changed an item by now.
-    fn may_have_changed(&self, _slot: u32) -> bool {
+    fn request_may_have_changed_item(&self, _slot: u32) -> bool {
         false
     }
 
@@ -108,11 +108,11 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Replaces the cache of record numbers by one that other clients share.
-    fn share_record_cache(&mut self, _record_cache: Arc<RecordCache>) {}
+    fn use_shared_record_cache(&mut self, _record_cache: Arc<RecordCache>) {}
 }
 
 /// The HERD design: every request is an RPC.
 #[derive(Debug)]
-pub(super) struct Herd;
+pub(super) struct HerdClientDesign;
 
-impl ClientDesign for Herd {}
+impl ClientDesign for HerdClientDesign {}

@@ -1,9 +1,9 @@
 //! The errors of a client.
 
-use service::{ConnectError, RefusedClient};
+use service::{ClientRefusal, ConnectError};
 
 use crate::Design;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::RendezvousProtocol;
 
 /// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ verbs::from_verb_errors!(ClientError);
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
     pub(crate) fn refused(reason: impl Into<String>) -> Self {
-        ConnectError::refused::<Rendezvous>(RefusedClient::permanent(reason.into())).into()
+        ConnectError::refused::<RendezvousProtocol>(ClientRefusal::permanent(reason.into())).into()
     }
 
     /// Returns true if another attempt to connect cannot help.

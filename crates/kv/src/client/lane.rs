@@ -7,7 +7,7 @@ use rpc::{RpcError, herd};
 use verbs::time;
 
 use super::request::{ClientStats, WindowSlot};
-use crate::wire::{self, PART_HEADER_BYTES, Status};
+use crate::wire::{self, REQUEST_PART_HEADER_BYTES, Status};
 
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
@@ -166,7 +166,7 @@ impl Lane {
                 self.prepare_in_slot(slot, bytes)?;
                 continue;
             }
-            let to = bytes.len().min(from + most - PART_HEADER_BYTES);
+            let to = bytes.len().min(from + most - REQUEST_PART_HEADER_BYTES);
             let mut part = wire::part_header(from, bytes.len(), to - from).to_vec();
             part.extend_from_slice(&bytes[from..to]);
             if to == bytes.len() {

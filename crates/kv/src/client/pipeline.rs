@@ -10,7 +10,7 @@ use service::{ClientSession, ConnectError, ServerLocation};
 use verbs::{Context, Waiter, time};
 
 use super::connect::{OpenSession, SessionOpener};
-use super::design::{AnswerEffect, ClientDesign, Herd, OneSidedOps, StepOutcome};
+use super::design::{AnswerEffect, ClientDesign, HerdClientDesign, OneSidedOps, StepOutcome};
 use super::error::ClientError;
 use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, WindowSlot};
@@ -44,7 +44,7 @@ pub struct PipelinedClient {
     server_design: Design,
     /// Requests about which the server must be asked, in slots of the window.
     ask_server_queue: VecDeque<u32>,
-    connection: Option<ClientSession>,
+    server_session: Option<ClientSession>,
     pending: Vec<WindowSlot>,
     free_slots: Vec<u32>,
     next_submission_number: u64,
@@ -62,7 +62,9 @@ impl PipelinedClient {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        config.check().map_err(ConnectError::Config)?;
+        config
+            .check_values_in_range()
+            .map_err(ConnectError::Config)?;
         let context = config.nic.open().map_err(ConnectError::from)?;
         Self::connect_on(&context, config)
     }
@@ -98,11 +100,11 @@ impl PipelinedClient {
         let mut pipeline = Self {
             hash_seed: 0,
             lanes: Vec::new(),
-            design: Box::new(Herd),
+            design: Box::new(HerdClientDesign),
             one_sided_ops: OneSidedOps::default(),
             server_design: Design::Herd,
             ask_server_queue: VecDeque::new(),
-            connection: None,
+            server_session: None,
             pending: (0..window).map(|_| WindowSlot::unused(now)).collect(),
             free_slots: (0..window).rev().collect(),
             next_submission_number: 0,
@@ -122,7 +124,7 @@ impl PipelinedClient {
     pub(super) fn record_internals(
         &mut self,
     ) -> (
-        &mut super::remote_records::RemoteRecords,
+        &mut super::remote_records::RemoteRecordsClientDesign,
         &mut [WindowSlot],
         &mut ClientStats,
     ) {
@@ -158,8 +160,8 @@ impl PipelinedClient {
     }
 
     /// Replaces the cache of record numbers by one that other clients share, until the next reconnect.
-    pub fn share_record_cache(&mut self, record_cache: Arc<RecordCache>) {
-        self.design.share_record_cache(record_cache);
+    pub fn use_shared_record_cache(&mut self, record_cache: Arc<RecordCache>) {
+        self.design.use_shared_record_cache(record_cache);
     }
 
     /// Returns the number of doorbells for requests.
@@ -179,7 +181,7 @@ impl PipelinedClient {
         let Some(&slot) = self.free_slots.last() else {
             return Ok(false);
         };
-        self.check(op)?;
+        self.check_op_is_supported_and_fits(op)?;
         let key = op.key();
         let is_one_sided = self.one_sided_ops.includes(op.is_change());
         let hash = if is_one_sided || self.lanes.len() > 1 {
@@ -229,7 +231,7 @@ impl PipelinedClient {
 
     /// Returns an error for a request that is too long or that the design does not support.
     #[inline]
-    fn check(&self, op: &Op<'_>) -> Result<(), ClientError> {
+    fn check_op_is_supported_and_fits(&self, op: &Op<'_>) -> Result<(), ClientError> {
         if let Op::Put { value, .. } = op
             && value.len() > MAX_VALUE_BYTES
         {
@@ -239,7 +241,7 @@ impl PipelinedClient {
             return Err(ClientError::TooLong);
         }
         if self.one_sided_ops.includes_gets {
-            self.design.check(op)?;
+            self.design.check_op_is_supported_and_fits(op)?;
         }
         Ok(())
     }
@@ -413,7 +415,8 @@ impl PipelinedClient {
             .min();
         let until = oldest.unwrap_or(self.last_clock_reading) + deadline;
         for (slot, pending) in (0..).zip(&mut self.pending) {
-            pending.may_be_applied = pending.is_outstanding && self.design.may_have_changed(slot);
+            pending.may_be_applied =
+                pending.is_outstanding && self.design.request_may_have_changed_item(slot);
         }
         let connected =
             self.reconnect(until.max(time::now() + self.opener.config.answer_timeout()));
@@ -470,8 +473,8 @@ impl PipelinedClient {
     /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
         self.lanes.clear();
-        (self.design, self.one_sided_ops) = (Box::new(Herd), OneSidedOps::default());
-        self.connection = None;
+        (self.design, self.one_sided_ops) = (Box::new(HerdClientDesign), OneSidedOps::default());
+        self.server_session = None;
         self.ask_server_queue.clear();
     }
 
@@ -482,7 +485,7 @@ impl PipelinedClient {
         let OpenSession {
             lanes,
             design,
-            connection,
+            server_session: connection,
             hash_seed: seed,
             server_design: served,
         } = self.opener.open_until(until)?;
@@ -499,7 +502,7 @@ impl PipelinedClient {
             )));
         }
         self.one_sided_ops = design.one_sided_ops();
-        (self.lanes, self.design, self.connection) = (lanes, design, Some(connection));
+        (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
         if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.

@@ -44,7 +44,7 @@ struct GetState {
 }
 
 #[derive(Debug)]
-pub(super) struct RemoteIndex {
+pub(super) struct RemoteIndexClientDesign {
     one_sided_qp: OneSidedQueue,
     partitions: Vec<RemotePartition>,
     first_item_read_bytes: usize,
@@ -52,16 +52,16 @@ pub(super) struct RemoteIndex {
     gets: Box<[GetState]>,
 }
 
-impl RemoteIndex {
+impl RemoteIndexClientDesign {
     /// Connects to an index and a log. The buffers have room for values of up to `value_bytes` bytes.
     pub(super) fn new(
         prepared: PreparedOneSidedQueue,
         peer: &QpEndpoint,
-        (partitions, item_bytes): (&[rendezvous::RemoteLog], usize),
+        (partitions, item_bytes): (&[rendezvous::RemoteIndexAndLog], usize),
         value_bytes: usize,
         seed: u64,
     ) -> Result<Self, RpcError> {
-        let partition = |p: &rendezvous::RemoteLog| {
+        let partition = |p: &rendezvous::RemoteIndexAndLog| {
             let buckets = p.index.len / BUCKET_BYTES as u64;
             (buckets > 0 && p.log.len >= 8).then_some(RemotePartition {
                 index: p.index,
@@ -176,7 +176,7 @@ impl RemoteIndex {
     }
 }
 
-impl ClientDesign for RemoteIndex {
+impl ClientDesign for RemoteIndexClientDesign {
     fn one_sided_ops(&self) -> OneSidedOps {
         OneSidedOps {
             includes_gets: true,
@@ -203,10 +203,10 @@ impl ClientDesign for RemoteIndex {
     }
 }
 
-impl RequestSteps for RemoteIndex {
+impl RequestSteps for RemoteIndexClientDesign {
     type Pending = WindowSlot;
     type Stats = ClientStats;
-    type Done<'b> = StepOutcome<'b>;
+    type FinishedResult<'b> = StepOutcome<'b>;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSidedQueue {

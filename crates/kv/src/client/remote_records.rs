@@ -73,12 +73,12 @@ struct SlotState {
     /// The lock word with which this request locks its record.
     held_lock_word: u64,
     /// The time at which the record was first found locked or torn, or the server was last asked to release it.
-    contended_since: Option<Instant>,
+    locked_or_torn_since: Option<Instant>,
     failed_access_attempts: u32,
 }
 
 #[derive(Debug)]
-pub(super) struct RemoteRecords {
+pub(super) struct RemoteRecordsClientDesign {
     /// The queue pair and the slots' buffers. A buffer has the result of the lock, the result of the unlock, the READ
     /// bytes and a redo entry.
     pub(super) one_sided_qp: OneSidedQueue,
@@ -89,16 +89,16 @@ pub(super) struct RemoteRecords {
     write_parameters: Option<RecordWriteParameters>,
     record_cache: Arc<RecordCache>,
     slots: Box<[SlotState]>,
-    lock_retries: Vec<(u32, Instant)>,
+    slots_with_lock_retry_time: Vec<(u32, Instant)>,
     request_timeout: Duration,
     /// The number of the last lock acquisition.
     last_lock_acquisition_number: u32,
 }
 
 /// Offset of the READ bytes in a slot's buffer.
-const READ_BUFFER_OFFSET: usize = 16;
+const READ_DATA_OFFSET_IN_SLOT_BUFFER: usize = 16;
 
-impl RemoteRecords {
+impl RemoteRecordsClientDesign {
     pub(super) fn new(
         prepared: PreparedOneSidedQueue,
         peer: &verbs::QpEndpoint,
@@ -119,7 +119,7 @@ impl RemoteRecords {
             return Err(wrong("room for redo entries"));
         }
         let read_bytes = shape.neighbours * shape.stride;
-        let room = READ_BUFFER_OFFSET + read_bytes.max(shape.body_bytes()) + entry;
+        let room = READ_DATA_OFFSET_IN_SLOT_BUFFER + read_bytes.max(shape.body_bytes()) + entry;
         let room = room.next_multiple_of(64);
         let known = 2 * partitions.len() * usize::try_from(shape.records).unwrap_or(0);
         Ok(Self {
@@ -131,7 +131,7 @@ impl RemoteRecords {
             record_cache: Arc::new(RecordCache::new(if writes.is_some() { known } else { 1 })),
             write_parameters: writes,
             slots: vec![SlotState::default(); window].into(),
-            lock_retries: Vec::new(),
+            slots_with_lock_retry_time: Vec::new(),
             request_timeout: deadline,
             last_lock_acquisition_number: 0,
         })
@@ -177,7 +177,7 @@ impl RemoteRecords {
         let state = &mut self.slots[slot as usize];
         (state.awaited_completion, state.held_lock_word) = (AwaitedCompletion::LockAndRead, word);
         let record = state.current_record;
-        self.one_sided_qp.reserve_postlist_room(2);
+        self.one_sided_qp.flush_unless_postlist_has_room(2);
         self.prepare_lock_compare_and_swap(lane, slot, (0, word), 0);
         self.read(
             lane,
@@ -189,16 +189,16 @@ impl RemoteRecords {
 
     fn prepare_unlock(&mut self, lane: usize, slot: u32) {
         let word = self.slots[slot as usize].held_lock_word;
-        self.one_sided_qp.reserve_postlist_room(1);
+        self.one_sided_qp.flush_unless_postlist_has_room(1);
         self.prepare_lock_compare_and_swap(lane, slot, (word, 0), 8);
     }
 
     #[inline]
     fn read(&mut self, lane: usize, slot: u32, from: u64, bytes: usize) {
         let from = self.partition_memories[lane].starting_at(from);
-        let prepared = self
-            .one_sided_qp
-            .prepare_read((slot, READ_BUFFER_OFFSET), bytes, from);
+        let prepared =
+            self.one_sided_qp
+                .prepare_read((slot, READ_DATA_OFFSET_IN_SLOT_BUFFER), bytes, from);
         self.one_sided_qp.record_error(prepared);
     }
 
@@ -230,7 +230,7 @@ impl RemoteRecords {
         entry: &[u8],
     ) -> Result<(), RpcError> {
         // Both WRITEs are posted together with the unlock.
-        self.one_sided_qp.reserve_postlist_room(3);
+        self.one_sided_qp.flush_unless_postlist_has_room(3);
         let redo = self
             .write_parameters
             .and_then(|w| w.redo.starting_at(u64::from(slot) * entry.len() as u64));
@@ -257,12 +257,12 @@ impl RemoteRecords {
     ) {
         let now = time::now();
         let mut i = 0;
-        while let Some(&(slot, until)) = self.lock_retries.get(i) {
+        while let Some(&(slot, until)) = self.slots_with_lock_retry_time.get(i) {
             if now < until {
                 i += 1;
                 continue;
             }
-            self.lock_retries.swap_remove(i);
+            self.slots_with_lock_retry_time.swap_remove(i);
             let Some(pending) = pending.get_mut(slot as usize) else {
                 continue;
             };
@@ -394,7 +394,8 @@ impl RemoteRecords {
 
     fn schedule_retry(&mut self, slot: u32, pause: Duration) {
         self.slots[slot as usize].awaited_completion = AwaitedCompletion::Backoff;
-        self.lock_retries.push((slot, time::now() + pause));
+        self.slots_with_lock_retry_time
+            .push((slot, time::now() + pause));
     }
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
@@ -402,12 +403,12 @@ impl RemoteRecords {
         let lease = Duration::from_millis(self.write_parameters?.lease_ms.into());
         let now = time::now();
         let state = &mut self.slots[slot as usize];
-        let since = *state.contended_since.get_or_insert(now);
+        let since = *state.locked_or_torn_since.get_or_insert(now);
         if now.duration_since(since) < lease / 2 {
             return None;
         }
         (
-            state.contended_since,
+            state.locked_or_torn_since,
             state.failed_access_attempts,
             state.awaited_completion,
         ) = (Some(now), 0, AwaitedCompletion::ReleaseAnswer);

@@ -197,7 +197,7 @@ impl LoadToken {
     }
 
     #[inline]
-    fn min_allowed_version(self) -> u64 {
+    fn low_bits_of_min_allowed_version(self) -> u64 {
         self.0 >> 32 & Self::MIN_VERSION_MASK
     }
 
@@ -241,7 +241,7 @@ struct LoadRun<'w> {
 ///
 /// # Errors
 /// If the server cannot be reached any more.
-pub fn put_keys(
+pub fn put_every_nth_key_once(
     pipeline: &mut PipelinedClient,
     workload: &Workload,
     (from, step): (u64, u64),
@@ -488,7 +488,7 @@ impl<'w> LoadRun<'w> {
                 && version != 0
                 && token.server_change_parity() == other
             {
-                if version < token.min_allowed_version() {
+                if version < token.low_bits_of_min_allowed_version() {
                     report.wrong_versions += 1;
                 }
                 let highest = &mut versions[(key / KEYS_PER_VERSION_CHECKED_KEY) as usize];
@@ -543,7 +543,7 @@ mod tests {
                 (kind, kind == KIND_PUT)
             );
             assert_eq!(
-                (token.min_allowed_version(), token.key()),
+                (token.low_bits_of_min_allowed_version(), token.key()),
                 (12_345, 0xffff_fffe)
             );
         }

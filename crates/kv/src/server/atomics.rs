@@ -4,31 +4,31 @@
 use std::sync::Arc;
 
 use rpc::RpcError;
-use service::RefusedClient;
+use service::ClientRefusal;
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::table::{RecordTable, RecordTables};
-use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
+use super::worker::{GetResult, PartitionItems, UnstartedWorker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{RecordWriteParameters, RemoteAccess, RemoteLayout};
+use crate::rendezvous::{RecordWriteParameters, RemoteLayout, RemotelyAccessibleMemory};
 use crate::store::record::redo;
 use crate::store::{Partition, Refusal, hash_of};
 use crate::wire::{self, Op, RecordRequest, Status};
 
 /// Items in records that clients READ, lock and WRITE.
 #[derive(Debug)]
-pub(crate) struct ClientLockedRecords {
+pub(crate) struct ClientLockableRecordsDesign {
     pub(crate) tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
 
-impl ServerDesign for ClientLockedRecords {
-    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+impl ServerDesign for ClientLockableRecordsDesign {
+    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
         let items = ClientChangedRecords {
             table: self.tables.table_of_partition(worker.partition_index),
             hash_seed: self.tables.hash_seed(),
@@ -42,14 +42,14 @@ impl ServerDesign for ClientLockedRecords {
     fn open_memory(
         &self,
         client: &ConnectingClient<'_>,
-    ) -> Result<Option<RemoteAccess>, RefusedClient> {
+    ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         let (endpoint, qp) = client.create_responder_qp(Design::Atomics, Access::ALL)?;
         let shape = *self.tables.record_layout();
         let mut memory = Vec::new();
         let mut partitions = Vec::new();
         for table in self.tables.tables_by_partition() {
             let own = table.memory().register_again(Access::ALL);
-            let own = own.map_err(RefusedClient::temporary)?;
+            let own = own.map_err(ClientRefusal::temporary)?;
             partitions.push(own.remote());
             memory.push(own);
         }
@@ -58,7 +58,7 @@ impl ServerDesign for ClientLockedRecords {
         let redo = client
             .pd
             .alloc(bytes, rights)
-            .map_err(RefusedClient::temporary)?;
+            .map_err(ClientRefusal::temporary)?;
         let owner = self.lock_recovery.assign_owner_number();
         let writes = Some(RecordWriteParameters {
             owner,
@@ -76,11 +76,11 @@ impl ServerDesign for ClientLockedRecords {
             shape,
             writes,
         };
-        Ok(Some(RemoteAccess { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
     }
 
     fn close_memory(&self, index: u32) {
-        self.lock_recovery.remove(index);
+        self.lock_recovery.revoke_and_remove_client(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -88,7 +88,9 @@ impl ServerDesign for ClientLockedRecords {
     }
 
     fn stats(&self) -> DesignStats {
-        let (recovered_locks, expelled) = self.lock_recovery.recovery_counts();
+        let (recovered_locks, expelled) = self
+            .lock_recovery
+            .recovered_lock_and_revoked_client_counts();
         DesignStats {
             store: self.tables.stats(),
             recovered_locks,
@@ -115,7 +117,7 @@ impl PartitionItems for ClientChangedRecords {
         answer(GetResult::NotServed)
     }
 
-    fn change_and_encode_answer_word(
+    fn change_and_encode_answer_word_if_served(
         &mut self,
         _partition: &mut Partition,
         _hash: u64,
@@ -124,7 +126,7 @@ impl PartitionItems for ClientChangedRecords {
         None
     }
 
-    fn answer_record_request(&mut self, request: RecordRequest<'_>) -> Option<u64> {
+    fn encode_record_answer_word_if_served(&mut self, request: RecordRequest<'_>) -> Option<u64> {
         let hash = |key| hash_of(key, self.hash_seed);
         Some(match request {
             RecordRequest::Locate(key) => match self.table.find_key_record(hash(key), key) {

@@ -3,28 +3,28 @@
 use std::fmt::Debug;
 
 use rpc::RpcError;
-use service::RefusedClient;
+use service::ClientRefusal;
 use service::qp::connect_responder_qp;
 use verbs::{
     Access, CompletionQueue, PortAndGidIndex, ProtectionDomain, QpEndpoint, QueuePair, Rc,
 };
 
-use super::worker::Worker;
+use super::worker::UnstartedWorker;
 use crate::Design;
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{Hello, RemoteAccess};
+use crate::rendezvous::{Hello, RemotelyAccessibleMemory};
 use crate::store::{PartitionStats, Refusal};
 
 /// A design at the server: where items are kept, and which memory clients access without a worker.
 pub(crate) trait ServerDesign: Debug + Send + Sync {
     /// Runs a worker on the items of its partition until the worker gets the stop command.
-    fn run(&self, worker: Worker) -> Result<(), RpcError>;
+    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError>;
 
     /// Opens memory to a client, if the design has such memory.
     fn open_memory(
         &self,
         _client: &ConnectingClient<'_>,
-    ) -> Result<Option<RemoteAccess>, RefusedClient> {
+    ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         Ok(None)
     }
 
@@ -66,9 +66,9 @@ impl ConnectingClient<'_> {
         &self,
         design: Design,
         access: Access,
-    ) -> Result<(QpEndpoint, QueuePair<Rc>), RefusedClient> {
+    ) -> Result<(QpEndpoint, QueuePair<Rc>), ClientRefusal> {
         let peer = self.hello.rc.ok_or_else(|| {
-            RefusedClient::permanent(format!("no RC queue pair, which design {design} needs"))
+            ClientRefusal::permanent(format!("no RC queue pair, which design {design} needs"))
         })?;
         connect_responder_qp(self.pd, self.cq, self.port, access, &peer)
     }

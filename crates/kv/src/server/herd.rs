@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rpc::RpcError;
 
 use super::design::{DesignStats, ServerDesign};
-use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
+use super::worker::{GetResult, PartitionItems, UnstartedWorker, encode_result_word};
 use crate::record_cache::RecordCache;
 use crate::store::{Partition, Refusal, SetOptions, Store};
 use crate::wire::{self, Op, Status};
@@ -17,8 +17,8 @@ pub(crate) struct HerdServerDesign {
 }
 
 impl ServerDesign for HerdServerDesign {
-    fn run(&self, worker: Worker) -> Result<(), RpcError> {
-        worker.run(LogItems)
+    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
+        worker.run(PartitionItemsInLog)
     }
 
     fn preload(
@@ -41,9 +41,9 @@ impl ServerDesign for HerdServerDesign {
 }
 
 /// The items of a partition's log.
-pub(crate) struct LogItems;
+pub(crate) struct PartitionItemsInLog;
 
-impl PartitionItems for LogItems {
+impl PartitionItems for PartitionItemsInLog {
     #[inline]
     fn get<R>(
         &mut self,
@@ -61,7 +61,7 @@ impl PartitionItems for LogItems {
     }
 
     #[inline]
-    fn change_and_encode_answer_word(
+    fn change_and_encode_answer_word_if_served(
         &mut self,
         partition: &mut Partition,
         hash: u64,

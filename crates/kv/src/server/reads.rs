@@ -1,28 +1,28 @@
 //! The READ-based design at the server: clients READ, and workers make all changes.
 //!
-//! With a read size of 0 clients READ an index and a log ([`ClientReadableLog`]), otherwise records
-//! ([`ClientReadableRecords`]).
+//! With a read size of 0 clients READ an index and a log ([`ClientReadableLogDesign`]), otherwise records
+//! ([`ClientReadableRecordsDesign`]).
 
 use std::sync::Arc;
 
 use rpc::RpcError;
-use service::RefusedClient;
+use service::ClientRefusal;
 use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::herd::HerdServerDesign;
 use super::table::{RecordTable, RecordTables};
-use super::worker::{GetResult, PartitionItems, Worker, encode_result_word};
+use super::worker::{GetResult, PartitionItems, UnstartedWorker, encode_result_word};
 use crate::Design;
 use crate::record_cache::RecordCache;
-use crate::rendezvous::{RemoteAccess, RemoteLayout, RemoteLog};
+use crate::rendezvous::{RemoteIndexAndLog, RemoteLayout, RemotelyAccessibleMemory};
 use crate::store::{Partition, Refusal, SetCondition};
 use crate::wire::{self, Op, Status};
 
 /// Items in a log that clients READ.
 #[derive(Debug)]
-pub(crate) struct ClientReadableLog {
+pub(crate) struct ClientReadableLogDesign {
     /// The log as its workers use it.
     pub(crate) log: HerdServerDesign,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
@@ -30,30 +30,30 @@ pub(crate) struct ClientReadableLog {
     pub(crate) expected_item_bytes: usize,
 }
 
-impl ServerDesign for ClientReadableLog {
-    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+impl ServerDesign for ClientReadableLogDesign {
+    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
         self.log.run(worker)
     }
 
     fn open_memory(
         &self,
         client: &ConnectingClient<'_>,
-    ) -> Result<Option<RemoteAccess>, RefusedClient> {
+    ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partition_count()).filter_map(|n| {
             let (index, log) = store.lock_partition(n).remote_index_and_log()?;
-            Some(RemoteLog { index, log })
+            Some(RemoteIndexAndLog { index, log })
         });
         let memory = RemoteLayout::Logs {
             partitions: partitions.collect(),
             item_bytes: self.expected_item_bytes,
         };
-        Ok(Some(RemoteAccess { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
     }
 
     fn close_memory(&self, index: u32) {
-        self.lock_recovery.remove(index);
+        self.lock_recovery.revoke_and_remove_client(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -67,13 +67,13 @@ impl ServerDesign for ClientReadableLog {
 
 /// Items in records that clients READ.
 #[derive(Debug)]
-pub(crate) struct ClientReadableRecords {
+pub(crate) struct ClientReadableRecordsDesign {
     pub(crate) tables: RecordTables,
     pub(crate) lock_recovery: Arc<LockRecovery<RecordTable>>,
 }
 
-impl ServerDesign for ClientReadableRecords {
-    fn run(&self, worker: Worker) -> Result<(), RpcError> {
+impl ServerDesign for ClientReadableRecordsDesign {
+    fn run(&self, worker: UnstartedWorker) -> Result<(), RpcError> {
         let table = self.tables.table_of_partition(worker.partition_index);
         worker.run(RecordItems {
             table,
@@ -84,7 +84,7 @@ impl ServerDesign for ClientReadableRecords {
     fn open_memory(
         &self,
         client: &ConnectingClient<'_>,
-    ) -> Result<Option<RemoteAccess>, RefusedClient> {
+    ) -> Result<Option<RemotelyAccessibleMemory>, ClientRefusal> {
         let endpoint = create_read_responder_qp(&self.lock_recovery, client)?;
         let tables = self.tables.tables_by_partition().iter();
         let memory = RemoteLayout::Records {
@@ -92,11 +92,11 @@ impl ServerDesign for ClientReadableRecords {
             shape: *self.tables.record_layout(),
             writes: None,
         };
-        Ok(Some(RemoteAccess { endpoint, memory }))
+        Ok(Some(RemotelyAccessibleMemory { endpoint, memory }))
     }
 
     fn close_memory(&self, index: u32) {
-        self.lock_recovery.remove(index);
+        self.lock_recovery.revoke_and_remove_client(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -115,7 +115,7 @@ impl ServerDesign for ClientReadableRecords {
 fn create_read_responder_qp(
     lock_recovery: &LockRecovery<RecordTable>,
     client: &ConnectingClient<'_>,
-) -> Result<verbs::QpEndpoint, RefusedClient> {
+) -> Result<verbs::QpEndpoint, ClientRefusal> {
     let (endpoint, qp) = client.create_responder_qp(Design::Reads, Access::REMOTE_READ)?;
     let access = ClientAccess {
         qp,
@@ -150,7 +150,7 @@ impl PartitionItems for RecordItems {
         })
     }
 
-    fn change_and_encode_answer_word(
+    fn change_and_encode_answer_word_if_served(
         &mut self,
         _partition: &mut Partition,
         hash: u64,
@@ -166,10 +166,10 @@ impl PartitionItems for RecordItems {
                 value,
                 condition,
                 ..
-            } => self.table.change(hash, key, Some(value), condition),
+            } => self.table.set_or_remove(hash, key, Some(value), condition),
             Op::Delete { key, version } => {
                 let condition = version.map_or(SetCondition::Always, SetCondition::Version);
-                self.table.change(hash, key, None, condition)
+                self.table.set_or_remove(hash, key, None, condition)
             }
         };
         Some(encode_result_word(result, Status::NotFound))

@@ -15,7 +15,7 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain};
 
 use crate::record_cache::RecordCache;
-use crate::store::record::{DecodedBody, RecordLayout, redo, version_after_change};
+use crate::store::record::{DecodedBody, RecordLayout, redo, version_after_change_unless_no_op};
 use crate::store::{PartitionStats, Refusal, SetCondition, hash_of, partition_of};
 
 /// The server's word in locks.
@@ -84,7 +84,7 @@ impl RecordTables {
     ) -> Result<(), Refusal> {
         let hash = hash_of(key, self.hash_seed);
         let table = &self.tables_by_partition[partition_of(hash, self.tables_by_partition.len())];
-        table.change(hash, key, Some(value), SetCondition::Always)?;
+        table.set_or_remove(hash, key, Some(value), SetCondition::Always)?;
         if let Some(record) = table.find_key_record(hash, key) {
             record_cache.set(hash, record);
         }
@@ -265,7 +265,7 @@ impl RecordTable {
         let removed = |keys: &mut TableKeys| {
             self.read(record, &mut keys.body_buffer);
             self.record_layout
-                .removed_version(&keys.body_buffer, (self.hash_seed, record))
+                .version_if_removed(&keys.body_buffer, (self.hash_seed, record))
         };
         if removed(keys).is_none() || !self.try_lock(record) {
             return false;
@@ -349,7 +349,7 @@ impl RecordTable {
 
     /// Sets or removes the value of a key, in a table that only the server changes. Returns the new version; for a
     /// removal, the removed version or 0.
-    pub(crate) fn change(
+    pub(crate) fn set_or_remove(
         &self,
         hash: u64,
         key: &[u8],
@@ -371,7 +371,9 @@ impl RecordTable {
                 (last, present) = (version, value.is_some());
             }
         }
-        let Some(version) = version_after_change(last, present, value.is_some(), condition)? else {
+        let Some(version) =
+            version_after_change_unless_no_op(last, present, value.is_some(), condition)?
+        else {
             return Ok(0);
         };
         let Some(record) = there.or_else(|| self.assign_record(keys, hash, key)) else {
@@ -415,7 +417,7 @@ impl LockTable for RecordTable {
         (record < self.record_layout.records).then(|| self.memory.atomic_u64(at).ok())?
     }
 
-    fn redo_bytes(&self) -> usize {
+    fn redo_entry_bytes(&self) -> usize {
         redo::entry_bytes(&self.record_layout)
     }
 

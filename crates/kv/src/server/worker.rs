@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use rpc::{Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, herd};
+use rpc::{Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, herd};
 use service::ClientSlot;
 use service::random::Random;
 use service::sessions::{ChangeState, WorkerSessions};
@@ -14,12 +14,12 @@ use crate::store::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES, Partition, Refusal, Store, hash_of, partition_of,
 };
 use crate::wire::{
-    self, ANSWER_HEADER_BYTES, CHUNK_HEADER_BYTES, FLAG_CHUNK, Op, PART_HEADER_BYTES,
-    RecordRequest, Status,
+    self, ANSWER_CHUNK_HEADER_BYTES, ANSWER_HEADER_BYTES, FLAG_ANSWER_CHUNK, Op,
+    REQUEST_PART_HEADER_BYTES, RecordRequest, Status,
 };
 
 /// Bytes of the longest request.
-const MAX_REQUEST_BYTES: usize = PART_HEADER_BYTES + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
+const MAX_REQUEST_BYTES: usize = REQUEST_PART_HEADER_BYTES + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
 
 /// The result of a GET.
 pub(crate) enum GetResult<'v> {
@@ -43,7 +43,7 @@ pub(crate) trait PartitionItems {
 
     /// Executes a change and returns the first word of the answer. Returns `None` if workers make no changes in this
     /// design.
-    fn change_and_encode_answer_word(
+    fn change_and_encode_answer_word_if_served(
         &mut self,
         partition: &mut Partition,
         hash: u64,
@@ -51,7 +51,7 @@ pub(crate) trait PartitionItems {
     ) -> Option<u64>;
 
     /// Returns the first word of the answer to a request about records, or `None` if the design does not serve it.
-    fn answer_record_request(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
+    fn encode_record_answer_word_if_served(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
         None
     }
 }
@@ -95,16 +95,16 @@ pub(crate) struct WorkerCounts {
 
 /// A worker that has not started.
 #[derive(Debug)]
-pub struct Worker {
+pub struct UnstartedWorker {
     pub(crate) rpc_server: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) partition_index: usize,
     /// The mean simulated time that a core needs for a request, besides its verbs.
-    pub(crate) mean_request_core_time: Duration,
+    pub(crate) mean_simulated_core_time_per_request: Duration,
 }
 
-impl Worker {
+impl UnstartedWorker {
     /// Serves requests on these items until the worker gets the stop command.
     pub(crate) fn run(self, items: impl PartitionItems) -> Result<(), RpcError> {
         let Self {
@@ -112,13 +112,13 @@ impl Worker {
             shared,
             store,
             partition_index: number,
-            mean_request_core_time: cost,
+            mean_simulated_core_time_per_request: cost,
         } = self;
         let serve = RequestHandler {
             items,
             store: &store,
             partition_index: number,
-            mean_request_core_time: cost,
+            mean_simulated_core_time_per_request: cost,
             random: Random::new(store.hash_seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: WorkerSessions::new(MAX_REQUEST_BYTES),
@@ -207,8 +207,8 @@ struct RequestHandler<'s, I> {
     items: I,
     store: &'s Store,
     partition_index: usize,
-    mean_request_core_time: Duration,
-    /// Random numbers for the deviations of `mean_request_core_time` from its mean.
+    mean_simulated_core_time_per_request: Duration,
+    /// Random numbers for the deviations of `mean_simulated_core_time_per_request` from its mean.
     random: Random,
     /// Hashes of the keys of the current batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
@@ -225,8 +225,8 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
     const PREFETCH_ROUNDS: usize = 2;
 
     #[inline]
-    fn begin(&mut self, requests: usize) -> Self::Batch {
-        if !self.mean_request_core_time.is_zero() {
+    fn prepare_batch(&mut self, requests: usize) -> Self::Batch {
+        if !self.mean_simulated_core_time_per_request.is_zero() {
             self.charge_core_time_of_requests(requests);
         }
         self.store.lock_partition(self.partition_index)
@@ -248,7 +248,7 @@ impl<'s, I: PartitionItems> RpcHandler for RequestHandler<'s, I> {
         &mut self,
         partition: &mut Self::Batch,
         request: Request<'_>,
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         match wire::decode(request.payload) {
             Some(wire::Request::Whole { op, seq }) => {
@@ -277,7 +277,10 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     #[cold]
     fn charge_core_time_of_requests(&mut self, requests: usize) {
         let waits = (0..requests).map(|_| -(1.0 - self.random.next_unit_f64()).ln());
-        verbs::time::charge_time(self.mean_request_core_time.mul_f64(waits.sum()));
+        verbs::time::charge_time(
+            self.mean_simulated_core_time_per_request
+                .mul_f64(waits.sum()),
+        );
     }
 
     /// Registers a client with its session, its window and its longest message.
@@ -297,7 +300,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         client: usize,
         op: Op<'_>,
         seq: u32,
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         let key = op.key();
         // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
@@ -326,7 +329,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
                 self.counts.changes += 1;
                 let changed = self
                     .items
-                    .change_and_encode_answer_word(partition, hash, op);
+                    .change_and_encode_answer_word_if_served(partition, hash, op);
                 self.counts.bad_requests += u64::from(changed.is_none());
                 let word = changed.unwrap_or(wire::first_answer_word(Status::BadRequest, 0));
                 session.record_answer(seq, word);
@@ -342,7 +345,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         partition: &mut Partition,
         key: (u64, &[u8]),
         client: usize,
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         let Self {
             items,
@@ -371,8 +374,8 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
 
     /// Serves a request about records that clients change themselves.
     #[cold]
-    fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReply<'_>) {
-        match self.items.answer_record_request(request) {
+    fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: RequestReplier<'_>) {
+        match self.items.encode_record_answer_word_if_served(request) {
             Some(word) => reply.send_payload(&word.to_le_bytes()),
             None => self.reply_bad_request(reply),
         }
@@ -384,12 +387,12 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
         partition: &mut Partition,
         client: usize,
         (offset, total, bytes): (usize, usize, &[u8]),
-        reply: RequestReply<'_>,
+        reply: RequestReplier<'_>,
     ) {
         let Some(session) = self.sessions.session(client) else {
             return;
         };
-        match session.add_request_part_and_check_complete(offset, total, bytes) {
+        match session.add_request_part(offset, total, bytes) {
             None => self.reply_bad_request(reply),
             Some(false) => {
                 reply.send_payload(&wire::first_answer_word(Status::PartReceived, 0).to_le_bytes())
@@ -407,7 +410,7 @@ impl<I: PartitionItems> RequestHandler<'_, I> {
     }
 
     #[cold]
-    fn reply_bad_request(&mut self, reply: RequestReply<'_>) {
+    fn reply_bad_request(&mut self, reply: RequestReplier<'_>) {
         self.counts.bad_requests += 1;
         reply.send_payload(&wire::first_answer_word(Status::BadRequest, 0).to_le_bytes());
     }
@@ -420,7 +423,7 @@ fn send_value(
     word: u64,
     value: &[u8],
     most: usize,
-    mut reply: RequestReply<'_>,
+    mut reply: RequestReplier<'_>,
 ) {
     buffer.clear();
     if ANSWER_HEADER_BYTES + value.len() <= most {
@@ -428,21 +431,21 @@ fn send_value(
         buffer.extend_from_slice(value);
         return reply.send_payload(buffer);
     }
-    let room = most.saturating_sub(CHUNK_HEADER_BYTES);
+    let room = most.saturating_sub(ANSWER_CHUNK_HEADER_BYTES);
     if room == 0 || value.len().div_ceil(room) > rpc::MAX_BATCH {
         let word = wire::first_answer_word(Status::TooLong, 0);
         return reply.send_payload(&word.to_le_bytes());
     }
     for (i, chunk) in value.chunks(room).enumerate() {
         buffer.clear();
-        buffer.extend_from_slice(&(word | FLAG_CHUNK).to_le_bytes());
+        buffer.extend_from_slice(&(word | FLAG_ANSWER_CHUNK).to_le_bytes());
         #[expect(clippy::cast_possible_truncation, reason = "values are below 64 KiB")]
         for n in [value.len() as u32, (i * room) as u32] {
             buffer.extend_from_slice(&n.to_le_bytes());
         }
         buffer.extend_from_slice(chunk);
         // The next answer detects a broken send queue; the client repeats its request.
-        if reply.send_part(buffer).is_err() {
+        if reply.send_one_of_several_answers(buffer).is_err() {
             return;
         }
     }

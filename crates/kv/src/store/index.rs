@@ -89,8 +89,8 @@ impl Index {
     }
 
     /// Returns the address and key by which a peer READs the index, if it is registered.
-    pub(super) fn remote(&self) -> Option<RemoteMemory> {
-        self.memory.remote()
+    pub(super) fn remote_memory_if_registered(&self) -> Option<RemoteMemory> {
+        self.memory.remote_memory_if_registered()
     }
 
     #[cfg(test)]
@@ -212,7 +212,7 @@ impl Index {
     }
 
     /// Replaces an item in the home bucket by another item with the same home.
-    pub(super) fn replace(&mut self, place: SlotPosition, hash: u64, pos: usize) {
+    pub(super) fn replace_in_home_bucket(&mut self, place: SlotPosition, hash: u64, pos: usize) {
         self.all_mut()[place.bucket].0[place.slot] = encode_slot(hash, 0, pos);
     }
 

@@ -115,7 +115,7 @@ pub(super) struct ItemLog {
     /// The position of the next block.
     next_free_pos: usize,
     /// Units of all blocks, including dead ones.
-    used_units: usize,
+    live_and_dead_units: usize,
     dead_units: usize,
 }
 
@@ -132,14 +132,14 @@ impl ItemLog {
             checksum_seed: readers.map(|r| r.1),
             oldest_pos: 0,
             next_free_pos: 0,
-            used_units: 0,
+            live_and_dead_units: 0,
             dead_units: 0,
         })
     }
 
     /// Returns the address and key by which a peer READs the log, if it is registered.
-    pub(super) fn remote(&self) -> Option<RemoteMemory> {
-        self.memory.remote()
+    pub(super) fn remote_memory_if_registered(&self) -> Option<RemoteMemory> {
+        self.memory.remote_memory_if_registered()
     }
 
     #[cfg(test)]
@@ -166,12 +166,12 @@ impl ItemLog {
 
     /// Returns the units of live items.
     pub(super) fn live_units(&self) -> usize {
-        self.used_units - self.dead_units
+        self.live_and_dead_units - self.dead_units
     }
 
     /// Returns the units of all blocks, including dead ones.
-    pub(super) fn used_units(&self) -> usize {
-        self.used_units
+    pub(super) fn live_and_dead_units(&self) -> usize {
+        self.live_and_dead_units
     }
 
     #[inline]
@@ -295,25 +295,25 @@ impl ItemLog {
     /// Allocates a block at the young end, and returns its position, if it fits in one piece. The header is a dead
     /// block's until the item is written.
     pub(super) fn allocate_block(&mut self, units: usize) -> Option<usize> {
-        if self.used_units == 0 {
+        if self.live_and_dead_units == 0 {
             (self.oldest_pos, self.next_free_pos) = (0, 0);
         }
         let wrapped = self.next_free_pos < self.oldest_pos
-            || (self.used_units > 0 && self.next_free_pos == self.oldest_pos);
+            || (self.live_and_dead_units > 0 && self.next_free_pos == self.oldest_pos);
         let end = if wrapped {
             self.oldest_pos
         } else {
             self.capacity_units
         };
         if end - self.next_free_pos < units {
-            if wrapped || self.used_units == 0 {
+            if wrapped || self.live_and_dead_units == 0 {
                 return None;
             }
             // The rest up to the end becomes a dead block.
             let rest = end - self.next_free_pos;
             if rest > 0 {
                 self.set_word(self.next_free_pos, rest as u64);
-                self.used_units += rest;
+                self.live_and_dead_units += rest;
                 self.dead_units += rest;
             }
             self.next_free_pos = 0;
@@ -326,7 +326,7 @@ impl ItemLog {
         if self.next_free_pos == self.capacity_units {
             self.next_free_pos = 0;
         }
-        self.used_units += units;
+        self.live_and_dead_units += units;
         self.set_word(pos, units as u64);
         self.dead_units += units;
         Some(pos)
@@ -339,18 +339,18 @@ impl ItemLog {
 
     /// Returns the oldest block, if any.
     pub(super) fn oldest_block(&self) -> Option<(usize, BlockHeader)> {
-        (self.used_units > 0).then(|| (self.oldest_pos, self.header(self.oldest_pos)))
+        (self.live_and_dead_units > 0).then(|| (self.oldest_pos, self.header(self.oldest_pos)))
     }
 
     /// Frees the oldest block if it is dead.
     pub(super) fn free_oldest_if_dead(&mut self) {
         if let Some((_, BlockHeader::Dead { units })) = self.oldest_block() {
-            let units = units.clamp(1, self.used_units);
+            let units = units.clamp(1, self.live_and_dead_units);
             self.oldest_pos += units;
             if self.oldest_pos >= self.capacity_units {
                 self.oldest_pos = 0;
             }
-            self.used_units -= units;
+            self.live_and_dead_units -= units;
             self.dead_units -= units;
         }
     }
@@ -383,7 +383,7 @@ impl ItemLog {
         (
             self.oldest_pos,
             self.next_free_pos,
-            self.used_units,
+            self.live_and_dead_units,
             self.dead_units,
         ) = (0, 0, 0, 0);
     }

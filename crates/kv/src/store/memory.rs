@@ -64,7 +64,7 @@ impl StoreMemory {
     }
 
     /// Returns the address and key by which a peer READs the memory, if it is registered.
-    pub(super) fn remote(&self) -> Option<RemoteMemory> {
+    pub(super) fn remote_memory_if_registered(&self) -> Option<RemoteMemory> {
         match &self.backing {
             StoreBacking::Anonymous(_) => None,
             StoreBacking::Registered(region) => Some(region.remote()),

@@ -48,7 +48,7 @@ pub struct StoreConfig {
     /// Number of partitions, one per worker, 1 to 64.
     pub partitions: usize,
     /// Number of items that all partitions together are sized for.
-    pub items: usize,
+    pub nominal_items: usize,
     /// Bytes of all logs together. [`item_bytes`] returns the bytes of an item.
     pub log_bytes: usize,
     /// The behaviour when the store is full.
@@ -66,7 +66,7 @@ impl StoreConfig {
         let items = items + items / 32 + 1024 * partitions;
         Self {
             partitions,
-            items,
+            nominal_items: items,
             log_bytes: items * item_bytes(key, value, false) / 15 * 16 + (partitions << 21),
             full_policy: FullPolicy::Cache,
             clock_ms: unix_ms,
@@ -86,7 +86,7 @@ pub fn unix_ms() -> u64 {
 /// ```
 /// use kv::store::{SetCondition, SetOptions, Store, StoreConfig};
 /// let store = Store::new(&StoreConfig::for_items(2, 1000, 16, 32))?;
-/// let (hash, mut partition) = store.lock(b"a key");
+/// let (hash, mut partition) = store.hash_and_lock_partition(b"a key");
 /// let version = partition.set(hash, b"a key", b"a value", SetOptions::default()).expect("room");
 /// assert_eq!(partition.get(hash, b"a key").map(|e| e.value), Some(&b"a value"[..]));
 /// let newer = SetOptions { condition: SetCondition::Version(version), ..SetOptions::default() };
@@ -129,7 +129,7 @@ impl Store {
     ) -> Result<Self, NoMemory> {
         let n = config.partitions.max(1);
         let of_one = PartitionConfig {
-            items: config.items.div_ceil(n),
+            nominal_items: config.nominal_items.div_ceil(n),
             log_bytes: config.log_bytes.div_ceil(n),
             full_policy: config.full_policy,
             clock_ms: config.clock_ms,

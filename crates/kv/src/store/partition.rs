@@ -24,7 +24,7 @@ pub enum FullPolicy {
 #[derive(Debug, Clone, Copy)]
 pub struct PartitionConfig {
     /// Number of items that the index is sized for.
-    pub items: usize,
+    pub nominal_items: usize,
     /// Bytes of the log; at least 512.
     pub log_bytes: usize,
     /// The behaviour when the partition is full.
@@ -154,7 +154,7 @@ impl Partition {
     ) -> Result<Self, NoMemory> {
         let max_log_bytes = usize::try_from(index::MAX_LOG_UNITS).unwrap_or(usize::MAX) / 8;
         Ok(Self {
-            index: Index::new(config.items, pd)?,
+            index: Index::new(config.nominal_items, pd)?,
             log: ItemLog::new(
                 config.log_bytes.min(max_log_bytes),
                 pd.map(|pd| (pd, config.hash_seed)),
@@ -206,7 +206,9 @@ impl Partition {
 
     /// Returns the addresses and keys of index and log, if clients READ them.
     pub(crate) fn remote_index_and_log(&self) -> Option<(RemoteMemory, RemoteMemory)> {
-        self.index.remote().zip(self.log.remote())
+        self.index
+            .remote_memory_if_registered()
+            .zip(self.log.remote_memory_if_registered())
     }
 
     /// Returns index and log as a client READs them.
@@ -289,8 +291,8 @@ impl Partition {
             let header = self.log.item(pos).header;
             // In a cache, setting an item among the oldest quarter moves it to the young end.
             let stays_in_place = self.full_policy == FullPolicy::Store
-                || self.log.units_from_oldest(pos) >= self.log.used_units() / 4
-                || self.log.used_units() < self.log.capacity_units() / 4 * 3;
+                || self.log.units_from_oldest(pos) >= self.log.live_and_dead_units() / 4
+                || self.log.live_and_dead_units() < self.log.capacity_units() / 4 * 3;
             if self.log.units_of_item_with_header(&header) == units
                 && header.expires == expires
                 && stays_in_place
@@ -333,7 +335,7 @@ impl Partition {
         {
             self.free_oldest_block();
         }
-        let pos = self.allocate_block(units);
+        let pos = self.make_room_and_allocate_block(units);
         // Making room may have moved or evicted the old item.
         if let Some((place, old)) = find(self) {
             let header = self.log.item(old).header;
@@ -348,7 +350,7 @@ impl Partition {
                     .max_removed_version
                     .max(self.log.item(oldest).header.version);
                 self.remove_from_log(oldest);
-                self.index.replace(place, hash, pos);
+                self.index.replace_in_home_bucket(place, hash, pos);
                 self.stats.evictions += 1;
             }
         }
@@ -477,7 +479,7 @@ impl Partition {
     }
 
     /// Allocates a block of `units` units, and makes room at the old end if necessary. Its header is a dead block's.
-    fn allocate_block(&mut self, units: usize) -> usize {
+    fn make_room_and_allocate_block(&mut self, units: usize) -> usize {
         loop {
             if let Some(pos) = self.log.allocate_block(units) {
                 self.max_touched_units = self.max_touched_units.max(pos + units);

@@ -242,7 +242,11 @@ impl RecordLayout {
     }
 
     /// Returns the version of a record whose key was removed; `None` if the record is in another state.
-    pub(crate) fn removed_version(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
+    pub(crate) fn version_if_removed(
+        &self,
+        body: &[u8],
+        (seed, record): (u64, u64),
+    ) -> Option<u64> {
         let key =
             body.get(BODY_HEADER_BYTES..BODY_HEADER_BYTES + (word(body, 0) & 0xff) as usize)?;
         match self.decode_body(body, (seed, record), key) {
@@ -296,7 +300,7 @@ fn body_checksum(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
 
 /// Returns the version that a change makes. `last` is the key's last version. Returns `None` if there is nothing to
 /// remove. A refusal carries version 0 if the key is absent.
-pub(crate) fn version_after_change(
+pub(crate) fn version_after_change_unless_no_op(
     last: u64,
     present: bool,
     puts: bool,
@@ -338,7 +342,7 @@ pub(crate) mod redo {
     pub(crate) const ENTRY_BODY_OFFSET: usize = ENTRY_HEADER_BYTES;
 
     /// Completes an entry that already contains the body.
-    pub(crate) fn complete_entry(
+    pub(crate) fn write_entry_header_and_checksum(
         entry: &mut [u8],
         shape: &RecordLayout,
         (partition, record): (usize, u64),
@@ -452,7 +456,7 @@ mod tests {
             let shape = shape(LockPlacement::Spread);
             let mut entry = vec![0; redo::entry_bytes(&shape)];
             shape.encode_body(&mut entry[redo::ENTRY_BODY_OFFSET..], (5, 7), b"key", 3, Some(b"value"));
-            redo::complete_entry(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
+            redo::write_entry_header_and_checksum(&mut entry, &shape, (2, 7), lock_word(1, 2, 3));
             prop_assert_eq!(redo::partition_of(&entry), Some(2));
             let body = entry[redo::ENTRY_BODY_OFFSET..redo::ENTRY_BODY_OFFSET + 64].to_vec();
             prop_assert_eq!(redo::decode_entry(&entry, &shape), Some((7, lock_word(1, 2, 3), &body[..])));

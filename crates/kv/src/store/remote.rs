@@ -110,7 +110,7 @@ mod tests {
         let device = Provider::softnic().device(None).expect("a device");
         let pd = device.open().expect("opens").alloc_pd().expect("a domain");
         let config = PartitionConfig {
-            items: 100,
+            nominal_items: 100,
             log_bytes: 4096,
             full_policy: FullPolicy::Cache,
             clock_ms: unix_ms,

@@ -17,7 +17,7 @@ fn now() -> u64 {
 
 fn partition(mode: FullPolicy, items: usize, log_bytes: usize) -> Partition {
     let config = PartitionConfig {
-        items,
+        nominal_items: items,
         log_bytes,
         full_policy: mode,
         clock_ms: now,

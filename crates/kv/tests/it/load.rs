@@ -53,7 +53,8 @@ fn a_load_finds_every_key_and_every_value_right() {
     let runs = Design::ALL.map(|design| [(1, 1), (1, 64), (3, 16)].map(|(w, b)| (design, w, b)));
     for (design, workers, batch) in runs.into_iter().flatten() {
         let (server, mut pipeline) = start(design, (workers, batch));
-        let filled = load::put_keys(&mut pipeline, &workload(), (0, 1)).expect("filled");
+        let filled =
+            load::put_every_nth_key_once(&mut pipeline, &workload(), (0, 1)).expect("filled");
         assert_eq!((filled.changes, filled.operations), (5_000, 5_000));
         let letters = [Ycsb::A, Ycsb::B, Ycsb::C, Ycsb::D, Ycsb::F];
         let all = letters.map(|letter| workload().ycsb(letter));
@@ -95,7 +96,7 @@ fn postlists_of_every_length_mix_gets_and_puts() {
     };
     for design in Design::ALL {
         let (server, mut pipeline) = start(design, (2, 16));
-        load::put_keys(&mut pipeline, &few, (0, 1)).expect("filled");
+        load::put_every_nth_key_once(&mut pipeline, &few, (0, 1)).expect("filled");
         for (window, batch) in [(1, 1), (3, 64), (64, 1), (64, 5), (64, 64), (256, 64)] {
             let config = ClientConfig {
                 window,
@@ -128,7 +129,7 @@ fn what_is_wrong_is_found(design: Design) {
         popularity: Popularity::Uniform,
         ..workload()
     };
-    load::put_keys(&mut pipeline, &few, (0, 1)).expect("filled");
+    load::put_every_nth_key_once(&mut pipeline, &few, (0, 1)).expect("filled");
     let run = |pipeline: &mut PipelinedClient| {
         load::run(pipeline, &few, LoadEnd::AfterOperations(5_000), 1).expect("ran")
     };
@@ -173,7 +174,7 @@ fn what_is_changed_while_it_is_read_is_whole() {
             puts,
             ..workload()
         };
-        load::put_keys(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
+        load::put_every_nth_key_once(&mut pipeline, &few(0.0), (0, 1)).expect("filled");
         let reports = std::thread::scope(|scope| {
             let runs = [0.0, 0.5, 1.0].map(|puts| {
                 let (few, mut pipeline) = (few(puts), connect(&server));

@@ -72,7 +72,8 @@ impl Peer {
         self.endpoint.receive(&mut self.inbox, |packet| {
             let split = icrc::split(packet.bytes);
             match split.filter(|(bytes, icrc)| {
-                icrc::recover_identification(&packet.icrc_fields, bytes, *icrc).is_some()
+                icrc::recover_identification_if_icrc_valid(&packet.icrc_fields, bytes, *icrc)
+                    .is_some()
             }) {
                 Some((bytes, _)) => came.push(bytes.to_vec()),
                 None => *bad += 1,
@@ -91,7 +92,7 @@ impl Peer {
                     .receive(now, &packet, false, &mut self.remote);
             }
         }
-        self.responder.send_gap_nak_if_due(now);
+        self.responder.queue_gap_nak_if_due(now);
         if self
             .requester
             .next_timer_ns()
@@ -99,7 +100,7 @@ impl Peer {
         {
             self.requester.apply_expired_timers(now, now);
         }
-        let mut batch = self.endpoint.batch();
+        let mut batch = self.endpoint.new_batch();
         while batch.len() < 32 {
             let answered = batch.push_some(&self.flow, |out| {
                 self.responder.transmit(now, &mut self.remote, out)

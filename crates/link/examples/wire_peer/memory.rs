@@ -85,14 +85,14 @@ impl Remote {
 }
 
 impl ResponderTarget for Remote {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         if self.current.is_none() {
             self.current = self.posted.pop_front();
         }
         self.current.is_some()
     }
 
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         let current = self.current.as_mut().ok_or(Refusal::RemoteOperational)?;
         let start = current.place + offset as usize;
         current.length = offset as usize + bytes.len();

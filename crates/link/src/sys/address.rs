@@ -51,7 +51,7 @@ impl RawAddress {
     }
 
     /// Returns the IP address and the port, or `None` for other families.
-    pub(crate) fn get(&self) -> Option<(IpAddr, u16)> {
+    pub(crate) fn ip_and_port(&self) -> Option<(IpAddr, u16)> {
         // SAFETY: all bytes of a `RawAddress` are initialised (`NONE` writes the largest variant), and every variant
         // has only integers, for which all bytes are valid.
         let (family, v4, v6) = unsafe { (self.family, self.v4, self.v6) };
@@ -78,8 +78,8 @@ mod tests {
         for text in ["127.0.0.3:4791", "[fd00::7]:4792"] {
             let address: SocketAddr = text.parse().unwrap();
             let (raw, _) = RawAddress::new(&address);
-            assert_eq!(raw.get(), Some((address.ip(), address.port())));
+            assert_eq!(raw.ip_and_port(), Some((address.ip(), address.port())));
         }
-        assert_eq!(RawAddress::NONE.get(), None);
+        assert_eq!(RawAddress::NONE.ip_and_port(), None);
     }
 }

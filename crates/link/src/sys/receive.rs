@@ -22,7 +22,7 @@ const BUFFER_STRIDE_BYTES: usize = MAX_MESSAGE_BYTES + 1536;
 const CONTROL_BYTES: usize = 128;
 
 /// The buffers of one receiver.
-pub(crate) struct ReceiverBuffers {
+pub(crate) struct MessageBuffers {
     bytes: Vec<u8>,
     addresses: [RawAddress; MAX_MESSAGES],
     controls: Box<[ControlBuffer<CONTROL_BYTES>; MAX_MESSAGES]>,
@@ -46,10 +46,10 @@ pub(crate) struct ReceivedMessage<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-impl ReceiverBuffers {
+impl MessageBuffers {
     /// Makes buffers, whose memory is only allocated when it is used.
-    pub(crate) fn new() -> ReceiverBuffers {
-        ReceiverBuffers {
+    pub(crate) fn new() -> MessageBuffers {
+        MessageBuffers {
             bytes: vec![0; BUFFER_STRIDE_BYTES * MAX_MESSAGES],
             addresses: [RawAddress::NONE; MAX_MESSAGES],
             controls: Box::new([ControlBuffer([0; CONTROL_BYTES]); MAX_MESSAGES]),
@@ -116,7 +116,7 @@ impl ReceiverBuffers {
     }
 
     /// Returns memory for another datagram; the last received messages are lost.
-    pub(crate) fn scratch(&mut self) -> &mut [u8] {
+    pub(crate) fn scratch_discarding_messages(&mut self) -> &mut [u8] {
         self.lens = [MessageLens::default(); MAX_MESSAGES];
         &mut self.bytes[..BUFFER_STRIDE_BYTES]
     }
@@ -124,7 +124,7 @@ impl ReceiverBuffers {
     /// Returns message `i` of the last call; `None` if it was not received, or its source is not an IP address.
     pub(crate) fn message(&self, i: usize) -> Option<ReceivedMessage<'_>> {
         let lens = self.lens.get(i)?;
-        let (source, source_port) = self.addresses[i].get()?;
+        let (source, source_port) = self.addresses[i].ip_and_port()?;
         let start = i * BUFFER_STRIDE_BYTES;
         let bytes = &self.bytes[start..start + lens.data_bytes.min(MAX_MESSAGE_BYTES)];
         let control = &self.controls[i].0[..lens.control_bytes.min(CONTROL_BYTES)];

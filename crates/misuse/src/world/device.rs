@@ -10,7 +10,7 @@ use crate::tables::ProviderTables;
 pub(crate) struct Device {
     pub(super) context: *mut ibv_context,
     /// Two more contexts, for raw packets.
-    pub(super) contexts: [*mut ibv_context; 2],
+    pub(super) raw_packet_contexts: [*mut ibv_context; 2],
     pub(super) has_ethernet: bool,
     pub(super) lid: u16,
 }
@@ -39,7 +39,7 @@ impl Device {
             assert_eq!((verbs.ibv_query_port)(context, 1, &raw mut port), 0);
             Self {
                 context,
-                contexts: [a, b],
+                raw_packet_contexts: [a, b],
                 has_ethernet: port.link_layer == IBV_LINK_LAYER_ETHERNET,
                 lid: port.lid,
             }

@@ -10,7 +10,7 @@ pub(super) struct ImportRecords {
     /// For each place of a region: true if it holds an imported handle.
     pub(super) is_imported_mr: [bool; PLACES_PER_KIND],
     /// For each place of a region: true if the region was destroyed through another handle.
-    pub(super) destroyed_elsewhere: [bool; PLACES_PER_KIND],
+    pub(super) is_mr_destroyed_by_other_handle: [bool; PLACES_PER_KIND],
     /// Kernel handles of domains and device memory that were unimported.
     pub(super) unimported_pds: Vec<u32>,
     pub(super) unimported_dms: Vec<u32>,

@@ -24,7 +24,7 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn import(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn import_or_unimport_object(&mut self, input: &mut DecisionBytes<'_>) {
         let later = self.tables.later;
         let context = if input.one_in(16) {
             null_mut()
@@ -93,7 +93,7 @@ impl World<'_> {
             let made = (self.tables.later.ibv_import_mr)(pd, handle);
             store_object(&mut self.mrs, place, made);
             self.imports.is_imported_mr[place] = true;
-            self.imports.destroyed_elsewhere[place] = false;
+            self.imports.is_mr_destroyed_by_other_handle[place] = false;
             if let Some(mr) = made.as_ref() {
                 assert!(mr.addr.is_null() && mr.handle == handle);
             }
@@ -104,7 +104,7 @@ impl World<'_> {
     /// Records that a region was registered in a place.
     pub(super) fn record_registered_mr(&mut self, place: usize) {
         self.imports.is_imported_mr[place] = false;
-        self.imports.destroyed_elsewhere[place] = false;
+        self.imports.is_mr_destroyed_by_other_handle[place] = false;
     }
 
     /// Records the result of a region's destruction, after which its other handles refer to nothing.
@@ -116,7 +116,7 @@ impl World<'_> {
             // SAFETY: the fields of a live handle are readable.
             let mr = unsafe { self.mrs[other].live_handle().as_ref() };
             if mr.is_some_and(|mr| mr.handle == handle) {
-                self.imports.destroyed_elsewhere[other] = true;
+                self.imports.is_mr_destroyed_by_other_handle[other] = true;
             }
         }
     }
@@ -126,7 +126,8 @@ impl World<'_> {
     unsafe fn unimport_mr(&mut self, place: usize) {
         // SAFETY: as in `import`.
         unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
-        if self.imports.is_imported_mr[place] || self.imports.destroyed_elsewhere[place] {
+        if self.imports.is_imported_mr[place] || self.imports.is_mr_destroyed_by_other_handle[place]
+        {
             self.mrs[place].live = false;
         }
     }
@@ -141,11 +142,11 @@ impl World<'_> {
                     continue;
                 };
                 let errno = (self.tables.symbols.ibv_dereg_mr)(self.mrs[place].handle);
-                self.mrs[place].record_destroyed(errno);
+                self.mrs[place].record_destroy_result(errno);
                 self.record_deregistered_mr(place, handle, errno);
                 if errno != 0 {
                     assert!(
-                        self.imports.destroyed_elsewhere[place],
+                        self.imports.is_mr_destroyed_by_other_handle[place],
                         "a region is in use: {errno}"
                     );
                     self.unimport_mr(place);
@@ -155,7 +156,7 @@ impl World<'_> {
     }
 
     /// Destroys the remaining domains and device memory, through any handle.
-    pub(super) unsafe fn destroy_shared_objects(&mut self) {
+    pub(super) unsafe fn destroy_remaining_pds_and_dms(&mut self) {
         let later = self.tables.later;
         let verbs = self.tables.symbols;
         let context = self.device.context;
@@ -184,7 +185,7 @@ impl World<'_> {
             for last in [false, false, false, true] {
                 for pd in self.pds.iter_mut().filter(|pd| pd.live) {
                     let errno = (verbs.ibv_dealloc_pd)(pd.handle);
-                    pd.record_destroyed(errno);
+                    pd.record_destroy_result(errno);
                     if means_destroyed_elsewhere(errno) {
                         (later.ibv_unimport_pd)(pd.handle);
                         pd.live = false;

@@ -35,10 +35,10 @@ impl World<'_> {
     pub(super) unsafe fn end_pd(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.pds[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
-        place.record_destroyed(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
+        place.record_destroy_result(unsafe { (self.tables.symbols.ibv_dealloc_pd)(place.handle) });
     }
 
-    pub(super) unsafe fn register(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn register_mr(&mut self, input: &mut DecisionBytes<'_>) {
         let place = input.index_below(PLACES_PER_KIND);
         if self.mrs[place].live {
             return;
@@ -101,7 +101,7 @@ impl World<'_> {
             let handle = region.live_handle().as_ref().map(|mr| mr.handle);
             (handle, (self.tables.symbols.ibv_dereg_mr)(region.handle))
         };
-        region.record_destroyed(errno);
+        region.record_destroy_result(errno);
         if let Some(handle) = handle {
             self.record_deregistered_mr(place, handle, errno);
         }
@@ -148,7 +148,7 @@ impl World<'_> {
                 }
                 2 => {
                     let window = &mut self.mws[place];
-                    window.record_destroyed(dealloc(window.handle));
+                    window.record_destroy_result(dealloc(window.handle));
                 }
                 _ => {
                     let qp = self.qps[input.index_below(QPS)].live_handle();
@@ -181,7 +181,7 @@ impl World<'_> {
                 1 => {
                     let td = self.tds[place].handle;
                     let ended = extended!(self.dealloc_td(td)).unwrap_or(libc::EOPNOTSUPP);
-                    self.tds[place].record_destroyed(ended);
+                    self.tds[place].record_destroy_result(ended);
                 }
                 2 if !self.dms[place].live => {
                     let mut attr = ibv_alloc_dm_attr {
@@ -195,7 +195,7 @@ impl World<'_> {
                 3 => {
                     let dm = self.dms[place].handle;
                     let ended = extended!(self.free_dm(dm)).unwrap_or(libc::EOPNOTSUPP);
-                    self.dms[place].record_destroyed(ended);
+                    self.dms[place].record_destroy_result(ended);
                 }
                 4 if !self.xrcds[place].live => {
                     let mut attr = ibv_xrcd_init_attr {
@@ -209,7 +209,7 @@ impl World<'_> {
                 5 => {
                     let xrcd = self.xrcds[place].handle;
                     let ended = extended!(self.close_xrcd(xrcd)).unwrap_or(libc::EOPNOTSUPP);
-                    self.xrcds[place].record_destroyed(ended);
+                    self.xrcds[place].record_destroy_result(ended);
                 }
                 _ => {
                     let dm = self.dms[place].live_handle();

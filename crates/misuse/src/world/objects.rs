@@ -7,7 +7,7 @@ use verbs_abi::*;
 use super::device::Device;
 use super::imported::ImportRecords;
 use super::place::ObjectPlace;
-use super::raw::RawPackets;
+use super::raw::RawPacketObjects;
 use super::sizes::{ARENA_BYTES, PLACES_PER_KIND, QPS};
 use crate::tables::ProviderTables;
 
@@ -36,7 +36,7 @@ pub(crate) struct World<'a> {
     pub(super) dms: [ObjectPlace<ibv_dm>; 2],
     pub(super) xrcds: [ObjectPlace<ibv_xrcd>; 2],
     pub(super) imports: ImportRecords,
-    pub(super) raw: RawPackets,
+    pub(super) raw: RawPacketObjects,
 }
 
 impl<'a> World<'a> {
@@ -59,7 +59,7 @@ impl<'a> World<'a> {
             dms: [ObjectPlace::EMPTY; 2],
             xrcds: [ObjectPlace::EMPTY; 2],
             imports: ImportRecords::default(),
-            raw: RawPackets::NONE,
+            raw: RawPacketObjects::NONE,
         }
     }
 

@@ -29,7 +29,7 @@ impl<T> ObjectPlace<T> {
     }
 
     /// Records the result of a destroying verb: 0 ends the object.
-    pub(super) fn record_destroyed(&mut self, errno: c_int) {
+    pub(super) fn record_destroy_result(&mut self, errno: c_int) {
         if errno == 0 {
             assert!(self.live, "a destroyed handle was destroyed again");
             self.live = false;

@@ -69,7 +69,7 @@ impl World<'_> {
     pub(super) unsafe fn end_qp(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.qps[input.index_below(QPS)];
         // SAFETY: as in `make_pd`; the events of the queue pair are acknowledged.
-        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
+        place.record_destroy_result(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
     }
 
     /// Returns the address of this port.
@@ -105,7 +105,7 @@ impl World<'_> {
     }
 
     /// Connects two queue pairs, or one with itself, as far as their states permit.
-    pub(super) unsafe fn connect(&mut self, input: &mut DecisionBytes<'_>) {
+    pub(super) unsafe fn connect_two_qps(&mut self, input: &mut DecisionBytes<'_>) {
         let (a, b) = (input.index_below(QPS), input.index_below(QPS));
         let access = 0xe;
         for (from, to) in [(a, b), (b, a)] {
@@ -246,7 +246,7 @@ impl World<'_> {
     pub(super) unsafe fn end_ah(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.ahs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`.
-        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
+        place.record_destroy_result(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
     }
 
     /// Attaches a queue pair to a multicast group, or detaches it.

@@ -42,7 +42,7 @@ impl World<'_> {
     pub(super) unsafe fn end_cq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.cqs[input.index_below(PLACES_PER_KIND)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
-        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
+        place.record_destroy_result(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
     }
 
     pub(super) unsafe fn change_cq(&mut self, input: &mut DecisionBytes<'_>) {
@@ -81,7 +81,7 @@ impl World<'_> {
     pub(super) unsafe fn end_channel(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.channels[input.index_below(2)];
         // SAFETY: as in `make_pd`.
-        place.record_destroyed(unsafe {
+        place.record_destroy_result(unsafe {
             (self.tables.symbols.ibv_destroy_comp_channel)(place.handle)
         });
     }
@@ -157,7 +157,7 @@ impl World<'_> {
     pub(super) unsafe fn end_srq(&mut self, input: &mut DecisionBytes<'_>) {
         let place = &mut self.srqs[input.index_below(2)];
         // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
-        place.record_destroyed(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
+        place.record_destroy_result(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
     }
 
     pub(super) unsafe fn change_srq(&mut self, input: &mut DecisionBytes<'_>) {

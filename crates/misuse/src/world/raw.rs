@@ -18,8 +18,8 @@ use crate::tables::ProviderTables;
 const OBJECTS_PER_KIND: usize = 2;
 
 /// The raw packet objects of a sequence.
-pub(super) struct RawPackets {
-    sides: [Option<RawObjects>; 2],
+pub(super) struct RawPacketObjects {
+    objects_by_context: [Option<RawObjects>; 2],
 }
 
 /// The raw packet objects of one context.
@@ -42,9 +42,9 @@ macro_rules! on {
     };
 }
 
-impl RawPackets {
+impl RawPacketObjects {
     pub(super) const NONE: Self = Self {
-        sides: [const { None }; 2],
+        objects_by_context: [const { None }; 2],
     };
 
     /// Calls one verb, in a world whose memory begins at `base`.
@@ -55,23 +55,23 @@ impl RawPackets {
         input: &mut DecisionBytes<'_>,
     ) {
         let which = input.index_below(2);
-        let context = device.contexts[which];
+        let context = device.raw_packet_contexts[which];
         // SAFETY: as in `World::call_one_verb`; every handle of a side is live, or was destroyed through its place.
         unsafe {
-            let side =
-                self.sides[which].get_or_insert_with(|| RawObjects::new(tables, context, base));
+            let side = self.objects_by_context[which]
+                .get_or_insert_with(|| RawObjects::new(tables, context, base));
             let place = input.index_below(OBJECTS_PER_KIND);
             match input.index_below(10) {
                 0 => side.make_qp(tables, input, place),
                 1 => {
                     let errno = (tables.symbols.ibv_destroy_qp)(side.qps[place].handle);
-                    side.qps[place].record_destroyed(errno);
+                    side.qps[place].record_destroy_result(errno);
                 }
                 2 => side.make_flow(input, place),
                 3 => {
                     let flow = side.flows[place].handle;
                     let errno = on!(side.ibv_destroy_flow(flow)).unwrap_or(libc::EOPNOTSUPP);
-                    side.flows[place].record_destroyed(errno);
+                    side.flows[place].record_destroy_result(errno);
                 }
                 4 => side.post_recv_on_qp_or_wq(input, place, base),
                 5 | 6 => side.post_frame(input, base),
@@ -84,7 +84,7 @@ impl RawPackets {
 
     /// Destroys the objects in each side's domain, in the right order.
     pub(super) fn destroy_all(&mut self, verbs: &Symbols) {
-        for side in self.sides.iter_mut().flatten() {
+        for side in self.objects_by_context.iter_mut().flatten() {
             macro_rules! end {
                 ($places:ident, $destroy:expr) => {
                     for place in &mut side.$places {
@@ -120,8 +120,8 @@ impl RawPackets {
     }
 
     /// Destroys the domains, which may have been imported and destroyed through the imported handle.
-    pub(super) fn end_domains(&mut self, verbs: &Symbols) {
-        for side in self.sides.iter_mut().filter_map(Option::take) {
+    pub(super) fn destroy_protection_domains(&mut self, verbs: &Symbols) {
+        for side in self.objects_by_context.iter_mut().filter_map(Option::take) {
             // SAFETY: the handle is live, and the domain has no objects left.
             let errno = unsafe { (verbs.ibv_dealloc_pd)(side.pd) };
             assert!(
@@ -367,7 +367,7 @@ impl RawObjects {
                 1 => {
                     let wq = self.wqs[place].handle;
                     let errno = on!(self.destroy_wq(wq)).unwrap_or(libc::EOPNOTSUPP);
-                    self.wqs[place].record_destroyed(errno);
+                    self.wqs[place].record_destroy_result(errno);
                 }
                 _ => {
                     let mut attr = ibv_wq_attr::zeroed();
@@ -386,7 +386,7 @@ impl RawObjects {
             if self.tables[place].live || input.one_in(4) {
                 let table = self.tables[place].handle;
                 let errno = on!(self.destroy_rwq_ind_table(table)).unwrap_or(libc::EOPNOTSUPP);
-                self.tables[place].record_destroyed(errno);
+                self.tables[place].record_destroy_result(errno);
                 return;
             }
             let log_ind_tbl_size = input.mostly_below(4);

@@ -8,7 +8,7 @@ use super::headers::{FrameHeaders, MATCH_FIELDS_BYTES};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderMatch {
     /// Required layers: bits of [`layer`](super::layer).
-    pub layers: u32,
+    pub required_layers: u32,
     /// Required bits of the fields, with the layout of [`field`](super::field).
     pub value: [u8; MATCH_FIELDS_BYTES],
     /// Mask of the bits of `value` that are compared.
@@ -20,7 +20,7 @@ impl HeaderMatch {
     #[must_use]
     pub const fn any() -> Self {
         Self {
-            layers: 0,
+            required_layers: 0,
             value: [0; MATCH_FIELDS_BYTES],
             mask: [0; MATCH_FIELDS_BYTES],
         }
@@ -38,7 +38,7 @@ impl HeaderMatch {
     /// Returns true if a packet matches the pattern.
     #[must_use]
     pub fn matches(&self, headers: &FrameHeaders) -> bool {
-        let has_layers = headers.layers & self.layers == self.layers;
+        let has_layers = headers.layers & self.required_layers == self.required_layers;
         let fields = headers.field_values.iter().zip(&self.value).zip(&self.mask);
         has_layers
             && fields
@@ -102,7 +102,7 @@ pub struct FlowRule {
 }
 
 impl FlowRule {
-    /// Returns the key by which rules are sorted before [`TrapState::gets_packet`]. Sniffers come first, then flows with
+    /// Returns the key by which rules are sorted before [`PacketTrapState::gets_packet`]. Sniffers come first, then flows with
     /// specifications by priority, and default flows last. At equal priority dropping flows come first.
     #[must_use]
     pub const fn sort_key(&self) -> (u8, u16, bool) {
@@ -119,12 +119,12 @@ impl FlowRule {
 /// The matching flows with specifications of the best priority get the packet. If no such flow matches, default flows
 /// get the packet. Sniffers get every packet.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TrapState {
+pub struct PacketTrapState {
     /// Priority of the flows that have trapped the packet, and a flag that is true if they drop the packet.
     trapped_by: Option<(u16, bool)>,
 }
 
-impl TrapState {
+impl PacketTrapState {
     /// Returns true if the flow of the next rule gets the packet.
     pub fn gets_packet(&mut self, rule: &FlowRule, headers: &FrameHeaders) -> bool {
         match rule.kind {
@@ -173,7 +173,7 @@ mod tests {
     fn receivers(rules: &[FlowRule], headers: &FrameHeaders) -> Vec<usize> {
         let mut order: Vec<_> = rules.iter().enumerate().collect();
         order.sort_by_key(|(_, rule)| rule.sort_key());
-        let mut trap = TrapState::default();
+        let mut trap = PacketTrapState::default();
         let mut got: Vec<_> = order
             .into_iter()
             .filter(|(_, rule)| trap.gets_packet(rule, headers))
@@ -227,7 +227,7 @@ mod tests {
         pattern.require(field::DST_MAC, &[0x12, 0xff], &[0xf0, 0]);
         assert!(pattern.matches(&frame([0x1f, 0, 0, 0, 0, 0])));
         assert!(!pattern.matches(&frame([0x2f, 0, 0, 0, 0, 0])));
-        pattern.layers = layer::IPV4;
+        pattern.required_layers = layer::IPV4;
         assert!(!pattern.matches(&frame([0x1f, 0, 0, 0, 0, 0])));
     }
 

@@ -16,8 +16,8 @@ const PD: u32 = 7;
 const QPN: u32 = 0x00ab_cdef;
 
 /// Returns a region and a queue pair that allow `access` and no other access.
-fn good(access: Access) -> (Region, QpMemoryRights) {
-    let region = Region {
+fn good(access: Access) -> (RegionRights, QpMemoryRights) {
+    let region = RegionRights {
         start: 1 << 20,
         len: 64,
         access: access.flag(),
@@ -58,7 +58,7 @@ fn each_condition_alone_denies_with_its_reason() {
             assert_eq!(denied, Err(AccessDenied::QueuePairAccess), "{access:?}");
         }
         if access != Access::LocalRead {
-            let closed = Region {
+            let closed = RegionRights {
                 access: others,
                 ..region
             };
@@ -71,7 +71,7 @@ fn each_condition_alone_denies_with_its_reason() {
         };
         assert_eq!(
             authorize(&region, at, access, &stranger),
-            Err(AccessDenied::Domain),
+            Err(AccessDenied::WrongPdOrQp),
             "{access:?}"
         );
         for (addr, len) in [
@@ -104,33 +104,34 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
     };
     for access in ALL {
         let (region, qp) = good(access);
-        let with = |owner| Region { owner, ..region };
-        let ask =
-            |region: &Region, qp: &QpMemoryRights| authorize_region(region, access, qp).map(|_| ());
+        let with = |owner| RegionRights { owner, ..region };
+        let ask = |region: &RegionRights, qp: &QpMemoryRights| {
+            authorize_region(region, access, qp).map(|_| ())
+        };
         let remotely = if access.is_local() {
-            Err(AccessDenied::Domain)
+            Err(AccessDenied::WrongPdOrQp)
         } else {
             Ok(())
         };
         let one = with(OwningPdOrQp::window_type_1(PD));
         assert_eq!(ask(&one, &qp), remotely, "{access:?}");
         assert_eq!(ask(&one, &QpMemoryRights { qpn: QPN + 1, ..qp }), remotely);
-        assert_eq!(ask(&one, &others), Err(AccessDenied::Domain));
+        assert_eq!(ask(&one, &others), Err(AccessDenied::WrongPdOrQp));
         let two = with(OwningPdOrQp::window_type_2(QPN));
         assert_eq!(ask(&two, &qp), remotely, "{access:?}");
         assert_eq!(
             ask(&two, &QpMemoryRights { qpn: QPN + 1, ..qp }),
-            Err(AccessDenied::Domain)
+            Err(AccessDenied::WrongPdOrQp)
         );
-        assert_eq!(ask(&two, &others), Err(AccessDenied::Domain));
+        assert_eq!(ask(&two, &others), Err(AccessDenied::WrongPdOrQp));
         // A protection domain number never matches a queue pair number.
         assert_eq!(
             ask(&with(OwningPdOrQp::window_type_2(PD)), &qp),
-            Err(AccessDenied::Domain)
+            Err(AccessDenied::WrongPdOrQp)
         );
         assert_eq!(
             ask(&with(OwningPdOrQp::window_type_1(QPN)), &qp),
-            Err(AccessDenied::Domain)
+            Err(AccessDenied::WrongPdOrQp)
         );
         let none = QpMemoryRights {
             pd_number: OwningPdOrQp::NO_DOMAIN,
@@ -146,7 +147,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
         ] {
             assert_eq!(
                 ask(&with(owner), &none),
-                Err(AccessDenied::Domain),
+                Err(AccessDenied::WrongPdOrQp),
                 "{owner:?}"
             );
         }
@@ -157,7 +158,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
 fn the_whole_address_space_is_for_its_domain_and_on_demand() {
     for access in ALL {
         let (region, qp) = good(access);
-        let whole = Region {
+        let whole = RegionRights {
             start: 0,
             len: u64::MAX,
             owner: OwningPdOrQp::whole_address_space_in_pd(PD),
@@ -172,7 +173,7 @@ fn the_whole_address_space_is_for_its_domain_and_on_demand() {
         };
         assert_eq!(
             authorize(&whole, (0, 1), access, &stranger),
-            Err(AccessDenied::Domain)
+            Err(AccessDenied::WrongPdOrQp)
         );
     }
 }
@@ -267,7 +268,7 @@ proptest! {
             2 => OwningPdOrQp::window_type_1(domains.0),
             _ => OwningPdOrQp::window_type_2(qpns.0),
         };
-        let region = Region { start: 0, len: 8, access: region_access, owner };
+        let region = RegionRights { start: 0, len: 8, access: region_access, owner };
         let qp = QpMemoryRights { requester_access: qp_access, pd_number: domains.1, qpn: qpns.1 };
         let flag = access.flag();
         let local = access.is_local();

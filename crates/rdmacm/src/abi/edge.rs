@@ -216,7 +216,7 @@ impl BytesArg {
     /// Copies the bytes; `len` is their number. The copy is empty for NULL.
     pub(super) fn copy(self, len: u8) -> Vec<u8> {
         // SAFETY: NULL or valid for `len` bytes (contract of `from_c`).
-        unsafe { connect::bytes(self.0, len) }
+        unsafe { connect::copy_private_data(self.0, len) }
     }
 }
 

@@ -37,9 +37,9 @@ fn create_ep(
         // objects that the attributes name are live (`rdma_create_ep(3)`).
         unsafe {
             if res.ai_flags & RAI_PASSIVE != 0 {
-                create_passive(id, res, pd, attr.as_deref())
+                set_up_passive_id(id, res, pd, attr.as_deref())
             } else {
-                create_active(id, res, pd, attr)
+                set_up_active_id(id, res, pd, attr)
             }
         }
     });
@@ -52,7 +52,7 @@ fn create_ep(
 
 /// # Safety
 /// As for `rdma_create_ep`.
-unsafe fn create_passive(
+unsafe fn set_up_passive_id(
     id: &CmId,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,
@@ -74,7 +74,7 @@ unsafe fn create_passive(
 
 /// # Safety
 /// As for `rdma_create_ep`.
-unsafe fn create_active(
+unsafe fn set_up_active_id(
     id: &CmId,
     res: &rdma_addrinfo,
     pd: *mut ibv_pd,

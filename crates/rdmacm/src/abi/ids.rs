@@ -116,7 +116,7 @@ fn connect(id: IdArg<'_>, conn_param: ConnParam) -> Result {
 fn listen(id: IdArg<'_>, backlog: c_int) -> Result {
     let id = id.get()?;
     if id.source().is_none() {
-        bind(id, IdAddress::NONE)?;
+        bind(id, IdAddress::UNBOUND)?;
     }
     listen_at(id, backlog)
 }

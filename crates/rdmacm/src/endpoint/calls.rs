@@ -9,7 +9,7 @@ use super::state::{
 use crate::addr::IdAddress;
 use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
-use crate::mad::{Consumer, Listener};
+use crate::mad::{Listener, MessageConsumer};
 use crate::ports::{IdBinding, UnreachedReason};
 use crate::service::TimerPurpose;
 use crate::wire::{AcceptReply, CmMessage, Request, reason};
@@ -99,7 +99,7 @@ impl Endpoint {
         state.phase = EndpointPhase::ReqSent;
         state.connection_params.local = request.qp;
         state.connection_params.params = request.params;
-        state.connection_params.path_mtu = request.path_mtu;
+        state.connection_params.path_mtu_code = request.path_mtu_code;
         if let IdAddress::Ip(dst) = request.dst
             && let Some(gid) = self.cm.gid_reached_by_packets(dst.ip())
         {
@@ -117,7 +117,7 @@ impl Endpoint {
         request: Request,
         gid: [u8; 16],
     ) -> Result {
-        let consumer: Arc<dyn Consumer> = Arc::clone(self) as _;
+        let consumer: Arc<dyn MessageConsumer> = Arc::clone(self) as _;
         let connection = self
             .cm
             .mad_connections_or_start()
@@ -223,7 +223,7 @@ impl Endpoint {
         match state.phase {
             EndpointPhase::RepSent => {
                 if let Some(connection) = &state.connection {
-                    connection.notice_established();
+                    connection.record_peer_ready();
                 }
                 self.on_established(&mut state);
                 Ok(())

@@ -9,7 +9,7 @@ use verbs_abi::*;
 use super::state::{Endpoint, EndpointPhase, EndpointState, EventDetail, reject_message};
 use crate::errno::Errno;
 use crate::lock::lock;
-use crate::mad::{Connection, Consumer, Listener};
+use crate::mad::{Connection, Listener, MessageConsumer};
 use crate::service::{EventHandler, TimerPurpose};
 use crate::wire::{AcceptReply, CmMessage, MAX_MESSAGE_BYTES, NegotiatedParams, Request, reason};
 
@@ -68,7 +68,7 @@ impl EventHandler for Endpoint {
     }
 }
 
-impl Consumer for Endpoint {
+impl MessageConsumer for Endpoint {
     fn on_peer_message(self: Arc<Self>, message: CmMessage) {
         let mut state = lock(&self.state);
         // Messages for an endpoint that has already disconnected are ignored.
@@ -96,7 +96,7 @@ impl Listener for Endpoint {
             EndpointPhase::SocketAccepted,
             Arc::downgrade(&self),
         );
-        let consumer: Arc<dyn Consumer> = Arc::clone(&new) as _;
+        let consumer: Arc<dyn MessageConsumer> = Arc::clone(&new) as _;
         connection.set_consumer(Arc::downgrade(&consumer));
         let mut state = lock(&new.state);
         state.connection = Some(connection);
@@ -205,7 +205,7 @@ impl Endpoint {
         state.phase = EndpointPhase::ReqReceived;
         state.connection_params.remote = request.qp;
         state.connection_params.remote_ece = request.ece;
-        state.connection_params.path_mtu = request.path_mtu;
+        state.connection_params.path_mtu_code = request.path_mtu_code;
         // The requester's responder resources limit the requests of this end, and vice versa.
         state.connection_params.params = NegotiatedParams {
             responder_resources: request.params.initiator_depth,

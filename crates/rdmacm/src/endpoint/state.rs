@@ -203,11 +203,11 @@ impl Endpoint {
 
     // Acknowledgement of events.
 
-    pub(crate) fn count_reported(&self) {
+    pub(crate) fn count_reported_event(&self) {
         *lock(&self.unacknowledged_events.outstanding) += 1;
     }
 
-    pub(crate) fn count_acknowledged(&self) {
+    pub(crate) fn count_acknowledged_event(&self) {
         let mut outstanding = lock(&self.unacknowledged_events.outstanding);
         *outstanding = outstanding.saturating_sub(1);
         if *outstanding == 0 {
@@ -265,7 +265,7 @@ impl Endpoint {
     }
 
     /// Records that the program has taken a request from the queue.
-    pub(crate) fn count_request_taken(&self) {
+    pub(crate) fn decrement_pending_requests(&self) {
         let mut state = lock(&self.state);
         state.pending_requests = state.pending_requests.saturating_sub(1);
     }

@@ -30,7 +30,7 @@ impl CmId {
         let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
         let ack_timeout = self.extra().ack_timeout;
         self.device_port()
-            .qp_attr(state, qp_type, self.source_or_none(), ends, ack_timeout)
+            .qp_attr(state, qp_type, self.source_or_unbound(), ends, ack_timeout)
     }
 
     /// Moves the queue pair, if the id has one, to RTR and RTS with the parameters of the connection.
@@ -95,7 +95,7 @@ impl CmId {
         // SAFETY: as above.
         let qp = unsafe { self.new_qp(attr) }.inspect_err(|_| self.destroy_cqs())?;
         self.set_qp(qp);
-        if let Err(e) = self.prepare_qp() {
+        if let Err(e) = self.move_new_qp_to_init_or_rts() {
             self.destroy_qp();
             return Err(e);
         }
@@ -158,7 +158,7 @@ impl CmId {
 
     /// Prepares the queue pair: "transitions it for sending and receiving" (`rdma_create_qp(3)`). Afterwards, receives
     /// may be posted, and datagrams may be sent.
-    fn prepare_qp(&self) -> Result {
+    fn move_new_qp_to_init_or_rts(&self) -> Result {
         let states: &[_] = if self.is_datagram() {
             &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]
         } else {

@@ -16,7 +16,7 @@ use crate::service::{EventHandler, ServiceThread, TimerPurpose};
 use crate::wire::{CmMessage, reason};
 
 /// The receiver of a connection's messages: an endpoint.
-pub(crate) trait Consumer: Send + Sync {
+pub(crate) trait MessageConsumer: Send + Sync {
     /// Processes a message of the peer.
     fn on_peer_message(self: Arc<Self>, message: CmMessage);
 
@@ -71,7 +71,7 @@ struct ConnectionInner {
     transaction: u64,
     /// Number of the current alarm; earlier alarms are void.
     alarm_generation: u64,
-    consumer: Option<Weak<dyn Consumer>>,
+    consumer: Option<Weak<dyn MessageConsumer>>,
 }
 
 /// A connection by MADs.
@@ -106,7 +106,7 @@ impl Connection {
     }
 
     /// Sets the consumer of the connection.
-    pub(crate) fn set_consumer(&self, consumer: Weak<dyn Consumer>) {
+    pub(crate) fn set_consumer(&self, consumer: Weak<dyn MessageConsumer>) {
         lock(&self.inner).consumer = Some(consumer);
     }
 
@@ -175,9 +175,9 @@ impl Connection {
     }
 
     /// Records that the peer is ready, because a message has arrived at the queue pair.
-    pub(crate) fn notice_established(self: &Arc<Self>) {
+    pub(crate) fn record_peer_ready(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
-        inner.machine.notice_established();
+        inner.machine.record_peer_ready();
         self.set_alarm(&mut inner);
     }
 
@@ -315,7 +315,7 @@ impl EventHandler for Connection {
             if alarm != TimerPurpose::MadConnectionAlarm(inner.alarm_generation) {
                 return;
             }
-            let actions = inner.machine.expire(self.now());
+            let actions = inner.machine.act_on_expiry_if_due(self.now());
             self.perform(&mut inner, &actions);
             (actions, inner.consumer.as_ref().and_then(Weak::upgrade))
         };

@@ -55,7 +55,7 @@ pub(crate) fn service_id(request: &Request) -> Option<u64> {
 }
 
 /// Makes a REQ or SIDR_REQ. `None` if the addresses are of different families, or if the private data does not fit.
-pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
+pub(crate) fn encode_request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
     let (IdAddress::Ip(src), IdAddress::Ip(dst)) = (r.src, r.dst) else {
         return None;
     };
@@ -97,7 +97,7 @@ pub(crate) fn request(r: &Request, ids: &CommunicationIds) -> Option<Mad> {
         local_cm_response_timeout: CM_RESPONSE_TIMEOUT,
         retry_count: r.params.retry_count.min(MAX_RETRY_COUNT),
         pkey: DEFAULT_PKEY,
-        path_mtu: r.path_mtu,
+        path_mtu: r.path_mtu_code,
         rnr_retry_count: r.params.rnr_retry_count.min(MAX_RETRY_COUNT),
         max_cm_retries: MAX_CM_RETRIES,
         has_srq: r.params.srq != 0,
@@ -185,7 +185,7 @@ pub(crate) fn encode_non_request(
             private_data: BoundedData::default(),
         }),
         CmMessage::DisconnectReply => Mad::Drep(rtu_or_drep(ids)),
-        CmMessage::Request(r) => return request(r, ids),
+        CmMessage::Request(r) => return encode_request(r, ids),
     })
 }
 
@@ -317,7 +317,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
         },
         params: NegotiatedParams::default(),
         ece: (0, 0),
-        path_mtu: 0,
+        path_mtu_code: 0,
         private_data: private_data.to_vec(),
     };
     if let Mad::Req(req) = mad {
@@ -343,7 +343,7 @@ pub(crate) fn parse_request(mad: &Mad, source: [u8; 16]) -> Result<Request, u16>
             rnr_retry_count: req.rnr_retry_count,
             srq: u8::from(req.has_srq),
         };
-        request.path_mtu = req.path_mtu;
+        request.path_mtu_code = req.path_mtu;
     }
     Ok(request)
 }

@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, recv};
 use verbs_abi::{Gsi, IBV_QPT_UD};
 
 use super::connection::{
-    Connection, ConnectionPortGids as Gids, Consumer, EndedIds, SharedConnectionState,
+    Connection, ConnectionPortGids as Gids, EndedIds, MessageConsumer, SharedConnectionState,
 };
 use super::format::{self, CommunicationIds};
 use super::machine::ConnectionTimeouts;
@@ -138,7 +138,7 @@ impl MadConnections {
         &self,
         request: Request,
         peer: [u8; 16],
-        consumer: Weak<dyn Consumer>,
+        consumer: Weak<dyn MessageConsumer>,
     ) -> Result<Arc<Connection>> {
         let gids = Gids {
             local: request.qp.gid,
@@ -326,7 +326,11 @@ impl MadConnections {
         {
             table.waiting_requests.push(delivery);
             let service = self.shared.service;
-            service.set_alarm(LISTENER_RETRY_PAUSE, self, TimerPurpose::RetryMads);
+            service.set_alarm(
+                LISTENER_RETRY_PAUSE,
+                self,
+                TimerPurpose::RetryQueuedMadRequests,
+            );
         }
     }
 }
@@ -377,7 +381,7 @@ impl EventHandler for MadConnections {
     }
 
     fn on_alarm(self: Arc<Self>, alarm: TimerPurpose) {
-        if alarm != TimerPurpose::RetryMads {
+        if alarm != TimerPurpose::RetryQueuedMadRequests {
             return;
         }
         let waiting = std::mem::take(&mut lock(&self.table).waiting_requests);

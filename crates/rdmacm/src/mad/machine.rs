@@ -115,7 +115,7 @@ impl CmStateMachine {
         self.state
     }
 
-    /// Returns the time at which to call [`expire`](Self::expire).
+    /// Returns the time at which to call [`act_on_expiry_if_due`](Self::act_on_expiry_if_due).
     pub(crate) fn next_expiry(&self) -> Option<Duration> {
         match self.state {
             CmState::RejSent | CmState::TimeWait | CmState::SidrAnswered => {
@@ -168,7 +168,7 @@ impl CmStateMachine {
     }
 
     /// Records that the peer is ready, because a message has arrived at the queue pair (`rdma_notify(3)`).
-    pub(crate) fn notice_established(&mut self) {
+    pub(crate) fn record_peer_ready(&mut self) {
         if self.state == CmState::RepSent {
             self.enter_state_and_stop_response_timer(CmState::EstablishedPassive);
         }
@@ -206,7 +206,7 @@ impl CmStateMachine {
     }
 
     /// Applies the timers if the time of [`next_expiry`](Self::next_expiry) has come.
-    pub(crate) fn expire(&mut self, now: Duration) -> Actions {
+    pub(crate) fn act_on_expiry_if_due(&mut self, now: Duration) -> Actions {
         if self.next_expiry().is_none_or(|at| now < at) {
             return Vec::new();
         }

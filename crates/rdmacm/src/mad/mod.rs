@@ -13,5 +13,5 @@ mod format;
 mod hub;
 mod machine;
 
-pub(crate) use connection::{Connection, Consumer};
+pub(crate) use connection::{Connection, MessageConsumer};
 pub(crate) use hub::{Listener, MadConnections, Settings};

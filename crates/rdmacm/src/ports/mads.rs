@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, statat, symlinkat, unlinkat};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, sendto, socket_with};
 
-use super::names::NamedAddress;
-use super::{PortFolder, owner_of};
+use super::names::AddressInLinkName;
+use super::{PortFolder, process_in_socket_name};
 use crate::addr::IdAddress;
 use crate::errno::{INVALID, Result};
 use crate::process::ProcessIdentity;
@@ -42,13 +42,13 @@ impl PortFolder {
         addr: IdAddress,
     ) -> Option<String> {
         let (port_space, port) = addr.port_space_and_port(port_space)?;
-        let candidates = NamedAddress::listener_addresses_for(addr);
+        let candidates = AddressInLinkName::listener_addresses_for(addr);
         candidates.into_iter().find_map(|candidate| {
             let link = candidate.link_name(port_space, port);
             let target = rustix::fs::readlinkat(&self.folder, &link, Vec::new()).ok()?;
             let target = target.to_str().ok()?;
             let listens = statat(&self.folder, target, AtFlags::SYMLINK_NOFOLLOW).is_ok();
-            let lives = owner_of(target).is_some_and(|owner| owner.is_alive());
+            let lives = process_in_socket_name(target).is_some_and(|owner| owner.is_alive());
             (listens && lives).then(|| target.to_owned())
         })
     }
@@ -58,7 +58,7 @@ impl PortFolder {
     /// # Errors
     /// The process has no socket, or the socket is full; `EINVAL` if it is this process.
     pub(crate) fn deliver_to(&self, target: &str, delivery: &[u8]) -> Result {
-        let owner = owner_of(target)
+        let owner = process_in_socket_name(target)
             .filter(|owner| *owner != self.process)
             .ok_or(INVALID)?;
         let to = self.address(&mad_socket_name_of(owner))?;

@@ -22,7 +22,7 @@ pub(crate) struct IdBinding {
 }
 
 /// Returns the process in the socket name `PID-STARTTIME-N`, with or without the suffix [`NOT_LISTENING_SUFFIX`].
-pub(crate) fn owner_of(target: &str) -> Option<ProcessIdentity> {
+pub(crate) fn process_in_socket_name(target: &str) -> Option<ProcessIdentity> {
     let (process, n) = target.rsplit_once('-')?;
     n.strip_suffix(NOT_LISTENING_SUFFIX)
         .unwrap_or(n)
@@ -49,7 +49,7 @@ pub(crate) enum AddressFamily {
 
 /// The address part of a link's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NamedAddress {
+pub(crate) enum AddressInLinkName {
     /// A wildcard; `only` is true with `RDMA_OPTION_ID_AFONLY`.
     Any {
         family: AddressFamily,
@@ -59,25 +59,25 @@ pub(crate) enum NamedAddress {
     Gid([u8; 16]),
 }
 
-pub(crate) const fn any(family: AddressFamily) -> NamedAddress {
-    NamedAddress::Any {
+pub(crate) const fn wildcard_of_all_families(family: AddressFamily) -> AddressInLinkName {
+    AddressInLinkName::Any {
         family,
         only: false,
     }
 }
 
-pub(crate) const fn any_only(family: AddressFamily) -> NamedAddress {
-    NamedAddress::Any { family, only: true }
+pub(crate) const fn wildcard_of_family_only(family: AddressFamily) -> AddressInLinkName {
+    AddressInLinkName::Any { family, only: true }
 }
 
-impl NamedAddress {
+impl AddressInLinkName {
     pub(crate) const WILDCARDS: [Self; 6] = [
-        any(AddressFamily::V4),
-        any(AddressFamily::V6),
-        any(AddressFamily::Ib),
-        any_only(AddressFamily::V4),
-        any_only(AddressFamily::V6),
-        any_only(AddressFamily::Ib),
+        wildcard_of_all_families(AddressFamily::V4),
+        wildcard_of_all_families(AddressFamily::V6),
+        wildcard_of_all_families(AddressFamily::Ib),
+        wildcard_of_family_only(AddressFamily::V4),
+        wildcard_of_family_only(AddressFamily::V6),
+        wildcard_of_family_only(AddressFamily::Ib),
     ];
 
     pub(crate) fn of(binding: IdBinding) -> Self {
@@ -98,14 +98,20 @@ impl NamedAddress {
 
     /// Returns the addresses at which a listener for `addr` may be bound, most specific first.
     pub(crate) fn listener_addresses_for(addr: IdAddress) -> Vec<Self> {
-        let of = |address, family| vec![address, any(family), any_only(family)];
+        let of = |address, family| {
+            vec![
+                address,
+                wildcard_of_all_families(family),
+                wildcard_of_family_only(family),
+            ]
+        };
         match addr {
             IdAddress::Ib(addr) => of(Self::Gid(addr.gid), AddressFamily::Ib),
             IdAddress::Ip(addr) => match addr.ip().to_canonical() {
                 ip @ IpAddr::V4(_) => {
                     let mut found = of(Self::Ip(ip), AddressFamily::V4);
                     // As for sockets, a wildcard of IPv6 includes IPv4, but not vice versa.
-                    found.push(any(AddressFamily::V6));
+                    found.push(wildcard_of_all_families(AddressFamily::V6));
                     found
                 }
                 ip @ IpAddr::V6(_) => of(Self::Ip(ip), AddressFamily::V6),

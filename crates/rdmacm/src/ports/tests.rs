@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use rustix::fs::symlinkat;
 use rustix::net::accept;
 
-use super::names::{AddressFamily, any};
+use super::names::{AddressFamily, wildcard_of_all_families};
 use super::{IdBinding, PortFolder, UnreachedReason};
 use crate::addr::IdAddress;
 
@@ -172,7 +172,7 @@ fn links_that_lead_elsewhere_delete_nothing_there() {
         .into_iter()
         .enumerate()
     {
-        let link = any(AddressFamily::V4).link_name(TCP, 7471 + n as u16);
+        let link = wildcard_of_all_families(AddressFamily::V4).link_name(TCP, 7471 + n as u16);
         symlinkat(target, &ports.folder, &link).unwrap();
         let taken = binding(&format!("10.0.0.1:{}", 7471 + n));
         ports.claim(TCP, taken).unwrap();
@@ -214,7 +214,7 @@ fn free_ports_differ_and_are_not_those_of_wildcards() {
 fn ports_of_the_dead_are_taken_over() {
     let (dir, ports) = ports();
     let dead = "4294967295-1-0";
-    let link = any(AddressFamily::V4).link_name(TCP, 7471);
+    let link = wildcard_of_all_families(AddressFamily::V4).link_name(TCP, 7471);
     symlinkat(dead, &ports.folder, &link).unwrap();
     std::fs::write(dir.path().join("rdma_cm").join(dead), "").unwrap();
     let claim = ports.claim(TCP, binding("10.0.0.1:7471")).unwrap();
@@ -227,7 +227,7 @@ fn ports_of_the_dead_are_taken_over() {
     symlinkat(
         dead,
         &ports.folder,
-        any(AddressFamily::V4).link_name(TCP, 1),
+        wildcard_of_all_families(AddressFamily::V4).link_name(TCP, 1),
     )
     .unwrap();
     drop(PortFolder::open(dir.path()).unwrap());

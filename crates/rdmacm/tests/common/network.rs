@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use roce::cm::CmMessage;
-use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, mad_socket_name};
+use roce::gsi::{DeliveredMad, MAD_SOCKET_NAME_PREFIX, MadRecipient, mad_socket_name};
 use verbs_abi::{Gsi, ibv_gid};
 
 /// Environment variable with the slot of the process.
@@ -105,7 +105,7 @@ fn deliver(delivery: &DeliveredMad) {
                 .filter(|path| {
                     path.file_name().is_some_and(|name| {
                         name.to_str()
-                            .is_some_and(|name| name.starts_with(SOCKET_PREFIX))
+                            .is_some_and(|name| name.starts_with(MAD_SOCKET_NAME_PREFIX))
                     })
                 })
                 .collect();

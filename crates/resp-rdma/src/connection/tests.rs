@@ -181,7 +181,7 @@ fn establish(client: &mut Connection, server: &mut Connection) {
     let met = retry_until(client, false, |c| {
         let nothing = server.read(&mut [0; 1]).expect_err("nothing was sent");
         assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
-        match c.stream.writable_bytes() {
+        match c.stream.free_peer_buffer_bytes() {
             0 => Err(nothing),
             _ => Ok(()),
         }

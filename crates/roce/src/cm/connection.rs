@@ -183,7 +183,7 @@ impl Req {
             has_srq: retries & 0x08 != 0,
             primary: ConnectionPath::parse(body, PRIMARY_PATH_OFFSET),
             alternate: named.then_some(alternate),
-            private_data: BoundedData::received(body.get(140), 92),
+            private_data: BoundedData::from_received_bytes(body.get(140), 92),
         }
     }
 
@@ -268,7 +268,7 @@ impl Mra {
             remote_comm_id: body.u32(4),
             acknowledged_message: ReferredMessage::of(body.u8(8)),
             service_timeout: body.u8(9) >> 3,
-            private_data: BoundedData::received(body.get(10), 222),
+            private_data: BoundedData::from_received_bytes(body.get(10), 222),
         }
     }
 
@@ -310,8 +310,8 @@ impl Rej {
             remote_comm_id: body.u32(4),
             rejected: ReferredMessage::of(body.u8(8)),
             reason: body.u16(10),
-            additional_info: BoundedData::received(body.get(12), body.u8(9) >> 1),
-            private_data: BoundedData::received(body.get(84), 148),
+            additional_info: BoundedData::from_received_bytes(body.get(12), body.u8(9) >> 1),
+            private_data: BoundedData::from_received_bytes(body.get(84), 148),
         }
     }
 
@@ -381,7 +381,7 @@ impl Rep {
             rnr_retry_count: retries >> 5,
             has_srq: retries & 0x10 != 0,
             local_ca_guid: body.u64(28),
-            private_data: BoundedData::received(body.get(36), 196),
+            private_data: BoundedData::from_received_bytes(body.get(36), 196),
         }
     }
 
@@ -417,7 +417,7 @@ impl RtuOrDrep {
         Self {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
-            private_data: BoundedData::received(body.get(8), 224),
+            private_data: BoundedData::from_received_bytes(body.get(8), 224),
         }
     }
 
@@ -447,7 +447,7 @@ impl Dreq {
             local_comm_id: body.u32(0),
             remote_comm_id: body.u32(4),
             remote_qpn: body.u24(8),
-            private_data: BoundedData::received(body.get(12), 220),
+            private_data: BoundedData::from_received_bytes(body.get(12), 220),
         }
     }
 

@@ -25,7 +25,7 @@ impl<const N: usize> BoundedData<N> {
     }
 
     /// Makes a field of the first `len` bytes received, or of all bytes if `len` is larger than `N`.
-    pub(super) fn received(mut bytes: [u8; N], len: u8) -> Self {
+    pub(super) fn from_received_bytes(mut bytes: [u8; N], len: u8) -> Self {
         let len = u8::try_from(N).map_or(len, |capacity| len.min(capacity));
         // The bytes after the length have no meaning.
         bytes[usize::from(len)..].fill(0);

@@ -22,7 +22,7 @@ impl SidrReq {
             request_id: body.u32(0),
             pkey: body.u16(4),
             service_id: body.u64(8),
-            private_data: BoundedData::received(body.get(16), 216),
+            private_data: BoundedData::from_received_bytes(body.get(16), 216),
         }
     }
 
@@ -77,8 +77,8 @@ impl SidrRep {
             qpn: body.u24(8),
             service_id: body.u64(12),
             qkey: body.u32(20),
-            additional_info: BoundedData::received(body.get(24), body.u8(5)),
-            private_data: BoundedData::received(body.get(96), 136),
+            additional_info: BoundedData::from_received_bytes(body.get(24), body.u8(5)),
+            private_data: BoundedData::from_received_bytes(body.get(96), 136),
         }
     }
 

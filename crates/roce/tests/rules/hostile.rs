@@ -34,11 +34,11 @@ impl Memory {
 }
 
 impl ResponderTarget for Memory {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         true
     }
 
-    fn write_received(&mut self, _: u32, _: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, _: u32, _: &[u8]) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -163,7 +163,7 @@ proptest! {
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);
-            responder.send_gap_nak_if_due(now_ns);
+            responder.queue_gap_nak_if_due(now_ns);
             allowed += 1 + responses(&sample);
             let mut bytes = Vec::new();
             loop {

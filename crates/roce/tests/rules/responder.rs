@@ -15,7 +15,7 @@ struct Memory {
     receives: u32,
     completions: u32,
     writes: u32,
-    /// True if another queue pair takes the receive work request after `begin_receive` has reported it.
+    /// True if another queue pair takes the receive work request after `try_begin_receive` has reported it.
     is_stolen: bool,
 }
 
@@ -29,11 +29,11 @@ impl Memory {
 }
 
 impl ResponderTarget for Memory {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         self.receives > 0
     }
 
-    fn write_received(&mut self, _offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, _offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         // Each receive work request has a buffer of 1000 bytes.
         (bytes.len() <= 1000)
             .then_some(())
@@ -139,7 +139,7 @@ impl Bench {
     fn receive(&mut self, sample: &Sample) {
         self.responder
             .receive(0, &sample.packet(), false, &mut self.memory);
-        self.responder.send_gap_nak_if_due(0);
+        self.responder.queue_gap_nak_if_due(0);
     }
 
     fn sent(&mut self) -> Vec<String> {
@@ -386,16 +386,16 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     };
     take(&mut bench, 10, write_only(1, 1));
     take(&mut bench, 20, write_only(2, 1));
-    bench.responder.send_gap_nak_if_due(9);
+    bench.responder.queue_gap_nak_if_due(9);
     assert!(bench.sent().is_empty() && bench.responder.has_pending_gap_nak());
-    bench.responder.send_gap_nak_if_due(10);
+    bench.responder.queue_gap_nak_if_due(10);
     assert_eq!(bench.sent(), ["nak0 0"]);
     assert!(!bench.responder.has_pending_gap_nak());
     // The packet was only overtaken, so no NAK is sent for it.
     take(&mut bench, 30, write_only(0, 1).ack());
     take(&mut bench, 30, write_only(2, 1));
     take(&mut bench, 30, write_only(1, 1).ack());
-    bench.responder.send_gap_nak_if_due(40);
+    bench.responder.queue_gap_nak_if_due(40);
     assert_eq!(bench.sent(), ["ack 1"]);
 }
 

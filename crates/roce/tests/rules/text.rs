@@ -173,7 +173,7 @@ pub(crate) fn describe(bytes: &[u8]) -> String {
         extended,
         payload,
     } = packet;
-    let index = bth.psn.distance(FIRST);
+    let index = bth.psn.signed_distance_from(FIRST);
     let len = payload.len();
     let place = match bth.position {
         MessagePosition::First => "first",

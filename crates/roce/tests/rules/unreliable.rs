@@ -17,11 +17,11 @@ struct Notes {
 }
 
 impl ResponderTarget for Notes {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         self.has_receive
     }
 
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         self.texts.push(format!("{}@{offset}", bytes.len()));
         Ok(())
     }

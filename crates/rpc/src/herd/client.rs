@@ -35,7 +35,7 @@ impl PreparedClient {
             .port_num(config.port_num)
             .max_send_wr(config.send_depth)
             .max_recv_wr(1)
-            .inline_up_to(request_payload + 8);
+            .max_inline_data_if_supported(request_payload + 8);
         if let Some(index) = config.gid_index {
             uc = uc.gid_index(index);
         }
@@ -291,7 +291,7 @@ impl Client {
     /// Polls send completions until the send queue has room for `wrs` more requests.
     #[cold]
     fn wait_for_send_room(&mut self, wrs: u64) -> Result<(), RpcError> {
-        crate::port::check_fits(wrs, self.send_depth)?;
+        crate::port::check_postlist_fits_send_queue(wrs, self.send_depth)?;
         let mut buffer = WcBuffer::<16>::new();
         let mut waiter = verbs::Waiter::never_sleeping();
         while self.posted_requests + wrs - self.completed_requests > self.send_depth {
@@ -351,7 +351,7 @@ mod tests {
         let connected = connect_client(&pd, port, &cq, ends).expect("connected");
         let slots = server.region_of(0).expect("the first");
         let mut client = client
-            .connect(&connected.endpoint, slots, layout)
+            .connect(&connected.server_endpoint, slots, layout)
             .expect("connected");
         let depth = usize::try_from(client.send_depth).expect("small");
         assert!(depth < MAX_BATCH, "{depth}");

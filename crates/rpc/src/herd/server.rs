@@ -10,7 +10,7 @@ use verbs::{
 use super::layout::{RequestRegionLayout, WorkerTag, checksum, client_region};
 use crate::error::MAX_ANSWER_LIST;
 use crate::{
-    MAX_BATCH, Request, RequestReply, RpcError, RpcHandler, RpcWorkerCounts, UdPort, UdPortConfig,
+    MAX_BATCH, Request, RequestReplier, RpcError, RpcHandler, RpcWorkerCounts, UdPort, UdPortConfig,
 };
 
 /// Number of requests that a worker's pass takes from each client.
@@ -260,11 +260,11 @@ impl Server {
         self.collect_batch()?;
         if self.batch_clients_imms_lens.is_empty() {
             for (port, _) in &mut self.answer_queues {
-                port.poll_long_sends()?;
+                port.poll_registered_payload_sends()?;
             }
             return Ok(0);
         }
-        let mut state = handler.begin(self.batch_clients_imms_lens.len());
+        let mut state = handler.prepare_batch(self.batch_clients_imms_lens.len());
         let stride = self.layout.payload as usize;
         let payloads = &self.batch_payloads;
         let request = |index: usize, (client, imm, len): (u32, u32, usize)| Request {
@@ -292,7 +292,7 @@ impl Server {
             };
             // `queues_per_batch` is a power of two.
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
-            let reply = RequestReply {
+            let reply = RequestReplier {
                 port,
                 answer_postlist: list,
                 client_destination: &peer.client_destination,
@@ -391,14 +391,14 @@ impl Server {
 #[derive(Debug)]
 pub struct ConnectedClient {
     /// Endpoint to which the client connects.
-    pub endpoint: QpEndpoint,
+    pub server_endpoint: QpEndpoint,
     /// UC queue pair through which the client WRITEs; the server only keeps it alive.
     pub qp: QueuePair<Uc>,
     /// Destination of answers.
     pub client_destination: UdDestination,
 }
 
-/// Connects the server's end to a client's queue pairs, for [`Server::add_client`].
+/// Connects the server's end to a client's queue pairs, for [`Server::add_client_if_qpn_free`].
 ///
 /// # Errors
 /// When creating or connecting the queue pair fails.
@@ -415,11 +415,11 @@ pub fn connect_client(
         .gid_index(port.gid_index)
         .max_send_wr(1)
         .max_recv_wr(1)
-        .inline_up_to(0)
+        .max_inline_data_if_supported(0)
         .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
         .build()?;
     Ok(ConnectedClient {
-        endpoint: qp.endpoint(),
+        server_endpoint: qp.endpoint(),
         qp: qp.connect(uc)?,
         client_destination: to,
     })

@@ -22,7 +22,7 @@ impl Adder {
 
     fn begin(&mut self, word: u64, slot: u32) {
         self.commits[slot as usize] = false;
-        self.queue.reserve_postlist_room(2);
+        self.queue.flush_unless_postlist_has_room(2);
         let locked =
             self.queue
                 .prepare_compare_and_swap((slot, 0), self.at(word, 0), (0, MINE), false);
@@ -35,7 +35,7 @@ impl Adder {
 impl RequestSteps for Adder {
     type Pending = u64;
     type Stats = u64;
-    type Done<'b> = &'b [u8];
+    type FinishedResult<'b> = &'b [u8];
 
     fn queue(&mut self) -> &mut OneSidedQueue {
         &mut self.queue
@@ -63,7 +63,7 @@ impl RequestSteps for Adder {
             return Ok(None);
         }
         let next = self.queue.buffer_word(slot, 8)? + 1;
-        self.queue.reserve_postlist_room(2);
+        self.queue.flush_unless_postlist_has_room(2);
         self.queue.write_buffer(slot, 8, &next.to_ne_bytes())?;
         self.queue.prepare_write((slot, 8), 8, self.at(*word, 8))?;
         let unlocked =

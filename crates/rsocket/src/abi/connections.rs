@@ -39,7 +39,7 @@ c_functions! {
 }
 
 fn close(socket: c_int) -> Result {
-    if crate::epoll::close(socket) {
+    if crate::epoll::close_if_descriptor_set(socket) {
         return Ok(());
     }
     RSocket::close(socket)

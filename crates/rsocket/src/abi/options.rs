@@ -47,7 +47,7 @@ fn set_option(
             // `struct linger`: on or off, and the number of seconds.
             let (on, rest) = split_first_int(value)?;
             let (seconds, _) = split_first_int(rest)?;
-            socket.stream()?.set_linger(on, seconds);
+            socket.stream()?.store_ineffective_linger(on, seconds);
             Ok(())
         }
         // Only one route exists, so the option has no effect.

@@ -8,7 +8,7 @@ use crate::protocol::Immediate;
 
 impl Stream {
     /// Polls the completion queue and processes all completions; returns true if a completion was found.
-    pub(crate) fn progress(&mut self) -> bool {
+    pub(crate) fn process_completions_if_any(&mut self) -> bool {
         let mut any = false;
         let mut wcs = NO_COMPLETIONS;
         loop {

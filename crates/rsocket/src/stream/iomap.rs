@@ -90,7 +90,9 @@ impl Stream {
     /// # Errors
     /// `EINVAL` if the peer has not mapped the whole range.
     pub(crate) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
-        let (addr, rkey) = self.peer_mapping_at(offset, bytes.len()).ok_or(INVALID)?;
+        let (addr, rkey) = self
+            .peer_mapping_addr_and_rkey(offset, bytes.len())
+            .ok_or(INVALID)?;
         let mut done = 0;
         while done < bytes.len() && self.free_data_wrs > 0 && self.free_send_bytes > 0 {
             let rest = bytes.get(done..).unwrap_or_default();
@@ -104,7 +106,7 @@ impl Stream {
     }
 
     /// Returns address and R_Key of the peer's buffer for a range of offsets.
-    fn peer_mapping_at(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
+    fn peer_mapping_addr_and_rkey(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
         (0..self.sizes.iomap_entries).find_map(|index| {
             let at = Self::iomap_entry_offset(index);
             let name = self.peer_written_memory.word(at);

@@ -38,9 +38,9 @@ impl World {
         assert!(self.taken.insert(n));
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
         let answer = if n >> 32 == u64::from(guess) {
-            SpecAnswer::Lower(n as u32)
+            SpecAnswer::LowerHalf(n as u32)
         } else {
-            SpecAnswer::Full(n)
+            SpecAnswer::FullNumber(n)
         };
         self.answers.push_back(answer);
     }

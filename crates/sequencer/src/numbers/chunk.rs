@@ -5,7 +5,7 @@ pub(super) const NUMBERS_PER_CHUNK: u64 = 1 << 16;
 /// Number of words in a chunk's bitmap.
 pub(super) const BITMAP_WORDS: usize = (NUMBERS_PER_CHUNK / 64) as usize;
 /// Largest number of runs before a chunk becomes a bitmap. A client that gets every hundredth number has fewer.
-const MAX_RUNS: usize = BITMAP_WORDS;
+const MAX_RUNS_BEFORE_BITMAP: usize = BITMAP_WORDS;
 /// Number of last runs among which a new run may be inserted. An index further back turns the chunk into a bitmap.
 const MAX_INSERT_DISTANCE_RUNS: usize = 32;
 
@@ -55,7 +55,7 @@ impl NumberChunk {
                 self.len += count;
                 return DuplicateNumbers::default();
             }
-            if before.is_none_or(|before| before < at) && runs.len() < MAX_RUNS {
+            if before.is_none_or(|before| before < at) && runs.len() < MAX_RUNS_BEFORE_BITMAP {
                 runs.push((at, last));
                 self.len += count;
                 return DuplicateNumbers::default();
@@ -136,7 +136,7 @@ fn insert_run_near_end(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
         None if near == 0 => 0,
         None => return false,
     };
-    let full = runs.len() >= MAX_RUNS;
+    let full = runs.len() >= MAX_RUNS_BEFORE_BITMAP;
     let (before, behind) = runs.split_at_mut(next);
     let (before, behind) = (before.last_mut(), behind.first_mut());
     if before.as_ref().is_some_and(|run| run.1 >= at)

@@ -60,11 +60,11 @@ pub enum ScanFault {
     /// An entry that existed all the time is missing.
     Missing = 1,
     /// An entry occurred twice, or after a greater entry.
-    Order = 2,
+    OutOfOrderOrTwice = 2,
     /// An entry is outside of the scan's range, or was never written.
     Foreign = 3,
     /// An entry has another value than the one that it had all the time.
-    Value = 4,
+    WrongValue = 4,
 }
 
 impl ScanFault {

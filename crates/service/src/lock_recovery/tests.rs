@@ -37,7 +37,7 @@ impl LockTable for Words {
         self.locks.get(usize::try_from(object).ok()?)
     }
 
-    fn redo_bytes(&self) -> usize {
+    fn redo_entry_bytes(&self) -> usize {
         24
     }
 
@@ -139,11 +139,17 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
     assert!(
         !recovery.try_free_lock_on_complaint(0, 1) && !recovery.try_free_lock_on_complaint(0, 1)
     );
-    assert_eq!(recovery.recovery_counts(), (0, 0));
+    assert_eq!(recovery.recovered_lock_and_revoked_client_counts(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
     assert!(recovery.try_free_lock_on_complaint(0, 0));
-    assert_eq!((table.get(0), recovery.recovery_counts()), ((0, 0), (1, 0)));
+    assert_eq!(
+        (
+            table.get(0),
+            recovery.recovered_lock_and_revoked_client_counts()
+        ),
+        ((0, 0), (1, 0))
+    );
 }
 
 #[test]
@@ -163,10 +169,16 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
-    assert_eq!(recovery.recovery_counts(), (2, 1));
+    assert_eq!(recovery.recovered_lock_and_revoked_client_counts(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
     assert!(recovery.try_free_lock_on_complaint(0, 1));
-    assert_eq!((table.get(1), recovery.recovery_counts()), ((0, 0), (3, 1)));
+    assert_eq!(
+        (
+            table.get(1),
+            recovery.recovered_lock_and_revoked_client_counts()
+        ),
+        ((0, 0), (3, 1))
+    );
     assert!(lock(&recovery.clients).is_empty());
 }
 
@@ -178,11 +190,14 @@ fn a_client_that_ends_leaves_finished_changes() {
     let word = lock_word(owner, 9, 1);
     table.lock(0, word);
     recovery.add(5, owner, access(&[[0, word, 44]]));
-    recovery.remove(4);
+    recovery.revoke_and_remove_client(4);
     assert_eq!(table.get(0), (word, 0));
-    recovery.remove(5);
+    recovery.revoke_and_remove_client(5);
     assert_eq!(
-        (table.get(0), recovery.recovery_counts()),
+        (
+            table.get(0),
+            recovery.recovered_lock_and_revoked_client_counts()
+        ),
         ((0, 44), (1, 0))
     );
 }

@@ -151,7 +151,7 @@ impl ArmedWord<'_> {
     /// [`end_peer_fences`](Self::end_peer_fences). The owner must then execute a barrier on every core before
     /// it looks for published messages. At other armings the owner calls
     /// [`fence_after_change`](Self::fence_after_change) before it looks for published messages.
-    pub fn arm_and_tell_if_barrier_needed(self, what: u32, direct: bool) -> bool {
+    pub fn arm(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_MAY_WAKE_PROGRAM } else { 0 };
         loop {
             let value = self.0.load(Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl ArmedWord<'_> {
 
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has
     /// woken the program.
-    pub fn end_program_wakes_and_tell_if_woken(self) -> bool {
+    pub fn end_program_wakes(self) -> bool {
         self.0.fetch_and(!ARMED_MAY_WAKE_PROGRAM, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
@@ -245,7 +245,7 @@ mod tests {
                     })
                     .collect();
                 let armed = ArmedWord(&word);
-                assert!(!armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true));
+                assert!(!armed.arm(ARMED_ANY, true));
                 armed.fence_after_change();
                 let found = published.load(Ordering::Relaxed);
                 let targets: Vec<_> = peers.into_iter().map(|p| p.join().unwrap()).collect();
@@ -268,7 +268,7 @@ mod tests {
         use loom::sync::Arc;
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(ARMED_PEERS_FENCE));
-            ArmedWord(&word).arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+            ArmedWord(&word).arm(ARMED_ANY, true);
             let published = Arc::new(AtomicU64::new(0));
             let peer = loom::thread::spawn({
                 let (word, published) = (word.clone(), published.clone());
@@ -279,9 +279,9 @@ mod tests {
                 }
             });
             let armed = ArmedWord(&word);
-            let _ = armed.end_program_wakes_and_tell_if_woken();
+            let _ = armed.end_program_wakes();
             let first = armed.disarm_and_take_waker();
-            armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+            armed.arm(ARMED_ANY, true);
             armed.fence_after_change();
             let found = published.load(Ordering::Relaxed) == 1;
             let target = peer.join().unwrap();
@@ -303,10 +303,7 @@ mod tests {
             WakeTarget::Nobody
         );
 
-        assert!(
-            armed.arm_and_tell_if_barrier_needed(ARMED_SOLICITED, false),
-            "the first time"
-        );
+        assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
         assert!(!armed.is_unarmed_unfenced() && armed.is_armed());
         assert!(armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
@@ -326,17 +323,14 @@ mod tests {
         assert!(armed.clear_engine_wake() && !armed.clear_engine_wake());
         assert_eq!(armed.disarm_and_take_waker(), None);
 
-        assert!(
-            !armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true),
-            "not the first time"
-        );
+        assert!(!armed.arm(ARMED_ANY, true), "not the first time");
         assert!(!armed.is_armed_for_solicited() && !armed.is_woken());
         assert_eq!(
             armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Engine),
             WakeTarget::Engine
         );
         assert_eq!(armed.disarm_and_take_waker(), None);
-        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+        armed.arm(ARMED_ANY, true);
         assert_eq!(
             armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Program
@@ -346,14 +340,14 @@ mod tests {
             WakeTarget::Nobody
         );
         assert_eq!(armed.program_woken_by(), Some(5));
-        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, false);
+        armed.arm(ARMED_ANY, false);
         assert_eq!(
             armed.disarm_and_take_waker(),
             Some(5),
             "arming anew keeps the token"
         );
 
-        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+        armed.arm(ARMED_ANY, true);
         assert_eq!(
             armed.choose_and_record_wake_target(false, 5, |_| WakeTarget::Program),
             WakeTarget::Program
@@ -368,7 +362,7 @@ mod tests {
         );
         armed.disarm_and_take_waker();
 
-        armed.arm_and_tell_if_barrier_needed(ARMED_SOLICITED, true);
+        armed.arm(ARMED_SOLICITED, true);
         let by_kind = |solicited| {
             if solicited {
                 WakeTarget::Program
@@ -385,7 +379,7 @@ mod tests {
             WakeTarget::Program
         );
         assert_eq!(armed.disarm_and_take_waker(), Some(5));
-        armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+        armed.arm(ARMED_ANY, true);
         assert_eq!(
             armed.choose_and_record_wake_target(true, 5, by_kind),
             WakeTarget::Engine
@@ -432,7 +426,7 @@ mod tests {
             let mut events = 0;
             for _ in 0..2 {
                 events += poll();
-                armed.arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+                armed.arm(ARMED_ANY, true);
                 armed.fence_after_change();
                 events += poll();
             }
@@ -454,7 +448,7 @@ mod tests {
             let word = AtomicU32::new(value);
             let _ =
                 ArmedWord(&word).choose_and_record_wake_target(true, 7, |_| WakeTarget::Program);
-            ArmedWord(&word).arm_and_tell_if_barrier_needed(ARMED_ANY, true);
+            ArmedWord(&word).arm(ARMED_ANY, true);
             ArmedWord(&word).disarm_and_take_waker();
             let left = word.load(Ordering::Relaxed) & !ARMING_COUNT_MASK;
             assert_eq!(left, ARMED_PEERS_FENCE, "{value:#x}");

@@ -13,7 +13,7 @@ use super::error::{FabricError, io_error};
 use super::folder::{check_owner_and_mode_if_exists, segment_path};
 use super::layout::*;
 use super::segment::{DirectoryMap, Segment};
-use crate::keys::key_of;
+use crate::keys::key_of_generation_and_key;
 
 /// A process of a fabric, and the verbs objects that the process has at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub struct KnownRegion {
 /// # Errors
 /// Returns an error if another user owns or can enter the folder. Returns an error if a file cannot
 /// be read or mapped, or has another layout version.
-pub fn census(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
+pub fn list_fabric_processes(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
     if !check_owner_and_mode_if_exists(dir)? {
         return Ok(Vec::new());
     }
@@ -233,7 +233,7 @@ fn region(segment: &Segment, index: usize) -> Option<KnownRegion> {
     let region = KnownRegion {
         // The domain of a region may end while this reads it.
         device: device_of_pd(segment, domain).unwrap_or(0),
-        key: key_of(entry),
+        key: key_of_generation_and_key(entry),
         iova: place.iova.load(Ordering::Relaxed),
         len: place.len.load(Ordering::Relaxed),
         pd_number: domain,
@@ -252,7 +252,7 @@ mod tests {
     fn somebody_else_counts_who_is_there_and_makes_nothing() {
         let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
         let dir = tmp.path().join("fabric");
-        assert_eq!(census(&dir).unwrap(), []);
+        assert_eq!(list_fabric_processes(&dir).unwrap(), []);
         assert!(!dir.exists());
         let members = [
             Fabric::join_fabric(&dir).unwrap(),
@@ -266,7 +266,7 @@ mod tests {
         qp.device.store(3, Ordering::Relaxed);
         qp.sq_psn.store(77, Ordering::Relaxed);
         qp.state_plus_1.store(1, Ordering::Relaxed);
-        let found = census(&dir).unwrap();
+        let found = list_fabric_processes(&dir).unwrap();
         let queue_pairs: Vec<_> = found.iter().flat_map(|one| &one.queue_pairs).collect();
         let [pair] = queue_pairs[..] else {
             panic!("{queue_pairs:?}");
@@ -280,9 +280,9 @@ mod tests {
                 .all(|one| one.pid == u64::from(std::process::id()))
         );
         members[0].leave();
-        assert_eq!(census(&dir).unwrap().len(), 1);
+        assert_eq!(list_fabric_processes(&dir).unwrap().len(), 1);
         members[1].leave();
-        assert_eq!(census(&dir).unwrap(), []);
+        assert_eq!(list_fabric_processes(&dir).unwrap(), []);
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
         let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
         for bytes in [16, DirectoryMap::FILE_BYTES] {
             std::fs::write(tmp.path().join(DIRECTORY), vec![1; bytes]).unwrap();
-            assert!(census(tmp.path()).is_err(), "{bytes}");
+            assert!(list_fabric_processes(tmp.path()).is_err(), "{bytes}");
         }
     }
 }

@@ -97,7 +97,7 @@ pub(super) fn make_and_lock_folder(dir: &Path) -> Result<File, FabricError> {
         // The last process that leaves a fabric removes the folder and its lock. If this happens
         // meanwhile, begin again.
         if make_folder(dir)?
-            && let Some(held) = take_lock(dir)?
+            && let Some(held) = take_lock_unless_file_replaced(dir)?
         {
             return Ok(held);
         }
@@ -140,7 +140,7 @@ pub(super) fn check_owner_and_mode_if_exists(dir: &Path) -> Result<bool, FabricE
 }
 
 /// Takes the folder's lock; returns `None` if the locked file is no longer the folder's `lock`.
-fn take_lock(dir: &Path) -> Result<Option<File>, FabricError> {
+fn take_lock_unless_file_replaced(dir: &Path) -> Result<Option<File>, FabricError> {
     let path = dir.join("lock");
     let file = match OpenOptions::new()
         .read(true)

@@ -32,7 +32,7 @@ pub const MAX_MCASTS: usize = 4096;
 /// Maximum number of flows that steer raw packets to a process's queue pairs.
 pub const MAX_FLOWS: usize = 4096;
 /// Maximum number of queue pairs of a process that distribute raw packets over work queues (RSS).
-pub const MAX_RSS: usize = 1024;
+pub const MAX_RSS_CONFIGS: usize = 1024;
 /// Maximum number of work queues in an RSS indirection table, a power of two.
 pub const MAX_IND_TBL: usize = 128;
 /// Maximum number of protection domains of a process.
@@ -210,7 +210,7 @@ pub struct FlowShared {
     /// Priority of the flow, with `FLOW_*` bits.
     pub priority_and_flags: AtomicU32,
     /// Layers that a packet must have: bits of `steering::Layers`.
-    pub layers: AtomicU32,
+    pub required_layers: AtomicU32,
     /// Tag of the flow's completions.
     pub tag: AtomicU32,
     /// Index of the RSS configuration for the flow's packets plus 1; 0 if the flow has no RSS
@@ -271,7 +271,7 @@ pub struct MrShared {
 
 /// An object that other processes may import.
 #[repr(C)]
-pub struct ObjectShared {
+pub struct ImportableObjectShared {
     /// Handle of the object, or [`OBJECT_DESTROYED`]; 0 if the entry is free.
     pub handle: AtomicU32,
     /// Number of verbs objects that the home process has created in this domain or on this memory.
@@ -285,7 +285,7 @@ pub const OBJECT_DESTROYED: u32 = u32::MAX;
 #[repr(C)]
 pub struct PdShared {
     /// Handle and use count.
-    pub object: ObjectShared,
+    pub object: ImportableObjectShared,
     /// Number of the device, from 0.
     pub device: AtomicU32,
     pad0: AtomicU32,
@@ -295,7 +295,7 @@ pub struct PdShared {
 #[repr(C)]
 pub struct DmShared {
     /// Handle and use count.
-    pub object: ObjectShared,
+    pub object: ImportableObjectShared,
     /// Descriptor of the sealed memfd in the home process.
     pub owner_fd: AtomicU32,
     pad0: AtomicU32,
@@ -353,7 +353,7 @@ pub struct HazardSlot {
 
 /// A lock for remote atomics.
 #[repr(C, align(64))]
-pub struct AtomicLock {
+pub struct RemoteAtomicsLock {
     /// Holder of the lock: the pid of the process, or 0 if the lock is free.
     pub holder: AtomicU64,
 }
@@ -388,7 +388,7 @@ pub struct RingHeader {
     pub src_lid_sl_grh: AtomicU64,
     pad1: [AtomicU64; 2],
     /// Position of the consumer in the ring; the consumer has released all slots before it.
-    pub head: AtomicU64,
+    pub consumer_head: AtomicU64,
     /// Status with which the receiver rejected the record at `head`; 0 if no record was rejected.
     pub nak_status: AtomicU32,
     /// Nonzero if the receiver no longer uses the ring.
@@ -427,7 +427,7 @@ pub const HAZARDS_AT: usize = table_end(MRS_AT, MR_SLOTS * size_of::<MrShared>()
 /// Offset of the atomic locks.
 pub const LOCKS_AT: usize = table_end(HAZARDS_AT, HAZARD_SLOTS * size_of::<HazardSlot>());
 /// Offset of the shared receive queues.
-pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>());
+pub const SRQS_AT: usize = table_end(LOCKS_AT, ATOMIC_LOCKS * size_of::<RemoteAtomicsLock>());
 /// Offset of the multicast attachments.
 pub const MCASTS_AT: usize = table_end(SRQS_AT, MAX_SRQS * size_of::<SrqShared>());
 /// Offset of the protection domains.
@@ -442,7 +442,7 @@ pub const FLOWS_AT: usize = table_end(IMPORTS_AT, MAX_IMPORTS * size_of::<Import
 pub const RSS_AT: usize = table_end(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
 /// Offset in a segment of the arena from which rings are allocated.
 pub const ARENA_AT: usize =
-    table_end(RSS_AT, MAX_RSS * size_of::<RssShared>()).next_multiple_of(1 << 20);
+    table_end(RSS_AT, MAX_RSS_CONFIGS * size_of::<RssShared>()).next_multiple_of(1 << 20);
 /// Number of pages of a segment before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
@@ -455,10 +455,11 @@ const _: () = assert!(
 const _: () = assert!(size_of::<CqShared>() == 64);
 const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastAttachmentShared>() == 24);
-const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
+const _: () = assert!(size_of::<ImportableObjectShared>() == 8 && size_of::<DmShared>() == 32);
 const _: () = assert!(size_of::<ImportShared>() == 32 && size_of::<PdShared>() == 16);
 const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<RssShared>() == 576);
 const _: () = assert!(size_of::<RingHeader>() == 192);
-const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
+const _: () =
+    assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, consumer_head) == 128);
 // A ring's offset in units of 64 bytes and its process's slot fit into a connection notice.
 const _: () = assert!(SEGMENT_BYTES / 64 <= 1 << 32 && MAX_PROCS <= 1 << 16);

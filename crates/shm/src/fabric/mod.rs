@@ -55,7 +55,8 @@ use crate::lock::lock;
 use crate::process_memory::{ProcessMemory, allow_peer_access};
 
 pub use census::{
-    FabricProcess, KnownCompletionQueue, KnownDomain, KnownQueuePair, KnownRegion, census,
+    FabricProcess, KnownCompletionQueue, KnownDomain, KnownQueuePair, KnownRegion,
+    list_fabric_processes,
 };
 pub use error::FabricError;
 pub use folder::pid_namespace;
@@ -199,14 +200,14 @@ impl Fabric {
     /// Returns the process in directory slot `slot`; `None` if the slot is free or the process's
     /// segment cannot be used.
     pub fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
-        self.try_peer(slot).ok().flatten()
+        self.peer_or_exhaustion_errno(slot).ok().flatten()
     }
 
     /// Returns the process in `slot` as [`peer`](Self::peer) does, but reports exhausted resources.
     ///
     /// # Errors
     /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if this process lacks descriptors or memory to open the peer.
-    pub fn try_peer(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn peer_or_exhaustion_errno(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
         let Some(entry) = self.directory.get().procs.get(slot) else {
             return Ok(None);
         };
@@ -246,9 +247,9 @@ impl Fabric {
     /// Returns the process with the given [`ProcessName`], if that process is still alive.
     ///
     /// # Errors
-    /// Returns the errors of [`try_peer`](Self::try_peer).
-    pub fn peer_by_name(&self, name: ProcessName) -> Result<Option<Arc<Peer>>, i32> {
-        let peer = self.try_peer(name.slot)?;
+    /// Returns the errors of [`peer_or_exhaustion_errno`](Self::peer_or_exhaustion_errno).
+    pub fn live_peer_by_name(&self, name: ProcessName) -> Result<Option<Arc<Peer>>, i32> {
+        let peer = self.peer_or_exhaustion_errno(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.kernel_says_ended()))
     }
 

@@ -323,8 +323,8 @@ pub fn fuzz(bytes: &[u8]) {
     for _ in 0..4 * SLOTS {
         match producer.has_room(40) {
             Ok(true) => {
-                producer.place(40);
-                producer.commit(
+                producer.place_for_payload(40);
+                producer.add_to_postlist(
                     RecordHeader {
                         kind: 1,
                         ..RecordHeader::default()

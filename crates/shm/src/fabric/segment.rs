@@ -179,7 +179,7 @@ impl Segment {
         // causes an error and not a SIGBUS.
         let first = [
             (0, QPS_AT),
-            (LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()),
+            (LOCKS_AT, ATOMIC_LOCKS * size_of::<RemoteAtomicsLock>()),
         ];
         for (at, len) in first {
             allocate_file_blocks(file, at, len)?;
@@ -299,7 +299,7 @@ impl Segment {
     );
     table!(
         /// Returns RSS configuration `index`.
-        rss, find_rss, RssShared, RSS_AT, MAX_RSS
+        rss, find_rss, RssShared, RSS_AT, MAX_RSS_CONFIGS
     );
     table!(
         /// Returns hazard slot `index`.
@@ -307,7 +307,7 @@ impl Segment {
     );
     table!(
         /// Returns atomic lock `index`.
-        atomic_lock, find_atomic_lock, AtomicLock, LOCKS_AT, ATOMIC_LOCKS
+        atomic_lock, find_atomic_lock, RemoteAtomicsLock, LOCKS_AT, ATOMIC_LOCKS
     );
 
     /// Returns the entry of queue pair `index`, and backs it with memory whether or not the owner has such a
@@ -335,7 +335,7 @@ impl Segment {
 
     /// Returns the completion queue index in `stored`, which the owner has written, or `usize::MAX`
     /// if no completion queue with that index was ever in use.
-    pub fn checked_cq_index(&self, stored: &AtomicU32) -> usize {
+    pub fn cq_index_or_max_if_never_used(&self, stored: &AtomicU32) -> usize {
         let index = stored.load(Ordering::Relaxed) as usize;
         if self.find_cq(index).is_some() {
             index
@@ -396,7 +396,7 @@ impl Segment {
         Some(unsafe {
             RingMemory::new(
                 self.map.as_ptr().add(first).cast::<AtomicU64>(),
-                &raw const header.head,
+                &raw const header.consumer_head,
                 u64::from(slots),
             )
         })

@@ -232,7 +232,7 @@ fn what_is_not_used_of_a_segment_cannot_be_read() {
         segment
             .ring_header(far)
             .unwrap()
-            .head
+            .consumer_head
             .load(Ordering::Relaxed),
         0
     );

@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering;
 
 use nic_core::rights::OwningPdOrQp;
 
-use super::entry::{find_slot_of_key, invalidate, key_of, prefix, publish_key};
+use super::entry::{find_slot_of_key, invalidate, key_of_generation_and_key, prefix, publish_key};
 use super::hazards::wait_until_unpinned;
-use super::table::{KeyTable, PrivateKeyTable};
+use super::table::{KeyTable, ProcessPrivateKeyTableState};
 use super::windows::{BindRequest, MemoryWindow, WindowId, WindowType};
 use crate::fabric::Fabric;
 use crate::fabric::layout::*;
@@ -26,13 +26,13 @@ impl KeyTable {
         for _ in 0..1000 {
             #[allow(clippy::cast_possible_truncation)] // 32 random bits are wanted
             let key = crate::fabric::random_nonzero() as u32;
-            match self.free_slot_for_key(fabric, &table, key) {
+            match self.find_free_slot_for_key(fabric, &table, key) {
                 Ok((index, _)) => {
                     let window = MemoryWindow {
                         window_type,
                         pd,
-                        key,
-                        bound: None,
+                        current_or_last_key: key,
+                        bound_region_index: None,
                     };
                     table.windows.windows.insert(index, window);
                     table.used_slots += 1;
@@ -52,7 +52,7 @@ impl KeyTable {
             .windows
             .windows
             .get(&index)
-            .is_some_and(|w| w.bound.is_some());
+            .is_some_and(|w| w.bound_region_index.is_some());
         if bound && let Some(mr) = fabric.this_process.segment.mr(index) {
             invalidate(mr);
             // The table stays locked: the region must not be deregistered before its last access through the
@@ -77,15 +77,15 @@ impl KeyTable {
         let Some(place) = fabric.this_process.segment.mr(index) else {
             return false;
         };
-        let key_fits = prefix(new.new_window_key) == prefix(window.key);
+        let key_fits = prefix(new.new_window_key) == prefix(window.current_or_last_key);
         let allowed = match window.window_type {
             WindowType::One => key_fits,
             // A window of type 2 must be invalidated before it is bound again, and is then bound under
             // another key.
             WindowType::Two => {
                 key_fits
-                    && new.new_window_key != window.key
-                    && window.bound.is_none()
+                    && new.new_window_key != window.current_or_last_key
+                    && window.bound_region_index.is_none()
                     && new.len != 0
             }
         };
@@ -105,7 +105,7 @@ impl KeyTable {
             WindowType::One => OwningPdOrQp::window_type_1(pd),
             WindowType::Two => OwningPdOrQp::window_type_2(qpn),
         };
-        if window.bound.is_some() {
+        if window.bound_region_index.is_some() {
             invalidate(place);
             wait_until_unpinned(fabric, &fabric.this_process, index);
         }
@@ -113,14 +113,15 @@ impl KeyTable {
             .windows
             .set_bound(fabric, index, region.map(|(at, _)| at));
         // SYNC POINT B: another process that shares the domain may have deregistered the region.
-        let gone =
-            |mr: &MrShared| key_of(mr.generation_and_key.load(Ordering::SeqCst)) != new.mr_key;
+        let gone = |mr: &MrShared| {
+            key_of_generation_and_key(mr.generation_and_key.load(Ordering::SeqCst)) != new.mr_key
+        };
         if region.is_some_and(|(_, mr)| gone(mr)) {
             table.windows.set_bound(fabric, index, None);
             return false;
         }
         if let Some(window) = table.windows.windows.get_mut(&index) {
-            window.key = new.new_window_key;
+            window.current_or_last_key = new.new_window_key;
         }
         if let Some((_, mr)) = region {
             write_window_entry(place, mr, new, owner);
@@ -152,7 +153,7 @@ impl KeyTable {
 /// Returns the region of a bind request, if the window may be bound to it.
 fn bindable<'f>(
     fabric: &'f Fabric,
-    table: &PrivateKeyTable,
+    table: &ProcessPrivateKeyTableState,
     pd: u32,
     new: &BindRequest,
 ) -> Option<(usize, &'f MrShared)> {

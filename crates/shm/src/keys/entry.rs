@@ -17,7 +17,7 @@ pub(super) fn hash(secret: u64, key: u32) -> usize {
 /// Returns the key in a [`MrShared::generation_and_key`].
 #[allow(clippy::cast_possible_truncation)] // the low half
 #[inline]
-pub fn key_of(entry: u64) -> u32 {
+pub fn key_of_generation_and_key(entry: u64) -> u32 {
     entry as u32
 }
 
@@ -49,7 +49,8 @@ pub fn find_slot_of_key(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
         let index = (start + i) % MR_SLOTS;
         // A key is untrusted input, and may hash to a slot that was never in use.
         let mr = peer.segment.find_mr(index)?;
-        (key_of(mr.generation_and_key.load(Ordering::Acquire)) == key).then_some((index, mr))
+        (key_of_generation_and_key(mr.generation_and_key.load(Ordering::Acquire)) == key)
+            .then_some((index, mr))
     })
 }
 
@@ -66,7 +67,7 @@ pub(super) fn publish_key(mr: &MrShared, key: u32) {
 pub(super) fn remove_key(mr: &MrShared, key: u32) -> Option<u64> {
     let entry = mr.generation_and_key.load(Ordering::Relaxed);
     let gone = next_generation_and_key(entry, 0);
-    let taken = key_of(entry) == key
+    let taken = key_of_generation_and_key(entry) == key
         && mr
             .generation_and_key
             .compare_exchange(entry, gone, Ordering::SeqCst, Ordering::Relaxed)

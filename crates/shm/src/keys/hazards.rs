@@ -49,7 +49,7 @@ impl Hazards {
         };
         let [first, second] = &hazard.pinned_regions;
         let free = first.load(Ordering::Relaxed) == 0;
-        self.pin_at(if free { first } else { second }, peer, index, entry)
+        self.pin_in_hazard_word(if free { first } else { second }, peer, index, entry)
     }
 
     /// Returns the calling thread's hazard slot, if the thread has claimed one.
@@ -64,7 +64,7 @@ impl Hazards {
 
     /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
-    pub(super) fn pin_at(
+    pub(super) fn pin_in_hazard_word(
         &self,
         hazard: &'static AtomicU64,
         peer: &Peer,
@@ -150,7 +150,7 @@ struct HazardSlotClaim {
 thread_local! {
     /// The thread-local has no destructor, so that an access finds the claim by a single load.
     static CLAIM: Cell<Option<HazardSlotClaim>> = const { Cell::new(None) };
-    static RELEASE_AT_EXIT: ReleaseAtExit = const { ReleaseAtExit { slot: Cell::new(None) } };
+    static RELEASE_AT_THREAD_EXIT: ReleaseAtThreadExit = const { ReleaseAtThreadExit { slot: Cell::new(None) } };
 }
 
 #[cold]
@@ -177,16 +177,16 @@ fn claim_slot(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'st
     let hazard = fabric.this_process.segment.hazard(slot)?;
     CLAIM.set(Some(HazardSlotClaim { hazards, hazard }));
     // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
-    let _ = RELEASE_AT_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));
+    let _ = RELEASE_AT_THREAD_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));
     Some(hazard)
 }
 
 /// Frees the hazard slot of a thread when the thread ends.
-struct ReleaseAtExit {
+struct ReleaseAtThreadExit {
     slot: Cell<Option<(&'static Hazards, usize)>>,
 }
 
-impl Drop for ReleaseAtExit {
+impl Drop for ReleaseAtThreadExit {
     fn drop(&mut self) {
         CLAIM.set(None);
         if let Some((hazards, slot)) = self.slot.get() {

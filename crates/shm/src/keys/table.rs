@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 use nic_core::rights::OwningPdOrQp;
 
 use super::entry::{
-    PROBES, find_slot_of_key, hash, key_of, next_generation_and_key, prefix, publish_key,
-    remove_key,
+    PROBES, find_slot_of_key, hash, key_of_generation_and_key, next_generation_and_key, prefix,
+    publish_key, remove_key,
 };
 use super::hazards::{Hazards, RegionPin, wait_until_unpinned};
 use super::windows::{ACCESS_HAS_WINDOWS, MemoryWindows};
@@ -34,7 +34,7 @@ pub struct NewRegion<'a> {
 
 /// The part of the table of keys that only this process sees.
 #[derive(Default)]
-pub(super) struct PrivateKeyTable {
+pub(super) struct ProcessPrivateKeyTableState {
     /// Number of slots in use.
     pub(super) used_slots: usize,
     pub(super) windows: MemoryWindows,
@@ -43,7 +43,7 @@ pub(super) struct PrivateKeyTable {
 /// The table of keys and the hazard slots of this process.
 pub struct KeyTable {
     /// Serialises registration.
-    private_table: Mutex<PrivateKeyTable>,
+    private_table: Mutex<ProcessPrivateKeyTableState>,
     hazards: Hazards,
 }
 
@@ -52,13 +52,13 @@ impl KeyTable {
     #[allow(clippy::new_without_default)] // a table with 4096 hazard slots is not a default value
     pub fn new() -> Self {
         Self {
-            private_table: Mutex::new(PrivateKeyTable::default()),
+            private_table: Mutex::new(ProcessPrivateKeyTableState::default()),
             hazards: Hazards::new(),
         }
     }
 
     /// Locks the table for registration or bind.
-    pub(super) fn lock_private_table(&self) -> MutexGuard<'_, PrivateKeyTable> {
+    pub(super) fn lock_private_table(&self) -> MutexGuard<'_, ProcessPrivateKeyTableState> {
         lock(&self.private_table)
     }
 
@@ -67,7 +67,7 @@ impl KeyTable {
     ///
     /// # Errors
     /// Returns `ENOMEM` if the table or shared memory is full.
-    pub fn register(
+    pub fn register_under_new_key(
         &self,
         fabric: &Fabric,
         new: &NewRegion<'_>,
@@ -79,7 +79,7 @@ impl KeyTable {
             if taken(key) {
                 continue;
             }
-            match self.register_as(fabric, key, new) {
+            match self.register_under_given_key(fabric, key, new) {
                 Ok(()) => return Ok(key),
                 Err(libc::EEXIST) => {}
                 Err(errno) => return Err(errno),
@@ -92,10 +92,15 @@ impl KeyTable {
     ///
     /// # Errors
     /// Returns `EEXIST` if the key is taken, is 0, or has no free slot in the table. Returns `ENOMEM` as
-    /// [`register`](Self::register) does.
-    pub fn register_as(&self, fabric: &Fabric, key: u32, new: &NewRegion<'_>) -> Result<(), i32> {
+    /// [`register_under_new_key`](Self::register_under_new_key) does.
+    pub fn register_under_given_key(
+        &self,
+        fabric: &Fabric,
+        key: u32,
+        new: &NewRegion<'_>,
+    ) -> Result<(), i32> {
         let mut table = self.lock_private_table();
-        let (index, mr) = self.free_slot_for_key(fabric, &table, key)?;
+        let (index, mr) = self.find_free_slot_for_key(fabric, &table, key)?;
         mr.access.store(new.access, Ordering::Relaxed);
         mr.iova.store(new.iova, Ordering::Relaxed);
         mr.len.store(new.len, Ordering::Relaxed);
@@ -116,12 +121,12 @@ impl KeyTable {
     /// Returns a slot in which `key` can be entered.
     ///
     /// # Errors
-    /// Returns the errors of [`register_as`](Self::register_as).
+    /// Returns the errors of [`register_under_given_key`](Self::register_under_given_key).
     #[allow(clippy::unused_self)] // `table` is what its lock protects
-    pub(super) fn free_slot_for_key<'f>(
+    pub(super) fn find_free_slot_for_key<'f>(
         &self,
         fabric: &'f Fabric,
-        table: &PrivateKeyTable,
+        table: &ProcessPrivateKeyTableState,
         key: u32,
     ) -> Result<(usize, &'f MrShared), i32> {
         if table.used_slots >= MR_SLOTS / 2 {
@@ -150,7 +155,7 @@ impl KeyTable {
         let taken = |(index, mr): (usize, &MrShared)| {
             let there = match table.windows.key_at(index) {
                 Some(window) => window,
-                None => key_of(mr.generation_and_key.load(Ordering::Relaxed)),
+                None => key_of_generation_and_key(mr.generation_and_key.load(Ordering::Relaxed)),
             };
             there != 0 && prefix(there) == prefix(key)
         };
@@ -159,7 +164,7 @@ impl KeyTable {
         }
         places()
             .find(|&(index, mr)| {
-                key_of(mr.generation_and_key.load(Ordering::Relaxed)) == 0
+                key_of_generation_and_key(mr.generation_and_key.load(Ordering::Relaxed)) == 0
                     && !table.windows.is_window_slot(index)
             })
             .ok_or(libc::EEXIST)
@@ -170,7 +175,7 @@ impl KeyTable {
     ///
     /// # Errors
     /// Returns `EBUSY` while memory windows are bound to the region.
-    pub fn deregister_and_tell_if_was_valid(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
+    pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.lock_private_table();
         let Some((index, mr)) = find_slot_of_key(&fabric.this_process, key) else {
             // Another process has removed the key, but `used_slots` still counts the region's slot.
@@ -211,14 +216,14 @@ impl KeyTable {
 
     /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
-    pub fn pin_at(
+    pub fn pin_in_hazard_word(
         &self,
         hazard: &'static AtomicU64,
         peer: &Peer,
         index: usize,
         entry: u64,
     ) -> Option<RegionPin> {
-        self.hazards.pin_at(hazard, peer, index, entry)
+        self.hazards.pin_in_hazard_word(hazard, peer, index, entry)
     }
 }
 

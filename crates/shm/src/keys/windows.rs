@@ -47,9 +47,9 @@ pub(super) struct MemoryWindow {
     pub(super) window_type: WindowType,
     pub(super) pd: u32,
     /// Key of the window: the current key, or the last key if the window is unbound.
-    pub(super) key: u32,
+    pub(super) current_or_last_key: u32,
     /// Index of the region to which the window is bound; `None` if the window is unbound.
-    pub(super) bound: Option<usize>,
+    pub(super) bound_region_index: Option<usize>,
 }
 
 /// The windows of this process by index, and the number of windows bound to each region.
@@ -65,7 +65,7 @@ impl MemoryWindows {
     }
 
     pub(super) fn key_at(&self, index: usize) -> Option<u32> {
-        self.windows.get(&index).map(|w| w.key)
+        self.windows.get(&index).map(|w| w.current_or_last_key)
     }
 
     pub(super) fn has_bound_windows(&self, region: usize) -> bool {
@@ -78,7 +78,7 @@ impl MemoryWindows {
             return;
         };
         let access = |region| Some(&fabric.this_process.segment.mr(region)?.access);
-        let before = std::mem::replace(&mut window.bound, region);
+        let before = std::mem::replace(&mut window.bound_region_index, region);
         if let Some(region) = region {
             *self.windows_per_region.entry(region).or_default() += 1;
             // SYNC POINT B

@@ -6,9 +6,9 @@ use super::fault::MemoryFault;
 
 /// A lock that survives the death of its holder. The lock word holds the holder's pid, and a
 /// waiting thread checks that this process still runs.
-pub(super) struct HeldAtomicLock<'a>(&'a AtomicU64);
+pub(super) struct HeldRemoteAtomicsLock<'a>(&'a AtomicU64);
 
-impl<'a> HeldAtomicLock<'a> {
+impl<'a> HeldRemoteAtomicsLock<'a> {
     pub(super) fn take(word: &'a AtomicU64) -> Result<Self, MemoryFault> {
         let me = u64::from(std::process::id());
         for spins in 0u64.. {
@@ -35,7 +35,7 @@ impl<'a> HeldAtomicLock<'a> {
     }
 }
 
-impl Drop for HeldAtomicLock<'_> {
+impl Drop for HeldRemoteAtomicsLock<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Release);
     }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn the_lock_of_a_dead_holder_is_taken_over() {
         let word = AtomicU64::new(u64::from(u32::MAX));
-        let held = HeldAtomicLock::take(&word).unwrap();
+        let held = HeldRemoteAtomicsLock::take(&word).unwrap();
         drop(held);
         assert_eq!(word.load(Ordering::Relaxed), 0);
     }

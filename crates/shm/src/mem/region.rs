@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use nic_core::rights::{self, OwningPdOrQp, PermittedRange};
 
-use super::atomic_lock::HeldAtomicLock;
+use super::atomic_lock::HeldRemoteAtomicsLock;
 use super::copy::{LAST_MOVE_BYTES, copy};
 use super::fault::MemoryFault;
 use super::mappings::{PeerMapping, PeerMappings};
@@ -39,7 +39,7 @@ pub struct AccessibleRegion {
     /// Index in the table of its process.
     pub table_index: usize,
     /// Address range and access rights from the table.
-    pub rights: rights::Region,
+    pub rights: rights::RegionRights,
     /// True if peers access the region only by system call.
     pub peers_copy_by_syscall: bool,
     /// True if the region belongs to this process.
@@ -108,7 +108,7 @@ impl AccessibleRegion {
             owner_if_not_key_table_peer: None,
             generation_and_key: entry,
             table_index: index,
-            rights: rights::Region {
+            rights: rights::RegionRights {
                 start: addr,
                 len,
                 access: mr.access.load(Ordering::Relaxed),
@@ -237,7 +237,7 @@ impl AccessibleRegion {
         let index = (self.owner_address.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
         let owner = self.owner_if_not_key_table_peer.as_deref().unwrap_or(peer);
         let lock = owner.segment.atomic_lock(index).ok_or(MemoryFault)?;
-        let _held = HeldAtomicLock::take(&lock.holder)?;
+        let _held = HeldRemoteAtomicsLock::take(&lock.holder)?;
         let mut old = 0u64;
         // SAFETY: `old` and `new` have 8 bytes, and so does `at` (checked in `atomic`); the caller has pinned
         // the region.

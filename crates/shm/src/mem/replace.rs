@@ -148,7 +148,7 @@ impl WriterBlocker {
 }
 
 /// Returns an error if this process cannot block threads that write to a page.
-pub(super) fn check_write_blocking() -> std::io::Result<()> {
+pub(super) fn check_writers_can_be_blocked() -> std::io::Result<()> {
     WriterBlocker::new()?;
     Ok(())
 }

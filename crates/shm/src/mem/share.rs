@@ -45,7 +45,7 @@ const MAX_SHARED_REGIONS: usize = 8192;
 static ENGINE_THREAD_ID: AtomicU32 = AtomicU32::new(0);
 
 /// Declares the calling thread to be the engine.
-pub fn this_thread_is_the_engine() {
+pub fn declare_this_thread_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     ENGINE_THREAD_ID.store(tid.cast_unsigned(), Ordering::Relaxed);
 }
@@ -73,9 +73,9 @@ impl Drop for PrivateRegion {
             return;
         }
         match &self.shared {
-            None => sharing.private_coverage.remove(&self.pages),
+            None => sharing.syscall_accessed_coverage.remove(&self.pages),
             Some(file) => {
-                sharing.shared_regions -= 1;
+                sharing.shared_region_count -= 1;
                 sharing.shared_coverage.remove(&self.pages);
                 if let Err(e) = sharing.unshare(file, &self.pages) {
                     // The shared pages remain usable, and a later region on them finds them shared.
@@ -172,7 +172,7 @@ impl SharedPages {
         let pages = addr & !(PAGE - 1)..(addr + len).next_multiple_of(PAGE);
         let shared = if wanted
             && len <= MAX_SHARED_REGION_BYTES
-            && self.shared_regions < MAX_SHARED_REGIONS
+            && self.shared_region_count < MAX_SHARED_REGIONS
             && is_sharing_allowed()
         {
             self.share(areas, &pages)
@@ -182,10 +182,10 @@ impl SharedPages {
             None
         };
         if shared.is_some() {
-            self.shared_regions += 1;
+            self.shared_region_count += 1;
             self.shared_coverage.add(&pages);
         } else {
-            self.private_coverage.add(&pages);
+            self.syscall_accessed_coverage.add(&pages);
         }
         PrivateRegion {
             pages,
@@ -211,7 +211,7 @@ impl SharedPages {
             }
         }
         for part in &private {
-            if self.private_coverage.touches(part) {
+            if self.syscall_accessed_coverage.touches(part) {
                 return Err(sharing_refused(
                     "a region lies there that peers reach by system call",
                 ));
@@ -221,7 +221,7 @@ impl SharedPages {
             }
         }
         for part in &private {
-            wait_for_sleeping_threads()?;
+            wait_briefly_until_other_threads_sleep()?;
             // SAFETY: these are whole pages, mapped readable and writable a moment ago. All other threads are
             // asleep, and would have to unmap memory that is being registered. This thread does not write to
             // the pages (just checked).
@@ -291,7 +291,7 @@ fn overlaps_used_stack(range: &Range<usize>) -> bool {
 }
 
 /// Waits briefly until all threads of this process sleep, except this one and the engine.
-fn wait_for_sleeping_threads() -> io::Result<()> {
+fn wait_briefly_until_other_threads_sleep() -> io::Result<()> {
     const MAX_SLEEP_CHECKS: u32 = 20;
     for _ in 0..MAX_SLEEP_CHECKS {
         if other_threads_sleep()? {

@@ -39,7 +39,7 @@ static SHAREABLE_MEMORY: Mutex<BTreeMap<usize, MemfdBacking>> = Mutex::new(BTree
 pub struct SharedMemory {
     ptr: NonNull<u8>,
     len: usize,
-    mapped: usize,
+    mapped_bytes: usize,
 }
 
 // SAFETY: this value owns the range of addresses, and returns only raw pointers to it.
@@ -71,7 +71,7 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         lock(&SHAREABLE_MEMORY).remove(&self.ptr.addr().get());
         // SAFETY: the range came from `FileMapping::new` in `alloc_shared` and belongs to this value alone.
-        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.mapped) };
+        let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
@@ -158,7 +158,11 @@ impl SharedMemory {
             inode,
         };
         lock(&SHAREABLE_MEMORY).insert(ptr.addr().get(), backing);
-        Ok(Self { ptr, len, mapped })
+        Ok(Self {
+            ptr,
+            len,
+            mapped_bytes: mapped,
+        })
     }
 
     /// Returns descriptor and inode of the file, by which other processes [map](Self::map_from_peer) the memory.

@@ -22,11 +22,11 @@ pub(super) struct SharedPages {
     /// areas even if no descriptors are left.
     maps: Option<ProcSelfMaps>,
     /// Number of shared regions.
-    pub(super) shared_regions: usize,
+    pub(super) shared_region_count: usize,
     /// Coverage of the regions whose pages are all shared.
     pub(super) shared_coverage: RangeCoverage,
     /// Coverage of the regions that peers access by system call.
-    pub(super) private_coverage: RangeCoverage,
+    pub(super) syscall_accessed_coverage: RangeCoverage,
 }
 
 #[derive(Clone)]
@@ -55,9 +55,9 @@ impl SharedPages {
             owner_pid: pid,
             file: None,
             maps: None,
-            shared_regions: 0,
+            shared_region_count: 0,
             shared_coverage: RangeCoverage::new(),
-            private_coverage: RangeCoverage::new(),
+            syscall_accessed_coverage: RangeCoverage::new(),
         }
     }
 

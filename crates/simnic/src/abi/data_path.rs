@@ -10,14 +10,14 @@ use crate::cq::Cqe;
 use crate::memory::Payload;
 use crate::post::{EmptyDatagram, MAX_SGE, SendRequest};
 use crate::recvs::{PostedRecv, RecvList};
-use crate::threads::catch_up_events;
+use crate::threads::run_due_events_if_far_ahead;
 
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     mut wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    catch_up_events();
+    run_due_events_if_far_ahead();
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_send(3)` requires.
     let posted = unsafe {
         with_object_of_context((*qp).context, (*qp).handle, |world, index| {
@@ -167,7 +167,7 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
         with_object_of_context((*qp).context, (*qp).handle, |world, index| {
-            let mut recvs = PostedRecvList {
+            let mut recvs = RecvListBeingPosted {
                 next: wr,
                 last_taken_wr: wr,
             };
@@ -182,13 +182,13 @@ pub(super) unsafe extern "C" fn post_recv(
 }
 
 /// A list of receive work requests (`ibv_post_recv(3)`) while it is posted.
-struct PostedRecvList {
+struct RecvListBeingPosted {
     next: *mut ibv_recv_wr,
     /// The work request that was taken last.
     last_taken_wr: *mut ibv_recv_wr,
 }
 
-impl RecvList<c_int> for &mut PostedRecvList {
+impl RecvList<c_int> for &mut RecvListBeingPosted {
     #[inline(always)]
     fn next(&mut self) -> Option<Result<PostedRecv, c_int>> {
         self.last_taken_wr = self.next;
@@ -251,7 +251,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     // SAFETY: a queue of this provider; the list is valid as `ibv_post_srq_recv(3)` requires.
     let posted = unsafe {
         with_object_of_context((*srq).context, (*srq).handle, |world, index| {
-            let mut recvs = PostedRecvList {
+            let mut recvs = RecvListBeingPosted {
                 next: wr,
                 last_taken_wr: wr,
             };
@@ -269,7 +269,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
     let Ok(most) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    catch_up_events();
+    run_due_events_if_far_ahead();
     // SAFETY: a CQ of this provider; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
         with_object_of_context((*cq).context, (*cq).handle, |world, index| {
@@ -307,7 +307,7 @@ fn to_ibv_wc(cqe: &Cqe) -> ibv_wc {
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    catch_up_events();
+    run_due_events_if_far_ahead();
     let armed_for = match solicited_only {
         0 => Arming::AnyCompletion,
         _ => Arming::SolicitedOrFailed,

@@ -29,7 +29,7 @@ impl Simulation {
         );
         let written = home
             .link_to_host
-            .reserve_time(now, cqe_cost.to_host)
+            .reserve_time(now, cqe_cost.link_time_to_host)
             .max(at);
         let shape = self.cost_table.get(shape);
         let (opcode, byte_len) = (shape.opcode, shape.operation.payload_bytes);

@@ -18,11 +18,11 @@ impl Simulation {
         if !qp.has_or_awaits_unit {
             qp.has_or_awaits_unit = true;
             let machine = qp.machine;
-            self.request_unit(index, machine, at);
+            self.start_or_queue_for_unit(index, machine, at);
         }
     }
 
-    fn request_unit(&mut self, index: u32, machine: u32, at: Ps) {
+    fn start_or_queue_for_unit(&mut self, index: u32, machine: u32, at: Ps) {
         let units = self.nic_parameters.processing_units;
         let nic = self.nic(machine);
         if nic.busy_units < units {
@@ -63,11 +63,11 @@ impl Simulation {
             nic.counters.dma_read_bytes += fetch.dma_read_bytes;
             machine
                 .link_to_host
-                .reserve_without_waiting(now, fetch.to_host);
+                .reserve_without_waiting(now, fetch.link_time_to_host);
             let wait = machine.costs.wqe_fetch_wait;
             let fetched = machine
                 .link_to_device
-                .reserve_time(now, fetch.to_device)
+                .reserve_time(now, fetch.link_time_to_device)
                 .max(now + wait);
             fetched.max(begins)
         } else {
@@ -79,7 +79,7 @@ impl Simulation {
                 .get(self.messages[first].cost_index)
                 .requester_unit_time;
         self.events
-            .push(at, SimulationEvent::SendNext { qp: index });
+            .push(at, SimulationEvent::SendNextWqe { qp: index });
     }
 
     /// Sends a WQE to the network, and those that follow within the horizon.
@@ -94,14 +94,14 @@ impl Simulation {
             let at = at + std::mem::take(&mut qp.wqe_refetch_delay);
             return self
                 .events
-                .push(at, SimulationEvent::SendNext { qp: index });
+                .push(at, SimulationEvent::SendNextWqe { qp: index });
         }
         let mut next = Some(at);
         while let Some(at) = next {
             if at > horizon {
                 return self
                     .events
-                    .push(at, SimulationEvent::SendNext { qp: index });
+                    .push(at, SimulationEvent::SendNextWqe { qp: index });
             }
             // The last WQE of a list needs additional work.
             let several = |qp: &mut Qp| qp.posted_lists.front().is_some_and(|list| list.len > 1);
@@ -137,7 +137,7 @@ impl Simulation {
             qp.lists_at_nic -= 1;
             let (more, machine) = (qp.lists_at_nic > 0, qp.machine);
             qp.has_or_awaits_unit = more;
-            self.continue_or_release_unit(index, machine, more, at);
+            self.release_unit_and_requeue_if_more(index, machine, more, at);
         }
         self.transmit(index, message, at);
         let next = next.filter(|_| !done)?;
@@ -199,7 +199,7 @@ impl Simulation {
                 }
                 _ => break,
             };
-            if shape.reliable || message.flags.is_signaled() || qp.signal_all {
+            if shape.waits_for_responder || message.flags.is_signaled() || qp.signal_all {
                 break;
             }
             message.responder_qp = dest;
@@ -275,15 +275,15 @@ impl Simulation {
     }
 
     /// Releases the unit of a queue pair after a list; the queue pair may have further lists.
-    fn continue_or_release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
+    fn release_unit_and_requeue_if_more(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
             self.nic(machine).qps_waiting_for_unit.push(index);
         }
-        self.reassign_unit(machine, at);
+        self.reassign_or_idle_unit(machine, at);
     }
 
     /// Assigns a unit to the queue pair at the front of the waiting ones, or makes the unit idle.
-    pub(crate) fn reassign_unit(&mut self, machine: u32, at: Ps) {
+    pub(crate) fn reassign_or_idle_unit(&mut self, machine: u32, at: Ps) {
         match self.nic(machine).qps_waiting_for_unit.pop() {
             Some(next) => self.start_unit_on_qp(next, at),
             None => self.nic(machine).busy_units -= 1,
@@ -314,7 +314,7 @@ impl Simulation {
         }
         let (dest, reliable, signaled) = (
             message.responder_qp,
-            shape.reliable,
+            shape.waits_for_responder,
             message.flags.is_signaled(),
         );
         let target = match qps.get(dest as usize) {
@@ -419,11 +419,10 @@ impl Simulation {
         let nic = &mut self.nics[machine.nic as usize];
         let mut done = now;
         let kept = match (&mut self.qps[index as usize], cache_slot, capacity) {
-            (Some(qp), Some(slot), Some(capacity)) => qp.reads.record_response_cache_hit(
-                slot,
-                &mut nic.qps_with_outstanding_reads,
-                capacity,
-            ),
+            (Some(qp), Some(slot), Some(capacity)) => {
+                qp.reads
+                    .record_response(slot, &mut nic.qps_with_outstanding_reads, capacity)
+            }
             _ => true,
         };
         if !kept {
@@ -432,8 +431,10 @@ impl Simulation {
             nic.counters.dma_read_bytes += refetch.dma_read_bytes;
             machine
                 .link_to_host
-                .reserve_without_waiting(now, refetch.to_host);
-            let fetched = machine.link_to_device.reserve_time(now, refetch.to_device);
+                .reserve_without_waiting(now, refetch.link_time_to_host);
+            let fetched = machine
+                .link_to_device
+                .reserve_time(now, refetch.link_time_to_device);
             // The queue pair's unit fetches the lost WQEs one after the other, and sends nothing in the meantime.
             if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
                 done = fetched.max(now.max(qp.wqe_refetches_until) + wait);
@@ -445,7 +446,7 @@ impl Simulation {
         if answers && message.status == SUCCESS_STATUS && !message.payload.bytes().is_empty() {
             let written = machine
                 .link_to_host
-                .reserve_time(now, transfers.response_write.to_host);
+                .reserve_time(now, transfers.response_write.link_time_to_host);
             done = done.max(written) + pcie;
             let region = self.mr(home, lkey);
             if !region.is_some_and(|mr| mr.region.write(addr, message.payload.bytes())) {

@@ -91,7 +91,7 @@ impl Simulation {
             }
             let message = &messages[id];
             let shape = shapes.get(message.cost_index);
-            let is_write = shape.is_rdma_write && !shape.with_imm && !shape.reliable;
+            let is_write = shape.is_rdma_write && !shape.with_imm && !shape.waits_for_responder;
             let target = match qps.get_mut(message.responder_qp as usize) {
                 Some(Some(target))
                     if is_write || shape.is_datagram_send && target.transport == Transport::Ud =>
@@ -105,10 +105,11 @@ impl Simulation {
             let home = &mut machines[machine as usize];
             let dma = &shape.transfers_at(home.place).responder_dma;
             nic.counters.dma_read_bytes += dma.dma_read_bytes;
-            let written = home.link_to_host.reserve_time(at, dma.to_host);
+            let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
             home.link_to_device
-                .reserve_without_waiting(at, dma.to_device);
-            home.mmio_writes.reserve_time(now, at, dma.to_device);
+                .reserve_without_waiting(at, dma.link_time_to_device);
+            home.mmio_writes
+                .reserve_time(now, at, dma.link_time_to_device);
             let visible = (written + home.costs.pcie_latency).max(target.last_delivery_visible_at);
             target.last_delivery_visible_at = visible;
             if is_write {
@@ -189,21 +190,24 @@ impl Simulation {
         let shape = self.cost_table.get(self.messages[id].cost_index);
         let (dma, reliable) = (
             &shape.transfers_at(home.place).responder_dma,
-            shape.reliable,
+            shape.waits_for_responder,
         );
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
-        let written = home.link_to_host.reserve_time(at, dma.to_host);
+        let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
         if shape.has_response_data {
             nic.counters.received_messages += 1;
-            let read = home.link_to_device.reserve_time(at, dma.to_device);
+            let read = home
+                .link_to_device
+                .reserve_time(at, dma.link_time_to_device);
             self.schedule_response(id, machine, at, read.max(written));
             return;
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
         home.link_to_device
-            .reserve_without_waiting(at, dma.to_device);
-        home.mmio_writes.reserve_time(now, at, dma.to_device);
+            .reserve_without_waiting(at, dma.link_time_to_device);
+        home.mmio_writes
+            .reserve_time(now, at, dma.link_time_to_device);
         let visible = written + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
         if reliable {

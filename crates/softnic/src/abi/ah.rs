@@ -23,7 +23,7 @@ pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*m
 }
 
 fn new_ah(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let port = port_of(pd.context.device, attr.port_num)?;
     port.check_ah(attr)?;
     Ok(live::hand_out(Arc::new(Ah::new(pd, port, attr))))
@@ -84,8 +84,12 @@ pub(super) fn attach_mcast(
     let (qp, group) = qp_and_group(qp, gid)?;
     let nic = qp.nic;
     nic.capabilities.require(OptionalFeature::Multicast)?;
-    if nic.attachments.attach(&nic.fabric, qp.index, group)? {
-        qp.attachment_count.fetch_add(1, Ordering::Relaxed);
+    if nic
+        .multicast_attachments
+        .attach(&nic.fabric, qp.index, group)?
+    {
+        qp.multicast_group_or_flow_count
+            .fetch_add(1, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -97,10 +101,14 @@ pub(super) fn detach_mcast(
 ) -> Result<(), c_int> {
     let (qp, group) = qp_and_group(qp, gid)?;
     let nic = qp.nic;
-    if !nic.attachments.detach(&nic.fabric, qp.index, group) {
+    if !nic
+        .multicast_attachments
+        .detach(&nic.fabric, qp.index, group)
+    {
         return Err(libc::EINVAL);
     }
-    qp.attachment_count.fetch_sub(1, Ordering::Relaxed);
+    qp.multicast_group_or_flow_count
+        .fetch_sub(1, Ordering::Relaxed);
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use super::fast::deref_handle;
 use crate::cq::{Cq, CurrentCompletion, ExtendedPollState};
 use crate::faults;
 use crate::live;
-use crate::recv::TagInfo;
+use crate::recv::CompletionTag;
 
 /// The fields of completions that are delivered.
 const SUPPORTED_WC_FLAGS: u64 = IBV_WC_STANDARD_FLAGS
@@ -134,7 +134,7 @@ fn advance_to_next_completion<const FAULTS: bool>(cq: &Cq, polling: &ExtendedPol
         (*handle).status = wc.status;
         let current = &mut *polling.current();
         current.wc = wc;
-        current.tag = TagInfo::take_from_completion(&mut current.wc);
+        current.tag = CompletionTag::take_from_completion(&mut current.wc);
         if polling.delivers_wc_field(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) {
             current.timestamp_ns = now_ns(ClockId::Monotonic);
         }

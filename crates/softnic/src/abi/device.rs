@@ -141,7 +141,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     let name =
         ProcessName::read_from_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
-    let home = nic.fabric.peer_by_name(name)?.ok_or(libc::ENODEV)?;
+    let home = nic.fabric.live_peer_by_name(name)?.ok_or(libc::ENODEV)?;
     let device = all_devices().get(usize::from(name.device));
     let device = handle_of(device.ok_or(libc::ENODEV)?);
     let context = new_context(device, fd, Some(home))?;

@@ -131,7 +131,7 @@ pub(super) fn reg_dm_mr(
     access: c_uint,
 ) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let dm = live::find::<Dm>(dm).filter(|dm| dm.shared_object.exists());
     let dm = dm.ok_or(libc::EINVAL)?;
     let access = access.cast_signed();
@@ -144,6 +144,6 @@ pub(super) fn reg_dm_mr(
         length,
         iova: 0,
     };
-    dm.add_region();
-    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.remove_region())
+    dm.count_region();
+    register_mr(pd, &range, access, Some(Arc::clone(&dm))).inspect_err(|_| dm.uncount_region())
 }

@@ -94,7 +94,7 @@ pub(super) fn alloc_parent_domain(
         return Err(libc::EOPNOTSUPP);
     }
     // "pd: a mandatory parameter, an already allocated protection domain".
-    let of = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
+    let of = Pd::find_usable(init.pd).ok_or(libc::EINVAL)?;
     context.require_same_device(of.context)?;
     let td = if init.td.is_null() {
         None

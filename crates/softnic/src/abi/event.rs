@@ -19,7 +19,7 @@ pub(super) fn get_async_event(
     OrMinusOne(context_of(context).and_then(|context| {
         let place = event.get()?;
         let event = context.next_event().map_err(|e| errno_of(&e))?;
-        with_counter(&event, UnacknowledgedEvents::note_delivered);
+        with_unacknowledged_event_counter_of(&event, UnacknowledgedEvents::note_delivered);
         place.write(event);
         Ok(0)
     }))
@@ -27,13 +27,16 @@ pub(super) fn get_async_event(
 
 pub(super) fn ack_async_event(event: In<'_, ibv_async_event>) {
     if let Some(event) = event.optional() {
-        with_counter(event, |counter| counter.acknowledge(1));
+        with_unacknowledged_event_counter_of(event, |counter| counter.acknowledge(1));
     }
 }
 
 /// Calls `count` with the counter of the object that an event concerns.
 #[allow(unsafe_code)]
-fn with_counter(event: &ibv_async_event, count: impl FnOnce(&UnacknowledgedEvents)) {
+fn with_unacknowledged_event_counter_of(
+    event: &ibv_async_event,
+    count: impl FnOnce(&UnacknowledgedEvents),
+) {
     // SAFETY: every event type below concerns an object, whose address is in each pointer of the union.
     let object = || unsafe { event.element.qp };
     match event.event_type {

@@ -13,7 +13,7 @@ use crate::recv::RecvQueue;
 use crate::send;
 use crate::sge::AlignedSges;
 use crate::srq::Srq;
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 
 /// Borrows the object behind a handle without looking it up.
 ///
@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn post_send(
 unsafe fn post_send_chain(qp: &Qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: `wr` and `bad_wr` are those of `post_send` (contract of this function).
     unsafe {
-        if matches!(qp.xrc, Xrc::Send) {
+        if matches!(qp.xrc, XrcRole::Send) {
             send::post_send_xrc(qp, wr, bad_wr)
         } else {
             send::post_send(qp, wr, bad_wr)
@@ -119,13 +119,13 @@ pub(super) unsafe fn post_recv_to(
     unsafe {
         let state = qp.state();
         if state == QpState::Reset || qp.srq.is_some() {
-            return refuse(wr, bad_wr, libc::EINVAL);
+            return set_bad_wr_and_return_errno(wr, bad_wr, libc::EINVAL);
         }
         let (result, wanted) = {
             let mut queue = qp.rq.lock();
             (
                 post_list(&mut queue, wr, bad_wr),
-                queue.take_message_waits(),
+                queue.take_message_waiting_flag(),
             )
         };
         if wanted {
@@ -151,7 +151,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
                     let mut queue = srq.queue.lock();
                     (
                         post_list(&mut queue, wr, bad_wr),
-                        queue.take_message_waits(),
+                        queue.take_message_waiting_flag(),
                     )
                 };
                 if wanted {
@@ -184,10 +184,10 @@ unsafe fn post_list(
                 Ok(n) if !this.sg_list.is_null() && n <= queue.max_sge() => {
                     copies.align_sges(this.sg_list, n)
                 }
-                _ => return refuse(wr, bad_wr, libc::EINVAL),
+                _ => return set_bad_wr_and_return_errno(wr, bad_wr, libc::EINVAL),
             };
             if let Err(errno) = queue.post(this.wr_id, sges) {
-                return refuse(wr, bad_wr, errno);
+                return set_bad_wr_and_return_errno(wr, bad_wr, errno);
             }
             wr = this.next;
         }
@@ -199,7 +199,11 @@ unsafe fn post_list(
 ///
 /// # Safety
 /// `bad_wr` is NULL or a place.
-unsafe fn refuse(wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr, errno: c_int) -> c_int {
+unsafe fn set_bad_wr_and_return_errno(
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    errno: c_int,
+) -> c_int {
     if !bad_wr.is_null() {
         // SAFETY: not NULL (above), so a place (contract of this function).
         unsafe { *bad_wr = wr };

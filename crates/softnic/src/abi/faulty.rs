@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
-use ::faults::{QueuePair, VerbFacts, WorkFacts, WorkFault};
+use ::faults::{QueuePairIds, VerbCallFacts, WorkRequestFacts, WorkRequestFault};
 use verbs_abi::*;
 
 use super::fast::{self, deref_handle};
@@ -66,12 +66,12 @@ pub(super) fn injected_errno(name: &'static str, first: usize) -> Option<c_int> 
         return None;
     }
     let qp = live::find::<Qp>(std::ptr::without_provenance_mut(first));
-    let queue_pair = qp.map(|qp| qp.fault_facts()).unwrap_or_default();
+    let queue_pair = qp.map(|qp| qp.fault_plan_identity()).unwrap_or_default();
     injected_errno_for_qp(name, queue_pair)
 }
 
-pub(super) fn injected_errno_for_qp(name: &'static str, queue_pair: QueuePair) -> Option<c_int> {
-    let (errno, happenings) = faults::strike_verb(&VerbFacts {
+pub(super) fn injected_errno_for_qp(name: &'static str, queue_pair: QueuePairIds) -> Option<c_int> {
+    let (errno, happenings) = faults::decide_verb_fault_and_incidents(&VerbCallFacts {
         verb_name: name,
         queue_pair,
     });
@@ -95,7 +95,7 @@ unsafe extern "C" fn post_send(
         let Some(to) = deref_handle::<Qp>(qp) else {
             return libc::EINVAL;
         };
-        if let Some(errno) = injected_errno_for_qp("ibv_post_send", to.fault_facts()) {
+        if let Some(errno) = injected_errno_for_qp("ibv_post_send", to.fault_plan_identity()) {
             if !bad_wr.is_null() {
                 *bad_wr = wr;
             }
@@ -111,7 +111,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_in
     let Ok(len) = usize::try_from(n) else {
         return -libc::EINVAL;
     };
-    if let Some(errno) = injected_errno_for_qp("ibv_poll_cq", QueuePair::default()) {
+    if let Some(errno) = injected_errno_for_qp("ibv_poll_cq", QueuePairIds::default()) {
         return -errno;
     }
     // SAFETY: the program polls a queue that it has; `wc` is not NULL (below) and has `n` places (`ibv_poll_cq(3)`).
@@ -129,7 +129,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_wc) -> c_in
 }
 
 unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    match injected_errno_for_qp("ibv_req_notify_cq", QueuePair::default()) {
+    match injected_errno_for_qp("ibv_req_notify_cq", QueuePairIds::default()) {
         Some(errno) => errno,
         // SAFETY: the caller's promise (`ibv_req_notify_cq(3)`).
         None => unsafe { fast::req_notify_cq(cq, solicited_only) },
@@ -151,7 +151,7 @@ unsafe extern "C" fn post_recv(
         };
         let result = post_recvs(
             "ibv_post_recv",
-            to.fault_facts(),
+            to.fault_plan_identity(),
             (qp, wr, bad_wr),
             fast::post_recv,
         );
@@ -170,7 +170,7 @@ unsafe extern "C" fn post_srq_recv(
         let Some(to) = deref_handle::<Srq>(srq) else {
             return libc::EINVAL;
         };
-        let nobody = QueuePair::default();
+        let nobody = QueuePairIds::default();
         let result = post_recvs(
             "ibv_post_srq_recv",
             nobody,
@@ -188,7 +188,7 @@ unsafe extern "C" fn post_srq_recv(
 /// The arguments are what `post` asks for.
 unsafe fn post_recvs<T>(
     name: &'static str,
-    queue_pair: QueuePair,
+    queue_pair: QueuePairIds,
     (to, mut wr, bad_wr): (*mut T, *mut ibv_recv_wr, *mut *mut ibv_recv_wr),
     post: PostRecv<T>,
 ) -> c_int {
@@ -197,10 +197,10 @@ unsafe fn post_recvs<T>(
     // of one, with the program's scatter list or one that lives until `post` returns.
     unsafe {
         while let (0, Some(this)) = (result, wr.as_ref()) {
-            let facts = WorkFacts {
+            let facts = WorkRequestFacts {
                 operation: "RECV",
                 queue_pair,
-                peer: ::faults::Peer::default(),
+                peer: ::faults::PeerIds::default(),
             };
             let mut one = ibv_recv_wr {
                 next: std::ptr::null_mut(),
@@ -211,9 +211,9 @@ unsafe fn post_recvs<T>(
                 length: u32::MAX,
                 lkey: LKEY_OF_NO_REGION,
             };
-            match faults::strike_work_request(&facts, this.wr_id) {
-                Some(WorkFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
-                Some(WorkFault::Status(_)) if one.num_sge > 0 => {
+            match faults::decide_work_request_fault(&facts, this.wr_id) {
+                Some(WorkRequestFault::Status(IBV_WC_LOC_LEN_ERR)) => one.num_sge = 0,
+                Some(WorkRequestFault::Status(_)) if one.num_sge > 0 => {
                     (one.sg_list, one.num_sge) = (&raw mut failing, 1);
                 }
                 _ => {}

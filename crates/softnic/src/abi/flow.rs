@@ -10,7 +10,7 @@ use crate::abi_cell::AbiCell;
 use crate::live;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
-use crate::steering::OwnFlow;
+use crate::steering::SteeringFlow;
 use nic_core::flows::{FlowKind, FlowRule, HeaderMatch, field, layer};
 
 /// A flow; the program's handle points to its first field.
@@ -32,7 +32,8 @@ pub(super) fn create_flow(
     let flow = flow_of(&qp, attr)?;
     let nic = qp.nic;
     let place = nic.flows.add(&nic.fabric, &flow)?;
-    qp.attachment_count.fetch_add(1, Ordering::Relaxed);
+    qp.multicast_group_or_flow_count
+        .fetch_add(1, Ordering::Relaxed);
     let mut abi = ibv_flow::zeroed();
     abi.context = qp.context.handle();
     abi.handle = u32::try_from(place).map_err(|_| libc::ENOMEM)?;
@@ -45,7 +46,7 @@ pub(super) fn create_flow(
 
 /// Returns the flow that the program describes: attributes with specifications behind them.
 #[allow(unsafe_code)]
-fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
+fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<SteeringFlow, c_int> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
@@ -73,7 +74,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
         return Err(libc::EINVAL);
     }
     let kind = FlowKind::from_code(first.r#type).ok_or(libc::EINVAL)?;
-    let mut flow = OwnFlow {
+    let mut flow = SteeringFlow {
         qp_index: qp.index,
         rule: FlowRule {
             kind,
@@ -91,7 +92,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<OwnFlow, c_int> {
 
 /// Adds the `count` specifications from `spec` on, which lie behind the program's attributes.
 #[allow(unsafe_code)]
-fn add_specs(flow: &mut OwnFlow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
+fn add_specs(flow: &mut SteeringFlow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
     for _ in 0..count {
         // SAFETY: each of the `count` specifications starts with its type and its size (`ibv_create_flow(3)`); they need
@@ -117,7 +118,7 @@ fn add_specs(flow: &mut OwnFlow, mut spec: *const u8, count: u8) -> Result<(), c
 
 /// Adds one specification.
 #[allow(unsafe_code)]
-fn add_spec(flow: &mut OwnFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
+fn add_spec(flow: &mut SteeringFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<(), c_int> {
     /// Reads a specification that is long enough.
     macro_rules! read {
         ($type:ty) => {{
@@ -140,30 +141,30 @@ fn add_spec(flow: &mut OwnFlow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result
             let spec = read!(ibv_flow_spec_eth);
             want!(spec: DST_MAC: dst_mac, SRC_MAC: src_mac, ETHER_TYPE: ether_type, VLAN_TAG: vlan_tag);
             if spec.mask.vlan_tag != 0 {
-                pattern.layers |= layer::VLAN;
+                pattern.required_layers |= layer::VLAN;
             }
         }
         IBV_FLOW_SPEC_IPV4 => {
             let spec = read!(ibv_flow_spec_ipv4);
             want!(spec: SRC_IP: src_ip, DST_IP: dst_ip);
-            pattern.layers |= layer::IPV4;
+            pattern.required_layers |= layer::IPV4;
         }
         IBV_FLOW_SPEC_IPV4_EXT => {
             let spec = read!(ibv_flow_spec_ipv4_ext);
             want!(spec: SRC_IP: src_ip, DST_IP: dst_ip, PROTOCOL: proto, TRAFFIC_CLASS: tos);
             want!(spec: HOP_LIMIT: ttl, IP_FLAGS: flags);
-            pattern.layers |= layer::IPV4;
+            pattern.required_layers |= layer::IPV4;
         }
         IBV_FLOW_SPEC_IPV6 => {
             let spec = read!(ibv_flow_spec_ipv6);
             want!(spec: SRC_IP: src_ip, DST_IP: dst_ip, FLOW_LABEL: flow_label);
             want!(spec: PROTOCOL: next_hdr, TRAFFIC_CLASS: traffic_class, HOP_LIMIT: hop_limit);
-            pattern.layers |= layer::IPV6;
+            pattern.required_layers |= layer::IPV6;
         }
         kind @ (IBV_FLOW_SPEC_TCP | IBV_FLOW_SPEC_UDP) => {
             let spec = read!(ibv_flow_spec_tcp_udp);
             want!(spec: SRC_PORT: src_port, DST_PORT: dst_port);
-            pattern.layers |= if kind == IBV_FLOW_SPEC_TCP {
+            pattern.required_layers |= if kind == IBV_FLOW_SPEC_TCP {
                 layer::TCP
             } else {
                 layer::UDP
@@ -204,6 +205,8 @@ pub(super) fn destroy_flow(handle: *mut ibv_flow) -> Result<(), c_int> {
     let flow = live::take_back::<FlowHandle>(handle).ok_or(libc::EINVAL)?;
     let nic = flow.qp.nic;
     nic.flows.remove(&nic.fabric, flow.flow_slot);
-    flow.qp.attachment_count.fetch_sub(1, Ordering::Relaxed);
+    flow.qp
+        .multicast_group_or_flow_count
+        .fetch_sub(1, Ordering::Relaxed);
     Ok(())
 }

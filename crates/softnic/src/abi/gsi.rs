@@ -10,7 +10,7 @@ use crate::process;
 
 /// Returns the functions by which connection management reaches the ports of other hosts.
 #[must_use]
-pub fn gsi() -> &'static Gsi {
+pub fn gsi_functions() -> &'static Gsi {
     static GSI: Gsi = Gsi {
         route: resolve_route,
         open: open_gsi_socket,

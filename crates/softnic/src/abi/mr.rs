@@ -115,7 +115,7 @@ pub(super) fn reg_mr_iova(
             || "length is 0, or the whole address space without IBV_ACCESS_ON_DEMAND",
         ));
     }
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     register_mr(pd, &range, access, None)
 }
 
@@ -144,11 +144,11 @@ pub(super) fn register_mr(
             .capabilities
             .require(OptionalFeature::OnDemandPaging)?;
     }
-    let (key, hold) = check_and_enter_key(&pd, range, access, |nic, new| {
+    let (key, hold) = check_region_and_enter_in_key_table(&pd, range, access, |nic, new| {
         // Processes that share the domain use its keys side by side.
         let taken =
             |key| find_key_in_shared_pd(nic, nic.this_process(), pd.local_number, key).is_some();
-        nic.keys.register(&nic.fabric, new, taken)
+        nic.keys.register_under_new_key(&nic.fabric, new, taken)
     })?;
     Ok(new_mr(pd, range, access, ((key, key), hold), dm))
 }
@@ -157,7 +157,7 @@ pub(super) fn register_mr(
 /// length and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
 pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let access = IBV_ACCESS_LOCAL_WRITE;
     let range = RegisteredRange {
         addr: std::ptr::null_mut(),
@@ -173,7 +173,9 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
         access: access.cast_unsigned(),
         backing: &RangeBacking::null(),
     };
-    let key = nic.keys.register(&nic.fabric, &new, |_| false)?;
+    let key = nic
+        .keys
+        .register_under_new_key(&nic.fabric, &new, |_| false)?;
     // `mlx5_alloc_null_mr` of rdma-core, whose driver alone has this verb, gives no R_Key either.
     let keys = (key, 0);
     Ok(new_mr(
@@ -233,7 +235,7 @@ impl RegisteredRange {
 
 /// Checks a memory region and enters it in the key table with `register`. Returns the result of `register`, and the
 /// hold that keeps the memory reachable.
-fn check_and_enter_key<T>(
+fn check_region_and_enter_in_key_table<T>(
     pd: &Pd,
     range: &RegisteredRange,
     access: c_int,
@@ -314,7 +316,7 @@ pub(super) fn rereg_mr(
     // Arguments that are not to be changed are not read, since programs pass anything for them.
     let pd = || {
         let changes = flags & IBV_REREG_MR_CHANGE_PD != 0;
-        changes.then(|| Pd::usable(pd)).flatten()
+        changes.then(|| Pd::find_usable(pd)).flatten()
     };
     let mut given_up = false;
     let changed = live::find::<Mr>(handle).ok_or(libc::EINVAL).and_then(|mr| {
@@ -381,21 +383,20 @@ fn rereg(mr: &Mr, change: RequestedChanges, given_up: &mut bool) -> Result<(), c
     } else {
         now.range
     };
-    let ((), hold) = check_and_enter_key(&pd, &range, access, |nic, new| {
+    let ((), hold) = check_region_and_enter_in_key_table(&pd, &range, access, |nic, new| {
         if now.destroyed_by_importer {
             return Err(libc::ENOENT);
         }
         if now.registered {
-            now.destroyed_by_importer = !nic
-                .keys
-                .deregister_and_tell_if_was_valid(&nic.fabric, mr.creation_key)?;
+            now.destroyed_by_importer = !nic.keys.deregister(&nic.fabric, mr.creation_key)?;
         }
         now.registered = false;
         *given_up = true;
         if now.destroyed_by_importer {
             return Err(libc::ENOENT);
         }
-        nic.keys.register_as(&nic.fabric, mr.creation_key, new)?;
+        nic.keys
+            .register_under_given_key(&nic.fabric, mr.creation_key, new)?;
         now.registered = true;
         Ok(())
     })?;
@@ -425,18 +426,17 @@ fn update_program_mr(mr: &Mr, pd: &Pd, range: &RegisteredRange) {
 pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
     let mr = live::find::<Mr>(handle).ok_or(libc::EINVAL)?;
     // "ibv_dereg_mr() fails if any memory window is still bound to this MR": the man page.
-    let in_use = deregister_and_tell_if_pd_counts_it(&mr)?;
+    let in_use = deregister(&mr)?;
     take_back_mr_handle(handle, in_use)
 }
 
 /// Deregisters a region, whichever process it belongs to. Returns true if its protection domain still counts it.
-fn deregister_and_tell_if_pd_counts_it(mr: &Mr) -> Result<bool, c_int> {
+fn deregister(mr: &Mr) -> Result<bool, c_int> {
     let now = lock(&mr.current_registration);
     let nic = now.pd.context.nic;
     let Some(owner) = &mr.imported_from else {
         return if now.registered {
-            nic.keys
-                .deregister_and_tell_if_was_valid(&nic.fabric, mr.creation_key)
+            nic.keys.deregister(&nic.fabric, mr.creation_key)
         } else {
             Ok(!now.destroyed_by_importer)
         };
@@ -464,18 +464,18 @@ fn take_back_mr_handle(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
         if in_use {
             pd.remove_user();
         } else {
-            pd.remove_uncounted_user();
+            pd.remove_user_destroyed_by_other_process();
         }
     }
     if let Some(dm) = &mr.dm {
-        dm.remove_region();
+        dm.uncount_region();
     }
     Ok(())
 }
 
 /// Executes `ibv_import_mr(3)`. The handle of a region is its key, in any process that shares the domain.
 pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int> {
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let nic = pd.context.nic;
     let own = keys::find_slot_of_key(nic.this_process(), key)
         .filter(|(_, mr)| {
@@ -526,7 +526,7 @@ pub(super) fn unimport_mr(handle: *mut ibv_mr) {
         let _ = take_back_mr_handle(handle, true);
     } else if keys::find_slot_of_key(nic.this_process(), mr.creation_key).is_none() {
         // Another process has destroyed it.
-        if let Ok(in_use) = deregister_and_tell_if_pd_counts_it(&mr) {
+        if let Ok(in_use) = deregister(&mr) {
             let _ = take_back_mr_handle(handle, in_use);
         }
     }

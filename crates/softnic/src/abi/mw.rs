@@ -17,7 +17,7 @@ use shm::keys::WindowType;
 
 pub(super) fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Result<*mut ibv_mw, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let window_type = match mw_type {
         IBV_MW_TYPE_1 => WindowType::One,
         IBV_MW_TYPE_2 => WindowType::Two,

@@ -151,7 +151,7 @@ impl Drop for Buf {
 }
 
 fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> HandleResult<c_void> {
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let place = buf.get()?;
     if size == 0 {
         return Err(libc::EINVAL);

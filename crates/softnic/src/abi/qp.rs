@@ -24,7 +24,7 @@ use crate::registry;
 use crate::send::WrBuilder;
 use crate::srq::Srq;
 use crate::why;
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 use nic_core::rights::OwningPdOrQp;
 
 /// Bytes of a scatter/gather element in a WQE: `struct ibv_sge`.
@@ -34,7 +34,7 @@ pub(super) fn create_qp(
     pd: *mut ibv_pd,
     init: InOut<'_, ibv_qp_init_attr>,
 ) -> Result<*mut ibv_qp, c_int> {
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     new_qp(pd, init.get()?, None).map(live::hand_out)
 }
 
@@ -88,9 +88,9 @@ fn create_ordinary_qp_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, 
     }
     let ops =
         (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
-    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
     let can = &pd.context.nic.capabilities;
-    let supported = qp_ex::supported_send_ops(attr.qp_type) & !can.lacking_operations();
+    let supported = qp_ex::supported_send_ops(attr.qp_type) & !can.unsupported_qp_ex_send_ops();
     if ops.is_some_and(|ops| ops & !supported != 0) {
         return Err(libc::EOPNOTSUPP);
     }
@@ -211,7 +211,11 @@ fn new_qp(
             srq: queues.srq,
             init_attr: *init,
             builder,
-            xrc: if sends_xrc { Xrc::Send } else { Xrc::No },
+            xrc: if sends_xrc {
+                XrcRole::Send
+            } else {
+                XrcRole::No
+            },
             rss_table: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
@@ -282,7 +286,7 @@ fn create_xrc_recv(
     abi.context = context;
     let mut named = None;
     if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 {
-        named = Pd::usable(init.pd);
+        named = Pd::find_usable(init.pd);
         abi.pd = init.pd;
     }
     abi.qp_context = init.qp_context;
@@ -303,7 +307,7 @@ fn create_xrc_recv(
             srq: None,
             init_attr,
             builder: None,
-            xrc: Xrc::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
+            xrc: XrcRole::Recv(Arc::clone(domain), Arc::clone(&handle.qp_and_srq_count)),
             rss_table: None,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
@@ -340,7 +344,7 @@ pub(super) fn open_qp(
     let qp = registry::of(context.nic)
         .qp_by_number(attr.qp_num)
         .ok_or(libc::EINVAL)?;
-    let same = matches!(&qp.xrc, Xrc::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
+    let same = matches!(&qp.xrc, XrcRole::Recv(domain, _) if Arc::ptr_eq(domain, &handle.domain));
     if !same {
         return Err(libc::EINVAL);
     }
@@ -373,7 +377,7 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
     let qp = live::find::<Qp>(handle).ok_or(libc::EINVAL)?;
     // "ibv_destroy_qp() fails if the QP is attached to a multicast group": the man page. So do flows
     // (`ib_destroy_qp_user` of linux:drivers/infiniband/core/verbs.c counts both).
-    require_unused(&qp.attachment_count)?;
+    require_unused(&qp.multicast_group_or_flow_count)?;
     if qp.open_count.fetch_sub(1, Ordering::AcqRel) > 1 {
         live::take_back::<Qp>(handle);
         return Ok(());
@@ -382,7 +386,7 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     qp.destroy();
-    comp_cntr::detach(qp.qpn);
+    comp_cntr::detach_all_counters_of_qp(qp.qpn);
     if let Some(pd) = &qp.held_pd {
         pd.remove_user();
     }

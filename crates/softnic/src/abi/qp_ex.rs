@@ -152,7 +152,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
         qp, builder, list, ..
     } = building;
     let refused = if FAULTS {
-        faulty::injected_errno_for_qp("ibv_wr_complete", qp.fault_facts())
+        faulty::injected_errno_for_qp("ibv_wr_complete", qp.fault_plan_identity())
     } else {
         None
     };
@@ -259,11 +259,11 @@ building! {
         list.list.set_sges(unsafe { slice_from_c(sges, n) })
     };
     fn wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
-        set_inline(list, &[ibv_data_buf { addr, length }])
+        copy_inline_payload(list, &[ibv_data_buf { addr, length }])
     };
     fn wr_set_inline_data_list(n: usize, buffers: *const ibv_data_buf) = |list| {
         // SAFETY: the list has `n` entries (`ibv_wr_set_inline_data_list(3)`).
-        set_inline(list, unsafe { slice_from_c(buffers, n) })
+        copy_inline_payload(list, unsafe { slice_from_c(buffers, n) })
     };
 }
 
@@ -294,7 +294,7 @@ fn atomic(remote_addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ibv_send_
 
 /// Copies the payload: "the buffers can be reused immediately" (`ibv_wr_post(3)`).
 #[inline(always)]
-fn set_inline(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
+fn copy_inline_payload(building: &mut ListBeingBuilt<'_>, buffers: &[ibv_data_buf]) {
     if building.list.last_wr().is_none() {
         return;
     }

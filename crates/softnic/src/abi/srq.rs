@@ -24,7 +24,7 @@ pub(super) fn create_srq(
     pd: *mut ibv_pd,
     init: InOut<'_, ibv_srq_init_attr>,
 ) -> Result<*mut ibv_srq, c_int> {
-    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(pd).ok_or(libc::EINVAL)?;
     let init = init.get()?;
     new_srq(pd, init.srq_context, init.attr, SrqPurpose::Basic)
 }
@@ -76,7 +76,7 @@ fn new_srq(
     let srq = Arc::new(Srq::new(pd, abi, queue, xrc, tags_cq));
     if let Some(xrc) = &srq.xrc {
         xrc.cq.add_users(1);
-        xrc.handle_uses.fetch_add(1, Ordering::Relaxed);
+        xrc.domain_handle_use_count.fetch_add(1, Ordering::Relaxed);
         xrc.domain.add_srq(&srq);
     }
     if let Some((cq, wrs)) = srq.own_cq_and_max_completions() {
@@ -109,7 +109,7 @@ pub(super) fn create_srq_ex(
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
         return Err(libc::EINVAL);
     }
-    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
     new_srq(pd, attr.srq_context, attr.attr, SrqPurpose::Basic)
 }
 
@@ -122,14 +122,16 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     }
     let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
-    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
     pd.context
         .require_same_device(handle.domain.cq_seen_by_peers.context)?;
-    let number = handle.domain.new_srq_number(pd.local_number)?;
+    let number = handle
+        .domain
+        .allocate_and_publish_srq_number(pd.local_number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),
-        handle_uses: Arc::clone(&handle.qp_and_srq_count),
+        domain_handle_use_count: Arc::clone(&handle.qp_and_srq_count),
         cq,
         number,
     };
@@ -149,7 +151,7 @@ fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     {
         return Err(libc::EINVAL);
     }
-    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(attr.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
     pd.context.require_same_device(cq.context)?;
     let kind = SrqPurpose::Tags(cq, caps.max_num_tags);
@@ -211,7 +213,7 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     if let Some(xrc) = &srq.xrc {
         xrc.domain.remove_srq(xrc.number);
         xrc.cq.remove_user();
-        xrc.handle_uses.fetch_sub(1, Ordering::Relaxed);
+        xrc.domain_handle_use_count.fetch_sub(1, Ordering::Relaxed);
     }
     if let Some((cq, wrs)) = srq.own_cq_and_max_completions() {
         cq.remove_expected_wrs(wrs);

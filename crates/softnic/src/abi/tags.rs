@@ -62,7 +62,7 @@ fn execute_tag_op(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<i
         return Err(libc::EINVAL);
     }
     if flags & IBV_OPS_TM_SYNC != 0 || wr.opcode == IBV_WR_TAG_SYNC {
-        list.record_handled(wr.tm.unexpected_cnt);
+        list.set_handled_messages(wr.tm.unexpected_cnt);
     }
     let mut wc = ibv_wc {
         wr_id: wr.wr_id,

@@ -22,7 +22,7 @@ use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, RssTableUse};
 use crate::qp_state::QpType;
 use crate::registry;
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 use nic_core::flows::{KEY_BYTES, RssConfig, hash_field};
 
 /// A work queue; the program's handle points to its first field.
@@ -42,7 +42,7 @@ struct IndTable {
     abi: AbiCell<ibv_rwq_ind_table>,
     wqs: Vec<Arc<Wq>>,
     /// Number of queue pairs that spread packets by the table.
-    spreading_qps: Arc<AtomicUsize>,
+    spreading_qp_count: Arc<AtomicUsize>,
 }
 
 live::object!(IndTable, ibv_rwq_ind_table);
@@ -54,7 +54,7 @@ pub(super) fn create_wq(
     let _hold_off = cancellation::HoldOff::new();
     let c = context_of(context)?;
     let init = init.get()?;
-    let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(init.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(init.cq).ok_or(libc::EINVAL)?;
     c.require_same_device(pd.context)?;
     c.require_same_device(cq.context)?;
@@ -77,7 +77,7 @@ pub(super) fn create_wq(
     init_attr.qp_type = IBV_QPT_RAW_PACKET;
     init_attr.cap.max_recv_wr = init.max_wr;
     init_attr.cap.max_recv_sge = init.max_sge;
-    let qp = add_raw_qp((c, &pd), &cq, ibv_qp::zeroed(), init_attr, None)?;
+    let qp = create_raw_packet_qp((c, &pd), &cq, ibv_qp::zeroed(), init_attr, None)?;
     let mut abi = ibv_wq::zeroed();
     abi.context = context;
     abi.wq_context = init.wq_context;
@@ -198,14 +198,14 @@ pub(super) fn create_rwq_ind_table(
     Ok(live::hand_out(Arc::new(IndTable {
         abi: AbiCell::new(abi),
         wqs,
-        spreading_qps: Arc::default(),
+        spreading_qp_count: Arc::default(),
     })))
 }
 
 pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let table = live::find::<IndTable>(handle).ok_or(libc::EINVAL)?;
-    require_unused(&table.spreading_qps)?;
+    require_unused(&table.spreading_qp_count)?;
     let table = live::take_back::<IndTable>(handle).ok_or(libc::EINVAL)?;
     for wq in &table.wqs {
         wq.referring_table_entries.fetch_sub(1, Ordering::Relaxed);
@@ -214,7 +214,7 @@ pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<()
 }
 
 /// Makes a raw packet queue pair whose sends and receives, if any, complete in one CQ.
-fn add_raw_qp(
+fn create_raw_packet_qp(
     (context, pd): (&'static Context, &Arc<Pd>),
     cq: &Arc<Cq>,
     mut abi: ibv_qp,
@@ -234,7 +234,7 @@ fn add_raw_qp(
             srq: None,
             init_attr,
             builder: None,
-            xrc: Xrc::No,
+            xrc: XrcRole::No,
             rss_table: spread,
         };
         Qp::new(index, new).map(Arc::new).ok_or(libc::ENOMEM)
@@ -275,14 +275,14 @@ pub(super) fn create_spreading_qp(
     init: &ibv_qp_init_attr_ex,
 ) -> Result<*mut ibv_qp, c_int> {
     let c = context_of(context)?;
-    let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
+    let pd = Pd::find_usable(init.pd).ok_or(libc::EINVAL)?;
     let table = live::find::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
     c.require_same_device(pd.context)?;
     let spread = rss_config_of(init, &table)?;
     let first = table.wqs.first().ok_or(libc::EINVAL)?;
     let cq = Arc::clone(&first.qp.recv_cq);
     c.require_same_device(cq.context)?;
-    let place = c.nic.spreads.add(&c.nic.fabric, &spread)?;
+    let place = c.nic.rss_configs.add(&c.nic.fabric, &spread)?;
     let mut init_attr = ibv_qp_init_attr::zeroed();
     init_attr.qp_context = init.qp_context;
     init_attr.qp_type = init.qp_type;
@@ -293,10 +293,10 @@ pub(super) fn create_spreading_qp(
     abi.qp_type = init.qp_type;
     let spread = RssTableUse {
         segment_slot: place,
-        table_qp_count: Arc::clone(&table.spreading_qps),
+        table_qp_count: Arc::clone(&table.spreading_qp_count),
     };
-    let qp = add_raw_qp((c, &pd), &cq, abi, init_attr, Some(spread));
-    let qp = qp.inspect_err(|_| c.nic.spreads.remove(&c.nic.fabric, place))?;
-    table.spreading_qps.fetch_add(1, Ordering::Relaxed);
+    let qp = create_raw_packet_qp((c, &pd), &cq, abi, init_attr, Some(spread));
+    let qp = qp.inspect_err(|_| c.nic.rss_configs.remove(&c.nic.fabric, place))?;
+    table.spreading_qp_count.fetch_add(1, Ordering::Relaxed);
     Ok(live::hand_out(qp))
 }

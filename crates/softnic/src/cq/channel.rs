@@ -54,9 +54,9 @@ struct ChannelEvents {
     /// Number of tokens for which the FIFO had no room.
     unwritten_tokens: usize,
     /// Number of tokens that were taken before their event was added.
-    tokens_before_event: usize,
+    tokens_taken_before_event: usize,
     /// The peers that still have to write tokens for events that were discarded with their completion queue.
-    peers_owing_discarded_tokens: Vec<usize>,
+    peers_owing_tokens_of_discarded_events: Vec<usize>,
 }
 
 struct CqEvent {
@@ -99,16 +99,16 @@ impl CompletionChannel {
             token_writer_slot: token_of,
         });
         match token_of {
-            None => self.put_own_token(&mut events, index),
-            Some(_) if events.tokens_before_event > 0 => {
-                events.tokens_before_event -= 1;
-                self.put_own_token(&mut events, index);
+            None => self.write_token_or_count_unwritten(&mut events, index),
+            Some(_) if events.tokens_taken_before_event > 0 => {
+                events.tokens_taken_before_event -= 1;
+                self.write_token_or_count_unwritten(&mut events, index);
             }
             Some(_) => {}
         }
     }
 
-    fn put_own_token(&self, events: &mut ChannelEvents, cq: usize) {
+    fn write_token_or_count_unwritten(&self, events: &mut ChannelEvents, cq: usize) {
         // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
         if !self.fifo.put_token(u16::try_from(cq).unwrap_or(u16::MAX)) {
             events.unwritten_tokens += 1;
@@ -119,7 +119,7 @@ impl CompletionChannel {
     pub(super) fn write_tokens_peers_had_no_room_for(&self, count: usize, cq: usize) {
         let mut events = lock(&self.events);
         for _ in 0..count {
-            self.put_own_token(&mut events, cq);
+            self.write_token_or_count_unwritten(&mut events, cq);
         }
     }
 
@@ -134,7 +134,7 @@ impl CompletionChannel {
         // The peer may have died after the write.
         let missing = all.saturating_sub(self.fifo.token_count() + events.unwritten_tokens);
         for _ in 0..missing.min(of_peer) {
-            self.put_own_token(&mut events, usize::MAX);
+            self.write_token_or_count_unwritten(&mut events, usize::MAX);
         }
         for event in events
             .queue
@@ -143,7 +143,9 @@ impl CompletionChannel {
         {
             event.token_writer_slot = None;
         }
-        events.peers_owing_discarded_tokens.retain(|of| *of != slot);
+        events
+            .peers_owing_tokens_of_discarded_events
+            .retain(|of| *of != slot);
     }
 
     /// Writes a token as a peer does.
@@ -209,11 +211,17 @@ impl CompletionChannel {
         let mut events = lock(&self.events);
         if events.unwritten_tokens > 0 {
             events.unwritten_tokens -= 1;
-            self.put_own_token(&mut events, usize::MAX);
+            self.write_token_or_count_unwritten(&mut events, usize::MAX);
         }
         let event = events.queue.pop_front();
-        if event.is_none() && is_spare && events.peers_owing_discarded_tokens.pop().is_none() {
-            events.tokens_before_event += 1;
+        if event.is_none()
+            && is_spare
+            && events
+                .peers_owing_tokens_of_discarded_events
+                .pop()
+                .is_none()
+        {
+            events.tokens_taken_before_event += 1;
         }
         event.map(|event| event.cq)
     }
@@ -236,7 +244,7 @@ impl CompletionChannel {
         for token_of in gone.chain(program_woken_by.map(Some)) {
             let owed = token_of.filter(|_| self.fifo.token_count() <= events.queue.len() + others);
             match owed {
-                Some(slot) => events.peers_owing_discarded_tokens.push(slot),
+                Some(slot) => events.peers_owing_tokens_of_discarded_events.push(slot),
                 None if events.unwritten_tokens > 0 => events.unwritten_tokens -= 1,
                 None => {
                     self.fifo.take_token_cq_index();

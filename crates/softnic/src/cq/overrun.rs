@@ -121,22 +121,22 @@ impl Cq {
     fn change_max_unpolled_completions(&self, change: impl FnOnce(&mut MaxUnpolledCompletions)) {
         let mut demand = lock(&self.overrun.max_unpolled_completions);
         change(&mut demand);
-        self.update_engine_watch(&demand);
+        self.update_overrun_watch(&demand);
     }
 
     /// Updates the watch after a change of the depth, or after an overrun.
-    pub(super) fn recheck_engine_watch(&self) {
-        self.update_engine_watch(&lock(&self.overrun.max_unpolled_completions));
+    pub(super) fn recheck_overrun_watch(&self) {
+        self.update_overrun_watch(&lock(&self.overrun.max_unpolled_completions));
     }
 
     /// Makes the engine watch the queue, or stops that.
-    fn update_engine_watch(&self, demand: &MaxUnpolledCompletions) {
+    fn update_overrun_watch(&self, demand: &MaxUnpolledCompletions) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
         let wanted = demand.total() > depth && !self.overrun.ignores_overrun && !self.is_overrun();
         if self.overrun.can_overrun.swap(wanted, Ordering::Relaxed) == wanted {
             return;
         }
-        let count = &self.nic.watched_cqs;
+        let count = &self.nic.overrun_watched_cq_count;
         if !wanted {
             count.fetch_sub(1, Ordering::Relaxed);
         } else if count.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -146,7 +146,7 @@ impl Cq {
     }
 
     /// Returns true if the queue can be overrun.
-    pub(crate) fn is_watched(&self) -> bool {
+    pub(crate) fn is_watched_for_overrun(&self) -> bool {
         self.overrun.can_overrun.load(Ordering::Relaxed)
     }
 
@@ -159,18 +159,18 @@ impl Cq {
     /// one more if the queue is watched.
     pub(super) fn engine_buffer_target(&self) -> usize {
         let depth = self.depth.load(Ordering::Relaxed);
-        depth.saturating_add(self.is_watched().into())
+        depth.saturating_add(self.is_watched_for_overrun().into())
     }
 
     /// Checks for an overrun after the engine has filled the buffer. Returns true if the engine is to check again at
     /// the next tick.
-    pub(super) fn check_overrun_and_tell_if_recheck_needed(
+    pub(super) fn check_overrun(
         &self,
         mut state: BiasedGuard<'_, CqState>,
         look: EngineCheckReason,
     ) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
-        if !self.is_watched() || state.buffer.len() <= depth {
+        if !self.is_watched_for_overrun() || state.buffer.len() <= depth {
             state.overfull_engine_ticks = 0;
             return false;
         }
@@ -205,7 +205,7 @@ impl Cq {
         qps.dedup_by_key(|qp| qp.index);
         // A thread that makes one of them ready from now on finds this flag and fails the queue pair.
         self.overrun.is_cq_in_error.store(true, Ordering::Release);
-        self.recheck_engine_watch();
+        self.recheck_overrun_watch();
         // Raised under the lock, so that the event does not come after the end of the queue (`Cq::end`).
         self.context.raise_cq(IBV_EVENT_CQ_ERR, self.handle().0);
         qps

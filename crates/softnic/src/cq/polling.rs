@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs_abi::*;
 
-use crate::recv::TagInfo;
+use crate::recv::CompletionTag;
 
 /// The extended part of a completion queue.
 pub(crate) struct ExtendedPollState {
@@ -31,7 +31,7 @@ pub(crate) struct CurrentCompletion {
     pub(crate) wc: ibv_wc,
     pub(crate) timestamp_ns: u64,
     pub(crate) wallclock_ns: u64,
-    pub(crate) tag: TagInfo,
+    pub(crate) tag: CompletionTag,
 }
 
 impl ExtendedPollState {
@@ -45,7 +45,7 @@ impl ExtendedPollState {
                 wc: ibv_wc::zeroed(),
                 timestamp_ns: 0,
                 wallclock_ns: 0,
-                tag: TagInfo::default(),
+                tag: CompletionTag::default(),
             }),
         }
     }

@@ -14,7 +14,7 @@ use std::hint;
 use nic_core::yielding::SpinTime;
 use shm::clock::{ticks, ticks_per_us};
 
-/// Number of empty polls of one queue in a row after which [`throttle_idle_poller`] is called.
+/// Number of empty polls of one queue in a row after which [`throttle_idle_poller_and_get_polls_until_next`] is called.
 pub(super) const IDLE_POLLS_UNTIL_THROTTLE: u32 = 4096;
 
 /// The same on a crowded core, where polls find nothing until a peer has had the core.
@@ -58,7 +58,7 @@ enum NextPollAction {
     /// No action.
     Poll,
     /// Pauses for this number of ticks from the given time on.
-    Rest(u64),
+    PauseForTicks(u64),
     /// Yields the core to other threads.
     Yield,
 }
@@ -85,7 +85,7 @@ impl PollRecord {
 
     /// Decides on the action after a poll of `queue` that found nothing at the time `now`, the `fruitless`th one. There
     /// are `per_us` ticks in a microsecond.
-    fn after_empty_poll(
+    fn decide_action_after_empty_poll(
         &mut self,
         queue: usize,
         fruitless: &mut u32,
@@ -122,14 +122,14 @@ impl PollRecord {
         match rest.checked_sub(gone) {
             Some(left) if left > 0 => {
                 self.last_round_start_ticks = now.wrapping_add(left);
-                NextPollAction::Rest(left)
+                NextPollAction::PauseForTicks(left)
             }
             _ => NextPollAction::Poll,
         }
     }
 
     /// Records a yield that began at `before` and ended at `now`. Returns true if it is time for a short sleep.
-    fn record_yield_and_tell_if_sleep_due(&mut self, before: u64, now: u64, per_us: u64) -> bool {
+    fn record_yield(&mut self, before: u64, now: u64, per_us: u64) -> bool {
         let was_alone = !self.yield_time.is_crowded();
         self.empty_since_ticks = now;
         self.yield_time
@@ -142,7 +142,7 @@ impl PollRecord {
         self.yields_since_sleep == 0
     }
 
-    /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller`].
+    /// Returns the number of empty polls in a row until the next call of [`throttle_idle_poller_and_get_polls_until_next`].
     fn polls_until_throttle(&self) -> u32 {
         if self.yield_time.is_crowded() {
             CROWDED_IDLE_POLLS_UNTIL_THROTTLE
@@ -161,19 +161,19 @@ pub(super) fn reset_fruitless_polls() {
 /// Pauses or yields if the calling thread, which holds no lock, has found nothing for long. Returns the number of empty
 /// polls in a row after which to call again.
 #[cold]
-pub(super) fn throttle_idle_poller(queue: usize) -> u32 {
+pub(super) fn throttle_idle_poller_and_get_polls_until_next(queue: usize) -> u32 {
     let (mut looks, mut fruitless) = (POLL_RECORD.get(), FRUITLESS_POLL_COUNT.get());
     let (now, per_us) = (ticks(), ticks_per_us());
-    match looks.after_empty_poll(queue, &mut fruitless, now, per_us) {
+    match looks.decide_action_after_empty_poll(queue, &mut fruitless, now, per_us) {
         NextPollAction::Poll => {}
-        NextPollAction::Rest(time) => {
+        NextPollAction::PauseForTicks(time) => {
             while ticks().wrapping_sub(now) < time {
                 hint::spin_loop();
             }
         }
         NextPollAction::Yield => {
             std::thread::yield_now();
-            if looks.record_yield_and_tell_if_sleep_due(now, ticks(), per_us) {
+            if looks.record_yield(now, ticks(), per_us) {
                 std::thread::sleep(std::time::Duration::from_micros(1));
                 looks.empty_since_ticks = ticks();
             }
@@ -212,17 +212,19 @@ mod tests {
 
         fn look(&mut self, queue: usize) -> NextPollAction {
             self.now += 10;
-            let next = self
-                .looks
-                .after_empty_poll(queue, &mut self.fruitless, self.now, PER_US);
+            let next = self.looks.decide_action_after_empty_poll(
+                queue,
+                &mut self.fruitless,
+                self.now,
+                PER_US,
+            );
             match next {
                 NextPollAction::Poll => {}
-                NextPollAction::Rest(time) => self.now += time,
+                NextPollAction::PauseForTicks(time) => self.now += time,
                 NextPollAction::Yield => {
                     let before = self.now;
                     self.now += PER_US / 3;
-                    self.looks
-                        .record_yield_and_tell_if_sleep_due(before, self.now, PER_US);
+                    self.looks.record_yield(before, self.now, PER_US);
                 }
             }
             next
@@ -233,7 +235,8 @@ mod tests {
             let mut rests = 0;
             for _ in 0..polls {
                 for queue in 0..queues {
-                    rests += u32::from(matches!(self.look(queue), NextPollAction::Rest(_)));
+                    rests +=
+                        u32::from(matches!(self.look(queue), NextPollAction::PauseForTicks(_)));
                 }
             }
             rests
@@ -282,9 +285,7 @@ mod tests {
         assert_eq!(thread.look(0), NextPollAction::Poll);
         // Other threads had the core each time.
         for _ in 0..20 {
-            thread
-                .looks
-                .record_yield_and_tell_if_sleep_due(0, 5 * PER_US, PER_US);
+            thread.looks.record_yield(0, 5 * PER_US, PER_US);
         }
         assert_eq!(
             thread.looks.polls_until_throttle(),
@@ -300,17 +301,11 @@ mod tests {
     #[test]
     fn sleeps_shortly_once_in_many_yields_of_a_crowd() {
         let mut looks = PollRecord::new();
-        let sleeps = (0..10 * YIELDS_PER_SLEEP)
-            .filter(|_| looks.record_yield_and_tell_if_sleep_due(0, 5 * PER_US, PER_US));
+        let sleeps =
+            (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.record_yield(0, 5 * PER_US, PER_US));
         assert!([9, 10].contains(&sleeps.count()));
         let mut looks = PollRecord::new();
-        assert!(
-            !(0..10 * YIELDS_PER_SLEEP).any(|_| looks.record_yield_and_tell_if_sleep_due(
-                0,
-                PER_US / 3,
-                PER_US
-            ))
-        );
+        assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.record_yield(0, PER_US / 3, PER_US)));
     }
 
     #[test]
@@ -321,7 +316,7 @@ mod tests {
         thread.now = 1 << 30;
         for _ in 0..3 {
             match thread.look(0) {
-                NextPollAction::Rest(time) => {
+                NextPollAction::PauseForTicks(time) => {
                     assert!(time <= MAX_ROUND_INTERVAL_NS * PER_US / 1000)
                 }
                 NextPollAction::Poll | NextPollAction::Yield => {}

@@ -107,7 +107,7 @@ pub(crate) fn device_attr_ex(
     attr.cq_mod_caps.max_cq_count = u16::MAX;
     attr.cq_mod_caps.max_cq_period = u16::MAX;
     if can.has(OptionalFeature::OnDemandPaging) {
-        report_on_demand_paging(&mut attr);
+        set_on_demand_paging_caps(&mut attr);
     }
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CORE_CLOCK_KHZ;
@@ -143,7 +143,7 @@ pub(crate) fn device_attr_ex(
 }
 
 /// Reports on-demand paging. Memory is not pinned, so every page may be on demand.
-fn report_on_demand_paging(attr: &mut ibv_device_attr_ex) {
+fn set_on_demand_paging_caps(attr: &mut ibv_device_attr_ex) {
     const TWO_SIDED_ODP: u32 =
         IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     const WRITE_ODP: u32 = TWO_SIDED_ODP | IBV_ODP_SUPPORT_WRITE;

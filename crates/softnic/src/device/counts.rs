@@ -123,7 +123,7 @@ impl PortPlace {
 
     /// The address of a port that no interface of the host is left for. The whole network 127.0.0.0/8 is the host's own, so
     /// packets come to this address as they do to any other.
-    pub(super) fn loopback_address(self) -> Ipv4Addr {
+    pub(super) fn fallback_loopback_address(self) -> Ipv4Addr {
         Ipv4Addr::new(127, 251, self.device, self.port_num)
     }
 }

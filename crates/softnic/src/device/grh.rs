@@ -14,7 +14,7 @@ const IPV4_VERSION_IHL: u8 = 0x45;
 /// Bytes of an IPv4 header without options.
 const IPV4_BYTES: u16 = 20;
 /// Bytes of a UDP header: RFC 768.
-const UDP_BYTES: u16 = 8;
+const UDP_HEADER_BYTES: u16 = 8;
 /// UDP in an IP header: IANA's protocol numbers.
 const NEXT_HEADER_UDP: u8 = 17;
 /// The IBA transport in a GRH: IBTA vol. 1, 8.3 (NxtHdr).
@@ -24,7 +24,7 @@ pub(super) const FLOW_LABEL_MASK: u32 = 0xf_ffff;
 
 /// Returns the time to live on the wire. IP sends nothing with 0. The kernel replaces the program's value by that of
 /// the route, 64 by default (`ib_resolve_unicast_gid_dmac`; `net.ipv4.ip_default_ttl`).
-fn ip_hop_limit(hop_limit: u8) -> u8 {
+fn hop_limit_or_default(hop_limit: u8) -> u8 {
     if hop_limit == 0 { 64 } else { hop_limit }
 }
 
@@ -33,13 +33,13 @@ fn ip_hop_limit(hop_limit: u8) -> u8 {
 ///
 /// BTH 12, DETH 8, ImmDt 4 if there is an immediate, the payload padded to 4, ICRC 4: IBTA vol. 1, 5.2 and 9.2. A
 /// length of more than 16 bits becomes 65535; no MTU lets it happen.
-pub(crate) fn ud_packet_bytes(payload_bytes: u16, imm: bool) -> u16 {
+pub(crate) fn ud_packet_bytes_from_bth_to_icrc(payload_bytes: u16, imm: bool) -> u16 {
     let headers = 12 + 8 + if imm { 4 } else { 0 };
     let bytes = headers + u32::from(payload_bytes).next_multiple_of(4) + 4;
     u16::try_from(bytes).unwrap_or(u16::MAX)
 }
 
-/// Enters the length of the packet: `bytes` from BTH to ICRC, see [`ud_packet_bytes`].
+/// Enters the length of the packet: `bytes` from BTH to ICRC, see [`ud_packet_bytes_from_bth_to_icrc`].
 ///
 /// A GRH's PayLen is exactly that (IBTA vol. 1, 8.3). An IPv6 payload length adds the UDP header, an IPv4
 /// total length also its own 20 bytes; the IPv4 checksum follows.
@@ -47,7 +47,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
     match header_version(grh) {
         Some(IpHeaderVersion::V6) => {
             let udp = if grh[6] == NEXT_HEADER_UDP {
-                UDP_BYTES
+                UDP_HEADER_BYTES
             } else {
                 0
             };
@@ -55,7 +55,11 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
         }
         Some(IpHeaderVersion::V4) => {
             let ip = &mut grh[IPV4_HEADER_OFFSET..];
-            ip[2..4].copy_from_slice(&bytes.saturating_add(IPV4_BYTES + UDP_BYTES).to_be_bytes());
+            ip[2..4].copy_from_slice(
+                &bytes
+                    .saturating_add(IPV4_BYTES + UDP_HEADER_BYTES)
+                    .to_be_bytes(),
+            );
             ip[10..12].fill(0);
             let checksum = !ones_complement_sum(ip);
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());
@@ -113,7 +117,7 @@ pub(super) fn mapped_ipv4(gid: [u8; 16]) -> Option<[u8; 4]> {
     Ipv6Addr::from(gid).to_ipv4_mapped().map(|ip| ip.octets())
 }
 
-/// Returns the header of a datagram from `sgid` by `route`, see [`Port::sent_grh`](super::Port::sent_grh).
+/// Returns the header of a datagram from `sgid` by `route`, see [`Port::grh_at_receiver`](super::Port::grh_at_receiver).
 pub(super) fn datagram_grh(
     link_layer: LinkLayer,
     sgid: [u8; 16],
@@ -129,7 +133,7 @@ pub(super) fn datagram_grh(
         ip[1] = route.traffic_class;
         // Don't fragment: annex A17. The identification stays 0 (RFC 6864, 4.1).
         ip[6] = 0x40;
-        ip[8] = ip_hop_limit(route.hop_limit);
+        ip[8] = hop_limit_or_default(route.hop_limit);
         ip[9] = NEXT_HEADER_UDP;
         ip[12..16].copy_from_slice(&source);
         ip[16..20].copy_from_slice(&destination);
@@ -140,7 +144,7 @@ pub(super) fn datagram_grh(
         6 << 28 | u32::from(route.traffic_class) << 20 | (route.flow_label & FLOW_LABEL_MASK);
     grh[0..4].copy_from_slice(&word.to_be_bytes());
     (grh[6], grh[7]) = match link_layer {
-        LinkLayer::Ethernet => (NEXT_HEADER_UDP, ip_hop_limit(route.hop_limit)),
+        LinkLayer::Ethernet => (NEXT_HEADER_UDP, hop_limit_or_default(route.hop_limit)),
         LinkLayer::InfiniBand => (NEXT_HEADER_IBA, route.hop_limit),
     };
     grh[8..24].copy_from_slice(&sgid);
@@ -150,7 +154,7 @@ pub(super) fn datagram_grh(
 }
 
 /// Source and destination of a datagram, as the 40 bytes in front of its payload give them.
-pub(super) struct DatagramGids {
+pub(super) struct DatagramGrhFields {
     pub(super) link_layer: LinkLayer,
     pub(super) source: [u8; 16],
     pub(super) destination: [u8; 16],
@@ -158,7 +162,7 @@ pub(super) struct DatagramGids {
     pub(super) hop_limit: u8,
 }
 
-impl DatagramGids {
+impl DatagramGrhFields {
     /// Reads the 40 bytes in front of a payload.
     ///
     /// # Errors

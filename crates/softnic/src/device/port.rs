@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::counts::PortPlace;
 use super::grh::{
-    DatagramGids, FLOW_LABEL_MASK, IpHeaderVersion, datagram_grh, gid_of_ip, header_version,
+    DatagramGrhFields, FLOW_LABEL_MASK, IpHeaderVersion, datagram_grh, gid_of_ip, header_version,
     mapped_ipv4,
 };
 use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
@@ -62,7 +62,7 @@ impl OtherPort {
     }
 
     /// The first address, where `gid` is GID 0 and no interface has it.
-    pub(super) fn first_address_if_unaddressed_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
+    pub(super) fn address_standing_in_for_gid_0(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
         let is_made = !self.gid_0_is_address && self.gids.first() == Some(&gid);
         self.gids.get(1).copied().filter(|_| is_made)
     }
@@ -218,7 +218,7 @@ impl Port {
 
     /// Returns the path of a datagram that came in a packet, as its completion reports it and `RingHeader::path`
     /// encodes it.
-    pub(crate) fn received_path_word(&self, grh: &[u8; 40]) -> u64 {
+    pub(crate) fn completion_path_word_of_received(&self, grh: &[u8; 40]) -> u64 {
         let sl = self.receiver_completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
         u64::from(sl) << 16 | 1 << 32
     }
@@ -317,7 +317,7 @@ impl Port {
     /// The destination GID of a global route decides, also on InfiniBand, because ports of different hosts may have the
     /// same LID here. A port drops packets that are routed to another GID (IBTA vol. 1, 9.6.1.2). Without a global
     /// route, the destination LID decides.
-    pub(crate) fn local_destination(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
+    pub(crate) fn local_destination_port(&self, ah: &ibv_ah_attr) -> Option<PortPlace> {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
             let other = self
@@ -342,7 +342,7 @@ impl Port {
 
     /// Whether the destination of an address vector is a port of this host.
     pub(crate) fn reaches_local_port(&self, ah: &ibv_ah_attr) -> bool {
-        self.local_destination(ah).is_some()
+        self.local_destination_port(ah).is_some()
     }
 
     /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
@@ -353,7 +353,7 @@ impl Port {
     /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first 20 undefined. They
     ///   are zeroes here, so that no reader finds the version 6 in them.
     /// - RoCEv2 otherwise: an IPv6 header (annex A17), which differs from a GRH in the next header.
-    pub(crate) fn sent_grh(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
+    pub(crate) fn grh_at_receiver(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
         if ah.is_global == 0 {
             return None;
         }
@@ -401,7 +401,7 @@ pub(crate) fn init_ah_from_wc(
     }
 
     let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    let travelled = DatagramGids::read(grh)?;
+    let travelled = DatagramGrhFields::read(grh)?;
     // The type of the GID has to match the header, too; all GIDs of a port have the same type.
     if travelled.link_layer != port.link_layer {
         return Err(EINVAL);

@@ -186,7 +186,10 @@ impl PortSettings {
                 addresses.iter().skip(n).step_by(ports).cloned().collect()
             }
             None if place == PortPlace::FIRST => port_addresses(self.host_addresses.clone()),
-            None => self.loopback(place).into_iter().collect(),
+            None => self
+                .fallback_loopback_interface_address(place)
+                .into_iter()
+                .collect(),
         };
         let guid = match place {
             PortPlace::FIRST => self.first_port_guid,
@@ -198,13 +201,13 @@ impl PortSettings {
         Port::new(self.link_layer, place, guid, addresses)
     }
 
-    fn loopback(&self, place: PortPlace) -> Option<InterfaceAddress> {
+    fn fallback_loopback_interface_address(&self, place: PortPlace) -> Option<InterfaceAddress> {
         let interface = self
             .host_addresses
             .iter()
             .find(|a| a.ip == Ipv4Addr::LOCALHOST)?;
         Some(InterfaceAddress {
-            ip: place.loopback_address().into(),
+            ip: place.fallback_loopback_address().into(),
             ..interface.clone()
         })
     }

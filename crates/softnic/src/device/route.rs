@@ -92,12 +92,12 @@ impl Port {
     /// can go.
     ///
     /// LIDs of this port stand for its first address, and so does GID 0 of any port if no interface has it.
-    pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<PacketFlow> {
+    pub(crate) fn packet_flow_to(&self, ah: &ibv_ah_attr) -> Option<PacketFlow> {
         let first = *self.gids.get(1)?;
         let own = OtherPort::new(self, true);
         let address = |gid| {
             let mut ports = std::iter::once(&own).chain(&self.other_host_ports);
-            ports.find_map(|port| port.first_address_if_unaddressed_gid_0(gid))
+            ports.find_map(|port| port.address_standing_in_for_gid_0(gid))
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));
         if ah.is_global == 0 {
@@ -117,7 +117,7 @@ impl Port {
         })
     }
 
-    /// Returns the 40 bytes in front of a datagram that came in a packet, as [`sent_grh`](Self::sent_grh) makes them at the
+    /// Returns the 40 bytes in front of a datagram that came in a packet, as [`grh_at_receiver`](Self::grh_at_receiver) makes them at the
     /// sender.
     pub(crate) fn received_grh(&self, flow: &PacketFlow) -> [u8; 40] {
         let mut global = ibv_global_route::zeroed();

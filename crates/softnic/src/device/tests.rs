@@ -426,13 +426,13 @@ fn every_port_has_names_of_its_own_and_knows_the_others() {
             for (m, other) in ports.iter().enumerate() {
                 for gid in &other.gids {
                     assert_eq!(
-                        port.local_destination(&ah_global(0, *gid)),
+                        port.local_destination_port(&ah_global(0, *gid)),
                         Some(other.place)
                     );
                     assert_eq!(port.gids.contains(gid), n == m);
                 }
                 let by_lid = (link_layer == LinkLayer::InfiniBand).then_some(other.place);
-                assert_eq!(port.local_destination(&ah_lid(other.lid)), by_lid);
+                assert_eq!(port.local_destination_port(&ah_lid(other.lid)), by_lid);
             }
         }
         // The first port is what it is without others.
@@ -450,7 +450,7 @@ fn packets_go_between_the_addresses_of_ports() {
     let devices = devices_of(LinkLayer::Ethernet, DeviceAndPortCounts::new(2, 1));
     let (one, other) = (&devices[0].ports()[0], &devices[1].ports()[0]);
     let ips = |gid| {
-        let flow = one.flow(&ah_global(0, gid)).expect("a route");
+        let flow = one.packet_flow_to(&ah_global(0, gid)).expect("a route");
         (
             flow.addresses.src().to_string(),
             flow.addresses.dst().to_string(),

@@ -37,7 +37,7 @@ impl CountsFile {
     /// Writes the counts of the rules that struck.
     pub(super) fn write(&mut self, injector: &Injector, struck: StruckRules) {
         if let Some(file) = self.open_file() {
-            for index in struck.rules() {
+            for index in struck.rule_indices() {
                 if let Some(counts) = injector.rule_counts().nth(index) {
                     write_rule_counts(file, index, counts);
                 }

@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use ::faults::{
-    CompletionFacts, Injector, PacketFacts, PacketVerdict, Plan, QueuePair, StruckRules,
-    TargetedIncident, VerbFacts, WorkFacts, WorkFault,
+    CompletionFacts, Injector, PacketFacts, PacketVerdict, Plan, QueuePairIds, StruckRules,
+    TargetedIncident, VerbCallFacts, WorkRequestFacts, WorkRequestFault,
 };
 use shm::clock::now_ns;
 
@@ -52,7 +52,7 @@ pub enum BadFaults {
     Seed(String),
 }
 
-static FAULTS: LazyLock<Result<Option<ActiveFaultPlan>, BadFaults>> =
+static ACTIVE_FAULT_PLAN: LazyLock<Result<Option<ActiveFaultPlan>, BadFaults>> =
     LazyLock::new(ActiveFaultPlan::from_env);
 
 /// The function that is called for each strike.
@@ -91,8 +91,8 @@ impl ActiveFaultPlan {
     }
 }
 
-fn faults() -> Option<&'static ActiveFaultPlan> {
-    FAULTS.as_ref().ok()?.as_ref()
+fn active_fault_plan() -> Option<&'static ActiveFaultPlan> {
+    ACTIVE_FAULT_PLAN.as_ref().ok()?.as_ref()
 }
 
 /// Returns true if this process has a fault plan.
@@ -100,17 +100,20 @@ fn faults() -> Option<&'static ActiveFaultPlan> {
 /// # Errors
 /// The plan or the seed in the environment is not valid.
 pub(crate) fn is_plan_active() -> Result<bool, BadFaults> {
-    FAULTS.as_ref().map(Option::is_some).map_err(Clone::clone)
+    ACTIVE_FAULT_PLAN
+        .as_ref()
+        .map(Option::is_some)
+        .map_err(Clone::clone)
 }
 
 /// Returns true if this process has a fault plan.
 pub(crate) fn has_plan() -> bool {
-    faults().is_some()
+    active_fault_plan().is_some()
 }
 
 /// Returns true if the plan may delay completions.
 pub(crate) fn may_delay_completions() -> bool {
-    faults().is_some_and(|faults| faults.delays_completions)
+    active_fault_plan().is_some_and(|faults| faults.delays_completions)
 }
 
 impl FaultPlanState {
@@ -126,7 +129,7 @@ impl FaultPlanState {
         self.counts_file.write(&self.injector, struck);
         let mut what = String::new();
         occasion(&mut what);
-        for index in struck.rules() {
+        for index in struck.rule_indices() {
             let Some(rule) = self.injector.rules().nth(index) else {
                 continue;
             };
@@ -143,24 +146,26 @@ impl FaultPlanState {
 static CREATION_NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
 /// Records that a queue pair was made.
-pub(crate) fn note_created_queue_pair(queue_pair: QueuePair) {
+pub(crate) fn note_created_queue_pair(queue_pair: QueuePairIds) {
     if has_plan() {
         lock(&CREATION_NUMBERS).insert(queue_pair.qpn, queue_pair.creation_number);
     }
 }
 
 /// Returns the queue pair that had the number `qpn` last.
-pub(crate) fn latest_queue_pair(qpn: u32) -> QueuePair {
+pub(crate) fn latest_queue_pair(qpn: u32) -> QueuePairIds {
     let number = lock(&CREATION_NUMBERS).get(&qpn).copied().unwrap_or(0);
-    QueuePair {
+    QueuePairIds {
         creation_number: number,
         qpn,
     }
 }
 
 /// Returns the errno with which a verb is refused, if any, and the incidents before its execution.
-pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<TargetedIncident>) {
-    let Some(faults) = faults() else {
+pub(crate) fn decide_verb_fault_and_incidents(
+    facts: &VerbCallFacts,
+) -> (Option<i32>, Vec<TargetedIncident>) {
+    let Some(faults) = active_fault_plan() else {
         return (None, Vec::new());
     };
     let inner = &mut *lock(&faults.plan_state);
@@ -175,8 +180,11 @@ pub(crate) fn strike_verb(facts: &VerbFacts) -> (Option<i32>, Vec<TargetedIncide
 }
 
 /// Returns the fault of a work request. Incidents beside it are [owed](take_deferred_incidents).
-pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
-    let faults = faults()?;
+pub(crate) fn decide_work_request_fault(
+    facts: &WorkRequestFacts,
+    wr_id: u64,
+) -> Option<WorkRequestFault> {
+    let faults = active_fault_plan()?;
     let inner = &mut *lock(&faults.plan_state);
     let verdict = inner
         .injector
@@ -191,7 +199,9 @@ pub(crate) fn strike_work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkF
 
 /// Returns the delay of a completion in nanoseconds.
 pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
-    let Some(faults) = faults() else { return 0 };
+    let Some(faults) = active_fault_plan() else {
+        return 0;
+    };
     let inner = &mut *lock(&faults.plan_state);
     let (delay_ns, struck) = inner
         .injector
@@ -208,8 +218,8 @@ pub(crate) fn completion_delay_ns(facts: &CompletionFacts, wr_id: u64) -> u64 {
 }
 
 /// Returns the fate of a packet.
-pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
-    let Some(faults) = faults() else {
+pub(crate) fn decide_packet_verdict(facts: &PacketFacts) -> PacketVerdict {
+    let Some(faults) = active_fault_plan() else {
         return PacketVerdict::default();
     };
     let inner = &mut *lock(&faults.plan_state);
@@ -225,9 +235,9 @@ pub(crate) fn strike_packet(facts: &PacketFacts) -> PacketVerdict {
     fate
 }
 
-fn append_queue_pair(what: &mut String, queue_pair: QueuePair) {
+fn append_queue_pair(what: &mut String, queue_pair: QueuePairIds) {
     if queue_pair.qpn != 0 {
-        let QueuePair {
+        let QueuePairIds {
             creation_number: number,
             qpn,
         } = queue_pair;
@@ -237,27 +247,27 @@ fn append_queue_pair(what: &mut String, queue_pair: QueuePair) {
 
 /// Takes the incidents that struck while a queue was locked, each once.
 pub(crate) fn take_deferred_incidents() -> Vec<TargetedIncident> {
-    faults().map_or_else(Vec::new, |faults| {
+    active_fault_plan().map_or_else(Vec::new, |faults| {
         std::mem::take(&mut lock(&faults.plan_state).deferred_incidents)
     })
 }
 
 /// Returns the incidents that are due now, and the time in nanoseconds until the next one is due.
 pub(crate) fn take_due_incidents() -> (Vec<TargetedIncident>, Option<u64>) {
-    let Some(faults) = faults() else {
+    let Some(faults) = active_fault_plan() else {
         return (Vec::new(), None);
     };
     let inner = &mut *lock(&faults.plan_state);
     let now = faults.ns_since_start();
     let (happenings, struck) = inner.injector.take_due_incidents(now);
     inner.count_and_report_struck_rules(struck, |what| what.push_str("its time has come"));
-    let next = inner.injector.next_due_ns();
+    let next = inner.injector.next_incident_due_ns();
     (happenings, next.map(|next| next.saturating_sub(now)))
 }
 
 /// Returns true while the plan keeps the link down.
 pub(crate) fn link_is_down() -> bool {
-    faults().is_some_and(|faults| {
+    active_fault_plan().is_some_and(|faults| {
         lock(&faults.plan_state)
             .injector
             .is_link_down(faults.ns_since_start())
@@ -266,7 +276,7 @@ pub(crate) fn link_is_down() -> bool {
 
 /// Writes the counts of each rule so far, for the summary of a run.
 pub(crate) fn save_counts() {
-    if let Some(faults) = faults() {
+    if let Some(faults) = active_fault_plan() {
         let inner = &mut *lock(&faults.plan_state);
         inner.counts_file.write_all(&inner.injector);
     }

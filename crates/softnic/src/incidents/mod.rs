@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::faults::{DeviceAction, QueuePair, TargetedIncident};
+use ::faults::{DeviceAction, QueuePairIds, TargetedIncident};
 use verbs_abi::*;
 
 use crate::at_exit;
@@ -116,17 +116,17 @@ fn raise_in_all_contexts(event: ibv_event_type) {
     }
 }
 
-fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
+fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: QueuePairIds) {
     match event {
         IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-            for_each_queue_pair(nic, target, |qp| qp.fail_with(event));
+            for_each_queue_pair(nic, target, |qp| qp.fail_and_raise_if_in_use(event));
         }
         IBV_EVENT_COMM_EST | IBV_EVENT_PATH_MIG | IBV_EVENT_PATH_MIG_ERR => {
             for_each_queue_pair(nic, target, |qp| qp.raise(event));
         }
         IBV_EVENT_DEVICE_FATAL => {
             GONE.store(true, Ordering::Relaxed);
-            for_each_queue_pair(nic, QueuePair::default(), crate::qp::Qp::fail_quietly);
+            for_each_queue_pair(nic, QueuePairIds::default(), crate::qp::Qp::fail_quietly);
             raise_in_all_contexts(event);
         }
         _ => raise_in_all_contexts(event),
@@ -134,7 +134,7 @@ fn raise_for_queue_pairs(nic: &'static Nic, event: ibv_event_type, target: Queue
 }
 
 /// Calls `f` for each queue pair that matches `target`; 0 matches any.
-fn for_each_queue_pair(nic: &Nic, target: QueuePair, f: impl Fn(&crate::qp::Qp)) {
+fn for_each_queue_pair(nic: &Nic, target: QueuePairIds, f: impl Fn(&crate::qp::Qp)) {
     for qp in registry::of(nic).all_qps() {
         let is = |wanted: u32, own: u32| wanted == 0 || wanted == own;
         if is(target.creation_number, qp.creation_number) && is(target.qpn, qp.qpn) {

@@ -73,7 +73,12 @@ impl WireCapture {
 
     /// Writes a packet that has arrived, unless its sender writes it.
     pub(super) fn capture_received(&self, endpoint: &Endpoint, received: &ReceivedPacket<'_>) {
-        let addresses = || endpoint.addresses().map(|address| address.ip).collect();
+        let addresses = || {
+            endpoint
+                .opened_addresses()
+                .map(|address| address.ip)
+                .collect()
+        };
         let own = self.own_addresses.get_or_init(addresses);
         if own.contains(&received.icrc_fields.addresses.src()) {
             return;
@@ -81,7 +86,7 @@ impl WireCapture {
         // A receiver does not see the identification of the IP header, but the ICRC reveals it.
         let identification = icrc::split(received.bytes)
             .and_then(|(transport, icrc)| {
-                icrc::recover_identification(&received.icrc_fields, transport, icrc)
+                icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc)
             })
             .unwrap_or(received.icrc_fields.identification);
         let frame = IcrcFields {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use link::Endpoint;
 use roce::counts::StateMachineCounters;
 
-use super::hw_counters::PortFiles;
+use super::hw_counters::PortCounterFiles;
 use crate::device::{MAX_DEVICES, MAX_PORTS};
 use crate::lock::lock;
 
@@ -154,7 +154,7 @@ pub(crate) struct CountedPort {
     /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
     pub(crate) host_wide_number: u32,
     pub(crate) addresses: Vec<IpAddr>,
-    pub(crate) files: PortFiles,
+    pub(crate) files: PortCounterFiles,
 }
 
 /// Returns the port that has an address; the first if none has it.
@@ -183,7 +183,7 @@ fn index(place: u32) -> usize {
 /// The counts of this process that are in the files.
 struct PublishedCounts {
     counts: [[u64; COUNT]; MAX_PORTS_OF_HOST],
-    at: Option<Instant>,
+    published_at: Option<Instant>,
 }
 
 impl Default for PacketCounters {
@@ -193,7 +193,7 @@ impl Default for PacketCounters {
             is_engine_called: AtomicBool::new(false),
             published: Mutex::new(PublishedCounts {
                 counts: [[0; COUNT]; MAX_PORTS_OF_HOST],
-                at: None,
+                published_at: None,
             }),
         }
     }
@@ -252,7 +252,7 @@ impl PacketCounters {
     }
 
     /// Returns the counts of this process for each of its ports.
-    fn totals<'p>(
+    fn totals_by_port<'p>(
         &self,
         endpoint: &Endpoint,
         ports: &'p [CountedPort],
@@ -289,7 +289,9 @@ impl PacketCounters {
                 return None;
             }
         }
-        let age = published.at.map_or(PUBLICATION_INTERVAL, |at| at.elapsed());
+        let age = published
+            .published_at
+            .map_or(PUBLICATION_INTERVAL, |at| at.elapsed());
         Some(PUBLICATION_INTERVAL.saturating_sub(age))
     }
 
@@ -301,7 +303,7 @@ impl PacketCounters {
         ports: &[CountedPort],
         published: &PublishedCounts,
     ) -> bool {
-        let mut totals = self.totals(endpoint, ports).into_iter();
+        let mut totals = self.totals_by_port(endpoint, ports).into_iter();
         totals.any(|(port, mut totals)| {
             let published = &published.counts[index(port.host_wide_number)];
             totals[Counter::Overrun as usize] = published[Counter::Overrun as usize];
@@ -309,7 +311,7 @@ impl PacketCounters {
         })
     }
 
-    /// Adds new counts to the files of the ports, as [`PortFiles::add`] does.
+    /// Adds new counts to the files of the ports, as [`PortCounterFiles::add`] does.
     ///
     /// # Errors
     /// Those of the file system, and `WouldBlock` while another process writes: new counts wait for the next time.
@@ -320,9 +322,9 @@ impl PacketCounters {
         patience: Duration,
     ) -> io::Result<()> {
         let mut published = self.published();
-        published.at = Some(Instant::now());
+        published.published_at = Some(Instant::now());
         self.is_engine_called.store(false, Ordering::Relaxed);
-        let mut totals = self.totals(endpoint, ports);
+        let mut totals = self.totals_by_port(endpoint, ports);
         for (ip, drops) in endpoint.socket_drops() {
             if let Some(total) = counts_of_port_with_address(&mut totals, ip) {
                 total[Counter::Overrun as usize] += drops;

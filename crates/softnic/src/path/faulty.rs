@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use ::faults::{DelayQueue, Direction, PacketFacts, PacketVerdict, QueuePair};
+use ::faults::{DelayQueue, Direction, PacketFacts, PacketVerdict, QueuePairIds};
 use link::{PacketBatch, PacketFlow, ReceivedPacket};
 use roce::icrc::{ICRC_BYTES, IcrcFields};
 use roce::opcode::{Opcode, PacketOperation};
@@ -183,12 +183,12 @@ fn packet_verdict(
         direction: Direction::Send,
         source: nowhere,
         destination: nowhere,
-        queue_pair: QueuePair::default(),
+        queue_pair: QueuePairIds::default(),
         peer_qpn: None,
         operation: fault_operation_of_packet(bytes),
         bytes: u32::try_from(bytes.len() + more).unwrap_or(u32::MAX),
     };
-    faults::strike_packet(&describe(facts))
+    faults::decide_packet_verdict(&describe(facts))
 }
 
 fn push(batch: &mut PacketBatch, flow: &PacketFlow, bytes: &[u8], damage: Option<u32>) {

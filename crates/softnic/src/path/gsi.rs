@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use roce::cm::CmMessage;
-use roce::gsi::{DeliveredMad, MadRecipient, SOCKET_PREFIX, mad_socket_name};
+use roce::gsi::{DeliveredMad, MAD_SOCKET_NAME_PREFIX, MadRecipient, mad_socket_name};
 use roce::mad::{GSI_QKEY, MAD_BYTES};
 use roce::packet::Packet;
 
@@ -84,7 +84,7 @@ impl Gsi {
         let sent = fs::read_dir(&folder).is_ok_and(|names| {
             names
                 .filter_map(|name| name.ok()?.file_name().into_string().ok())
-                .filter(|name| name.starts_with(SOCKET_PREFIX))
+                .filter(|name| name.starts_with(MAD_SOCKET_NAME_PREFIX))
                 .any(|name| socket.send_to(&bytes, folder.join(name)).is_ok())
         });
         if sent {

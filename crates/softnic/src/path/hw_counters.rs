@@ -26,7 +26,7 @@ const LIFESPAN_FILE: &str = "lifespan";
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The files of a port.
-pub(crate) struct PortFiles {
+pub(crate) struct PortCounterFiles {
     /// The folder of all ports of the fabric.
     all_ports_folder: PathBuf,
     /// The folder of this port.
@@ -37,7 +37,7 @@ pub(crate) struct PortFiles {
     temporary_file: PathBuf,
 }
 
-impl PortFiles {
+impl PortCounterFiles {
     /// Returns the files of a port of this process in the fabric with the folder `fabric`. A port is identified by
     /// its network namespace, the addresses that the ports of its processes were given, and its number
     /// ([`PortPlace::host_wide_number`]).
@@ -169,7 +169,7 @@ mod tests {
 
     const NAMES: [&str; 3] = ["sent_pkts", "rcvd_pkts", "send_err"];
 
-    fn count_of(files: &PortFiles, name: &str) -> u64 {
+    fn count_of(files: &PortCounterFiles, name: &str) -> u64 {
         let values = files.values(&NAMES);
         values
             .iter()
@@ -178,7 +178,7 @@ mod tests {
             .1
     }
 
-    fn make(files: &PortFiles) {
+    fn make(files: &PortCounterFiles) {
         files
             .create_missing(&NAMES, Duration::from_secs(1))
             .unwrap();
@@ -187,14 +187,14 @@ mod tests {
     #[test]
     fn processes_add_up_and_each_port_has_its_own() {
         let fabric = tempfile::tempdir().unwrap();
-        let port = || PortFiles::new(fabric.path(), "7-127.0.0.2");
+        let port = || PortCounterFiles::new(fabric.path(), "7-127.0.0.2");
         assert_eq!(count_of(&port(), "sent_pkts"), 0);
         for process in [port(), port()] {
             let mut news = [("sent_pkts", 5), ("rcvd_pkts", 0)].into_iter();
             process.add(&mut news, LOCK_PATIENCE).unwrap();
         }
         assert_eq!(count_of(&port(), "sent_pkts"), 10);
-        let other = PortFiles::new(fabric.path(), "7-::1/../..");
+        let other = PortCounterFiles::new(fabric.path(), "7-::1/../..");
         assert!(other.folder().starts_with(fabric.path().join(FOLDER)));
         assert_eq!(count_of(&other, "sent_pkts"), 0);
         // The file of a counter that has not counted exists for those who list the folder.
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_process_that_holds_the_lock_is_not_waited_for() {
         let fabric = tempfile::tempdir().unwrap();
-        let files = PortFiles::new(fabric.path(), "7-all");
+        let files = PortCounterFiles::new(fabric.path(), "7-all");
         let held = files.lock(LOCK_PATIENCE).unwrap();
         let mut news = [("sent_pkts", 1)].into_iter();
         let error = files.add(&mut news, Duration::ZERO).unwrap_err();
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_no_number_counts_as_none() {
         let fabric = tempfile::tempdir().unwrap();
-        let files = PortFiles::new(fabric.path(), "7-all");
+        let files = PortCounterFiles::new(fabric.path(), "7-all");
         make(&files);
         for rubbish in ["", "x\n", "-1\n", "99999999999999999999999\n"] {
             fs::write(files.folder().join("send_err"), rubbish).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn what_a_dead_writer_has_left_changes_nothing() {
         let fabric = tempfile::tempdir().unwrap();
-        let files = PortFiles::new(fabric.path(), "7-all");
+        let files = PortCounterFiles::new(fabric.path(), "7-all");
         make(&files);
         // The process died before it removed this name.
         fs::hard_link(files.folder().join("rcvd_pkts"), &files.temporary_file).unwrap();

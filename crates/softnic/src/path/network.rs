@@ -10,8 +10,8 @@ use std::sync::{
 use std::time::Duration;
 
 use link::{
-    Config, Endpoint, Fabric, LinkError, LocalAddress, PacketBatch, PacketFlow, ReceiveBuffers,
-    ReceivedPacket,
+    Config, Endpoint, FabricMembership, LinkError, LocalAddress, PacketBatch, PacketFlow,
+    ReceiveBuffers, ReceivedPacket,
 };
 use roce::UDP_PORT;
 use roce::icrc;
@@ -26,7 +26,7 @@ use super::gsi::Gsi;
 use super::heard::PacketChecks;
 use super::hw_counters::LOCK_PATIENCE;
 use super::mode::BadPath;
-use super::traffic::{Direction, OctetAndPacketCounts, PortTraffic, udp_header_octets};
+use super::traffic::{Direction, OctetAndPacketCounts, PortTrafficCounters, udp_header_octets};
 use super::{DropReason, PacketCounters, PathMode};
 use crate::lock::lock;
 
@@ -72,7 +72,7 @@ impl PacketArrival {
 /// The reason why the packet is dropped.
 fn parse_checked<'a>(received: &ReceivedPacket<'a>) -> Result<Packet<'a>, DropReason> {
     let (transport, icrc) = icrc::split(received.bytes).ok_or(DropReason::Malformed)?;
-    icrc::recover_identification(&received.icrc_fields, transport, icrc)
+    icrc::recover_identification_if_icrc_valid(&received.icrc_fields, transport, icrc)
         .ok_or(DropReason::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| DropReason::Malformed)
 }
@@ -110,7 +110,7 @@ pub(crate) struct CounterPublication {
     /// Its ports, with the files to which it publishes.
     pub(crate) ports: Vec<CountedPort>,
     /// The traffic counters of its ports, by address.
-    pub(crate) traffic: Vec<(IpAddr, Arc<PortTraffic>)>,
+    pub(crate) traffic: Vec<(IpAddr, Arc<PortTrafficCounters>)>,
     /// The amounts that the traffic counters have, by address: sent, received.
     pub(crate) published_traffic: Mutex<HashMap<IpAddr, [OctetAndPacketCounts; 2]>>,
 }
@@ -164,7 +164,7 @@ pub(crate) struct PacketPath {
     /// True if packets wait for the next post or poll ([`flush_or_hold_back_after_post`](Self::flush_or_hold_back_after_post)).
     has_held_back_packets: AtomicBool,
     pub(crate) counters: PacketCounters,
-    counter_files: OnceLock<CounterPublication>,
+    counter_publication: OnceLock<CounterPublication>,
     /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
     /// The capture into which packets are written.
@@ -205,7 +205,7 @@ impl PacketPath {
             bursts: PostBursts::default(),
             has_held_back_packets: AtomicBool::new(false),
             counters: PacketCounters::default(),
-            counter_files: OnceLock::new(),
+            counter_publication: OnceLock::new(),
             faulty: FaultyWire::new(),
             gsi: Gsi::default(),
         })
@@ -228,7 +228,7 @@ impl PacketPath {
     pub(crate) fn open(
         &self,
         addresses: Vec<LocalAddress>,
-        fabric: Fabric,
+        fabric: FabricMembership,
         audience: Option<CounterPublication>,
     ) -> Result<(), LinkError> {
         let mut endpoint = self
@@ -246,7 +246,7 @@ impl PacketPath {
         let ready = opened.as_fd().try_clone_to_owned().map_err(failed)?;
         *endpoint = Some(opened);
         if let Some(audience) = audience {
-            let _ = self.counter_files.set(audience);
+            let _ = self.counter_publication.set(audience);
         }
         // No other thread sets it, since this one has the lock.
         let _ = self.readiness_fd.set(ready);
@@ -367,28 +367,28 @@ impl PacketPath {
             Some(capture) => capture.send_and_capture(endpoint, &mut batch),
         }
         if self.counters.claim_engine_call()
-            && let Some(audience) = self.counter_files.get()
+            && let Some(audience) = self.counter_publication.get()
         {
             audience.this_process.wake_engine();
         }
     }
 
     /// Publishes the counts if it is time. Returns the time until the next publication, if counts are new.
-    pub(crate) fn publish_when_due(&self) -> Option<Duration> {
+    pub(crate) fn publish_counters_if_due(&self) -> Option<Duration> {
         let endpoint = self.endpoint();
         let endpoint = endpoint.as_ref()?;
-        let ports = &self.counter_files.get()?.ports;
+        let ports = &self.counter_publication.get()?.ports;
         let wait = self.counters.time_until_publication(endpoint, ports)?;
         if wait.is_zero() {
-            self.publish(endpoint, Duration::ZERO);
+            self.publish_counters(endpoint, Duration::ZERO);
             return self.counters.time_until_publication(endpoint, ports);
         }
         Some(wait)
     }
 
     /// Publishes the counts. Waits up to `patience` for another process that publishes.
-    fn publish(&self, endpoint: &Endpoint, patience: Duration) {
-        let Some(audience) = self.counter_files.get() else {
+    fn publish_counters(&self, endpoint: &Endpoint, patience: Duration) {
+        let Some(audience) = self.counter_publication.get() else {
             return;
         };
         audience.count_traffic(endpoint);
@@ -435,7 +435,7 @@ impl PacketPath {
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
     /// set. A poll also waits for the engine, which may have the answer to a request whose timer has run out.
-    pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
+    pub(crate) fn try_begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, DeliveryState>> {
         match self.delivery_state.try_lock() {
             Err(TryLockError::WouldBlock)
                 if !wait && !self.engine_checks_packets.load(Ordering::Relaxed) =>
@@ -454,7 +454,11 @@ impl PacketPath {
 
     /// Returns [`delivered_until_ns`](Self::delivered_until_ns) for packets of the socket that gave the last ones. If
     /// that socket is drained, it holds none that arrived before `now_ns`.
-    pub(crate) fn delivered_until_ns_by(&self, delivery: &DeliveryState, now_ns: u64) -> u64 {
+    pub(crate) fn delivered_until_ns_for_last_socket(
+        &self,
+        delivery: &DeliveryState,
+        now_ns: u64,
+    ) -> u64 {
         if delivery.is_drained() {
             now_ns
         } else {
@@ -541,7 +545,7 @@ impl PacketPath {
     /// Counts a packet that arrived at the address `at` and is dropped.
     #[cold]
     fn count_drop(&self, at: IpAddr, why: DropReason) {
-        let ports = self.counter_files.get().map_or(&[][..], |a| &a.ports);
+        let ports = self.counter_publication.get().map_or(&[][..], |a| &a.ports);
         let place = port_with_address_or_first(ports, at).map_or(0, |port| port.host_wide_number);
         self.counters.count_drop(place, why);
     }
@@ -555,7 +559,7 @@ impl PacketPath {
         let mut endpoint = endpoint.unwrap_or_else(PoisonError::into_inner);
         if let Some(endpoint) = endpoint.take() {
             self.flush_to(&endpoint);
-            self.publish(&endpoint, LOCK_PATIENCE);
+            self.publish_counters(&endpoint, LOCK_PATIENCE);
         }
     }
 

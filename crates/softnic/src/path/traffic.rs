@@ -94,7 +94,7 @@ const OCTETS_PER_DATA_UNIT: u64 = 4;
 /// The number of this process's ports, by which peers find their files. 0: there is none, since `/proc` is not mounted.
 ///
 /// Processes of one network namespace that were given the same addresses share their ports.
-pub(crate) fn own_ports_key() -> u64 {
+pub(crate) fn own_port_counters_key() -> u64 {
     let Ok(namespace) = std::fs::metadata("/proc/self/ns/net") else {
         return 0;
     };
@@ -109,18 +109,18 @@ pub(crate) fn own_ports_key() -> u64 {
     hash.max(1)
 }
 
-/// A port of the host: the number of its process's ports ([`own_ports_key`]), and its number among them
+/// A port of the host: the number of its process's ports ([`own_port_counters_key`]), and its number among them
 /// ([`PortPlace::host_wide_number`]).
 ///
 /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PortName {
+pub(crate) struct HostPortId {
     pub(crate) process_ports_key: u64,
     pub(crate) host_wide_number: u32,
 }
 
 /// The folder with the counters of a port in the fabric `fabric`.
-fn folder(fabric: &Path, name: PortName) -> PathBuf {
+fn folder(fabric: &Path, name: HostPortId) -> PathBuf {
     fabric.join(FOLDER).join(format!(
         "{:016x}-{}",
         name.process_ports_key, name.host_wide_number
@@ -131,23 +131,23 @@ fn folder(fabric: &Path, name: PortName) -> PathBuf {
 ///
 /// # Errors
 /// Those of the file system.
-pub(crate) fn create_folder(fabric: &Path, name: PortName) -> io::Result<PathBuf> {
-    PortTraffic::open(fabric, name)?;
+pub(crate) fn create_folder(fabric: &Path, name: HostPortId) -> io::Result<PathBuf> {
+    PortTrafficCounters::open(fabric, name)?;
     Ok(folder(fabric, name))
 }
 
 /// The counters of a port.
-pub(crate) struct PortTraffic {
+pub(crate) struct PortTrafficCounters {
     /// Words 0 to 2: octets, packets and multicast packets that were transmitted; 3 to 5: received.
     sums_page: AtomicPage,
     transmitted_files: [DecimalFile; 4],
     received_files: [DecimalFile; 4],
 }
 
-impl PortTraffic {
+impl PortTrafficCounters {
     #[cold]
     #[inline(never)]
-    fn open(fabric: &Path, name: PortName) -> io::Result<Box<Self>> {
+    fn open(fabric: &Path, name: HostPortId) -> io::Result<Box<Self>> {
         let folder = folder(fabric, name);
         let parent = fabric.join(FOLDER);
         for folder in [&parent, &folder] {
@@ -156,7 +156,7 @@ impl PortTraffic {
                 _ => {}
             }
         }
-        let sums = file(&folder.with_extension("sums"))?;
+        let sums = open_or_create_file(&folder.with_extension("sums"))?;
         fallocate(&sums, FallocateFlags::empty(), 0, AtomicPage::BYTES as u64)?;
         let text = |name: &str| DecimalFile::open(&folder.join(name));
         let texts = |names: [&str; 4]| -> io::Result<[DecimalFile; 4]> {
@@ -218,7 +218,7 @@ impl PortTraffic {
 const MAX_WRITE_ATTEMPTS: u32 = 100;
 
 /// Opens a file of this user for reading and writing, and makes it if it is missing.
-fn file(path: &Path) -> io::Result<File> {
+fn open_or_create_file(path: &Path) -> io::Result<File> {
     File::options()
         .read(true)
         .write(true)
@@ -238,11 +238,11 @@ struct DecimalFile {
 }
 
 /// Bytes of the longest number with its newline, in whole words.
-const MAX_TEXT: usize = 24;
+const MAX_DECIMAL_BYTES: usize = 24;
 
 impl DecimalFile {
     fn open(path: &Path) -> io::Result<Self> {
-        let file = file(path)?;
+        let file = open_or_create_file(path)?;
         let len = file.metadata()?.len();
         if len == 0 {
             // Two processes that do this at the same time write the same.
@@ -282,14 +282,14 @@ impl DecimalFile {
 #[cold]
 fn extend(path: &Path, len: u64) -> io::Result<()> {
     let _hold_off = cancellation::HoldOff::new();
-    fallocate(&file(path)?, FallocateFlags::empty(), 0, len)?;
+    fallocate(&open_or_create_file(path)?, FallocateFlags::empty(), 0, len)?;
     Ok(())
 }
 
 /// The number with a newline, and the length of both.
-fn decimal(mut number: u64) -> ([u8; MAX_TEXT], u64) {
-    let mut digits = [0; MAX_TEXT];
-    let mut at = MAX_TEXT;
+fn decimal(mut number: u64) -> ([u8; MAX_DECIMAL_BYTES], u64) {
+    let mut digits = [0; MAX_DECIMAL_BYTES];
+    let mut at = MAX_DECIMAL_BYTES;
     loop {
         at -= 1;
         digits[at] = b'0' + (number % 10) as u8;
@@ -298,8 +298,8 @@ fn decimal(mut number: u64) -> ([u8; MAX_TEXT], u64) {
             break;
         }
     }
-    let mut text = [0; MAX_TEXT];
-    let len = MAX_TEXT - at;
+    let mut text = [0; MAX_DECIMAL_BYTES];
+    let len = MAX_DECIMAL_BYTES - at;
     text[..len].copy_from_slice(&digits[at..]);
     text[len] = b'\n';
     (text, len as u64 + 1)
@@ -307,19 +307,19 @@ fn decimal(mut number: u64) -> ([u8; MAX_TEXT], u64) {
 
 /// The ports to whose counters this process adds.
 #[derive(Default)]
-pub(crate) struct CountedPortTraffic {
-    traffic_by_port: Mutex<Vec<(PortName, Option<Arc<PortTraffic>>)>>,
+pub(crate) struct TrafficCountersByPort {
+    traffic_by_port: Mutex<Vec<(HostPortId, Option<Arc<PortTrafficCounters>>)>>,
 }
 
-impl CountedPortTraffic {
+impl TrafficCountersByPort {
     /// Returns the counters of a port; `None` if its files cannot be made: then nothing is counted.
     #[cold]
     #[inline(never)]
     pub(crate) fn traffic_of_port(
         &self,
         fabric: &Path,
-        name: PortName,
-    ) -> Option<Arc<PortTraffic>> {
+        name: HostPortId,
+    ) -> Option<Arc<PortTrafficCounters>> {
         if name.process_ports_key == 0 || name.host_wide_number == 0 {
             return None;
         }
@@ -328,7 +328,7 @@ impl CountedPortTraffic {
         if let Some((_, port)) = known.iter().find(|(known, _)| *known == name) {
             return port.clone();
         }
-        let port = PortTraffic::open(fabric, name)
+        let port = PortTrafficCounters::open(fabric, name)
             .inspect_err(|e| {
                 tracing::warn!(
                     "the traffic of port {} is not counted: {e}",
@@ -348,7 +348,7 @@ mod tests {
 
     use super::*;
 
-    const NAME: PortName = PortName {
+    const NAME: HostPortId = HostPortId {
         process_ports_key: 7,
         host_wide_number: 1,
     };
@@ -380,7 +380,8 @@ mod tests {
             packets,
             multicast_packets: multicast,
         };
-        let processes = [(); 2].map(|()| PortTraffic::open(fabric.path(), NAME).expect("open"));
+        let processes =
+            [(); 2].map(|()| PortTrafficCounters::open(fabric.path(), NAME).expect("open"));
         processes[0].add(Direction::Transmitted, amount(5, 0));
         processes[1].add(Direction::Transmitted, amount(95, 1));
         processes[1].add(Direction::Received, amount(2, 0));
@@ -404,7 +405,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let port = PortTraffic::open(fabric.path(), NAME).expect("open");
+                    let port = PortTrafficCounters::open(fabric.path(), NAME).expect("open");
                     (0..1000).for_each(|_| port.add(Direction::Received, one));
                 });
             }
@@ -416,16 +417,16 @@ mod tests {
     #[test]
     fn ports_are_opened_once_and_those_without_a_name_are_not_counted() {
         let fabric = tempfile::tempdir().expect("a folder");
-        let ports = CountedPortTraffic::default();
+        let ports = TrafficCountersByPort::default();
         let [one, again] =
             [(); 2].map(|()| ports.traffic_of_port(fabric.path(), NAME).expect("open"));
         assert!(Arc::ptr_eq(&one, &again));
         for name in [
-            PortName {
+            HostPortId {
                 process_ports_key: 0,
                 ..NAME
             },
-            PortName {
+            HostPortId {
                 host_wide_number: 0,
                 ..NAME
             },

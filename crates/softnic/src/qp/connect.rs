@@ -32,15 +32,15 @@ impl Qp {
     ) -> Result<(), i32> {
         let nic = self.nic;
         let port = self.context.device.port(new.ah_attr.port_num)?;
-        let local = port.local_destination(&new.ah_attr).is_some();
+        let local = port.local_destination_port(&new.ah_attr).is_some();
         let is_carried = matches!(self.created_type, QpType::Rc | QpType::Uc);
         if nic.uses_packets(local, is_carried) {
             return self.start_packet_responder(control, port, new);
         }
-        control.peer_process = match port.local_destination(&new.ah_attr) {
+        control.peer_process = match port.local_destination_port(&new.ah_attr) {
             Some(place) => nic
                 .fabric
-                .try_peer(new.dest_qp_num as usize >> QP_INDEX_BITS)?
+                .peer_or_exhaustion_errno(new.dest_qp_num as usize >> QP_INDEX_BITS)?
                 .filter(|peer| may_qp_use_port(peer, new.dest_qp_num, place)),
             None => None,
         };
@@ -62,7 +62,7 @@ impl Qp {
         new: &ibv_qp_attr,
     ) -> Result<(), i32> {
         control.peer_process = None;
-        let Some(flow) = port.flow(&new.ah_attr) else {
+        let Some(flow) = port.packet_flow_to(&new.ah_attr) else {
             return Ok(());
         };
         self.nic.open_network().inspect_err(|_| {
@@ -88,7 +88,7 @@ impl Qp {
             // XRC and the other types do not use packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
-        lock(&self.packet_side).set_responder(responding);
+        lock(&self.packet_responder_state).set_responder(responding);
         control.peer_flow = Some(flow);
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Qp {
 
     /// Sends answers that wait. A program that has seen a completion may act before the thread that made the completion
     /// has sent the answer.
-    pub(crate) fn send_last_answers(&self) {
+    pub(crate) fn send_waiting_answers(&self) {
         if crate::path::are_packets_in_use() {
             crate::recv::send_answers(
                 self,
@@ -154,12 +154,12 @@ impl Qp {
 
     /// Adds the acknowledgement of received packets to the packets that are about to leave: the kernel carries both at
     /// once.
-    pub(crate) fn send_owed_acknowledgement(&self) {
-        crate::recv::send_owed_acknowledgement(self);
+    pub(crate) fn enqueue_owed_acknowledgement(&self) {
+        crate::recv::enqueue_owed_acknowledgement(self);
     }
 
     /// Lets datagrams of other hosts reach a UD queue pair, unless the path is local only.
-    pub(super) fn open_for_datagrams(&self) {
+    pub(super) fn open_for_datagrams_of_other_hosts(&self) {
         let nic = self.nic;
         if nic.packet_path.mode() != PathMode::Local
             && self.qp_type == QpType::Ud

@@ -17,11 +17,11 @@ pub(crate) struct InboundRing {
     pub(super) stopped: bool,
     pub(super) sender_regions: RegionCache,
     /// UD: the path that the completion of every message of this ring reports.
-    pub(super) path: CompletionPath,
+    pub(super) path: MessagePathInCompletion,
 }
 
 /// The path of the messages of a ring. It does not change, so it is read once.
-pub(super) struct CompletionPath {
+pub(super) struct MessagePathInCompletion {
     pub(super) slid: u16,
     pub(super) sl: u8,
     pub(super) dlid_path_bits: u8,
@@ -31,7 +31,7 @@ pub(super) struct CompletionPath {
     pub(super) grh_lengths_for: (u32, bool),
 }
 
-impl CompletionPath {
+impl MessagePathInCompletion {
     pub(super) fn of(header: &RingHeader) -> Self {
         let mut grh = [0; GRH_BYTES];
         for (bytes, word) in grh.chunks_exact_mut(8).zip(&header.grh) {
@@ -55,7 +55,7 @@ impl CompletionPath {
 
     /// Returns the last word of a completion: partition index, LID of the sender, service level and path bits.
     #[inline(always)]
-    pub(super) fn completion_word(&self) -> u64 {
+    pub(super) fn last_wc_word(&self) -> u64 {
         u64::from(self.slid) << 16 | u64::from(self.sl) << 32 | u64::from(self.dlid_path_bits) << 40
     }
 
@@ -72,7 +72,7 @@ impl CompletionPath {
         if self.grh_lengths_for != (payload, with_imm) {
             self.grh_lengths_for = (payload, with_imm);
             let payload = u16::try_from(payload).unwrap_or(u16::MAX);
-            let bytes = crate::device::ud_packet_bytes(payload, with_imm);
+            let bytes = crate::device::ud_packet_bytes_from_bth_to_icrc(payload, with_imm);
             crate::device::set_grh_length(&mut self.grh, bytes);
         }
         Some(&self.grh)
@@ -89,11 +89,13 @@ impl InboundRing {
         Some(Self {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
-            sender_cq_index: peer.segment.checked_cq_index(&header.src_send_cq_index),
+            sender_cq_index: peer
+                .segment
+                .cq_index_or_max_if_never_used(&header.src_send_cq_index),
             rnr_wait: WaitTimer::NOT_WAITING,
             stopped: false,
             sender_regions: RegionCache::new(),
-            path: CompletionPath::of(header),
+            path: MessagePathInCompletion::of(header),
             peer,
             offset,
         })
@@ -143,7 +145,7 @@ impl InboundRing {
                     .header()
                     .is_some_and(|header| header.sender_has_deferred.load(Ordering::Relaxed) != 0);
             // Many sends complete unsignaled; only the sender's engine knows which.
-            wake_if_armed(cq, self.sender_cq_index, &self.peer, (is_urgent, 0), |_| {
+            wake_waiter_if_cq_armed(cq, self.sender_cq_index, &self.peer, (is_urgent, 0), |_| {
                 WakeTarget::Engine
             });
         }
@@ -169,7 +171,7 @@ impl InboundRing {
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
 /// this process. `candidate`: as for [`ArmedWord::choose_and_record_wake_target`](shm::fabric::armed::ArmedWord::choose_and_record_wake_target).
 #[inline]
-pub(crate) fn wake_if_armed(
+pub(crate) fn wake_waiter_if_cq_armed(
     cq: &CqShared,
     cq_index: usize,
     peer: &Peer,

@@ -19,7 +19,7 @@ use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{
-    FLAG_AFTER_RECEIVER_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header,
+    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind, header,
 };
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send;
@@ -31,17 +31,18 @@ use shm::fabric::layout::*;
 use shm::fabric::ring::{Consumer, RingRecord};
 use shm::mem::{MemoryFault, copy};
 
-use inbound::CompletionPath;
+use inbound::MessagePathInCompletion;
 use place::*;
-use tags::{Rendezvous, TagMatchResult};
+use tags::{PendingRendezvous, TagMatchResult};
 
-pub(crate) use inbound::{InboundRing, wake_if_armed};
+pub(crate) use inbound::{InboundRing, wake_waiter_if_cq_armed};
 pub(crate) use packets::{
-    PacketResponderState, QpResponder, awaits_gap_nak, has_answers, note_host_drops,
-    process_request_or_datagram, send_answers, send_owed_acknowledgement,
+    PacketResponderState, QpResponder, awaits_gap_nak, enqueue_owed_acknowledgement,
+    has_answers_to_send, make_responder_nak_after_host_drops, process_request_or_datagram,
+    send_answers,
 };
 pub(crate) use queue::RecvQueue;
-pub(crate) use tags::{TagInfo, TagList};
+pub(crate) use tags::{CompletionTag, TagList};
 
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
 pub(crate) const GRH_BYTES: usize = 40;
@@ -55,9 +56,9 @@ pub(crate) struct RecvSide {
     far_cursor: usize,
     pass_count: u32,
     /// True if a ring is to be removed when its sender has closed it.
-    any_stopped: bool,
+    has_stopped_ring: bool,
     /// The rendezvous that later messages wait for.
-    rendezvous: Option<Box<Rendezvous>>,
+    rendezvous: Option<Box<PendingRendezvous>>,
     local_regions: RegionCache,
 }
 
@@ -66,13 +67,13 @@ enum RecordResult {
     /// The record is done; continue.
     Done,
     /// No receive WR is posted for the record yet.
-    NotReady,
+    NoReceiveWrYet,
     /// The queue pair failed; the requester gets this status.
     Failed(ibv_wc_status),
     /// The sender has ended or has withdrawn the record.
     SenderEndedOrWithdrew,
     /// The payload of a rendezvous is still to come.
-    Rendezvous(Box<Rendezvous>),
+    Rendezvous(Box<PendingRendezvous>),
     /// The requester's own memory cannot be read: the requester gets a local error, and nothing changes here.
     SenderMemoryUnreadable,
 }
@@ -85,7 +86,7 @@ impl RecvSide {
             first_polled_near: 0,
             far_cursor: 0,
             pass_count: 0,
-            any_stopped: false,
+            has_stopped_ring: false,
             rendezvous: None,
             local_regions: RegionCache::new(),
         }
@@ -98,11 +99,11 @@ impl RecvSide {
 
     /// Tells peers whether any next message makes a completion. If so, they may wake the program themselves. The
     /// receive CQ, whose lock is held, is about to be armed.
-    pub(crate) fn publish_if_any_next_message_completes(&self) {
+    pub(crate) fn publish_whether_any_next_message_completes(&self) {
         let qp = &*self.qp;
         let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
             && matches!(qp.state(), QpState::Rtr | QpState::Rts)
-            && !self.any_stopped
+            && !self.has_stopped_ring
             && self.rendezvous.is_none()
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_recv_cq())
             && qp.recv_queue().lock().has_wr_for_any_tag();
@@ -146,14 +147,14 @@ impl RecvSide {
     /// Makes completions of arrived records, from at most `2 * scan` rings. With `ended`, also checks which empty rings
     /// have ended. Returns true if a record waits for a deadline.
     #[inline(always)]
-    pub(crate) fn complete_arrived_records_and_tell_if_waiting(
+    pub(crate) fn complete_arrived_records(
         &mut self,
         sink: &mut WcSink<'_>,
         scan: usize,
         ended: bool,
     ) -> bool {
         if let [_] = self.rings[..]
-            && !self.any_stopped
+            && !self.has_stopped_ring
             && self.rendezvous.is_none()
             && matches!(self.qp.state(), QpState::Rtr | QpState::Rts)
             && self
@@ -197,14 +198,14 @@ impl RecvSide {
             .load(Ordering::Relaxed)
             != 0
         {
-            self.process_remote_error();
+            self.fail_if_requester_reported_error();
             return false;
         }
         if self.continue_rendezvous(sink) {
             return true;
         }
         let waiting = self.receive_from_many(sink, scan, ended);
-        if self.any_stopped {
+        if self.has_stopped_ring {
             self.remove_closed_rings();
         }
         waiting
@@ -285,13 +286,17 @@ impl RecvSide {
         let mut rq = self.qp.rq.lock();
         while !sink.is_full() {
             let Some(wqe) = rq.take_oldest() else { return };
-            sink.push(report_failed_recv(&self.qp, wqe.wr_id, IBV_WC_WR_FLUSH_ERR));
+            sink.push(report_failed_recv_and_make_wc(
+                &self.qp,
+                wqe.wr_id,
+                IBV_WC_WR_FLUSH_ERR,
+            ));
         }
     }
 
     /// Processes an error that a requester has reported: its request violated the rules of this queue pair.
     #[cold]
-    fn process_remote_error(&mut self) {
+    fn fail_if_requester_reported_error(&mut self) {
         let event = self
             .qp
             .shared()
@@ -318,7 +323,7 @@ impl RecvSide {
             }
             !over
         });
-        self.any_stopped = self.rings.iter().any(|ring| ring.stopped);
+        self.has_stopped_ring = self.rings.iter().any(|ring| ring.stopped);
     }
 
     #[inline(always)]
@@ -339,7 +344,7 @@ impl RecvSide {
             ring.consumer.release();
             if ended {
                 Self::stop_if_sender_ended(ring);
-                self.any_stopped |= ring.stopped;
+                self.has_stopped_ring |= ring.stopped;
             }
             return false;
         }
@@ -379,10 +384,10 @@ impl RecvSide {
                     break;
                 }
             };
-            if !UD && record.header.flags & FLAG_AFTER_RECEIVER_SENDS != 0 {
+            if !UD && record.header.flags & FLAG_RECEIVER_SEND_COMPLETES_FIRST != 0 {
                 // A send queue's lock is taken before that of a receive queue.
                 rq = None;
-                if complete_earlier_sends_and_tell_if_full(qp, sink) {
+                if complete_earlier_sends(qp, sink) {
                     break;
                 }
             }
@@ -418,7 +423,7 @@ impl RecvSide {
         }
         drop(rq);
         ring.release_consumed(!UD);
-        self.any_stopped |= ring.stopped;
+        self.has_stopped_ring |= ring.stopped;
         waiting | self.continue_rendezvous(sink)
     }
 
@@ -438,9 +443,9 @@ impl RecvSide {
                 ring.rnr_wait.end_wait();
                 return true;
             }
-            RecordResult::NotReady if !qp.qp_type.is_connected() => {}
-            RecordResult::NotReady => *waiting |= Self::handle_rnr(qp, ring),
-            RecordResult::Failed(status) => Self::refuse(qp, ring, status),
+            RecordResult::NoReceiveWrYet if !qp.qp_type.is_connected() => {}
+            RecordResult::NoReceiveWrYet => *waiting |= Self::handle_rnr(qp, ring),
+            RecordResult::Failed(status) => Self::refuse_record_and_fail_qp(qp, ring, status),
             RecordResult::SenderEndedOrWithdrew => ring.stopped = true,
             RecordResult::SenderMemoryUnreadable if qp.qp_type == QpType::Rc => {
                 ring.refuse_front(IBV_WC_LOC_PROT_ERR, None)
@@ -462,7 +467,7 @@ impl RecvSide {
             ring.src_qpn
         );
         if qp.qp_type == QpType::Rc {
-            Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
+            Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_OP_ERR);
         }
         ring.stopped = true;
     }
@@ -480,7 +485,7 @@ impl RecvSide {
     }
 
     #[cold]
-    fn refuse(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
+    fn refuse_record_and_fail_qp(qp: &Qp, ring: &mut InboundRing, status: ibv_wc_status) {
         ring.refuse_front(status, why::take_last_cause());
         qp.flush_and_enter_error();
     }
@@ -497,7 +502,7 @@ impl RecvSide {
         };
         if ring.rnr_wait.start_or_elapsed_ns(now_ns()) >= patience {
             // The requester gives up; this queue pair keeps waiting (IBTA vol. 1, 9.7.5.2.8).
-            ring.refuse_front(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceive));
+            ring.refuse_front(IBV_WC_RNR_RETRY_EXC_ERR, Some(FailureCause::NoReceiveWr));
             return false;
         }
         true
@@ -520,7 +525,7 @@ pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize>
 
 /// Reports a failed receive WR, and returns its completion.
 #[cold]
-pub(crate) fn report_failed_recv(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+pub(crate) fn report_failed_recv_and_make_wc(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     let cause = why::take_last_cause();
     let report = why::FailureReport {
         qp: qp.report_description(),
@@ -529,7 +534,7 @@ pub(crate) fn report_failed_recv(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> 
         status,
         cause,
     };
-    report.report();
+    report.print_or_count();
     // The man page promises no opcode here. It tells the program that a receive WR failed.
     ibv_wc {
         opcode: IBV_WC_RECV,
@@ -561,7 +566,7 @@ struct RecordOrigin<'a> {
     src_qpn: u32,
     /// Regions of the peer that hold payloads sent by reference.
     sender_regions: &'a mut RegionCache,
-    path: &'a mut CompletionPath,
+    path: &'a mut MessagePathInCompletion,
 }
 
 /// The destination of a record, besides its receive WR.
@@ -633,7 +638,7 @@ fn deliver_record<const UD: bool>(
             // The program is about to poll, or sleeps. The engine leaves the datagram to the program, whose poll may
             // drop it.
             rq.is_message_waiting = true;
-            RecordResult::NotReady
+            RecordResult::NoReceiveWrYet
         } else {
             // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop the message.
             RecordResult::Done
@@ -691,7 +696,7 @@ fn deliver_record<const UD: bool>(
     if opcode == IBV_WC_TM_RECV
         && let Some(list) = &mut rq.tags
     {
-        list.note_unexpected();
+        list.count_unexpected_message();
     }
     sink.has_solicited_or_error |= header.flags & FLAG_SOLICITED != 0;
     sink.push(wc);
@@ -710,7 +715,11 @@ fn invalidate_window(qp: &Qp, key: u32) -> bool {
 fn fail_invalidation(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> RecordResult {
     if let Some(wqe) = rq.take_oldest() {
         let wr_id = wqe.wr_id;
-        sink.push(report_failed_recv(qp, wr_id, IBV_WC_REM_INV_REQ_ERR));
+        sink.push(report_failed_recv_and_make_wc(
+            qp,
+            wr_id,
+            IBV_WC_REM_INV_REQ_ERR,
+        ));
     }
     RecordResult::Failed(IBV_WC_REM_OP_ERR)
 }
@@ -718,7 +727,7 @@ fn fail_invalidation(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Reco
 /// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
 /// NIC the acknowledgement comes long before the answer. Returns true if `sink` is full.
 #[cold]
-fn complete_earlier_sends_and_tell_if_full(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+fn complete_earlier_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
         qp.poll_sends(sink, true);
     }
@@ -767,7 +776,7 @@ fn complete_recv_after_place_error(
     // The sender is told the cause as well.
     let cause = why::take_last_cause().or(FailureCause::of_status(status));
     cause.inspect(|cause| why::note_cause(*cause));
-    sink.push(report_failed_recv(qp, wr_id, status));
+    sink.push(report_failed_recv_and_make_wc(qp, wr_id, status));
     cause.inspect(|cause| why::note_cause(*cause));
     handled
 }

@@ -94,7 +94,7 @@ pub(crate) fn process_request_or_datagram(
     ) {
         return Err(DropReason::NotReady);
     }
-    let mut side = lock(&qp.packet_side);
+    let mut side = lock(&qp.packet_responder_state);
     let PacketResponderState { responder, memory } = &mut *side;
     if qp.qp_type == QpType::Ud {
         return deliver_datagram(qp, memory, arrival, packet);
@@ -129,7 +129,7 @@ pub(crate) fn process_request_or_datagram(
 /// Sends the answers of a queue pair, and collects the counts of its responder. All packets that arrived before
 /// `heard_ns` have been processed.
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
-    let mut side = lock(&qp.packet_side);
+    let mut side = lock(&qp.packet_responder_state);
     let PacketResponderState { responder, memory } = &mut *side;
     let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
@@ -143,7 +143,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
         memory,
         last_refusal_reason: None,
     };
-    machine.send_gap_nak_if_due(heard_ns);
+    machine.queue_gap_nak_if_due(heard_ns);
     let had_failed = machine.has_failed();
     qp.nic.packet_path.enqueue_packets(qp.qpn, flow, |packet| {
         machine.transmit(now_ns, &mut target, packet)
@@ -158,18 +158,18 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
 }
 
 /// Tells the responder that the host dropped packets for lack of room, perhaps some of this queue pair.
-pub(crate) fn note_host_drops(qp: &Qp) {
+pub(crate) fn make_responder_nak_after_host_drops(qp: &Qp) {
     if let Some(QpResponder {
         machine: ResponderMachine::Rc(machine),
         ..
-    }) = lock(&qp.packet_side).responder.as_deref_mut()
+    }) = lock(&qp.packet_responder_state).responder.as_deref_mut()
     {
         machine.nak_after_host_drops();
     }
 }
 
 /// Returns true if a queue pair has answers to send.
-pub(crate) fn has_answers(qp: &Qp) -> bool {
+pub(crate) fn has_answers_to_send(qp: &Qp) -> bool {
     responder_satisfies(qp, Responder::has_pending_output)
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn awaits_gap_nak(qp: &Qp) -> bool {
 }
 
 fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
-    match lock(&qp.packet_side).responder.as_deref() {
+    match lock(&qp.packet_responder_state).responder.as_deref() {
         Some(QpResponder {
             machine: ResponderMachine::Rc(machine),
             ..
@@ -190,10 +190,10 @@ fn responder_satisfies(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool 
 
 /// Sends the acknowledgement that a queue pair owes along with the packets that are about to leave. Skips it if another
 /// thread is busy with the queue pair's requests.
-pub(crate) fn send_owed_acknowledgement(qp: &Qp) {
+pub(crate) fn enqueue_owed_acknowledgement(qp: &Qp) {
     // The holder of this lock may wait for a completion queue. A thread that polls that queue may wait for the send
     // queue, which the caller has locked.
-    let Ok(mut side) = qp.packet_side.try_lock() else {
+    let Ok(mut side) = qp.packet_responder_state.try_lock() else {
         return;
     };
     if let Some(QpResponder {
@@ -203,7 +203,7 @@ pub(crate) fn send_owed_acknowledgement(qp: &Qp) {
     {
         let network = &qp.nic.packet_path;
         network.enqueue_packets(qp.qpn, flow, |packet| {
-            machine.transmit_acknowledgement(packet)
+            machine.transmit_next_reply_if_ack(packet)
         });
     }
 }
@@ -245,7 +245,10 @@ fn deliver_datagram(
         return Err(DropReason::WrongQkey);
     }
     let grh = qp.nic.first_port.received_grh(&arrival.flow);
-    let mut path = CompletionPath::new(qp.nic.first_port.received_path_word(&grh), grh);
+    let mut path = MessagePathInCompletion::new(
+        qp.nic.first_port.completion_path_word_of_received(&grh),
+        grh,
+    );
     let (kind, imm) = match packet.extended.imm {
         Some(imm) => (RecordKind::SendWithImm, u32::from_ne_bytes(imm)),
         None => (RecordKind::Send, 0),
@@ -269,7 +272,7 @@ fn deliver_message<const UD: bool>(
     memory: &mut ResponderMemory,
     header: shm::fabric::ring::RecordHeader,
     src_qpn: u32,
-    path: &mut CompletionPath,
+    path: &mut MessagePathInCompletion,
 ) -> RecordResult {
     let ResponderMemory {
         recv_regions: local,
@@ -344,12 +347,12 @@ impl QpTarget<'_> {
 }
 
 impl ResponderTarget for QpTarget<'_> {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         self.memory.partial_message.clear();
         self.qp.recv_queue().lock().len() != 0
     }
 
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         // A part arrives again if no receive WR was left for the message.
         self.memory.partial_message.truncate(offset as usize);
         self.memory.partial_message.extend_from_slice(bytes);
@@ -374,10 +377,10 @@ impl ResponderTarget for QpTarget<'_> {
         #[allow(clippy::cast_possible_truncation)] // the machine takes no message longer than 2^31
         let len = by_write.unwrap_or(self.memory.partial_message.len() as u32);
         let header = header(kind, flags(solicited), imm, len, 0);
-        let mut path = CompletionPath::new(0, [0; GRH_BYTES]);
+        let mut path = MessagePathInCompletion::new(0, [0; GRH_BYTES]);
         let src_qpn = self.qp.shared().dest_qpn.load(Ordering::Relaxed);
         match deliver_message::<false>(self.qp, self.memory, header, src_qpn, &mut path) {
-            RecordResult::NotReady => Err(Refusal::NotReady),
+            RecordResult::NoReceiveWrYet => Err(Refusal::NotReady),
             RecordResult::Failed(status) => {
                 self.last_refusal_reason = Some(RefusalReason::ReceiveWrFailed);
                 Err(if status == IBV_WC_REM_INV_REQ_ERR {

@@ -3,7 +3,9 @@
 use nic_core::rights::{Access, OwningPdOrQp, PermittedRange, QpMemoryRights, authorize};
 
 use super::*;
-use crate::send::{TargetQp, WRITE_RECORD_PREFIX_BYTES, read_to_unmapped, remote_region};
+use crate::send::{
+    TargetQp, WRITE_RECORD_PREFIX_BYTES, read_to_unmapped_or_tell_if_local_failed, remote_region,
+};
 use shm::mem::{BOUNCE, MemoryFault, copy, is_readable, probe_writable};
 
 pub(super) enum PlaceError {
@@ -89,7 +91,7 @@ pub(super) fn place_ud(
             Err(SgeError::Protection) => return Err(PlaceError::ReceiveMemoryUnwritable),
         }
     }
-    window.close();
+    window.release_region();
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
@@ -99,11 +101,11 @@ pub(super) fn place_ud(
     };
     match grh {
         // SAFETY: the array is 40 bytes long.
-        Some(grh) => unsafe { to.put(grh.as_ptr(), GRH_BYTES)? },
+        Some(grh) => unsafe { to.write_bytes(grh.as_ptr(), GRH_BYTES)? },
         None => to.skip(GRH_BYTES),
     }
     // SAFETY: the ring has `len` bytes behind the header (checked).
-    unsafe { to.put(payload, len) }
+    unsafe { to.write_bytes(payload, len) }
 }
 
 /// Scatters a message of a connected transport over the SGEs of a receive WR.
@@ -145,7 +147,7 @@ pub(super) fn place_connected_message(
             }
         }
     }
-    window.close();
+    window.release_region();
     let mut to = ScatterPosition {
         nic: qp.nic,
         pd_number: pd,
@@ -155,7 +157,7 @@ pub(super) fn place_connected_message(
     };
     if header.flags & FLAG_BY_REFERENCE == 0 {
         // SAFETY: the ring has `len` bytes behind the header (checked).
-        unsafe { to.put(record.payload.as_mut_ptr(), len) }
+        unsafe { to.write_bytes(record.payload.as_mut_ptr(), len) }
     } else {
         copy_by_reference(qp, record, (peer, src_qpn), remote, 0, &mut to)
     }
@@ -178,11 +180,13 @@ pub(super) fn copy_by_reference(
         match region.mapped_address(at) {
             _ if at.is_empty() => Ok(()),
             // SAFETY: `src` lies in the pinned region.
-            Some(src) => unsafe { to.put(src, at.len() as usize) },
-            None => to.put_unmapped(region, at).map_err(|e| match e {
-                PlaceError::SenderMemoryUnreadable => unreadable_sender_error(sender.0),
-                other => other,
-            }),
+            Some(src) => unsafe { to.write_bytes(src, at.len() as usize) },
+            None => to
+                .write_bytes_of_unmapped_region(region, at)
+                .map_err(|e| match e {
+                    PlaceError::SenderMemoryUnreadable => unreadable_sender_error(sender.0),
+                    other => other,
+                }),
         }
     })
 }
@@ -224,7 +228,7 @@ pub(super) fn for_each_referenced(
                 return Err(unreadable_sender_error(peer));
             }
         };
-        let by_sender = QpMemoryRights::local(domain);
+        let by_sender = QpMemoryRights::for_local_access(domain);
         let at = authorize(
             &region.rights,
             (sge.addr, len),
@@ -289,7 +293,7 @@ impl ScatterPosition<'_> {
     /// # Safety
     /// No mutable reference to the `len` bytes at `src` exists.
     #[inline(never)]
-    pub(super) unsafe fn put(
+    pub(super) unsafe fn write_bytes(
         &mut self,
         mut src: *const u8,
         mut len: usize,
@@ -317,7 +321,7 @@ impl ScatterPosition<'_> {
     }
 
     /// Writes bytes of a region that is reached by system call.
-    pub(super) fn put_unmapped(
+    pub(super) fn write_bytes_of_unmapped_region(
         &mut self,
         from: &shm::mem::AccessibleRegion,
         mut left: PermittedRange,
@@ -389,7 +393,7 @@ pub(super) fn execute_ordered_write(
     to: &mut RecordDestination<'_, '_>,
 ) -> RecordResult {
     // The window holds a pin of the cache that is used below.
-    to.last_recv_region.close();
+    to.last_recv_region.release_region();
     let header = record.header;
     let Some(bytes) = record.payload.len().checked_sub(WRITE_RECORD_PREFIX_BYTES) else {
         return RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR);
@@ -449,7 +453,8 @@ pub(super) fn execute_ordered_write(
             unsafe { source.read(at, dst) }
                 .map_err(|MemoryFault| probe_writable(dst, at.len() as usize))
         } else {
-            read_to_unmapped((source, at), (region, into)).map_err(|of_target| !of_target)
+            read_to_unmapped_or_tell_if_local_failed((source, at), (region, into))
+                .map_err(|of_target| !of_target)
         };
         copied.map_err(|of_sender| match of_sender {
             true if from.peer.kernel_says_ended() => PlaceError::SenderGone,

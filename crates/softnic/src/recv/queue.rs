@@ -143,7 +143,7 @@ impl RecvQueue {
 
     /// Returns true, once, if a message has been waiting for the WRs that were posted.
     #[inline]
-    pub(crate) fn take_message_waits(&mut self) -> bool {
+    pub(crate) fn take_message_waiting_flag(&mut self) -> bool {
         std::mem::take(&mut self.is_message_waiting)
     }
 

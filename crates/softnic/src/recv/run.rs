@@ -15,7 +15,7 @@ struct RunCommonValues<'a> {
     qkey: u32,
     /// The region of the receive WRs.
     recv_region: LastRegionValues,
-    path: &'a mut CompletionPath,
+    path: &'a mut MessagePathInCompletion,
 }
 
 /// Completes SENDs from the front of a ring, as long as they are plain ones and receive WRs are posted.
@@ -34,7 +34,7 @@ pub(super) fn take_plain_sends<const UD: bool>(
         qp_num: qp.qpn,
         src_qp: ring.src_qpn,
         qkey: qp.qkey.load(Ordering::Relaxed),
-        recv_region: window.held(),
+        recv_region: window.current_values(),
         path: &mut ring.path,
     };
     let mut records = ring.consumer.begin_run();
@@ -45,7 +45,7 @@ pub(super) fn take_plain_sends<const UD: bool>(
     while head != end
         && let Some(record) = records.peek_if_len_matches_slots()
         && let Some(wqe) = wqes.get(head as usize & (wqes.len() - 1))
-        && complete_plain_send::<UD>(&mut common, &record, wqe, sink)
+        && try_complete_plain_send::<UD>(&mut common, &record, wqe, sink)
     {
         solicited |= record.header.flags & FLAG_SOLICITED;
         let slots = record.slots();
@@ -64,7 +64,7 @@ pub(super) fn take_plain_sends<const UD: bool>(
 /// Places a SEND and makes its completion. Returns false, with nothing done, if the record is not a plain SEND or
 /// cannot be placed here.
 #[inline(always)]
-fn complete_plain_send<const UD: bool>(
+fn try_complete_plain_send<const UD: bool>(
     common: &mut RunCommonValues<'_>,
     record: &RingRecord<'_>,
     wqe: &RecvWqe,
@@ -85,7 +85,7 @@ fn complete_plain_send<const UD: bool>(
     } else {
         None
     };
-    if !place_in_held_region(common.recv_region, record, grh, UD, wqe) {
+    if !try_place_in_held_region(common.recv_region, record, grh, UD, wqe) {
         return false;
     }
     let wc = ReceivedSend {
@@ -97,7 +97,7 @@ fn complete_plain_send<const UD: bool>(
         src_qp: common.src_qp,
         wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
             | if UD { common.path.wc_flags } else { 0 },
-        path_word: if UD { common.path.completion_word() } else { 0 },
+        last_wc_word: if UD { common.path.last_wc_word() } else { 0 },
     };
     sink.push_received(&wc);
     true
@@ -106,7 +106,7 @@ fn complete_plain_send<const UD: bool>(
 /// Copies a payload to the SGE of a receive WR. A datagram's payload goes behind the place of the GRH. Returns false if
 /// the SGE is too short or not in the region that is held.
 #[inline(always)]
-fn place_in_held_region(
+fn try_place_in_held_region(
     held: LastRegionValues,
     record: &RingRecord<'_>,
     grh: Option<&[u8; GRH_BYTES]>,

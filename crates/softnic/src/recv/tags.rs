@@ -14,7 +14,7 @@ pub(crate) type TagList = tags::TagList<Box<[ibv_sge]>>;
 
 /// A rendezvous whose message has been taken and whose payload is to come. Later messages of its queue pair wait for
 /// it.
-pub(super) struct Rendezvous {
+pub(super) struct PendingRendezvous {
     wr_id: u64,
     /// Buffers for the payload, in the protection domain `pd`.
     sges: Box<[ibv_sge]>,
@@ -23,7 +23,7 @@ pub(super) struct Rendezvous {
     /// The tag matching header of the message.
     header: [u8; TMH_BYTES],
     /// True once the payload has been read.
-    is_read: bool,
+    is_payload_read: bool,
 }
 
 /// The origin of a record, and the regions through which its payload is reached.
@@ -83,7 +83,7 @@ pub(super) fn deliver_to_matching_entry(
         wc_flags: flags | IBV_WC_TM_MATCH,
         ..ibv_wc::zeroed()
     };
-    TagInfo {
+    CompletionTag {
         tag,
         app_context: app,
     }
@@ -118,13 +118,13 @@ pub(super) fn deliver_to_matching_entry(
             header.copy_from_slice(&head[..TMH_BYTES]);
             wc.byte_len = payload.len;
             sink.push(wc);
-            TagMatchResult::Handled(RecordResult::Rendezvous(Box::new(Rendezvous {
+            TagMatchResult::Handled(RecordResult::Rendezvous(Box::new(PendingRendezvous {
                 wr_id: entry.wr_id,
                 sges: entry.buffer,
                 pd_number: pd,
                 payload,
                 header,
-                is_read: false,
+                is_payload_read: false,
             })))
         }
     }
@@ -156,7 +156,7 @@ fn complete_eager(
             (IBV_WC_LOC_PROT_ERR, RecordResult::Failed(IBV_WC_REM_OP_ERR))
         }
     };
-    sink.push(report_failed_recv(qp, wc.wr_id, status));
+    sink.push(report_failed_recv_and_make_wc(qp, wc.wr_id, status));
     handled
 }
 
@@ -181,7 +181,7 @@ fn deliver_rendezvous_headers(
         Err(PlaceError::TooLong)
     } else {
         // SAFETY: the array has `head.len()` bytes.
-        unsafe { to.put(head.as_ptr(), head.len()) }
+        unsafe { to.write_bytes(head.as_ptr(), head.len()) }
     };
     match placed {
         Ok(()) => {
@@ -195,11 +195,19 @@ fn deliver_rendezvous_headers(
             RecordResult::Done
         }
         Err(PlaceError::TooLong) => {
-            sink.push(report_failed_recv(qp, wc.wr_id, IBV_WC_LOC_LEN_ERR));
+            sink.push(report_failed_recv_and_make_wc(
+                qp,
+                wc.wr_id,
+                IBV_WC_LOC_LEN_ERR,
+            ));
             RecordResult::Failed(IBV_WC_REM_INV_REQ_ERR)
         }
         Err(_) => {
-            sink.push(report_failed_recv(qp, wc.wr_id, IBV_WC_LOC_PROT_ERR));
+            sink.push(report_failed_recv_and_make_wc(
+                qp,
+                wc.wr_id,
+                IBV_WC_LOC_PROT_ERR,
+            ));
             RecordResult::Failed(IBV_WC_REM_OP_ERR)
         }
     }
@@ -227,7 +235,7 @@ fn place_eager(
     if record.header.flags & FLAG_BY_REFERENCE == 0 {
         let payload = record.payload.as_mut_ptr().wrapping_add(TMH_BYTES);
         // SAFETY: the ring has the whole message behind the header (`read_message_head` has checked).
-        return unsafe { to.put(payload, len) };
+        return unsafe { to.write_bytes(payload, len) };
     }
     let sender = (source.peer, source.src_qpn);
     copy_by_reference(
@@ -274,7 +282,7 @@ fn read_message_head(
     Ok(len)
 }
 
-impl Rendezvous {
+impl PendingRendezvous {
     /// READs the payload and tells the sender, after the sender can have seen that its message was taken. Returns false
     /// if that is not possible yet. The sink has room for a completion.
     #[cold]
@@ -285,7 +293,7 @@ impl Rendezvous {
             qp,
             to,
             self.payload,
-            &mut self.is_read,
+            &mut self.is_payload_read,
             &fin,
         ) {
             Ok(false) => return false,
@@ -298,7 +306,7 @@ impl Rendezvous {
                 ..ibv_wc::zeroed()
             }),
             Err(status) => {
-                sink.push(report_failed_recv(qp, self.wr_id, status));
+                sink.push(report_failed_recv_and_make_wc(qp, self.wr_id, status));
                 qp.flush_and_enter_error();
             }
         }
@@ -308,21 +316,25 @@ impl Rendezvous {
     /// Flushes the rendezvous after the queue pair has failed.
     #[cold]
     pub(super) fn flush(&self, qp: &Qp, sink: &mut WcSink<'_>) {
-        sink.push(report_failed_recv(qp, self.wr_id, IBV_WC_WR_FLUSH_ERR));
+        sink.push(report_failed_recv_and_make_wc(
+            qp,
+            self.wr_id,
+            IBV_WC_WR_FLUSH_ERR,
+        ));
     }
 }
 
 /// The tag of a completion. `ibv_wc` has no field for a tag. It travels in fields that a successful completion of a
 /// reliable connection does not use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TagInfo {
+pub(crate) struct CompletionTag {
     pub(crate) tag: u64,
     /// Data that the sending application has put into the header.
     pub(crate) app_context: u32,
 }
 
 #[allow(clippy::cast_possible_truncation)] // halves
-impl TagInfo {
+impl CompletionTag {
     fn store_in_completion(self, wc: &mut ibv_wc) {
         (wc.src_qp, wc.vendor_err) = (self.tag as u32, (self.tag >> 32) as u32);
         (wc.pkey_index, wc.slid) = (self.app_context as u16, (self.app_context >> 16) as u16);
@@ -349,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_tag_travels_in_a_completion() {
-        let info = TagInfo {
+        let info = CompletionTag {
             tag: 0x0123_4567_89ab_cdef,
             app_context: 0xfedc_ba98,
         };
@@ -359,7 +371,7 @@ mod tests {
             ..ibv_wc::zeroed()
         };
         info.store_in_completion(&mut wc);
-        assert_eq!(TagInfo::take_from_completion(&mut wc), info);
+        assert_eq!(CompletionTag::take_from_completion(&mut wc), info);
         assert_eq!(
             (wc.src_qp, wc.vendor_err, wc.slid, wc.pkey_index),
             (0, 0, 0, 0)
@@ -371,8 +383,8 @@ mod tests {
             ..ibv_wc::zeroed()
         };
         assert_eq!(
-            TagInfo::take_from_completion(&mut other),
-            TagInfo::default()
+            CompletionTag::take_from_completion(&mut other),
+            CompletionTag::default()
         );
         assert_eq!(other.src_qp, 7);
     }

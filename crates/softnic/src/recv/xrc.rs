@@ -22,7 +22,7 @@ impl RecvSide {
             .load(Ordering::Relaxed)
             != 0
         {
-            self.process_remote_error();
+            self.fail_if_requester_reported_error();
             return false;
         }
         let mut waiting = false;
@@ -56,12 +56,12 @@ impl RecvSide {
             let slots = record.slots();
             let Some(srq) = domain.srq(record.header.extra_value) else {
                 // "XRC domain violation, invalid XRCETH: NAK-Invalid Request" (IBTA vol. 1, A14.5.3.2).
-                Self::refuse(qp, ring, IBV_WC_REM_INV_REQ_ERR);
+                Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_INV_REQ_ERR);
                 break;
             };
             if srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_overrun()) {
                 // The CQ is overrun and has no place for the completion.
-                Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
+                Self::refuse_record_and_fail_qp(qp, ring, IBV_WC_REM_OP_ERR);
                 qp.raise(IBV_EVENT_QP_FATAL);
                 break;
             }

@@ -13,7 +13,7 @@ use verbs_abi::*;
 use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
     FLAG_SOLICITED, MAX_COPIED_PAYLOAD_BYTES, OutRing, RecordKind, SUCCESS_BYTE, SendQueue,
-    SendWqe, code_as_byte, describe_responder, header, is_same_ready_qp, recent_ud_ring,
+    SendWqe, code_as_byte, header, is_same_ready_qp, recent_ud_ring, responder_memory_rights,
 };
 use crate::ah::Ah;
 use crate::qp::Qp;
@@ -208,7 +208,9 @@ unsafe fn execute_sends<const UD: bool>(
     } else {
         DestinationPort::PEER
     };
-    let mut run_len = sq.traffic.run_message_bytes(ShortMessageKind::Send, port);
+    let mut run_len = sq
+        .traffic
+        .run_message_bytes_or_max(ShortMessageKind::Send, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
@@ -246,7 +248,9 @@ unsafe fn execute_sends<const UD: bool>(
             }
             run_len = len;
         }
-        let Some(place) = run.place(len) else { break };
+        let Some(place) = run.place_for_payload_if_room(len) else {
+            break;
+        };
         // SAFETY: the payload is the program's; the place has `len` bytes.
         if len != 0 && unsafe { shm::mem::copy(place.as_mut_ptr(), src, len) }.is_err() {
             break;
@@ -265,7 +269,7 @@ unsafe fn execute_sends<const UD: bool>(
         };
         #[allow(clippy::cast_possible_truncation)] // at most 1024
         let byte_len = len as u32;
-        run.commit(header(kind, flags, imm, byte_len, qkey), len);
+        run.add_to_postlist(header(kind, flags, imm, byte_len, qkey), len);
         let signaled = sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;
         if !UD || signaled {
             let wqe = SendWqe {
@@ -288,7 +292,7 @@ unsafe fn execute_sends<const UD: bool>(
         wr = this.next;
     }
     run.store_back();
-    ring.has_solicited |= solicited;
+    ring.open_list_has_solicited |= solicited;
     sq.posted_wrs = seq;
     if immediates != 0 {
         sq.traffic.count_immediates(immediates);
@@ -342,7 +346,7 @@ unsafe fn execute_writes<const INLINE: bool>(
         last_region: LastRegion::none(),
         max_inline: sq.max_inline,
     };
-    let responder = describe_responder(&out.target(), dest, domain());
+    let responder = responder_memory_rights(&out.target(), dest, domain());
     let Ok(grant) = authorize_region(&region.rights, Access::RemoteWrite, &responder) else {
         return wr;
     };
@@ -350,7 +354,9 @@ unsafe fn execute_writes<const INLINE: bool>(
         return wr;
     }
     let port = DestinationPort::PEER;
-    let mut run_len = sq.traffic.run_message_bytes(ShortMessageKind::Write, port);
+    let mut run_len = sq
+        .traffic
+        .run_message_bytes_or_max(ShortMessageKind::Write, port);
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         // SAFETY: as above.

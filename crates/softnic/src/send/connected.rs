@@ -18,10 +18,14 @@ pub(super) fn has_pending_ring_work(sq: &mut SendQueue) -> bool {
     if !sq.pending.has_wrs_left_to_receiver() {
         return false;
     }
-    let Some(Ok(consumed)) = sq.peer_ring.as_mut().map(|out| out.producer.refresh_head()) else {
+    let Some(Ok(consumed)) = sq
+        .peer_ring
+        .as_mut()
+        .map(|out| out.producer.refresh_consumer_head())
+    else {
         return true;
     };
-    move_consumed_to_ready(sq, consumed);
+    move_consumed_to_finished(sq, consumed);
     sq.pending.has_wrs_left_to_receiver()
 }
 
@@ -52,7 +56,7 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
         has_grh,
         service_header_octets: match qp.qp_type {
             QpType::Ud => PacketFormat::UD_HEADER_OCTETS,
-            _ if matches!(qp.xrc, Xrc::Send) => PacketFormat::XRC_HEADER_OCTETS,
+            _ if matches!(qp.xrc, XrcRole::Send) => PacketFormat::XRC_HEADER_OCTETS,
             _ => 0,
         },
         mtu_bytes: match (qp.qp_type, attr.path_mtu) {
@@ -60,8 +64,8 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
             _ => 4096,
         },
     };
-    let own = PortName {
-        process_ports_key: qp.nic.ports_key(),
+    let own = HostPortId {
+        process_ports_key: qp.nic.port_counters_key(),
         host_wide_number: port.map_or(0, |port| port.place.host_wide_number().into()),
     };
     sq.traffic.start_counting(sq.posted_wrs, own, &packets);
@@ -71,7 +75,7 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
 /// old ring. Returns false if that queue pair is not ready. Also returns false if WRs are pending: the peer will never
 /// take them, so they run into their timeout.
 #[cold]
-pub(super) fn reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
+pub(super) fn try_reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(old) = &sq.peer_ring else {
         return false;
     };
@@ -91,7 +95,7 @@ pub(super) fn reconnect_ring(qp: &Qp, sq: &mut SendQueue) -> bool {
             .header(qp.nic)
             .map_or(0, |h| h.rnr_retry.load(Ordering::Relaxed)),
         grh: None,
-        path_word: 0,
+        completion_path_word: 0,
     };
     let Some(mut new) = new_ring(qp, Arc::clone(&old.peer), &ring) else {
         return false;
@@ -120,7 +124,7 @@ pub(super) fn dead_peer_result(qp: &Qp, peer: &Peer) -> ExecutionResult {
 #[cold]
 pub(super) fn dead_peer_result_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> ExecutionResult {
     if needs_no_peer(view.wr.opcode) {
-        local_operation(qp, view)
+        bind_or_invalidate_window(qp, view)
     } else {
         dead_peer_result(qp, peer)
     }
@@ -135,7 +139,7 @@ pub(super) fn silent_peer_result(
     view: &WrView<'_>,
 ) -> ExecutionResult {
     if needs_no_peer(view.wr.opcode) {
-        return local_operation(qp, view);
+        return bind_or_invalidate_window(qp, view);
     }
     if qp.qp_type != QpType::Rc {
         if let FailureCause::NoPeer { qpn } = why_silent(qp, sq) {
@@ -208,7 +212,7 @@ pub(super) fn connected_send(
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        out.has_solicited = true;
+        out.open_list_has_solicited = true;
     }
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
@@ -226,7 +230,7 @@ pub(super) fn connected_send(
                     return ExecutionResult::Failed(status);
                 }
                 out.producer
-                    .commit(header(kind, flags, imm, len, out.current_srqn), total);
+                    .add_to_postlist(header(kind, flags, imm, len, out.current_srqn), total);
                 return ExecutionResult::InRing(out.producer.pos());
             }
             // Inline data cannot be sent by reference: the program may reuse its memory after the post.
@@ -246,11 +250,11 @@ pub(super) fn connected_send(
             return ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR);
         }
     }
-    let place = out.producer.place(bytes);
+    let place = out.producer.place_for_payload(bytes);
     let sges: *const u8 = view.sges.as_ptr().cast();
     // SAFETY: the place has `bytes` bytes, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
-    out.producer.commit(
+    out.producer.add_to_postlist(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.current_srqn),
         bytes,
     );
@@ -315,7 +319,7 @@ pub(super) fn leave_write_to_receiver(
     sq: &mut SendQueue,
     view: &WrView<'_>,
 ) -> ExecutionResult {
-    if !view.message_follows || matches!(qp.xrc, Xrc::Send) {
+    if !view.message_follows || matches!(qp.xrc, XrcRole::Send) {
         return ExecutionResult::Later;
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
@@ -332,7 +336,7 @@ pub(super) fn leave_write_to_receiver(
     let (len, total) = (total as u32, total as usize);
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
-    let is_copy_only = view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+    let is_copy_only = view.gathered_payload.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
     // A system call of the receiver takes longer than waiting for room in the ring.
     let must_copy = is_copy_only
         || (total > MAX_COPIED_PAYLOAD_BYTES
@@ -343,7 +347,7 @@ pub(super) fn leave_write_to_receiver(
         match out.producer.has_room(WRITE_RECORD_PREFIX_BYTES + total) {
             Ok(true) => {
                 let mut dst = begin_write_record(&mut out.producer, addr, total);
-                let copied = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
+                let copied = for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
                     // SAFETY: the parts add up to `total` bytes, which the place has behind the prefix.
                     unsafe { shm::mem::copy(dst, src, len) }
                         .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
@@ -355,7 +359,7 @@ pub(super) fn leave_write_to_receiver(
                 }
                 let header = header(RecordKind::Write, 0, rkey, len, 0);
                 out.producer
-                    .commit(header, WRITE_RECORD_PREFIX_BYTES + total);
+                    .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + total);
                 return ExecutionResult::OrderedWriteInRing(out.producer.pos(), len);
             }
             Ok(false) if must_copy => return ExecutionResult::Later,
@@ -395,14 +399,14 @@ fn leave_write_by_reference(
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
     let header = header(RecordKind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
     out.producer
-        .commit(header, WRITE_RECORD_PREFIX_BYTES + bytes);
+        .add_to_postlist(header, WRITE_RECORD_PREFIX_BYTES + bytes);
     ExecutionResult::OrderedWriteInRing(out.producer.pos(), len)
 }
 
 /// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.
 fn begin_write_record(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
     let place = producer
-        .place(WRITE_RECORD_PREFIX_BYTES + bytes)
+        .place_for_payload(WRITE_RECORD_PREFIX_BYTES + bytes)
         .as_mut_ptr();
     // SAFETY: the place has `WRITE_RECORD_PREFIX_BYTES + bytes` bytes; no other process sees them yet.
     unsafe {

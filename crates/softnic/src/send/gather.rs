@@ -13,12 +13,12 @@ pub(super) fn gather(
     producer: &mut Producer,
     total: usize,
 ) -> Result<(), ibv_wc_status> {
-    let place = producer.place(total);
+    let place = producer.place_for_payload(total);
     if total == 0 {
         return Ok(());
     }
     let mut dst = place.as_mut_ptr();
-    for_each_part(qp, local, view, |src, len| {
+    for_each_payload_part(qp, local, view, |src, len| {
         // SAFETY: the parts add up to `total` bytes, which the place has.
         unsafe { shm::mem::copy(dst, src, len) }.map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
         dst = dst.wrapping_add(len);
@@ -28,13 +28,13 @@ pub(super) fn gather(
 
 /// Calls `f` for each contiguous piece of the payload of a WR. The piece stays registered during the call.
 #[inline]
-pub(super) fn for_each_part(
+pub(super) fn for_each_payload_part(
     qp: &Qp,
     local: &mut RegionCache,
     view: &WrView<'_>,
     mut f: impl FnMut(*const u8, usize) -> Result<(), ibv_wc_status>,
 ) -> Result<(), ibv_wc_status> {
-    if let Some(bytes) = view.gathered {
+    if let Some(bytes) = view.gathered_payload {
         return f(bytes.as_ptr(), bytes.len());
     }
     if view.wr.send_flags & IBV_SEND_INLINE != 0 {

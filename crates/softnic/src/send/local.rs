@@ -10,7 +10,7 @@ pub(super) fn needs_no_peer(opcode: ibv_wr_opcode) -> bool {
 
 /// Binds or invalidates a memory window.
 #[cold]
-pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> ExecutionResult {
+pub(super) fn bind_or_invalidate_window(qp: &Qp, view: &WrView<'_>) -> ExecutionResult {
     let nic = qp.nic;
     if view.wr.opcode == IBV_WR_BIND_MW {
         let bound = view

@@ -27,7 +27,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ::faults::WorkFault;
+use ::faults::WorkRequestFault;
 use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry::WaitTimer;
 use nic_core::verbs::{carries_payload, completion_opcode};
@@ -39,17 +39,17 @@ use crate::device::LinkLayer;
 use crate::mw::bind_request;
 use crate::nic::Nic;
 use crate::path;
-use crate::path::traffic::PortName;
+use crate::path::traffic::HostPortId;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{
-    FLAG_AFTER_RECEIVER_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, RecordKind, header,
+    FLAG_BY_REFERENCE, FLAG_RECEIVER_SEND_COMPLETES_FIRST, FLAG_SOLICITED, RecordKind, header,
 };
-use crate::recv::{failed_recv_wc, wake_if_armed};
+use crate::recv::{failed_recv_wc, wake_waiter_if_cq_armed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{AlignedSges, checked_sge};
 use crate::why::{self, FailureCause};
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
@@ -64,23 +64,27 @@ use one_sided::*;
 use out_ring::*;
 use progress::*;
 pub(crate) use rendezvous::read_rendezvous_payload_and_send_fin;
-use traffic::{DestinationPort, PacketFormat, Traffic};
+use traffic::{DestinationPort, PacketFormat, UnpublishedTraffic};
 use ud::*;
 
 pub(crate) use builder::{BuiltPostlist, WrBuilder};
 pub(crate) use connected::{WRITE_RECORD_PREFIX_BYTES, start_counting_traffic};
-pub(crate) use one_sided::{FlushRange, TargetQp, read_to_unmapped, remote_region};
+pub(crate) use one_sided::{
+    FlushRange, TargetQp, read_to_unmapped_or_tell_if_local_failed, remote_region,
+};
 pub(crate) use packets::{
     ConnectedRequester, packet_timeout_ns, process_answer_or_congestion_notice,
     transmit_after_answers,
 };
 pub(crate) use progress::{
-    complete_finished_sends_and_tell_if_waiting, publish_idle_traffic, publish_traffic,
+    complete_finished_sends, publish_traffic, publish_traffic_if_send_queue_free,
     send_waiting_multi_receiver_datagrams, wake_awaited_peer,
 };
 pub(crate) use responder_memory::RequestedMemory;
-pub(crate) use single_send::{is_single_send, post as post_single_send};
-pub(crate) use single_write::{is_single_write, post as post_single_write};
+pub(crate) use single_send::{is_single_send, post_unless_general_path_needed as post_single_send};
+pub(crate) use single_write::{
+    is_single_write, post_unless_general_path_needed as post_single_write,
+};
 
 /// The work that a poll of the send CQ finds in a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +194,7 @@ const fn code_as_byte(code: u32) -> u8 {
 const SUCCESS_BYTE: u8 = code_as_byte(IBV_WC_SUCCESS);
 
 impl SendWqe {
-    /// Returns the contribution of this WR to the counts of [`Pending`].
+    /// Returns the contribution of this WR to the counts of [`PendingWqes`].
     #[inline(always)]
     fn pending_counts(&self) -> u64 {
         let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_write_count != 0;
@@ -199,7 +203,7 @@ impl SendWqe {
 }
 
 /// The WRs that are not done, in the order of posting.
-struct Pending {
+struct PendingWqes {
     wqes: FixedFifo<SendWqe>,
     /// The lower half counts signaled WRs. The upper half counts SENDs that the receiver has not taken, and WRITEs that
     /// it has not executed. Both share one word: the compiler would access two words as a vector in one place and one
@@ -207,7 +211,7 @@ struct Pending {
     packed_counts: u64,
 }
 
-impl Pending {
+impl PendingWqes {
     #[inline(always)]
     fn is_empty(&self) -> bool {
         self.wqes.is_empty()
@@ -264,7 +268,7 @@ struct DeferredWr {
     ah: Option<Arc<Ah>>,
     bind: Option<BindRequest>,
     /// The fault that the fault plan prescribes for this WR.
-    fault: Option<WorkFault>,
+    fault: Option<WorkRequestFault>,
 }
 
 // SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind` replace them.
@@ -275,7 +279,7 @@ struct WrView<'a> {
     wr: &'a ibv_send_wr,
     sges: &'a [ibv_sge],
     /// The payload, if it has been gathered already.
-    gathered: Option<&'a [u8]>,
+    gathered_payload: Option<&'a [u8]>,
     ah: Option<&'a Ah>,
     /// The request of a WR that binds a memory window.
     bind: Option<BindRequest>,
@@ -292,7 +296,7 @@ enum ExecutionResult {
     /// A WRITE written to a ring, up to this position; the completion reports this number of bytes.
     OrderedWriteInRing(u64, u32),
     /// Sent in packets and done at this position; the completion reports this number of bytes.
-    InFlight(u64, u32),
+    SentInPackets(u64, u32),
     /// Not possible yet.
     Later,
     /// Failed with this status.
@@ -309,8 +313,8 @@ pub(crate) struct SendQueue {
     max_sge: usize,
     max_inline: usize,
     sq_sig_all: bool,
-    traffic: Traffic,
-    pending: Pending,
+    traffic: UnpublishedTraffic,
+    pending: PendingWqes,
     finished_wrs: FixedFifo<SendWqe>,
     deferred: VecDeque<DeferredWr>,
     /// RC and UC by shared memory: the ring to the peer.
@@ -345,8 +349,8 @@ impl SendQueue {
             max_sge: cap.max_send_sge as usize,
             max_inline: cap.max_inline_data as usize,
             sq_sig_all,
-            traffic: Traffic::new(),
-            pending: Pending {
+            traffic: UnpublishedTraffic::new(),
+            pending: PendingWqes {
                 wqes: FixedFifo::new(depth)?,
                 packed_counts: 0,
             },
@@ -396,7 +400,7 @@ impl SendQueue {
             dest_index: dest_qpn as usize % MAX_QPS,
             rnr_retry: 0,
             grh: None,
-            path_word: 0,
+            completion_path_word: 0,
         };
         let mut out = new_ring(qp, peer, &ring).ok_or(libc::ENOMEM)?;
         out.send_ring_notice(qp.nic);
@@ -481,13 +485,13 @@ impl SendQueue {
         if let Some(Ok(consumed)) = self
             .peer_ring
             .as_mut()
-            .map(|out| out.producer.refresh_head())
+            .map(|out| out.producer.refresh_consumer_head())
         {
-            move_consumed_to_ready(self, consumed);
+            move_consumed_to_finished(self, consumed);
         }
         if let Some(wire) = &self.packet_requester {
             let done = wire.done_requests();
-            move_consumed_to_ready(self, done);
+            move_consumed_to_finished(self, done);
         }
         let mut left = first;
         let mut ended = None;
@@ -575,7 +579,7 @@ pub(crate) unsafe fn post_send_under_faults(
     let mut sq = qp.sq.lock();
     // SAFETY: contract of this function.
     unsafe {
-        if matches!(qp.xrc, Xrc::Send) {
+        if matches!(qp.xrc, XrcRole::Send) {
             post_list::<true, true>(qp, &mut sq, wr, bad_wr)
         } else {
             post_list::<false, true>(qp, &mut sq, wr, bad_wr)
@@ -706,7 +710,7 @@ fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
 pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
     if let Some(out) = &mut sq.peer_ring
         && !sq.pending.is_empty()
-        && !(qp.send_cq.is_armed_for_solicited() && out.receiver_is_active())
+        && !(qp.send_cq.is_armed_for_solicited_only() && out.does_receiver_take_messages_itself())
     {
         out.peer.wake_engine();
     }
@@ -799,7 +803,7 @@ unsafe fn post_one<const FAULTS: bool>(
     let view = WrView {
         wr,
         sges,
-        gathered: None,
+        gathered_payload: None,
         ah,
         bind,
         message_follows: wr.opcode == IBV_WR_RDMA_WRITE
@@ -844,12 +848,12 @@ unsafe fn post_one<const FAULTS: bool>(
     if FAULTS {
         match fault {
             None => {}
-            Some(WorkFault::Status(status)) => {
+            Some(WorkRequestFault::Status(status)) => {
                 why::note_cause(FailureCause::InjectedFault);
                 record_result(qp, sq, wr, seq, signaled, &ExecutionResult::Failed(status));
                 return Ok(());
             }
-            Some(WorkFault::ReceiverNotReady(_)) => {
+            Some(WorkRequestFault::ReceiverNotReady(_)) => {
                 // SAFETY: as above.
                 unsafe { defer(qp, sq, &view, seq, fault) };
                 return Ok(());
@@ -876,11 +880,11 @@ unsafe fn defer(
     sq: &mut SendQueue,
     view: &WrView<'_>,
     seq: u64,
-    fault: Option<WorkFault>,
+    fault: Option<WorkRequestFault>,
 ) {
     // SAFETY: `post_one` has checked the handle.
     let ah = unsafe { Ah::retain_for_wr(view.wr, view.ah.is_some()) };
-    let payload = read_deferred_payload(qp, &mut sq.local_regions, view);
+    let payload = read_payload_now_if_reusable(qp, &mut sq.local_regions, view);
     sq.deferred.push_back(DeferredWr {
         wr: *view.wr,
         sges: view.sges.to_vec(),
@@ -904,7 +908,11 @@ unsafe fn defer(
 /// deferred WR on RC or UC belongs to the NIC until the WR completes.
 ///
 /// Returns `None` for a payload that is too long or cannot be read: the WR fails when it is executed.
-fn read_deferred_payload(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec<u8>> {
+fn read_payload_now_if_reusable(
+    qp: &Qp,
+    local: &mut RegionCache,
+    view: &WrView<'_>,
+) -> Option<Vec<u8>> {
     let most = match qp.qp_type {
         // `post_one` has checked the length against `max_inline_data`.
         _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
@@ -918,7 +926,7 @@ fn read_deferred_payload(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) ->
     }
     let mut bytes = vec![0; total as usize];
     let mut at = 0;
-    for_each_part(qp, local, view, |src, len| {
+    for_each_payload_part(qp, local, view, |src, len| {
         let part = bytes.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
@@ -965,7 +973,7 @@ fn record_result(
                 ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
             });
         }
-        ExecutionResult::InFlight(end, byte_len) => {
+        ExecutionResult::SentInPackets(end, byte_len) => {
             sq.pending
                 .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
         }
@@ -1015,7 +1023,7 @@ fn fail_qp_for_oldest_wr(
             status,
             cause,
         };
-        report.report();
+        report.print_or_count();
     }
     // "Completion in error of a send WR of UD or UC: Send Queue Error state" (IBTA vol. 1, 10.3.1.6).
     if qp.qp_type == QpType::Rc {
@@ -1053,7 +1061,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {
         return ExecutionResult::Failed(IBV_WC_LOC_QP_OP_ERR);
     };
-    if !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) && !reconnect_ring(qp, sq) {
+    if !is_same_ready_qp(dest, out.dest_epoch, qp.qpn) && !try_reconnect_ring(qp, sq) {
         return silent_peer_result(qp, sq, view);
     }
     sq.peer_silence.end_wait();
@@ -1061,7 +1069,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         IBV_WR_SEND => connected_send(qp, sq, view, RecordKind::Send),
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, RecordKind::SendWithImm),
         IBV_WR_SEND_WITH_INV => connected_send(qp, sq, view, RecordKind::SendWithInv),
-        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
+        IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => bind_or_invalidate_window(qp, view),
         // A responder executes requests in order (IBTA vol. 1, 9.5). Requests that access memory wait until the SENDs
         // in front of them have reached the receiver's memory.
         IBV_WR_RDMA_WRITE if has_pending_ring_work(sq) => leave_write_to_receiver(qp, sq, view),
@@ -1074,7 +1082,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
         _ => atomic(qp, sq, view).unwrap_or_else(|o| o),
     };
     if !matches!(outcome, ExecutionResult::Later | ExecutionResult::Failed(_)) {
-        count_request(qp, sq, view, DestinationPort::PEER);
+        count_request_traffic(qp, sq, view, DestinationPort::PEER);
     }
     outcome
 }

@@ -95,7 +95,7 @@ pub(crate) fn remote_region<'c>(
             return Err(RemoteAccessDenied::RemoteAccess);
         }
     };
-    let responder = describe_responder(to, dest, domain);
+    let responder = responder_memory_rights(to, dest, domain);
     let at = authorize(&region.rights, (addr, len), access, &responder).map_err(|denied| {
         let bytes = NamedMemoryRange {
             addr,
@@ -123,7 +123,7 @@ pub(crate) fn remote_region<'c>(
 
 /// Describes the queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
-pub(super) fn describe_responder(
+pub(super) fn responder_memory_rights(
     to: &TargetQp<'_>,
     dest: &QpShared,
     domain: u32,
@@ -155,7 +155,7 @@ fn denied_result_with_payload(
     view: &WrView<'_>,
     why: RemoteAccessDenied,
 ) -> ExecutionResult {
-    match for_each_part(qp, local, view, |_, _| Ok(())) {
+    match for_each_payload_part(qp, local, view, |_, _| Ok(())) {
         Ok(()) => denied_result(qp, out, why),
         Err(status) => ExecutionResult::Failed(status),
     }
@@ -240,7 +240,7 @@ pub(super) fn write(
     )
     .map_err(|why| denied_result_with_payload(qp, out, &mut sq.local_regions, view, why))?;
     let mut fault = false;
-    let copied = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
+    let copied = for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
         let (at, rest) = left.split_at(len as u64);
         left = rest;
         // SAFETY: `at` is of this region, which is pinned, and no longer than the part.
@@ -275,12 +275,12 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        out.has_solicited = true;
+        out.open_list_has_solicited = true;
     }
     // SAFETY: reads the immediate of the union, which is plain bytes.
     let imm = unsafe { view.wr.imm.imm_data };
-    let _ = out.producer.place(0);
-    out.producer.commit(
+    let _ = out.producer.place_for_payload(0);
+    out.producer.add_to_postlist(
         header(RecordKind::WriteWithImm, flags, imm, len, out.current_srqn),
         0,
     );
@@ -301,7 +301,7 @@ pub(super) fn read(
     let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
-    check_read_resources(qp, out)?;
+    check_read_and_atomic_resources(qp, out)?;
     if total == 0 {
         return Ok(ExecutionResult::Done(0));
     }
@@ -325,13 +325,15 @@ pub(super) fn read(
         left = rest;
         let Some(dst) = local.mapped_address(to) else {
             if !local.is_null() {
-                read_to_unmapped((region, from), (local, to)).map_err(|here| {
-                    if here {
-                        ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
-                    } else {
-                        copy_failed_result(qp, out)
-                    }
-                })?;
+                read_to_unmapped_or_tell_if_local_failed((region, from), (local, to)).map_err(
+                    |here| {
+                        if here {
+                            ExecutionResult::Failed(IBV_WC_LOC_PROT_ERR)
+                        } else {
+                            copy_failed_result(qp, out)
+                        }
+                    },
+                )?;
             }
             continue;
         };
@@ -351,7 +353,7 @@ pub(super) fn read(
 /// READs into an SGE whose region belongs to another process and is not mapped. Both regions are pinned. The error is
 /// true if the SGE could not be reached, and false if the remote memory could not.
 #[cold]
-pub(crate) fn read_to_unmapped(
+pub(crate) fn read_to_unmapped_or_tell_if_local_failed(
     (region, mut from): (&shm::mem::AccessibleRegion, PermittedRange),
     (local, mut to): (&shm::mem::AccessibleRegion, PermittedRange),
 ) -> Result<(), bool> {
@@ -373,7 +375,10 @@ pub(crate) fn read_to_unmapped(
 
 /// Checks the initiator depth here and the responder resources of the peer, which READs and atomics need.
 #[inline]
-pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), ExecutionResult> {
+pub(super) fn check_read_and_atomic_resources(
+    qp: &Qp,
+    out: &OutRing,
+) -> Result<(), ExecutionResult> {
     if qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
         why::note_cause(FailureCause::NoReadResources {
             side: MemorySide::Local,
@@ -419,7 +424,7 @@ pub(super) fn atomic(
     let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
-    check_read_resources(qp, out)?;
+    check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member for these opcodes; plain integers.
     let a = unsafe { view.wr.wr.atomic };
     check_atomic_operand(qp, out, view, a.remote_addr)?;
@@ -479,13 +484,13 @@ pub(super) fn atomic_write(
     let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
-    check_read_resources(qp, out)?;
+    check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member for this opcode; plain integers.
     let to = unsafe { view.wr.wr.rdma };
     check_atomic_operand(qp, out, view, to.remote_addr)?;
     let mut bytes = [0u8; 8];
     let mut at = bytes.as_mut_ptr();
-    for_each_part(qp, &mut sq.local_regions, view, |src, len| {
+    for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
         // SAFETY: the parts add up to the 8 bytes of the array.
         unsafe { shm::mem::copy(at, src, len) }.map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)?;
         at = at.wrapping_add(len);
@@ -522,7 +527,7 @@ pub(super) fn flush_remote(
     let Some(out) = &sq.peer_ring else {
         return Ok(ExecutionResult::Later);
     };
-    check_read_resources(qp, out)?;
+    check_read_and_atomic_resources(qp, out)?;
     // SAFETY: the union's member that `FlushRange::to_atomic_operands` made; plain integers.
     let FlushRange {
         remote_addr,

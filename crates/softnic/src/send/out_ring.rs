@@ -14,17 +14,17 @@ pub(super) struct OutRing {
     pub(super) dest_cq_index: usize,
     pub(super) ring_offset: usize,
     pub(super) ring_bytes: usize,
-    pub(super) announced: bool,
+    pub(super) is_known_to_receiver: bool,
     /// True if the open postlist has a solicited message.
-    pub(super) has_solicited: bool,
+    pub(super) open_list_has_solicited: bool,
     /// Number of the shared receive queue that the current WR names (XRC), else 0.
     pub(super) current_srqn: u32,
     /// True if a datagram for several receivers has waited in vain for room in this ring.
-    pub(super) waited_for_room: bool,
+    pub(super) datagram_waited_in_vain: bool,
     /// The port of the receiving queue pair, to count its datagrams.
     pub(super) dest_port: DestinationPort,
     /// Position up to which the receiver had consumed the ring at the last call of
-    /// [`receiver_is_active`](OutRing::receiver_is_active).
+    /// [`does_receiver_take_messages_itself`](OutRing::does_receiver_take_messages_itself).
     pub(super) consumed_at_last_check: u64,
 }
 
@@ -44,14 +44,14 @@ impl OutRing {
     }
 
     /// Returns the port of the receiving queue pair, if that has one now.
-    pub(super) fn dest_port_name(&self) -> Option<PortName> {
+    pub(super) fn dest_port_id(&self) -> Option<HostPortId> {
         let segment = &self.peer.segment;
         let place = segment
             .qp(self.dest_index)?
             .host_port_number
             .load(Ordering::Relaxed);
         let key = segment.header().port_counters_key.load(Ordering::Relaxed);
-        (place != 0).then_some(PortName {
+        (place != 0).then_some(HostPortId {
             process_ports_key: key,
             host_wide_number: place,
         })
@@ -71,23 +71,23 @@ impl OutRing {
     #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
         if self.producer.publish() {
-            self.announce_and_wake(nic, self.has_solicited);
-            self.has_solicited = false;
+            self.announce_and_wake(nic, self.open_list_has_solicited);
+            self.open_list_has_solicited = false;
         }
     }
 
     /// Announces the ring if the receiver does not know it, and wakes it if it sleeps.
     #[inline(always)]
     pub(super) fn announce_and_wake(&mut self, nic: &Nic, solicited: bool) {
-        let was_announced = self.announced;
+        let was_announced = self.is_known_to_receiver;
         if !was_announced {
             self.send_ring_notice(nic);
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq_index) {
             let by = (solicited, nic.this_process().slot);
-            wake_if_armed(cq, self.dest_cq_index, &self.peer, by, |for_solicited| {
+            wake_waiter_if_cq_armed(cq, self.dest_cq_index, &self.peer, by, |for_solicited| {
                 if was_announced {
-                    self.wake_candidate(nic, for_solicited)
+                    self.choose_wake_target(nic, for_solicited)
                 } else {
                     WakeTarget::Engine
                 }
@@ -98,7 +98,7 @@ impl OutRing {
     /// Decides which thread a message that has just been published wakes, if its receiver lets peers wake programs.
     /// `for_solicited` is true if the receiver's CQ is armed for solicited completions only.
     #[cold]
-    fn wake_candidate(&self, nic: &Nic, for_solicited: bool) -> WakeTarget {
+    fn choose_wake_target(&self, nic: &Nic, for_solicited: bool) -> WakeTarget {
         let is_certain = self.peer.segment.qp(self.dest_index).is_some_and(|dest| {
             // Unsolicited messages since the arming may have used up the receive WRs.
             dest.next_message_completes.load(Ordering::Relaxed) != 0
@@ -113,7 +113,7 @@ impl OutRing {
         }
         match self.header(nic) {
             // The receiver found all records before it armed its CQ; this thread was held up.
-            Some(header) if header.head.load(Ordering::Acquire) == self.producer.pos() => {
+            Some(header) if header.consumer_head.load(Ordering::Acquire) == self.producer.pos() => {
                 WakeTarget::Nobody
             }
             _ => WakeTarget::Program,
@@ -127,10 +127,10 @@ impl OutRing {
     /// Otherwise the receiver may poll or may do something else; then a ring that has advanced since the last call is
     /// the sign that it polls.
     #[cold]
-    pub(super) fn receiver_is_active(&mut self) -> bool {
+    pub(super) fn does_receiver_take_messages_itself(&mut self) -> bool {
         let consumed = self
             .producer
-            .refresh_head()
+            .refresh_consumer_head()
             .unwrap_or(self.consumed_at_last_check);
         let has_advanced = consumed != self.consumed_at_last_check;
         self.consumed_at_last_check = consumed;
@@ -148,8 +148,8 @@ impl OutRing {
     #[cold]
     pub(super) fn send_ring_notice(&mut self, nic: &Nic) {
         let notice = (nic.this_process().slot as u64) << 32 | (self.ring_offset / 64) as u64;
-        self.announced = self.peer.segment.mailbox().put(notice).is_ok();
-        if !self.announced {
+        self.is_known_to_receiver = self.peer.segment.mailbox().put(notice).is_ok();
+        if !self.is_known_to_receiver {
             self.peer.wake_engine();
         }
     }
@@ -181,7 +181,7 @@ impl OutRing {
         nic.retire_ring(
             self.ring_offset,
             self.ring_bytes,
-            self.announced.then(|| Arc::clone(&self.peer)),
+            self.is_known_to_receiver.then(|| Arc::clone(&self.peer)),
         );
     }
 }
@@ -192,7 +192,7 @@ pub(super) struct NewRingParameters {
     pub(super) dest_index: usize,
     pub(super) rnr_retry: u32,
     pub(super) grh: Option<[u8; 40]>,
-    pub(super) path_word: u64,
+    pub(super) completion_path_word: u64,
 }
 
 pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Option<OutRing> {
@@ -230,7 +230,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
     }
     header
         .src_lid_sl_grh
-        .store(ring.path_word, Ordering::Relaxed);
+        .store(ring.completion_path_word, Ordering::Relaxed);
     header.magic.store(RING_MAGIC, Ordering::Release);
     // SAFETY: the own segment is mapped as long as the process lives.
     let memory = unsafe { nic.this_process().segment.ring(offset, slots)? };
@@ -238,14 +238,16 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &NewRingParameters) -> Op
         producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
-        dest_cq_index: peer.segment.checked_cq_index(&dest.recv_cq_index),
+        dest_cq_index: peer
+            .segment
+            .cq_index_or_max_if_never_used(&dest.recv_cq_index),
         peer,
         ring_offset: offset,
         ring_bytes: bytes,
-        announced: false,
-        has_solicited: false,
+        is_known_to_receiver: false,
+        open_list_has_solicited: false,
         current_srqn: 0,
-        waited_for_room: false,
+        datagram_waited_in_vain: false,
         dest_port: DestinationPort::PEER,
         consumed_at_last_check: 0,
     })

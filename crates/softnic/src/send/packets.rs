@@ -34,7 +34,7 @@ pub(crate) struct ConnectedRequester {
     flow: PacketFlow,
     /// Memory of the work requests in flight; the first entry belongs to the request behind `done_requests`.
     wr_memory: VecDeque<WrMemory>,
-    done_requests: u64,
+    requests_with_dropped_memory: u64,
 }
 
 /// The requester's state machine of a transport service.
@@ -74,7 +74,7 @@ impl ConnectedRequester {
             machine,
             flow,
             wr_memory: VecDeque::new(),
-            done_requests: 0,
+            requests_with_dropped_memory: 0,
         }
     }
 
@@ -97,9 +97,9 @@ impl ConnectedRequester {
     /// Drops the memory of requests that are done.
     fn drop_done_memory(&mut self) {
         let done = self.done_requests();
-        while self.done_requests < done {
+        while self.requests_with_dropped_memory < done {
             self.wr_memory.pop_front();
-            self.done_requests += 1;
+            self.requests_with_dropped_memory += 1;
         }
     }
 }
@@ -110,12 +110,12 @@ struct QpMemory<'a> {
     local: &'a mut RegionCache,
     request_memory: &'a VecDeque<WrMemory>,
     /// Number of requests that are done and have no entry in `request_memory`.
-    done_requests: u64,
+    requests_with_dropped_memory: u64,
 }
 
 impl<'a> QpMemory<'a> {
     fn memory_at(&self, position: u64) -> Option<&'a WrMemory> {
-        let index = position.checked_sub(self.done_requests + 1)?;
+        let index = position.checked_sub(self.requests_with_dropped_memory + 1)?;
         self.request_memory.get(usize::try_from(index).ok()?)
     }
 }
@@ -209,7 +209,7 @@ fn for_each_piece(
 /// Turns a work request of a connected queue pair into a request by packets.
 pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> ExecutionResult {
     if matches!(view.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
-        return local_operation(qp, view);
+        return bind_or_invalidate_window(qp, view);
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
@@ -239,7 +239,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     } else {
         len
     };
-    ExecutionResult::InFlight(position, byte_len)
+    ExecutionResult::SentInPackets(position, byte_len)
 }
 
 /// Returns the operation that the work request asks for, and its memory.
@@ -332,9 +332,9 @@ fn payload(
     let is_short =
         u64::from(len) <= MAX_COPIED_PAYLOAD_BYTES && view.wr.send_flags & IBV_SEND_FENCE == 0;
     let is_copied =
-        is_short || view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+        is_short || view.gathered_payload.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
     if !is_copied {
-        for_each_part(qp, &mut sq.local_regions, view, |_, _| Ok(()))?;
+        for_each_payload_part(qp, &mut sq.local_regions, view, |_, _| Ok(()))?;
         return Ok(WrMemory::Sges(view.sges.into()));
     }
     let mut bytes = vec![0; len as usize].into_boxed_slice();
@@ -350,10 +350,10 @@ fn copy_payload(
     into: &mut [u8],
 ) -> Result<(), ibv_wc_status> {
     let mut at = 0;
-    for_each_part(qp, &mut sq.local_regions, view, |src, len| {
+    for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
         let part = into.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
-        // SAFETY: `part` has `len` bytes of our own; `for_each_part` has checked `src`.
+        // SAFETY: `part` has `len` bytes of our own; `for_each_payload_part` has checked `src`.
         unsafe { shm::mem::copy(part.as_mut_ptr(), src, len) }
             .map_err(|MemoryFault| IBV_WC_LOC_PROT_ERR)
     })
@@ -426,7 +426,7 @@ pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> E
 pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
     if sq.packet_requester.is_some() {
         transmit(qp, sq, now_ns());
-        qp.send_owed_acknowledgement();
+        qp.enqueue_owed_acknowledgement();
     }
     qp.nic
         .packet_path
@@ -445,7 +445,7 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
         qp,
         local,
         request_memory: &wire.wr_memory,
-        done_requests: wire.done_requests,
+        requests_with_dropped_memory: wire.requests_with_dropped_memory,
     };
     let machine = &mut wire.machine;
     qp.nic
@@ -483,7 +483,7 @@ pub(crate) fn process_answer_or_congestion_notice(
         qp,
         local,
         request_memory: &wire.wr_memory,
-        done_requests: wire.done_requests,
+        requests_with_dropped_memory: wire.requests_with_dropped_memory,
     };
     if let RequesterMachine::Rc(requester) = &mut wire.machine {
         requester.receive(now, packet, &mut memory);
@@ -530,7 +530,7 @@ pub(super) fn retransmit_and_complete(qp: &Qp, sq: &mut SendQueue) -> bool {
         RequesterMachine::Rc(requester) => requester.failure(),
         RequesterMachine::Uc(sender) => sender.failure(),
     };
-    move_consumed_or_fail(qp, sq, done);
+    move_consumed_to_finished_or_fail(qp, sq, done);
     if sq.pending.is_empty() {
         return false;
     }

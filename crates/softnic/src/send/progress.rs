@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::faults::{Peer, WorkFacts, operation_of_opcode};
+use ::faults::{PeerIds, WorkRequestFacts, operation_of_opcode};
 
 use super::*;
 use crate::faults;
@@ -18,7 +18,7 @@ pub(super) const UNRELIABLE_WAKE_AFTER_NS: u64 = 100_000;
 
 /// Makes completions of the WRs that are done. Returns true if a WR waits for a deadline.
 #[inline(never)]
-pub(crate) fn complete_finished_sends_and_tell_if_waiting(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
+pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
     let sq = &mut *sq;
     let mut waiting = false;
@@ -26,7 +26,7 @@ pub(crate) fn complete_finished_sends_and_tell_if_waiting(qp: &Qp, sink: &mut Wc
         waiting |= complete_consumed(qp, sq, sink);
     }
     if !sq.deferred.is_empty() {
-        waiting |= retry_deferred_and_tell_if_waiting(qp, sq);
+        waiting |= retry_deferred(qp, sq);
     }
     if !sq.finished_wrs.is_empty() {
         let mut freed = sq.freed_wrs;
@@ -51,14 +51,14 @@ pub(crate) fn complete_finished_sends_and_tell_if_waiting(qp: &Qp, sink: &mut Wc
 #[cold]
 #[inline(never)]
 pub(crate) fn publish_traffic(qp: &Qp, sq: &mut SendQueue) {
-    let peer = sq.peer_ring.as_ref().and_then(OutRing::dest_port_name);
+    let peer = sq.peer_ring.as_ref().and_then(OutRing::dest_port_id);
     let open = |name| qp.nic.traffic.traffic_of_port(qp.nic.fabric.dir(), name);
     sq.traffic.publish(sq.posted_wrs, peer, open);
 }
 
 /// [`publish_traffic`] for a thread that does not have the lock of the send queue, and only if no other thread has it.
 #[cold]
-pub(crate) fn publish_idle_traffic(qp: &Qp) {
+pub(crate) fn publish_traffic_if_send_queue_free(qp: &Qp) {
     if let Some(mut sq) = qp.sq.lock_if_biased_to_this_thread()
         && sq.traffic.is_publication_due_before_sleep(sq.posted_wrs)
     {
@@ -67,12 +67,14 @@ pub(crate) fn publish_idle_traffic(qp: &Qp) {
 }
 
 /// Counts a work request that the general path has executed by shared memory.
-pub(super) fn count_request(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, to: DestinationPort) {
+pub(super) fn count_request_traffic(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    to: DestinationPort,
+) {
     let len = view.sges.iter().map(|sge| u64::from(sge.length)).sum();
-    if sq
-        .traffic
-        .count_request_and_tell_if_publication_due(view.wr.opcode, len, to)
-    {
+    if sq.traffic.count_request(view.wr.opcode, len, to) {
         publish_traffic(qp, sq);
     }
 }
@@ -105,9 +107,9 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
             return packets::retransmit_and_complete(qp, sq);
         }
         // UD: pending holds only a failed WR and the WRs behind it.
-        return move_consumed_or_fail(qp, sq, u64::MAX);
+        return move_consumed_to_finished_or_fail(qp, sq, u64::MAX);
     };
-    let Ok(consumed) = out.producer.refresh_head() else {
+    let Ok(consumed) = out.producer.refresh_consumer_head() else {
         fail_qp_for_oldest_wr(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
@@ -138,8 +140,12 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
 
 /// Moves the WRs whose records lie before `consumed` to ready. A failed WR behind them fails the queue.
 #[inline]
-pub(super) fn move_consumed_or_fail(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
-    move_consumed_to_ready(sq, consumed);
+pub(super) fn move_consumed_to_finished_or_fail(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    consumed: u64,
+) -> bool {
+    move_consumed_to_finished(sq, consumed);
     if let Some(front) = sq.pending.front()
         && front.status != SUCCESS_BYTE
     {
@@ -152,7 +158,7 @@ pub(super) fn move_consumed_or_fail(qp: &Qp, sq: &mut SendQueue, consumed: u64) 
 
 /// Moves the WRs whose records lie before `consumed` to ready, up to a failed WR.
 #[inline]
-pub(super) fn move_consumed_to_ready(sq: &mut SendQueue, consumed: u64) {
+pub(super) fn move_consumed_to_finished(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
         if front.status != SUCCESS_BYTE || front.ring_end > consumed {
             return;
@@ -171,7 +177,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(out) = &mut sq.peer_ring else {
         return false;
     };
-    if !out.announced {
+    if !out.is_known_to_receiver {
         out.send_ring_notice(qp.nic);
     }
     let nak = out
@@ -179,13 +185,13 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .map_or(0, |h| h.nak_status.load(Ordering::Acquire));
     if let Some((status, cause)) = FailureCause::decode_refusal(nak) {
         // WRs that were consumed before the refusal come first.
-        if let Ok(consumed) = out.producer.refresh_head() {
-            move_consumed_or_fail(qp, sq, consumed);
+        if let Ok(consumed) = out.producer.refresh_consumer_head() {
+            move_consumed_to_finished_or_fail(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
             fail_qp_for_oldest_wr(qp, sq, status, cause);
         } else {
-            move_consumed_or_fail(qp, sq, u64::MAX);
+            move_consumed_to_finished_or_fail(qp, sq, u64::MAX);
         }
         return false;
     }
@@ -196,14 +202,14 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         .is_some_and(|d| is_same_ready_qp(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
         // Records that the peer took before it ended count, even if it took them after the read above.
-        if let Ok(consumed) = out.producer.refresh_head() {
-            move_consumed_or_fail(qp, sq, consumed);
+        if let Ok(consumed) = out.producer.refresh_consumer_head() {
+            move_consumed_to_finished_or_fail(qp, sq, consumed);
         }
         if sq.pending.is_empty() {
             return false;
         }
         if qp.qp_type != QpType::Rc {
-            move_consumed_or_fail(qp, sq, u64::MAX);
+            move_consumed_to_finished_or_fail(qp, sq, u64::MAX);
         } else if let Some(out) = &sq.peer_ring
             && out.peer.is_death_grace_over()
         {
@@ -219,7 +225,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if qp.qp_type != QpType::Rc {
-        move_consumed_or_fail(qp, sq, u64::MAX);
+        move_consumed_to_finished_or_fail(qp, sq, u64::MAX);
         return false;
     }
     if has_retry_time_passed(qp, sq) {
@@ -232,7 +238,7 @@ pub(super) fn handle_unfinished_front(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// Tries the deferred WRs again, in order. Returns true if one of them has to wait on.
 #[cold]
-pub(super) fn retry_deferred_and_tell_if_waiting(qp: &Qp, sq: &mut SendQueue) -> bool {
+pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     // After a failure no WR is executed. Deferred WRs are flushed as soon as the failed WR completes.
     if qp.state() == QpState::Sqd || sq.is_stopped_by_failure {
         return false;
@@ -241,7 +247,7 @@ pub(super) fn retry_deferred_and_tell_if_waiting(qp: &Qp, sq: &mut SendQueue) ->
         let view = WrView {
             wr: &d.wr,
             sges: &d.sges,
-            gathered: d.early_payload.as_deref(),
+            gathered_payload: d.early_payload.as_deref(),
             ah: d.ah.as_deref(),
             bind: d.bind,
             message_follows: d.wr.opcode == IBV_WR_RDMA_WRITE
@@ -251,7 +257,7 @@ pub(super) fn retry_deferred_and_tell_if_waiting(qp: &Qp, sq: &mut SendQueue) ->
                     .take(LOOK_AHEAD_WRS)
                     .any(|d| needs_receiver_to_take_record(d.wr.opcode)),
         };
-        if matches!(qp.xrc, Xrc::Send) {
+        if matches!(qp.xrc, XrcRole::Send) {
             note_xrc_srq(sq, &d.wr);
         }
         let mut outcome = match d.fault {
@@ -325,7 +331,7 @@ pub(crate) fn send_waiting_multi_receiver_datagrams(qp: &Qp) {
             let mut sq = qp.sq.lock();
             let front = sq.deferred.front();
             if !front.is_some_and(|d| may_have_many_receivers(qp, d))
-                || !retry_deferred_and_tell_if_waiting(qp, &mut sq)
+                || !retry_deferred(qp, &mut sq)
             {
                 return;
             }
@@ -377,7 +383,7 @@ fn wake_receivers_of_deferred_wr(qp: &Qp, sq: &SendQueue, d: &DeferredWr) {
 
 /// Returns the fault that the fault plan prescribes for a work request.
 #[cold]
-pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
+pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkRequestFault> {
     let peer_qpn = if qp.qp_type.is_connected() {
         qp.shared().dest_qpn.load(Ordering::Relaxed)
     } else if qp.qp_type == QpType::Ud {
@@ -390,15 +396,15 @@ pub(super) fn planned_fault(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
         Some(ah) => ah.dest_gid,
         None => qp.peer_gid(),
     };
-    let facts = WorkFacts {
+    let facts = WorkRequestFacts {
         operation: operation_of_opcode(view.wr.opcode),
-        queue_pair: qp.fault_facts(),
-        peer: Peer {
+        queue_pair: qp.fault_plan_identity(),
+        peer: PeerIds {
             address: gid.map(faults::address_of_gid),
             qpn: (peer_qpn != 0).then_some(peer_qpn),
         },
     };
-    faults::strike_work_request(&facts, view.wr.wr_id)
+    faults::decide_work_request_fault(&facts, view.wr.wr_id)
 }
 
 /// The effect of a fault on a work request that has waited.
@@ -413,17 +419,17 @@ enum FaultEffect {
 
 /// Applies a fault to a work request that has waited for `waited_ns`.
 #[cold]
-fn apply_fault(qp: &Qp, fault: WorkFault, waited_ns: u64) -> FaultEffect {
+fn apply_fault(qp: &Qp, fault: WorkRequestFault, waited_ns: u64) -> FaultEffect {
     match fault {
-        WorkFault::Status(status) => {
+        WorkRequestFault::Status(status) => {
             why::note_cause(FailureCause::InjectedFault);
             FaultEffect::Done(ExecutionResult::Failed(status))
         }
         // The sender is not told; the message is lost.
-        WorkFault::ReceiverNotReady(_) if qp.qp_type != QpType::Rc => {
+        WorkRequestFault::ReceiverNotReady(_) if qp.qp_type != QpType::Rc => {
             FaultEffect::Done(ExecutionResult::Done(0))
         }
-        WorkFault::ReceiverNotReady(time) => {
+        WorkRequestFault::ReceiverNotReady(time) => {
             let patience = qp.rnr_fault_timeout_ns().unwrap_or(u64::MAX);
             if waited_ns >= time.min(patience) {
                 if time > patience {

@@ -49,7 +49,7 @@ fn send_with(
     frame.clear();
     frame.resize(total.max(MIN_FRAME), 0);
     let mut at = 0;
-    let gathered = for_each_part(qp, &mut sq.local_regions, view, |src, len| {
+    let gathered = for_each_payload_part(qp, &mut sq.local_regions, view, |src, len| {
         let part = frame.get_mut(at..at + len).ok_or(IBV_WC_LOC_LEN_ERR)?;
         at += len;
         // SAFETY: `part` has `len` bytes of our own.
@@ -68,14 +68,15 @@ fn send_with(
     raw.steering.refresh(&qp.nic.fabric);
     let mut to: Vec<(usize, u32)> = Vec::new();
     for target in raw.steering.steered_qps(&headers) {
-        let ring = (!is_of_sending_context(qp, &target)).then(|| ring_to(qp, sq, &target));
+        let ring =
+            (!is_of_sending_context(qp, &target)).then(|| find_or_create_ring_to(qp, sq, &target));
         // Each ring gets the frame once, however many of its flows match: room is checked once in each ring.
         let new = ring
             .flatten()
             .filter(|i| to.iter().all(|(other, _)| other != i));
         to.extend(new.map(|i| (i, target.tag)));
     }
-    if !keep_those_with_room(qp, sq, frame.len(), &mut to, |&(i, _)| i) {
+    if !keep_rings_with_room(qp, sq, frame.len(), &mut to, |&(i, _)| i) {
         return ExecutionResult::Later;
     }
     #[allow(clippy::cast_possible_truncation)] // at most MAX_FRAME
@@ -87,20 +88,20 @@ fn send_with(
     };
     let solicited = view.wr.send_flags & IBV_SEND_SOLICITED != 0;
     for (i, tag) in to {
-        let Some(ring) = open_ring(qp.nic, &mut sq.ud, i) else {
+        let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud, i) else {
             continue;
         };
-        let place = ring.producer.place(frame.len());
+        let place = ring.producer.place_for_payload(frame.len());
         // SAFETY: the place has as many bytes as the frame, in memory that is not the frame's.
         unsafe {
             place
                 .as_mut_ptr()
                 .copy_from_nonoverlapping(frame.as_ptr(), frame.len());
         }
-        ring.has_solicited |= solicited;
+        ring.open_list_has_solicited |= solicited;
         let flags = if solicited { FLAG_SOLICITED } else { 0 };
         ring.producer
-            .commit(header(kind, flags, tag, len, 0), frame.len());
+            .add_to_postlist(header(kind, flags, tag, len, 0), frame.len());
     }
     ExecutionResult::Done(u32::try_from(total).unwrap_or(u32::MAX))
 }
@@ -114,12 +115,12 @@ fn is_of_sending_context(qp: &Qp, target: &SteeredQp<'_>) -> bool {
             .do_qps_share_context(target.qp_index, qp.index)
 }
 
-fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize> {
-    let way = UdRingProperties {
+fn find_or_create_ring_to(qp: &Qp, sq: &mut SendQueue, target: &SteeredQp<'_>) -> Option<usize> {
+    let way = DatagramRingProperties {
         receiver_type: IBV_QPT_RAW_PACKET,
         slots: RAW_RING_SLOTS,
         grh: None,
-        path_word: 0,
+        completion_path_word: 0,
     };
     find_or_create_datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp_index)
 }

@@ -37,7 +37,7 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
         let view = WrView {
             wr: &wr,
             sges: &sges,
-            gathered: None,
+            gathered_payload: None,
             ah: None,
             bind: None,
             message_follows: false,
@@ -56,13 +56,19 @@ pub(crate) fn read_rendezvous_payload_and_send_fin(
         Ok(false) => return Ok(false),
         Err(_) => return Err(IBV_WC_REM_OP_ERR),
     }
-    let place = out.producer.place(fin.len());
+    let place = out.producer.place_for_payload(fin.len());
     // SAFETY: the place has `fin.len()` bytes; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(fin.as_ptr(), place.as_mut_ptr(), fin.len()) };
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;
-    out.producer.commit(
-        header(RecordKind::Send, FLAG_AFTER_RECEIVER_SENDS, 0, len, 0),
+    out.producer.add_to_postlist(
+        header(
+            RecordKind::Send,
+            FLAG_RECEIVER_SEND_COMPLETES_FIRST,
+            0,
+            len,
+            0,
+        ),
         fin.len(),
     );
     out.publish(qp.nic);

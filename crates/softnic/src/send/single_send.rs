@@ -18,10 +18,10 @@ use crate::ah::Ah;
 use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 use shm::fabric::ring::record_slots;
 
-/// Returns true if [`post`] may be called for `wr`.
+/// Returns true if [`post_unless_general_path_needed`] may be called for `wr`.
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
@@ -38,7 +38,7 @@ pub(crate) unsafe fn is_single_send(wr: *const ibv_send_wr) -> bool {
 /// # Safety
 /// [`is_single_send`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
-pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
+pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
     unsafe {
         match qp.qp_type {
@@ -49,13 +49,13 @@ pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     .is_some()
 }
 
-/// [`post`] for UD, or for the other types of queue pair. `None` leaves the SEND to the general path.
+/// [`post_unless_general_path_needed`] for UD, or for the other types of queue pair. `None` leaves the SEND to the general path.
 ///
 /// # Safety
-/// As for [`post`].
+/// As for [`post_unless_general_path_needed`].
 #[inline(always)]
 unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
-    if qp.state() != QpState::Rts || matches!(qp.xrc, Xrc::Send) || path::are_packets_in_use() {
+    if qp.state() != QpState::Rts || matches!(qp.xrc, XrcRole::Send) || path::are_packets_in_use() {
         return None;
     }
     let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
@@ -98,7 +98,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if ring.producer.has_room(len) != Ok(true) {
         return None;
     }
-    let payload = ring.producer.place(len);
+    let payload = ring.producer.place_for_payload(len);
     // SAFETY: the payload is the program's (contract); the place has `len` bytes.
     if len != 0 && unsafe { shm::mem::copy(payload.as_mut_ptr(), src, len) }.is_err() {
         return None;
@@ -139,7 +139,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         qp.send_poll_work.store(work as u8, Ordering::Relaxed);
     }
     let ring = out_ring::<UD>(sq, place)?;
-    ring.producer.publish_one(record, len);
+    ring.producer.add_and_publish(record, len);
     ring.announce_and_wake(qp.nic, solicited);
     if work != SendWork::None && qp.send_cq.is_armed() {
         publish_before_sleep(qp, sq);

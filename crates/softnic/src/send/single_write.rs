@@ -14,14 +14,14 @@ use nic_core::rights::{Access, authorize};
 
 use super::traffic::{DestinationPort, ShortMessageKind};
 use super::{
-    SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, describe_responder, is_same_ready_qp,
-    publish_before_sleep,
+    SUCCESS_BYTE, SendWork, SendWqe, code_as_byte, is_same_ready_qp, publish_before_sleep,
+    responder_memory_rights,
 };
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
-use crate::xrc::Xrc;
+use crate::xrc::XrcRole;
 
-/// Returns true if [`post`] may be called for `wr`.
+/// Returns true if [`post_unless_general_path_needed`] may be called for `wr`.
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
@@ -43,22 +43,22 @@ pub(crate) unsafe fn is_single_write(wr: *const ibv_send_wr) -> bool {
 /// # Safety
 /// [`is_single_write`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
-pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
+pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
     unsafe { try_post(qp, &*wr) }.is_some()
 }
 
-/// [`post`]; `None` leaves the WRITE to the general path.
+/// [`post_unless_general_path_needed`]; `None` leaves the WRITE to the general path.
 ///
 /// # Safety
-/// As for [`post`].
+/// As for [`post_unless_general_path_needed`].
 #[inline(always)]
 unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let [hazard, _] = &qp.nic.keys.hazard_slot_of_this_thread()?.pinned_regions;
     // SAFETY: `sg_list` points to one SGE (contract), or is NULL.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let len = sge.length as usize;
-    if qp.qp_type == QpType::Ud || matches!(qp.xrc, Xrc::Send) {
+    if qp.qp_type == QpType::Ud || matches!(qp.xrc, XrcRole::Send) {
         return None;
     }
     let mut sq = qp.sq.lock_if_biased_to_this_thread()?;
@@ -88,7 +88,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     // SAFETY: the member of the union for WRITE, plain integers.
     let to = unsafe { wr.wr.rdma };
     let region = sq.peer_regions.cached_region(to.rkey)?;
-    let responder = describe_responder(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
+    let responder = responder_memory_rights(&out.target(), dest, dest.pd.load(Ordering::Relaxed));
     let range = (to.remote_addr, len as u64);
     let at = authorize(&region.rights, range, Access::RemoteWrite, &responder).ok()?;
     if at.is_on_demand() {
@@ -100,7 +100,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         return None;
     }
     let keys = &qp.nic.keys;
-    let pin = keys.pin_at(
+    let pin = keys.pin_in_hazard_word(
         hazard,
         &out.peer,
         region.table_index,

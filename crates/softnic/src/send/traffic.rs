@@ -5,21 +5,21 @@
 //! is the distance that `posted` has moved since the first of them. Only a message of another length, or one on the
 //! general path, writes to memory. A datagram to another port counts as one of another length. The counts reach the
 //! ports after [`WRS_PER_PUBLICATION`] work requests or [`OCTETS_PER_PUBLICATION`], before the program sleeps
-//! ([`WRS_PER_SLEEP_PUBLICATION`]), and when the queue pair is reset or destroyed.
+//! ([`MIN_WRS_TO_PUBLISH_BEFORE_SLEEP`]), and when the queue pair is reset or destroyed.
 
 use std::sync::Arc;
 
 use verbs_abi::*;
 
 use crate::path::traffic::{
-    Direction, OctetAndPacketCounts, PortName, PortTraffic, udp_header_octets,
+    Direction, HostPortId, OctetAndPacketCounts, PortTrafficCounters, udp_header_octets,
 };
 
 /// Number of work requests after which a poll publishes.
 const WRS_PER_PUBLICATION: u64 = 512;
 
 /// Number of work requests after which a program publishes that arms a completion queue, and thus is about to sleep.
-const WRS_PER_SLEEP_PUBLICATION: u64 = 16;
+const MIN_WRS_TO_PUBLISH_BEFORE_SLEEP: u64 = 16;
 
 /// Octets after which the general path publishes.
 const OCTETS_PER_PUBLICATION: u64 = 1 << 20;
@@ -185,8 +185,8 @@ impl DestinationPort {
 /// The counts of the messages to one port that are not published yet.
 #[derive(Default)]
 struct UnpublishedTrafficToPort {
-    name: Option<PortName>,
-    port: Option<Arc<PortTraffic>>,
+    name: Option<HostPortId>,
+    port: Option<Arc<PortTrafficCounters>>,
     sent: OctetAndPacketCounts,
     /// Copies of messages to multicast groups. The own port counts such a message once.
     multicast_copies: OctetAndPacketCounts,
@@ -194,7 +194,7 @@ struct UnpublishedTrafficToPort {
 }
 
 /// The counts of a send queue that are not published yet.
-pub(super) struct Traffic {
+pub(super) struct UnpublishedTraffic {
     run: EqualMessageRun,
     /// The longest message on a fast path that is one packet.
     max_short_bytes: u32,
@@ -205,11 +205,11 @@ pub(super) struct Traffic {
     destinations: Vec<UnpublishedTrafficToPort>,
     /// Number of work requests that were posted before the last publication.
     wrs_at_publication: u64,
-    own_name: Option<PortName>,
-    own_port: Option<Arc<PortTraffic>>,
+    own_port_id: Option<HostPortId>,
+    own_port: Option<Arc<PortTrafficCounters>>,
 }
 
-impl Traffic {
+impl UnpublishedTraffic {
     pub(super) fn new() -> Self {
         Self {
             run: EqualMessageRun {
@@ -225,19 +225,19 @@ impl Traffic {
             sent_to_groups: OctetAndPacketCounts::default(),
             destinations: vec![UnpublishedTrafficToPort::default()],
             wrs_at_publication: 0,
-            own_name: None,
+            own_port_id: None,
             own_port: None,
         }
     }
 
     /// Sets the own port, and the headers and the MTU of packets, when the queue pair begins to send.
-    pub(super) fn start_counting(&mut self, posted: u64, own: PortName, packets: &PacketFormat) {
+    pub(super) fn start_counting(&mut self, posted: u64, own: HostPortId, packets: &PacketFormat) {
         self.add_run_to_sums(posted);
         self.run.packed_destination_len_and_kind = NO_RUN;
         self.run.octets_per_message = 0;
         self.packet_overhead = packets.packet_overhead();
         self.max_short_bytes = u32::try_from(packets.mtu_bytes).unwrap_or(0);
-        self.own_name = Some(own);
+        self.own_port_id = Some(own);
         self.own_port = None;
         // The peer is another one, perhaps.
         if let Some(peer) = self.destinations.first_mut() {
@@ -246,7 +246,7 @@ impl Traffic {
     }
 
     /// Returns the destination for messages to a port.
-    pub(super) fn find_or_add_destination(&mut self, name: PortName) -> DestinationPort {
+    pub(super) fn find_or_add_destination(&mut self, name: HostPortId) -> DestinationPort {
         let known = self.destinations.iter().skip(1);
         let known = known.take_while(|counts| counts.name != Some(name)).count() + 1;
         if known == self.destinations.len() {
@@ -276,7 +276,11 @@ impl Traffic {
     /// a postlist keeps the length in a register, and calls [`try_count_short_message_of_other_len`](Self::try_count_short_message_of_other_len) for
     /// messages of other lengths only.
     #[inline(always)]
-    pub(super) fn run_message_bytes(&self, kind: ShortMessageKind, to: DestinationPort) -> usize {
+    pub(super) fn run_message_bytes_or_max(
+        &self,
+        kind: ShortMessageKind,
+        to: DestinationPort,
+    ) -> usize {
         let len = (EqualMessageRun::length_and_kind(self.run.packed_destination_len_and_kind) >> 1)
             as usize;
         if self.run.packed_destination_len_and_kind != NO_RUN
@@ -347,7 +351,7 @@ impl Traffic {
     }
 
     /// Counts a work request that the general path has executed by shared memory. Returns true if it is time to publish.
-    pub(super) fn count_request_and_tell_if_publication_due(
+    pub(super) fn count_request(
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
@@ -366,7 +370,7 @@ impl Traffic {
     }
 
     /// Counts a datagram to a multicast group with members at the ports `to`. Returns true if it is time to publish.
-    pub(super) fn count_to_group_and_tell_if_publication_due(
+    pub(super) fn count_to_group(
         &mut self,
         opcode: ibv_wr_opcode,
         len: u64,
@@ -396,7 +400,7 @@ impl Traffic {
 
     /// Returns true if a thread that is about to sleep should publish.
     pub(super) fn is_publication_due_before_sleep(&self, posted: u64) -> bool {
-        posted.wrapping_sub(self.wrs_at_publication) >= WRS_PER_SLEEP_PUBLICATION
+        posted.wrapping_sub(self.wrs_at_publication) >= MIN_WRS_TO_PUBLISH_BEFORE_SLEEP
     }
 
     /// Adds the counts to those of the ports. `peer` is the port of the peer of a connected queue pair, and `open` opens
@@ -404,8 +408,8 @@ impl Traffic {
     pub(super) fn publish(
         &mut self,
         posted: u64,
-        peer: Option<PortName>,
-        open: impl Fn(PortName) -> Option<Arc<PortTraffic>>,
+        peer: Option<HostPortId>,
+        open: impl Fn(HostPortId) -> Option<Arc<PortTrafficCounters>>,
     ) {
         self.add_run_to_sums(posted);
         self.wrs_at_publication = posted;
@@ -439,7 +443,7 @@ impl Traffic {
             return;
         }
         if self.own_port.is_none() {
-            self.own_port = self.own_name.and_then(&open);
+            self.own_port = self.own_port_id.and_then(&open);
         }
         if let Some(own) = &self.own_port {
             own.add(Direction::Transmitted, transmitted);
@@ -454,9 +458,9 @@ mod tests {
 
     const PEER: DestinationPort = DestinationPort::PEER;
 
-    fn traffic() -> Traffic {
-        let mut traffic = Traffic::new();
-        let own = PortName {
+    fn traffic() -> UnpublishedTraffic {
+        let mut traffic = UnpublishedTraffic::new();
+        let own = HostPortId {
             process_ports_key: 7,
             host_wide_number: 1,
         };
@@ -471,7 +475,7 @@ mod tests {
         traffic
     }
 
-    fn sent(traffic: &Traffic, to: DestinationPort) -> (u64, u64) {
+    fn sent(traffic: &UnpublishedTraffic, to: DestinationPort) -> (u64, u64) {
         let sent = traffic.destinations[to.index()].sent;
         (sent.packets, sent.octets)
     }
@@ -521,7 +525,7 @@ mod tests {
     #[test]
     fn datagrams_count_at_the_port_of_their_destination() {
         let mut traffic = traffic();
-        let name = |place| PortName {
+        let name = |place| HostPortId {
             process_ports_key: 7,
             host_wide_number: place,
         };
@@ -533,19 +537,22 @@ mod tests {
         // One length: only the destination differs.
         for (posted, to) in (0..).zip([one, two, two, one, two]) {
             assert!(traffic.try_count_short_message(posted, ShortMessageKind::Send, 8, to));
-            assert_eq!(traffic.run_message_bytes(ShortMessageKind::Send, to), 8);
+            assert_eq!(
+                traffic.run_message_bytes_or_max(ShortMessageKind::Send, to),
+                8
+            );
         }
         assert_eq!(
-            traffic.run_message_bytes(ShortMessageKind::Send, one),
+            traffic.run_message_bytes_or_max(ShortMessageKind::Send, one),
             usize::MAX
         );
         assert_eq!(
-            traffic.run_message_bytes(ShortMessageKind::Write, two),
+            traffic.run_message_bytes_or_max(ShortMessageKind::Write, two),
             usize::MAX
         );
         traffic.add_run_to_sums(5);
-        traffic.count_request_and_tell_if_publication_due(IBV_WR_SEND, 8, one);
-        traffic.count_to_group_and_tell_if_publication_due(IBV_WR_SEND, 8, &[one, two]);
+        traffic.count_request(IBV_WR_SEND, 8, one);
+        traffic.count_to_group(IBV_WR_SEND, 8, &[one, two]);
         assert_eq!(sent(&traffic, PEER), (0, 0));
         assert_eq!(sent(&traffic, one), (3, 3 * 66));
         assert_eq!(sent(&traffic, two), (3, 3 * 66));

@@ -15,12 +15,12 @@ pub(super) struct UdRings {
     pub(super) rings: Vec<Option<OutRing>>,
     pub(super) by_destination: HashMap<(Vec<u8>, u32), usize>,
     /// Recently used rings: direct-mapped, by address handle and QP number.
-    pub(super) recent: Vec<(u64, u32, usize)>,
+    pub(super) recently_used_rings: Vec<(u64, u32, usize)>,
     /// The ring with an open postlist.
     pub(super) open_ring_index: Option<usize>,
 }
 
-pub(super) const RECENT: usize = 64;
+pub(super) const RECENT_RING_SLOTS: usize = 64;
 
 /// Executes a SEND on UD.
 #[inline]
@@ -54,7 +54,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Executi
     let outcome = put_datagram_in_ring(qp, sq, view, i, total);
     if matches!(outcome, ExecutionResult::Done(_)) {
         let port = dest_port_of_ring(sq, i);
-        count_request(qp, sq, view, port);
+        count_request_traffic(qp, sq, view, port);
     }
     outcome
 }
@@ -89,10 +89,10 @@ fn send_to_group(
             if block_self && peer.is_self && index == qp.index {
                 continue;
             }
-            rings.extend(ring_to(qp, sq, ah, Arc::clone(&peer), index));
+            rings.extend(find_or_create_ring_to(qp, sq, ah, Arc::clone(&peer), index));
         }
     }
-    if !keep_those_with_room(qp, sq, total, &mut rings, |&i| i) {
+    if !keep_rings_with_room(qp, sq, total, &mut rings, |&i| i) {
         return ExecutionResult::Later;
     }
     for &i in &rings {
@@ -106,8 +106,7 @@ fn send_to_group(
         .collect();
     ports.sort_unstable();
     ports.dedup();
-    if (sq.traffic).count_to_group_and_tell_if_publication_due(view.wr.opcode, total as u64, &ports)
-    {
+    if (sq.traffic).count_to_group(view.wr.opcode, total as u64, &ports) {
         publish_traffic(qp, sq);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 4096
@@ -122,7 +121,7 @@ fn dest_port_of_ring(sq: &SendQueue, i: usize) -> DestinationPort {
 }
 
 /// Keeps those rings that have room for a datagram. Returns false if the datagram has to wait for one of the others.
-pub(super) fn keep_those_with_room<T>(
+pub(super) fn keep_rings_with_room<T>(
     qp: &Qp,
     sq: &mut SendQueue,
     total: usize,
@@ -135,10 +134,10 @@ pub(super) fn keep_those_with_room<T>(
             return false;
         };
         match ring.producer.has_room(total) {
-            Ok(true) => ring.waited_for_room = false,
+            Ok(true) => ring.datagram_waited_in_vain = false,
             Ok(false) => {
                 ring.publish(qp.nic);
-                wait |= !ring.waited_for_room;
+                wait |= !ring.datagram_waited_in_vain;
                 return false;
             }
             Err(_) => return false,
@@ -153,14 +152,18 @@ pub(super) fn keep_those_with_room<T>(
 #[cold]
 pub(super) fn stop_waiting_for_room(sq: &mut SendQueue) {
     for ring in sq.ud.rings.iter_mut().flatten() {
-        // Rings that are not full will be found to have room, which clears `waited_for_room`.
-        ring.waited_for_room = true;
+        // Rings that are not full will be found to have room, which clears `datagram_waited_in_vain`.
+        ring.datagram_waited_in_vain = true;
     }
 }
 
 /// Makes ring `i` the one with the open postlist, and publishes the previous one.
 #[inline(always)]
-pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<&'a mut OutRing> {
+pub(super) fn open_postlist_in_ring<'a>(
+    nic: &Nic,
+    ud: &'a mut UdRings,
+    i: usize,
+) -> Option<&'a mut OutRing> {
     if let Some(open) = ud.open_ring_index
         && open != i
         && let Some(Some(ring)) = ud.rings.get_mut(open)
@@ -185,7 +188,7 @@ fn put_datagram_in_ring(
     let qkey = unsafe { view.wr.wr.ud.remote_qkey };
     #[allow(clippy::cast_possible_truncation)] // at most 4096
     let len = total as u32;
-    let Some(ring) = open_ring(qp.nic, &mut sq.ud, i) else {
+    let Some(ring) = open_postlist_in_ring(qp.nic, &mut sq.ud, i) else {
         return ExecutionResult::Done(len);
     };
     match ring.producer.has_room(total) {
@@ -199,7 +202,7 @@ fn put_datagram_in_ring(
     let mut flags = 0;
     if view.wr.send_flags & IBV_SEND_SOLICITED != 0 {
         flags |= FLAG_SOLICITED;
-        ring.has_solicited = true;
+        ring.open_list_has_solicited = true;
     }
     let (kind, imm) = if view.wr.opcode == IBV_WR_SEND_WITH_IMM {
         // SAFETY: reads the immediate of the union, which is plain bytes.
@@ -217,14 +220,14 @@ fn put_datagram_in_ring(
         qkey
     };
     ring.producer
-        .commit(header(kind, flags, imm, len, qkey), total);
+        .add_to_postlist(header(kind, flags, imm, len, qkey), total);
     ExecutionResult::Done(len)
 }
 
 /// Returns the index of the ring to `qpn` as `ah` addresses it.
 #[inline]
 pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    recent_ud_ring(sq, ah, qpn).or_else(|| find_ud_ring(qp, sq, ah, qpn))
+    recent_ud_ring(sq, ah, qpn).or_else(|| find_or_create_ud_ring(qp, sq, ah, qpn))
 }
 
 /// Returns the place of a destination among the recent ones.
@@ -232,13 +235,13 @@ pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<
 pub(super) fn recent_ring_slot(ah: &Ah, qpn: u32) -> usize {
     #[allow(clippy::cast_possible_truncation)] // a hash
     let hash = ah.id as usize ^ qpn as usize ^ (qpn >> QP_INDEX_BITS) as usize;
-    hash % RECENT
+    hash % RECENT_RING_SLOTS
 }
 
 /// Returns the index of the ring to `qpn`, if it was used recently and its queue pair is still the same.
 #[inline]
 pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    let &(id, q, i) = sq.ud.recent.get(recent_ring_slot(ah, qpn))?;
+    let &(id, q, i) = sq.ud.recently_used_rings.get(recent_ring_slot(ah, qpn))?;
     let ring = sq.ud.rings.get(i)?.as_ref()?;
     let dest = ring.peer.segment.qp(ring.dest_index)?;
     (id == ah.id
@@ -249,7 +252,12 @@ pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize>
 }
 
 #[cold]
-pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
+pub(super) fn find_or_create_ud_ring(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    ah: &Ah,
+    qpn: u32,
+) -> Option<usize> {
     let port = ah.local_dest_port?;
     if qpn >> 24 != 0 {
         return None;
@@ -261,41 +269,47 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
     if of_port != 0 && of_port != u32::from(port.host_wide_number()) {
         return None;
     }
-    let i = ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
-    if sq.ud.recent.is_empty() {
-        sq.ud.recent = vec![(0, 0, 0); RECENT];
+    let i = find_or_create_ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
+    if sq.ud.recently_used_rings.is_empty() {
+        sq.ud.recently_used_rings = vec![(0, 0, 0); RECENT_RING_SLOTS];
     }
-    sq.ud.recent[recent_ring_slot(ah, qpn)] = (ah.id, qpn, i);
+    sq.ud.recently_used_rings[recent_ring_slot(ah, qpn)] = (ah.id, qpn, i);
     Some(i)
 }
 
 /// Returns the ring to queue pair `index` of `peer`, if that receives datagrams as `ah` addresses them.
-fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
-    let way = UdRingProperties {
+fn find_or_create_ring_to(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    ah: &Ah,
+    peer: Arc<Peer>,
+    index: usize,
+) -> Option<usize> {
+    let way = DatagramRingProperties {
         receiver_type: IBV_QPT_UD,
         slots: UD_RING_SLOTS,
         grh: ah.grh,
-        path_word: ah.path_word,
+        completion_path_word: ah.completion_path_word,
     };
     find_or_create_datagram_ring(qp, sq, &way, peer, index)
 }
 
 /// The properties that datagrams of one ring have in common.
-pub(super) struct UdRingProperties {
+pub(super) struct DatagramRingProperties {
     /// The type of the receiving queue pair.
     pub(super) receiver_type: ibv_qp_type,
     /// Slots of the ring.
     pub(super) slots: u64,
     /// The GRH in front of each datagram.
     pub(super) grh: Option<[u8; 40]>,
-    /// The path of the datagrams, as in `RingHeader::path_word`.
-    pub(super) path_word: u64,
+    /// The path of the datagrams, as in `RingHeader::src_lid_sl_grh`.
+    pub(super) completion_path_word: u64,
 }
 
-impl UdRingProperties {
+impl DatagramRingProperties {
     /// Returns a key of the properties, which is unique among queue pairs of one type.
     fn key(&self) -> Vec<u8> {
-        let mut key = self.path_word.to_ne_bytes().to_vec();
+        let mut key = self.completion_path_word.to_ne_bytes().to_vec();
         key.extend(self.grh.iter().flatten());
         key
     }
@@ -306,7 +320,7 @@ impl UdRingProperties {
 pub(super) fn find_or_create_datagram_ring(
     qp: &Qp,
     sq: &mut SendQueue,
-    way: &UdRingProperties,
+    way: &DatagramRingProperties,
     peer: Arc<Peer>,
     index: usize,
 ) -> Option<usize> {
@@ -335,10 +349,10 @@ pub(super) fn find_or_create_datagram_ring(
                     dest_index: index,
                     rnr_retry: 0,
                     grh: way.grh,
-                    path_word: way.path_word,
+                    completion_path_word: way.completion_path_word,
                 },
             )?;
-            if let Some(name) = ring.dest_port_name() {
+            if let Some(name) = ring.dest_port_id() {
                 ring.dest_port = sq.traffic.find_or_add_destination(name);
             }
             let i = match sq.ud.rings.iter().position(Option::is_none) {

@@ -14,7 +14,7 @@ use verbs_abi::*;
 
 use crate::lock::lock;
 use nic_core::flows::{
-    FlowKind, FlowRule, FrameHeaders, HeaderMatch, MATCH_FIELDS_BYTES, RssConfig, TrapState,
+    FlowKind, FlowRule, FrameHeaders, HeaderMatch, MATCH_FIELDS_BYTES, PacketTrapState, RssConfig,
 };
 use places::TablePlaces;
 use shm::fabric::layout::*;
@@ -30,7 +30,7 @@ const _: () = {
 
 /// A flow of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OwnFlow {
+pub(crate) struct SteeringFlow {
     /// Index of the queue pair in its process.
     pub(crate) qp_index: usize,
     /// The packets that the flow takes.
@@ -50,7 +50,7 @@ impl OwnFlows {
     ///
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
-    pub(crate) fn add(&self, fabric: &Fabric, flow: &OwnFlow) -> Result<usize, i32> {
+    pub(crate) fn add(&self, fabric: &Fabric, flow: &SteeringFlow) -> Result<usize, i32> {
         // Held until the flow is counted: the number of places in use grows with the places.
         let mut places = lock(&self.0);
         let place = places.take_free_place(MAX_FLOWS).ok_or(libc::ENOMEM)?;
@@ -78,7 +78,7 @@ impl OwnFlows {
     }
 }
 
-fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
+fn write(fabric: &Fabric, place: usize, flow: &SteeringFlow) -> Result<(), i32> {
     let at = FLOWS_AT + place * size_of::<FlowShared>();
     fabric
         .back_with_memory(at, size_of::<FlowShared>())
@@ -98,7 +98,9 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
         Ordering::Relaxed,
     );
     let pattern = &flow.rule.pattern;
-    shared.layers.store(pattern.layers, Ordering::Relaxed);
+    shared
+        .required_layers
+        .store(pattern.required_layers, Ordering::Relaxed);
     shared.tag.store(flow.tag, Ordering::Relaxed);
     let spread = flow.rss_config_slot.map_or(0, |place| 1 + place);
     shared
@@ -119,7 +121,7 @@ fn write(fabric: &Fabric, place: usize, flow: &OwnFlow) -> Result<(), i32> {
 }
 
 /// Returns the flow at a place of a process. `None` if there is none.
-fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
+fn read(peer: &Peer, place: usize) -> Option<SteeringFlow> {
     let shared = peer.segment.flow(place)?;
     let entry = shared.generation_and_qp.load(Ordering::Acquire);
     #[allow(clippy::cast_possible_truncation)] // the lower half
@@ -133,7 +135,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
         }
         bytes
     };
-    let flow = OwnFlow {
+    let flow = SteeringFlow {
         qp_index: qp,
         rule: FlowRule {
             kind: FlowKind::from_code(shared.kind.load(Ordering::Relaxed))?,
@@ -142,7 +144,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
             dont_trap: priority & FLOW_DONT_TRAP != 0,
             drop: priority & FLOW_DROP != 0,
             pattern: HeaderMatch {
-                layers: shared.layers.load(Ordering::Relaxed),
+                required_layers: shared.required_layers.load(Ordering::Relaxed),
                 value: bytes(&shared.header_value),
                 mask: bytes(&shared.header_mask),
             },
@@ -157,7 +159,7 @@ fn read(peer: &Peer, place: usize) -> Option<OwnFlow> {
 
 /// A flow of some process, as a sender keeps it.
 struct KnownFlow {
-    flow: OwnFlow,
+    flow: SteeringFlow,
     rss_config: Option<RssConfig>,
     peer: Arc<Peer>,
 }
@@ -212,7 +214,7 @@ impl KnownFlows {
         &'a self,
         headers: &'a FrameHeaders,
     ) -> impl Iterator<Item = SteeredQp<'a>> + 'a {
-        let mut trap = TrapState::default();
+        let mut trap = PacketTrapState::default();
         self.flows.iter().filter_map(move |entry| {
             let flow = &entry.flow;
             if !trap.gets_packet(&flow.rule, headers) || entry.peer.is_dead() {

@@ -65,7 +65,9 @@ impl RssConfigPlaces {
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn add(&self, fabric: &Fabric, spread: &RssConfig) -> Result<usize, i32> {
-        let place = lock(&self.0).take_free_place(MAX_RSS).ok_or(libc::ENOMEM)?;
+        let place = lock(&self.0)
+            .take_free_place(MAX_RSS_CONFIGS)
+            .ok_or(libc::ENOMEM)?;
         write_rss_config(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
         Ok(place)
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use nic_core::rights::{Access, AccessDenied, Region};
+use nic_core::rights::{Access, AccessDenied, RegionRights};
 use verbs_abi::*;
 
 /// The reason why a work request failed.
@@ -55,7 +55,7 @@ pub(crate) enum FailureCause {
     /// No packet of the peer has acknowledged the request.
     NoAcknowledgement,
     /// The receiver had no receive WR until the retries were used up.
-    NoReceive,
+    NoReceiveWr,
     /// The responder refused the request, for the cause with this code.
     Refused(u16),
     /// A rule of `VERBATIM_FAULT` made the work request fail.
@@ -106,7 +106,7 @@ impl FailureCause {
         side: MemorySide,
         bytes: NamedMemoryRange,
         access: Access,
-        region: &Region,
+        region: &RegionRights,
     ) -> Self {
         match denied {
             AccessDenied::QueuePairAccess => Self::QueuePairAccess(access),
@@ -115,7 +115,7 @@ impl FailureCause {
                 bytes,
                 access,
             },
-            AccessDenied::Domain => Self::WrongProtectionDomain { side, bytes },
+            AccessDenied::WrongPdOrQp => Self::WrongProtectionDomain { side, bytes },
             AccessDenied::Range => Self::OutOfRegion {
                 side,
                 bytes,
@@ -131,14 +131,14 @@ impl FailureCause {
             IBV_WC_LOC_PROT_ERR => Some(Self::MemoryInaccessible {
                 side: MemorySide::Local,
             }),
-            IBV_WC_RNR_RETRY_EXC_ERR => Some(Self::NoReceive),
+            IBV_WC_RNR_RETRY_EXC_ERR => Some(Self::NoReceiveWr),
             _ => None,
         }
     }
 
     /// Encodes the refusal that a receiver writes for the sender: the status, and the code of the cause.
     pub(crate) fn encode_refusal(status: ibv_wc_status, cause: Option<Self>) -> u32 {
-        status | cause.map_or(0, |cause| u32::from(cause.code()) << 8)
+        status | cause.map_or(0, |cause| u32::from(cause.vendor_err()) << 8)
     }
 
     /// Decodes the refusal that a receiver wrote: a status and a cause. `None` for 0, which is no refusal.
@@ -153,14 +153,14 @@ impl FailureCause {
         };
         let cause = match (word >> 8) as u16 {
             0 => None,
-            code if code == Self::NoReceive.code() => Some(Self::NoReceive),
+            code if code == Self::NoReceiveWr.vendor_err() => Some(Self::NoReceiveWr),
             code => Some(Self::Refused(code)),
         };
         Some((status, cause))
     }
 
     /// Returns the `vendor_err` of the cause: never 0, below 0x100.
-    pub(crate) fn code(self) -> u16 {
+    pub(crate) fn vendor_err(self) -> u16 {
         match self {
             Self::UnknownKey { side, .. } => side.vendor_err_code(0x01),
             Self::OutOfRegion { side, .. } => side.vendor_err_code(0x02),
@@ -176,7 +176,7 @@ impl FailureCause {
             Self::NoPeer { .. } => 0x22,
             Self::PeerNotConnected { .. } => 0x23,
             Self::NoAcknowledgement => 0x24,
-            Self::NoReceive => 0x25,
+            Self::NoReceiveWr => 0x25,
             Self::ShortReceive { .. } => 0x31,
             Self::InjectedFault => 0x41,
             Self::Refused(code) => code,
@@ -261,7 +261,7 @@ impl Display for FailureCause {
             Self::NoAcknowledgement => f.write_str(
                 "no packet of the peer acknowledged the request within the timeout and its retries",
             ),
-            Self::NoReceive => f.write_str(
+            Self::NoReceiveWr => f.write_str(
                 "the receiver had no receive work request within min_rnr_timer and rnr_retry",
             ),
             Self::Refused(code) => write_refusal_by_code(f, code),
@@ -382,14 +382,14 @@ mod tests {
             FailureCause::NoPeer { qpn: 1 },
             FailureCause::PeerNotConnected { qpn: 1, pid: 1 },
             FailureCause::NoAcknowledgement,
-            FailureCause::NoReceive,
+            FailureCause::NoReceiveWr,
             FailureCause::InjectedFault,
         ];
         let all = of(MemorySide::Local)
             .into_iter()
             .chain(of(MemorySide::Remote))
             .chain(others);
-        let mut codes: Vec<u16> = all.map(FailureCause::code).collect();
+        let mut codes: Vec<u16> = all.map(FailureCause::vendor_err).collect();
         let count = codes.len();
         codes.sort_unstable();
         codes.dedup();

@@ -22,7 +22,7 @@ pub(crate) use refusal::{
     einval_because, record_refusal_reason, report_refused_post, report_refused_verb,
 };
 pub(crate) use report::{
-    FailureReport, QueuePair, note_cause, report_invalid_request, report_refused_request,
-    take_last_cause, vendor_err,
+    FailureReport, QueuePairDescription, note_cause, report_invalid_request,
+    report_refused_request, take_last_cause, vendor_err,
 };
 pub(crate) use unreachable::report_peer_not_in_fabric;

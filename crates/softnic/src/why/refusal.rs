@@ -6,7 +6,7 @@ use std::fmt::Display;
 use super::amount::{prints_each_failure, write_to_stderr};
 
 thread_local! {
-    static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LAST_REFUSAL_REASON: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Records the reason of a refusal and returns `EINVAL`. The text is made only if it will be printed.
@@ -21,7 +21,7 @@ pub(crate) fn einval_because<T: Display>(reason: impl FnOnce() -> T) -> i32 {
 pub(crate) fn record_refusal_reason<T: Display>(reason: impl FnOnce() -> T) {
     if prints_each_failure() {
         let text = reason().to_string();
-        REASON.with_borrow_mut(|kept| *kept = Some(text));
+        LAST_REFUSAL_REASON.with_borrow_mut(|kept| *kept = Some(text));
     }
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn report_refused_verb(verb: &str, errno: i32) {
     if !prints_each_failure() {
         return;
     }
-    let reason = REASON.with_borrow_mut(Option::take);
+    let reason = LAST_REFUSAL_REASON.with_borrow_mut(Option::take);
     let reason = reason.unwrap_or_else(|| match errno {
         libc::EINVAL => "a handle is of no live object of this process, or an argument is none that the man page allows"
             .to_owned(),

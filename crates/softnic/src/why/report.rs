@@ -30,11 +30,11 @@ pub(crate) fn take_last_cause() -> Option<FailureCause> {
 
 /// Returns the `vendor_err` of a cause; 0 if no cause was noted.
 pub(crate) fn vendor_err(cause: Option<FailureCause>) -> u32 {
-    cause.map_or(0, |cause| cause.code().into())
+    cause.map_or(0, |cause| cause.vendor_err().into())
 }
 
 /// The queue pair of a work request.
-pub(crate) struct QueuePair<'a> {
+pub(crate) struct QueuePairDescription<'a> {
     pub(crate) qpn: u32,
     pub(crate) qp_type: QpType,
     /// `dest_qp_num`, if the queue pair is connected.
@@ -45,7 +45,7 @@ pub(crate) struct QueuePair<'a> {
 
 /// The report of a failed work request.
 pub(crate) struct FailureReport<'a> {
-    pub(crate) qp: QueuePair<'a>,
+    pub(crate) qp: QueuePairDescription<'a>,
     pub(crate) wr_id: u64,
     /// The opcode of the completion.
     pub(crate) opcode: ibv_wc_opcode,
@@ -56,7 +56,7 @@ pub(crate) struct FailureReport<'a> {
 impl FailureReport<'_> {
     /// Prints or counts the failure, as `VERBATIM_WHY` selects.
     #[cold]
-    pub(crate) fn report(&self) {
+    pub(crate) fn print_or_count(&self) {
         if self.status == IBV_WC_WR_FLUSH_ERR {
             return;
         }
@@ -113,7 +113,7 @@ pub(crate) fn report_refused_request(qpn: u32, what: &str) {
     if prints_each_failure() {
         write_to_stderr(&format!(
             "verbatim: queue pair {qpn:#x} {what} (vendor_err {:#x}): {cause}\n",
-            cause.code()
+            cause.vendor_err()
         ));
     }
 }

@@ -12,13 +12,13 @@ const MAX_KEPT_TEXTS: usize = 3;
 
 struct SummaryState {
     pid: u32,
-    count: u64,
+    failure_count: u64,
     first_texts: Vec<String>,
 }
 
 static FAILURES: Mutex<SummaryState> = Mutex::new(SummaryState {
     pid: 0,
-    count: 0,
+    failure_count: 0,
     first_texts: Vec::new(),
 });
 
@@ -34,11 +34,11 @@ pub(super) fn count_failure(text: String) {
         // A forked child counts its own failures.
         *kept = SummaryState {
             pid,
-            count: 0,
+            failure_count: 0,
             first_texts: Vec::new(),
         };
     }
-    kept.count += 1;
+    kept.failure_count += 1;
     if kept.first_texts.len() < MAX_KEPT_TEXTS && !text.is_empty() {
         kept.first_texts.push(text);
     }
@@ -52,16 +52,17 @@ extern "C" fn print_summary() {
     if kept.pid != std::process::id() {
         return;
     }
-    let plural = if kept.count == 1 { "" } else { "s" };
-    let more =
-        if kept.count > kept.first_texts.len() as u64 && *REPORT_DETAIL == ReportDetail::Summary {
-            "; `verbatim run --why` prints all of them"
-        } else {
-            ""
-        };
+    let plural = if kept.failure_count == 1 { "" } else { "s" };
+    let more = if kept.failure_count > kept.first_texts.len() as u64
+        && *REPORT_DETAIL == ReportDetail::Summary
+    {
+        "; `verbatim run --why` prints all of them"
+    } else {
+        ""
+    };
     let mut summary = format!(
         "verbatim: {} work request{plural} of process {} failed{more}\n",
-        kept.count, kept.pid
+        kept.failure_count, kept.pid
     );
     for text in &kept.first_texts {
         summary += &format!("  {text}\n");

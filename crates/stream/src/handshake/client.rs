@@ -2,24 +2,24 @@
 
 use super::codec::parse;
 use super::error::{EscapedBytes, HandshakeError};
-use super::hello::{Hello, ParsedHello, Progress};
+use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{MAGIC_BYTES, Version};
 
 /// State of a client that has sent its hello and reads the server's hello.
 ///
 /// ```
-/// use stream::handshake::{Answer, Client, Hello, Version, ack};
+/// use stream::handshake::{ServerAnswer, ClientHandshake, Hello, Version, ack};
 /// let own = Hello { block_bytes: 8192, sq_size: 128, rq_size: 128, lid: 0, gid: [1; 16], qpn: 17 };
-/// let (mut client, to_server) = Client::new(Version::V2, &own);
+/// let (mut client, to_server) = ClientHandshake::new(Version::V2, &own);
 /// assert_eq!(to_server.len(), 40);
 /// let server = Hello { qpn: 18, ..own };
-/// assert_eq!(client.receive(&server.encode(Version::V2))?, Some(Answer::Rdma(server)));
+/// assert_eq!(client.receive(&server.encode(Version::V2))?, Some(ServerAnswer::Rdma(server)));
 /// // Connect the queue pair to the server's, then say so.
 /// assert_eq!(ack(true), [0, 0, 0, 1]);
 /// # Ok::<(), stream::handshake::HandshakeError>(())
 /// ```
 #[derive(Debug)]
-pub struct Client {
+pub struct ClientHandshake {
     version: Version,
     bytes: Vec<u8>,
     max_bytes_to_read: usize,
@@ -27,16 +27,16 @@ pub struct Client {
 
 /// The server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum ServerAnswer {
     /// The server can use RDMA. Connect the queue pair to the queue pair in this hello, then
-    /// [acknowledge](super::ack) with true. If connecting fails, acknowledge with false and continue
+    /// [acknowledge](super::encode_ack) with true. If connecting fails, acknowledge with false and continue
     /// with TCP.
     Rdma(Hello),
     /// The server cannot use RDMA. Acknowledge with false and continue with TCP.
     Tcp,
 }
 
-impl Client {
+impl ClientHandshake {
     /// Creates a client, and returns the client and the bytes that it must send first.
     pub fn new(version: Version, own: &Hello) -> (Self, Vec<u8>) {
         let client = Self {
@@ -58,7 +58,7 @@ impl Client {
     ///
     /// # Errors
     /// Returns an error if the bytes are not a hello of this version.
-    pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Answer>, HandshakeError> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<ServerAnswer>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.max_bytes_to_read.min(rest.len()));
@@ -71,12 +71,16 @@ impl Client {
             if let Some(magic) = self.bytes.first_chunk::<MAGIC_BYTES>()
                 && magic != self.version.magic()
             {
-                return Err(HandshakeError::Magic(EscapedBytes(*magic)));
+                return Err(HandshakeError::WrongMagic(EscapedBytes(*magic)));
             }
             match parse(self.version, &self.bytes)? {
-                Progress::Wants(more) => self.max_bytes_to_read = more,
-                Progress::Done(ParsedHello::Rdma(hello)) => return Ok(Some(Answer::Rdma(hello))),
-                Progress::Done(ParsedHello::Declined) => return Ok(Some(Answer::Tcp)),
+                HelloParseProgress::MissingBytes(more) => self.max_bytes_to_read = more,
+                HelloParseProgress::Done(ParsedHello::Rdma(hello)) => {
+                    return Ok(Some(ServerAnswer::Rdma(hello)));
+                }
+                HelloParseProgress::Done(ParsedHello::Declined) => {
+                    return Ok(Some(ServerAnswer::Tcp));
+                }
             }
         }
         Ok(None)

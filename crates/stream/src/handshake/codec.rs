@@ -1,7 +1,7 @@
 //! Encoding and decoding of hellos in any version.
 
 use super::error::HandshakeError;
-use super::hello::{Hello, Progress};
+use super::hello::{Hello, HelloParseProgress};
 use super::version::Version;
 use super::{v2, v3};
 
@@ -17,7 +17,7 @@ impl Hello {
 
 /// Parses the bytes of a hello that have been received so far. They begin with the magic of
 /// `version`.
-pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<Progress, HandshakeError> {
+pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> {
     match version {
         Version::V2 => v2::parse(bytes),
         Version::V3 => v3::parse(bytes),

@@ -10,10 +10,10 @@ use super::version::{MAGIC_BYTES, Version};
 pub enum HandshakeError {
     /// The server's first bytes are not the magic of a hello of this version.
     #[error("the peer answers {0} instead of a hello: it does not speak brpc's RDMA handshake")]
-    Magic(EscapedBytes),
+    WrongMagic(EscapedBytes),
     /// A hello declares a length that is out of range.
     #[error("a hello of {len} bytes: version {version} has {min} to {max}")]
-    Length {
+    LengthOutOfRange {
         /// The version of the handshake.
         version: Version,
         /// Length that the hello declares, in bytes.
@@ -25,13 +25,13 @@ pub enum HandshakeError {
     },
     /// The Protocol Buffers message of a hello cannot be decoded.
     #[error("the RdmaHello message cannot be decoded: {0}")]
-    Message(String),
+    UndecodableMessage(String),
     /// A field of the hello is missing.
     #[error("the RdmaHello message has no {0}, which is required")]
-    Missing(&'static str),
+    MissingField(&'static str),
     /// A number in a hello is out of range.
     #[error("the hello says {field} = {value}: {least} to {most} are allowed")]
-    Field {
+    FieldOutOfRange {
         /// Name of the field in brpc.
         field: &'static str,
         /// Value of the field.

@@ -44,7 +44,7 @@ impl Hello {
             if (least..=most).contains(&value) {
                 return Ok(());
             }
-            Err(HandshakeError::Field {
+            Err(HandshakeError::FieldOutOfRange {
                 field,
                 value,
                 least,
@@ -70,7 +70,7 @@ pub(crate) enum ParsedHello {
 }
 
 /// Progress of parsing a hello: the number of missing bytes, or the result.
-pub(crate) enum Progress {
-    Wants(usize),
+pub(crate) enum HelloParseProgress {
+    MissingBytes(usize),
     Done(ParsedHello),
 }

@@ -2,14 +2,14 @@
 
 use super::codec::parse;
 use super::error::HandshakeError;
-use super::hello::{Hello, ParsedHello, Progress};
+use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{MAGIC_BYTES, Version};
 use super::{v2, v3};
 
-/// State of a server that reads the client's hello, [answers](Self::answer), and reads the
+/// State of a server that reads the client's hello, [answers](Self::encode_answer), and reads the
 /// acknowledgement.
 #[derive(Debug, Default)]
-pub struct Server {
+pub struct ServerHandshake {
     state: State,
     bytes: Vec<u8>,
 }
@@ -32,18 +32,18 @@ enum State {
 
 /// The client's request, decoded from its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request {
+pub enum ClientRequest {
     /// The first bytes are not a hello. These bytes belong to the protocol that the client speaks
     /// over plain TCP.
     Plain(Vec<u8>),
     /// The client can use RDMA. Connect a queue pair to the queue pair in this hello, then
-    /// [answer](Server::answer).
+    /// [encode_answer](ServerHandshake::encode_answer).
     Rdma(Hello),
-    /// The server cannot serve the client's hello by RDMA and must [decline](Server::answer).
+    /// The server cannot serve the client's hello by RDMA and must [decline](ServerHandshake::encode_answer).
     Tcp,
 }
 
-impl Server {
+impl ServerHandshake {
     /// Creates a server that has received no bytes.
     pub fn new() -> Self {
         Self::default()
@@ -60,24 +60,24 @@ impl Server {
     }
 
     /// Processes bytes from the client, at most [`max_bytes_to_read`](Self::max_bytes_to_read) per call. Returns the
-    /// request once it is complete; the next call must then be [`answer`](Self::answer).
+    /// request once it is complete; the next call must then be [`encode_answer`](Self::encode_answer).
     ///
     /// # Errors
     /// Returns an error if the hello is invalid.
-    pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<ClientRequest>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(self.max_bytes_to_read().min(rest.len()));
             self.bytes.extend_from_slice(now);
             rest = later;
             let version = match &mut self.state {
-                State::Magic => match self.magic() {
-                    Magic::Other => {
+                State::Magic => match self.match_magic() {
+                    MagicMatch::Other => {
                         self.bytes.extend_from_slice(rest);
-                        return Ok(Some(Request::Plain(std::mem::take(&mut self.bytes))));
+                        return Ok(Some(ClientRequest::Plain(std::mem::take(&mut self.bytes))));
                     }
-                    Magic::Short => continue,
-                    Magic::Is(version) => version,
+                    MagicMatch::Short => continue,
+                    MagicMatch::Is(version) => version,
                 },
                 State::Hello { version, wants } => {
                     *wants -= now.len();
@@ -89,13 +89,15 @@ impl Server {
                 State::Answering(_) | State::Ack { .. } => break,
             };
             match parse(version, &self.bytes)? {
-                Progress::Wants(wants) => self.state = State::Hello { version, wants },
-                Progress::Done(parsed) => {
+                HelloParseProgress::MissingBytes(wants) => {
+                    self.state = State::Hello { version, wants }
+                }
+                HelloParseProgress::Done(parsed) => {
                     self.state = State::Answering(version);
                     self.bytes.clear();
                     return Ok(Some(match parsed {
-                        ParsedHello::Rdma(hello) => Request::Rdma(hello),
-                        ParsedHello::Declined => Request::Tcp,
+                        ParsedHello::Rdma(hello) => ClientRequest::Rdma(hello),
+                        ParsedHello::Declined => ClientRequest::Tcp,
                     }));
                 }
             }
@@ -103,23 +105,23 @@ impl Server {
         Ok(None)
     }
 
-    fn magic(&self) -> Magic {
+    fn match_magic(&self) -> MagicMatch {
         for version in [Version::V2, Version::V3] {
             if self.bytes == version.magic() {
-                return Magic::Is(version);
+                return MagicMatch::Is(version);
             }
         }
         let begins = |version: Version| version.magic().starts_with(&self.bytes);
         if begins(Version::V2) || begins(Version::V3) {
-            Magic::Short
+            MagicMatch::Short
         } else {
-            Magic::Other
+            MagicMatch::Other
         }
     }
 
     /// Encodes the server's answer. With a hello, the server offers RDMA, and its queue pair must
     /// be ready. With `None`, the server declines RDMA.
-    pub fn answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
+    pub fn encode_answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
         let version = match self.state {
             State::Answering(version) => version,
             _ => Version::V2,
@@ -152,7 +154,7 @@ impl Server {
     }
 }
 
-enum Magic {
+enum MagicMatch {
     Short,
     Is(Version),
     Other,

@@ -44,8 +44,8 @@ const V3: [u8; 45] = [
 ];
 
 /// Passes the bytes to a server one by one, and returns its request.
-fn request(bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
-    let mut server = Server::new();
+fn request(bytes: &[u8]) -> Result<Option<ClientRequest>, HandshakeError> {
+    let mut server = ServerHandshake::new();
     let mut last = None;
     for byte in bytes {
         assert!(last.is_none(), "the request was complete before its end");
@@ -60,8 +60,8 @@ fn hellos_are_the_bytes_that_the_protocol_has() {
     let own = HELLO.encode(Version::V3);
     assert_eq!(own[8..], V3[8..41], "all but the optional field");
     assert_eq!(own[..8], *b"RDM3\0\0\0\x21");
-    assert_eq!(request(&V2), Ok(Some(Request::Rdma(HELLO))));
-    assert_eq!(request(&V3), Ok(Some(Request::Rdma(HELLO))));
+    assert_eq!(request(&V2), Ok(Some(ClientRequest::Rdma(HELLO))));
+    assert_eq!(request(&V3), Ok(Some(ClientRequest::Rdma(HELLO))));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_longer_hello_of_version_2_is_read_to_its_end() {
     let mut bytes = V2.to_vec();
     bytes[5] = 44;
     bytes.extend_from_slice(b"more");
-    assert_eq!(request(&bytes), Ok(Some(Request::Rdma(HELLO))));
+    assert_eq!(request(&bytes), Ok(Some(ClientRequest::Rdma(HELLO))));
 }
 
 #[test]
@@ -79,22 +79,25 @@ fn wrong_hellos_are_refused_and_other_versions_declined() {
         hello[at..at + bytes.len()].copy_from_slice(bytes);
         hello
     };
-    assert_eq!(request(&with(6, &[0, 3])), Ok(Some(Request::Tcp)));
-    assert_eq!(request(&with(8, &[0, 2])), Ok(Some(Request::Tcp)));
-    let field = |name: &str, outcome: Result<Option<Request>, HandshakeError>| match outcome {
-        Err(HandshakeError::Field { field, .. }) => assert_eq!(field, name),
+    assert_eq!(request(&with(6, &[0, 3])), Ok(Some(ClientRequest::Tcp)));
+    assert_eq!(request(&with(8, &[0, 2])), Ok(Some(ClientRequest::Tcp)));
+    let field = |name: &str, outcome: Result<Option<ClientRequest>, HandshakeError>| match outcome {
+        Err(HandshakeError::FieldOutOfRange { field, .. }) => assert_eq!(field, name),
         other => panic!("{name}: {other:?}"),
     };
     field("block_size", request(&with(10, &[0, 0, 3, 255])));
     field("sq_size", request(&with(14, &[0, 15])));
     field("rq_size", request(&with(16, &[0, 15])));
     field("qp_num", request(&with(36, &[1, 0, 0, 0])));
-    let short = Server::new().receive(&with(4, &[0, 39])[..6]);
-    assert!(matches!(short, Err(HandshakeError::Length { len: 39, .. })));
-    let long = Server::new().receive(&with(4, &[0x10, 1])[..6]);
+    let short = ServerHandshake::new().receive(&with(4, &[0, 39])[..6]);
+    assert!(matches!(
+        short,
+        Err(HandshakeError::LengthOutOfRange { len: 39, .. })
+    ));
+    let long = ServerHandshake::new().receive(&with(4, &[0x10, 1])[..6]);
     assert!(matches!(
         long,
-        Err(HandshakeError::Length { len: 4097, .. })
+        Err(HandshakeError::LengthOutOfRange { len: 4097, .. })
     ));
 }
 
@@ -106,76 +109,82 @@ fn wrong_messages_of_version_3_are_refused() {
         bytes.extend_from_slice(message);
         request(&bytes)
     };
-    assert_eq!(with(&V3[8..41]), Ok(Some(Request::Rdma(HELLO))));
+    assert_eq!(with(&V3[8..41]), Ok(Some(ClientRequest::Rdma(HELLO))));
     assert_eq!(
         with(&V3[8..37]),
-        Err(HandshakeError::Missing("qp_num")),
+        Err(HandshakeError::MissingField("qp_num")),
         "without the last field"
     );
-    assert!(matches!(with(&V3[8..36]), Err(HandshakeError::Message(_))));
+    assert!(matches!(
+        with(&V3[8..36]),
+        Err(HandshakeError::UndecodableMessage(_))
+    ));
     let mut sizes = V3[8..41].to_vec();
     sizes.splice(3..6, [0x10, 0x80, 0x80, 0x04]); // sq_size = 65536
     assert!(matches!(
         with(&sizes),
-        Err(HandshakeError::Field {
+        Err(HandshakeError::FieldOutOfRange {
             field: "sq_size",
             value: 65536,
             ..
         })
     ));
-    let empty = Server::new().receive(b"RDM3\0\0\0\0");
-    assert!(matches!(empty, Err(HandshakeError::Length { len: 0, .. })));
-    let long = Server::new().receive(b"RDM3\0\0\x20\x01");
+    let empty = ServerHandshake::new().receive(b"RDM3\0\0\0\0");
+    assert!(matches!(
+        empty,
+        Err(HandshakeError::LengthOutOfRange { len: 0, .. })
+    ));
+    let long = ServerHandshake::new().receive(b"RDM3\0\0\x20\x01");
     assert!(matches!(
         long,
-        Err(HandshakeError::Length { len: 8193, .. })
+        Err(HandshakeError::LengthOutOfRange { len: 8193, .. })
     ));
 }
 
 #[test]
 fn clients_of_other_protocols_lose_no_byte() {
-    let mut server = Server::new();
+    let mut server = ServerHandshake::new();
     assert_eq!(server.receive(b"R"), Ok(None));
     assert_eq!(
         server.receive(b"PC"),
-        Ok(Some(Request::Plain(b"RPC".to_vec())))
+        Ok(Some(ClientRequest::Plain(b"RPC".to_vec())))
     );
-    let http = Server::new().receive(b"PRI * HTTP/2.0\r\n");
+    let http = ServerHandshake::new().receive(b"PRI * HTTP/2.0\r\n");
     assert_eq!(
         http,
-        Ok(Some(Request::Plain(b"PRI * HTTP/2.0\r\n".to_vec())))
+        Ok(Some(ClientRequest::Plain(b"PRI * HTTP/2.0\r\n".to_vec())))
     );
 }
 
 #[test]
 fn declining_and_acknowledging() {
     for version in [Version::V2, Version::V3] {
-        let (mut client, hello) = Client::new(version, &HELLO);
-        let mut server = Server::new();
-        assert_eq!(server.receive(&hello), Ok(Some(Request::Rdma(HELLO))));
+        let (mut client, hello) = ClientHandshake::new(version, &HELLO);
+        let mut server = ServerHandshake::new();
+        assert_eq!(server.receive(&hello), Ok(Some(ClientRequest::Rdma(HELLO))));
         assert_eq!(server.max_bytes_to_read(), 0);
-        let answer = server.answer(None);
-        assert_eq!(client.receive(&answer), Ok(Some(Answer::Tcp)));
-        assert_eq!(server.receive_ack(&ack(false)[..3]), Ok(None));
+        let answer = server.encode_answer(None);
+        assert_eq!(client.receive(&answer), Ok(Some(ServerAnswer::Tcp)));
+        assert_eq!(server.receive_ack(&encode_ack(false)[..3]), Ok(None));
         assert_eq!(server.max_bytes_to_read(), 1);
-        assert_eq!(server.receive_ack(&ack(false)[3..]), Ok(Some(false)));
+        assert_eq!(server.receive_ack(&encode_ack(false)[3..]), Ok(Some(false)));
     }
-    let mut server = Server::new();
+    let mut server = ServerHandshake::new();
     let _ = server.receive(&V2);
-    assert_eq!(server.answer(None), {
+    assert_eq!(server.encode_answer(None), {
         let mut declined = [0; 40];
         declined[..6].copy_from_slice(b"RDMA\0\x28");
         declined
     });
     assert_eq!(
-        server.receive_ack(&ack(true)),
+        server.receive_ack(&encode_ack(true)),
         Err(HandshakeError::AckAfterDecline)
     );
 }
 
 #[test]
 fn a_server_of_another_protocol_is_named() {
-    let (mut client, _) = Client::new(Version::V2, &HELLO);
+    let (mut client, _) = ClientHandshake::new(Version::V2, &HELLO);
     let outcome = client.receive(b"HTTP").expect_err("no hello");
     assert!(outcome.to_string().contains("\"HTTP\""), "{outcome}");
 }
@@ -191,18 +200,18 @@ proptest! {
         let (block_bytes, sq_size, rq_size, lid, gid, qpn) = sizes;
         let hello = Hello { block_bytes, sq_size, rq_size, lid, gid, qpn };
         let version = if v3 { Version::V3 } else { Version::V2 };
-        let (mut client, bytes) = Client::new(version, &hello);
-        let mut server = Server::new();
+        let (mut client, bytes) = ClientHandshake::new(version, &hello);
+        let mut server = ServerHandshake::new();
         let mut outcome = None;
         for part in bytes.chunks(cut) {
             outcome = server.receive(part).expect("a good hello");
         }
-        prop_assert_eq!(outcome, Some(Request::Rdma(hello)));
+        prop_assert_eq!(outcome, Some(ClientRequest::Rdma(hello)));
         let mut outcome = None;
-        for part in server.answer(Some(&hello)).chunks(cut) {
+        for part in server.encode_answer(Some(&hello)).chunks(cut) {
             outcome = client.receive(part).expect("a good hello");
         }
-        prop_assert_eq!(outcome, Some(Answer::Rdma(hello)));
-        prop_assert_eq!(server.receive_ack(&ack(true)), Ok(Some(true)));
+        prop_assert_eq!(outcome, Some(ServerAnswer::Rdma(hello)));
+        prop_assert_eq!(server.receive_ack(&encode_ack(true)), Ok(Some(true)));
     }
 }

@@ -1,7 +1,7 @@
 //! Hello of version 2: a structure of 40 bytes.
 
 use super::error::HandshakeError;
-use super::hello::{Hello, ParsedHello, Progress};
+use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{MAGIC_BYTES, Version};
 
 /// Number of bytes of a hello of version 2.
@@ -34,15 +34,15 @@ pub(super) fn encode(hello: Option<&Hello>) -> Vec<u8> {
 }
 
 /// Parses the received part of a hello.
-pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
+pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> {
     const LEN: usize = MAGIC_BYTES + 2;
     if bytes.len() < LEN {
-        return Ok(Progress::Wants(LEN - bytes.len()));
+        return Ok(HelloParseProgress::MissingBytes(LEN - bytes.len()));
     }
     let mut rest = &bytes[MAGIC_BYTES..];
     let len = u16::from_be_bytes(take(&mut rest));
     if !(40..=MAX_HELLO_BYTES).contains(&len.into()) {
-        return Err(HandshakeError::Length {
+        return Err(HandshakeError::LengthOutOfRange {
             version: Version::V2,
             len: len.into(),
             min: 40,
@@ -50,14 +50,16 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         });
     }
     if bytes.len() < usize::from(len) {
-        return Ok(Progress::Wants(usize::from(len) - bytes.len()));
+        return Ok(HelloParseProgress::MissingBytes(
+            usize::from(len) - bytes.len(),
+        ));
     }
     let versions: [u16; 2] = [
         u16::from_be_bytes(take(&mut rest)),
         u16::from_be_bytes(take(&mut rest)),
     ];
     if versions != [HELLO_VERSION, IMPL_VERSION] {
-        return Ok(Progress::Done(ParsedHello::Declined));
+        return Ok(HelloParseProgress::Done(ParsedHello::Declined));
     }
     let hello = Hello {
         block_bytes: u32::from_be_bytes(take(&mut rest)),
@@ -69,7 +71,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     };
     hello
         .checked()
-        .map(|hello| Progress::Done(ParsedHello::Rdma(hello)))
+        .map(|hello| HelloParseProgress::Done(ParsedHello::Rdma(hello)))
 }
 
 /// Takes the next `N` bytes; the caller has checked that enough bytes remain.

@@ -3,7 +3,7 @@
 use prost::Message;
 
 use super::error::HandshakeError;
-use super::hello::{Hello, ParsedHello, Progress};
+use super::hello::{Hello, HelloParseProgress, ParsedHello};
 use super::version::{MAGIC_BYTES, Version};
 
 /// Maximum number of bytes of the Protocol Buffers message.
@@ -50,16 +50,16 @@ pub(super) fn encode(hello: &Hello) -> Vec<u8> {
 }
 
 /// Parses the received part of a hello.
-pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
+pub(super) fn parse(bytes: &[u8]) -> Result<HelloParseProgress, HandshakeError> {
     let Some(len) = bytes
         .get(MAGIC_BYTES..)
         .and_then(|rest| rest.first_chunk::<4>())
     else {
-        return Ok(Progress::Wants(HEAD_BYTES - bytes.len()));
+        return Ok(HelloParseProgress::MissingBytes(HEAD_BYTES - bytes.len()));
     };
     let len = u32::from_be_bytes(*len);
     if !(1..=MAX_PROTOBUF_BYTES).contains(&len) {
-        return Err(HandshakeError::Length {
+        return Err(HandshakeError::LengthOutOfRange {
             version: Version::V3,
             len,
             min: 1,
@@ -69,16 +69,17 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     let message = &bytes[HEAD_BYTES..];
     let missing = usize::try_from(len).unwrap_or(usize::MAX) - message.len();
     if missing > 0 {
-        return Ok(Progress::Wants(missing));
+        return Ok(HelloParseProgress::MissingBytes(missing));
     }
-    let hello = RdmaHello::decode(message).map_err(|e| HandshakeError::Message(e.to_string()))?;
-    parsed(&hello).map(Progress::Done)
+    let hello = RdmaHello::decode(message)
+        .map_err(|e| HandshakeError::UndecodableMessage(e.to_string()))?;
+    check_hello(&hello).map(HelloParseProgress::Done)
 }
 
-fn parsed(hello: &RdmaHello) -> Result<ParsedHello, HandshakeError> {
-    let required = |name, value: Option<u32>| value.ok_or(HandshakeError::Missing(name));
+fn check_hello(hello: &RdmaHello) -> Result<ParsedHello, HandshakeError> {
+    let required = |name, value: Option<u32>| value.ok_or(HandshakeError::MissingField(name));
     let short = |field, value: u32| {
-        u16::try_from(value).map_err(|_| HandshakeError::Field {
+        u16::try_from(value).map_err(|_| HandshakeError::FieldOutOfRange {
             field,
             value,
             least: 0,
@@ -89,9 +90,12 @@ fn parsed(hello: &RdmaHello) -> Result<ParsedHello, HandshakeError> {
     let sq_size = short("sq_size", required("sq_size", hello.sq_size)?)?;
     let rq_size = short("rq_size", required("rq_size", hello.rq_size)?)?;
     let lid = short("lid", required("lid", hello.lid)?)?;
-    let gid = hello.gid.as_deref().ok_or(HandshakeError::Missing("gid"))?;
+    let gid = hello
+        .gid
+        .as_deref()
+        .ok_or(HandshakeError::MissingField("gid"))?;
     let qpn = required("qp_num", hello.qp_num)?;
-    let gid = <[u8; 16]>::try_from(gid).map_err(|_| HandshakeError::Field {
+    let gid = <[u8; 16]>::try_from(gid).map_err(|_| HandshakeError::FieldOutOfRange {
         field: "the length of gid",
         value: u32::try_from(gid.len()).unwrap_or(u32::MAX),
         least: 16,

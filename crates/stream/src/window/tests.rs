@@ -14,7 +14,7 @@ fn windows_keep_three_wrs_for_acknowledgements() {
         w.max_in_flight_from_peer, 61,
         "the own receives, less three"
     );
-    while w.count_message(10, true).is_some() {}
+    while w.try_count_message(10, true).is_some() {}
     assert_eq!(w.in_flight_messages(), 29);
 }
 
@@ -22,11 +22,11 @@ fn windows_keep_three_wrs_for_acknowledgements() {
 fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
     let mut w = Window::new(16, 16, 16, 16); // 13 messages
     let ids: Vec<_> = (0..13)
-        .map(|_| w.count_message(1, true).expect("room").signaled_wr_id)
+        .map(|_| w.try_count_message(1, true).expect("room").signaled_wr_id)
         .collect();
     let third = |i: usize| (i % 3 == 2).then_some(3);
     assert_eq!(ids, (0..13).map(third).collect::<Vec<_>>());
-    assert_eq!(w.process_completion(3), 3);
+    assert_eq!(w.process_completion_and_count_messages(3), 3);
     assert_eq!(w.sendable_messages(), 0, "the peer has given no credit");
     w.receive_credits(2).expect("two are missing");
     assert_eq!(w.sendable_messages(), 2);
@@ -42,7 +42,7 @@ fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
 #[test]
 fn solicited_is_what_the_receiver_must_wake_for() {
     let mut w = Window::new(19, 19, 19, 19); // 16 messages
-    let mut next = |bytes, last| w.count_message(bytes, last).expect("room").solicited;
+    let mut next = |bytes, last| w.try_count_message(bytes, last).expect("room").solicited;
     assert!(next(1, true), "the last of a write");
     let four: Vec<_> = (0..5).map(|_| next(1, false)).collect();
     assert_eq!(
@@ -54,11 +54,11 @@ fn solicited_is_what_the_receiver_must_wake_for() {
     assert!(next(1, false), "more than 1 MiB");
     w.count_reposted_receives(5);
     assert!(
-        w.count_message(1, false).expect("room").solicited,
+        w.try_count_message(1, false).expect("room").solicited,
         "many credits"
     );
     let rest: Vec<_> =
-        std::iter::from_fn(|| w.count_message(1, false).map(|m| m.solicited)).collect();
+        std::iter::from_fn(|| w.try_count_message(1, false).map(|m| m.solicited)).collect();
     assert!(rest[rest.len() - 1], "the window is full");
 }
 
@@ -80,7 +80,7 @@ fn more_than_half_a_window_of_credits_is_acknowledged() {
     w.count_reposted_receives(9);
     assert_eq!(w.count_ack_if_due(), None, "three are under way");
     assert!(w.is_limited_by_send_queue());
-    assert_eq!(w.process_completion(ACK_WR_ID_BIT), 0);
+    assert_eq!(w.process_completion_and_count_messages(ACK_WR_ID_BIT), 0);
     assert!(w.count_ack_if_due().is_some());
 }
 
@@ -89,11 +89,17 @@ fn a_marker_completes_what_is_before_it() {
     let mut w = Window::new(128, 128, 128, 128);
     assert!(w.is_idle());
     for _ in 0..5 {
-        assert_eq!(w.count_message(1, true).expect("room").signaled_wr_id, None);
+        assert_eq!(
+            w.try_count_message(1, true).expect("room").signaled_wr_id,
+            None
+        );
     }
-    let marker = w.count_ack().and_then(|flags| flags.signaled_wr_id);
+    let marker = w.try_count_ack().and_then(|flags| flags.signaled_wr_id);
     assert!(!w.is_idle());
-    assert_eq!(w.process_completion(marker.expect("signaled")), 5);
+    assert_eq!(
+        w.process_completion_and_count_messages(marker.expect("signaled")),
+        5
+    );
     assert!(w.is_idle());
 }
 
@@ -151,7 +157,7 @@ impl Side {
     }
 
     fn write(&mut self, peer: &mut Side) {
-        if let Some(flags) = self.window.count_message(1, true) {
+        if let Some(flags) = self.window.try_count_message(1, true) {
             self.post(peer, flags, 1);
         }
     }
@@ -159,7 +165,7 @@ impl Side {
     fn poll_sends(&mut self) {
         if let Some(id) = self.completions.pop_front() {
             self.sq_used -= self.sq.pop_front().expect("a signaled WR");
-            self.window.process_completion(id);
+            self.window.process_completion_and_count_messages(id);
         }
     }
 

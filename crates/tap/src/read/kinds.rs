@@ -41,7 +41,7 @@ pub(super) fn merge_counted_operations(all: &mut Vec<CountedOperations>, new: Co
 }
 
 /// Returns the model's operation for a kind of work request, or `None` if the model does not have it.
-pub(super) fn sent_operations(
+pub(super) fn sent_operations_if_modelled(
     transport: Transport,
     kind: &SentCounters<u64>,
 ) -> Option<CountedOperations> {
@@ -65,7 +65,7 @@ pub(super) fn sent_operations(
     }
     let payload_bytes = match verb.fixed_payload_bytes() {
         Some(bytes) => bytes,
-        None => payload_or_mean_bytes(key, kind.size_class_bytes, kind.count),
+        None => payload_or_mean_bytes(key, kind.payload_bytes_sum_if_size_class, kind.count),
     };
     let inline = key.is_inline() && verb.carries_payload_in_request();
     #[expect(clippy::cast_precision_loss, reason = "a share")]
@@ -88,7 +88,7 @@ pub(super) fn sent_operations(
 }
 
 /// Returns the model's operation by which a kind of message arrived, or `None` if the model does not have it.
-pub(super) fn received_operations(
+pub(super) fn received_operations_if_modelled(
     transport: Transport,
     kind: &ReceivedCounters<u64>,
 ) -> Option<CountedOperations> {
@@ -104,7 +104,7 @@ pub(super) fn received_operations(
     if !transport.carries(verb) || !key.is_used() {
         return None;
     }
-    let bytes = payload_or_mean_bytes(key, kind.size_class_bytes, kind.count);
+    let bytes = payload_or_mean_bytes(key, kind.payload_bytes_sum_if_size_class, kind.count);
     let header = if transport == Transport::Ud {
         GRH_BYTES
     } else {

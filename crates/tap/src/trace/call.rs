@@ -43,7 +43,7 @@ pub struct TracedCall {
     /// True if the function takes an event, and fails with `EAGAIN` if no event is pending.
     takes_event: bool,
     /// True if the call found no event; no line is written for such a call.
-    found_nothing: bool,
+    found_no_event: bool,
 }
 
 impl TracedCall {
@@ -56,7 +56,7 @@ impl TracedCall {
             ended_ns: 0,
             errno: 0,
             takes_event: function.contains("_get_") && function.ends_with("_event"),
-            found_nothing: false,
+            found_no_event: false,
         }
     }
 
@@ -98,7 +98,7 @@ impl TracedCall {
         // SAFETY: contract of this function.
         let good = unsafe { result.result(self.errno, &mut self.text) };
         let may_find_nothing = O::EAGAIN_IS_NOT_TRACED || self.takes_event;
-        self.found_nothing = may_find_nothing && !good && self.errno == libc::EAGAIN;
+        self.found_no_event = may_find_nothing && !good && self.errno == libc::EAGAIN;
         good
     }
 
@@ -122,7 +122,7 @@ impl TracedCall {
 
     /// Appends the line to the trace.
     pub fn append_line(self) {
-        if !self.found_nothing {
+        if !self.found_no_event {
             append_timestamped_lines(self.ended_ns, [self.text.as_str()]);
         }
         set_errno(self.errno);

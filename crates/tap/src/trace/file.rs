@@ -20,11 +20,11 @@ pub const TRACE_FILE_VARIABLE: &str = "VERBATIM_TRACE";
 ///
 /// A single `write(2)` to a file that was opened with `O_APPEND` appends its bytes in one atomic step (open(2)).
 /// The process therefore needs no lock and no buffer: a fork or a crash loses no line.
-struct Trace {
+struct TraceFile {
     path: PathBuf,
     fd: AtomicI32,
     /// Device and inode of the file. A program may close unknown descriptors, and a new file may get the same number.
-    device: u64,
+    file_device_number: u64,
     inode: u64,
 }
 
@@ -46,17 +46,17 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn trace() -> Option<&'static Trace> {
-    static TRACE: OnceLock<Option<Trace>> = OnceLock::new();
+fn trace_file() -> Option<&'static TraceFile> {
+    static TRACE: OnceLock<Option<TraceFile>> = OnceLock::new();
     let trace = TRACE.get_or_init(|| {
         let path =
             PathBuf::from(std::env::var_os(TRACE_FILE_VARIABLE).filter(|path| !path.is_empty())?);
         let opened = open(&path).and_then(|file| Ok((file.metadata()?, file)));
         match opened {
-            Ok((stat, file)) => Some(Trace {
+            Ok((stat, file)) => Some(TraceFile {
                 path,
                 fd: AtomicI32::new(file.into_raw_fd()),
-                device: stat.dev(),
+                file_device_number: stat.dev(),
                 inode: stat.ino(),
             }),
             Err(error) => {
@@ -73,18 +73,18 @@ fn trace() -> Option<&'static Trace> {
 #[must_use]
 #[inline]
 pub fn is_on() -> bool {
-    trace().is_some()
+    trace_file().is_some()
 }
 
-impl Trace {
+impl TraceFile {
     /// Returns the descriptor if it still refers to the trace file; otherwise opens the trace file again.
-    fn fd(&self) -> i32 {
+    fn fd_reopened_if_replaced(&self) -> i32 {
         let fd = self.fd.load(Relaxed);
         // SAFETY: any bytes are a valid `stat`, which receives the answer.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: as above; the call only queries the descriptor, whatever it is.
         let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0
-            && stat.st_dev == self.device
+            && stat.st_dev == self.file_device_number
             && stat.st_ino == self.inode;
         if known {
             return fd;
@@ -97,9 +97,9 @@ impl Trace {
 
 /// Appends lines to the trace file, each with a newline at its end. Lines that cannot be written are lost.
 pub(super) fn append(lines: &str) {
-    let Some(trace) = trace() else { return };
+    let Some(trace) = trace_file() else { return };
     let _hold_off = cancellation::HoldOff::new();
-    let fd = trace.fd();
+    let fd = trace.fd_reopened_if_replaced();
     loop {
         // SAFETY: the bytes belong to a string; the descriptor is the trace's, or invalid.
         let written = unsafe { libc::write(fd, lines.as_ptr().cast(), lines.len()) };

@@ -181,18 +181,18 @@ impl TraceEvent {
 }
 
 /// Parses a position and a list length: `2/16` → (2, 16).
-fn parse_position(word: &str) -> Option<(u32, u32)> {
+fn parse_position_and_list_len(word: &str) -> Option<(u32, u32)> {
     let (index, list) = word.split_once('/')?;
     Some((index.parse().ok()?, list.parse().ok()?))
 }
 
 /// Parses the first words of a work request or a completion: queue, position, list length and `wr_id`.
-fn parse_head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
+fn parse_queue_position_and_wr_id<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     let [_, queue, at, wr_id, ..] = words else {
         return None;
     };
     let wr_id = wr_id.strip_prefix("wr_id=")?.parse().ok()?;
-    Some((queue, parse_position(at)?, wr_id))
+    Some((queue, parse_position_and_list_len(at)?, wr_id))
 }
 
 /// Returns the words behind `refused:`, which are the reason of a refusal.
@@ -215,7 +215,7 @@ fn hex_after(words: &[&str], name: &str) -> Option<u32> {
 
 impl PostSend {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (qp, (index, list), wr_id) = parse_head(words)?;
+        let (qp, (index, list), wr_id) = parse_queue_position_and_wr_id(words)?;
         // Flags follow the payload and its SGEs, and precede the destination.
         let flags = match words.get(7..10) {
             Some(["in", _, "SGEs"]) => words.get(10),
@@ -243,7 +243,7 @@ impl PostSend {
 
 impl PostRecv {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (queue, (index, list), wr_id) = parse_head(words)?;
+        let (queue, (index, list), wr_id) = parse_queue_position_and_wr_id(words)?;
         Some(Self {
             queue: queue.to_owned(),
             index,
@@ -257,7 +257,7 @@ impl PostRecv {
 
 impl TracedCompletion {
     fn parse(words: &[&str]) -> Option<Self> {
-        let (cq, (index, list), wr_id) = parse_head(words)?;
+        let (cq, (index, list), wr_id) = parse_queue_position_and_wr_id(words)?;
         let status = (*words.get(4)?).to_owned();
         let opcode = words
             .get(5)

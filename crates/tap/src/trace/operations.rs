@@ -146,7 +146,7 @@ pub(crate) fn install_tracing_operations(
     mut extended: Option<&mut verbs_context>,
 ) {
     let before = Box::leak(Box::new(UntracedOperations::of(ops, extended.as_deref())));
-    if !OPERATIONS_BY_CONTEXT.insert(key, before) {
+    if !OPERATIONS_BY_CONTEXT.insert_unless_full(key, before) {
         return;
     }
     replace(ops, extended.as_deref_mut());

@@ -7,7 +7,7 @@ use bench::run::BenchSetup;
 use comfy_table::Table;
 
 use crate::CommandOutcome;
-use crate::output::{self, format_three_digits, print, print_typed_json};
+use crate::output::{self, format_three_digits, print_line, print_typed_json};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
@@ -35,7 +35,7 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
         return Ok(CommandOutcome::Done);
     }
     let counters = results.iter().any(|r| r.one_core.instructions.is_some());
-    print(format_args!(
+    print_line(format_args!(
         "ns a message, medians of {} rounds. Measured: phases of 256 messages on core {}, and messages between cores {} \
          and {}. Derived: waiting is two cores less the busier end on one core: for lines, for the other end, for its \
          credits. Modelled: lines of the record and of the receiver's position, and these times a bounce.{}\n",
@@ -49,9 +49,9 @@ pub(super) fn run(bench: &BenchSetup, json: bool) -> Result<CommandOutcome> {
             " This processor's counters cannot be read: no instructions and cycles."
         },
     ))?;
-    print(phase_time_table(&results))?;
+    print_line(phase_time_table(&results))?;
     if counters {
-        print(format_args!("\n{}", instruction_cycle_table(&results)))?;
+        print_line(format_args!("\n{}", instruction_cycle_table(&results)))?;
     }
     Ok(CommandOutcome::Done)
 }

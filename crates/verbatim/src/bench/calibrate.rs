@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::calibrate::{
-    Calibration, MachineFacts, MeasuredRate, ProbeMachine, RealMachine, SimulatedMachine, calibrate,
+    CalibrationResult, LocalMachine, MachineFacts, MeasuredRate, ProbeMachine, SimulatedMachine,
+    calibrate,
 };
 use bench::micro::VerbStream;
 use nicmodel::Profile;
@@ -17,8 +18,8 @@ use super::ends::TwoHostArgs;
 use super::parameters::SimulationArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::model::NicProfileArgs;
-use crate::output::{self, format_three_digits, print, print_typed_json, table};
+use crate::model::NicProfileChoice;
+use crate::output::{self, format_three_digits, print_line, print_typed_json, table};
 use crate::steps::{
     CommandSteps, INTERRUPTED_EXIT_STATUS, is_interrupted, steps_if_interrupted_early,
 };
@@ -44,7 +45,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", default_value = "cib")]
     like: String,
     /// How long each of some forty measurements takes [default: 200ms; simulated 1ms of virtual time]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Rounds, of which the median counts
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -102,11 +103,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                 return args.ends.serve_other_side(&tasks, &nic);
             }
             let runner = args.ends.worker_pool(cores, &tasks)?;
-            let mut real = RealMachine::new(nic, runner, duration_ms, args.rounds);
+            let mut real = LocalMachine::new(nic, runner, duration_ms, args.rounds);
             measure_with_progress(&mut real, &like)?
         }
     };
-    let Calibration {
+    let CalibrationResult {
         profile,
         profile_toml: text,
     } = &calibration;
@@ -121,17 +122,17 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         print_typed_json("profile", &MeasuredProfile { name, toml: text })?;
     } else if let Some(file) = &args.out {
         print_profile(profile, simulated.as_ref())?;
-        print(format_args!("written to {}", file.display()))?;
+        print_line(format_args!("written to {}", file.display()))?;
     } else if let Some((done, of)) = steps_if_interrupted_early() {
         // The last line of an interrupted command is no TOML.
-        print(format_args!(
+        print_line(format_args!(
             "# Interrupted: these are {done} of {of} measurements; the other numbers are assumed, from the profile {}.\n{}",
             like.name,
             text.trim_end()
         ))?;
         return Ok(CommandOutcome::ProgramExitStatus(INTERRUPTED_EXIT_STATUS));
     } else {
-        print(text.trim_end())?;
+        print_line(text.trim_end())?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -159,17 +160,20 @@ impl ProbeMachine for MachineWithProgressSteps<'_> {
         let machine = &mut self.machine;
         let measured = self
             .steps
-            .run(stream.verb.label(), || machine.measure(stream))?;
+            .run_unless_interrupted(stream.verb.label(), || machine.measure(stream))?;
         measured.context("interrupted")
     }
 }
 
 fn profile_by_name(name: &str) -> Result<Profile> {
     let (nic, nic_file) = (Some(name.to_owned()), None);
-    NicProfileArgs { nic, nic_file }.chosen_or_default_profile()
+    NicProfileChoice { nic, nic_file }.chosen_or_default_profile()
 }
 
-fn measure_with_progress(machine: &mut dyn ProbeMachine, like: &Profile) -> Result<Calibration> {
+fn measure_with_progress(
+    machine: &mut dyn ProbeMachine,
+    like: &Profile,
+) -> Result<CalibrationResult> {
     let steps = CommandSteps::new(bench::calibrate::measurement_count(machine) as u64)?;
     let mut machine = MachineWithProgressSteps { machine, steps };
     calibrate(&mut machine, like, is_interrupted)
@@ -216,5 +220,5 @@ fn print_profile(profile: &Profile, simulated: Option<&Profile>) -> Result<()> {
         rows.add_row(row);
         Ok(())
     })?;
-    print(rows)
+    print_line(rows)
 }

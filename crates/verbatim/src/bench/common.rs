@@ -75,12 +75,12 @@ pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
 }
 
 /// The destination of a benchmark's JSON lines: standard output, the run record, both or neither.
-pub(super) struct JsonLines {
+pub(super) struct JsonLineWriter {
     prints_to_stdout: bool,
     record_file: Option<RunRecordFile>,
 }
 
-impl JsonLines {
+impl JsonLineWriter {
     pub(super) fn new(record: Option<&Path>, json: bool) -> Result<Self> {
         let keep = record.map(RunRecordFile::create).transpose()?;
         Ok(Self {

@@ -11,7 +11,7 @@ use super::common::{CoresArgs, nic_choice, warn_of_debug_build_and_load, worker_
 use super::depth::format_spread_in_unit;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed_json, table};
+use crate::output::{print_line, print_typed_json, table};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -132,7 +132,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         let (mut together, mut in_turn) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
             let name = config.kind.name();
-            let both = steps.run(name, || {
+            let both = steps.run_unless_interrupted(name, || {
                 Ok((crowd.run_all_pairs_at_once()?, crowd.run_one_by_one()?))
             })?;
             let Some(both) = both else {
@@ -152,7 +152,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     drop(steps);
     if !args.json {
-        print(format_args!(
+        print_line(format_args!(
             "{}, cores {} and {}; medians of {} rounds (min..max)",
             record.device, cores.requester, cores.responder, args.rounds
         ))?;
@@ -222,5 +222,5 @@ fn print_table(all: &[CrowdResult]) -> Result<()> {
             format!("at most {MAX_TOGETHER_TO_IN_TURN_RATIO}"),
         ]);
     }
-    print(rows)
+    print_line(rows)
 }

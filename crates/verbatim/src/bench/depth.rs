@@ -16,7 +16,7 @@ use super::common::{
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{format_three_digits, print, print_typed_json, table};
+use crate::output::{format_three_digits, print_line, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 pub(super) const EXAMPLES: &str = "\
@@ -51,7 +51,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement takes
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     #[command(flatten)]
     cores: CoresArgs,
@@ -142,7 +142,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     'rounds: for _ in 0..args.rounds {
         let mut first = None;
         for (config, samples) in exchanges.iter().zip(&mut samples) {
-            let both = steps.run(format!("depth {}", config.depth), || {
+            let both = steps.run_unless_interrupted(format!("depth {}", config.depth), || {
                 let rate = depth::run(cores.requester, &mut link, &nic, config)?;
                 let copies = handover::copies_per_s(
                     cores,
@@ -183,7 +183,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         return Ok(CommandOutcome::Done);
     }
-    print(format_args!(
+    print_line(format_args!(
         "requests of 64 B, data of {} by {} in {} memory, {} queue pair(s), on {}, cores {} and {}; medians of {} rounds \
          (min..max)",
         format_byte_count(args.payload),
@@ -237,7 +237,7 @@ fn print_table(measured: &[DepthResult]) -> Result<CommandOutcome> {
             line.verified.to_string(),
         ]);
     }
-    print(rows)?;
+    print_line(rows)?;
     Ok(CommandOutcome::Done)
 }
 

@@ -21,7 +21,7 @@ const DEFAULT_LISTEN_ADDRESS: &str = "0.0.0.0:7485";
 #[command(next_help_heading = "Two hosts")]
 pub(super) struct TwoHostArgs {
     /// Be the other side for one that connects, at this TCP address [default: 0.0.0.0:7485]
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = DEFAULT_LISTEN_ADDRESS, value_parser = args::host_and_port, conflicts_with = "connect")]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = DEFAULT_LISTEN_ADDRESS, value_parser = args::check_host_and_port, conflicts_with = "connect")]
     listen: Option<String>,
     /// Measure with the other side that listens on this host (HOST or HOST:PORT), started with the same settings
     #[arg(long = "connect", id = "connect", value_name = "HOST", value_parser = parse_host)]
@@ -33,7 +33,8 @@ fn parse_host(text: &str) -> Result<String, String> {
     let port = DEFAULT_LISTEN_ADDRESS
         .rsplit_once(':')
         .map_or("", |(_, port)| port);
-    args::host_and_port(text).or_else(|_| args::host_and_port(&format!("{text}:{port}")))
+    args::check_host_and_port(text)
+        .or_else(|_| args::check_host_and_port(&format!("{text}:{port}")))
 }
 
 impl TwoHostArgs {

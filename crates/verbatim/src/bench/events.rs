@@ -10,12 +10,12 @@ use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
+    CoresArgs, JsonLineWriter, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
     worker_command,
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, table};
+use crate::output::{print_line, table};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -33,7 +33,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long a measurement takes
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::run_time)]
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10us)]
     duration: Duration,
     #[command(flatten)]
     cores: CoresArgs,
@@ -108,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     };
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     warn_of_debug_build_and_load(&record);
-    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     lines.write_line(&Line::Record(&record))?;
     let worker = worker_command()?;
     let count = CorePlacement::ALL.len() * Transport::ALL.len();
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                 let turn = (turn + round as usize) % Transport::ALL.len();
                 let transport = Transport::ALL[turn];
                 let name = format!("{}, {}", transport.label(), placement.label());
-                let measured = steps.run(name.clone(), || {
+                let measured = steps.run_unless_interrupted(name.clone(), || {
                     events::run(cores, &worker, &nic, transport, placement, args.duration)
                 });
                 let Some(measured) = measured.context(name)? else {
@@ -194,7 +194,7 @@ impl Row {
 }
 
 fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
-    print(format_args!(
+    print_line(format_args!(
         "{}, {} (commit {})\ncores {} and {}; requests and answers of {MESSAGE_BYTES} bytes, one at a time; median of {} \
          rounds (min..max)\n",
         record.cpu_model,
@@ -227,7 +227,7 @@ fn print_rows(record: &RunCircumstances<Settings>, rows: &[Row]) -> Result<()> {
             ratio,
         ]);
     }
-    print(table)
+    print_line(table)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use tap::Ledger;
 
 use crate::CommandOutcome;
 use crate::model::format_signed_percent;
-use crate::output::{print, print_typed_json, table};
+use crate::output::{print_line, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench guidelines`.
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut not_simulated = Vec::new();
     let mut differs = false;
     for programs in chosen {
-        let tried = steps.run(programs.guideline, || {
+        let tried = steps.run_unless_interrupted(programs.guideline, || {
             measure_and_predict_gain(programs, args)
         })?;
         let Some(tried) = tried else {
@@ -160,20 +160,20 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     drop(steps);
     if !args.json {
-        print(rows)?;
-        print(
+        print_line(rows)?;
+        print_line(
             "\npredicted: the model's gain on that NIC for the program that breaks the guideline, on as many cores as the \
              simulated\nmachine has for it. The NICs: how much more work a second the other program does; on the software \
              NIC one core posts.",
         )?;
         if differs {
-            print(
+            print_line(
                 "* no gain on the software NIC: it has no PCIe, no units and no locks that the guideline spares, and what \
                  binds there is\n  a processor that copies.",
             )?;
         }
         for line in not_simulated {
-            print(format_args!("- {line}"))?;
+            print_line(format_args!("- {line}"))?;
         }
     }
     Ok(if all_right {
@@ -199,9 +199,9 @@ fn measure_and_predict_gain(
         let kept = measure_rate(programs, true, args.repetitions)?;
         gains.push(kept / broken - 1.0);
     }
-    let simulated = programs.simulate(false, nic)?;
+    let simulated = programs.simulate_work_per_s(false, nic)?;
     let (simulated_gain, not_simulated) = match simulated {
-        Ok(broken) => match programs.simulate(true, nic)? {
+        Ok(broken) => match programs.simulate_work_per_s(true, nic)? {
             Ok(kept) => (Some(kept / broken - 1.0), None),
             Err(why) => (None, Some(why)),
         },
@@ -285,11 +285,11 @@ fn run_and_read_stdout(mut command: Command) -> Result<String> {
 
 /// Runs one of the programs and prints its units of work per second.
 pub(crate) fn run_program(args: &ProgramArgs) -> Result<CommandOutcome> {
-    let rate = args.guideline.run(
+    let rate = args.guideline.measure_work_per_s_on_softnic(
         args.keeps,
         args.repetitions,
         super::common::worker_command()?,
     )?;
-    print(rate)?;
+    print_line(rate)?;
     Ok(CommandOutcome::Done)
 }

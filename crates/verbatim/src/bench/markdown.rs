@@ -9,7 +9,7 @@ use bench::record::RunCircumstances;
 use bench::stats::MedianAndSpread;
 
 use super::common::format_byte_count;
-use super::verdict::{format_goal, goal_met_text, rate_unit_and_factor};
+use super::verdict::{figure_unit_and_factor, format_goal, goal_met_text};
 use crate::output::format_three_digits;
 
 /// Formats the result as a Markdown page.
@@ -119,7 +119,7 @@ fn write_table<'a>(
          | ours to perftest |\n|---|--:|--:|--:|--:|--:|---|--:|--:|"
     )?;
     for row in rows {
-        let (unit, scale) = rate_unit_and_factor(row);
+        let (unit, scale) = figure_unit_and_factor(row);
         let side = |spread: Option<MedianAndSpread>| {
             spread.map_or_else(
                 || "–".to_owned(),

@@ -35,7 +35,7 @@ pub(super) struct CommonArgs {
     #[arg(long)]
     no_inline: bool,
     /// How long a round takes [default: 500ms; on a simulated NIC 1ms of virtual time, more with long payloads]
-    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     duration: Option<Duration>,
     /// Rounds, whose median is printed
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -123,7 +123,7 @@ impl CommonArgs {
     ///
     /// # Errors
     /// Returns an error if the duration is too short for a measurement.
-    pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
+    pub(super) fn round_duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
             default_virtual_duration_ms(payload_bytes.unwrap_or(0))
@@ -240,7 +240,7 @@ impl StreamArgs {
             measured_role: direction,
             wrs_per_doorbell: self.batch,
             window: self.window,
-            burst: self.burst,
+            waits_between_windows: self.burst,
             signal_every: self.signal_every,
             queue_pairs_per_thread: self.queue_pairs,
             threads,

@@ -17,12 +17,12 @@ use serde::Serialize;
 
 use super::breakdown;
 use super::common::{
-    CoresArgs, JsonLines, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
+    CoresArgs, JsonLineWriter, format_median_and_range, nic_choice, warn_of_debug_build_and_load,
     worker_command,
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
-use crate::output::{self, format_three_digits, print};
+use crate::output::{self, format_three_digits, print_line};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -100,7 +100,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
     args.nic.apply_by_reexec()?;
     let cores = args.cores.choose_cores()?;
     let rows = named_or_all_rows(&args, all);
-    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
     let bench = BenchSetup {
@@ -214,7 +214,7 @@ enum Line<'a> {
 }
 
 fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> {
-    print(format_args!(
+    print_line(format_args!(
         "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other ({}..{}); near is up to \
          {MAX_NEAR_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
         record.cpu_model,
@@ -232,16 +232,16 @@ fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> 
             "measured NIC"
         },
     ))?;
-    print(table(&summary.rows))?;
+    print_line(table(&summary.rows))?;
     for row in &summary.rows {
         if row.lost_ops > 0 {
-            print(format_args!(
+            print_line(format_args!(
                 "{}: {} datagrams were lost",
                 row.description, row.lost_ops
             ))?;
         }
         if row.moved > 0 {
-            print(format_args!(
+            print_line(format_args!(
                 "{}: the cores moved during {} measurements, which do not count",
                 row.description, row.moved
             ))?;

@@ -12,7 +12,7 @@ use super::common::{CoresArgs, format_byte_count, nic_choice};
 use super::ends::TwoHostArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed_json, table};
+use crate::output::{print_line, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 pub(super) const ORDER_EXAMPLES: &str = "\
@@ -109,7 +109,7 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     let mut all_there = true;
     for probe in probes {
         let payload_bytes = probe.payload_bytes();
-        let result = steps.run(format_byte_count(payload_bytes), || {
+        let result = steps.run_unless_interrupted(format_byte_count(payload_bytes), || {
             probe::run(cores.requester, &mut link, &nic, probe)
         })?;
         let Some(result) = result else {
@@ -141,14 +141,14 @@ pub(super) fn run(question: ProbedProperty, args: &Args) -> Result<CommandOutcom
     }
     drop(steps);
     if !args.json {
-        print(format_args!(
+        print_line(format_args!(
             "{} on {}, cores {} and {}",
             verb.label(),
             record.device,
             cores.requester,
             cores.responder
         ))?;
-        print(rows)?;
+        print_line(rows)?;
     }
     Ok(match question {
         ProbedProperty::Visible if !all_there => CommandOutcome::NegativeAnswer,

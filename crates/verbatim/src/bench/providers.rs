@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::compare::{
-    self, Comparison, ComparisonEvent, ComparisonSample, ComparisonSummary, NicSide,
+    self, ComparisonEvent, ComparisonSample, ComparisonSetup, ComparisonSummary, NicSide,
     PAYLOADS_BYTES, RowResult, Settings,
 };
 use bench::micro::{MAX_PAYLOAD_BYTES, MeasurementTask};
@@ -15,14 +15,14 @@ use bench::record::RunCircumstances;
 use serde::Serialize;
 
 use super::common::{
-    CoresArgs, JsonLines, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
-    worker_command,
+    CoresArgs, JsonLineWriter, format_byte_count, format_median_and_range,
+    warn_of_debug_build_and_load, worker_command,
 };
 use super::markdown::comparison_page;
-use super::verdict::{format_goal, goal_met_text, rate_unit_and_factor};
+use super::verdict::{figure_unit_and_factor, format_goal, goal_met_text};
 use crate::CommandOutcome;
 use crate::args::{self, PortArgs};
-use crate::output::{self, format_three_digits, print};
+use crate::output::{self, format_three_digits, print_line};
 use crate::steps::{CommandSteps, is_interrupted};
 
 pub(super) const EXAMPLES: &str = "\
@@ -49,7 +49,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(MAX_PAYLOAD_BYTES))]
     payload: Vec<usize>,
     /// How long each measurement takes
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// How often each row is measured on each side
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         None => MarkdownDestination::None,
     };
     let cores = args.cores.choose_cores()?;
-    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     let system = NicChoice {
         device: args.device.clone(),
         port_num: args.port.port_num,
@@ -118,7 +118,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         eprintln!("note: perftest is not installed (Debian: perftest), so its figures are missing");
     }
     let softnic = NicChoice::first_device_of("softnic");
-    let comparison = Comparison::new(settings.clone(), cores, worker_command()?, softnic, system)?;
+    let comparison =
+        ComparisonSetup::new(settings.clone(), cores, worker_command()?, softnic, system)?;
     let tasks = comparison.tasks()?;
     let record = RunCircumstances::new(cores, "softnic, system".to_owned(), device, settings);
     warn_of_debug_build_and_load(&record);
@@ -151,7 +152,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     lines.write_line(&Line::Summary { goals_met: met })?;
     let page_text = || comparison_page(&record, &summary);
     match &page {
-        MarkdownDestination::Stdout => print(page_text().trim_end())?,
+        MarkdownDestination::Stdout => print_line(page_text().trim_end())?,
         MarkdownDestination::File(path) => std::fs::write(path, page_text())
             .with_context(|| format!("cannot write {}", path.display()))?,
         MarkdownDestination::None => {}
@@ -198,7 +199,7 @@ pub(super) fn row_label(task: &MeasurementTask) -> String {
 }
 
 fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummary) -> Result<()> {
-    print(format_args!(
+    print_line(format_args!(
         "{}, {} (commit {}), cores {} and {}\nmedian of {} rounds (min..max); ratio: software NIC to \
          {} in the same round\n",
         record.cpu_model,
@@ -221,7 +222,7 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
     ];
     let mut table = output::table(header, &[1, 2, 3, 4, 6, 7]);
     for row in &summary.rows {
-        let (unit, scale) = rate_unit_and_factor(row);
+        let (unit, scale) = figure_unit_and_factor(row);
         let side = |spread: Option<bench::stats::MedianAndSpread>| {
             spread.map_or_else(
                 || "-".to_owned(),
@@ -239,12 +240,12 @@ fn print_summary(record: &RunCircumstances<Settings>, summary: &ComparisonSummar
             format_median_and_range(row.system_to_perftest, "x"),
         ]);
     }
-    print(table)?;
+    print_line(table)?;
     for row in &summary.rows {
         for (side, lost) in [NicSide::Softnic, NicSide::System].iter().zip(row.lost_ops) {
             if lost > 0 {
                 let (label, side) = (row_label(&row.task), side.name());
-                print(format_args!(
+                print_line(format_args!(
                     "{label}: {lost} datagrams were lost on the {side}"
                 ))?;
             }

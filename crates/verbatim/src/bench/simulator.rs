@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::CommandOutcome;
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed_json, table};
+use crate::output::{format_three_digits, print_line, print_typed_json, table};
 use crate::steps::CommandSteps;
 
 /// Arguments of `verbatim bench simulator`.
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "70", value_parser = args::integer_in_range("clients", 1..=40_000usize))]
     clients: usize,
     /// Virtual time of a run
-    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = args::parse_duration_from_10ms)]
     duration: std::time::Duration,
     /// Runs of each design
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("rounds", 1..=1000u32))]
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         let (mut rates, mut last) = (Vec::new(), None);
         for _ in 0..args.rounds {
             let name = format!("{design} on {cores} cores");
-            let simulated = steps.run(name, || {
+            let simulated = steps.run_unless_interrupted(name, || {
                 let before = ResourceUsage::of(std::process::id())?.cpu_ns;
                 let outcome = simulate(cib, &setup)?;
                 Ok((
@@ -131,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     drop(steps);
     if !args.json {
-        print(rows)?;
+        print_line(rows)?;
     }
     Ok(CommandOutcome::Done)
 }

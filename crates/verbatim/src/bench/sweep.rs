@@ -15,12 +15,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, format_median_and_range, warn_of_debug_build_and_load};
+use super::common::{JsonLineWriter, format_median_and_range, warn_of_debug_build_and_load};
 use super::parameters::StreamArgs;
-use super::verb::{RateResult, describe_run, rate_result};
+use super::verb::{RateMedians, describe_run, rate_result};
 use crate::CommandOutcome;
 use crate::args;
-use crate::output::{self, print, table};
+use crate::output::{self, print_line, table};
 use crate::picture::{axis_coordinate, spread_point};
 use crate::steps::CommandSteps;
 
@@ -214,7 +214,7 @@ enum Line<'a> {
     Point {
         value: usize,
         #[serde(flatten)]
-        result: &'a RateResult,
+        result: &'a RateMedians,
     },
 }
 
@@ -251,7 +251,10 @@ fn values_and_streams(
     }
     let stream = |value: usize| {
         *args.over.parameter_mut(&mut parameters) = Some(value);
-        let duration_ms = args.stream.common.duration_ms(parameters.payload_bytes)?;
+        let duration_ms = args
+            .stream
+            .common
+            .round_duration_ms(parameters.payload_bytes)?;
         let stream = VerbStream::new(verb, &parameters, duration_ms);
         Ok((
             value,
@@ -294,23 +297,23 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if !common.json {
         for (number, one) in swept.iter().enumerate() {
             if number > 0 {
-                print("")?;
+                print_line("")?;
             }
-            print(&one.title)?;
+            print_line(&one.title)?;
             print_points(args.over, &one.points)?;
         }
     }
     Ok(CommandOutcome::Done)
 }
 
-type Point = (usize, RateResult);
+type SettingAndRate = (usize, RateMedians);
 
 /// The results of a sweep on one NIC.
 struct PerNicResult {
     nic: String,
     /// The NIC and the circumstances of the run.
     title: String,
-    points: Vec<Point>,
+    points: Vec<SettingAndRate>,
 }
 
 fn tasks(streams: &[(usize, VerbStream)]) -> Vec<MeasurementTask> {
@@ -348,7 +351,7 @@ fn simulate(
     steps: &CommandSteps,
 ) -> Result<PerNicResult> {
     let common = &args.stream.common;
-    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
+    let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
     let title = format!("{}, simulated: {}", describe_verb(args), profile.title);
     lines.write_line(&Line::Simulated {
         nic: &profile.name,
@@ -358,7 +361,8 @@ fn simulate(
     for &(value, stream) in streams {
         let task = MeasurementTask::Stream(stream);
         let name = step_name(args, value);
-        let Some(outcome) = steps.run(name, || bench::simulated::micro::run(profile, &task))?
+        let Some(outcome) =
+            steps.run_unless_interrupted(name, || bench::simulated::micro::run(profile, &task))?
         else {
             break;
         };
@@ -381,7 +385,7 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
     let common = &args.stream.common;
     common.nic.apply_by_reexec()?;
     let cores = common.cores.choose_cores()?;
-    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
+    let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
     let nic = common.nic_choice();
     let settings = settings(args, streams, common.rounds);
     let record = RunCircumstances::new(cores, nic.provider.clone(), nic.device_name()?, settings);
@@ -393,7 +397,9 @@ fn measure(args: &Args, streams: &[(usize, VerbStream)]) -> Result<PerNicResult>
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
             let task = MeasurementTask::Stream(stream);
             let name = step_name(args, value);
-            let Some(outcome) = steps.run(name, || runner.measure(&nic, &task))? else {
+            let Some(outcome) =
+                steps.run_unless_interrupted(name, || runner.measure(&nic, &task))?
+            else {
                 break 'rounds;
             };
             lines.write_line(&Line::Sample {
@@ -452,7 +458,7 @@ fn csv(over: SweptSetting, swept: &[PerNicResult]) -> String {
 }
 
 fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
-    let point = |(value, result): &Point| {
+    let point = |(value, result): &SettingAndRate| {
         Some(spread_point(
             axis_coordinate(*value),
             result.rate_mops?,
@@ -480,7 +486,7 @@ fn chart(args: &Args, all: &[PerNicResult]) -> Chart {
     }
 }
 
-fn print_points(over: SweptSetting, points: &[Point]) -> Result<()> {
+fn print_points(over: SweptSetting, points: &[SettingAndRate]) -> Result<()> {
     let mut rows = table(
         [over.name(), "message rate", "bandwidth", "checked", "lost"],
         &[0, 1, 2, 3, 4],
@@ -494,7 +500,7 @@ fn print_points(over: SweptSetting, points: &[Point]) -> Result<()> {
             result.lost_ops.to_string(),
         ]);
     }
-    print(rows)
+    print_line(rows)
 }
 
 #[cfg(test)]

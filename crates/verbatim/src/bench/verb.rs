@@ -13,11 +13,11 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::common::{
-    JsonLines, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
+    JsonLineWriter, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
 };
 use super::parameters::{CommonArgs, StreamArgs};
 use crate::CommandOutcome;
-use crate::output::{format_three_digits, print};
+use crate::output::{format_three_digits, print_line};
 use crate::picture::axis_coordinate;
 use crate::steps::CommandSteps;
 
@@ -96,7 +96,7 @@ pub(super) fn run_rate(
 ) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let parameters = args.parameters(verb, direction, profile.as_ref())?;
-    let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
+    let duration_ms = args.common.round_duration_ms(parameters.payload_bytes)?;
     let stream = VerbStream::new(verb, &parameters, duration_ms)?;
     measure(
         &MeasurementTask::Stream(stream),
@@ -111,7 +111,7 @@ pub(super) fn run_latency(args: &LatencyArgs) -> Result<CommandOutcome> {
     let ping = PingPong::new(
         args.verb.verb(),
         &common.parameters(),
-        common.duration_ms(None)?,
+        common.round_duration_ms(None)?,
     )?;
     measure(
         &MeasurementTask::PingPong(ping),
@@ -138,14 +138,14 @@ enum Line<'a> {
     /// The result of one round.
     Sample { round: u32, outcome: &'a Measured },
     /// The summary of a rate; this is the last line.
-    Rate(&'a RateResult),
+    Rate(&'a RateMedians),
     /// The summary of a latency; this is the last line.
-    Latency(&'a LatencyResult),
+    Latency(&'a LatencyMedians),
 }
 
 /// Medians of the rounds of a stream.
 #[derive(Serialize)]
-pub(super) struct RateResult {
+pub(super) struct RateMedians {
     pub(super) rate_mops: Option<MedianAndSpread>,
     pub(super) bandwidth_gbytes_per_s: Option<MedianAndSpread>,
     /// Number of verified operations in all rounds.
@@ -156,7 +156,7 @@ pub(super) struct RateResult {
 
 /// Medians of the rounds of a ping-pong.
 #[derive(Serialize)]
-struct LatencyResult {
+struct LatencyMedians {
     latency_ns_p50: Option<MedianAndSpread>,
     latency_ns_p99: Option<MedianAndSpread>,
     latency_ns_p999: Option<MedianAndSpread>,
@@ -180,7 +180,7 @@ fn simulate(
     args: &CommonArgs,
 ) -> Result<CommandOutcome> {
     args.picture.check_files_writable()?;
-    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
     lines.write_line(&Line::Simulated(SimulatedResult {
@@ -194,7 +194,7 @@ fn simulate(
     if args.json {
         return Ok(CommandOutcome::Done);
     }
-    print(format_args!(
+    print_line(format_args!(
         "Simulated in virtual time, not measured: {}",
         profile.title
     ))?;
@@ -223,7 +223,7 @@ fn measure(
         return args.ends.serve_other_side(&tasks, &args.nic_choice());
     }
     let cores = args.cores.choose_cores()?;
-    let mut lines = JsonLines::new(args.record.as_deref(), args.json)?;
+    let mut lines = JsonLineWriter::new(args.record.as_deref(), args.json)?;
     let nic = args.nic_choice();
     let settings = Settings {
         rounds: args.rounds,
@@ -236,7 +236,8 @@ fn measure(
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
         let name = format!("round {}", round + 1);
-        let Some(outcome) = steps.run(name, || runner.measure(&nic, task))? else {
+        let Some(outcome) = steps.run_unless_interrupted(name, || runner.measure(&nic, task))?
+        else {
             break;
         };
         lines.write_line(&Line::Sample {
@@ -254,7 +255,7 @@ fn measure(
             let result = rate_result(&outcomes);
             lines.write_line(&Line::Rate(&result))?;
             if !args.json {
-                print(describe_run(&record, args.rounds))?;
+                print_line(describe_run(&record, args.rounds))?;
                 show_rate(stream, &result)?;
             }
         }
@@ -262,7 +263,7 @@ fn measure(
             let result = latency_result(&outcomes);
             lines.write_line(&Line::Latency(&result))?;
             if !args.json {
-                print(describe_run(&record, args.rounds))?;
+                print_line(describe_run(&record, args.rounds))?;
                 show_latency(ping, &result)?;
             }
         }
@@ -312,7 +313,7 @@ fn chart(task: &MeasurementTask, caption: String, outcomes: &[Measured]) -> Char
 }
 
 /// Returns the medians of a stream's rounds.
-pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
+pub(super) fn rate_result(outcomes: &[Measured]) -> RateMedians {
     let rates: Vec<&StreamRate> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
@@ -323,7 +324,7 @@ pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
     let spread = |of: fn(&StreamRate) -> f64| {
         MedianAndSpread::of(&rates.iter().map(|r| of(r)).collect::<Vec<_>>())
     };
-    RateResult {
+    RateMedians {
         rate_mops: spread(|r| r.rate_mops),
         bandwidth_gbytes_per_s: spread(|r| r.bandwidth_gbytes_per_s),
         verified_ops: rates.iter().map(|r| r.verified_ops).sum(),
@@ -331,7 +332,7 @@ pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
     }
 }
 
-fn latency_result(outcomes: &[Measured]) -> LatencyResult {
+fn latency_result(outcomes: &[Measured]) -> LatencyMedians {
     let latencies: Vec<&PingPongLatency> = outcomes
         .iter()
         .filter_map(|outcome| match outcome {
@@ -342,7 +343,7 @@ fn latency_result(outcomes: &[Measured]) -> LatencyResult {
     let spread = |of: fn(&PingPongLatency) -> f64| {
         MedianAndSpread::of(&latencies.iter().map(|l| of(l)).collect::<Vec<_>>())
     };
-    LatencyResult {
+    LatencyMedians {
         latency_ns_p50: spread(|l| l.latency_ns_p50),
         latency_ns_p99: spread(|l| l.latency_ns_p99),
         latency_ns_p999: spread(|l| l.latency_ns_p999),
@@ -406,14 +407,14 @@ fn describe_changed_settings(stream: &VerbStream) -> String {
     text
 }
 
-fn show_rate(stream: &VerbStream, result: &RateResult) -> Result<()> {
+fn show_rate(stream: &VerbStream, result: &RateMedians) -> Result<()> {
     let VerbStream {
         batch,
         window,
         signal_every,
         ..
     } = *stream;
-    print(format_args!(
+    print_line(format_args!(
         "{}, {batch} a doorbell, {window} outstanding, 1 in {signal_every} signaled{}\n\
          message rate  {}\nbandwidth     {}\nchecked       {} messages",
         describe_payload(stream.verb, stream.payload_bytes, stream.inline),
@@ -423,13 +424,13 @@ fn show_rate(stream: &VerbStream, result: &RateResult) -> Result<()> {
         result.verified_ops,
     ))?;
     if result.lost_ops > 0 {
-        print(format_args!("lost          {} datagrams", result.lost_ops))?;
+        print_line(format_args!("lost          {} datagrams", result.lost_ops))?;
     }
     Ok(())
 }
 
-fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
-    print(format_args!(
+fn show_latency(ping: &PingPong, result: &LatencyMedians) -> Result<()> {
+    print_line(format_args!(
         "{}: {}",
         describe_payload(ping.verb, ping.payload_bytes, ping.inline),
         if ping.has_one_way_latency() {
@@ -453,7 +454,7 @@ fn show_latency(ping: &PingPong, result: &LatencyResult) -> Result<()> {
                 format!("{median} ({min}..{max}) µs")
             },
         );
-        print(format_args!("{name}  {shown}"))?;
+        print_line(format_args!("{name}  {shown}"))?;
     }
-    print(format_args!("checked  {} exchanges", result.verified_ops))
+    print_line(format_args!("checked  {} exchanges", result.verified_ops))
 }

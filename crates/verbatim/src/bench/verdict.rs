@@ -14,7 +14,7 @@ pub(super) fn format_goal(row: &RowResult) -> String {
 
 /// Returns the unit of a row and the factor of the unit. Rates of short messages are in messages,
 /// rates of long messages in bytes.
-pub(super) fn rate_unit_and_factor(row: &RowResult) -> (&'static str, f64) {
+pub(super) fn figure_unit_and_factor(row: &RowResult) -> (&'static str, f64) {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let bytes = row.task.payload_bytes() as f64;
     match row.task {

@@ -16,13 +16,13 @@ use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
-use super::common::{JsonLines, warn_of_debug_build_and_load};
+use super::common::{JsonLineWriter, warn_of_debug_build_and_load};
 use super::parameters::CommonArgs;
 use super::verb::describe_run;
 use crate::CommandOutcome;
 use crate::args;
-use crate::model::NicProfileArgs;
-use crate::output::{self, format_three_digits, print, table};
+use crate::model::NicProfileChoice;
+use crate::output::{self, format_three_digits, print_line, table};
 use crate::pcie_counters::PcieCounters;
 use crate::steps::CommandSteps;
 
@@ -167,7 +167,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> 
                 wrs_per_doorbell: Some(1),
                 window: Some(window),
                 signal_every: Some(window),
-                burst: true,
+                waits_between_windows: true,
                 threads: args.threads.or(cores),
                 ..args.common.parameters()
             };
@@ -175,7 +175,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> 
                 WindowVerb::RcRead => Verb::RcRead,
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
-            let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
+            let duration_ms = args.common.round_duration_ms(parameters.payload_bytes)?;
             streams.push(VerbStream::new(verb, &parameters, duration_ms)?);
         }
     }
@@ -192,7 +192,7 @@ fn simulate(
     streams: &[VerbStream],
     profile: &Profile,
 ) -> Result<(String, Vec<WqeCachePoint>)> {
-    let mut lines = JsonLines::new(args.common.record.as_deref(), args.common.json)?;
+    let mut lines = JsonLineWriter::new(args.common.record.as_deref(), args.common.json)?;
     lines.write_line(&Line::Simulated {
         nic: &profile.name,
         settings: &Settings {
@@ -203,12 +203,12 @@ fn simulate(
     })?;
     let title = format!("Simulated in virtual time, not measured: {}", profile.title);
     if !args.common.json {
-        print(&title)?;
+        print_line(&title)?;
     }
     let steps = CommandSteps::new(streams.len() as u64)?;
     let mut points = Vec::new();
     for stream in streams {
-        let simulated = steps.run(step_name(stream), || {
+        let simulated = steps.run_unless_interrupted(step_name(stream), || {
             bench::simulated::micro::run_with_nic_counters(
                 profile,
                 &MeasurementTask::Stream(*stream),
@@ -237,7 +237,7 @@ fn simulate(
 /// Measures every window in every round.
 fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCachePoint>)> {
     let common = &args.common;
-    let expect = NicProfileArgs {
+    let expect = NicProfileChoice {
         nic: Some(args.expected_nic.clone()),
         nic_file: None,
     };
@@ -251,7 +251,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
         );
     }
     let cores = common.cores.choose_cores()?;
-    let mut lines = JsonLines::new(common.record.as_deref(), common.json)?;
+    let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
     let settings = Settings {
         rounds: common.rounds,
         expected_of: expect.name.clone(),
@@ -265,7 +265,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     let mut samples: Vec<Vec<WqeCacheSample>> = streams.iter().map(|_| Vec::new()).collect();
     'rounds: for round in 0..common.rounds {
         for ((task, stream), samples) in tasks.iter().zip(streams).zip(&mut samples) {
-            let measured = steps.run(step_name(stream), || {
+            let measured = steps.run_unless_interrupted(step_name(stream), || {
                 let mut once = || runner.measure(&nic, task);
                 Ok(match &counters {
                     Some(counters) => {
@@ -308,7 +308,7 @@ fn measure(args: &Args, streams: &[VerbStream]) -> Result<(String, Vec<WqeCacheP
     }
     let title = describe_run(&record, common.rounds);
     if !common.json {
-        print(&title)?;
+        print_line(&title)?;
         if counters.is_none() {
             eprintln!(
                 "note: PCIe reads were not counted ({}); those expected are of a NIC like {}",
@@ -430,7 +430,7 @@ fn print_points(points: &[WqeCachePoint]) -> Result<()> {
             known(point.wqe_cache_misses_mops),
         ]);
     }
-    print(rows)
+    print_line(rows)
 }
 
 #[cfg(test)]
@@ -444,7 +444,7 @@ mod tests {
             window: Some(4),
             wrs_per_doorbell: Some(1),
             signal_every: Some(4),
-            burst: true,
+            waits_between_windows: true,
             ..MicroParameters::default()
         };
         let stream = VerbStream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");

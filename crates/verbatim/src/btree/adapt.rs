@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::CommandOutcome;
 use crate::args;
-use crate::model::NicProfileArgs;
-use crate::output::{self, format_three_digits, print, print_typed_json, write_file};
+use crate::model::NicProfileChoice;
+use crate::output::{self, format_three_digits, print_line, print_typed_json, write_file};
 use crate::picture::svg_with_interrupt_note;
 use crate::side_by_side::outcome_of_comparison;
 use crate::steps::CommandSteps;
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "nic")]
     nic_file: Option<PathBuf>,
     /// How long the same keys are popular, in virtual time
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
     every: Duration,
     /// How often other keys become popular
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of jumps", 1..=100u32))]
@@ -79,7 +79,7 @@ struct AdaptSummary {
 
 /// Runs `verbatim btree adapt`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    let chosen = NicProfileArgs {
+    let chosen = NicProfileChoice {
         nic: Some(args.nic.clone()),
         nic_file: args.nic_file.clone(),
     };
@@ -92,20 +92,21 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         ..AdaptiveParameters::default()
     };
     let steps = CommandSteps::new(3)?;
-    let best = steps.run("splits that stay", || {
+    let best = steps.run_unless_interrupted("splits that stay", || {
         adaptive::best_fixed_split_mops_and_dpu_share(&profile, &setup)
     })?;
     let Some(best) = best else {
         return Ok(CommandOutcome::Done);
     };
-    let follows = steps.run("the adaptive split", || adaptive::run(&profile, &setup))?;
+    let follows =
+        steps.run_unless_interrupted("the adaptive split", || adaptive::run(&profile, &setup))?;
     let still = AdaptiveParameters {
         controller_period: None,
         begin: best.1,
         ..setup.clone()
     };
     let name = "the split of the beginning";
-    let stays = steps.run(name, || adaptive::run(&profile, &still))?;
+    let stays = steps.run_unless_interrupted(name, || adaptive::run(&profile, &still))?;
     drop(steps);
     let (Some(follows), Some(stays)) = (follows.as_ref(), stays.as_ref()) else {
         return print_partial_results(args, best, follows.as_ref());
@@ -141,13 +142,13 @@ fn print_partial_results(
             follows.is_none_or(|course| course.verified),
         ));
     }
-    print(format_args!(
+    print_line(format_args!(
         "the best split that stays: {} M look-ups/s with {} % of them on the DPU",
         format_three_digits(best_mops),
         format_three_digits(100.0 * best_dpu_share)
     ))?;
     if let Some(rate) = follows.and_then(mean_mops) {
-        print(format_args!(
+        print_line(format_args!(
             "adaptive: {} M look-ups/s on average, jumps included",
             format_three_digits(rate)
         ))?;
@@ -189,7 +190,7 @@ fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Adapt
 }
 
 fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Result<()> {
-    print(format_args!(
+    print_line(format_args!(
         "simulated {nic}: keys shared by host and DPU; popular ones are neighbours (Zipf {}) and jump every {} ms of virtual \
          time\n",
         setup.exponent,
@@ -208,7 +209,7 @@ fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Res
             share,
         ]);
     }
-    print(table)?;
+    print_line(table)?;
     let after = s.convergence_ms.iter();
     let after: Vec<String> = after
         .map(|ms| {
@@ -218,7 +219,7 @@ fn print_summary(nic: &str, setup: &AdaptiveParameters, s: &AdaptSummary) -> Res
             )
         })
         .collect();
-    print(format_args!(
+    print_line(format_args!(
         "\nwithin 5 % of the best (mean of the 5 ms that follow) after each jump: {}; in the 10 ms after a jump {} % of the best rate are lost\n\
          {} KB of keys and values moved, {} requests redirected; every answer {}",
         after.join(", "),
@@ -245,11 +246,11 @@ fn rates_over_time_svg(nic: &str, best: f64, follows: &Course, stays: &Course) -
     svg_with_interrupt_note(&Chart {
         title: "Look-ups in a tree shared by host and DPU; the hot spot jumps".to_owned(),
         caption: format!("{nic}, simulated in virtual time"),
-        x: Axis::linear("virtual time, ms").of_outcomes(),
+        x: Axis::linear("virtual time, ms").with_ticks_at_round_numbers(),
         y: Axis::linear("10⁶ look-ups a second"),
         series: vec![
-            Series::function("adaptive split", curve(follows)),
-            Series::function("split that stays", curve(stays)),
+            Series::without_markers("adaptive split", curve(follows)),
+            Series::without_markers("split that stays", curve(stays)),
         ],
         constant_levels: vec![("best for one place".to_owned(), best)],
     })

@@ -39,7 +39,7 @@ impl SimulationArgs {
     }
 
     /// Refuses arguments that have no meaning without a simulation.
-    pub(super) fn check_absent(&self) -> Result<()> {
+    pub(super) fn refuse_simulation_only_arguments(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),
             ("--cores", !self.cores.is_empty()),

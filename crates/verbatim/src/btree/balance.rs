@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use btree::balance::{ControlLaw, ObservedLoad, RangeMove};
+use btree::balance::{ControlLawParameters, ObservedLoad, RangeMove};
 use btree::load::{STABLE_KEY_DISTANCE, stable_key};
 use btree::{ClientConfig, LoadBalancer, PipelinedClient};
 use serde::Serialize;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{format_three_digits, print, print_typed_json};
+use crate::output::{format_three_digits, print_line, print_typed_json};
 use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim btree balance`.
@@ -25,16 +25,16 @@ Examples:
   verbatim btree balance 127.0.0.1:7473,127.0.0.1:7474 --splits 500_000 --every 50ms --duration 10s --json")]
 pub(crate) struct Args {
     /// The TCP addresses of all servers, in the order of their key ranges
-    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::check_host_and_port)]
     servers: Vec<String>,
     /// Where their ranges begin, but for the first, as numbers of stable keys
     #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
     splits: Vec<u64>,
     /// How often it looks
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
     every: Duration,
     /// How long it goes on [default: until it is interrupted]
-    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Print one JSON object per line: look
     #[arg(long)]
@@ -81,7 +81,8 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .map(connect)
         .collect::<Result<Vec<_>>>()?;
     let splits = args.splits.iter().map(|i| stable_key(*i)).collect();
-    let mut controller = LoadBalancer::new(parts, 0, (ControlLaw::default(), splits), &[]);
+    let mut controller =
+        LoadBalancer::new(parts, 0, (ControlLawParameters::default(), splits), &[]);
     let stop = stop_request_channel(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
@@ -127,7 +128,7 @@ fn print_observation(
     let moved = moved.map_or_else(String::new, |m| {
         format!("; keys go from server {} to {}", m.giver, m.taker)
     });
-    print(format_args!(
+    print_line(format_args!(
         "{seconds:7.2} s  splits {splits:?}  {}{moved}",
         servers.join("  |  ")
     ))

@@ -24,7 +24,7 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
+use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::picture::PictureArgs;
 use crate::side_by_side::{
     assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, run_interleaved,
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
     workers: usize,
     /// How long each measurement runs [default: 300ms; 500 µs to 2 ms of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -225,12 +225,12 @@ struct Row {
 
 /// Runs `verbatim btree` without a subcommand.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    args.simulation.check_absent()?;
+    args.simulation.refuse_simulation_only_arguments()?;
     args::refuse_too_short_for_real_time(args.duration)?;
     let settings = args.sweep.settings_to_run(args, Args::set_knob_if_known)?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (contenders, notes) = choose_contenders(args, nic.context.capabilities()?)?;
+    let (contenders, notes) = contenders_and_unsupported_notes(args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
             print_typed_json("skipped", note)?;
@@ -263,11 +263,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let caption = args.sweep.caption_with_knob(&caption(args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
-            print(format_args!("{caption}\n"))?;
+            print_line(format_args!("{caption}\n"))?;
             sweeps::print_rows(&args.sweep, &points)?;
         }
         for note in &notes {
-            print(format_args!("- Left out: {note}."))?;
+            print_line(format_args!("- Left out: {note}."))?;
         }
     }
     let chart = sweeps::chart("Look-ups in a remote B-tree", caption, &args.sweep, &points);
@@ -334,7 +334,10 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 }
 
 /// Returns the contenders that a device can run, and a note for each contender that it cannot run.
-fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+fn contenders_and_unsupported_notes(
+    args: &Args,
+    device: &Capabilities,
+) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.access[..], &AccessDesign::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &access in if asked.is_empty() { all } else { asked } {
@@ -557,7 +560,7 @@ fn show_setup(
             format!("a cache line takes {ns} ns between the two sides' cores")
         },
     );
-    print(format_args!(
+    print_line(format_args!(
         "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding; workers: {}\n\
          median of {} rounds of {} ms, interleaved; {bounce}\n",
         args.keys,
@@ -607,14 +610,14 @@ fn print_rows(rows: &[Row]) -> Result<()> {
             yes_or_no(row.verified).to_owned(),
         ]);
     }
-    print(table)?;
-    print(
+    print_line(table)?;
+    print_line(
         "\nmedian, p99: of lookups with the whole window; window 1: median of a lookup alone; scanned: entries\n\
          lmdb inserts alone; load, memory: of the bulk load (lmdb: by puts); nodes to keys and values\n\
          verified: values are their keys', no key is missing, deleted keys stay away, scans are complete and in order\n",
     )?;
     for row in rows {
-        print(format_args!("{:<16} {}", row.name, row.summary))?;
+        print_line(format_args!("{:<16} {}", row.name, row.summary))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0) {
         let lost = format_or_empty(Some(row.lost), |n| n);

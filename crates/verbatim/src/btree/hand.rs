@@ -7,13 +7,13 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 
 /// Arguments that get, put and scan have in common.
 #[derive(clap::Args)]
 pub(crate) struct ManualRequestArgs {
     /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// The tree
     #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a tree", 0..=15u8))]
@@ -113,7 +113,7 @@ fn connect(args: &ManualRequestArgs) -> Result<Client> {
 fn print_value(json: bool, key: u64, value: Option<u64>) -> Result<()> {
     match value {
         _ if json => print_json(&Line::Entry { key, value }),
-        Some(value) => print(format_args!("{key} = {value}")),
+        Some(value) => print_line(format_args!("{key} = {value}")),
         None => {
             eprintln!("{key} is not there");
             Ok(())
@@ -158,7 +158,7 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
             (found, !found)
         }
         Some(value) if args.insert => {
-            let found = client.insert(tree, key, value)?;
+            let found = client.insert_if_absent(tree, key, value)?;
             (found, found)
         }
         Some(value) if args.update => {
@@ -175,7 +175,7 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
         } else {
             "was not there"
         };
-        print(format_args!("{key} {how} before"))?;
+        print_line(format_args!("{key} {how} before"))?;
     }
     Ok(if refused {
         CommandOutcome::NegativeAnswer

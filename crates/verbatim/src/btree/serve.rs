@@ -10,7 +10,7 @@ use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{format_three_digits, print, print_json};
+use crate::output::{format_three_digits, print_json, print_line};
 use crate::side_by_side;
 use crate::stop::stop_request_channel;
 
@@ -19,7 +19,7 @@ use crate::stop::stop_request_channel;
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Where clients find it, over TCP; port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::check_host_and_port)]
     listen: String,
     /// Keys that there is room for, in all trees together
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
@@ -55,10 +55,10 @@ pub(crate) struct Args {
     #[arg(long)]
     remote_writes: bool,
     /// How long such a client may have a lock while others wait for it
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
     lease: Duration,
     /// Share the trees with other servers: the TCP addresses of all of them in the order of their key ranges
-    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = args::host_and_port, requires = "splits")]
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = args::check_host_and_port, requires = "splits")]
     parts: Vec<String>,
     /// Where the key ranges of these servers begin, but for the first, as numbers of stable keys
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::integer_in_range("a count of keys", 1..=1u64 << 34))]
@@ -129,12 +129,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             [] => address.clone(),
             parts => parts.join(","),
         };
-        print(format_args!(
+        print_line(format_args!(
             "a B-tree on {address}; clients: verbatim btree load {all} --keys {}",
             args.load.max(64)
         ))?;
     }
-    side_by_side::wait_for_stop(
+    side_by_side::show_rate_until_stop(
         (&server, &stop),
         args.json,
         || Ok(()),
@@ -168,7 +168,7 @@ fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
     let bytes = store.stats().bytes;
     #[allow(clippy::cast_precision_loss)] // a ratio
     let ratio = bytes as f64 / (loaded.max(1) * 16) as f64;
-    print(format_args!(
+    print_line(format_args!(
         "{loaded} keys loaded in {seconds:.2} s: {} MB, {} times the data",
         bytes / 1_000_000,
         format_three_digits(ratio)
@@ -180,7 +180,7 @@ fn print_stats(args: &Args, stats: &ServerStats) -> Result<()> {
     if args.json {
         return print_json(&ServeOrLoadLine::Stats(stats.clone()));
     }
-    print(format_args!(
+    print_line(format_args!(
         "{} lookups ({} found), {} scans of {} entries, {} changes ({} came again); {} levels, {} nodes of {}, {} splits, \
          {} merges",
         stats.gets,
@@ -196,7 +196,7 @@ fn print_stats(args: &Args, stats: &ServerStats) -> Result<()> {
         stats.tree.merges,
     ))?;
     if args.remote_writes {
-        print(format_args!(
+        print_line(format_args!(
             "{} locks freed for clients that were gone or slow, {} clients expelled",
             stats.recovered_locks, stats.expelled
         ))?;

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::compare::{Args, CACHED_INNER_NODES};
 use crate::CommandOutcome;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
+use crate::output::{format_three_digits, format_time_ns, print_line, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
     format_or_empty, format_relative_error, outcome_of_comparison, run_simulations as simulate,
@@ -258,7 +258,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let Some(Row { setup, .. }) = rows.first() else {
         return Ok(());
     };
-    print(format_args!(
+    print_line(format_args!(
         "Simulated in virtual time, not measured: {}\n{} keys of 8 bytes with values of 8, nodes of {} bytes\n",
         titles.join("; "),
         setup.keys,
@@ -302,8 +302,8 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             yes_or_no(outcome.verified).to_owned(),
         ]);
     }
-    print(shown)?;
-    print(format_args!(
+    print_line(shown)?;
+    print_line(format_args!(
         "\nwindow 1: median of a lookup alone; READs: of a lookup; local: lookups by the {} cores of the server without network\n\
          The server's and the clients' own code ran; costs are the profile's (verbatim model --profiles), and those of a walk are \
          those of a tree of so many keys.",
@@ -316,7 +316,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             ""
         };
         let space = if name.is_empty() { "" } else { " " };
-        print(format_args!(
+        print_line(format_args!(
             "The profile{space}{name} has no latency of memory: no walk waits for a cache line."
         ))?;
     }

@@ -11,8 +11,8 @@ use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::check_any_answered;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
+use crate::outcome::any_answered_or_print_error;
+use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
 
 /// The workload: the keys, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
@@ -70,7 +70,7 @@ impl WorkloadArgs {
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The server's TCP address, as it printed it; of several servers that share the keys, all of them in their order
-    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::check_host_and_port)]
     servers: Vec<String>,
     /// How clients reach the tree: rpc, read, auto
     #[arg(long, value_name = "ACCESS", default_value_t = AccessDesign::Rpc)]
@@ -82,7 +82,7 @@ pub(crate) struct Args {
     #[arg(long)]
     fill: bool,
     /// How long to ask
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Threads, each a client of its own
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// How long a server that does not answer is tried to be reached again
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::parse_duration_from_10ms)]
     reconnect: Duration,
     /// Print one JSON object per line: filled, report (of each thread)
     #[arg(long)]
@@ -130,14 +130,14 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         ..ClientConfig::default()
     };
     let connect = |server| PipelinedClient::connect_on(&nic.context, config(server));
-    let mut pipelines: Vec<Requester> = (0..args.threads)
+    let mut pipelines: Vec<PipelinedOrRoutedClient> = (0..args.threads)
         .map(|_| {
             let parts = args
                 .servers
                 .iter()
                 .map(connect)
                 .collect::<Result<Vec<_>, _>>();
-            parts.map(Requester::router_or_pipeline)
+            parts.map(PipelinedOrRoutedClient::router_or_pipeline)
         })
         .collect::<Result<_, _>>()
         .context("is the server running?")?;
@@ -155,7 +155,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             if args.json {
                 print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
-                print(format_args!(
+                print_line(format_args!(
                     "{} keys put in {:.2} s, {} refused",
                     report.changes, report.seconds, report.full
                 ))?;
@@ -170,7 +170,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     })?;
     bar.finish_and_clear();
     for report in reports {
-        right &= check_any_answered(report.operations, report.lost);
+        right &= any_answered_or_print_error(report.operations, report.lost);
         right &= report.has_no_wrong_answers();
         if args.json {
             print_json(&ServeOrLoadLine::Report(report))?;
@@ -186,12 +186,12 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
 }
 
 /// A client of one server, or of several that share the keys.
-enum Requester {
+enum PipelinedOrRoutedClient {
     One(Box<PipelinedClient>),
     Several(Box<Router>),
 }
 
-impl Requester {
+impl PipelinedOrRoutedClient {
     fn router_or_pipeline(mut parts: Vec<PipelinedClient>) -> Self {
         match parts.pop() {
             Some(one) if parts.is_empty() => Self::One(Box::new(one)),
@@ -229,8 +229,8 @@ impl Requester {
 
 /// Runs all clients at once, each in a thread.
 fn run_all_in_threads(
-    pipelines: &mut [Requester],
-    work: impl Fn(u64, &mut Requester) -> Result<LoadReport, ClientError> + Sync,
+    pipelines: &mut [PipelinedOrRoutedClient],
+    work: impl Fn(u64, &mut PipelinedOrRoutedClient) -> Result<LoadReport, ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
     let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
     std::thread::scope(|scope| {
@@ -255,7 +255,7 @@ fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let [median, p99] =
         [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
-    print(format_args!(
+    print_line(format_args!(
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} lookups, {} scans of {} entries, {} \
          changes, {} refused, {} lost, {} reconnects; {} answers checked: {} wrong values, {} missing, {} deleted and \
          found, {} wrong scans",

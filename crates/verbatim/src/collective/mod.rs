@@ -13,7 +13,7 @@ use nicmodel::Profile;
 
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::model::NicProfileArgs;
+use crate::model::NicProfileChoice;
 use crate::nic::OpenNic;
 use crate::output::print_typed_json;
 use crate::picture::PictureArgs;
@@ -130,12 +130,12 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     args.picture.check_files_writable()?;
     let simulation = &args.simulation;
     let rows = if simulation.nic.is_some() || simulation.nic_file.is_some() {
-        let chosen = NicProfileArgs {
+        let chosen = NicProfileChoice {
             nic: simulation.nic.clone(),
             nic_file: simulation.nic_file.clone(),
         };
         let profile = chosen.chosen_or_default_profile()?;
-        rows(args, 2, |setup| simulate_row(&profile, setup))?
+        measure_row_per_size(args, 2, |setup| simulate_row(&profile, setup))?
     } else {
         if args.ranks > MAX_LOCAL_RANKS {
             bail!(
@@ -145,7 +145,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         let nic = OpenNic::open(&args.nic, &args.port)?;
         let kind = args.nic.provider.nic_description();
-        rows(args, 20, |setup| measure_row(&nic, kind, setup))?
+        measure_row_per_size(args, 20, |setup| measure_row(&nic, kind, setup))?
     };
     if !args.json {
         show::print_table(&rows)?;
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Measures a row for each message size.
-fn rows(
+fn measure_row_per_size(
     args: &Args,
     iterations: usize,
     one: impl Fn(CollectiveParameters) -> Result<Row>,
@@ -205,7 +205,7 @@ fn measure_row(nic: &OpenNic, kind: &'static str, setup: CollectiveParameters) -
         gid_index: nic.config.gid_index,
         ..collective::Config::default()
     };
-    let memcpy = measured::memcpy_gb_s(setup.bytes);
+    let memcpy = measured::best_memcpy_gb_s(setup.bytes);
     Ok(Row {
         kind,
         nic: nic.context.device_name().to_owned(),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use chart::{Axis, Chart, Series};
 
 use super::row::Row;
-use crate::output::{format_three_digits, format_time_ns, print, table};
+use crate::output::{format_three_digits, format_time_ns, print_line, table};
 use crate::side_by_side::{format_or_empty, yes_or_no};
 
 /// Formats a description of the measurement.
@@ -37,9 +37,9 @@ fn describe_measurement(row: &Row) -> String {
 /// Prints the rows.
 pub(super) fn print_table(rows: &[Row]) -> Result<()> {
     let Some(first) = rows.first() else {
-        return print("no size is from -b to -e");
+        return print_line("no size is from -b to -e");
     };
-    print(format_args!("{}\n", describe_measurement(first)))?;
+    print_line(format_args!("{}\n", describe_measurement(first)))?;
     let beside = if first.bound_gb_s.is_some() {
         "bound"
     } else {
@@ -64,8 +64,8 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
             yes_or_no(row.ran.verified).to_owned(),
         ]);
     }
-    print(shown)?;
-    print(if first.bound_gb_s.is_some() {
+    print_line(shown)?;
+    print_line(if first.bound_gb_s.is_some() {
         "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. In virtual time, not measured: the \
          transport's own code ran, reductions took no time. bound: what the model allows where latency does not count."
     } else {

@@ -5,7 +5,7 @@ use nicmodel::profile::{Adapter, adapters};
 use serde::Serialize;
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 
 /// An adapter as `--json` prints it.
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ pub(super) fn print_adapters(verbose: bool, json: bool) -> Result<CommandOutcome
         if json {
             print_typed_json("adapter", &adapter_report(adapter))?;
         } else {
-            print(format_adapter(adapter, verbose))?;
+            print_line(format_adapter(adapter, verbose))?;
         }
     }
     Ok(CommandOutcome::Done)

@@ -35,7 +35,7 @@ pub(super) fn run_all() -> Result<Vec<Requirement>> {
         peer_memory_copying(&reached),
         private_memory_mapping(),
         peer_death_notice(),
-        device_files()?,
+        device_files_shown_to_programs()?,
         packet_path(),
         descriptor_limit(),
         processor_count(),
@@ -179,7 +179,7 @@ fn peer_death_notice() -> Requirement {
     }
 }
 
-fn device_files() -> Result<Requirement> {
+fn device_files_shown_to_programs() -> Result<Requirement> {
     const WHAT: &str = "show programs the device's files";
     let program = std::env::current_exe().context("cannot find this program")?;
     let out = Command::new(program)

@@ -8,7 +8,7 @@ mod peers;
 use anyhow::Result;
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 use check::{Requirement, RequirementState};
 use peers::PatternLocation;
 
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         return Ok(CommandOutcome::Done);
     }
     if let Some(address) = args.reach {
-        print_typed_json("reached", &peers::read_in_each_way(address))?;
+        print_typed_json("reached", &peers::errors_of_each_read_method(address))?;
         return Ok(CommandOutcome::Done);
     }
     let checks = checks::run_all()?;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         if args.json {
             print_typed_json("check", check)?;
         } else {
-            print(format_requirement(check))?;
+            print_line(format_requirement(check))?;
         }
     }
     let fails = checks

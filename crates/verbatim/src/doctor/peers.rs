@@ -72,7 +72,7 @@ pub(super) fn hold_pattern() -> Result<()> {
 }
 
 /// Reads the memory of the process at the given address, in each of the ways.
-pub(super) fn read_in_each_way(at: PatternLocation) -> ReadErrors {
+pub(super) fn errors_of_each_read_method(at: PatternLocation) -> ReadErrors {
     let read = |call| match environment::read_memory(call, at.pid, at.private_address) {
         Ok(TEST_PATTERN) => None,
         Ok(_) => Some("other bytes are there".to_owned()),
@@ -96,11 +96,11 @@ pub(super) fn read_in_each_way(at: PatternLocation) -> ReadErrors {
 /// # Errors
 /// Returns an error if a process cannot be started.
 pub(super) fn try_peer_reads() -> Result<ReadErrors> {
-    let mut holder = PatternProcess(start_second_process(&["--hold"], Stdio::piped())?);
+    let mut holder = PatternProcess(start_doctor_process(&["--hold"], Stdio::piped())?);
     let mut address = String::new();
     let stdout = holder.0.stdout.take().context("no output")?;
     BufReader::new(stdout).read_line(&mut address)?;
-    let looking = start_second_process(&["--reach", address.trim()], Stdio::null())?;
+    let looking = start_doctor_process(&["--reach", address.trim()], Stdio::null())?;
     let said = looking.wait_with_output()?;
     let Line { data } = serde_json::from_slice(&said.stdout)
         .with_context(|| format!("the process that looks ended with {}", said.status))?;
@@ -124,7 +124,7 @@ impl Drop for PatternProcess {
     }
 }
 
-fn start_second_process(args: &[&str], stdin: Stdio) -> Result<Child> {
+fn start_doctor_process(args: &[&str], stdin: Stdio) -> Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let child = Command::new(program)
         .arg("doctor")

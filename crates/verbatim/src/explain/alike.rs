@@ -23,7 +23,7 @@ fn group_key(process: &ExplainedProcess) -> impl PartialEq + use<> {
 
 /// Returns the report with one process for each group; the group with the most work comes first.
 pub(super) fn group_processes(mut report: Report) -> Report {
-    report.processes = median_of_each_group(report.processes);
+    report.processes = median_process_of_each_group(report.processes);
     report.processes.sort_by_key(|process| {
         let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
         Reverse(
@@ -37,7 +37,7 @@ pub(super) fn group_processes(mut report: Report) -> Report {
 
 /// Replaces each group of processes by the process with the median number of work requests. This process gets the
 /// spread of the group.
-fn median_of_each_group(processes: Vec<ExplainedProcess>) -> Vec<ExplainedProcess> {
+fn median_process_of_each_group(processes: Vec<ExplainedProcess>) -> Vec<ExplainedProcess> {
     let mut groups: Vec<Vec<ExplainedProcess>> = Vec::new();
     for process in processes {
         let key = group_key(&process);

@@ -7,12 +7,12 @@ use nicmodel::uncertainty;
 
 use super::report::{ExplainedProcess, Report};
 use crate::model::{format_range, format_signed_percent};
-use crate::output::{format_three_digits, print, table_of};
+use crate::output::{format_three_digits, print_line, table_with_header_slice};
 
 /// Prints named reports side by side, process by process.
 pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
     for (name, report) in reports {
-        print(format_args!(
+        print_line(format_args!(
             "{name}: {} on {}",
             report.command, report.nic_title
         ))?;
@@ -26,7 +26,7 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
         let mut nics = reports.iter().map(|(_, report)| &report.nic);
         let first = nics.next();
         let one_nic = nics.all(|nic| Some(nic) == first);
-        print("")?;
+        print_line("")?;
         show_process(&columns, one_nic)?;
     }
     for (name, report) in reports {
@@ -35,7 +35,7 @@ pub(super) fn print_side_by_side(reports: &[(String, Report)]) -> Result<()> {
             .iter()
             .chain(&report.notes)
         {
-            print(format_args!("note: {name}: {line}"))?;
+            print_line(format_args!("note: {name}: {line}"))?;
         }
     }
     Ok(())
@@ -50,7 +50,7 @@ fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) ->
         .filter_map(|(_, process)| process.map(|process| process.program.as_str()))
         .collect();
     titles.dedup();
-    print(titles.join("; "))?;
+    print_line(titles.join("; "))?;
     let mut header = vec!["of one operation"];
     header.extend(columns.iter().map(|(name, _)| *name));
     let two = columns.len() == 2;
@@ -58,7 +58,7 @@ fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) ->
         header.push("change");
     }
     let right: Vec<_> = (1..header.len()).collect();
-    let mut rows = table_of(&header, &right);
+    let mut rows = table_with_header_slice(&header, &right);
     let words = |title: &str, of: &dyn Fn(&ExplainedProcess) -> String| {
         let mut row = vec![title.to_owned()];
         row.extend(
@@ -131,7 +131,7 @@ fn show_process(columns: &[(&str, Option<&ExplainedProcess>)], one_nic: bool) ->
         let last = process.steps.last();
         format_three_digits(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
     }));
-    print(rows)
+    print_line(rows)
 }
 
 /// Returns true if two rates on one NIC differ, and by no more than the noise of the model.

@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use chart::{Bar, bars, escape};
+use chart::{Bar, bar_chart_svg, escape};
 use nicmodel::bounds::Role;
 
 use super::contents::{anchor, summary_html};
 use super::guide;
 use super::report::{ExplainedProcess, Report, count_as_f64};
 use super::text;
-use super::verdict::Verdict;
+use super::verdict::AdviceVerdict;
 use crate::model::{format_signed_percent, unknown_resources_line};
 use crate::output::format_three_digits;
 
@@ -144,7 +144,7 @@ fn add_advice(html: &mut String, process: &ExplainedProcess) {
         }
     }));
     if rows.len() > 1 {
-        html.push_str(&bars("predicted rate after each step", &rows));
+        html.push_str(&bar_chart_svg("predicted rate after each step", &rows));
         html.push_str("<ol>");
         for step in &process.steps {
             append(
@@ -157,7 +157,7 @@ fn add_advice(html: &mut String, process: &ExplainedProcess) {
         }
         html.push_str("</ol>");
     }
-    for advice in process.advice_judged_as(Verdict::RedesignInstead) {
+    for advice in process.advice_judged_as(AdviceVerdict::RedesignInstead) {
         let words = text::advice_line(advice);
         append(
             html,
@@ -247,7 +247,7 @@ fn add_pictures(html: &mut String, process: &ExplainedProcess) {
             ),
         })
         .collect();
-    html.push_str(&bars("bytes on PCIe by purpose", &rows));
+    html.push_str(&bar_chart_svg("bytes on PCIe by purpose", &rows));
     html.push_str(
         "<h3>How busy each resource of its machine is at the most that they allow together</h3>",
     );
@@ -270,7 +270,10 @@ fn add_pictures(html: &mut String, process: &ExplainedProcess) {
             }
         })
         .collect();
-    html.push_str(&bars("share of time that each resource is busy", &rows));
+    html.push_str(&bar_chart_svg(
+        "share of time that each resource is busy",
+        &rows,
+    ));
     if let Some(unknown) = unknown_resources_line(&process.bounds) {
         append(
             html,
@@ -298,6 +301,6 @@ fn add_pictures(html: &mut String, process: &ExplainedProcess) {
                 value_text: format!("{count}, {:.0} %", 100.0 * count_as_f64(*count) / all),
             })
             .collect();
-        html.push_str(&bars(title, &rows));
+        html.push_str(&bar_chart_svg(title, &rows));
     }
 }

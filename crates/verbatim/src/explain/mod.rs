@@ -20,7 +20,7 @@ use tap::Ledger;
 
 use crate::CommandOutcome;
 use crate::model::NicsArgs;
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 
 use report::Report;
 
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             let names = guide::guideline_names().join(", ");
             bail!("there is no guideline {name:?}; choose among {names}");
         };
-        print(format_args!("{name}\n\n{section}"))?;
+        print_line(format_args!("{name}\n\n{section}"))?;
         return Ok(CommandOutcome::Done);
     }
     let profiles = args.nic.chosen_or_default_profiles()?;

@@ -6,24 +6,24 @@ use nicmodel::guidelines::{Advice, ChangeStep, Gain, REDESIGN_NAME};
 
 use super::report::{ExplainedProcess, PcieLinesCountedAndExpected, Report};
 use super::spread::{GroupSpread, MinMedianMax};
-use super::verdict::Verdict;
+use super::verdict::AdviceVerdict;
 use crate::model::{bounds_lines, format_signed_percent};
-use crate::output::{format_three_digits, format_time_ns, print, table};
+use crate::output::{format_three_digits, format_time_ns, print_line, table};
 
 pub(super) fn print_report(report: &Report) -> Result<()> {
-    print(format_args!("{} on {}", report.command, report.nic_title))?;
+    print_line(format_args!("{} on {}", report.command, report.nic_title))?;
     for process in &report.processes {
-        print("")?;
+        print_line("")?;
         show_process(process)?;
     }
     for line in report.unexplained_process_notes() {
-        print(format_args!("\n{line}"))?;
+        print_line(format_args!("\n{line}"))?;
     }
     if let Some(pcie) = &report.pcie {
-        print(format_args!("\n{}", format_pcie_counts(pcie)))?;
+        print_line(format_args!("\n{}", format_pcie_counts(pcie)))?;
     }
     for note in &report.notes {
-        print(format_args!("note: {note}"))?;
+        print_line(format_args!("note: {note}"))?;
     }
     Ok(())
 }
@@ -44,9 +44,9 @@ pub(super) fn format_pcie_counts(pcie: &PcieLinesCountedAndExpected) -> String {
 
 fn show_process(process: &ExplainedProcess) -> Result<()> {
     for line in process_heading_lines(process) {
-        print(line)?;
+        print_line(line)?;
     }
-    print("\nWhat each kind of operation costs on its machine's PCIe link:\n")?;
+    print_line("\nWhat each kind of operation costs on its machine's PCIe link:\n")?;
     let mut rows = table(
         [
             "operation",
@@ -81,8 +81,8 @@ fn show_process(process: &ExplainedProcess) -> Result<()> {
             format_three_digits(kind.to_host_bytes),
         ]);
     }
-    print(rows)?;
-    print(format_args!(
+    print_line(rows)?;
+    print_line(format_args!(
         "\nWhere cache lines and bytes go, for one {}:\n",
         process.rate_unit()
     ))?;
@@ -106,16 +106,16 @@ fn show_process(process: &ExplainedProcess) -> Result<()> {
         format_three_digits(process.to_device_bytes),
         format_three_digits(process.to_host_bytes),
     ]);
-    print(rows)?;
-    print("\nWhat binds on its machine:\n")?;
+    print_line(rows)?;
+    print_line("\nWhat binds on its machine:\n")?;
     if let Some(words) = process.round_trip_sentence() {
-        print(format_args!("{words}\n"))?;
+        print_line(format_args!("{words}\n"))?;
     }
     for line in bounds_lines(&process.bounds) {
-        print(line)?;
+        print_line(line)?;
     }
     if process.slower == Role::Responder {
-        print(format_args!(
+        print_line(format_args!(
             "its peers are slower: {}{} M/s, {}{}",
             at_most_prefix(process),
             format_three_digits(process.predicted_mops),
@@ -125,7 +125,7 @@ fn show_process(process: &ExplainedProcess) -> Result<()> {
     }
     show_advice(process)?;
     for note in &process.notes {
-        print(format_args!("note: {note}"))?;
+        print_line(format_args!("note: {note}"))?;
     }
     Ok(())
 }
@@ -216,20 +216,20 @@ fn describe_group_spread(alike: &GroupSpread) -> String {
 }
 
 fn show_advice(process: &ExplainedProcess) -> Result<()> {
-    print("\nWhat to change, in this order:\n")?;
+    print_line("\nWhat to change, in this order:\n")?;
     if let Some(words) = process.no_advice_sentence() {
-        print(format_args!("  {words}"))?;
+        print_line(format_args!("  {words}"))?;
     }
     for (number, step) in (1..).zip(&process.steps) {
-        print(format_args!("{number:3}. {}", step_line(step)))?;
+        print_line(format_args!("{number:3}. {}", step_line(step)))?;
     }
-    for advice in process.advice_judged_as(Verdict::RedesignInstead) {
-        print(format_args!("or another design: {}", advice_line(advice)))?;
+    for advice in process.advice_judged_as(AdviceVerdict::RedesignInstead) {
+        print_line(format_args!("or another design: {}", advice_line(advice)))?;
     }
     for wanted in VERDICTS_LISTED_AFTER_STEPS {
         let words = no_gain_reason(process, wanted);
         for advice in process.advice_judged_as(wanted) {
-            print(format_args!("   - {} ({words})", advice_line(advice)))?;
+            print_line(format_args!("   - {} ({words})", advice_line(advice)))?;
         }
     }
     Ok(())
@@ -246,14 +246,14 @@ pub(super) fn at_most_prefix(process: &ExplainedProcess) -> &'static str {
 }
 
 /// Returns the reason why an advice has no gain. A resource without a number may be the bottleneck.
-pub(super) fn no_gain_reason(process: &ExplainedProcess, verdict: Verdict) -> &'static str {
-    if verdict == Verdict::NotAfterSteps {
+pub(super) fn no_gain_reason(process: &ExplainedProcess, verdict: AdviceVerdict) -> &'static str {
+    if verdict == AdviceVerdict::NoGainAfterSteps {
         "after the steps above it brings nothing beyond the noise of the model"
-    } else if verdict == Verdict::WithinNoise {
+    } else if verdict == AdviceVerdict::GainWithinNoise {
         "within the noise of the model"
     } else if process.waits_for_each && process.bottleneck != Resource::RoundTrips {
         "it may shorten a round trip; the model has no rate for it"
-    } else if verdict == Verdict::NoModelledRate {
+    } else if verdict == AdviceVerdict::NoModelledRate {
         "worth a try; the model has no rate for it"
     } else if process.unknown.is_empty() && process.bounds.unknown.is_empty() {
         "brings nothing yet, since something else binds"
@@ -263,11 +263,11 @@ pub(super) fn no_gain_reason(process: &ExplainedProcess, verdict: Verdict) -> &'
 }
 
 /// Verdicts on guidelines that are not steps but are listed after them.
-pub(super) const VERDICTS_LISTED_AFTER_STEPS: [Verdict; 4] = [
-    Verdict::NotAfterSteps,
-    Verdict::WithinNoise,
-    Verdict::NoModelledRate,
-    Verdict::NoGainYet,
+pub(super) const VERDICTS_LISTED_AFTER_STEPS: [AdviceVerdict; 4] = [
+    AdviceVerdict::NoGainAfterSteps,
+    AdviceVerdict::GainWithinNoise,
+    AdviceVerdict::NoModelledRate,
+    AdviceVerdict::NoGainYet,
 ];
 
 /// Formats a step in one line, with its gain over the earlier steps.

@@ -9,15 +9,15 @@ use crate::output::{format_three_digits, format_time_ns};
 
 /// The verdict on a guideline that a process breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum AdviceVerdict {
     /// The guideline is one of the steps.
     IsStep,
     /// The guideline stands for another design, which would raise the rate in place of the steps.
     RedesignInstead,
     /// The guideline would raise the rate of the program as it is, but not after the steps.
-    NotAfterSteps,
+    NoGainAfterSteps,
     /// The gain of the guideline is within the noise of the model.
-    WithinNoise,
+    GainWithinNoise,
     /// The guideline does not relieve the bottleneck. An unknown resource may be the bottleneck, or the guideline
     /// has a gain only after other guidelines.
     NoGainYet,
@@ -28,37 +28,37 @@ pub(super) enum Verdict {
 }
 
 impl ExplainedProcess {
-    pub(super) fn verdict(&self, advice: &Advice) -> Verdict {
+    pub(super) fn verdict(&self, advice: &Advice) -> AdviceVerdict {
         if self
             .steps
             .iter()
             .any(|step| step.guideline == advice.guideline)
         {
-            return Verdict::IsStep;
+            return AdviceVerdict::IsStep;
         }
         match advice.gain {
-            None => Verdict::NoModelledRate,
+            None => AdviceVerdict::NoModelledRate,
             Some(gain) if gain.exceeds_noise() => {
                 if advice.guideline == guidelines::REDESIGN_NAME {
-                    Verdict::RedesignInstead
+                    AdviceVerdict::RedesignInstead
                 } else {
-                    Verdict::NotAfterSteps
+                    AdviceVerdict::NoGainAfterSteps
                 }
             }
-            Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
+            Some(gain) if gain.exceeds_rounding() => AdviceVerdict::GainWithinNoise,
             Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
-                Verdict::NoGainYet
+                AdviceVerdict::NoGainYet
             }
             Some(_) => match advice.after_others {
-                Some(gain) if gain.exceeds_noise() => Verdict::NoGainYet,
-                Some(gain) if gain.exceeds_rounding() => Verdict::WithinNoise,
-                _ => Verdict::NoGainEver,
+                Some(gain) if gain.exceeds_noise() => AdviceVerdict::NoGainYet,
+                Some(gain) if gain.exceeds_rounding() => AdviceVerdict::GainWithinNoise,
+                _ => AdviceVerdict::NoGainEver,
             },
         }
     }
 
     /// Returns the advice with this verdict.
-    pub(super) fn advice_judged_as(&self, wanted: Verdict) -> impl Iterator<Item = &Advice> {
+    pub(super) fn advice_judged_as(&self, wanted: AdviceVerdict) -> impl Iterator<Item = &Advice> {
         let all = self.advice.iter();
         all.filter(move |advice| self.verdict(advice) == wanted)
     }
@@ -68,8 +68,10 @@ impl ExplainedProcess {
         if self.advice.is_empty() {
             return Some("nothing: it keeps every guideline that applies to it".to_owned());
         }
-        let never = self.advice_judged_as(Verdict::NoGainEver).count();
-        let within_noise = self.advice_judged_as(Verdict::WithinNoise).count();
+        let never = self.advice_judged_as(AdviceVerdict::NoGainEver).count();
+        let within_noise = self
+            .advice_judged_as(AdviceVerdict::GainWithinNoise)
+            .count();
         if never == self.advice.len() {
             return Some(format!(
                 "nothing: none of the guidelines saves what binds, {}",

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, anyhow};
 use serde::Serialize;
-use stream::Policy;
+use stream::RdmaPolicy;
 
 use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 
 /// Arguments of `verbatim grpc check`.
 #[derive(clap::Args)]
@@ -44,9 +44,9 @@ struct GrpcCheckResult {
 /// Runs `verbatim grpc check`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let (policy, transport) = if args.tcp {
-        (Policy::TcpOnly, "TCP")
+        (RdmaPolicy::TcpOnly, "TCP")
     } else {
-        (Policy::RdmaOnly, "RDMA")
+        (RdmaPolicy::RdmaOnly, "RDMA")
     };
     let config = crate::streams::config(&args.nic, &args.port, policy)?;
     let cases = crate::streams::runtime()?.block_on(async {
@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         return Err(anyhow!("over {transport}: {failure}"));
     } else {
         let (count, names) = (checked.passed.len(), checked.passed.join(", "));
-        print(format_args!("over {transport} {count} cases pass: {names}"))?;
+        print_line(format_args!("over {transport} {count} cases pass: {names}"))?;
     }
     Ok(if checked.failure.is_none() {
         CommandOutcome::Done

@@ -9,7 +9,7 @@ use bench::pin::pin;
 use bench::stats::MedianAndSpread;
 use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
-use stream::Policy;
+use stream::RdmaPolicy;
 use tokio::runtime::Runtime;
 use tonic::transport::Channel;
 
@@ -18,7 +18,7 @@ use super::serve::ListeningLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::{start_on_cores, subcommand_with_nic};
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
+use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::side_by_side::{assign_cores, run_interleaved, spread};
 
 /// Arguments of the comparison.
@@ -35,7 +35,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Print one JSON object per line: round, row
     #[arg(long)]
@@ -143,7 +143,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         rows.iter()
             .try_for_each(|row| print_typed_json("row", row))?;
     } else {
-        print(table(&rows))?;
+        print_line(table(&rows))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -151,8 +151,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 async fn connect_tcp_and_rdma(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
     let config = |policy| crate::streams::config(&args.nic, &args.port, policy);
     Ok([
-        crate::streams::connect(address, config(Policy::TcpOnly)?).await?,
-        crate::streams::connect(address, config(Policy::RdmaOnly)?).await?,
+        crate::streams::connect(address, config(RdmaPolicy::TcpOnly)?).await?,
+        crate::streams::connect(address, config(RdmaPolicy::RdmaOnly)?).await?,
     ])
 }
 

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use stream::tonic::Incoming;
-use stream::{Listener, Policy};
+use stream::{Listener, RdmaPolicy};
 use tonic::transport::Server;
 
 use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim grpc serve`.
@@ -51,9 +51,9 @@ pub(super) struct ListeningLine {
 /// Runs `verbatim grpc serve`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.tcp_only {
-        Policy::TcpOnly
+        RdmaPolicy::TcpOnly
     } else {
-        Policy::FallBack
+        RdmaPolicy::FallBack
     };
     let config = crate::streams::config(&args.nic, &args.port, policy)?;
     let stop = stop_request_channel(args.until_eof)?;
@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         if args.json {
             print_typed_json("listening", &ListeningLine { address })?;
         } else {
-            print(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
+            print_line(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
         }
         // The server does not wait for its clients, which may never close their connections.
         tokio::select! {

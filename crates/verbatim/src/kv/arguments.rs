@@ -20,7 +20,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each measurement runs [default: 500ms; 200 µs of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -124,7 +124,7 @@ impl SimulationArgs {
     }
 
     /// Refuses arguments that have no meaning without a simulation.
-    pub(super) fn check_absent(&self) -> Result<()> {
+    pub(super) fn refuse_simulation_only_arguments(&self) -> Result<()> {
         let given = [
             ("--cores", !self.cores.is_empty()),
             ("--seed", self.seed.is_some()),

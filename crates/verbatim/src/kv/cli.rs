@@ -12,7 +12,7 @@ use resp_rdma::{Config, Connection, Connector};
 use crate::CommandOutcome;
 use crate::args::{NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::print;
+use crate::output::print_line;
 
 /// Arguments of `verbatim kv cli`.
 #[derive(clap::Args)]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         }
     };
     let failed = matches!(answer, Answer::Error(_));
-    print(answer)?;
+    print_line(answer)?;
     Ok(if failed {
         CommandOutcome::NegativeAnswer
     } else {

@@ -22,7 +22,7 @@ use crate::CommandOutcome;
 use crate::args;
 use crate::children::{ChildLines, ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
+use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::side_by_side::{
     assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, refuse_many_clients,
     run_interleaved, spread, yes_or_no,
@@ -39,7 +39,7 @@ enum Contender {
         /// Number of bytes of a GET's only READ, for [`Design::Reads`].
         read_size: usize,
     },
-    Peer(ComparisonServer),
+    ComparisonServer(ComparisonServer),
 }
 
 impl Contender {
@@ -56,7 +56,7 @@ impl Contender {
                 ..
             } => "reads, one READ".to_owned(),
             Contender::Store { design, .. } => design.to_string(),
-            Contender::Peer(peer) => peer.name().to_owned(),
+            Contender::ComparisonServer(peer) => peer.name().to_owned(),
         }
     }
 
@@ -73,7 +73,7 @@ impl Contender {
                 ..
             } => "a GET is one READ of a neighbourhood of records; changes are RPCs",
             Contender::Store { design, .. } => design.summary(),
-            Contender::Peer(peer) => peer.summary(),
+            Contender::ComparisonServer(peer) => peer.summary(),
         }
     }
 }
@@ -125,7 +125,7 @@ struct Row {
 
 /// Runs `verbatim kv` without a subcommand.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    args.simulation.check_absent()?;
+    args.simulation.refuse_simulation_only_arguments()?;
     args::refuse_too_short_for_real_time(args.duration)?;
     let settings = args.sweep.settings_to_run(&args, Args::set_knob_if_known)?;
     settings
@@ -133,7 +133,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         .try_for_each(|(_, args)| refuse_many_clients(args.clients()))?;
     args.picture.check_files_writable()?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let (contenders, notes) = choose_contenders(&args, nic.context.capabilities()?)?;
+    let (contenders, notes) = contenders_and_unsupported_notes(&args, nic.context.capabilities()?)?;
     if args.json {
         for note in &notes {
             print_typed_json("skipped", note)?;
@@ -166,11 +166,11 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let caption = args.sweep.caption_with_knob(&caption(&args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
-            print(format_args!("{caption}\n"))?;
+            print_line(format_args!("{caption}\n"))?;
             sweeps::print_rows(&args.sweep, &points)?;
         }
         for note in &notes {
-            print(format_args!("- Left out: {note}."))?;
+            print_line(format_args!("- Left out: {note}."))?;
         }
     }
     let chart = sweeps::chart("Key-value stores", caption, &args.sweep, &points);
@@ -239,7 +239,10 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 }
 
 /// Returns the contenders that a device can run, and a note for each contender that it cannot run.
-fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
+fn contenders_and_unsupported_notes(
+    args: &Args,
+    device: &Capabilities,
+) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.design[..], &Design::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
     for &design in if asked.is_empty() { all } else { asked } {
@@ -260,7 +263,7 @@ fn choose_contenders(args: &Args, device: &Capabilities) -> Result<(Vec<Contende
         .filter(|_| !args.no_peers)
     {
         match peer.missing_program() {
-            None => contenders.push(Contender::Peer(peer)),
+            None => contenders.push(Contender::ComparisonServer(peer)),
             Some(program) => notes.push(format!("{}: {program} is not installed", peer.name())),
         }
     }
@@ -299,7 +302,9 @@ fn measure_once(
             batch,
             read_size,
         } => measure_design(args, placement, (design, batch, read_size), round),
-        Contender::Peer(peer) => measure_peer(args, placement, peer, round),
+        Contender::ComparisonServer(peer) => {
+            measure_comparison_server(args, placement, peer, round)
+        }
     }
     .map(|done| Round {
         bounce_ns,
@@ -436,7 +441,7 @@ fn read_reports(mut lines: ChildLines<ServeOrLoadLine>) -> Result<Vec<LoadReport
 }
 
 /// Measures a peer once.
-fn measure_peer(
+fn measure_comparison_server(
     args: &Args,
     placement: &ServerAndClientCores,
     peer: ComparisonServer,
@@ -508,7 +513,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
         summary: contender.summary(),
         kind: match contender {
             Contender::Store { .. } => kind,
-            Contender::Peer(_) => "peer",
+            Contender::ComparisonServer(_) => "peer",
         },
         name,
     })
@@ -536,7 +541,7 @@ fn show_setup(
             )
         },
     );
-    print(format_args!(
+    print_line(format_args!(
         "{kind} {device}: {} keys of {} bytes, values of {}; {what}; {} clients with {} outstanding each, {} workers; \
          peers do GETs alone\nmedian of {} rounds of {} ms, interleaved; {bounce}\n",
         w.keys,
@@ -584,13 +589,13 @@ fn print_rows(rows: &[Row]) -> Result<()> {
             .to_owned(),
         ]);
     }
-    print(table)?;
-    print(
+    print_line(table)?;
+    print_line(
         "\nmedian, p99: with the whole window; window 1: median latency with one request outstanding\n\
          verified: every value is the key's and whole, no key is missing, no version goes back\n",
     )?;
     for row in rows {
-        print(format_args!("{:<18} {}", row.name, row.summary))?;
+        print_line(format_args!("{:<18} {}", row.name, row.summary))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0 || row.misses > 0) {
         eprintln!(

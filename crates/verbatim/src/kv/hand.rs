@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 
 /// A line of `--json`.
 #[derive(Serialize)]
@@ -46,7 +46,7 @@ Examples:
   verbatim kv get 127.0.0.1:7471 first second third --json")]
 pub(crate) struct GetArgs {
     /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// The keys
     #[arg(value_name = "KEY", required = true)]
@@ -69,7 +69,7 @@ Examples:
   verbatim kv put 127.0.0.1:7471 name              remove it")]
 pub(crate) struct PutArgs {
     /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// The key
     key: String,
@@ -79,7 +79,7 @@ pub(crate) struct PutArgs {
     #[arg(long, value_name = "N", value_parser = args::decimal_or_hex_u64)]
     if_version: Option<u64>,
     /// How long the value stays
-    #[arg(long, value_name = "TIME", value_parser = args::duration, requires = "value")]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms, requires = "value")]
     ttl: Option<Duration>,
     /// Print one JSON object
     #[arg(long)]
@@ -115,7 +115,7 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
         match value {
             Some(value) => {
                 let text = String::from_utf8_lossy(&value.bytes);
-                print(format_args!("{key} = {text} (version {})", value.version))?;
+                print_line(format_args!("{key} = {text} (version {})", value.version))?;
             }
             None => eprintln!("{key} is not there"),
         }
@@ -186,7 +186,7 @@ pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
     } else if let Some(why) = refused {
         eprintln!("{why}");
     } else {
-        print(format_args!("version {version}"))?;
+        print_line(format_args!("version {version}"))?;
     }
     Ok(outcome)
 }

@@ -79,7 +79,7 @@ pub(super) struct MeasurementSettings {
 
 /// The result of a peer's measurement.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PeerResult {
+pub(super) struct ComparisonServerResult {
     pub(super) rate_per_s: f64,
     pub(super) latency_ns_p50: f64,
     pub(super) operations: u64,
@@ -93,8 +93,8 @@ const MAX_FILLED_KEYS: u64 = 100_000;
 pub(super) fn fill_and_measure_gets(
     peer: ComparisonServer,
     setup: &MeasurementSettings,
-) -> Result<PeerResult> {
-    let server = Server::start(peer, setup.server_core)?;
+) -> Result<ComparisonServerResult> {
+    let server = RunningComparisonServer::start(peer, setup.server_core)?;
     match peer {
         ComparisonServer::Redis | ComparisonServer::OwnRespFrontEnd => {
             measure_redis(&server, setup)
@@ -106,15 +106,15 @@ pub(super) fn fill_and_measure_gets(
 }
 
 /// A running peer.
-pub(super) struct Server {
+pub(super) struct RunningComparisonServer {
     // Dropped in this order: the server ends before its folder is removed.
     _child: KillOnDrop,
     socket_folder: TempDir,
 }
 
-impl Server {
+impl RunningComparisonServer {
     /// Starts a peer on a core, and waits until it answers.
-    pub(super) fn start(peer: ComparisonServer, core: usize) -> Result<Server> {
+    pub(super) fn start(peer: ComparisonServer, core: usize) -> Result<RunningComparisonServer> {
         let folder = tempfile::tempdir().context("cannot make a folder for a peer")?;
         let socket = folder.path().join("socket");
         let program = match peer {
@@ -160,7 +160,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(Server {
+        Ok(RunningComparisonServer {
             _child: child,
             socket_folder: folder,
         })
@@ -174,7 +174,10 @@ impl Server {
 
 /// Fills the server by `redis-benchmark`, then measures GETs. With a window of one, the client
 /// opens one connection.
-fn measure_redis(server: &Server, setup: &MeasurementSettings) -> Result<PeerResult> {
+fn measure_redis(
+    server: &RunningComparisonServer,
+    setup: &MeasurementSettings,
+) -> Result<ComparisonServerResult> {
     let benchmark = RedisBenchmark {
         socket_path: &server.socket_path(),
         core: setup.client_core,
@@ -209,7 +212,7 @@ pub(super) struct RedisBenchmark<'s> {
 impl RedisBenchmark<'_> {
     /// Runs a test for about `duration`. A short run first measures the number of commands in that
     /// time.
-    pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<PeerResult> {
+    pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<ComparisonServerResult> {
         let first = self.run(test, 20_000)?;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         // The number of commands in a second or so.
@@ -218,7 +221,7 @@ impl RedisBenchmark<'_> {
     }
 
     /// Runs a test with `operations` commands.
-    pub(super) fn run(&self, test: &str, operations: u64) -> Result<PeerResult> {
+    pub(super) fn run(&self, test: &str, operations: u64) -> Result<ComparisonServerResult> {
         let mut command = Command::new("redis-benchmark");
         command
             .arg("-s")
@@ -240,7 +243,7 @@ impl RedisBenchmark<'_> {
         let column = |name| bench::peers::redis::csv_number(&text, name, &test.to_uppercase());
         let rate_per_s = column("rps")?;
         let latency_ms = column("p50_latency_ms")?;
-        Ok(PeerResult {
+        Ok(ComparisonServerResult {
             rate_per_s,
             // redis-benchmark rounds to a thousandth of a millisecond. With one command
             // outstanding, the rate is more exact.
@@ -254,7 +257,10 @@ impl RedisBenchmark<'_> {
     }
 }
 
-fn measure_memcached(server: &Server, setup: &MeasurementSettings) -> Result<PeerResult> {
+fn measure_memcached(
+    server: &RunningComparisonServer,
+    setup: &MeasurementSettings,
+) -> Result<ComparisonServerResult> {
     let keys = setup.key_count.min(MAX_FILLED_KEYS);
     let stream = UnixStream::connect(server.socket_path()).context("cannot reach memcached")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -313,7 +319,7 @@ fn measure_memcached(server: &Server, setup: &MeasurementSettings) -> Result<Pee
     }
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let rate_per_s = operations as f64 / begun.elapsed().as_secs_f64();
-    Ok(PeerResult {
+    Ok(ComparisonServerResult {
         rate_per_s,
         latency_ns_p50: bench::stats::median(&latencies).unwrap_or(0.0),
         operations,

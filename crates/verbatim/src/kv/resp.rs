@@ -14,12 +14,13 @@ use bench::stats::MedianAndSpread;
 use serde::Serialize;
 
 use super::peers::{
-    ComparisonServer, PeerResult, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark, Server,
+    ComparisonServer, ComparisonServerResult, REDIS_DEFAULT_CONNECTIONS, RedisBenchmark,
+    RunningComparisonServer,
 };
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::ServerAndClientCores;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
+use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::steps::{CommandSteps, is_interrupted};
 
 /// Arguments of `verbatim kv resp`.
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     pub(super) rounds: u32,
     /// How long each measurement runs, about
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::parse_duration_from_10ms)]
     pub(super) duration: Duration,
     /// Keys
     #[arg(long, value_name = "N", default_value = "100000", value_parser = args::integer_in_range("a count of keys", 1..=1_000_000u64))]
@@ -152,15 +153,15 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server_core, client_core) = (core(&placement.server)?, core(&placement.clients[0])?);
     let servers = [
-        Server::start(COMPARED_SERVERS[0], server_core)?,
-        Server::start(COMPARED_SERVERS[1], server_core)?,
+        RunningComparisonServer::start(COMPARED_SERVERS[0], server_core)?,
+        RunningComparisonServer::start(COMPARED_SERVERS[1], server_core)?,
     ];
     let steps = CommandSteps::new(u64::from(args.rounds) * (pipelines.len() * 2) as u64)?;
     let mut rounds = Vec::new();
     'rounds: for round in 0..args.rounds {
         for &pipeline in &pipelines {
             for test in BENCHMARK_COMMANDS {
-                let ask = |server: &Server| -> Result<PeerResult> {
+                let ask = |server: &RunningComparisonServer| -> Result<ComparisonServerResult> {
                     let benchmark = RedisBenchmark {
                         socket_path: &server.socket_path(),
                         core: client_core,
@@ -172,7 +173,8 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
                     benchmark.run_for(test, args.duration)
                 };
                 let name = format!("{test}, pipelined by {pipeline}");
-                let both = steps.run(name, || Ok([ask(&servers[0])?, ask(&servers[1])?]))?;
+                let both = steps
+                    .run_unless_interrupted(name, || Ok([ask(&servers[0])?, ask(&servers[1])?]))?;
                 let Some([front, redis]) = both else {
                     break 'rounds;
                 };
@@ -199,7 +201,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         .zip(COMPARED_SERVERS)
         .filter(|_| !is_interrupted())
     {
-        check_stored_keys(&server.socket_path(), args.keys, args.value_size)
+        check_key_count_and_value_lengths(&server.socket_path(), args.keys, args.value_size)
             .with_context(|| peer.name())?;
     }
     let mut rows = Vec::new();
@@ -245,7 +247,7 @@ fn summarize_rounds(test: &'static str, pipeline: usize, rounds: &[Round]) -> Re
 
 /// Checks that every existing key has a value of the right length, and that the number of keys is the number that
 /// the server reports.
-fn check_stored_keys(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
+fn check_key_count_and_value_lengths(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context("cannot reach it")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut answers = BufReader::new(stream.try_clone()?);
@@ -298,7 +300,7 @@ fn print_rows(
             )
         },
     );
-    print(format_args!(
+    print_line(format_args!(
         "redis-benchmark over Unix sockets: {} connections, {} keys, values of {} bytes\nmedian of {} rounds of about {} \
          ms, interleaved; {bounce}\n",
         connections,
@@ -328,5 +330,5 @@ fn print_rows(
             format_time_ns(row.redis_ns_p50),
         ]);
     }
-    print(table)
+    print_line(table)
 }

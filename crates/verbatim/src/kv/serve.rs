@@ -13,7 +13,7 @@ use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 use crate::side_by_side;
 use crate::stop::stop_request_channel;
 
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN", default_value_t = Design::Herd)]
     design: Design,
     /// Where clients find it, over TCP; port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7472", value_parser = args::host_and_port)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7472", value_parser = args::check_host_and_port)]
     listen: String,
     /// Speak the Redis protocol there as well, for redis-cli: HOST:PORT, or the path of a Unix socket
     #[arg(long, value_name = "ADDR")]
@@ -98,7 +98,7 @@ pub(crate) struct RecordArgs {
     #[arg(long, value_name = "BYTES", default_value = "64", value_parser = args::integer_in_range("an alignment", 8..=4096usize))]
     pub(super) record_align: usize,
     /// atomics: how long a client may have a lock while others wait for it
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::parse_duration_from_10ms)]
     pub(super) lease: Duration,
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let stop = stop_request_channel(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
-        let listeners = open_listeners(address, &args, &nic);
+        let listeners = open_resp_listeners(address, &args, &nic);
         let front = listeners.and_then(|listeners| {
             let store = Arc::clone(server.service().store());
             Ok(FrontEnd::start(store, listeners)?)
@@ -146,7 +146,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     });
     let front = front.transpose()?;
     print_addresses(&args, &server, front.as_ref(), is_store)?;
-    side_by_side::wait_for_stop(
+    side_by_side::show_rate_until_stop(
         (&server, &stop),
         args.json,
         || match &front {
@@ -168,7 +168,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
 
 /// Listens for clients of the Redis protocol on a socket. If the user wants RDMA, also listens by RDMA at the same port
 /// number.
-fn open_listeners(
+fn open_resp_listeners(
     address: &ListenAddress,
     args: &Args,
     nic: &OpenNic,
@@ -241,7 +241,7 @@ fn print_addresses(
             rdma,
         })?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "{} serves a {} on {address}; {}; clients: verbatim kv load {address} --fill",
             args.design,
             if is_store { "store" } else { "cache" },
@@ -253,7 +253,7 @@ fn print_addresses(
             } else {
                 ""
             };
-            print(format_args!("the Redis protocol on {resp}{by}"))?;
+            print_line(format_args!("the Redis protocol on {resp}{by}"))?;
         }
     }
     Ok(())
@@ -271,7 +271,7 @@ fn print_statistics(
         }
         print_json(&ServeOrLoadLine::Stats(stats.clone()))?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "{} GETs ({} found), {} changes, {} items in {} MB, {} evicted, {} refused as full",
             stats.gets,
             stats.hits,
@@ -282,13 +282,13 @@ fn print_statistics(
             stats.store.refused_full
         ))?;
         if args.design == Design::Atomics {
-            print(format_args!(
+            print_line(format_args!(
                 "{} locks freed for clients that were gone or slow, {} clients expelled",
                 stats.recovered_locks, stats.expelled
             ))?;
         }
         if let Some(spoken) = spoken {
-            print(format_args!(
+            print_line(format_args!(
                 "{} commands of the Redis protocol over {} connections, {} answered with an error, {} malformed",
                 spoken.commands, spoken.connections_total, spoken.errors, spoken.protocol_errors
             ))?;

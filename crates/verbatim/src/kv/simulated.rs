@@ -12,7 +12,7 @@ use super::arguments::Args;
 use super::serve::DEFAULT_SINGLE_READ_GET_BYTES;
 use crate::CommandOutcome;
 use crate::args::PublishedExperiment;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
+use crate::output::{format_three_digits, format_time_ns, print_line, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
     format_or_empty, format_relative_error, outcome_of_comparison, run_simulations as simulate,
@@ -208,7 +208,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<KvParameters> {
                 ..asked(KvParameters {
                     cores,
                     read_size: args.records.read_size.unwrap_or(0),
-                    ..KvParameters::drtm(puts)
+                    ..KvParameters::drtm_setup(puts)
                 })
             };
             let cores = cores_or(&[1]);
@@ -279,7 +279,7 @@ fn row_label(profiles: &[Profile], args: &Args, row: &Row) -> String {
 
 fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
-    print(format_args!(
+    print_line(format_args!(
         "Simulated in virtual time, not measured: {}\n",
         titles.join("; ")
     ))?;
@@ -318,7 +318,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             yes_or_no(outcome.verified).to_owned(),
         ]);
     }
-    print(shown)?;
+    print_line(shown)?;
     let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
@@ -327,7 +327,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let of = |setting: fn(&KvParameters) -> usize| {
         join_distinct(alike.clone().map(|row| setting(&row.setup)))
     };
-    print(format_args!(
+    print_line(format_args!(
         "\n{} clients with {} requests outstanding each, values of {} bytes. The server's and the clients' own code ran; costs \
          are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",
         of(|setup| setup.clients),
@@ -336,7 +336,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     ))?;
     let atomics = rows.iter().find(|row| row.setup.design == Design::Atomics);
     if let Some(Row { setup, .. }) = atomics {
-        print(format_args!(
+        print_line(format_args!(
             "atomics: {} requests outstanding each; locks: {}, records aligned to {}; published (Figure 10): on cib 10 % PUTs \
              cost 31 %, on cx3 PUTs alone are 4 % of GETs alone",
             setup.window, setup.locks, setup.record_align

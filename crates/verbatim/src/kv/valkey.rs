@@ -23,21 +23,21 @@ use crate::CommandOutcome;
 use crate::children::{ServerAndClientCores, start_on_cores, subcommand_with_nic};
 use crate::nic::OpenNic;
 use crate::output::{
-    self, format_three_digits, format_time_ns, print, print_typed_json, write_file,
+    self, format_three_digits, format_time_ns, print_line, print_typed_json, write_file,
 };
 use crate::picture::{axis_coordinate, spread_point, svg_with_interrupt_note};
 use crate::side_by_side::{format_rate_mops, run_interleaved, spread};
 
 /// A setting that is measured over TCP and over RDMA in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ValkeySetting {
+struct LoadSetting {
     command: LoadCommand,
     client_threads: usize,
     connections: usize,
     pipeline: usize,
 }
 
-impl ValkeySetting {
+impl LoadSetting {
     fn command_name(self) -> &'static str {
         match self.command {
             LoadCommand::Get => "get",
@@ -67,7 +67,7 @@ struct Round {
     tcp: TransportFigures,
     rdma: TransportFigures,
     #[serde(skip)]
-    point: ValkeySetting,
+    point: LoadSetting,
 }
 
 /// A transport in a row: medians of the rounds.
@@ -144,11 +144,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         ],
     };
     setup.set_every_key()?;
-    let name = |p: ValkeySetting| format!("{}, {} connections", p.command_name(), p.connections);
+    let name = |p: LoadSetting| format!("{}, {} connections", p.command_name(), p.connections);
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.measure_round(round, point)
     })?;
-    let measured = |point: &&ValkeySetting| rounds.iter().any(|r| r.point == **point);
+    let measured = |point: &&LoadSetting| rounds.iter().any(|r| r.point == **point);
     let measured = points.iter().filter(measured);
     let rows = measured.map(|&point| summarize_rounds(point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -166,7 +166,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Returns all settings to measure; each thread has at least one connection.
-fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
+fn settings_to_measure(args: &Args) -> Vec<LoadSetting> {
     let threads = match args.rdma.threads.as_slice() {
         [] => &[1, 2, 4],
         given => given,
@@ -177,7 +177,7 @@ fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
         for &threads in threads {
             for &connections in connections.iter().filter(|&&c| c >= threads) {
                 points.extend(
-                    [LoadCommand::Get, LoadCommand::Set].map(|command| ValkeySetting {
+                    [LoadCommand::Get, LoadCommand::Set].map(|command| LoadSetting {
                         command,
                         client_threads: threads,
                         connections,
@@ -191,7 +191,7 @@ fn settings_to_measure(args: &Args) -> Vec<ValkeySetting> {
 }
 
 impl MeasurementContext<'_> {
-    fn load_parameters(&self, point: ValkeySetting, seed: u64) -> LoadParameters {
+    fn load_parameters(&self, point: LoadSetting, seed: u64) -> LoadParameters {
         LoadParameters {
             command: point.command,
             keys: self.args.keys,
@@ -203,7 +203,7 @@ impl MeasurementContext<'_> {
 
     /// Sets every key.
     fn set_every_key(&self) -> Result<()> {
-        let point = ValkeySetting {
+        let point = LoadSetting {
             command: LoadCommand::Set,
             client_threads: 1,
             connections: 1,
@@ -215,7 +215,7 @@ impl MeasurementContext<'_> {
         filled.context("cannot set the keys")
     }
 
-    fn measure_round(&self, round: u32, point: ValkeySetting) -> Result<Round> {
+    fn measure_round(&self, round: u32, point: LoadSetting) -> Result<Round> {
         let [tcp, rdma] = &self.tcp_and_rdma_servers;
         let measure = |server: &ListenAddress, name| -> Result<TransportFigures> {
             let figures = self.measure_transport(round, point, server);
@@ -237,7 +237,7 @@ impl MeasurementContext<'_> {
     fn measure_transport(
         &self,
         round: u32,
-        point: ValkeySetting,
+        point: LoadSetting,
         server: &ListenAddress,
     ) -> Result<TransportFigures> {
         let ready = Barrier::new(point.client_threads + 1);
@@ -296,7 +296,7 @@ impl MeasurementContext<'_> {
     }
 }
 
-fn summarize_rounds(point: ValkeySetting, rounds: &[Round]) -> Result<Row> {
+fn summarize_rounds(point: LoadSetting, rounds: &[Round]) -> Result<Row> {
     let own = || rounds.iter().filter(|r| r.point == point);
     let side = |of: fn(&Round) -> &TransportFigures| -> Result<TransportMedians> {
         Ok(TransportMedians {
@@ -327,7 +327,7 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
             )
         },
     );
-    print(format_args!(
+    print_line(format_args!(
         "one server over TCP loopback and over RDMA (software NIC): {} keys, values of {} bytes\nmedian of {} rounds of {} \
          ms, interleaved; {bounce}\n",
         args.keys,
@@ -357,9 +357,9 @@ fn print_rows(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
             format_time_ns(row.rdma.ns_p99),
         ]);
     }
-    print(table)?;
+    print_line(table)?;
     let verified: u64 = rows.iter().map(|row| row.verified).sum();
-    print(format_args!("\n{verified} answers, each of them right"))
+    print_line(format_args!("\n{verified} answers, each of them right"))
 }
 
 /// Draws rates of GETs over the number of connections, for the fewest threads and the shortest

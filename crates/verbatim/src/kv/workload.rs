@@ -11,8 +11,8 @@ use super::lines::ServeOrLoadLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::check_any_answered;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
+use crate::outcome::any_answered_or_print_error;
+use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
 
 /// The workload: the keys, the values, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
@@ -85,7 +85,7 @@ impl WorkloadArgs {
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// Put every key once before
     #[arg(long)]
@@ -94,7 +94,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["fill", "duration"])]
     fill_only: bool,
     /// How long to ask
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Threads, each a client of its own
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of threads", 1..=64usize))]
@@ -106,7 +106,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::decimal_or_hex_u64)]
     seed: u64,
     /// How long a server that does not answer is tried to be reached again
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::parse_duration_from_10ms)]
     reconnect: Duration,
     /// Print one JSON object per line: filled, report (of each thread)
     #[arg(long)]
@@ -152,14 +152,14 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
         let filled = run_clients_in_threads(&mut pipelines, |i, pipeline| {
-            load::put_keys(pipeline, &workload, (i, all))
+            load::put_every_nth_key_once(pipeline, &workload, (i, all))
         })?;
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
             if args.json {
                 print_json(&ServeOrLoadLine::Filled(report))?;
             } else {
-                print(format_args!(
+                print_line(format_args!(
                     "{} keys put in {:.2} s, {} refused",
                     report.changes, report.seconds, report.full
                 ))?;
@@ -174,7 +174,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
         })?;
         for report in reports {
-            right &= check_any_answered(report.operations, report.lost);
+            right &= any_answered_or_print_error(report.operations, report.lost);
             right &= report.all_checks_passed() && (args.allow_misses || report.misses == 0);
             if args.json {
                 print_json(&ServeOrLoadLine::Report(report))?;
@@ -219,7 +219,7 @@ fn print_load_report(report: &LoadReport) -> Result<()> {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let [median, p99] =
         [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
-    print(format_args!(
+    print_line(format_args!(
         "{} M/s ({} operations in {:.2} s), latency {median} median, {p99} p99; {} GETs, {} misses, {} changes, {} \
          conflicts, {} refused, {} lost, {} reconnects; {} values checked, {} wrong, {} versions went back",
         format_three_digits(report.rate / 1e6),

@@ -17,14 +17,14 @@ use nicmodel::uncertainty::{self, LikelyRange};
 use nicmodel::{Bounds, Mix, mixes};
 
 use crate::CommandOutcome;
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 
 pub(crate) use lines::{
     bounds_lines, format_likely_rate, format_range, format_signed_percent, unknown_resources_line,
 };
 
 /// The choice of one NIC to model.
-pub(crate) struct NicProfileArgs {
+pub(crate) struct NicProfileChoice {
     pub(crate) nic: Option<String>,
     pub(crate) nic_file: Option<PathBuf>,
 }
@@ -92,12 +92,12 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Runs `verbatim model`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.template {
-        print(profile::TEMPLATE.trim_end())?;
+        print_line(profile::TEMPLATE.trim_end())?;
         return Ok(CommandOutcome::Done);
     }
     let all = args.nic.chosen_or_default_profiles()?;
     if args.profiles {
-        let all = if args.nic.is_default() {
+        let all = if args.nic.names_no_nic() {
             profile::builtins()
         } else {
             &all
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     }
     for (number, chosen) in all.iter().enumerate() {
         if number > 0 && !args.json {
-            print("")?;
+            print_line("")?;
         }
         print_model(args, chosen)?;
     }
@@ -138,14 +138,14 @@ fn print_model(args: &Args, chosen: &Profile) -> Result<()> {
 
 impl NicsArgs {
     /// Returns true if the user has named no NIC.
-    fn is_default(&self) -> bool {
+    fn names_no_nic(&self) -> bool {
         self.nic.is_empty() && self.nic_file.is_none()
     }
 
     /// Returns the profiles that the user has named, or the default profile.
     pub(crate) fn chosen_or_default_profiles(&self) -> Result<Vec<Profile>> {
         let one = |nic: Option<&String>| {
-            NicProfileArgs {
+            NicProfileChoice {
                 nic: nic.cloned(),
                 nic_file: self.nic_file.clone(),
             }
@@ -158,7 +158,7 @@ impl NicsArgs {
     }
 }
 
-impl NicProfileArgs {
+impl NicProfileChoice {
     /// Returns the profile that the user has named, or the default profile.
     pub(crate) fn chosen_or_default_profile(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {
@@ -169,7 +169,7 @@ impl NicProfileArgs {
         let name = self.nic.as_deref().unwrap_or(DEFAULT_NIC);
         if profile::builtin(name).is_none() && Path::new(name).is_file() {
             let (nic, nic_file) = (None, Some(PathBuf::from(name)));
-            return NicProfileArgs { nic, nic_file }.chosen_or_default_profile();
+            return NicProfileChoice { nic, nic_file }.chosen_or_default_profile();
         }
         let Some(profile) = profile::builtin(name) else {
             let names: Vec<_> = profile::builtins()
@@ -249,9 +249,9 @@ fn show_mix(profile: &Profile, mix: &Mix, json: bool) -> Result<()> {
             },
         );
     }
-    print(format_args!("{}\n", profile.title))?;
+    print_line(format_args!("{}\n", profile.title))?;
     for line in bounds_lines(&bounds) {
-        print(line)?;
+        print_line(line)?;
     }
     Ok(())
 }

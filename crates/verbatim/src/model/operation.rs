@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::knob::SweptKnob;
 use super::lines::{bounds_lines, format_range, format_signed_percent};
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed_json, table};
+use crate::output::{format_three_digits, print_line, print_typed_json, table};
 
 /// The operation on the command line.
 #[derive(clap::Args, Clone)]
@@ -273,20 +273,20 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
             .iter()
             .try_for_each(|idea| print_typed_json("what-if", idea));
     }
-    print(&profile.title)?;
-    print(describe(&load, &one))?;
-    print(cost_table(&one))?;
+    print_line(&profile.title)?;
+    print_line(describe(&load, &one))?;
+    print_line(cost_table(&one))?;
     for (role, bounds) in sides.by_role() {
         let side = match role {
             Role::Requester => "the requester",
             Role::Responder => "the responder",
         };
-        print("")?;
+        print_line("")?;
         let mut lines = bounds_lines(bounds);
         if let Some(first) = lines.first_mut() {
             *first = format!("{side}: {first}");
         }
-        lines.iter().try_for_each(print)?;
+        lines.iter().try_for_each(print_line)?;
     }
     if !ideas.is_empty() {
         let header = [
@@ -311,7 +311,7 @@ pub(super) fn print_operation(profile: &Profile, wanted: &OperationArgs, json: b
                 responder.format_gain(),
             ]);
         }
-        print(format_args!("\n{rows}"))?;
+        print_line(format_args!("\n{rows}"))?;
     }
     Ok(())
 }
@@ -367,9 +367,9 @@ pub(super) fn compare(profiles: &[Profile], wanted: &OperationArgs) -> Result<()
             ]);
         }
     }
-    print(rows)?;
+    print_line(rows)?;
     for line in impossible {
-        print(format_args!("not possible on {line}"))?;
+        print_line(format_args!("not possible on {line}"))?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use nicmodel::{Bounds, Mix};
 use serde::Serialize;
 
 use super::lines::{format_range, format_signed_percent};
-use crate::output::{format_three_digits, print, print_typed_json, table};
+use crate::output::{format_three_digits, print_line, print_typed_json, table};
 
 /// One line of the list: a mix.
 #[derive(Serialize)]
@@ -59,7 +59,7 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
     if json {
         return rows.iter().try_for_each(|row| print_typed_json("mix", row));
     }
-    print(format_args!("{}\n", profile.title))?;
+    print_line(format_args!("{}\n", profile.title))?;
     let header = [
         "mix",
         "what",
@@ -96,9 +96,11 @@ pub(super) fn print_mixes(profile: &Profile, json: bool) -> Result<()> {
             basis.to_owned(),
         ]);
     }
-    print(shown)?;
+    print_line(shown)?;
     if rows.iter().any(|row| !row.unknown.is_empty()) {
-        print("\n≤: something that the profile does not know may bound it further (--mix NAME)")?;
+        print_line(
+            "\n≤: something that the profile does not know may bound it further (--mix NAME)",
+        )?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use comfy_table::ContentArrangement;
 use nicmodel::profile::Profile;
 use serde::Serialize;
 
-use crate::output::{print, print_typed_json, table};
+use crate::output::{print_line, print_typed_json, table};
 
 /// The description of a profile, for JSON.
 #[derive(Serialize)]
@@ -37,7 +37,7 @@ pub(super) fn print_profiles(profiles: &[Profile], json: bool) -> Result<()> {
             continue;
         }
         let gap = if index == 0 { "" } else { "\n" };
-        print(format_args!("{gap}{name}: {title}\n{about}\n"))?;
+        print_line(format_args!("{gap}{name}: {title}\n{about}\n"))?;
         let mut rows = table(["number", "value", "evidence"], &[1]);
         // Sentences of evidence are wrapped on a terminal.
         rows.set_content_arrangement(ContentArrangement::Dynamic);
@@ -45,7 +45,7 @@ pub(super) fn print_profiles(profiles: &[Profile], json: bool) -> Result<()> {
             let value = number.value.to_string();
             rows.add_row([number.key.clone(), value, number.evidence.to_string()]);
         }
-        print(rows)?;
+        print_line(rows)?;
     }
     Ok(())
 }

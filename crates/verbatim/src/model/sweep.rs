@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::knob::SweptKnob;
 use super::operation::OperationArgs;
 use crate::args;
-use crate::output::{format_three_digits, print, print_typed_json, table};
+use crate::output::{format_three_digits, print_line, print_typed_json, table};
 use crate::picture::{PictureArgs, axis_coordinate};
 
 /// What is turned, and what is left beside the table.
@@ -74,7 +74,7 @@ impl SweepArgs {
         }
         let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
         if !json {
-            print(format_args!("{}\n", titles.join("; ")))?;
+            print_line(format_args!("{}\n", titles.join("; ")))?;
             print_rate_table(over, &rows)?;
         }
         self.picture.write(&Chart {
@@ -132,7 +132,7 @@ fn print_rate_table(over: SweptKnob, rows: &[Row]) -> Result<()> {
             row.bottleneck.clone().unwrap_or_default(),
         ]);
     }
-    print(shown)
+    print_line(shown)
 }
 
 /// Returns the curves of both sides of each NIC.

@@ -15,7 +15,7 @@ use super::number::{OurNumber, OurNumberKind};
 
 /// One simulation of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StudySimulation {
+pub(super) enum DpuStudySimulation {
     /// The sequencer on all cores of a place, with the paper's clients.
     Sequencer(Design, CorePlace),
     /// Half a round trip of messages from another machine's host to a place.
@@ -32,46 +32,48 @@ const PING_PONG_VIRTUAL_MS: u64 = 1;
 
 /// The results of the simulations that have run so far.
 #[derive(Debug, Default)]
-pub(super) struct StudyResults {
+pub(super) struct DpuStudyResults {
     /// Results of simulations: rates in 10^6 a second, latencies in µs.
-    rates_and_latencies: Vec<(StudySimulation, f64)>,
+    rates_mops_or_latencies_us: Vec<(DpuStudySimulation, f64)>,
     pub(super) btree: DpuBtreeResults,
     /// Simulations that a number needs and that have not run yet.
-    missing_simulations: RefCell<Vec<StudySimulation>>,
+    missing_simulations: RefCell<Vec<DpuStudySimulation>>,
 }
 
-impl StudyResults {
+impl DpuStudyResults {
     /// Returns all simulations that the numbers need, and with `draw` those of the figures.
-    pub(super) fn needed_simulations(draw: bool) -> Vec<StudySimulation> {
+    pub(super) fn needed_simulations(draw: bool) -> Vec<DpuStudySimulation> {
         let on = |place| {
             [
-                StudySimulation::Sequencer(Design::Atomics, place),
-                StudySimulation::Sequencer(Design::Rpc, place),
-                StudySimulation::SendLatency(place),
+                DpuStudySimulation::Sequencer(Design::Atomics, place),
+                DpuStudySimulation::Sequencer(Design::Rpc, place),
+                DpuStudySimulation::SendLatency(place),
             ]
         };
         let mut runs = [on(CorePlace::Host), on(CorePlace::Dpu)].concat();
         runs.extend(
             DpuBtreeResults::needed_simulations(draw)
                 .into_iter()
-                .map(StudySimulation::Btree),
+                .map(DpuStudySimulation::Btree),
         );
         runs
     }
 
     /// Runs one simulation and stores its result.
-    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: StudySimulation) -> Result<()> {
+    pub(super) fn run_and_store(&mut self, bf2: &Profile, what: DpuStudySimulation) -> Result<()> {
         let result = match what {
-            StudySimulation::Sequencer(design, place) => sequencer_rate_mops(bf2, design, place)?,
-            StudySimulation::SendLatency(place) => half_round_trip_us(bf2, place)?,
-            StudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
+            DpuStudySimulation::Sequencer(design, place) => {
+                sequencer_rate_mops(bf2, design, place)?
+            }
+            DpuStudySimulation::SendLatency(place) => half_round_trip_us(bf2, place)?,
+            DpuStudySimulation::Btree(what) => return self.btree.run_and_store(bf2, what),
         };
-        self.rates_and_latencies.push((what, result));
+        self.rates_mops_or_latencies_us.push((what, result));
         Ok(())
     }
 
-    fn result_or_mark_missing(&self, what: StudySimulation) -> Option<f64> {
-        let mut found = self.rates_and_latencies.iter();
+    fn result_or_mark_missing(&self, what: DpuStudySimulation) -> Option<f64> {
+        let mut found = self.rates_mops_or_latencies_us.iter();
         let found = found.find(|(run, _)| *run == what);
         if found.is_none() {
             self.missing_simulations.borrow_mut().push(what);
@@ -80,15 +82,15 @@ impl StudyResults {
     }
 
     /// Removes and returns the simulations that numbers have needed since the last call, without duplicates.
-    pub(super) fn take_missing_simulations(&self) -> Vec<StudySimulation> {
+    pub(super) fn take_missing_simulations(&self) -> Vec<DpuStudySimulation> {
         let mut all = self.missing_simulations.take();
         all.extend(
             self.btree
                 .take_missing_simulations()
                 .into_iter()
-                .map(StudySimulation::Btree),
+                .map(DpuStudySimulation::Btree),
         );
-        let mut once: Vec<StudySimulation> = Vec::new();
+        let mut once: Vec<DpuStudySimulation> = Vec::new();
         for run in all {
             if !once.contains(&run) {
                 once.push(run);
@@ -99,8 +101,9 @@ impl StudyResults {
 
     /// Returns our number for the published number `id`; `None` if this study does not have that number.
     pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
-        let rate =
-            |design, place| self.result_or_mark_missing(StudySimulation::Sequencer(design, place));
+        let rate = |design, place| {
+            self.result_or_mark_missing(DpuStudySimulation::Sequencer(design, place))
+        };
         let (value, kind) = match id {
             "dpu_seq_faa_rate" => (
                 rate(Design::Atomics, CorePlace::Dpu)?,
@@ -120,10 +123,10 @@ impl StudyResults {
             }
             "dpu_send_lat_saving" => {
                 let host =
-                    self.result_or_mark_missing(StudySimulation::SendLatency(CorePlace::Host))?;
+                    self.result_or_mark_missing(DpuStudySimulation::SendLatency(CorePlace::Host))?;
                 (
                     host - self
-                        .result_or_mark_missing(StudySimulation::SendLatency(CorePlace::Dpu))?,
+                        .result_or_mark_missing(DpuStudySimulation::SendLatency(CorePlace::Dpu))?,
                     OurNumberKind::Fitted,
                 )
             }

@@ -14,9 +14,9 @@ pub(super) enum BtreeSimulation {
     /// Look-ups on all cores of the DPU without a network.
     LocalLookups { keys: u64 },
     /// Look-ups by RPC from many clients; the DPU has `share` 16ths of the keys.
-    Rpc { keys: u64, share: u32 },
+    RpcLookups { keys: u64, share: u32 },
     /// Look-ups by READs from clients whose cores never wait.
-    Read { share: u32 },
+    ReadLookups { share: u32 },
     /// The latency of a look-up by RPC if no other look-up is outstanding.
     UnloadedRpcLatency(CorePlace),
     /// The latency of a look-up by READs of nodes of this number of bytes.
@@ -42,7 +42,7 @@ fn dpu_shares_in_sixteenths() -> impl Iterator<Item = u32> {
 #[derive(Debug, Default)]
 pub(super) struct DpuBtreeResults {
     /// Results of simulations: rates in 10^6 a second, and latencies in ns.
-    rates_and_latencies: Vec<(BtreeSimulation, f64, f64)>,
+    rates_or_latencies_and_reads_per_lookup: Vec<(BtreeSimulation, f64, f64)>,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<BtreeSimulation>>,
 }
@@ -54,7 +54,7 @@ impl DpuBtreeResults {
             .map(|keys| BtreeSimulation::LocalLookups { keys })
             .to_vec();
         runs.extend(
-            dpu_shares_in_sixteenths().map(|share| BtreeSimulation::Rpc {
+            dpu_shares_in_sixteenths().map(|share| BtreeSimulation::RpcLookups {
                 keys: SMALL_TREE_KEYS,
                 share,
             }),
@@ -63,7 +63,7 @@ impl DpuBtreeResults {
             true => dpu_shares_in_sixteenths().collect(),
             false => vec![SHARE_DENOMINATOR],
         };
-        runs.extend(large.into_iter().map(|share| BtreeSimulation::Rpc {
+        runs.extend(large.into_iter().map(|share| BtreeSimulation::RpcLookups {
             keys: LARGE_TREE_KEYS,
             share,
         }));
@@ -72,7 +72,11 @@ impl DpuBtreeResults {
         } else {
             &[0]
         };
-        runs.extend(reads.iter().map(|&share| BtreeSimulation::Read { share }));
+        runs.extend(
+            reads
+                .iter()
+                .map(|&share| BtreeSimulation::ReadLookups { share }),
+        );
         for place in [CorePlace::Host, CorePlace::Dpu] {
             runs.push(BtreeSimulation::UnloadedRpcLatency(place));
             runs.extend(
@@ -104,11 +108,11 @@ impl DpuBtreeResults {
                 )?,
                 0.0,
             ),
-            BtreeSimulation::Rpc { keys, share } => {
+            BtreeSimulation::RpcLookups { keys, share } => {
                 let outcome = checked(shared(BtreeParameters { keys, ..host }, share))?;
                 (outcome.rate_mops, 0.0)
             }
-            BtreeSimulation::Read { share } => {
+            BtreeSimulation::ReadLookups { share } => {
                 let outcome = checked(shared(
                     BtreeParameters::bluefield2_study_one_sided(CorePlace::Host, 2048),
                     share,
@@ -128,13 +132,14 @@ impl DpuBtreeResults {
                 (alone(&outcome), outcome.reads_per_lookup)
             }
         };
-        self.rates_and_latencies.push((what, result, reads));
+        self.rates_or_latencies_and_reads_per_lookup
+            .push((what, result, reads));
         Ok(())
     }
 
     fn result_or_mark_missing(&self, what: BtreeSimulation) -> Option<(f64, f64)> {
         let mut found = self
-            .rates_and_latencies
+            .rates_or_latencies_and_reads_per_lookup
             .iter()
             .filter(|(run, ..)| *run == what);
         let found = found.next();
@@ -152,7 +157,7 @@ impl DpuBtreeResults {
     /// Returns the result of a simulation that has run.
     fn rate_if_run(&self, what: BtreeSimulation) -> Option<f64> {
         let mut found = self
-            .rates_and_latencies
+            .rates_or_latencies_and_reads_per_lookup
             .iter()
             .filter(|(run, ..)| *run == what);
         found.next().map(|(_, result, _)| *result)
@@ -161,7 +166,7 @@ impl DpuBtreeResults {
     /// Returns the rates by RPC over the share of keys on the DPU.
     pub(super) fn rpc_rates_by_dpu_share(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.rate_if_run(BtreeSimulation::Rpc { keys, share })?;
+            let rate = self.rate_if_run(BtreeSimulation::RpcLookups { keys, share })?;
             Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
         (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
@@ -170,7 +175,7 @@ impl DpuBtreeResults {
     /// Returns the rates by READs over the share of keys on the DPU.
     pub(super) fn read_rates_by_dpu_share(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let rate = self.rate_if_run(BtreeSimulation::Read { share })?;
+            let rate = self.rate_if_run(BtreeSimulation::ReadLookups { share })?;
             Some((f64::from(share) / f64::from(SHARE_DENOMINATOR), rate))
         };
         (0..=SHARE_DENOMINATOR).filter_map(rate).collect()
@@ -180,7 +185,7 @@ impl DpuBtreeResults {
     /// number.
     pub(super) fn our_number_for(&self, id: &str) -> Option<OurNumber> {
         let result = |what| self.result_or_mark_missing(what).map(|(result, _)| result);
-        let rpc = |keys, share| result(BtreeSimulation::Rpc { keys, share });
+        let rpc = |keys, share| result(BtreeSimulation::RpcLookups { keys, share });
         let reads = |bytes| {
             Some(
                 self.result_or_mark_missing(BtreeSimulation::UnloadedReadLatency(
@@ -237,7 +242,7 @@ impl DpuBtreeResults {
             // The publication gives a range, whose ends are these two numbers.
             "dpu_bt_rpc_lat_lo" => predicted(more()?).with_relation(PublishedRelation::AtLeast),
             "dpu_bt_rpc_lat_hi" => predicted(more()?).with_relation(PublishedRelation::AtMost),
-            "dpu_os_best" => fitted(result(BtreeSimulation::Read { share: 0 })?),
+            "dpu_os_best" => fitted(result(BtreeSimulation::ReadLookups { share: 0 })?),
             "dpu_os_depth_512" => fitted(reads(512)?),
             "dpu_os_depth_2048" => fitted(reads(2048)?),
             "dpu_os_lat_lo" => predicted(less(2048)?),
@@ -258,7 +263,7 @@ mod tests {
         for draw in [false, true] {
             let runs = DpuBtreeResults::needed_simulations(draw).into_iter();
             let done = DpuBtreeResults {
-                rates_and_latencies: runs.map(|run| (run, 1.0, 1.0)).collect(),
+                rates_or_latencies_and_reads_per_lookup: runs.map(|run| (run, 1.0, 1.0)).collect(),
                 ..DpuBtreeResults::default()
             };
             let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");

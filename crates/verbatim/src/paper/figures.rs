@@ -53,8 +53,8 @@ pub(super) fn write_svg_and_csv_files(
         wqe_cache(cib, simulated)?,
         read_rates_by_window(simulated),
         atomics(),
-        btree_split(simulated),
-        btree_split_reads(simulated),
+        host_dpu_split_by_rpc(simulated),
+        host_dpu_split_by_reads(simulated),
     ];
     for figure in &figures {
         let path = folder.join(figure.file);
@@ -82,7 +82,7 @@ fn powers_of_two(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u
 
 /// Returns a curve of the model, which is defined at every x.
 fn model_curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series {
-    Series::function(name, points.filter_map(|(x, y)| Some((x, y?))))
+    Series::without_markers(name, points.filter_map(|(x, y)| Some((x, y?))))
 }
 
 fn pcie_bytes(cib: &Profile) -> Figure {
@@ -120,7 +120,7 @@ fn sequencer_cores(simulated: &SimulationResults) -> Figure {
         Design::SpecS0 => published_points(&[(10.0, "seq_t3_spec_s0")]),
     };
     // The rate of atomics does not depend on the server's cores, which take no part in them.
-    let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
+    let level = Series::without_markers("atomics", [(1.0, atomics), (14.0, atomics)]);
     let mut series = vec![level.with_published_points(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
         let rates = Series::new(
@@ -150,7 +150,7 @@ fn spec_s0_latency_figure(simulated: &SimulationResults) -> Figure {
         file: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
         curve_source: SIMULATION_SOURCE,
-        x: Axis::linear("median latency, µs").of_outcomes(),
+        x: Axis::linear("median latency, µs").with_ticks_at_round_numbers(),
         y: Axis::linear("10⁶ requests/s"),
         series: vec![
             Series::new("up to 16 answers to a doorbell", batched),
@@ -165,7 +165,7 @@ fn spec_s0_latency_figure(simulated: &SimulationResults) -> Figure {
 }
 
 /// Draws Figure 4 of the study of BlueField-2: each curve relative to the host alone.
-fn btree_split(simulated: &SimulationResults) -> Figure {
+fn host_dpu_split_by_rpc(simulated: &SimulationResults) -> Figure {
     let relative = |name: &str, keys| {
         let rates = simulated.dpu.btree.rpc_rates_by_dpu_share(keys);
         let host = rates.first().map_or(1.0, |&(_, rate)| rate);
@@ -191,7 +191,7 @@ fn btree_split(simulated: &SimulationResults) -> Figure {
 }
 
 /// Draws Figure 9 of the study: the published rate is flat.
-fn btree_split_reads(simulated: &SimulationResults) -> Figure {
+fn host_dpu_split_by_reads(simulated: &SimulationResults) -> Figure {
     // The axis shows whole numbers only, so rates are in thousands.
     let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
     let rates = simulated.dpu.btree.read_rates_by_dpu_share();
@@ -372,11 +372,11 @@ fn drtm(simulated: &SimulationResults) -> Figure {
             .with_published_points(kept),
             relative(
                 "Connect-IB, a whole store",
-                simulated.atomics_store_rates("cib"),
+                simulated.atomics_store_rates_by_put_percent("cib"),
             ),
             relative(
                 "ConnectX-3, a whole store",
-                simulated.atomics_store_rates("cx3"),
+                simulated.atomics_store_rates_by_put_percent("cx3"),
             ),
         ],
         published_levels: Vec::new(),
@@ -434,7 +434,7 @@ fn ud_send(cib: &Profile) -> Figure {
 }
 
 /// Returns the rate of READs at which their responses fill the responder's link.
-fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
+fn read_rate_mops_at_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
     let mix = Mix::new(vec![MixOperation::new(read, Role::Responder)]);
     let bounds = Bounds::of(profile, &mix).ok()?.bounds;
@@ -458,11 +458,13 @@ fn inbound_rates_by_payload(nic: &str, verb: Verb, transport: Transport) -> Vec<
             predicted_rate_mops(builtin(nic)?, &Mix::new(vec![load]))?,
         ))
     };
-    payloads().filter_map(at).collect()
+    four_payload_sizes_per_power_of_two()
+        .filter_map(at)
+        .collect()
 }
 
 /// Returns four payload sizes for each power of two, so that bends of the curves are visible.
-fn payloads() -> impl Iterator<Item = u32> {
+fn four_payload_sizes_per_power_of_two() -> impl Iterator<Item = u32> {
     (8..=40u32).map(|quarters| {
         let (power, quarter) = (quarters / 4, quarters % 4);
         (1 << power) + (1 << power) * quarter / 4
@@ -472,8 +474,13 @@ fn payloads() -> impl Iterator<Item = u32> {
 fn inbound_reads() -> Figure {
     // The limit for small READs is far above the curves and would dominate the figure.
     let limit = |nic: &str| -> Vec<(f64, f64)> {
-        let at = |payload| Some((f64::from(payload), read_link_limit(builtin(nic)?, payload)?));
-        let large = payloads().filter(|payload| *payload >= 32);
+        let at = |payload| {
+            Some((
+                f64::from(payload),
+                read_rate_mops_at_link_limit(builtin(nic)?, payload)?,
+            ))
+        };
+        let large = four_payload_sizes_per_power_of_two().filter(|payload| *payload >= 32);
         large.filter_map(at).collect()
     };
     let published = |nic| match nic {
@@ -482,10 +489,11 @@ fn inbound_reads() -> Figure {
     };
     let reads = INBOUND_RATE_NICS.map(|(nic, name)| {
         let points = inbound_rates_by_payload(nic, Verb::RdmaRead, Transport::Rc);
-        Series::function(name, points).with_published_points(published(nic))
+        Series::without_markers(name, points).with_published_points(published(nic))
     });
-    let limits = INBOUND_RATE_NICS
-        .map(|(nic, name)| Series::function(format!("InfiniBand limit, {name}"), limit(nic)));
+    let limits = INBOUND_RATE_NICS.map(|(nic, name)| {
+        Series::without_markers(format!("InfiniBand limit, {name}"), limit(nic))
+    });
     Figure {
         file: "figure-12.svg",
         title: "Figure 12: inbound READs",
@@ -504,7 +512,7 @@ fn inbound_writes() -> Figure {
             "cib" => published_points(&[(4.0, "in_write_small")]),
             _ => Vec::new(),
         };
-        Series::function(name, points).with_published_points(published)
+        Series::without_markers(name, points).with_published_points(published)
     });
     Figure {
         file: "figure-12-writes.svg",

@@ -42,7 +42,7 @@ fn log_misfits(nics: &PublicationNicProfiles, rows: &[PublishedNumberRow]) -> Re
 ///
 /// # Errors
 /// Returns an error if a simulation cannot run.
-pub(super) fn least_squares(
+pub(super) fn fit_profiles_by_least_squares(
     nics: &PublicationNicProfiles,
     parameters: &[ProfileParameter],
     rows: &[PublishedNumberRow],
@@ -120,7 +120,7 @@ fn levenberg_marquardt_step(
 
 /// Returns true if rows with the elasticities `known` determine a row with the elasticities `wanted`. This holds if
 /// `wanted`, except for a fifth of its length, is a linear combination of `known`.
-pub(super) fn elasticities_determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
+pub(super) fn known_elasticities_span_wanted(known: &[Vec<f64>], wanted: &[f64]) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let length = |v: &[f64]| dot(v, v).sqrt();
     // Gram-Schmidt: orthogonal directions that the known rows span.
@@ -154,7 +154,7 @@ mod tests {
         let published = nicmodel::published::get(id).expect("published");
         PublishedNumberRow {
             published,
-            nic: "cib",
+            profile_name: "cib",
             kind: OurNumberKind::Fitted,
             relation: PublishedRelation::Equal,
             our_value: 0.0,
@@ -169,7 +169,8 @@ mod tests {
         let refitted = |key: &str, wrong: f64, rows: &[PublishedNumberRow]| {
             let begin = nics.with_number("cib", key, wrong).expect("known");
             // Both rates fall by 1 % if the time grows by 1 %.
-            let fitted = least_squares(&begin, &[of(key)], rows, &[vec![-1.0]]).expect("runs");
+            let fitted = fit_profiles_by_least_squares(&begin, &[of(key)], rows, &[vec![-1.0]])
+                .expect("runs");
             of(key).value(&fitted) / of(key).value(&nics)
         };
         let model = refitted("processing.atomic_ns", 30.0, &[row("atomics_cib_zbig")]);
@@ -193,20 +194,23 @@ mod tests {
     #[test]
     fn rows_determine_what_lies_in_the_directions_that_they_span() {
         let (a, b) = (vec![1.0, 0.0, 0.0], vec![0.0, 1.0, 0.0]);
-        assert!(elasticities_determine(
+        assert!(known_elasticities_span_wanted(
             &[a.clone(), b.clone()],
             &[0.3, -0.7, 0.0]
         ));
-        assert!(elasticities_determine(
+        assert!(known_elasticities_span_wanted(
             &[a.clone(), b.clone()],
             &[0.3, -0.7, 0.1]
         ));
-        assert!(!elasticities_determine(
+        assert!(!known_elasticities_span_wanted(
             std::slice::from_ref(&a),
             &[0.3, -0.7, 0.0]
         ));
-        assert!(!elasticities_determine(&[], &a));
+        assert!(!known_elasticities_span_wanted(&[], &a));
         // Two rows that are almost equal span one direction.
-        assert!(!elasticities_determine(&[a, vec![1.0, 0.1, 0.0]], &b));
+        assert!(!known_elasticities_span_wanted(
+            &[a, vec![1.0, 0.1, 0.0]],
+            &b
+        ));
     }
 }

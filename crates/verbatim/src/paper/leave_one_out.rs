@@ -17,7 +17,7 @@ use super::number::{OurNumberKind, PublishedRelation};
 use super::parameters::{elasticities, parameters_fitted_to};
 use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
-use crate::output::{print, print_json, table};
+use crate::output::{print_json, print_line, table};
 
 /// Minimum elasticity with which a published number counts as fitted to a parameter. A smaller elasticity shows that
 /// the parameter belongs to the profile of another NIC, which took its value from this one.
@@ -49,14 +49,14 @@ pub(super) struct LeftOutPrediction {
 }
 
 /// Elasticities of all rows with respect to all fitted parameters.
-struct Sensitivities {
+struct ElasticitiesOfRows {
     rows: Vec<PublishedNumberRow>,
     parameters: Vec<ProfileParameter>,
     /// Elasticities of each parameter, by row.
     elasticities_by_parameter: Vec<Vec<Option<f64>>>,
 }
 
-impl Sensitivities {
+impl ElasticitiesOfRows {
     /// Returns the elasticities; `None` after SIGINT.
     fn compute_unless_interrupted(
         nics: &PublicationNicProfiles,
@@ -106,7 +106,7 @@ struct FittedTogether {
 /// Returns all parameters and rows that were fitted together with the row `row`. Parameters that share a row belong
 /// to one component.
 fn linked_parameters_and_rows(
-    all: &Sensitivities,
+    all: &ElasticitiesOfRows,
     nics: &PublicationNicProfiles,
     row: usize,
 ) -> FittedTogether {
@@ -152,8 +152,8 @@ fn linked_parameters_and_rows(
 /// Returns the rows for a fit without row `left`; `None` if they do not determine row `left`. The rows are the other
 /// rows to which the parameters of row `left` were fitted. If these rows do not
 /// suffice, published rates to which no number was fitted are added.
-fn rows_for_refit(
-    all: &Sensitivities,
+fn row_indices_for_refit_if_determined(
+    all: &ElasticitiesOfRows,
     together: &FittedTogether,
     left: usize,
 ) -> Option<Vec<usize>> {
@@ -174,7 +174,7 @@ fn rows_for_refit(
             .iter()
             .map(|at| all.row_elasticities(*at, &together.parameters))
             .collect();
-        fit::elasticities_determine(&known, &wanted)
+        fit::known_elasticities_span_wanted(&known, &wanted)
     };
     if determined(&rest) {
         return Some(rest);
@@ -199,13 +199,13 @@ fn rows_for_refit(
 
 /// Fits the parameters again without a row and predicts it.
 fn predict_left_out_row(
-    all: &Sensitivities,
+    all: &ElasticitiesOfRows,
     nics: &PublicationNicProfiles,
     left: usize,
 ) -> Result<LeftOutPrediction> {
     let row = all.rows[left];
     let together = linked_parameters_and_rows(all, nics, left);
-    let rest = rows_for_refit(all, &together, left);
+    let rest = row_indices_for_refit_if_determined(all, &together, left);
     let predicted = match &rest {
         Some(rest) => {
             let parameters = &together.parameters;
@@ -214,7 +214,7 @@ fn predict_left_out_row(
                 .map(|at| all.row_elasticities(*at, parameters))
                 .collect();
             let rest: Vec<PublishedNumberRow> = rest.iter().map(|at| all.rows[*at]).collect();
-            let fitted = fit::least_squares(nics, parameters, &rest, &slopes)?;
+            let fitted = fit::fit_profiles_by_least_squares(nics, parameters, &rest, &slopes)?;
             Some(rows::compute_our_value(
                 &mut SimulationResults::with_profiles(fitted),
                 row.id(),
@@ -225,7 +225,7 @@ fn predict_left_out_row(
     let ids = |rest: Vec<usize>| rest.into_iter().map(|at| all.rows[at].id()).collect();
     Ok(LeftOutPrediction {
         id: row.id(),
-        nic: row.nic,
+        nic: row.profile_name,
         published: row.published.value,
         fitted_error: row.our_value / row.published.value - 1.0,
         parameters: together.parameters.iter().map(|p| p.key.clone()).collect(),
@@ -238,7 +238,7 @@ fn predict_left_out_row(
 
 /// Returns the bottleneck of a published rate by the model.
 fn bottleneck(nics: &PublicationNicProfiles, row: &PublishedNumberRow) -> Option<Resource> {
-    let profile = nics.profile_by_name(row.nic);
+    let profile = nics.profile_by_name(row.profile_name);
     let mixes = mixes::executable_mixes(profile);
     let id = canonical_id(row.id());
     let named = mixes
@@ -257,7 +257,8 @@ fn bottleneck(nics: &PublicationNicProfiles, row: &PublishedNumberRow) -> Option
 /// Returns an error if a simulation cannot run, or a file cannot be written.
 pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     let nics = PublicationNicProfiles::default();
-    let Some(all) = Sensitivities::compute_unless_interrupted(&nics, rows::compute_all()?)? else {
+    let Some(all) = ElasticitiesOfRows::compute_unless_interrupted(&nics, rows::compute_all()?)?
+    else {
         return Ok(());
     };
     let is_left = |at: &usize| {
@@ -277,7 +278,7 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
     if json {
         return outcomes.iter().try_for_each(print_json);
     }
-    print(format_args!("Profiles {}.\n", nics.fingerprint()))?;
+    print_line(format_args!("Profiles {}.\n", nics.fingerprint()))?;
     let header = [
         "left out",
         "NIC",
@@ -306,8 +307,8 @@ pub(super) fn print_predictions(json: bool, csv: Option<&Path>) -> Result<()> {
             row.parameters.join(", "),
         ]);
     }
-    print(shown)?;
-    print(summary(&outcomes))
+    print_line(shown)?;
+    print_line(summary(&outcomes))
 }
 
 fn summary(outcomes: &[LeftOutPrediction]) -> String {
@@ -327,7 +328,7 @@ fn summary(outcomes: &[LeftOutPrediction]) -> String {
 /// was fitted to.
 fn errors_by_bottleneck_csv(
     nics: &PublicationNicProfiles,
-    all: &Sensitivities,
+    all: &ElasticitiesOfRows,
     outcomes: &[LeftOutPrediction],
 ) -> String {
     let mut lines = BTreeMap::new();
@@ -378,7 +379,7 @@ mod tests {
     fn a_number_is_predicted_where_others_determine_it() {
         let nics = PublicationNicProfiles::default();
         let rows = rows::compute_for_nic("cx").expect("runs");
-        let all = Sensitivities::compute_unless_interrupted(&nics, rows).expect("runs");
+        let all = ElasticitiesOfRows::compute_unless_interrupted(&nics, rows).expect("runs");
         let all = all.expect("not interrupted");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
         let left = predict_left_out_row(&all, &nics, row("t5_cx_send0")).expect("fits");

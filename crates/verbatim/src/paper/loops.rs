@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::digits::{format_all_significant, format_published};
 use super::number::{ComparedNumber, OurNumberKind};
-use crate::output::{print, table};
+use crate::output::{print_line, table};
 
 /// Median and largest absolute value of relative errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +48,7 @@ impl fmt::Display for RelativeErrorStatistics {
 }
 
 /// Returns the number of the server's cores at the end of an id; 0 if the id does not contain it.
-fn server_cores_of_id(id: &str) -> usize {
+fn server_cores_of_id_or_zero(id: &str) -> usize {
     match id {
         "seq_t3_baseline" | "herd_base_peak" => 14,
         "herd_batch_peak" | "herd_resp_per_doorbell_a" => 12,
@@ -69,7 +69,7 @@ pub(super) fn print_numbers_with_both_loops(numbers: &[ComparedNumber]) -> Resul
     if compared.is_empty() {
         return Ok(());
     }
-    print(
+    print_line(
         "\nWith the loops of the authors' benchmark (rdma_bench) and with ours; the profile's costs were fitted with ours:",
     )?;
     let header = [
@@ -88,32 +88,33 @@ pub(super) fn print_numbers_with_both_loops(numbers: &[ComparedNumber]) -> Resul
         let (original, error) = number.original_loops_result().unwrap_or_default();
         shown.add_row([
             number.id().to_owned(),
-            server_cores_of_id(number.id()).to_string(),
+            server_cores_of_id_or_zero(number.id()).to_string(),
             format_published(number.published()),
             format_all_significant(original),
             percent(error),
             number
                 .ours()
                 .map_or_else(String::new, format_all_significant),
-            number.error().map_or_else(String::new, percent),
+            number.relative_error().map_or_else(String::new, percent),
             number.kind().map_or("", OurNumberKind::name).to_owned(),
         ]);
     }
-    print(shown)?;
+    print_line(shown)?;
     for (name, from, to) in [
         ("1 core", 1, 1),
         ("3 and 5 cores", 3, 5),
         ("6 cores and more", 6, 64),
     ] {
         let among = || {
-            let of_cores = |n: &&&ComparedNumber| (from..=to).contains(&server_cores_of_id(n.id()));
+            let of_cores =
+                |n: &&&ComparedNumber| (from..=to).contains(&server_cores_of_id_or_zero(n.id()));
             compared.iter().filter(of_cores)
         };
         let theirs =
             RelativeErrorStatistics::of(among().filter_map(|n| Some(n.original_loops_result()?.1)));
-        let ours = RelativeErrorStatistics::of(among().filter_map(|n| n.error()));
+        let ours = RelativeErrorStatistics::of(among().filter_map(|n| n.relative_error()));
         if let Some((theirs, ours)) = theirs.zip(ours) {
-            print(format_args!(
+            print_line(format_args!(
                 "{name}: their loops {theirs}; our loops {ours}"
             ))?;
         }
@@ -142,7 +143,7 @@ mod tests {
             ("seq_rpc_resp_per_doorbell_6c", 6),
             ("herd_base_peak", 14),
         ] {
-            assert_eq!(server_cores_of_id(id), expected, "{id}");
+            assert_eq!(server_cores_of_id_or_zero(id), expected, "{id}");
             assert!(nicmodel::published::get(id).is_some(), "{id}");
         }
     }

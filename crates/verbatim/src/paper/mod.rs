@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::CommandOutcome;
-use crate::output::{print, print_json, table};
+use crate::output::{print_json, print_line, table};
 use crate::steps::{CommandSteps, is_interrupted};
 use digits::{format_all_significant, format_published};
 use loops::RelativeErrorStatistics;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
     }
-    let simulated = simulate(args.figures.is_some())?;
+    let simulated = run_needed_simulations(args.figures.is_some())?;
     if let Some(folder) = &args.figures {
         let drawn = figures::write_svg_and_csv_files(folder, &simulated)?;
         eprintln!("drawn in {}: {}", folder.display(), drawn.join(", "));
@@ -97,13 +97,16 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Runs the simulations that the numbers need, until SIGINT.
-fn simulate(draw: bool) -> Result<SimulationResults> {
+fn run_needed_simulations(draw: bool) -> Result<SimulationResults> {
     let runs = SimulationResults::needed_simulations(draw);
     let steps = CommandSteps::new(runs.len() as u64)?;
     let mut simulated = SimulationResults::default();
     for run in runs {
         let name = format!("simulating {run}");
-        if steps.run(name, || simulated.run_and_store(run))?.is_none() {
+        if steps
+            .run_unless_interrupted(name, || simulated.run_and_store(run))?
+            .is_none()
+        {
             break;
         }
     }
@@ -166,7 +169,7 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
                 .map_or_else(String::new, format_all_significant),
             number.unit().to_owned(),
             number
-                .error()
+                .relative_error()
                 .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
             number.kind().map_or("", OurNumberKind::name).to_owned(),
             abbreviate_parameters(number.fitted_parameters()),
@@ -174,7 +177,7 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
             number.place_in_publication().to_owned(),
         ]);
     }
-    print(shown)?;
+    print_line(shown)?;
     loops::print_numbers_with_both_loops(numbers)?;
     print_reasons(
         "Off by more than their kind allows:",
@@ -183,14 +186,14 @@ fn print_numbers(numbers: &[ComparedNumber]) -> Result<()> {
     print_reasons(
         "As they are read here:",
         numbers.iter().filter(|n| {
-            !n.exceeds_error_limit() && why::reading_of_ambiguous_number(n.id()).is_some()
+            !n.exceeds_error_limit() && why::explanation_of_ambiguous_number(n.id()).is_some()
         }),
     )?;
     print_reasons(
         "Without a number of ours:",
         numbers.iter().filter(|n| n.ours().is_none()),
     )?;
-    print(format_args!("\n{}", summary(numbers)))
+    print_line(format_args!("\n{}", summary(numbers)))
 }
 
 /// Formats parameters for a narrow column: the first parameter, and the number of the others.
@@ -211,7 +214,7 @@ fn print_reasons<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumb
     let mut lines = numbers.map(|number| {
         let why = number
             .reason_of_error_or_absence()
-            .or_else(|| why::reading_of_ambiguous_number(number.id()));
+            .or_else(|| why::explanation_of_ambiguous_number(number.id()));
         let why = why.unwrap_or("the reason is not known");
         format!(
             "  {} ({} {}): {why}",
@@ -223,8 +226,8 @@ fn print_reasons<'n>(title: &str, numbers: impl Iterator<Item = &'n ComparedNumb
     let Some(first) = lines.next() else {
         return Ok(());
     };
-    print(format_args!("\n{title}\n{first}"))?;
-    lines.try_for_each(print)
+    print_line(format_args!("\n{title}\n{first}"))?;
+    lines.try_for_each(print_line)
 }
 
 fn summary(numbers: &[ComparedNumber]) -> String {
@@ -238,7 +241,8 @@ fn summary(numbers: &[ComparedNumber]) -> String {
     let absent = numbers.iter().filter(|n| n.ours().is_none()).count();
     let errors = |kind: OurNumberKind| {
         let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
-        let errors = RelativeErrorStatistics::of(of_kind.filter_map(ComparedNumber::error));
+        let errors =
+            RelativeErrorStatistics::of(of_kind.filter_map(ComparedNumber::relative_error));
         errors.map_or_else(String::new, |errors| format!("\n{}: {errors}", kind.name()))
     };
     format!(

@@ -11,7 +11,7 @@ use super::number::{OurNumber, OurNumberKind, PublishedRelation};
 /// Returns our number for the published number `id`; `None` if the model does not have that number.
 pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     mix_rate(nics, id)
-        .or_else(|| ratio(nics, id))
+        .or_else(|| gain_or_ratio_number(nics, id))
         .or_else(|| single_core_send_number(nics, id))
         .or_else(|| other_number(nics, id))
 }
@@ -64,7 +64,7 @@ pub(super) fn modelled_mix_mops(
 }
 
 /// Computes published numbers that are gains, drops or ratios of rates.
-fn ratio(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
+fn gain_or_ratio_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let cib = |mix| modelled_mix_mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
     let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
@@ -141,7 +141,10 @@ fn single_core_send_number(nics: &PublicationNicProfiles, id: &str) -> Option<Ou
 
 fn other_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     if let Some(nic) = id.strip_prefix("in_read_transition_") {
-        return to_our_number(link_bound_read_bytes(nics, nic)?, OurNumberKind::Predicted);
+        return to_our_number(
+            min_link_bound_read_bytes(nics, nic)?,
+            OurNumberKind::Predicted,
+        );
     }
     let cib = nics.profile_by_name("cib");
     match id {
@@ -165,7 +168,7 @@ fn other_number(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
 }
 
 /// Returns the smallest power of two of bytes at which the link limits READs.
-fn link_bound_read_bytes(nics: &PublicationNicProfiles, nic: &str) -> Option<f64> {
+fn min_link_bound_read_bytes(nics: &PublicationNicProfiles, nic: &str) -> Option<f64> {
     let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);

@@ -18,7 +18,7 @@ pub(crate) enum OurNumberKind {
 
 impl OurNumberKind {
     /// Returns the largest relative error that is still within the limit of this kind.
-    fn max_relative_error(self) -> f64 {
+    fn relative_error_limit(self) -> f64 {
         match self {
             OurNumberKind::Arithmetic => 0.0,
             OurNumberKind::Fitted => 0.03,
@@ -126,7 +126,7 @@ impl ComparedNumber {
         let relation = ours.map_or(PublishedRelation::Equal, |ours| ours.relation);
         let error = ours.map(|ours| relative_error(published.value, ours));
         let off = ours.zip(error).is_some_and(|(ours, error)| {
-            error.abs() > ours.kind.max_relative_error()
+            error.abs() > ours.kind.relative_error_limit()
                 && !rounds_to_printed(ours.value, published.value)
         });
         ComparedNumber {
@@ -199,7 +199,7 @@ impl ComparedNumber {
         self.ours
     }
 
-    pub(crate) fn error(&self) -> Option<f64> {
+    pub(crate) fn relative_error(&self) -> Option<f64> {
         self.error
     }
 
@@ -294,7 +294,10 @@ mod tests {
             )
         };
         assert_eq!(
-            (at_most(3.3).error(), at_most(3.3).exceeds_error_limit()),
+            (
+                at_most(3.3).relative_error(),
+                at_most(3.3).exceeds_error_limit()
+            ),
             (Some(0.0), false)
         );
         assert!(at_most(5.6).exceeds_error_limit());
@@ -305,6 +308,9 @@ mod tests {
             )
         };
         assert!(!at_least(23.2).exceeds_error_limit() && at_least(9.0).exceeds_error_limit());
-        assert_eq!(line(0.0, OurNumber::arithmetic(0.0)).error(), Some(0.0));
+        assert_eq!(
+            line(0.0, OurNumber::arithmetic(0.0)).relative_error(),
+            Some(0.0)
+        );
     }
 }

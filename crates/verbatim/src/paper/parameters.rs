@@ -11,7 +11,7 @@ use super::nics::PublicationNicProfiles;
 use super::number::OurNumberKind;
 use super::rows::{self, ProfileParameter, PublishedNumberRow};
 use super::simulated::SimulationResults;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 use crate::steps::is_interrupted;
 
 /// Factor by which each number of a profile is raised.
@@ -75,15 +75,15 @@ pub(super) fn print_dependences(json: bool) -> Result<()> {
     if json {
         return dependent.iter().try_for_each(print_json);
     }
-    print(format_args!(
+    print_line(format_args!(
         "Profiles {}.",
         PublicationNicProfiles::default().fingerprint()
     ))?;
-    print(
+    print_line(
         "Percent by which each number changes when a number of the profile grows by 1 %; * fitted to this number, f fitted to \
          others, a assumed\n",
     )?;
-    dependent.iter().map(line).try_for_each(print)
+    dependent.iter().map(line).try_for_each(print_line)
 }
 
 fn line(row: &DependentNumber) -> String {
@@ -166,7 +166,7 @@ pub(super) fn elasticities(
     };
     let mut simulated = SimulationResults::with_profiles(changed);
     let mut elasticity = |row: &PublishedNumberRow| {
-        if row.nic != parameter.nic {
+        if row.profile_name != parameter.nic {
             return Ok(None);
         }
         let then = rows::compute_our_value(&mut simulated, row.id())?;

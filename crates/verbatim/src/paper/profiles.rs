@@ -16,7 +16,7 @@ pub(super) fn our_number_for(nics: &PublicationNicProfiles, id: &str) -> Option<
         .or_else(|| cluster_property(nics, id));
     value
         .map(OurNumber::arithmetic)
-        .or_else(|| number_with_bound_only(nics, id))
+        .or_else(|| number_published_as_bound(nics, id))
 }
 
 fn ud_send(payload: u32) -> Operation {
@@ -35,7 +35,7 @@ fn wqe_slot_bytes(nics: &PublicationNicProfiles, operation: &Operation) -> f64 {
     ))
 }
 
-fn postlist(
+fn footprint_of_postlist(
     nics: &PublicationNicProfiles,
     name: &str,
     operation: &Operation,
@@ -64,7 +64,7 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
-        let one = postlist(nics, "cib", &operation, PostMethod::WqeByMmio, 1);
+        let one = footprint_of_postlist(nics, "cib", &operation, PostMethod::WqeByMmio, 1);
         one.network.to_responder.bytes
     };
     Some(match id {
@@ -120,9 +120,10 @@ fn wqe_or_header_bytes(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
 
 /// Returns our number for a published number of PCIe transactions or bytes, or of locks of atomics.
 fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
-    let ten = |method| postlist(nics, "cib", &write_with_wqe_bytes(nics, 65), method, 10);
+    let ten =
+        |method| footprint_of_postlist(nics, "cib", &write_with_wqe_bytes(nics, 65), method, 10);
     let written = |bytes| {
-        let one = postlist(
+        let one = footprint_of_postlist(
             nics,
             "cib",
             &write_with_wqe_bytes(nics, bytes),
@@ -132,7 +133,7 @@ fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<
         one.requester.mmio_writes()
     };
     let responder = |operation: &Operation| {
-        postlist(nics, "cx3", operation, PostMethod::WqeByMmio, 1).responder
+        footprint_of_postlist(nics, "cx3", operation, PostMethod::WqeByMmio, 1).responder
     };
     let send = Operation::new(Verb::Send, Transport::Ud, 32);
     Some(match id {
@@ -162,7 +163,7 @@ fn computed_traffic_or_locks(nics: &PublicationNicProfiles, id: &str) -> Option<
         // The publication counts the NIC's reads for a small inlined WRITE by MMIO as WQE-cache misses.
         "out_write_wqe_miss" => {
             let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).inlined();
-            let one = postlist(nics, "cib", &write, PostMethod::WqeByMmio, 1);
+            let one = footprint_of_postlist(nics, "cib", &write, PostMethod::WqeByMmio, 1);
             one.requester.dma_reads_without_recv_wqes()
         }
         "atomics_cib_lsb" => f64::from(
@@ -254,7 +255,7 @@ fn cluster_property(nics: &PublicationNicProfiles, id: &str) -> Option<f64> {
 }
 
 /// Computes quantities for which the paper gives only a bound.
-fn number_with_bound_only(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
+fn number_published_as_bound(nics: &PublicationNicProfiles, id: &str) -> Option<OurNumber> {
     let cib = nics.profile_by_name("cib");
     let printed = |id| published::get(id).map(|published| published.value);
     let at_most =

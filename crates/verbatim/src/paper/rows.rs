@@ -19,7 +19,7 @@ use crate::steps::CommandSteps;
 pub(super) struct PublishedNumberRow {
     pub(super) published: &'static PublishedNumber,
     /// Name of the profile.
-    pub(super) nic: &'static str,
+    pub(super) profile_name: &'static str,
     pub(super) kind: OurNumberKind,
     pub(super) relation: PublishedRelation,
     /// Our number.
@@ -99,7 +99,7 @@ fn row(
     let ours = simulated_or_modelled(simulated, id)?;
     Ok(ours.map(|ours| PublishedNumberRow {
         published,
-        nic,
+        profile_name: nic,
         kind: ours.kind,
         relation: ours.relation,
         our_value: ours.value,
@@ -199,7 +199,7 @@ pub(super) fn run_jobs_in_parallel<J: Sync, T: Send>(
                     let at = next.fetch_add(1, Ordering::Relaxed);
                     jobs.get(at).map(|job| (at, job))
                 } {
-                    let result = steps.run(name(job), || work(job));
+                    let result = steps.run_unless_interrupted(name(job), || work(job));
                     let mut results = results.lock().unwrap_or_else(|e| e.into_inner());
                     results[at] = Some(result);
                 }

@@ -11,7 +11,7 @@ use nicmodel::profile::builtin;
 use nicmodel::{Verb, mixes};
 use sequencer::Design;
 
-use super::dpu::{self, StudyResults};
+use super::dpu::{self, DpuStudyResults};
 use super::model;
 use super::nics::PublicationNicProfiles;
 use super::number::{OurNumber, OurNumberKind};
@@ -34,7 +34,7 @@ pub(super) enum PaperSimulation {
     /// READs on a NIC with this window.
     ReadWindow(&'static str, usize),
     /// The study of BlueField-2.
-    DpuStudy(dpu::StudySimulation),
+    DpuStudy(dpu::DpuStudySimulation),
 }
 
 impl fmt::Display for PaperSimulation {
@@ -67,17 +67,17 @@ pub(super) struct SimulationResults {
     /// Round-trip time of one client with one request outstanding, in µs.
     unloaded_round_trip_us: Option<f64>,
     /// Results of HERD: cores, `true` with batches, outcome.
-    herd_runs: Vec<(usize, bool, kv::KvResult)>,
+    herd_runs_by_cores_and_batching: Vec<(usize, bool, kv::KvResult)>,
     /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
     original_loops_sequencer_runs: Vec<(SequencerParameters, SequencerResult)>,
-    original_loops_herd_runs: Vec<(usize, bool, kv::KvResult)>,
+    original_loops_herd_runs_by_cores_and_batching: Vec<(usize, bool, kv::KvResult)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
-    drtm_runs: Vec<(&'static str, u32, f64)>,
-    atomics_store_runs: Vec<(&'static str, u32, f64)>,
+    drtm_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
+    atomics_store_rates_by_nic_and_put_percent: Vec<(&'static str, u32, f64)>,
     /// Results of READs: NIC, window, outcome.
-    read_window_runs: Vec<(&'static str, usize, windows::WindowResult)>,
+    read_results_by_nic_and_window: Vec<(&'static str, usize, windows::WindowResult)>,
     /// The study of BlueField-2.
-    pub(super) dpu: StudyResults,
+    pub(super) dpu: DpuStudyResults,
     /// Simulations that a number needs and that have not run yet.
     missing_simulations: RefCell<Vec<PaperSimulation>>,
 }
@@ -104,7 +104,7 @@ impl SimulationResults {
             .collect();
         let original = Self::original_loops_sequencer_setups();
         all.extend(
-            Self::herd_points(draw)
+            Self::herd_cores_and_batching(draw)
                 .into_iter()
                 .map(|(cores, batched)| PaperSimulation::Herd(cores, batched)),
         );
@@ -114,11 +114,11 @@ impl SimulationResults {
                 .map(PaperSimulation::SequencerWithOriginalLoops),
         );
         all.extend(
-            Self::herd_points(false)
+            Self::herd_cores_and_batching(false)
                 .into_iter()
                 .map(|(cores, batched)| PaperSimulation::HerdWithOriginalLoops(cores, batched)),
         );
-        let drtm = Self::drtm_points(draw);
+        let drtm = Self::drtm_nics_and_put_percents(draw);
         if draw {
             all.extend(
                 drtm.iter()
@@ -135,7 +135,7 @@ impl SimulationResults {
                 .map(|(nic, window)| PaperSimulation::ReadWindow(nic, window)),
         );
         all.extend(
-            StudyResults::needed_simulations(draw)
+            DpuStudyResults::needed_simulations(draw)
                 .into_iter()
                 .map(PaperSimulation::DpuStudy),
         );
@@ -207,31 +207,37 @@ impl SimulationResults {
                 self.original_loops_sequencer_runs.push((setup, outcome));
             }
             PaperSimulation::Herd(cores, batched) => {
-                let outcome = run_store(
+                let outcome = simulate_kv_store(
                     &self.nics,
                     "cib",
                     &kv::KvParameters::paper_setup(cores, batched),
                 )?;
-                self.herd_runs.push((cores, batched, outcome));
+                self.herd_runs_by_cores_and_batching
+                    .push((cores, batched, outcome));
             }
             PaperSimulation::HerdWithOriginalLoops(cores, batched) => {
-                let outcome = run_store(
+                let outcome = simulate_kv_store(
                     &self.nics,
                     "cib",
                     &kv::KvParameters::rdma_bench_setup(cores, batched),
                 )?;
-                self.original_loops_herd_runs
+                self.original_loops_herd_runs_by_cores_and_batching
                     .push((cores, batched, outcome));
             }
             PaperSimulation::Drtm(nic, puts) => {
                 let setup = drtm::DrtmParameters::paper_setup(f64::from(puts) / 100.0);
                 let outcome = drtm::run(self.nics.profile_by_name(nic), &setup)?;
-                self.drtm_runs.push((nic, puts, outcome.rate_mops));
+                self.drtm_rates_by_nic_and_put_percent
+                    .push((nic, puts, outcome.rate_mops));
             }
             PaperSimulation::AtomicsStore(nic, puts) => {
-                let setup = kv::KvParameters::drtm(f64::from(puts) / 100.0);
-                let outcome = run_store(&self.nics, nic, &setup)?;
-                self.atomics_store_runs.push((nic, puts, outcome.rate_mops));
+                let setup = kv::KvParameters::drtm_setup(f64::from(puts) / 100.0);
+                let outcome = simulate_kv_store(&self.nics, nic, &setup)?;
+                self.atomics_store_rates_by_nic_and_put_percent.push((
+                    nic,
+                    puts,
+                    outcome.rate_mops,
+                ));
             }
             PaperSimulation::ReadWindow(nic, window) => {
                 let setup = windows::WindowParameters {
@@ -240,7 +246,8 @@ impl SimulationResults {
                     time: Duration::from_micros(300),
                 };
                 let outcome = windows::run(self.nics.profile_by_name(nic), &setup)?;
-                self.read_window_runs.push((nic, window, outcome));
+                self.read_results_by_nic_and_window
+                    .push((nic, window, outcome));
             }
             PaperSimulation::DpuStudy(what) => self
                 .dpu
@@ -302,7 +309,7 @@ impl SimulationResults {
         };
         let rate = |(design, cores)| Some(run(design, cores)?.rate_mops);
         let herd = |cores, batched| {
-            let mut runs = self.original_loops_herd_runs.iter();
+            let mut runs = self.original_loops_herd_runs_by_cores_and_batching.iter();
             let found = runs.find(|(n, with, _)| (*n, *with) == (cores, batched));
             found.map(|(_, _, outcome)| outcome)
         };
@@ -321,7 +328,7 @@ impl SimulationResults {
     }
 
     /// Returns the simulations for the numbers of HERD, and with `draw` for Figure 9: cores, and `true` with batches.
-    fn herd_points(draw: bool) -> Vec<(usize, bool)> {
+    fn herd_cores_and_batching(draw: bool) -> Vec<(usize, bool)> {
         if !draw {
             return vec![
                 (1, false),
@@ -338,7 +345,7 @@ impl SimulationResults {
     /// Returns the rates of HERD over cores.
     pub(super) fn herd_rates_by_cores(&self, batched: bool) -> Vec<(f64, f64)> {
         let of_both = self
-            .herd_runs
+            .herd_runs_by_cores_and_batching
             .iter()
             .filter(|(_, with, _)| *with == batched);
         #[allow(clippy::cast_precision_loss)] // few cores
@@ -348,7 +355,7 @@ impl SimulationResults {
     }
 
     fn herd_result(&self, cores: usize, batched: bool) -> Option<&kv::KvResult> {
-        let mut found = self.herd_runs.iter();
+        let mut found = self.herd_runs_by_cores_and_batching.iter();
         let found = found.find(|(n, with, _)| (*n, *with) == (cores, batched));
         let found = self.or_mark_missing(found, || PaperSimulation::Herd(cores, batched));
         found.map(|(_, _, outcome)| outcome)
@@ -366,7 +373,7 @@ impl SimulationResults {
         nic: &str,
     ) -> impl Iterator<Item = (usize, windows::WindowResult)> {
         let of_nic = self
-            .read_window_runs
+            .read_results_by_nic_and_window
             .iter()
             .filter(move |(name, ..)| *name == nic);
         of_nic.map(|&(_, window, outcome)| (window, outcome))
@@ -395,7 +402,7 @@ impl SimulationResults {
 
     /// Returns the simulations for the numbers of Figure 10, and with `draw` for the figure: NIC, and share of PUTs
     /// in %.
-    fn drtm_points(draw: bool) -> Vec<(&'static str, u32)> {
+    fn drtm_nics_and_put_percents(draw: bool) -> Vec<(&'static str, u32)> {
         if !draw {
             return vec![("cib", 0), ("cib", 10), ("cx3", 0), ("cx3", 100)];
         }
@@ -406,19 +413,19 @@ impl SimulationResults {
 
     /// Returns the rates of the emulation of DrTM-KV over the share of PUTs in %.
     pub(super) fn drtm_rates_by_put_percent(&self, nic: &str) -> Vec<(f64, f64)> {
-        rates_by_put_percent(&self.drtm_runs, nic)
+        rates_by_put_percent(&self.drtm_rates_by_nic_and_put_percent, nic)
     }
 
     /// Returns the rates of the atomics-based store over the share of PUTs in %.
-    pub(super) fn atomics_store_rates(&self, nic: &str) -> Vec<(f64, f64)> {
-        rates_by_put_percent(&self.atomics_store_runs, nic)
+    pub(super) fn atomics_store_rates_by_put_percent(&self, nic: &str) -> Vec<(f64, f64)> {
+        rates_by_put_percent(&self.atomics_store_rates_by_nic_and_put_percent, nic)
     }
 
     /// Returns the rate with this share of PUTs in %, as a multiple of the rate of GETs alone.
     fn drtm_ratio_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
             let found = self
-                .drtm_runs
+                .drtm_rates_by_nic_and_put_percent
                 .iter()
                 .find(|run| (run.0, run.1) == (nic, share));
             Some(
@@ -569,7 +576,7 @@ fn run_sequencer(
 }
 
 /// Runs a key-value store.
-fn run_store(
+fn simulate_kv_store(
     nics: &PublicationNicProfiles,
     nic: &str,
     setup: &kv::KvParameters,

@@ -61,7 +61,7 @@ pub(super) fn reason_of_difference(id: &str) -> Option<&'static str> {
 }
 
 /// Returns the reading of a published number whose text allows several readings.
-pub(super) fn reading_of_ambiguous_number(id: &str) -> Option<&'static str> {
+pub(super) fn explanation_of_ambiguous_number(id: &str) -> Option<&'static str> {
     Some(match id {
         "dpu_bt_local_256m" => {
             "seems to be swapped with the 2.5 of dpu_bt_rpc_256m, which is the same work and the network's besides: 2.5 was \

@@ -144,7 +144,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let door = match args.provider {
         Provider::Softnic => prepare_program_for_softnic(args, &mut command)?,
         Provider::System => {
-            prepare_program_for_system_provider(args, &mut command)?;
+            preload_tap_for_system_provider(args, &mut command)?;
             None
         }
     };
@@ -169,12 +169,12 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let mut command = match (recorded, faulty) {
         (Ok(outcome), None) => return Ok(outcome),
         (Ok(outcome), Some(faulty)) => {
-            faulty.print_summary()?;
+            faulty.print_struck_fault_counts()?;
             return Ok(outcome);
         }
         (Err(mut command), Some(faulty)) => {
             let outcome = run_to_end(&mut command, &words)?;
-            faulty.print_summary()?;
+            faulty.print_struck_fault_counts()?;
             return Ok(outcome);
         }
         (Err(command), None) => command,
@@ -264,7 +264,7 @@ fn prepare_program_for_softnic(
     if door.is_some() {
         let own = namespace::own_user_namespace_inode()
             .context("cannot tell which user namespace this is")?;
-        command.env(namespace::INODE_VARIABLE, own);
+        command.env(namespace::USER_NAMESPACE_INODE_VARIABLE, own);
     }
     Ok(door)
 }
@@ -294,7 +294,7 @@ fn prepend_preload(library: &Path, command: &mut Command) -> Result<()> {
 }
 
 /// Prepares a program whose verbs are counted or traced: preloads the tap before the machine's own libibverbs.
-fn prepare_program_for_system_provider(args: &Args, command: &mut Command) -> Result<()> {
+fn preload_tap_for_system_provider(args: &Args, command: &mut Command) -> Result<()> {
     args.link_layer.apply_by_reexec(Some(Provider::System))?;
     for (given, flag) in [
         (args.fabric.is_some(), "--fabric"),

@@ -8,7 +8,7 @@
 //! The first program therefore creates the user namespace and writes its inode number to a file, the note. Later
 //! programs look for a process in this namespace and enter it. The namespace ends with its last process, and the
 //! kernel reuses its number. The number alone therefore does not identify the namespace. A process in this user's
-//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`INODE_VARIABLE`].
+//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`USER_NAMESPACE_INODE_VARIABLE`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// Environment variable that tells a program in the user namespace the number of this namespace.
-pub(super) const INODE_VARIABLE: &str = "VERBATIM_NAMESPACE";
+pub(super) const USER_NAMESPACE_INODE_VARIABLE: &str = "VERBATIM_NAMESPACE";
 
 /// Source name of the view's mounts: a file system without a device may have any source name.
 pub(super) const MOUNT_SOURCE: &str = "verbatim";
@@ -39,7 +39,7 @@ pub(super) enum EnterResult {
 }
 
 /// The lock on the note. While a process holds the lock, no other program of this user enters the namespace. Another
-/// program recognizes this process only by the mounts of the view, or by a program with [`INODE_VARIABLE`]. The process
+/// program recognizes this process only by the mounts of the view, or by a program with [`USER_NAMESPACE_INODE_VARIABLE`]. The process
 /// holds the lock until one of these exists. The program to run does not inherit the lock.
 #[derive(Debug)]
 pub(super) struct UserNamespaceFileLock {
@@ -83,7 +83,7 @@ fn join_or_create_user_namespace(door: &mut Option<UserNamespaceFileLock>) -> Re
         if process_is_in_user_namespace(Path::new("/proc/self"), &number) {
             return Ok(EnterResult::InheritedMounts);
         }
-        if let Some(namespace) = open_by_inode_number(&number) {
+        if let Some(namespace) = open_user_namespace_by_inode(&number) {
             let user = Some(LinkNameSpaceType::User);
             move_into_link_name_space(namespace.as_fd(), user)
                 .context("this user's namespace does not let it in")?;
@@ -134,7 +134,7 @@ fn open_number_file(path: &Path) -> Result<File> {
 }
 
 /// Opens the user namespace with the given number of this user, by a process that is in it.
-fn open_by_inode_number(number: &str) -> Option<File> {
+fn open_user_namespace_by_inode(number: &str) -> Option<File> {
     fs::read_dir("/proc")
         .ok()?
         .filter_map(Result::ok)
@@ -154,7 +154,10 @@ fn process_is_in_user_namespace(process: &Path, number: &str) -> bool {
     // The links of other users' processes cannot be read.
     fs::read_link(process.join("ns/user")).is_ok_and(|to| to.as_os_str() == number)
         && (says("mountinfo", &format!(" - tmpfs {MOUNT_SOURCE} "))
-            || says("environ", &format!("{INODE_VARIABLE}={number}\0")))
+            || says(
+                "environ",
+                &format!("{USER_NAMESPACE_INODE_VARIABLE}={number}\0"),
+            ))
 }
 
 fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {

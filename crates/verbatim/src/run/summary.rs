@@ -16,7 +16,7 @@ const MAX_PRINTED_COMMAND_CHARS: usize = 60;
 struct ProcessCounts {
     queue_pairs: BTreeMap<Transport, u64>,
     sent_count_and_bytes: BTreeMap<Verb, (u64, u64)>,
-    received: u64,
+    received_messages: u64,
     failed_completions: u64,
     refused_posts: u64,
 }
@@ -38,12 +38,12 @@ impl ProcessCounts {
             *count += counted.count;
             *bytes += counted.count * u64::from(counted.operation.payload_bytes);
         }
-        self.received += qp.received.iter().map(|counted| counted.count).sum::<u64>();
+        self.received_messages += qp.received.iter().map(|counted| counted.count).sum::<u64>();
         self.failed_completions += qp.failed;
         self.refused_posts += qp.refused;
     }
 
-    fn work_requests(&self) -> u64 {
+    fn sent_work_requests(&self) -> u64 {
         self.sent_count_and_bytes
             .values()
             .map(|(count, _)| count)
@@ -74,8 +74,8 @@ impl ProcessCounts {
                 DecimalBytes(*bytes)
             ));
         }
-        if self.received > 0 {
-            words.push(format!("{} RECV", HumanCount(self.received)));
+        if self.received_messages > 0 {
+            words.push(format!("{} RECV", HumanCount(self.received_messages)));
         }
         for (count, what) in [
             (self.failed_completions, "failed"),
@@ -105,13 +105,19 @@ pub(super) fn format_report(ledger: &Ledger) -> String {
         .map(|process| (process, ProcessCounts::of(process)))
         .collect();
     let count = processes.len() as u64;
-    let requests: u64 = processes.iter().map(|(_, sums)| sums.work_requests()).sum();
+    let requests: u64 = processes
+        .iter()
+        .map(|(_, sums)| sums.sent_work_requests())
+        .sum();
     let bytes: u64 = processes.iter().map(|(_, sums)| sums.sent_bytes()).sum();
     let failed: u64 = processes
         .iter()
         .map(|(_, sums)| sums.failed_completions)
         .sum();
-    let received: u64 = processes.iter().map(|(_, sums)| sums.received).sum();
+    let received: u64 = processes
+        .iter()
+        .map(|(_, sums)| sums.received_messages)
+        .sum();
     let queue_pairs = processes
         .iter()
         .any(|(_, sums)| !sums.queue_pairs.is_empty());

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN")]
     pub(super) design: Vec<Design>,
     /// How long each round of each design runs [default: 500ms; 1ms of virtual time on a simulated NIC]
-    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10us)]
     pub(super) duration: Option<Duration>,
     /// How often each design runs, in turn with the others
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
@@ -154,7 +154,7 @@ impl SimulationArgs {
     }
 
     /// Refuses arguments that have no meaning without a simulation.
-    pub(super) fn check_absent(&self) -> Result<()> {
+    pub(super) fn refuse_simulation_only_arguments(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),
             ("--cores", !self.cores.is_empty()),

@@ -10,19 +10,19 @@ use super::lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::outcome::check_any_answered;
-use crate::output::{self, format_three_digits, format_time_ns, print, print_json};
-use crate::side_by_side::check_postlist;
+use crate::outcome::any_answered_or_print_error;
+use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
+use crate::side_by_side::refuse_postlist_above_window;
 
 /// Arguments of `verbatim sequencer client`.
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
+    #[arg(value_name = "HOST:PORT", value_parser = args::check_host_and_port)]
     server: String,
     /// How long to ask for numbers
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Ask for so many numbers instead (each thread)
     #[arg(long, value_name = "N", conflicts_with = "duration", value_parser = args::integer_in_range("a count of numbers", 1..=u64::MAX))]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "16", value_parser = args::integer_in_range("a postlist", 1..=64usize))]
     postlist: usize,
     /// How long to try to reach a server that is not there (any more)
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = args::parse_duration_from_10ms)]
     reconnect: Duration,
     /// Print one JSON object per line: report (of each thread), verdict
     #[arg(long)]
@@ -58,7 +58,7 @@ Exit status 1 when a number came twice or out of order, or the numbers ended ear
 
 /// Runs `verbatim sequencer client`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
-    check_postlist(args.postlist, args.window)?;
+    refuse_postlist_above_window(args.postlist, args.window)?;
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server,
@@ -95,7 +95,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     // numbers.
     let verdict = checker.verdict(None);
     let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
-    let some = check_any_answered(verdict.numbers, verdict.lost);
+    let some = any_answered_or_print_error(verdict.numbers, verdict.lost);
     let ended = reports
         .iter()
         .filter_map(|report| report.failures.end_reason.as_ref());
@@ -103,7 +103,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if args.json {
         print_json(&ServeOrClientLine::Verdict(verdict))?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "{} numbers, {} given twice, {} out of order: {}",
             verdict.numbers,
             verdict.duplicates,
@@ -157,7 +157,7 @@ fn print_client_report(thread: usize, report: &ClientReport) -> Result<()> {
     let [median, p99] =
         [report.latency.p50_ns, report.latency.p99_ns].map(|ns| format_time_ns(ns as f64));
     let failures = &report.failures;
-    print(format_args!(
+    print_line(format_args!(
         "thread {thread}: {}, {} M/s ({} requests in {} s), latency {median} median, {p99} p99; \
          lost {}, reconnects {}, wrong guesses {}",
         report.design,

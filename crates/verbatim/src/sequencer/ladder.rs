@@ -14,9 +14,10 @@ use super::round::{Round, run_design_once};
 use crate::CommandOutcome;
 use crate::args;
 use crate::nic::OpenNic;
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 use crate::side_by_side::{
-    assign_cores, check_postlist, outcome_of_comparison, refuse_many_clients, run_interleaved,
+    assign_cores, outcome_of_comparison, refuse_many_clients, refuse_postlist_above_window,
+    run_interleaved,
 };
 use crate::sweeps::{self, DesignResult, SweptResult};
 
@@ -65,11 +66,11 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     let caption = args.sweep.caption_with_knob(&caption(&args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
-            print(format_args!("{caption}\n"))?;
+            print_line(format_args!("{caption}\n"))?;
             sweeps::print_rows(&args.sweep, &points)?;
         }
         for unsupported in &skipped {
-            print(format_args!("- Left out: {unsupported}."))?;
+            print_line(format_args!("- Left out: {unsupported}."))?;
         }
     }
     let chart = sweeps::chart("A networked sequencer", caption, &args.sweep, &points);
@@ -138,7 +139,7 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
 
 /// Refuses combinations of arguments that cannot work.
 fn refuse_impossible_args(args: &Args) -> Result<()> {
-    args.simulation.check_absent()?;
+    args.simulation.refuse_simulation_only_arguments()?;
     args::refuse_too_short_for_real_time(args.duration)?;
     let wanted = if args.design.is_empty() {
         &Design::ALL
@@ -154,7 +155,7 @@ fn refuse_impossible_args(args: &Args) -> Result<()> {
             );
         }
     }
-    check_postlist(args.postlist, args.window())?;
+    refuse_postlist_above_window(args.postlist, args.window())?;
     refuse_many_clients(args.clients())?;
     let clients = args.clients() * args.threads;
     if clients > MAX_CLIENTS {

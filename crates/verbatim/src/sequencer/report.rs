@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::arguments::Args;
 use super::round::Round;
-use crate::output::{self, format_three_digits, format_time_ns, print};
+use crate::output::{self, format_three_digits, format_time_ns, print_line};
 use crate::side_by_side::{format_rate_mops, spread, yes_or_no};
 
 /// A row of the table: one design.
@@ -129,18 +129,18 @@ pub(super) fn print_comparison(
             yes_or_no(row.verified).to_owned(),
         ]);
     }
-    print(table)?;
-    print(
+    print_line(table)?;
+    print_line(
         "\nmedian, p99: from the doorbell of a postlist to the last of its answers\n\
          per doorbell: requests answered with one doorbell (atomics: posted with one)\n\
          doorbells, cache lines: of both sides, for one request and its answer\n",
     )?;
     for row in rows {
-        print(format_args!("{:<13} {}", row.design.name(), row.summary))?;
+        print_line(format_args!("{:<13} {}", row.design.name(), row.summary))?;
     }
-    print("")?;
+    print_line("")?;
     for line in describe_design_differences(rows) {
-        print(format_args!("- {line}"))?;
+        print_line(format_args!("- {line}"))?;
     }
     for row in rows.iter().filter(|row| row.lost > 0) {
         eprintln!(
@@ -166,7 +166,7 @@ fn show_setup(
         },
     );
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-    print(format_args!(
+    print_line(format_args!(
         "{kind} {device}: {} with {}, {} outstanding each, {} to a postlist; {}\n\
          median of {} rounds of {} ms, interleaved; {}\n",
         plural(args.clients(), "client process").replace("processs", "processes"),

@@ -9,7 +9,7 @@ use super::lines::ServeOrClientLine;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 use crate::side_by_side;
 use crate::stop::stop_request_channel;
 
@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DESIGN", default_value_t = Design::SpecS0)]
     design: Design,
     /// Where clients find it, over TCP; port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7471", value_parser = args::host_and_port)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7471", value_parser = args::check_host_and_port)]
     listen: String,
     /// Worker threads
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of workers", 1..=64usize))]
@@ -99,7 +99,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
             next: first,
         })?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "{} serves on {}, from number {first} on; clients: verbatim sequencer client {}",
             args.design,
             server.address(),
@@ -107,7 +107,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         ))?;
     }
 
-    side_by_side::wait_for_stop(
+    side_by_side::show_rate_until_stop(
         (&server, &stop),
         args.json,
         || Ok(()),
@@ -122,7 +122,7 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     if args.json {
         print_json(&ServeOrClientLine::Stats(stats))?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "{} numbers for {} clients; the next would be {}",
             stats.next - first,
             stats.clients_total,

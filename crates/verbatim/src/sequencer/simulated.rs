@@ -13,10 +13,10 @@ use serde::Serialize;
 use super::arguments::{Args, SimulationArgs};
 use crate::CommandOutcome;
 use crate::args::PublishedExperiment;
-use crate::output::{format_three_digits, format_time_ns, print, print_typed_json, table};
+use crate::output::{format_three_digits, format_time_ns, print_line, print_typed_json, table};
 use crate::picture::axis_coordinate;
 use crate::side_by_side::{
-    check_postlist, format_or_empty, format_relative_error, outcome_of_comparison,
+    format_or_empty, format_relative_error, outcome_of_comparison, refuse_postlist_above_window,
     run_simulations as simulate, yes_or_no,
 };
 use crate::sweeps::{SweepSetting, join_distinct, profiles, series};
@@ -102,14 +102,14 @@ fn planned_runs<'p>(
         }
         for &design in designs {
             for (value, args) in args.sweep.settings_to_run(&args, Args::set_knob_if_known)? {
-                for cores in cores(profile, &args.simulation, design) {
+                for cores in core_counts_to_simulate(profile, &args.simulation, design) {
                     runs.push((profile, setup(&args, design, cores), value.unwrap_or(cores)));
                 }
             }
         }
     }
     for (_, setup, _) in &runs {
-        check_postlist(setup.postlist, setup.window)?;
+        refuse_postlist_above_window(setup.postlist, setup.window)?;
     }
     Ok(runs)
 }
@@ -143,7 +143,11 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
 
 /// Returns the numbers of cores with which a design runs. With atomics, the server's cores are
 /// idle.
-fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
+fn core_counts_to_simulate(
+    profile: &Profile,
+    asked: &SimulationArgs,
+    design: Design,
+) -> Vec<usize> {
     let there = profile.as_seen_from(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
     match (&asked.cores[..], design) {
@@ -259,7 +263,7 @@ fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
 
 fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
-    print(format_args!(
+    print_line(format_args!(
         "Simulated in virtual time, not measured: {}{}\n",
         titles.join("; "),
         match rows.first().and_then(|row| row.setup.place) {
@@ -304,7 +308,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
             yes_or_no(outcome.verified).to_owned(),
         ]);
     }
-    print(shown)?;
+    print_line(shown)?;
     let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
@@ -318,7 +322,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     } else {
         " Loops are those of the paper's benchmark."
     };
-    print(format_args!(
+    print_line(format_args!(
         "\n{} clients with {} requests outstanding each, postlists of {}, batches of at most {}; latency from the \
          doorbell of a postlist to its last answer. The server's and the clients' own code ran; \
          costs are the profile's (verbatim model --profiles).{loops}",
@@ -331,7 +335,7 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let took: Duration = rows.iter().map(|row| row.took).sum();
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let rate = requests as f64 / took.as_secs_f64().max(1e-9) * 1e-6;
-    print(format_args!(
+    print_line(format_args!(
         "\n{requests} requests were simulated in {:.2} s: {rate:.2} million a second.",
         took.as_secs_f64()
     ))

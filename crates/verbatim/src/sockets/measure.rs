@@ -150,7 +150,7 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
                     row.description,
                     if carried { "RDMA" } else { "TCP" }
                 );
-                let figure = steps.run(name, || measure_pair_once(row, carried));
+                let figure = steps.run_unless_interrupted(name, || measure_pair_once(row, carried));
                 let Some(figure) = figure.with_context(|| row.description)? else {
                     break 'rounds;
                 };
@@ -170,7 +170,7 @@ pub(super) fn run(rounds: u32) -> Result<CommandOutcome> {
         ]);
     }
     drop(steps);
-    output::print(format!("{table}\n"))?;
+    output::print_line(format!("{table}\n"))?;
     Ok(CommandOutcome::Done)
 }
 

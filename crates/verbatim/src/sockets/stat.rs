@@ -18,7 +18,7 @@ pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> 
         }
         output::print_typed_json("ended", &ended)?;
     } else {
-        output::print(format!(
+        output::print_line(format!(
             "{}\n\n{}",
             table(found),
             format_ended_totals(&ended)

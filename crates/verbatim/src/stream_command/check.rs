@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use stream::Policy;
+use stream::RdmaPolicy;
 use stream::blocking::Connector;
 use stream::handshake::Version;
 
 use super::messages::PseudoRandomBytes;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_json};
+use crate::output::{print_json, print_line};
 use crate::streams::{config, parse_socket_address};
 
 /// The time limit of one read or write.
@@ -63,9 +63,9 @@ struct StreamCheckResult {
 /// Runs `verbatim stream check`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.fall_back {
-        Policy::FallBack
+        RdmaPolicy::FallBack
     } else {
-        Policy::RdmaOnly
+        RdmaPolicy::RdmaOnly
     };
     let mut config = config(&args.nic, &args.port, policy)?;
     if args.v3 {
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         } else {
             "were sent, and others came back"
         };
-        print(format_args!("{done} bytes {what} by {transport}"))?;
+        print_line(format_args!("{done} bytes {what} by {transport}"))?;
     }
     Ok(if same {
         CommandOutcome::Done

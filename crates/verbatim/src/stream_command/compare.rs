@@ -9,7 +9,7 @@ use bench::pin::pin;
 use bench::stats::{MedianAndSpread, median};
 use bench::usage::ResourceUsage;
 use serde::{Deserialize, Serialize};
-use stream::{Connector, Policy};
+use stream::{Connector, RdmaPolicy};
 use tokio::runtime::Runtime;
 
 use super::load::{self, Carrier, ServerAddresses};
@@ -17,7 +17,7 @@ use super::serve::Listening;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::children::{start_on_cores, subcommand_with_nic};
-use crate::output::{self, format_three_digits, format_time_ns, print, print_typed_json};
+use crate::output::{self, format_three_digits, format_time_ns, print_line, print_typed_json};
 use crate::side_by_side::{assign_cores, format_or_empty, run_interleaved, spread};
 
 /// Arguments of the comparison.
@@ -37,7 +37,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// How long each measurement runs
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
     /// Print one JSON object per line: round, row
     #[arg(long)]
@@ -50,7 +50,7 @@ pub(super) struct Args {
 
 /// A setting that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Point {
+struct StreamSetting {
     message_bytes: usize,
     connections: usize,
     carrier: Carrier,
@@ -73,7 +73,7 @@ struct Round {
 }
 
 impl Round {
-    fn matches_point(&self, point: Point) -> bool {
+    fn matches_point(&self, point: StreamSetting) -> bool {
         let own = (self.message_bytes, self.connections, self.carrier);
         own == (point.message_bytes, point.connections, point.carrier)
     }
@@ -133,7 +133,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
-    let mut config = crate::streams::config(&args.nic, &args.port, Policy::RdmaOnly)?;
+    let mut config = crate::streams::config(&args.nic, &args.port, RdmaPolicy::RdmaOnly)?;
     config.queue_size = args.queue;
     let setup = MeasurementContext {
         args,
@@ -144,11 +144,11 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         unix_socket_path: unix,
     };
     let points = points(args, setup.server_addresses.rsocket.is_some());
-    let name = |p: Point| format!("{} bytes by {}", p.message_bytes, p.carrier.name());
+    let name = |p: StreamSetting| format!("{} bytes by {}", p.message_bytes, p.carrier.name());
     let rounds = run_interleaved(args.rounds, &points, args.json, name, |round, point| {
         setup.round(round, point)
     })?;
-    let measured = |point: &&Point| rounds.iter().any(|r| r.matches_point(**point));
+    let measured = |point: &&StreamSetting| rounds.iter().any(|r| r.matches_point(**point));
     let measured = points.iter().filter(measured);
     let rows = measured.map(|&point| row(args, point, &rounds));
     let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -156,7 +156,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         rows.iter()
             .try_for_each(|row| print_typed_json("row", row))?;
     } else {
-        print(table(&rows, bounce_ns))?;
+        print_line(table(&rows, bounce_ns))?;
     }
     Ok(CommandOutcome::Done)
 }
@@ -165,7 +165,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
 /// all sockets of a side takes longer with each.
 const MAX_RSOCKETS: usize = 1000;
 
-fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
+fn points(args: &Args, with_rsockets: bool) -> Vec<StreamSetting> {
     let given = |asked: &[usize], otherwise: [usize; 2]| {
         if asked.is_empty() {
             otherwise.to_vec()
@@ -179,7 +179,7 @@ fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
             let carriers = Carrier::ALL.into_iter();
             let with_rsockets = with_rsockets && connections <= MAX_RSOCKETS;
             let carriers = carriers.filter(|c| with_rsockets || *c != Carrier::Rsocket);
-            points.extend(carriers.map(|carrier| Point {
+            points.extend(carriers.map(|carrier| StreamSetting {
                 message_bytes: message,
                 connections,
                 carrier,
@@ -190,7 +190,7 @@ fn points(args: &Args, with_rsockets: bool) -> Vec<Point> {
 }
 
 impl MeasurementContext<'_> {
-    fn round(&self, round: u32, point: Point) -> Result<Round> {
+    fn round(&self, round: u32, point: StreamSetting) -> Result<Round> {
         let cpu = || -> Result<u64> {
             let own = ResourceUsage::of(std::process::id())?.cpu_ns;
             Ok(own + ResourceUsage::of(self.server_pid)?.cpu_ns)
@@ -232,11 +232,11 @@ impl MeasurementContext<'_> {
     }
 }
 
-fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
+fn row(args: &Args, point: StreamSetting, rounds: &[Round]) -> Result<Row> {
     let by = |carrier: Carrier| {
         rounds
             .iter()
-            .filter(move |r| r.matches_point(Point { carrier, ..point }))
+            .filter(move |r| r.matches_point(StreamSetting { carrier, ..point }))
     };
     let of: Vec<&Round> = by(point.carrier).collect();
     let middle = |value: fn(&Round) -> f64| {

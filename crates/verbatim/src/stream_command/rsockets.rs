@@ -72,7 +72,7 @@ impl EchoSocket {
     ///
     /// # Errors
     /// Returns an error at the end of the connection, `UnexpectedEof` if the client has ended its data.
-    fn echo_available_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
+    fn try_echo_available_bytes(&mut self, room: &mut [u8]) -> io::Result<bool> {
         let mut any = false;
         if self.unsent_echo.is_empty() {
             let Some(read) = none_if_would_block(self.stream.read(room))? else {
@@ -129,7 +129,7 @@ fn echo_all(listener: &Listener) -> Result<()> {
             });
             any = true;
         }
-        echoes.retain_mut(|echo| match echo.echo_available_bytes(&mut room) {
+        echoes.retain_mut(|echo| match echo.try_echo_available_bytes(&mut room) {
             Ok(moved) => {
                 any |= moved;
                 true
@@ -179,7 +179,7 @@ impl Client {
     }
 
     /// Moves bytes of the current message, and begins the next one after its echo. Returns whether bytes were moved.
-    fn exchange_available_bytes(&mut self, until: Instant) -> Result<bool> {
+    fn try_exchange_available_bytes(&mut self, until: Instant) -> Result<bool> {
         let mut any = false;
         if self.sent_bytes == 0 {
             write_number_into(&mut self.message_being_sent, self.round_trips_ns.len())?;
@@ -247,7 +247,7 @@ pub(super) fn run(
     let step = |clients: &mut Vec<Client>| {
         let (mut any, mut all_done) = (false, true);
         for client in clients.iter_mut().filter(|client| !client.is_finished) {
-            any |= client.exchange_available_bytes(until)?;
+            any |= client.try_exchange_available_bytes(until)?;
             all_done &= client.is_finished;
         }
         Ok((!all_done).then_some(any))

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use stream::{Listener, Policy};
+use stream::{Listener, RdmaPolicy};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 
 use super::messages::MAX_READ_BYTES;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{print, print_typed_json};
+use crate::output::{print_line, print_typed_json};
 use crate::stop::stop_request_channel;
 use crate::streams::{config, parse_socket_address, raise_descriptor_limit, runtime};
 
@@ -65,9 +65,9 @@ pub(super) struct Listening {
 /// Runs `verbatim stream serve`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     let policy = if args.tcp_only {
-        Policy::TcpOnly
+        RdmaPolicy::TcpOnly
     } else {
-        Policy::FallBack
+        RdmaPolicy::FallBack
     };
     let mut config = config(&args.nic, &args.port, policy)?;
     config.queue_size = args.queue;
@@ -95,9 +95,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         if args.json {
             print_typed_json("listening", &Listening { address, rsocket })?;
         } else {
-            print(format_args!("echo at {address}, by RDMA and by TCP"))?;
+            print_line(format_args!("echo at {address}, by RDMA and by TCP"))?;
             if let Some(rsocket) = rsocket {
-                print(format_args!("echo at {rsocket}, by rsockets"))?;
+                print_line(format_args!("echo at {rsocket}, by rsockets"))?;
             }
         }
         let serving = async {

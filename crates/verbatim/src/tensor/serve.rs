@@ -10,7 +10,7 @@ use tensor::{Config, Peer, StoreStatistics};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
-use crate::output::{self, print, print_json};
+use crate::output::{self, print_json, print_line};
 use crate::stop::stop_request_channel;
 
 /// Arguments of `verbatim tensor serve`.
@@ -18,7 +18,7 @@ use crate::stop::stop_request_channel;
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Where others find it, over TCP; port 0 takes a free one
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::check_host_and_port)]
     listen: String,
     /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go
     #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_up_to(1 << 42))]
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     let config = Config {
         nic: nic.config,
         listen_address: Some(args.listen.clone()),
-        capacity_bytes: args.capacity as u64,
+        peer_store_capacity_bytes: args.capacity as u64,
         ..Config::default()
     };
     let store = Peer::new(config).context("cannot start the store")?;
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.json {
         print_json(&Line::Listening { address })?;
     } else {
-        print(format_args!(
+        print_line(format_args!(
             "a store of tensors on {address}; in Python: verbatim.tensor.Peer().connect(\"{address}\")"
         ))?;
     }
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         let held = store.store_statistics();
         bar.set_message(format!(
             "{} tensors, {} MB",
-            held.tensors,
+            held.published_and_stored_tensors,
             held.stored_bytes / 1_000_000
         ));
     }
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 /// Prints the content of the store.
 fn print_store_statistics(json: bool, held: StoreStatistics) -> Result<()> {
     let StoreStatistics {
-        tensors,
+        published_and_stored_tensors: tensors,
         stored_bytes,
         evicted_tensors: evicted,
     } = held;
@@ -103,7 +103,7 @@ fn print_store_statistics(json: bool, held: StoreStatistics) -> Result<()> {
             evicted,
         });
     }
-    print(format_args!(
+    print_line(format_args!(
         "{tensors} tensors of {stored_bytes} bytes; {evicted} had to go for others"
     ))
 }

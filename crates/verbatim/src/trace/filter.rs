@@ -69,7 +69,10 @@ impl TraceFilter {
                 .qp
                 .as_ref()
                 .is_none_or(|qp| is_about_qp(line, qp, queues))
-            && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))
+            && self
+                .verb
+                .as_ref()
+                .is_none_or(|verb| may_concern_verb(line, verb))
     }
 }
 
@@ -87,7 +90,7 @@ fn is_about_qp(line: &TraceLine, qp: &str, queues: &QpNamesAndNumbers) -> bool {
     }
 }
 
-fn is_verb(line: &TraceLine, verb: &str) -> bool {
+fn may_concern_verb(line: &TraceLine, verb: &str) -> bool {
     match &line.event {
         TraceEvent::PostSend(post) => verb == "post_send" || post.opcode == verb,
         TraceEvent::PostRecv(_) => verb == "post_recv" || verb == "RECV",

@@ -10,7 +10,7 @@ use tap::trace::TraceLine;
 use super::filter::{QpNamesAndNumbers, TraceFilter};
 
 /// A reader of the lines of a trace that pass `filter`.
-pub(super) struct FilteredLines<'a> {
+pub(super) struct FilteredLineReader<'a> {
     filter: &'a TraceFilter,
     /// The queue pairs in all lines that were read so far, including lines that do not pass the
     /// filter.
@@ -24,7 +24,7 @@ pub(super) struct FilteredLines<'a> {
     pub(super) unparsed_lines: u64,
 }
 
-impl<'a> FilteredLines<'a> {
+impl<'a> FilteredLineReader<'a> {
     pub(super) fn open(path: &Path, filter: &'a TraceFilter) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self {

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::CommandOutcome;
-use crate::output::{StdoutClosed, print, print_typed_json};
+use crate::output::{StdoutClosed, print_line, print_typed_json};
 use filter::TraceFilter;
-use lines::FilteredLines;
+use lines::FilteredLineReader;
 use statistics::Statistics;
-use work::PostPairing;
+use work::PostToCompletionMatcher;
 
 /// Arguments of `verbatim trace`.
 #[derive(clap::Args)]
@@ -62,14 +62,14 @@ Times include what the trace itself takes, a few microseconds a line.";
 
 /// Runs `verbatim trace`.
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
-    let mut lines = FilteredLines::open(&args.file, &args.filter)?;
+    let mut lines = FilteredLineReader::open(&args.file, &args.filter)?;
     match args.to {
         Some(form) => {
             let mut out = output(args.output.as_deref())?;
             let written = convert(form, &mut lines, &mut out);
             written
                 .and_then(|()| Ok(out.flush()?))
-                .map_err(map_broken_pipe)?;
+                .map_err(broken_pipe_to_stdout_closed)?;
         }
         None => summarize(&mut lines, args)?,
     }
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 }
 
 /// Replaces the error of a closed pipe by [`StdoutClosed`], which ends the command quietly.
-fn map_broken_pipe(err: anyhow::Error) -> anyhow::Error {
+fn broken_pipe_to_stdout_closed(err: anyhow::Error) -> anyhow::Error {
     let pipe = err.downcast_ref::<std::io::Error>();
     if pipe.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
         return StdoutClosed.into();
@@ -108,7 +108,11 @@ fn output(file: Option<&Path>) -> Result<Box<dyn Write>> {
     })
 }
 
-fn convert(form: TraceForm, lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Result<()> {
+fn convert(
+    form: TraceForm,
+    lines: &mut FilteredLineReader<'_>,
+    out: &mut impl Write,
+) -> Result<()> {
     match form {
         TraceForm::JsonLines => {
             while let Some(line) = lines.next()? {
@@ -121,11 +125,11 @@ fn convert(form: TraceForm, lines: &mut FilteredLines<'_>, out: &mut impl Write)
     }
 }
 
-fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
-    let mut pairing = PostPairing::default();
+fn summarize(lines: &mut FilteredLineReader<'_>, args: &Args) -> Result<()> {
+    let mut pairing = PostToCompletionMatcher::default();
     let mut statistics = Statistics::new(args.by_qp);
     while let Some(line) = lines.next()? {
-        statistics.count_polls(&line);
+        statistics.count_polls_and_completions(&line);
         for work in pairing.add_line_and_take_completed(&line, &lines.qp_names) {
             statistics.count_work(&work);
         }
@@ -142,5 +146,5 @@ fn summarize(lines: &mut FilteredLines<'_>, args: &Args) -> Result<()> {
         }
         return Ok(());
     }
-    print(statistics.format_tables())
+    print_line(statistics.format_tables())
 }

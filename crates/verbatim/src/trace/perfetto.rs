@@ -13,16 +13,16 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tap::trace::{TraceEvent, TraceLine};
 
-use super::lines::FilteredLines;
-use super::work::{PostPairing, RECV, TracedWork};
+use super::lines::FilteredLineReader;
+use super::work::{PostToCompletionMatcher, RECV, TracedWork};
 
 /// Converts the lines to trace events.
 ///
 /// # Errors
 /// Returns an error if the trace cannot be read, or `out` cannot be written.
-pub(super) fn write(lines: &mut FilteredLines<'_>, out: &mut impl Write) -> Result<()> {
+pub(super) fn write(lines: &mut FilteredLineReader<'_>, out: &mut impl Write) -> Result<()> {
     let mut events = PerfettoEventWriter::new(out)?;
-    let mut pairing = PostPairing::default();
+    let mut pairing = PostToCompletionMatcher::default();
     let mut works = Vec::new();
     let mut last_ns = 0;
     while let Some(line) = lines.next()? {
@@ -104,15 +104,18 @@ impl<'a, W: Write> PerfettoEventWriter<'a, W> {
     /// Writes the slice of a work request. If its completion is unknown, the slice lasts until the
     /// end of the trace.
     fn write_slice(&mut self, work: &TracedWork, last_ns: u64) -> Result<()> {
-        let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
-        let track = self.free_track_for_work(work, end)?;
+        let end = work
+            .known_complete_at_ns
+            .unwrap_or(last_ns)
+            .max(work.posted_ns);
+        let track = self.assign_track(work, end)?;
         let mut slice = json!({
             "name": format!("{} {} B", work.verb, work.bytes), "ph": "X", "cat": "work request",
             "ts": microseconds(work.posted_ns), "dur": microseconds(end - work.posted_ns),
             "pid": work.pid, "tid": track,
             "args": {
                 "wr_id": work.wr_id, "signaled": work.signaled, "status": work.status,
-                "completed": work.completed_ns.is_some(),
+                "completed": work.known_complete_at_ns.is_some(),
             },
         });
         if work
@@ -126,7 +129,7 @@ impl<'a, W: Write> PerfettoEventWriter<'a, W> {
     }
 
     /// Returns a track of the queue pair that is free at the time of the work request's post.
-    fn free_track_for_work(&mut self, work: &TracedWork, end: u64) -> Result<u64> {
+    fn assign_track(&mut self, work: &TracedWork, end: u64) -> Result<u64> {
         let tracks = self
             .tracks
             .entry((work.pid, work.qp_or_srq_name.clone()))

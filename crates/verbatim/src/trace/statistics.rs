@@ -23,7 +23,7 @@ struct VerbCounts {
     requests: u64,
     bytes: u64,
     postlists: u64,
-    failed: u64,
+    failed_requests: u64,
     unsignaled: u64,
     /// Number of work requests whose completion is unknown at the end of the trace.
     unknown_completions: u64,
@@ -46,11 +46,11 @@ pub(super) struct Row {
     unsignaled: u64,
     pending: u64,
     /// Statistics of the times from post to completion; null without any completion.
-    time_ns: Option<CompletionTimes>,
+    time_ns: Option<CompletionTimeStatistics>,
 }
 
 #[derive(Serialize)]
-struct CompletionTimes {
+struct CompletionTimeStatistics {
     p50: u64,
     p90: u64,
     p99: u64,
@@ -94,8 +94,8 @@ impl Statistics {
         counted.postlists += u64::from(work.is_first_of_postlist);
         counted.unsignaled += u64::from(!work.signaled);
         let status = work.status.as_deref();
-        counted.failed += u64::from(status.is_some_and(|status| status != "SUCCESS"));
-        match work.completed_ns {
+        counted.failed_requests += u64::from(status.is_some_and(|status| status != "SUCCESS"));
+        match work.known_complete_at_ns {
             Some(at) => {
                 let took = at.saturating_sub(work.posted_ns);
                 // A time above an hour is recorded as an hour.
@@ -106,7 +106,7 @@ impl Statistics {
     }
 
     /// Counts the completions and polls of a line.
-    pub(super) fn count_polls(&mut self, line: &TraceLine) {
+    pub(super) fn count_polls_and_completions(&mut self, line: &TraceLine) {
         if let TraceEvent::Completion(found) = &line.event {
             let key = (line.pid, found.cq.clone());
             let polls = self.polls.entry(key).or_insert_with(|| PollCounts {
@@ -129,10 +129,10 @@ impl Statistics {
             requests: counted.requests,
             bytes: counted.bytes,
             lists: counted.postlists,
-            failed: counted.failed,
+            failed: counted.failed_requests,
             unsignaled: counted.unsignaled,
             pending: counted.unknown_completions,
-            time_ns: counted.times(),
+            time_ns: counted.completion_time_statistics(),
         });
         rows.collect()
     }
@@ -162,7 +162,7 @@ impl Statistics {
             &[3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
         );
         for row in self.rows() {
-            let shown = |ns: fn(&CompletionTimes) -> u64| {
+            let shown = |ns: fn(&CompletionTimeStatistics) -> u64| {
                 let times = row.time_ns.as_ref();
                 times.map_or_else(|| "–".to_owned(), |times| format_integer_ns(ns(times)))
             };
@@ -218,7 +218,7 @@ impl VerbCounts {
             requests: 0,
             bytes: 0,
             postlists: 0,
-            failed: 0,
+            failed_requests: 0,
             unsignaled: 0,
             unknown_completions: 0,
             post_to_completion_ns: Histogram::new_with_max(MAX_DISTINGUISHED_NS, 2)
@@ -226,7 +226,7 @@ impl VerbCounts {
         }
     }
 
-    fn times(&self) -> Option<CompletionTimes> {
+    fn completion_time_statistics(&self) -> Option<CompletionTimeStatistics> {
         let times = &self.post_to_completion_ns;
         if times.is_empty() {
             return None;
@@ -243,7 +243,7 @@ impl VerbCounts {
                 _ => histogram.push((bound, value.count_since_last_iteration())),
             }
         }
-        Some(CompletionTimes {
+        Some(CompletionTimeStatistics {
             p50: times.value_at_quantile(0.5),
             p90: times.value_at_quantile(0.9),
             p99: times.value_at_quantile(0.99),

@@ -23,7 +23,7 @@ pub(super) struct TracedWork {
     pub(super) posted_ns: u64,
     /// The time of the completion of this work request, or, if it is unsignaled, of a later work
     /// request.
-    pub(super) completed_ns: Option<u64>,
+    pub(super) known_complete_at_ns: Option<u64>,
     /// The status of the completion, such as `SUCCESS`.
     pub(super) status: Option<String>,
 }
@@ -33,12 +33,12 @@ pub(super) const RECV: &str = "RECV";
 
 /// Pairs posts with completions.
 #[derive(Debug, Default)]
-pub(super) struct PostPairing {
+pub(super) struct PostToCompletionMatcher {
     incomplete_sends: HashMap<(u32, String), VecDeque<TracedWork>>,
     incomplete_recvs: HashMap<(u32, String), VecDeque<TracedWork>>,
 }
 
-impl PostPairing {
+impl PostToCompletionMatcher {
     /// Processes a line, and returns the work requests that it completes.
     pub(super) fn add_line_and_take_completed(
         &mut self,
@@ -58,7 +58,7 @@ impl PostPairing {
                     is_first_of_postlist: post.index == 1,
                     signaled: post.flags.iter().any(|flag| flag == "SIGNALED"),
                     posted_ns: line.at_ns,
-                    completed_ns: None,
+                    known_complete_at_ns: None,
                     status: None,
                 };
                 self.incomplete_sends
@@ -78,7 +78,7 @@ impl PostPairing {
                     is_first_of_postlist: post.index == 1,
                     signaled: true,
                     posted_ns: line.at_ns,
-                    completed_ns: None,
+                    known_complete_at_ns: None,
                     status: None,
                 };
                 let queue = self.incomplete_recvs.entry(key(&post.queue)).or_default();
@@ -113,7 +113,7 @@ impl PostPairing {
                 .drain(..=at)
                 .enumerate()
                 .map(|(n, work)| TracedWork {
-                    completed_ns: Some(line.at_ns),
+                    known_complete_at_ns: Some(line.at_ns),
                     status: (n == at).then(|| found.status.clone()),
                     ..work
                 })
@@ -152,7 +152,7 @@ impl PostPairing {
             bytes: found.bytes.unwrap_or(0),
             qp_or_srq_name: qp.unwrap_or(work.qp_or_srq_name),
             qpn: found.qpn.or(work.qpn),
-            completed_ns: Some(line.at_ns),
+            known_complete_at_ns: Some(line.at_ns),
             status: Some(found.status.clone()),
             ..work
         })
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn paired(lines: &[&str]) -> (Vec<TracedWork>, Vec<TracedWork>) {
-        let mut pairing = PostPairing::default();
+        let mut pairing = PostToCompletionMatcher::default();
         let mut queues = QpNamesAndNumbers::default();
         let mut done = Vec::new();
         for (n, line) in lines.iter().enumerate() {
@@ -190,7 +190,10 @@ mod tests {
             "post_send qp1 1/1 wr_id=2 SEND 8 B",
             "poll_cq cq1 1/1 wr_id=2 SUCCESS RDMA_WRITE QPN 0x8000",
         ]);
-        let times: Vec<_> = done.iter().map(|w| (w.wr_id, w.completed_ns)).collect();
+        let times: Vec<_> = done
+            .iter()
+            .map(|w| (w.wr_id, w.known_complete_at_ns))
+            .collect();
         assert_eq!(times, [(1, Some(1_000_000_004)), (2, Some(1_000_000_004))]);
         assert_eq!(done[0].status, None);
         assert_eq!(done[1].status.as_deref(), Some("SUCCESS"));

@@ -12,7 +12,7 @@ pub enum DeviationKind {
     /// An expected event never occurs, and the test waits for it until its time limit.
     Hangs,
     /// The device crashes the kernel; the test is not run.
-    Crash,
+    KernelCrash,
 }
 
 impl DeviationKind {
@@ -23,7 +23,7 @@ impl DeviationKind {
             Self::Wrong => "wrong",
             Self::Missing => "missing",
             Self::Hangs => "hangs",
-            Self::Crash => "crash",
+            Self::KernelCrash => "crash",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Known deviations of the kernel's Soft-RoCE.
 
-use super::kinds::DeviationKind::{Crash, Hangs, Missing, Wrong};
+use super::kinds::DeviationKind::{Hangs, KernelCrash, Missing, Wrong};
 use super::kinds::{Deviation, Deviations, Topic};
 use crate::env::NicCapability;
 
@@ -48,7 +48,7 @@ pub(super) const RXE: Deviations = Deviations {
 
 const POSTING: &[Deviation] = &[
     Deviation::new(
-        Crash,
+        KernelCrash,
         "refusals::unknown_opcodes_are_refused",
         "an unknown opcode indexes a table of the kernel unchecked: 0x80000000 is an oops that leaves the \
          process unkillable",
@@ -127,25 +127,25 @@ const QUEUES: &[Deviation] = &[
     Deviation::new(
         Missing,
         "overrun::queue_pairs_fail_with_their_queue",
-        OVERRUN,
+        OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
         Missing,
         "overrun::queue_pairs_share_a_queue_that_is_too_small",
-        OVERRUN,
+        OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
         Missing,
         "overrun::what_is_posted_afterwards_completes_nowhere",
-        OVERRUN,
+        OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
         Missing,
         "overrun::a_queue_pair_of_an_overrun_queue_fails_again",
-        OVERRUN,
+        OVERRUN_BEHAVIOUR,
         "no async event came",
     ),
     Deviation::new(
@@ -175,7 +175,7 @@ const QUEUES: &[Deviation] = &[
     .mark_flaky(),
 ];
 
-const OVERRUN: &str = "a CQ without room loses the completion and raises IBV_EVENT_CQ_ERR, and goes on when it has been polled; a QP \
+const OVERRUN_BEHAVIOUR: &str = "a CQ without room loses the completion and raises IBV_EVENT_CQ_ERR, and goes on when it has been polled; a QP \
      that sends hears nothing of it, one that receives goes to ERR without IBV_EVENT_QP_FATAL";
 
 const LOSES_COMPLETION_AT_ONCE: &str = "a completion for which there is no room is lost at once, as on any NIC; the software NIC gives the program \

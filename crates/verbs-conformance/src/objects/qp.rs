@@ -121,7 +121,10 @@ fn result_of_post(errno: i32, bad: Option<usize>) -> Result<(), RefusedPostlist>
     if errno == 0 {
         Ok(())
     } else {
-        Err(RefusedPostlist { errno, bad })
+        Err(RefusedPostlist {
+            errno,
+            bad_wr_index: bad,
+        })
     }
 }
 

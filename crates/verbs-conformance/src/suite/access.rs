@@ -20,15 +20,15 @@ tests! { "access";
     local_deregistered [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::Deregistered),
     local_other_protection_domain [] => |env| check_failure_by_local_sge_flaw(env, AccessFlaw::OtherPd),
     local_protection_errors_have_their_status [ErrorStatuses],
-    a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::rc()),
-    a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| both_keys_wrong(env, &QpSpec::uc()),
+    a_wrong_lkey_is_found_before_a_wrong_rkey [ErrorStatuses] => |env| check_status_if_both_keys_wrong(env, &QpSpec::rc()),
+    a_wrong_lkey_is_found_before_a_wrong_rkey_on_uc [Uc, ErrorStatuses] => |env| check_status_if_both_keys_wrong(env, &QpSpec::uc()),
     an_atomic_without_a_place_for_its_result_is_not_made [Atomics, EarlyChecks],
     local_second_sge_is_checked_too [],
     local_read_target_needs_local_write [Read],
     local_atomic_target_needs_local_write [Atomics],
     local_source_needs_no_right [],
-    local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| send_queue_error(env, &QpSpec::uc()),
-    local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| send_queue_error(env, &QpSpec::ud()),
+    local_failure_stops_only_the_send_queue_of_uc [Uc, Sqe] => |env| check_error_moves_qp_to_sqe(env, &QpSpec::uc()),
+    local_failure_stops_only_the_send_queue_of_ud [Ud, Sqe] => |env| check_error_moves_qp_to_sqe(env, &QpSpec::ud()),
     receive_wrong_lkey [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::WrongKey),
     receive_beyond_the_region [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::BeyondEnd),
     receive_deregistered [] => |env| check_failure_by_recv_sge_flaw(env, AccessFlaw::Deregistered),
@@ -130,7 +130,7 @@ impl TargetRegion {
     }
 }
 
-fn verbs(env: &TestEnv) -> Vec<Verb> {
+fn supported_verbs(env: &TestEnv) -> Vec<Verb> {
     let has = |verb: &Verb| {
         (*verb != Verb::RdmaRead || env.has(NicCapability::Read)) && (!verb.is_atomic() || env.has(NicCapability::Atomics))
     };
@@ -140,7 +140,7 @@ fn verbs(env: &TestEnv) -> Vec<Verb> {
 /// A local protection error (`ibv_poll_cq(3)`) moves the RC QP to ERR, and flushes the following WRs.
 fn check_failure_by_local_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
     for memory in MemKind::ALL {
-        for verb in verbs(env) {
+        for verb in supported_verbs(env) {
             record_case(format!("{verb:?}, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
             let local = TargetRegion::new(&pair.a, flaw, ALL_ACCESS);
@@ -175,7 +175,7 @@ fn check_failure_by_local_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
 
 /// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Protection Error".
 fn local_protection_errors_have_their_status(env: &TestEnv) {
-    for verb in verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
+    for verb in supported_verbs(env).into_iter().filter(|verb| !verb.is_atomic()) {
         for flaw in [AccessFlaw::WrongKey, AccessFlaw::BeyondEnd, AccessFlaw::OtherPd] {
             record_case(format!("{verb:?}, {flaw:?}"));
             let pair = QpSpec::rc().create_connected_pair(env);
@@ -194,10 +194,10 @@ fn local_protection_errors_have_their_status(env: &TestEnv) {
 /// receive is consumed. The requester checks the buffer of a result only when a result arrives, and a READ or atomic
 /// with a wrong R_Key has no result. Linux does so in `rxe_req.c` and `rxe_comp.c`. IBTA vol. 1, 9.9.2, lists both
 /// errors and no order.
-fn both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
+fn check_status_if_both_keys_wrong(env: &TestEnv, spec: &QpSpec) {
     let on_rc = spec.qp_type == IBV_QPT_RC;
     let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
-    for verb in verbs(env).into_iter().filter(has) {
+    for verb in supported_verbs(env).into_iter().filter(has) {
         record_case(format!("{verb:?}"));
         let pair = spec.create_connected_pair(env);
         let mut sge = pair.a.alloc_buf(8).whole_sge();
@@ -305,7 +305,7 @@ fn local_source_needs_no_right(env: &TestEnv) {
 
 /// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. The QP still
 /// receives, and returns by SQE to RTS.
-fn send_queue_error(env: &TestEnv, spec: &QpSpec) {
+fn check_error_moves_qp_to_sqe(env: &TestEnv, spec: &QpSpec) {
     let pair = spec.create_connected_pair(env);
     let buf = pair.a.alloc_buf(64 + 40);
     let mut bad = buf.sge(0, 8);
@@ -405,7 +405,7 @@ fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
 
 /// Returns the verbs that access remote memory, each with the access right that it needs.
 fn one_sided_verbs_and_needed_access(env: &TestEnv) -> Vec<(Verb, i32)> {
-    verbs(env)
+    supported_verbs(env)
         .into_iter()
         .filter(|verb| !verb.is_send())
         .map(|verb| {

@@ -66,7 +66,7 @@ fn one_of_another_domain_is_refused_or_loses_the_message(env: &TestEnv) {
     pair.b.post_recv(1, [target.whole_sge()]);
     let wr = crate::wr::send([]).id(2).to(&ah, pair.b.qp.qpn(), crate::pair::QKEY);
     match pair.a.qp.try_post(vec![wr]) {
-        Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+        Err(refused) => assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0))),
         Ok(()) => {
             pair.a.await_send_completion().expect_failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
         }

@@ -81,7 +81,7 @@ fn results_go_where_the_sges_say(env: &TestEnv) {
     counter.memory.store(0, 0x0102_0304_0506_0708);
     let result = pair.a.alloc_buf(64);
     // Any local alignment is valid: only the remote address must be aligned.
-    let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic(counter.remote(), 1, 0);
+    let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic_remote_and_operands(counter.remote(), 1, 0);
     pair.a.post(wr);
     pair.a.await_send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     assert_eq!(result.memory.read(3, 8), 0x0102_0304_0506_0708_u64.to_ne_bytes());
@@ -99,10 +99,10 @@ fn misaligned_is_refused(env: &TestEnv) {
                 let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
                 let word = pair.b.alloc_buf(64);
                 let result = pair.a.alloc_buf(8);
-                let wr = SendWr::new(verb, [result.whole_sge()]).atomic(word.remote().plus(offset), 0, 9);
+                let wr = SendWr::new(verb, [result.whole_sge()]).atomic_remote_and_operands(word.remote().plus(offset), 0, 9);
                 if let Err(refused) = pair.a.qp.try_post(vec![wr.id(3)]) {
                     // The library checks the alignment itself.
-                    assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+                    assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
                     pair.a.expect_no_completions();
                     word.memory.assert_filled_with(0, 64, 0);
                     continue;
@@ -126,7 +126,7 @@ fn a_result_of_another_length_is_refused(env: &TestEnv) {
         result.memory.write(0, &[0xee; 64]);
         let wr = fetch_add(result.sge(0, len), word.remote(), 1).id(3);
         match pair.a.qp.try_post(vec![wr]) {
-            Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+            Err(refused) => assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0))),
             Ok(()) => {
                 let wc = pair.a.await_send_completion();
                 // A device may accept a buffer larger than 8 bytes.
@@ -195,7 +195,7 @@ fn reads_and_atomics_fail_with_rd_atomic_0(env: &TestEnv) {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
             record_case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
             let mut pair = QpSpec::rc()
-                .short_timeouts()
+                .with_short_timeout_and_few_retries()
                 .with_change(|s| {
                     s.max_rd_atomic = initiator;
                     s.max_dest_rd_atomic = responder;

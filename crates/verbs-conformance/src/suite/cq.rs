@@ -10,7 +10,7 @@ use crate::harness::record_case;
 use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{QpPair, QpSpec};
 use crate::wr::{RemoteAddress, Verb, send, write};
-use crate::xrc::moderate;
+use crate::xrc::set_cq_event_moderation;
 
 tests! { "cq";
     capacity_is_at_least_what_was_asked_for [],
@@ -219,7 +219,7 @@ fn a_blocked_thread_is_woken(env: &TestEnv) {
 
 /// A program that sleeps until its send completes must wake up when the peer's QP no longer exists.
 fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
-    let pair = QpSpec::rc().with_channels().short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_channels().with_short_timeout_and_few_retries().create_connected_pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     channel.set_nonblocking(false);
     pair.a.scq.arm(false);
@@ -549,7 +549,7 @@ fn event_driven_ping_pong(env: &TestEnv) {
 /// `ibv_modify_cq(3)`: an event occurs after `cq_count` completions, or after `cq_period` microseconds.
 fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
     let pair = QpSpec::rc().with_channels().create_connected_pair(env);
-    moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
+    set_cq_event_moderation(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.alloc_buf(8);
     pair.b.post_recv(1, [buf.whole_sge()]);
@@ -562,7 +562,7 @@ fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
     pair.b.rcq.ack(1);
     pair.b.await_recv_completion().expect_received(1, 0);
     // Without moderation the next completion is reported at once.
-    moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
+    set_cq_event_moderation(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
     pair.b.post_recv(3, [buf.whole_sge()]);
     pair.b.rcq.arm(false);
     pair.a.post(send([]).id(4));
@@ -572,7 +572,7 @@ fn a_moderated_queue_holds_its_event_back(env: &TestEnv) {
 
 fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
     let pair = QpSpec::rc().with_channels().create_connected_pair(env);
-    moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
+    set_cq_event_moderation(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
     let channel = pair.b.rchannel.as_ref().expect("a channel");
     let buf = pair.b.alloc_buf(8);
     for round in 0..5 {

@@ -24,14 +24,14 @@ tests! { "data";
     rc_rdma_write_with_imm_with_srq [Srq] => |env| verb_moves(env, &QpSpec::rc().with_srq(), Verb::RdmaWriteWithImm),
     uc_send_with_srq [Uc, Srq] => |env| verb_moves(env, &QpSpec::uc().with_srq(), Verb::SendWithImm),
     ud_send_with_srq [Ud, Srq] => |env| verb_moves(env, &QpSpec::ud().with_srq(), Verb::SendWithImm),
-    rc_send_scatters_and_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::Send),
-    rc_send_with_imm_scatters_and_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::SendWithImm),
-    rc_rdma_write_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaWrite),
-    rc_rdma_write_with_imm_gathers [] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
-    rc_rdma_read_scatters [Read] => |env| verb_scatters(env, &QpSpec::rc(), Verb::RdmaRead),
-    uc_send_scatters_and_gathers [Uc] => |env| verb_scatters(env, &QpSpec::uc(), Verb::Send),
-    uc_rdma_write_gathers [Uc] => |env| verb_scatters(env, &QpSpec::uc(), Verb::RdmaWrite),
-    ud_send_scatters_and_gathers [Ud] => |env| verb_scatters(env, &QpSpec::ud(), Verb::Send),
+    rc_send_scatters_and_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::Send),
+    rc_send_with_imm_scatters_and_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::SendWithImm),
+    rc_rdma_write_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::RdmaWrite),
+    rc_rdma_write_with_imm_gathers [] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::RdmaWriteWithImm),
+    rc_rdma_read_scatters [Read] => |env| check_verb_gathers_and_scatters(env, &QpSpec::rc(), Verb::RdmaRead),
+    uc_send_scatters_and_gathers [Uc] => |env| check_verb_gathers_and_scatters(env, &QpSpec::uc(), Verb::Send),
+    uc_rdma_write_gathers [Uc] => |env| check_verb_gathers_and_scatters(env, &QpSpec::uc(), Verb::RdmaWrite),
+    ud_send_scatters_and_gathers [Ud] => |env| check_verb_gathers_and_scatters(env, &QpSpec::ud(), Verb::Send),
     a_receive_may_be_larger_than_the_message [],
     a_receive_may_reach_past_its_region_on_rc [] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::rc()),
     a_receive_may_reach_past_its_region_on_uc [Uc] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::uc()),
@@ -39,7 +39,7 @@ tests! { "data";
     a_shared_receive_may_reach_past_its_region [Srq] => |env| recv_sge_may_exceed_region_if_message_fits(env, &QpSpec::rc().with_srq()),
     header_only_messages [],
     rc_to_itself [],
-    uc_to_itself [Uc] => |env| to_itself(env, &QpSpec::uc()),
+    uc_to_itself [Uc] => |env| check_qp_connected_to_itself(env, &QpSpec::uc()),
     both_ways_at_once [],
     mixed_memory [],
     a_burst_of_large_messages [],
@@ -48,7 +48,7 @@ tests! { "data";
 
 /// Returns message lengths that fit into one message of the side's transport.
 pub(super) fn message_lengths(side: &QpSide) -> Vec<usize> {
-    let mtu = mtu(side);
+    let mtu = active_port_mtu_bytes(side);
     if side.grh_len() > 0 {
         vec![0, 1, 8, 63, 64, 65, 200, mtu - 1, mtu]
     } else {
@@ -57,7 +57,7 @@ pub(super) fn message_lengths(side: &QpSide) -> Vec<usize> {
 }
 
 /// Returns the active MTU of the port, in bytes.
-pub(super) fn mtu(side: &QpSide) -> usize {
+pub(super) fn active_port_mtu_bytes(side: &QpSide) -> usize {
     256 << (side.ctx.port_attr().active_mtu - IBV_MTU_256)
 }
 
@@ -71,7 +71,7 @@ fn verb_moves(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     }
 }
 
-fn verb_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
+fn check_verb_gathers_and_scatters(env: &TestEnv, spec: &QpSpec, verb: Verb) {
     let cuts: [&[usize]; 8] =
         [&[], &[0], &[1], &[7, 0, 9], &[1, 1, 1], &[64], &[0, 0, 0], &[13, 100, 3]];
     for memory in MemKind::ALL {
@@ -254,11 +254,11 @@ fn header_only_messages(env: &TestEnv) {
 }
 
 fn rc_to_itself(env: &TestEnv) {
-    to_itself(env, &QpSpec::rc());
+    check_qp_connected_to_itself(env, &QpSpec::rc());
 }
 
 /// A QP connected to itself receives its own sends.
-fn to_itself(env: &TestEnv, spec: &QpSpec) {
+fn check_qp_connected_to_itself(env: &TestEnv, spec: &QpSpec) {
     let mut side = spec.create_qp_side(env);
     let address = side.address();
     side.connect(&address);

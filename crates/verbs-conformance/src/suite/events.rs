@@ -147,7 +147,7 @@ fn nobody_has_to_listen(env: &TestEnv) {
     let a = QpSpec::rc().create_qp_side(env);
     let b = QpSpec::rc().create_qp_side(env);
     for _ in 0..50 {
-        let (mut x, mut y) = (a.sibling(), b.sibling());
+        let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
         let (to_x, to_y) = (x.address(), y.address());
         x.connect(&to_y);
         y.connect(&to_x);

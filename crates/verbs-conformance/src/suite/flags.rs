@@ -127,7 +127,7 @@ fn inline_beyond_the_limit_is_refused(env: &TestEnv) {
             let refused = pair.a.qp.try_post(vec![first, pair.a.with_ud_destination(wr)]);
             let refused = refused.expect_err("more inline data than there is room");
             assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
-            assert_eq!(refused.bad, Some(1));
+            assert_eq!(refused.bad_wr_index, Some(1));
         }
     }
 }

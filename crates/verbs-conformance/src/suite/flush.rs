@@ -209,9 +209,9 @@ fn reset_takes_posted_work_away(env: &TestEnv) {
     pair.a.expect_no_completions();
     if env.has(NicCapability::ImmediateChecks) {
         let refused = pair.a.qp.try_post(vec![send([])]).expect_err("a post in RESET");
-        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+        assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
         let refused = pair.a.qp.try_post_recvs(vec![recv(0, [])]).expect_err("a receive in RESET");
-        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+        assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
     }
 }
 
@@ -247,12 +247,12 @@ fn reset_and_connect_again(env: &TestEnv) {
 }
 
 fn destroying_takes_posted_work_away(env: &TestEnv) {
-    let a = QpSpec::rc().short_timeouts().create_qp_side(env);
-    let b = QpSpec::rc().short_timeouts().create_qp_side(env);
+    let a = QpSpec::rc().with_short_timeout_and_few_retries().create_qp_side(env);
+    let b = QpSpec::rc().with_short_timeout_and_few_retries().create_qp_side(env);
     for round in 0..20u64 {
         let mut pair = QpPair {
-            a: a.sibling(),
-            b: b.sibling(),
+            a: a.create_side_on_same_pd_and_cqs(),
+            b: b.create_side_on_same_pd_and_cqs(),
         };
         pair.connect();
         for i in 0..5 {
@@ -285,7 +285,7 @@ fn expect_retry_exceeded(pair: &QpPair) {
 
 fn a_silent_peer_ends_in_retry_exceeded(env: &TestEnv) {
     // The peer is in INIT, so it does not respond yet.
-    let mut pair = QpSpec::rc().short_timeouts().create_unconnected_pair(env);
+    let mut pair = QpSpec::rc().with_short_timeout_and_few_retries().create_unconnected_pair(env);
     pair.b.to_init();
     let peer = pair.b.address();
     pair.a.connect(&peer);
@@ -293,14 +293,14 @@ fn a_silent_peer_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.to_state(IBV_QPS_RESET);
     expect_retry_exceeded(&pair);
 }
 
 fn a_peer_in_err_ends_in_retry_exceeded(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
     pair.check_transfers_both_ways();
     pair.b.qp.to_state(IBV_QPS_ERR);
     expect_retry_exceeded(&pair);
@@ -312,7 +312,7 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &TestEnv) {
             continue;
         }
         record_case(format!("{verb:?}"));
-        let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
+        let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
         pair.check_transfers_both_ways();
         let target = pair.b.alloc_buf(8);
         let local = pair.a.alloc_buf(8);
@@ -324,7 +324,7 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn a_peer_that_never_was_ends_in_retry_exceeded(env: &TestEnv) {
-    let mut pair = QpSpec::rc().short_timeouts().create_unconnected_pair(env);
+    let mut pair = QpSpec::rc().with_short_timeout_and_few_retries().create_unconnected_pair(env);
     let mut nobody = pair.b.address();
     for qpn in [nobody.qpn ^ 0x3ff, 0x00ff_fffe] {
         record_case(format!("QP {qpn:#x}"));
@@ -336,7 +336,7 @@ fn a_peer_that_never_was_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn retry_exceeded_flushes_the_rest(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     pair.a.post_list((0..10).map(|i| send([]).id(i)).collect());
     let wcs = pair.a.scq.wait_for_completions(10);
@@ -366,7 +366,7 @@ fn a_peer_that_gets_ready_later_is_reached(env: &TestEnv) {
 }
 
 fn work_in_flight_fails_when_the_peer_is_destroyed(env: &TestEnv) {
-    let pair = QpSpec::rc().short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
     post_unmatched_sends(&pair, 5);
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(pair.b.qp.try_destroy(), 0);

@@ -23,7 +23,7 @@ tests! { "multicast";
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// Returns a multicast group to which no concurrent test on the same fabric sends.
-fn group(last: u8) -> [u8; 16] {
+fn test_group_gid(last: u8) -> [u8; 16] {
     let mut gid = Ipv6Addr::new(0xff12, 0x401b, 0xffff, 0, 0, 0, 0, 0).octets();
     gid[11..15].copy_from_slice(&std::process::id().to_be_bytes());
     gid[15] = last;
@@ -61,7 +61,7 @@ fn send_to(side: &QpSide, gid: [u8; 16], qkey: u32, seed: u64) {
 fn every_member_gets_a_datagram_once(env: &TestEnv) {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let mapped = Ipv4Addr::new(239, a, b, c).to_ipv6_mapped().octets();
-    for gid in [group(1), mapped] {
+    for gid in [test_group_gid(1), mapped] {
         record_case(format!("{}", Ipv6Addr::from(gid)));
         let sender = ready_ud_qp(env);
         let members = [ready_ud_qp(env), ready_ud_qp(env), ready_ud_qp(env)];
@@ -97,23 +97,23 @@ fn every_member_gets_a_datagram_once(env: &TestEnv) {
 
 fn members_of_other_groups_get_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
-    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
-    send_to(&sender, group(2), QKEY, 5);
+    send_to(&sender, test_group_gid(2), QKEY, 5);
     member.expect_no_completions();
-    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
 fn who_has_left_gets_nothing(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
-    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
-    assert_eq!(member.qp.detach_mcast(group(1)), 0);
-    send_to(&sender, group(1), QKEY, 5);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
+    send_to(&sender, test_group_gid(1), QKEY, 5);
     member.expect_no_completions();
-    assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), libc::EINVAL);
 }
 
 /// Sends a postlist of more datagrams than the fabric can hold at a time, and then destroys the sending QP.
@@ -126,14 +126,14 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
         side.connect(&address);
         side
     });
-    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(40 + LEN);
     for id in 0..COUNT {
         member.post_recv(id.into(), [target.whole_sge()]);
     }
     let source = sender.alloc_buf(LEN);
     source.memory.fill_with_pattern(5);
-    let ah = multicast_ah(&sender, group(1));
+    let ah = multicast_ah(&sender, test_group_gid(1));
     for id in 0..COUNT {
         let wr = send([source.whole_sge()]).id(id.into()).unsignaled();
         sender.post(wr.to(&ah, MULTICAST_QPN, QKEY));
@@ -143,32 +143,32 @@ fn datagrams_wait_for_room_at_a_member(env: &TestEnv) {
         member.await_recv_completion().expect_received(id.into(), 40 + LEN);
     }
     target.memory.assert_pattern_at(40, LEN, 5);
-    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
 fn the_q_key_counts(env: &TestEnv) {
     let (sender, member) = (ready_ud_qp(env), ready_ud_qp(env));
-    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     let target = member.alloc_buf(140);
     member.post_recv(1, [target.whole_sge()]);
-    send_to(&sender, group(1), QKEY ^ 1, 5);
+    send_to(&sender, test_group_gid(1), QKEY ^ 1, 5);
     member.expect_no_completions();
-    send_to(&sender, group(1), QKEY, 6);
+    send_to(&sender, test_group_gid(1), QKEY, 6);
     member.await_recv_completion().expect_received(1, 140);
-    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
 /// `ibv_destroy_qp(3)`: destroying a QP "fails if the QP is attached to a multicast group".
 fn a_member_cannot_be_destroyed(env: &TestEnv) {
     let member = ready_ud_qp(env);
-    assert_eq!(member.qp.attach_mcast(group(1)), 0);
+    assert_eq!(member.qp.attach_mcast(test_group_gid(1)), 0);
     assert_eq!(member.qp.try_destroy(), libc::EBUSY);
-    assert_eq!(member.qp.detach_mcast(group(1)), 0);
+    assert_eq!(member.qp.detach_mcast(test_group_gid(1)), 0);
 }
 
 fn what_cannot_be_attached_is_refused(env: &TestEnv) {
     let rc = QpSpec::rc().create_qp_side(env);
-    assert_eq!(rc.qp.attach_mcast(group(1)), libc::EINVAL);
+    assert_eq!(rc.qp.attach_mcast(test_group_gid(1)), libc::EINVAL);
     let ud = ready_ud_qp(env);
     let unicast = ud.address().gid;
     assert_eq!(ud.qp.attach_mcast(unicast), libc::EINVAL);

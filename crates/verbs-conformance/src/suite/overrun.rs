@@ -40,7 +40,7 @@ const OVERRUN_DETECTION_TIME: Duration = Duration::from_secs(1);
 
 /// Returns attributes with queues of 64 WRs, and with CQs that hold 4 completions or slightly more.
 fn small_cq_spec() -> QpSpec {
-    QpSpec::rc().with_queue_depth(64).with_change(|s| s.cqe = 4).short_timeouts()
+    QpSpec::rc().with_queue_depth(64).with_change(|s| s.cqe = 4).with_short_timeout_and_few_retries()
 }
 
 /// Returns a range of numbers, one more than the number of completions that `cq` holds.
@@ -187,7 +187,7 @@ fn unsolicited_receives_of_a_sleeper_overrun_its_cq(env: &TestEnv) {
 /// The completions of each queue pair alone would fit into the common CQ.
 fn queue_pairs_share_a_queue_that_is_too_small(env: &TestEnv) {
     let (mut a, mut b) = (small_cq_spec().create_qp_side(env), small_cq_spec().create_qp_side(env));
-    let (mut c, mut d) = (a.sibling(), b.sibling());
+    let (mut c, mut d) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
     for (x, y) in [(&mut a, &mut b), (&mut c, &mut d)] {
         let (of_x, of_y) = (x.address(), y.address());
         x.connect(&of_y);
@@ -269,7 +269,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &TestEnv) {
     assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
     pair.a.await_send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     // A QP that is created later also fails.
-    let sibling = pair.b.sibling();
+    let sibling = pair.b.create_side_on_same_pd_and_cqs();
     assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
     sibling.to_init();
     sibling.qp.modify(&attr, mask).expect("INIT to RTR");
@@ -385,7 +385,7 @@ fn a_larger_queue_is_not_overrun(env: &TestEnv) {
 }
 
 fn a_resized_cq_can_be_overrun(env: &TestEnv) {
-    let pair = QpSpec::rc().with_queue_depth(64).short_timeouts().create_connected_pair(env);
+    let pair = QpSpec::rc().with_queue_depth(64).with_short_timeout_and_few_retries().create_connected_pair(env);
     let smaller = pair.a.scq.try_resize(4);
     if smaller != 0 || pair.a.scq.cqe() >= 64 {
         // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).

@@ -280,7 +280,7 @@ fn bad_keys_are_refused(env: &TestEnv) {
 fn freed_memory_is_refused(env: &TestEnv) {
     for memory in MemKind::ALL {
         record_case(format!("{memory:?}"));
-        let spec = QpSpec::rc().short_timeouts().memory(memory);
+        let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 1 << 16);
         let local = side.alloc_buf(64);
         side.post(write([local.whole_sge()], remote).id(1));
@@ -332,7 +332,7 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
         let spec = QpSpec::rc().with_queue_depth(32).memory(memory);
         let mut own = spec.create_qp_side(env);
         let word = own.alloc_buf(8);
-        let mut sides = [own.sibling(), own.sibling()];
+        let mut sides = [own.create_side_on_same_pd_and_cqs(), own.create_side_on_same_pd_and_cqs()];
         let mut peers: Vec<PeerProcess> =
             sides.iter_mut().map(|side| PeerProcess::start_connected_to(env, side, 64).0).collect();
         let address = own.address();
@@ -361,7 +361,7 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
 
 fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
     for memory in MemKind::ALL {
-        let spec = QpSpec::rc().short_timeouts().memory(memory);
+        let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &spec, 4096);
         let local = side.alloc_buf(64);
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: 7, offset: 0, len: 64 });
@@ -377,7 +377,7 @@ fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn a_killed_peer_ends_the_waiting_for_a_receive(env: &TestEnv) {
-    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
+    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().with_short_timeout_and_few_retries(), 4096);
     let local = side.alloc_buf(100_000);
     side.post_list((0..4).map(|i| send([local.whole_sge()]).id(i)).collect());
     side.scq.expect_empty();
@@ -389,7 +389,7 @@ fn a_killed_peer_ends_the_waiting_for_a_receive(env: &TestEnv) {
 }
 
 fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &TestEnv) {
-    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().short_timeouts(), 4096);
+    let (peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::rc().with_short_timeout_and_few_retries(), 4096);
     peer.exit_and_check();
     side.post(send([]).id(2));
     side.await_send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
@@ -399,7 +399,7 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
     for memory in MemKind::ALL {
         for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd, Verb::RdmaWriteWithImm] {
             record_case(format!("{verb:?}, {memory:?}"));
-            let spec = QpSpec::rc().short_timeouts().memory(memory);
+            let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);
             let (peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 4096);
             let local = side.alloc_buf(8);
             side.post(write([local.whole_sge()], remote).id(1));

@@ -97,7 +97,7 @@ fn numbers_of_living_queue_pairs_are_unique(env: &TestEnv) {
     let sides: Vec<_> = (0..4).map(|_| QpSpec::rc().create_qp_side(env)).collect();
     let mut siblings = Vec::new();
     for round in 0..200usize {
-        siblings.push(sides[round % 4].sibling());
+        siblings.push(sides[round % 4].create_side_on_same_pd_and_cqs());
         if round % 3 == 0 {
             siblings.swap_remove(round * 7 % siblings.len());
         }
@@ -197,8 +197,8 @@ fn create_and_destroy_many_times(env: &TestEnv) {
     let first = QpSpec::rc().create_connected_pair(env);
     for _ in 0..500 {
         let mut pair = crate::pair::QpPair {
-            a: first.a.sibling(),
-            b: first.b.sibling(),
+            a: first.a.create_side_on_same_pd_and_cqs(),
+            b: first.b.create_side_on_same_pd_and_cqs(),
         };
         pair.connect();
     }
@@ -210,7 +210,7 @@ fn more_than_there_can_be_at_once_one_after_the_other(env: &TestEnv) {
     let first = QpSpec::rc().create_qp_side(env);
     let most = first.ctx.device_attr().max_qp.min(20_000);
     for _ in 0..=most {
-        drop(first.sibling());
+        drop(first.create_side_on_same_pd_and_cqs());
     }
 }
 
@@ -225,8 +225,8 @@ fn thousands_of_connected_pairs(env: &TestEnv) {
     let pairs: Vec<_> = (0..count)
         .map(|_| {
             let mut pair = crate::pair::QpPair {
-                a: a.sibling(),
-                b: b.sibling(),
+                a: a.create_side_on_same_pd_and_cqs(),
+                b: b.create_side_on_same_pd_and_cqs(),
             };
             pair.connect();
             pair

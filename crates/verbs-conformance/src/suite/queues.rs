@@ -50,7 +50,7 @@ fn check_full_send_queue_refuses_next_wr(env: &TestEnv, spec: QpSpec) {
     }
     let one_more = pair.a.with_ud_destination(send([buf.whole_sge()]).id(99));
     let refused = pair.a.qp.try_post(vec![one_more]).expect_err("the send queue is full");
-    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
+    assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
 fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
@@ -63,7 +63,7 @@ fn a_postlist_stops_where_the_queue_is_full(env: &TestEnv) {
         .map(|i| write([source.whole_sge()], target.remote().plus(i as u64 * 8)).id(i as u64))
         .collect();
     let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
-    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(depth)));
+    assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(depth)));
     for (i, wc) in pair.a.scq.wait_for_completions(depth).iter().enumerate() {
         wc.expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(i * 8), 7);
@@ -92,7 +92,7 @@ fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
     pair.a.scq.expect_empty();
     let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
     let refused = one_more.expect_err("nothing has freed a slot");
-    assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
+    assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
 }
 
 fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
@@ -129,9 +129,9 @@ fn a_full_receive_queue_refuses_with_bad_wr(env: &TestEnv) {
         let buf = pair.b.alloc_buf(64);
         let wrs = (0..depth + 3).map(|i| recv(i as u64, [buf.whole_sge()])).collect();
         let refused = pair.b.qp.try_post_recvs(wrs).expect_err("the list is longer than the queue");
-        assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(depth)));
+        assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(depth)));
         let refused = pair.b.qp.try_post_recvs(vec![recv(9, [buf.whole_sge()])]).expect_err("full");
-        assert_eq!((refused.errno, refused.bad), (FULL_QUEUE_ERRNO, Some(0)));
+        assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
     }
 }
 
@@ -164,13 +164,13 @@ fn too_many_sges_are_refused_with_bad_wr(env: &TestEnv) {
     ];
     let refused = pair.a.qp.try_post(wrs).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
-    assert_eq!(refused.bad, Some(1));
+    assert_eq!(refused.bad_wr_index, Some(1));
     pair.a.await_send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.a.scq.expect_empty();
     let sges = (0..=pair.b.granted_cap.max_recv_sge).map(|_| target.sge(0, 1));
     let refused = pair.b.qp.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
-    assert_eq!(refused.bad, Some(1));
+    assert_eq!(refused.bad_wr_index, Some(1));
     if env.has(NicCapability::ImmediateChecks) {
         let negative = pair.a.qp.try_post_with_num_sge(write([source.sge(0, 1)], target.remote()), -1);
         assert_eq!(negative, Err(libc::EINVAL));
@@ -331,7 +331,7 @@ fn one_cq_for_both_queues(env: &TestEnv) {
     let mut a = QpSpec::rc().create_qp_side(env);
     let cq = a.ctx.create_cq(64);
     let mut init = crate::objects::QpInit::new(IBV_QPT_RC, &cq, &cq);
-    let mut b = a.sibling();
+    let mut b = a.create_side_on_same_pd_and_cqs();
     a.qp = a.pd.create_qp(&mut init);
     b.qp = b.pd.create_qp(&mut init);
     let (to_a, to_b) = (a.address(), b.address());
@@ -388,7 +388,7 @@ fn one_cq_for_many_queue_pairs(env: &TestEnv) {
     let b = QpSpec::rc().with_change(|s| s.cqe = 1000).create_qp_side(env);
     let mut pairs = Vec::new();
     for _ in 0..20 {
-        let (mut x, mut y) = (a.sibling(), b.sibling());
+        let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
         let (to_x, to_y) = (x.address(), y.address());
         x.connect(&to_y);
         y.connect(&to_x);
@@ -478,7 +478,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &TestEnv) {
     let (a, b) = (spec.create_qp_side(env), spec.create_qp_side(env));
     let pairs: Vec<_> = (0..PAIRS)
         .map(|_| {
-            let (mut x, mut y) = (a.sibling(), b.sibling());
+            let (mut x, mut y) = (a.create_side_on_same_pd_and_cqs(), b.create_side_on_same_pd_and_cqs());
             let (to_x, to_y) = (x.address(), y.address());
             x.connect(&to_y);
             y.connect(&to_x);

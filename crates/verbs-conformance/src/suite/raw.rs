@@ -8,7 +8,7 @@ use verbs_abi::*;
 use crate::TestEnv;
 use crate::harness::record_case;
 use crate::objects::{Buf, Context, Cq, QpInit};
-use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth_destination_spec, next_flow_tag, try_flow_tag_cq};
+use crate::raw::{InstalledFlow, IndTable, RawPacketQp, FlowAttr, Wq, eth_destination_spec, poll_one_and_read_flow_tag, try_flow_tag_cq};
 use crate::wr::{RefusedPostlist, Verb, Wc, send};
 
 tests! { "raw";
@@ -286,7 +286,7 @@ fn several_flows_bring_a_frame_once(env: &TestEnv) {
 fn a_context_does_not_hear_itself(env: &TestEnv) {
     let (receiver, buffers) = receiver_with_flow(env, &FlowAttr::to_ethernet_address(env, test_mac(1)), 2);
     let frame = udp_frame(test_mac(1), 1, &[1; 60]);
-    let same = RawPacketQp::on_context(&receiver.ctx);
+    let same = RawPacketQp::create_in_rts_on_context(&receiver.ctx);
     send_frame_and_wait(&same, &frame);
     receiver.cq.expect_empty();
     send_frame_and_wait(&RawPacketQp::new(env), &frame);
@@ -325,9 +325,9 @@ fn flows_tag_completions(env: &TestEnv) {
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
         receiver.add_flow(&FlowAttr::to_ethernet_address(env, test_mac(last)).spec(tag(tag_id)));
         send_frame_and_wait(&sender, &udp_frame(test_mac(last), 1, &[1; 60]));
-        assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
+        assert_eq!(poll_one_and_read_flow_tag(&receiver.cq), Some(tag_id));
     }
-    assert_eq!(next_flow_tag(&receiver.cq), None);
+    assert_eq!(poll_one_and_read_flow_tag(&receiver.cq), None);
 }
 
 fn checksums_are_filled_in_and_checked(env: &TestEnv) {
@@ -487,7 +487,7 @@ fn only_sends_can_be_posted(env: &TestEnv) {
     ] {
         let posted = raw.qp.try_post(vec![send([source.whole_sge()]).opcode(opcode)]);
         let errno = libc::EINVAL;
-        assert_eq!(posted, Err(RefusedPostlist { errno, bad: Some(0) }), "{opcode}");
+        assert_eq!(posted, Err(RefusedPostlist { errno, bad_wr_index: Some(0) }), "{opcode}");
     }
 }
 
@@ -556,7 +556,7 @@ fn work_queues_have_states(env: &TestEnv) {
     assert_eq!(wq.cached_state(), IBV_WQS_RESET);
     let refused = RefusedPostlist {
         errno: libc::EINVAL,
-        bad: Some(0),
+        bad_wr_index: Some(0),
     };
     assert_eq!(wq.post_recv(1, &buffer), Err(refused));
     assert_eq!(wq.to_state(IBV_WQS_RDY), 0);

@@ -42,7 +42,7 @@ pub(super) fn expect_refused(pair: &QpPair, wr: SendWr) {
     match a.qp.try_post(vec![first, wr.id(72), a.with_ud_destination(send([source.whole_sge()]).id(73))]) {
         Err(refused) => {
             assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
-            assert_eq!(refused.bad, Some(1), "bad_wr");
+            assert_eq!(refused.bad_wr_index, Some(1), "bad_wr");
             pair.b.await_recv_completion().expect_received(70, 8 + grh);
             a.await_send_completion().expect_sent(71, Verb::Send);
             a.expect_no_completions();
@@ -78,7 +78,7 @@ fn a_verb_that_the_transport_lacks_is_refused_at_once(env: &TestEnv) {
         record_case(format!("{verb:?}"));
         let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote());
         let refused = pair.a.qp.try_post(vec![wr]).expect_err("UD has no such verb");
-        assert_eq!(refused.bad, Some(0));
+        assert_eq!(refused.bad_wr_index, Some(0));
     }
     pair.check_transfers_both_ways();
 }
@@ -113,7 +113,7 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
         remote.memory.store(0, 42);
         let wr = wr_of_verb_with_default_operands(verb, [local.whole_sge()], remote.remote()).id(1).inline();
         match pair.a.qp.try_post(vec![wr]) {
-            Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
+            Err(refused) => assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0))),
             Ok(()) => {
                 let wc = pair.a.await_send_completion();
                 if wc.status() == IBV_WC_SUCCESS {
@@ -131,7 +131,7 @@ fn read_and_atomics_cannot_be_inline(env: &TestEnv) {
 /// report an error use EINVAL or LOC_LEN_ERR.
 fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
-    let mtu = super::data::mtu(&pair.a);
+    let mtu = super::data::active_port_mtu_bytes(&pair.a);
     for len in [mtu + 1, 2 * mtu, 1 << 20] {
         record_case(format!("{len} bytes"));
         let pair = QpSpec::ud().create_connected_pair(env);
@@ -141,7 +141,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &TestEnv) {
         match pair.a.qp.try_post(vec![pair.a.with_ud_destination(send([source.whole_sge()]).id(2))]) {
             Err(refused) => {
                 assert!([libc::EINVAL, libc::EMSGSIZE].contains(&refused.errno), "{refused:?}");
-                assert_eq!(refused.bad, Some(0));
+                assert_eq!(refused.bad_wr_index, Some(0));
             }
             Ok(()) => {
                 let wc = pair.a.await_send_completion();

@@ -55,7 +55,7 @@ fn a_full_queue_refuses_with_bad_wr(env: &TestEnv) {
     let depth = srq.query().max_wr as usize;
     let wrs = (0..depth + 3).map(|i| recv(i as u64, [])).collect();
     let refused = srq.try_post_recvs(wrs).expect_err("the list is longer than the queue");
-    assert_eq!((refused.errno, refused.bad), (libc::ENOMEM, Some(depth)));
+    assert_eq!((refused.errno, refused.bad_wr_index), (libc::ENOMEM, Some(depth)));
 }
 
 fn too_many_sges_are_refused(env: &TestEnv) {
@@ -65,7 +65,7 @@ fn too_many_sges_are_refused(env: &TestEnv) {
     let sges = (0..=got.max_sge).map(|_| buf.sge(0, 1));
     let refused = srq.try_post_recvs(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
-    assert_eq!(refused.bad, Some(1));
+    assert_eq!(refused.bad_wr_index, Some(1));
 }
 
 /// Returns two pairs whose `b` sides share PD, CQs and SRQ.
@@ -73,7 +73,7 @@ fn pairs_sharing_srq(env: &TestEnv, spec: &QpSpec) -> (QpPair, QpPair) {
     let first = spec.clone().with_srq().create_connected_pair(env);
     let mut second = QpPair {
         a: spec.create_qp_side(env),
-        b: first.b.sibling(),
+        b: first.b.create_side_on_same_pd_and_cqs(),
     };
     second.connect();
     (first, second)
@@ -126,7 +126,7 @@ fn posting_to_the_queue_pair_is_refused(env: &TestEnv) {
     let pair = QpSpec::rc().with_srq().create_connected_pair(env);
     let refused = pair.b.qp.try_post_recvs(vec![recv(1, [])]).expect_err("a receive on a QP with an SRQ");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
-    assert_eq!(refused.bad, Some(0));
+    assert_eq!(refused.bad_wr_index, Some(0));
 }
 
 fn consume_receives(pair: &QpPair, n: u64) {

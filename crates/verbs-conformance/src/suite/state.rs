@@ -122,7 +122,7 @@ fn full_transition_attr(side: &QpSide, to: ibv_qp_state, peer: &QpAddress) -> (i
     }
 }
 
-fn states(env: &TestEnv) -> Vec<ibv_qp_state> {
+fn tested_qp_states(env: &TestEnv) -> Vec<ibv_qp_state> {
     let mut states =
         vec![IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR];
     if env.has(NicCapability::Sqd) {
@@ -142,8 +142,8 @@ fn check_illegal_transitions_are_refused(env: &TestEnv, spec: &QpSpec) {
         (IBV_QPS_SQD, IBV_QPS_SQD),
         (IBV_QPS_SQD, IBV_QPS_RTS),
     ];
-    for from in states(env) {
-        for to in states(env) {
+    for from in tested_qp_states(env) {
+        for to in tested_qp_states(env) {
             // Every state has transitions to RESET and ERR (RESET to ERR depends on the device).
             let open = to == IBV_QPS_RESET || to == IBV_QPS_ERR;
             if open || legal.contains(&(from, to)) {
@@ -384,7 +384,7 @@ fn a_wrong_current_state_is_refused(env: &TestEnv) {
 }
 
 fn err_is_reached_from_everywhere(env: &TestEnv) {
-    for from in states(env).into_iter().filter(|state| *state != IBV_QPS_RESET) {
+    for from in tested_qp_states(env).into_iter().filter(|state| *state != IBV_QPS_RESET) {
         record_case(format!("from {from}"));
         let mut side = QpSpec::rc().create_qp_side(env);
         move_from_reset_to(&mut side, from);
@@ -481,7 +481,7 @@ fn rtr_receives_and_does_not_send(env: &TestEnv) {
     pair.a.await_send_completion().expect_sent(3, Verb::Send);
     if env.has(NicCapability::ImmediateChecks) {
         let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
-        assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+        assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
     }
     pair.b.to_rts();
     pair.check_transfers_both_ways();
@@ -501,7 +501,7 @@ fn sends_before_rts_are_refused(env: &TestEnv) {
             move_from_reset_to(&mut side, state);
             let wr = side.with_ud_destination(send([]).id(1));
             let refused = side.qp.try_post(vec![wr]).expect_err("a send before RTS");
-            assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+            assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
             side.expect_no_completions();
         }
     }
@@ -510,7 +510,7 @@ fn sends_before_rts_are_refused(env: &TestEnv) {
 fn receives_in_reset_are_refused(env: &TestEnv) {
     let side = QpSpec::rc().create_qp_side(env);
     let refused = side.qp.try_post_recvs(vec![recv(1, [])]).expect_err("a receive in RESET");
-    assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
+    assert_eq!((refused.errno, refused.bad_wr_index), (libc::EINVAL, Some(0)));
     side.to_init();
     side.post_recv(1, []);
 }

@@ -11,7 +11,7 @@ use crate::objects::{Buf, QpInit};
 use crate::pair::{QpSide, QpSpec};
 use crate::peer::{PeerAnswer, PeerCommand, PeerProcess};
 use crate::rng::pattern;
-use crate::tags::{TMH_OP_EAGER, TMH_OP_FIN, TMH_OP_NO_TAG, TMH_OP_RNDV, TagSrq, tmh_header, tag_operation, post_ops};
+use crate::tags::{TMH_OP_EAGER, TMH_OP_FIN, TMH_OP_NO_TAG, TMH_OP_RNDV, TagSrq, tmh_header, signaled_tag_operation_wr, post_ops};
 use crate::wr::{RemoteAddress, Verb, Wc, read, send, send_imm};
 
 tests! { "tags";
@@ -300,9 +300,9 @@ fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     }
     assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge()]), Err(libc::ENOMEM));
     assert_eq!(tags.tag_srq.add(1, (4, EXACT_TAG_MASK), &[to.whole_sge(); 3]), Err(libc::EINVAL));
-    assert_eq!(tags.tag_srq.post_tag_operation(tag_operation(9, 1)), Err(libc::EINVAL));
+    assert_eq!(tags.tag_srq.post_tag_operation(signaled_tag_operation_wr(9, 1)), Err(libc::EINVAL));
     let plain = pd.create_srq();
-    let mut sync = tag_operation(IBV_WR_TAG_SYNC, 1);
+    let mut sync = signaled_tag_operation_wr(IBV_WR_TAG_SYNC, 1);
     assert_eq!(post_ops(ctx, &plain, &mut sync), Err(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 0).err(), Some(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 1 << 30).err(), Some(libc::EINVAL));
@@ -325,7 +325,7 @@ fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
 /// Starts another process, and connects it with a new side of this process. `here` and `there` are the numbers of tags
 /// of the SRQs in this process and in the other process.
 fn connect_tag_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSide, RemoteAddress) {
-    let spec = |tags| QpSpec::rc().short_timeouts().with_tags(tags);
+    let spec = |tags| QpSpec::rc().with_short_timeout_and_few_retries().with_tags(tags);
     let mut peer = PeerProcess::start(env);
     let make = PeerCommand::Make(Box::new(spec(there)), RENDEZVOUS_BYTES + 4096);
     let PeerAnswer::Made(address, remote) = peer.command(&make) else { panic!("nothing was made") };

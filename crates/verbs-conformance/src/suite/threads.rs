@@ -134,8 +134,8 @@ fn two_threads_post_receives(env: &TestEnv) {
 /// Returns connected siblings of `a` and `b`.
 fn connected_sibling_pair(pair: &QpPair) -> QpPair {
     let mut sibling = QpPair {
-        a: pair.a.sibling(),
-        b: pair.b.sibling(),
+        a: pair.a.create_side_on_same_pd_and_cqs(),
+        b: pair.b.create_side_on_same_pd_and_cqs(),
     };
     sibling.connect();
     sibling
@@ -219,7 +219,7 @@ fn fetch_add_is_atomic(env: &TestEnv) {
 fn requester_with_own_context(env: &TestEnv, first: &QpPair, memory: MemKind) -> QpPair {
     let mut pair = QpPair {
         a: QpSpec::rc().with_queue_depth(32).memory(memory).create_qp_side(env),
-        b: first.b.sibling(),
+        b: first.b.create_side_on_same_pd_and_cqs(),
     };
     pair.connect();
     pair
@@ -310,7 +310,7 @@ fn registering_while_others_write(env: &TestEnv) {
 
 /// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
 fn destroying_while_the_peer_sends(env: &TestEnv) {
-    let first = QpSpec::rc().short_timeouts().create_connected_pair(env);
+    let first = QpSpec::rc().with_short_timeout_and_few_retries().create_connected_pair(env);
     let verbs = if env.has(NicCapability::Read) { 3 } else { 2 };
     for round in 0..30u64 {
         record_case(format!("round {round}"));

@@ -299,7 +299,7 @@ fn hundreds_of_destinations(env: &TestEnv) {
     const RECEIVERS: usize = 200;
     let sender = QpSpec::ud().with_queue_depth(256).create_connected_pair(env).a;
     let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
-    let mut receivers: Vec<QpSide> = (0..RECEIVERS).map(|_| first.sibling()).collect();
+    let mut receivers: Vec<QpSide> = (0..RECEIVERS).map(|_| first.create_side_on_same_pd_and_cqs()).collect();
     for receiver in &mut receivers {
         receiver.connect(&sender.address());
     }
@@ -333,7 +333,7 @@ fn hundreds_of_sources(env: &TestEnv) {
     const SENDERS: usize = 200;
     let receiver = QpSpec::ud().with_queue_depth(512).create_connected_pair(env).b;
     let first = QpSpec::ud().with_change(|s| s.cqe = 1024).create_qp_side(env);
-    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
+    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.create_side_on_same_pd_and_cqs()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
@@ -361,7 +361,7 @@ fn a_busy_source_starves_nobody(env: &TestEnv) {
     const SENDERS: usize = 60;
     let receiver = QpSpec::ud().with_queue_depth(512).create_connected_pair(env).b;
     let first = QpSpec::ud().with_change(|s| s.cqe = 4096).create_qp_side(env);
-    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.sibling()).collect();
+    let mut senders: Vec<QpSide> = (0..SENDERS).map(|_| first.create_side_on_same_pd_and_cqs()).collect();
     for sender in &mut senders {
         sender.connect(&receiver.address());
     }
@@ -599,7 +599,7 @@ fn a_flood_loses_but_never_lies(env: &TestEnv) {
 
 fn payload_of_exactly_the_mtu(env: &TestEnv) {
     let pair = QpSpec::ud().create_connected_pair(env);
-    let mtu = super::data::mtu(&pair.a);
+    let mtu = super::data::active_port_mtu_bytes(&pair.a);
     let source = pair.a.alloc_buf(mtu);
     let target = pair.b.alloc_buf(mtu + 40);
     for seed in 0..40 {

@@ -109,7 +109,7 @@ fn a_window_of_type_2_is_for_the_queue_pair_that_bound_it(env: &TestEnv) {
     let key = bind_type_2(&pair.b, &window, &bound);
     expect_write_reaches(&pair, remote_address_in_window(key, &bound, 0), &buf, 5);
     // `other` is another connection to the same protection domain.
-    let mut other = QpPair { a: pair.a.sibling(), b: pair.b.sibling() };
+    let mut other = QpPair { a: pair.a.create_side_on_same_pd_and_cqs(), b: pair.b.create_side_on_same_pd_and_cqs() };
     other.connect();
     expect_write_refused(&other, remote_address_in_window(key, &bound, 0));
     assert_eq!(buf.memory.load(64), 5);
@@ -275,7 +275,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_work_request(env: &TestEnv) {
         let two = Window::new(&pair.b.pd, IBV_MW_TYPE_2);
         let bound = middle_part(&buf, WRITE_ACCESS);
         let key = bind_type_2(&pair.b, &two, &bound);
-        let mut other = QpPair { a: pair.a.sibling(), b: pair.b.sibling() };
+        let mut other = QpPair { a: pair.a.create_side_on_same_pd_and_cqs(), b: pair.b.create_side_on_same_pd_and_cqs() };
         other.connect();
         let victim = match what {
             "nobody's" => inc_rkey(key),

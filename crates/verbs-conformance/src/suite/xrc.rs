@@ -228,11 +228,11 @@ fn a_domain_is_named_by_its_file(env: &TestEnv) {
     let again = open(0).expect("the same domain");
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(8));
     let qp = first.create_recv_qp(&pd, &cq).expect("ibv_create_qp_ex");
-    drop(again.open_receiver(qp.qpn(), &pd, &cq).expect("ibv_open_qp"));
+    drop(again.open_recv_qp_by_number(qp.qpn(), &pd, &cq).expect("ibv_open_qp"));
     drop(qp);
     let other = XrcDomain::open(&ctx, -1, libc::O_CREAT).expect("a domain without a file");
     let qp = other.create_recv_qp(&pd, &cq).expect("ibv_create_qp_ex");
-    assert_eq!(first.open_receiver(qp.qpn(), &pd, &cq).err(), Some(libc::EINVAL));
+    assert_eq!(first.open_recv_qp_by_number(qp.qpn(), &pd, &cq).err(), Some(libc::EINVAL));
     drop(qp);
     drop(first);
     drop(again);
@@ -251,7 +251,7 @@ fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
     let xrc = Xrc::new(env, 7);
     let opened = xrc
         .domain
-        .open_receiver(xrc.receiver.qpn(), &xrc.pd, &xrc.sender_cq)
+        .open_recv_qp_by_number(xrc.receiver.qpn(), &xrc.pd, &xrc.sender_cq)
         .expect("ibv_open_qp");
     assert_eq!(opened.qpn(), xrc.receiver.qpn());
     assert_eq!(opened.state(), IBV_QPS_RTS);
@@ -261,7 +261,7 @@ fn a_receiver_is_opened_by_its_number(env: &TestEnv) {
     xrc.srqs_with_number_and_cq[0].0.post_recv(1, [buf.whole_sge()]);
     xrc.sender.post(to_srq(send([buf.whole_sge()]).id(2), xrc.srqn(0)));
     xrc.srqs_with_number_and_cq[0].2.await_completion().expect_received(1, 8);
-    let unknown = xrc.domain.open_receiver(xrc.sender.qpn(), &xrc.pd, &xrc.sender_cq);
+    let unknown = xrc.domain.open_recv_qp_by_number(xrc.sender.qpn(), &xrc.pd, &xrc.sender_cq);
     assert_eq!(unknown.err(), Some(libc::EINVAL));
 }
 

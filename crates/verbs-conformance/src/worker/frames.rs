@@ -46,7 +46,7 @@ impl FrameExchange {
         }
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
-        let mut raw = RawPacketQp::on_context(ctx);
+        let mut raw = RawPacketQp::create_in_rts_on_context(ctx);
         raw.add_flow(&FlowAttr::to_ethernet_address(env, own));
         let room = usize::try_from(MAX_OUTSTANDING_FRAMES).expect("small") * FRAME_BUFFER_BYTES;
         let (outgoing, incoming) = (raw.pd.alloc_buf(room), raw.pd.alloc_buf(room));

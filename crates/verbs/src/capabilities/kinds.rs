@@ -92,7 +92,7 @@ pub struct MissingCapability {
 /// Inline payload of a queue pair with one SGE and a short send queue, in bytes; 0 if the transport
 /// is missing. Longer queues and SGE lists may leave less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct InlineBytes {
+pub struct MaxInlineBytes {
     /// Inline payload of RC.
     pub rc: u32,
     /// Inline payload of UC.
@@ -114,7 +114,7 @@ pub struct Capabilities {
     /// Capabilities that the device lacks.
     pub lacks: Vec<MissingCapability>,
     /// Largest inline payload of a work request.
-    pub inline_bytes: InlineBytes,
+    pub inline_bytes: MaxInlineBytes,
     /// READs and atomics that a queue pair can have outstanding as requester.
     pub max_rd_atomic: u32,
     /// READs and atomics that a queue pair can have outstanding as responder.

@@ -1,13 +1,13 @@
 //! Determines the capabilities of a device from its attributes and by creating small objects.
 
-use super::kinds::{Capabilities, Capability, InlineBytes, MissingCapability};
+use super::kinds::{Capabilities, Capability, MaxInlineBytes, MissingCapability};
 use super::known_gaps;
 use crate::attr::{DeviceAttr, TransportType};
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::error::VerbError;
 use crate::pd::ProtectionDomain;
-use crate::qp_builder::probe_max_inline;
+use crate::qp_builder::probe_granted_inline;
 use crate::transport::{Rc, Transport, Uc, Ud};
 use crate::types::AtomicCap;
 
@@ -64,7 +64,7 @@ fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
         rc_refusal: rc_refused,
         uc_refusal: uc_refused,
         ud_refusal: ud_refused,
-        events_refusal: refusal_reason(probe_events(context))?,
+        events_refusal: refusal_reason(probe_completion_events(context))?,
     };
     Ok(Capabilities {
         provider: context.provider().name(),
@@ -75,7 +75,7 @@ fn probe_device(context: &Context) -> Result<Capabilities, VerbError> {
         ]
         .concat(),
         driver,
-        inline_bytes: InlineBytes { rc, uc, ud },
+        inline_bytes: MaxInlineBytes { rc, uc, ud },
         max_rd_atomic,
         max_dest_rd_atomic,
     })
@@ -134,18 +134,20 @@ fn probe_refusal_and_max_inline<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
 ) -> Result<(Option<String>, u32), VerbError> {
-    let without_inline = probe_max_inline::<T>(pd, cq, 0);
+    let without_inline = probe_granted_inline::<T>(pd, cq, 0);
     let Ok(granted) = without_inline else {
         let refused = without_inline.map(drop).map_err(VerbError::from);
         return Ok((refusal_reason(refused)?, 0));
     };
-    let most = max_inline_bytes(granted, |bytes| probe_max_inline::<T>(pd, cq, bytes).ok());
+    let most = search_max_inline_bytes(granted, |bytes| {
+        probe_granted_inline::<T>(pd, cq, bytes).ok()
+    });
     Ok((None, most))
 }
 
 /// Returns the largest inline payload, by binary search. `granted` was granted for a request of 0
 /// bytes; `ask` returns the payload granted for a request, or `None` for a refusal.
-fn max_inline_bytes(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
+fn search_max_inline_bytes(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
     /// No NIC has work queue entries with more inline payload.
     const MAX_INLINE: u32 = 4096;
     let (mut has, mut lacks) = (granted.min(MAX_INLINE), MAX_INLINE + 1);
@@ -160,7 +162,7 @@ fn max_inline_bytes(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
 }
 
 /// Checks that the device supports completion events.
-fn probe_events(context: &Context) -> Result<(), VerbError> {
+fn probe_completion_events(context: &Context) -> Result<(), VerbError> {
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq_with_channel(1, &channel)?;
     Ok(cq.req_notify(false)?)
@@ -198,14 +200,14 @@ mod tests {
         for limit in [0, 1, 28, 60, 220, 828, 4095, 4096, 5000] {
             let exactly = |bytes| (bytes <= limit).then_some(bytes);
             assert_eq!(
-                max_inline_bytes(0, exactly),
+                search_max_inline_bytes(0, exactly),
                 limit.min(4096),
                 "{limit} exactly"
             );
             // As mlx5 does: grant all that fits into the WQE.
             let rounded = |bytes: u32| (bytes <= limit).then_some(bytes.max(limit & !15));
             assert_eq!(
-                max_inline_bytes(limit & !15, rounded),
+                search_max_inline_bytes(limit & !15, rounded),
                 limit.min(4096),
                 "{limit}"
             );
@@ -213,7 +215,7 @@ mod tests {
             // an error.
             let less = |bytes: u32| Some(bytes.min(limit));
             assert_eq!(
-                max_inline_bytes(0, less),
+                search_max_inline_bytes(0, less),
                 limit.min(4096),
                 "{limit} silently"
             );
@@ -244,15 +246,15 @@ mod tests {
         assert_eq!(found.lacks, []);
         assert!(Capability::ALL.iter().all(|&c| found.has(c)));
         assert_eq!((found.provider, found.driver.as_deref()), ("softnic", None));
-        let InlineBytes { rc, uc, ud } = found.inline_bytes;
+        let MaxInlineBytes { rc, uc, ud } = found.inline_bytes;
         assert!(rc > 0 && rc == uc && uc == ud);
         // The reported size is exact to the byte.
         let (pd, cq) = (
             context.alloc_pd().expect("a PD"),
             context.create_cq(1).expect("a CQ"),
         );
-        assert!(probe_max_inline::<Rc>(&pd, &cq, rc).is_ok());
-        assert!(probe_max_inline::<Rc>(&pd, &cq, rc + 1).is_err() || rc == 4096);
+        assert!(probe_granted_inline::<Rc>(&pd, &cq, rc).is_ok());
+        assert!(probe_granted_inline::<Rc>(&pd, &cq, rc + 1).is_err() || rc == 4096);
     }
 
     #[test]

@@ -160,7 +160,7 @@ operation_errors! {
             limit: u32,
         } => "{verb} failed: {source}: {attribute} is {requested}, and the device allows at most {limit}";
         /// The device grants less inline payload than [`max_inline_data`](crate::QpBuilder::max_inline_data) requires.
-        /// Errno 0. [`inline_up_to`](crate::QpBuilder::inline_up_to) accepts less.
+        /// Errno 0. [`max_inline_data_if_supported`](crate::QpBuilder::max_inline_data_if_supported) accepts less.
         InlineTooLong {
             /// The bytes that the caller requires.
             requested: u32,

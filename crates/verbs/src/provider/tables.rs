@@ -14,7 +14,7 @@ pub(super) fn softnic() -> &'static Symbols {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         return TAPPED.get_or_init(|| {
             softnic::observe_faults(tap::trace::append_event_line);
-            tap::symbols::<SoftNic>()
+            tap::symbols::<SoftNicTapProvider>()
         });
     }
     softnic::symbols()
@@ -41,12 +41,12 @@ pub(super) fn simnic() -> &'static Symbols {
 
 /// The software NIC as a provider of the tap.
 #[cfg(all(feature = "softnic", feature = "tap"))]
-struct SoftNic;
+struct SoftNicTapProvider;
 
 #[cfg(all(feature = "softnic", feature = "tap"))]
-impl tap::Provider for SoftNic {
+impl tap::Provider for SoftNicTapProvider {
     const NAME: &'static str = "softnic";
-    const PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
+    const QPN_PROCESS_SHIFT: Option<u32> = Some(softnic::QPN_TO_PROCESS_SLOT_SHIFT);
 
     fn symbols() -> &'static Symbols {
         softnic::symbols()

@@ -27,7 +27,7 @@ impl FetchRequester {
         ping: &PingPong,
     ) -> Result<FetchRequester> {
         let remote: RemoteMemory = link.recv()?;
-        let cq = nic.cq(1)?;
+        let cq = nic.create_cq(1)?;
         let qp = nic.qp_builder::<Rc>(&cq, &cq).max_recv_wr(1u32).build()?;
         let qp = connect(link, qp)?;
         let into = nic.pd.alloc(ping.payload_bytes, Access::LOCAL_WRITE)?;

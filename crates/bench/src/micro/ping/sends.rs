@@ -71,7 +71,7 @@ impl<T: SendTransport, F: PayloadForm> SendPingPongEnd<T, F> {
         ping: &PingPong,
     ) -> Result<SendPingPongEnd<T, F>> {
         let recvs = recv_count(ping.payload_bytes);
-        let (send_cq, recv_cq) = (nic.cq(SEND_QUEUE_DEPTH)?, nic.cq(recvs + 1)?);
+        let (send_cq, recv_cq) = (nic.create_cq(SEND_QUEUE_DEPTH)?, nic.create_cq(recvs + 1)?);
         let qp = nic
             .qp_builder::<T>(&send_cq, &recv_cq)
             .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))

@@ -35,7 +35,7 @@ impl<T: Connected, F: PayloadForm> WritePingPongEnd<T, F> {
         let memory = nic.pd.alloc(bytes, access)?;
         link.send(&memory.remote())?;
         let remote = link.recv()?;
-        let cq = nic.cq(SEND_QUEUE_DEPTH)?;
+        let cq = nic.create_cq(SEND_QUEUE_DEPTH)?;
         let qp = nic
             .qp_builder::<T>(&cq, &cq)
             .max_send_wr(saturating_u32(SEND_QUEUE_DEPTH))

@@ -158,7 +158,7 @@ impl Client {
 
     fn wait(&self, idle: &mut IdlePeriod, what: &str) -> Result<()> {
         let socket = std::iter::once(self.stream.as_fd());
-        let waited = idle.spin_or_sleep(socket, Duration::from_millis(20))?;
+        let waited = idle.spin_or_sleep_and_idle_time(socket, Duration::from_millis(20))?;
         if waited > TIMEOUT {
             bail!("the LMDB server {what} for {} s", TIMEOUT.as_secs());
         }

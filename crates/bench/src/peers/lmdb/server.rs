@@ -57,7 +57,8 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
         connections.retain_mut(|connection| connection.receive().is_ok());
         if connections.iter().all(|c| c.requests.is_empty()) {
             let sockets = connections.iter().map(|c| c.stream.as_fd());
-            let slept = idle.spin_or_sleep(sockets.chain([listener.as_fd()]), MAX_SLEEP)?;
+            let slept =
+                idle.spin_or_sleep_and_idle_time(sockets.chain([listener.as_fd()]), MAX_SLEEP)?;
             if !slept.is_zero() {
                 accept(listener, &mut connections)?;
             }

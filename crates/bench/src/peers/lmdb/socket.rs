@@ -22,7 +22,7 @@ impl IdlePeriod {
 
     /// Notes that no data have arrived, and returns how long the period lasts. After a short time
     /// of polling, it sleeps until one of `sockets` is readable, for at most `timeout`.
-    pub(super) fn spin_or_sleep<'s>(
+    pub(super) fn spin_or_sleep_and_idle_time<'s>(
         &mut self,
         sockets: impl Iterator<Item = BorrowedFd<'s>>,
         timeout: Duration,

@@ -6,17 +6,20 @@ use std::time::Duration;
 use rpc::RpcError;
 use rpc::one_sided::{OneSidedQueue, RequestSteps};
 
-use super::{AfterUnlock, AwaitedCompletion, READ_BUFFER_OFFSET, RemoteRecords, SlotState};
+use super::{
+    AfterUnlock, AwaitedCompletion, READ_DATA_OFFSET_IN_SLOT_BUFFER, RemoteRecordsClientDesign,
+    SlotState,
+};
 use crate::Design;
 use crate::client::design::{AnswerEffect, ClientDesign, OneSidedOps, StepOutcome};
 use crate::client::error::ClientError;
 use crate::client::request::{Answer, ClientStats, WindowSlot};
 use crate::record_cache::RecordCache;
-use crate::store::record::{DecodedBody, redo, version_after_change};
+use crate::store::record::{DecodedBody, redo, version_after_change_unless_no_op};
 use crate::store::{Refusal, SetCondition};
 use crate::wire::{self, Op, RecordRequest, Request, Status};
 
-impl ClientDesign for RemoteRecords {
+impl ClientDesign for RemoteRecordsClientDesign {
     fn one_sided_ops(&self) -> OneSidedOps {
         OneSidedOps {
             includes_gets: true,
@@ -24,7 +27,7 @@ impl ClientDesign for RemoteRecords {
         }
     }
 
-    fn check(&self, op: &Op<'_>) -> Result<(), ClientError> {
+    fn check_op_is_supported_and_fits(&self, op: &Op<'_>) -> Result<(), ClientError> {
         let changes = self.write_parameters.is_some();
         if let Op::Put { ttl_ms: 1.., .. } = op {
             return Err(ClientError::Unsupported {
@@ -63,7 +66,7 @@ impl ClientDesign for RemoteRecords {
         stats: &mut ClientStats,
         done: &mut dyn FnMut(&mut WindowSlot, u32, StepOutcome<'_>),
     ) -> Result<usize, RpcError> {
-        if !self.lock_retries.is_empty() {
+        if !self.slots_with_lock_retry_time.is_empty() {
             self.one_sided_qp.take_error()?;
             self.retry_delayed_locks(all, stats, done);
         }
@@ -98,7 +101,7 @@ impl ClientDesign for RemoteRecords {
         }
     }
 
-    fn may_have_changed(&self, slot: u32) -> bool {
+    fn request_may_have_changed_item(&self, slot: u32) -> bool {
         matches!(
             self.slots[slot as usize].awaited_completion,
             AwaitedCompletion::Commit { .. }
@@ -113,15 +116,15 @@ impl ClientDesign for RemoteRecords {
         self.write_parameters.map(|_| &self.record_cache)
     }
 
-    fn share_record_cache(&mut self, record_cache: Arc<RecordCache>) {
+    fn use_shared_record_cache(&mut self, record_cache: Arc<RecordCache>) {
         self.record_cache = record_cache;
     }
 }
 
-impl RequestSteps for RemoteRecords {
+impl RequestSteps for RemoteRecordsClientDesign {
     type Pending = WindowSlot;
     type Stats = ClientStats;
-    type Done<'b> = StepOutcome<'b>;
+    type FinishedResult<'b> = StepOutcome<'b>;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSidedQueue {
@@ -143,7 +146,7 @@ impl RequestSteps for RemoteRecords {
             AwaitedCompletion::ReadRecord => {
                 let body = &mut bytes[..self.record_layout.body_bytes()];
                 self.one_sided_qp
-                    .read_buffer(slot, READ_BUFFER_OFFSET, body)?;
+                    .read_buffer(slot, READ_DATA_OFFSET_IN_SLOT_BUFFER, body)?;
                 Ok(
                     match self
                         .record_layout
@@ -169,7 +172,7 @@ impl RequestSteps for RemoteRecords {
                 }
                 let body = &mut bytes[..self.record_layout.body_bytes()];
                 self.one_sided_qp
-                    .read_buffer(slot, READ_BUFFER_OFFSET, body)?;
+                    .read_buffer(slot, READ_DATA_OFFSET_IN_SLOT_BUFFER, body)?;
                 self.apply_change_or_unlock(pending, slot, key, body)?;
                 Ok(None)
             }
@@ -202,7 +205,7 @@ impl RequestSteps for RemoteRecords {
     }
 }
 
-impl RemoteRecords {
+impl RemoteRecordsClientDesign {
     /// Processes the READ of the key's neighbourhood.
     #[inline]
     fn handle_neighbourhood<'b>(
@@ -217,7 +220,7 @@ impl RemoteRecords {
         let seed = self.hash_seed;
         let records = &mut bytes[..self.neighbourhood_bytes];
         self.one_sided_qp
-            .read_buffer(slot, READ_BUFFER_OFFSET, records)?;
+            .read_buffer(slot, READ_DATA_OFFSET_IN_SLOT_BUFFER, records)?;
         let home = self.record_layout.first_record_of_hash(state.hash);
         let Some((record, body)) =
             self.record_layout
@@ -281,7 +284,12 @@ impl RemoteRecords {
             DecodedBody::Match {
                 version,
                 value: now,
-            } => version_after_change(version, now.is_some(), value.is_some(), condition),
+            } => version_after_change_unless_no_op(
+                version,
+                now.is_some(),
+                value.is_some(),
+                condition,
+            ),
             // The record belongs to another key now, or is not whole.
             DecodedBody::OtherKey | DecodedBody::Torn => {
                 self.slots[slot as usize].awaited_completion =
@@ -301,7 +309,7 @@ impl RemoteRecords {
                     version,
                     value,
                 );
-                redo::complete_entry(
+                redo::write_entry_header_and_checksum(
                     &mut entry,
                     &self.record_layout,
                     (pending.lane_index, state.current_record),
@@ -338,7 +346,7 @@ impl RemoteRecords {
                 AnswerEffect::Continue
             }
             (AwaitedCompletion::ReleaseAnswer, Status::Ok) => {
-                self.slots[slot as usize].contended_since = None;
+                self.slots[slot as usize].locked_or_torn_since = None;
                 self.read_or_lock_record(pending, slot, self.slots[slot as usize].current_record);
                 AnswerEffect::Continue
             }

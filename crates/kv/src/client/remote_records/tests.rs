@@ -69,7 +69,10 @@ fn prepare(pipeline: &mut PipelinedClient) {
     let mut bytes = vec![0; records.one_sided_qp.slot_bytes()];
     let more = records.handle_completion(&pending[slot as usize], slot, stats, &mut bytes);
     assert!(more.expect("in range").is_none());
-    assert!(records.may_have_changed(slot) && records.one_sided_qp.prepared_wr_count() == 3);
+    assert!(
+        records.request_may_have_changed_item(slot)
+            && records.one_sided_qp.prepared_wr_count() == 3
+    );
 }
 
 fn ends(pipeline: &mut PipelinedClient) -> (u64, bool) {

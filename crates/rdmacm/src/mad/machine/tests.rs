@@ -206,8 +206,8 @@ fn the_program_may_send_each_message_in_these_states_only() {
 fn outgoings(m: &mut CmStateMachine) -> (Vec<u64>, Vec<CallerAction>) {
     let mut at = Vec::new();
     while let Some(deadline) = m.next_expiry() {
-        assert_eq!(m.expire(deadline - ms(1)), [], "too early");
-        let actions = m.expire(deadline);
+        assert_eq!(m.act_on_expiry_if_due(deadline - ms(1)), [], "too early");
+        let actions = m.act_on_expiry_if_due(deadline);
         if !matches!(actions[..], [CallerAction::Send(_)]) {
             return (at, actions);
         }
@@ -233,7 +233,10 @@ fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
         m.receive(ms(65_000), CmMessageKind::Rep, ms(0)),
         [CallerAction::Send(CmMessageKind::Rej)]
     );
-    assert_eq!(m.expire(ms(66_000)), [CallerAction::ForgetConnection]);
+    assert_eq!(
+        m.act_on_expiry_if_due(ms(66_000)),
+        [CallerAction::ForgetConnection]
+    );
     assert_eq!(m.state(), CmState::Done);
 }
 
@@ -275,7 +278,7 @@ fn what_was_abandoned_ends_by_itself() {
         m.close(AT);
         let mut steps = 0;
         while let Some(at) = m.next_expiry() {
-            m.expire(at);
+            m.act_on_expiry_if_due(at);
             steps += 1;
             assert!(steps < 100);
         }
@@ -403,7 +406,7 @@ impl Simulation {
                 self.do_all(to, actions);
             } else {
                 for end in 0..2 {
-                    let actions = self.ends[end].expire(now);
+                    let actions = self.ends[end].act_on_expiry_if_due(now);
                     self.do_all(end, actions);
                 }
             }

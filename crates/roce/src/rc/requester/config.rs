@@ -12,7 +12,7 @@ pub const DEFAULT_WINDOW_BYTES: u32 = 320 << 10;
 
 /// Bytes that a socket buffer accounts for each packet in addition to its payload. These are kernel structures and the
 /// unused rest of the driver's receive buffer.
-pub const PACKET_OVERHEAD_BYTES: u32 = 1024;
+pub const SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET: u32 = 1024;
 
 /// Default of [`RequesterConfig::min_probe_wait_ns`], in nanoseconds.
 pub const DEFAULT_MIN_PROBE_WAIT_NS: u64 = 500_000;
@@ -39,7 +39,7 @@ pub struct RequesterConfig {
     /// Largest number of outstanding packets, including READ responses. A READ of more than half of this number is
     /// split into several requests on the wire. The last of them may exceed the window.
     pub window_packets: u32,
-    /// Largest number of outstanding bytes, with [`PACKET_OVERHEAD_BYTES`] for each packet. All outstanding packets are
+    /// Largest number of outstanding bytes, with [`SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET`] for each packet. All outstanding packets are
     /// counted with the length of the next request's packets. So the count is too low if earlier packets were longer.
     pub window_bytes: u32,
     /// Minimum time without progress before a probe, which sends requests again before the timeout; `None` disables

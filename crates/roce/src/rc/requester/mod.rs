@@ -13,21 +13,22 @@ mod window;
 
 pub use crate::request::{LocalFault, LocalMemory, Request, RequestFailure, RequestOperation};
 pub use config::{
-    DEFAULT_MIN_PROBE_WAIT_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, PACKET_OVERHEAD_BYTES,
-    RequesterConfig,
+    DEFAULT_MIN_PROBE_WAIT_NS, DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_PACKETS, RequesterConfig,
+    SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET,
 };
 
 use crate::counts::StateMachineCounters;
 use crate::dcqcn::ReactionPoint;
 use crate::opcode::{PacketOperation, Transport};
 use crate::packet::{
-    NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome, emit_with,
+    NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS, Packet, Syndrome,
+    emit_with_payload_writer,
 };
-use crate::segment::{Connection, Segment, segment};
+use crate::segment::{ConnectionParameters, Segment, segment};
 use crate::sequence::PsnNumbering;
 use queue::{AckEffect, QueuedRequest, RequestQueue};
 use results::ResponseOutcome;
-use retry::{ExpiredTimer, RetryState};
+use retry::{RetryState, RetryTimer};
 use window::PacketWindow;
 
 /// Largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
@@ -44,7 +45,7 @@ fn max_reads_in_window(max_rd_atomic: u8) -> u32 {
 /// The requester of a reliable connection.
 #[derive(Debug)]
 pub struct Requester {
-    connection: Connection,
+    connection: ConnectionParameters,
     numbering: PsnNumbering,
     window: PacketWindow,
     max_rd_atomic: u32,
@@ -69,7 +70,7 @@ impl Requester {
             config.window_bytes,
             config.mtu_bytes,
         );
-        let connection = Connection {
+        let connection = ConnectionParameters {
             transport: Transport::Rc,
             dest_qpn: config.dest_qpn,
             pkey: config.pkey,
@@ -185,7 +186,7 @@ impl Requester {
         let asks = self.asks_for_acknowledgement(&slot);
         segment.bth.ack_request = asks;
         let start = out.len();
-        if !self.append_packet(position, &segment, memory, out) {
+        if !self.append_packet_if_readable(position, &segment, memory, out) {
             return false;
         }
         self.packets_since_ack_request = if asks {
@@ -213,7 +214,7 @@ impl Requester {
         let begins = self.queue.next_sequence() == slot.first_sequence;
         let awaited = self.queue.requests_awaiting_response();
         let waits_for_responses = (begins && slot.request.fence && awaited > 0)
-            || (slot.has_response() && awaited >= self.max_rd_atomic);
+            || (slot.completes_by_own_response() && awaited >= self.max_rd_atomic);
         let is_held = waits_for_responses || self.unreadable_position == Some(position);
         (is_in_window && !is_held).then_some((position, slot))
     }
@@ -224,19 +225,20 @@ impl Requester {
             return 1;
         }
         let mtu_bytes = self.connection.mtu_bytes;
-        self.window.packets_allowed(match slot.request.operation {
-            RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
-                len.min(mtu_bytes)
-            }
-            // The responses of a READ use the window.
-            _ => mtu_bytes,
-        })
+        self.window
+            .max_outstanding_packets(match slot.request.operation {
+                RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
+                    len.min(mtu_bytes)
+                }
+                // The responses of a READ use the window.
+                _ => mtu_bytes,
+            })
     }
 
     fn rate_limited_until(&self, now_ns: u64) -> Option<u64> {
         self.congestion
             .as_ref()
-            .and_then(|congestion| congestion.blocked_until(now_ns))
+            .and_then(|congestion| congestion.sends_blocked_until_ns(now_ns))
     }
 
     /// Returns true if the next packet must ask for an acknowledgement. These are the last packet of a message, some
@@ -244,7 +246,7 @@ impl Requester {
     /// one.
     fn asks_for_acknowledgement(&self, slot: &QueuedRequest) -> bool {
         let next = self.queue.next_sequence();
-        slot.has_response()
+        slot.completes_by_own_response()
             || next + 1 == slot.end_sequence
             || u64::from(self.packets_since_ack_request) + 1 >= self.window.ack_request_interval()
             || next + 1 - self.queue.acked_until_sequence() >= self.window_packets_for(slot)
@@ -252,7 +254,7 @@ impl Requester {
     }
 
     /// Appends a packet; returns false if its payload cannot be read.
-    fn append_packet(
+    fn append_packet_if_readable(
         &mut self,
         position: u64,
         segment: &Segment,
@@ -261,7 +263,7 @@ impl Requester {
     ) -> bool {
         let len = segment.payload_bytes as usize;
         let Segment { bth, extended, .. } = segment;
-        let emitted = emit_with(bth, extended, len, out, |payload| {
+        let emitted = emit_with_payload_writer(bth, extended, len, out, |payload| {
             memory.read_payload(position, segment.payload_offset, payload)
         });
         if emitted.is_err() {
@@ -273,8 +275,10 @@ impl Requester {
 
     /// Processes an ACK, NAK or RNR NAK.
     fn process_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
-        let (Some(sequence), Some(aeth)) = (self.answered_sequence(packet), packet.extended.aeth)
-        else {
+        let (Some(sequence), Some(aeth)) = (
+            self.answered_sequence_if_outstanding(packet),
+            packet.extended.aeth,
+        ) else {
             return;
         };
         // A NAK acknowledges all packets in front of its PSN.
@@ -302,7 +306,7 @@ impl Requester {
 
     /// Processes a response with a result: a READ response or an atomic acknowledgement.
     fn process_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
-        let Some(sequence) = self.answered_sequence(packet) else {
+        let Some(sequence) = self.answered_sequence_if_outstanding(packet) else {
             return;
         };
         let before = self.queue.acked_until_sequence();
@@ -311,16 +315,18 @@ impl Requester {
         self.on_ack_progress(now_ns, before);
         match outcome {
             ResponseOutcome::Accepted => {}
-            ResponseOutcome::MissingResponse => self.rerequest_missing_responses(now_ns),
+            ResponseOutcome::EarlierResponseMissing => self.rerequest_missing_responses(now_ns),
             ResponseOutcome::Failed(failure) => self.fail(failure),
         }
     }
 
     /// Returns the sequence number that a packet answers; `None` for duplicates and for packets that nothing has asked
     /// for.
-    fn answered_sequence(&self, packet: &Packet<'_>) -> Option<u64> {
+    fn answered_sequence_if_outstanding(&self, packet: &Packet<'_>) -> Option<u64> {
         let acked = self.queue.acked_until_sequence();
-        let sequence = self.numbering.sequence(packet.bth.psn, acked);
+        let sequence = self
+            .numbering
+            .sequence_of_psn_nearest_to(packet.bth.psn, acked);
         (acked..self.queue.sent_end_sequence())
             .contains(&sequence)
             .then_some(sequence)
@@ -331,7 +337,7 @@ impl Requester {
         if acked > before {
             self.retry.on_progress(now_ns, acked);
             self.window.on_acknowledged(acked - before);
-            self.counts.rdma_sends += self.queue.take_done_sends();
+            self.counts.rdma_sends += self.queue.take_done_send_count();
             self.fail_if_oldest_is_unreadable();
         }
     }
@@ -359,7 +365,7 @@ impl Requester {
             self.begin_retry_unless_recovering(now_ns);
         } else if !self.retry.is_response_still_expected(now_ns) {
             self.retry.begin_uncounted_retry(now_ns);
-            self.rewind_to_acked();
+            self.rewind_to_acked_after_loss();
         }
     }
 
@@ -369,11 +375,11 @@ impl Requester {
     /// are then sent again.
     fn send_probe(&mut self, now_ns: u64) {
         self.retry.begin_probe(now_ns);
-        self.rewind_to_acked();
+        self.rewind_to_acked_after_loss();
     }
 
     /// Sends everything again that is not acknowledged.
-    fn rewind_to_acked(&mut self) {
+    fn rewind_to_acked_after_loss(&mut self) {
         self.counts.completer_retry_err += 1;
         self.window.on_loss();
         self.queue.rewind_to_acked();
@@ -381,8 +387,8 @@ impl Requester {
 
     /// Begins a retry that counts, or fails if none is left.
     fn begin_counted_retry_or_fail(&mut self, now_ns: u64) {
-        if self.retry.begin_counted_retry(now_ns) {
-            self.rewind_to_acked();
+        if self.retry.try_begin_counted_retry(now_ns) {
+            self.rewind_to_acked_after_loss();
         } else {
             self.counts.retry_exceeded_err += 1;
             self.fail(RequestFailure::RetryExceeded);
@@ -396,7 +402,7 @@ impl Requester {
             return;
         }
         self.counts.rcvd_rnr_err += 1;
-        if self.retry.begin_rnr_wait(now_ns, code) {
+        if self.retry.try_begin_rnr_wait(now_ns, code) {
             self.queue.rewind_to_acked();
         } else {
             self.counts.retry_rnr_exceeded_err += 1;
@@ -435,8 +441,8 @@ impl Requester {
         }
         match self.retry.next_timer() {
             Some((at, _)) if at > now_ns.min(heard_ns) => {}
-            Some((_, ExpiredTimer::Timeout)) => self.begin_counted_retry_or_fail(now_ns),
-            Some((_, ExpiredTimer::Probe)) => self.send_probe(now_ns),
+            Some((_, RetryTimer::Timeout)) => self.begin_counted_retry_or_fail(now_ns),
+            Some((_, RetryTimer::Probe)) => self.send_probe(now_ns),
             None => {}
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::request::{Request, RequestOperation};
-use crate::segment::{Connection, has_response};
+use crate::segment::{ConnectionParameters, completes_by_own_response};
 use crate::sequence::FIRST_SEQUENCE;
 
 /// A request with its sequence numbers.
@@ -18,12 +18,16 @@ pub(super) struct QueuedRequest {
 
 impl QueuedRequest {
     /// Returns true if the request completes by a response of its own.
-    pub(super) fn has_response(&self) -> bool {
-        has_response(&self.request.operation)
+    pub(super) fn completes_by_own_response(&self) -> bool {
+        completes_by_own_response(&self.request.operation)
     }
 
     /// Returns the sequence number after the last response to the READ request that asks for response `sequence`.
-    pub(super) fn read_request_end_sequence(&self, connection: &Connection, sequence: u64) -> u64 {
+    pub(super) fn read_request_end_sequence(
+        &self,
+        connection: &ConnectionParameters,
+        sequence: u64,
+    ) -> u64 {
         let packets = self.packet_index_of(self.end_sequence);
         self.first_sequence
             + u64::from(connection.read_request_end(self.packet_index_of(sequence), packets))
@@ -41,7 +45,7 @@ impl QueuedRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckEffect {
     /// Everything up to its PSN is acknowledged.
-    Complete,
+    AllAcknowledged,
     /// An earlier request still waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
     BlockedByMissingResponse,
 }
@@ -49,7 +53,7 @@ pub(super) enum AckEffect {
 /// The queue of requests, oldest first.
 #[derive(Debug)]
 pub(super) struct RequestQueue {
-    connection: Connection,
+    connection: ConnectionParameters,
     slots: VecDeque<QueuedRequest>,
     done_requests: u64,
     /// Sequence number of 64 bits (not the PSN) of the first packet of the request that is posted next.
@@ -69,7 +73,7 @@ pub(super) struct RequestQueue {
 }
 
 impl RequestQueue {
-    pub(super) fn new(connection: Connection) -> Self {
+    pub(super) fn new(connection: ConnectionParameters) -> Self {
         Self {
             connection,
             slots: VecDeque::new(),
@@ -100,7 +104,7 @@ impl RequestQueue {
     }
 
     /// Returns the number of SENDs that completed since the last call.
-    pub(super) fn take_done_sends(&mut self) -> u64 {
+    pub(super) fn take_done_send_count(&mut self) -> u64 {
         std::mem::take(&mut self.uncounted_done_sends)
     }
 
@@ -148,7 +152,7 @@ impl RequestQueue {
     /// Advances `next_sequence` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
     /// that it asks for.
     pub(super) fn advance_after_send(&mut self, slot: &QueuedRequest) {
-        self.next_sequence = if slot.has_response() {
+        self.next_sequence = if slot.completes_by_own_response() {
             self.requests_awaiting_response += 1;
             slot.read_request_end_sequence(&self.connection, self.next_sequence)
         } else {
@@ -164,15 +168,15 @@ impl RequestQueue {
     pub(super) fn acknowledge_before(&mut self, limit: u64) -> AckEffect {
         while self.acked_until_sequence < limit {
             let Some(front) = self.slots.front() else {
-                return AckEffect::Complete;
+                return AckEffect::AllAcknowledged;
             };
-            if front.has_response() {
+            if front.completes_by_own_response() {
                 return AckEffect::BlockedByMissingResponse;
             }
             self.acked_until_sequence = limit.min(front.end_sequence);
             self.retire_front_if_done();
         }
-        AckEffect::Complete
+        AckEffect::AllAcknowledged
     }
 
     /// Records the response to packet `acked_until`.

@@ -4,7 +4,7 @@ use super::queue::{AckEffect, RequestQueue};
 use crate::opcode::PacketOperation;
 use crate::packet::Packet;
 use crate::request::{LocalMemory, RequestFailure, RequestOperation};
-use crate::segment::Connection;
+use crate::segment::ConnectionParameters;
 
 /// The outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub(super) enum ResponseOutcome {
     /// The response was the expected one.
     Accepted,
     /// An earlier response is lost.
-    MissingResponse,
+    EarlierResponseMissing,
     /// The request has failed.
     Failed(RequestFailure),
 }
@@ -20,14 +20,14 @@ pub(super) enum ResponseOutcome {
 /// Processes the response with a sequence number from `acked` to `sent_end` (exclusive).
 pub(super) fn process_response(
     queue: &mut RequestQueue,
-    connection: &Connection,
+    connection: &ConnectionParameters,
     sequence: u64,
     packet: &Packet<'_>,
     memory: &mut impl LocalMemory,
 ) -> ResponseOutcome {
     // A response acknowledges the requests in front of its own (IBTA vol. 1, 9.7.5.1.2).
     if queue.acknowledge_before(sequence) == AckEffect::BlockedByMissingResponse {
-        return ResponseOutcome::MissingResponse;
+        return ResponseOutcome::EarlierResponseMissing;
     }
     let Some((position, slot)) = queue.front() else {
         return ResponseOutcome::Failed(RequestFailure::BadResponse);

@@ -7,11 +7,11 @@ use crate::rc::rnr::rnr_wait_ns;
 const RNR_RETRY_UNLIMITED: u8 = 7;
 
 /// A probe waits for the mean round trip plus this many mean deviations (RFC 6298).
-const PROBE_DEVIATIONS: u64 = 4;
+const PROBE_WAIT_RTT_DEVIATIONS: u64 = 4;
 
 /// The timer that has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ExpiredTimer {
+pub(super) enum RetryTimer {
     /// The timeout, which causes a retry that counts.
     Timeout,
     /// The probe timer, which causes a retry that does not count.
@@ -133,7 +133,7 @@ impl RetryState {
 
     /// Returns the time in which an acknowledgement almost always arrives; 0 if not measured.
     fn max_usual_ack_delay_ns(&self) -> u64 {
-        self.mean_rtt_ns + PROBE_DEVIATIONS * self.rtt_deviation_ns
+        self.mean_rtt_ns + PROBE_WAIT_RTT_DEVIATIONS * self.rtt_deviation_ns
     }
 
     /// Returns true if a sign of loss may belong to the loss that the last retry repairs. The response to the
@@ -150,18 +150,18 @@ impl RetryState {
     pub(super) fn is_response_still_expected(&self, now_ns: u64) -> bool {
         self.recovery_start_ns.is_some_and(|since| {
             let patience_ns = self.max_usual_ack_delay_ns();
-            let patience_ns = patience_ns.saturating_mul(self.probe_backoff());
+            let patience_ns = patience_ns.saturating_mul(self.probe_wait_factor());
             patience_ns == 0 || now_ns.saturating_sub(since) <= patience_ns
         })
     }
 
     /// Returns the factor by which the wait for a probe has grown.
-    fn probe_backoff(&self) -> u64 {
+    fn probe_wait_factor(&self) -> u64 {
         1_u64.checked_shl(self.probes_since_rtt).unwrap_or(u64::MAX)
     }
 
     /// Begins a retry that counts; returns false if none is left.
-    pub(super) fn begin_counted_retry(&mut self, now_ns: u64) -> bool {
+    pub(super) fn try_begin_counted_retry(&mut self, now_ns: u64) -> bool {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return false;
         };
@@ -197,7 +197,7 @@ impl RetryState {
     }
 
     /// Begins the wait after an RNR NAK; returns false if the RNR retries are used up.
-    pub(super) fn begin_rnr_wait(&mut self, now_ns: u64, code: u8) -> bool {
+    pub(super) fn try_begin_rnr_wait(&mut self, now_ns: u64, code: u8) -> bool {
         if self.rnr_retry != RNR_RETRY_UNLIMITED {
             let Some(left) = self.rnr_retries_left.checked_sub(1) else {
                 return false;
@@ -221,19 +221,19 @@ impl RetryState {
     }
 
     /// Returns the timer that expires first while packets are outstanding, and its time.
-    pub(super) fn next_timer(&self) -> Option<(u64, ExpiredTimer)> {
+    pub(super) fn next_timer(&self) -> Option<(u64, RetryTimer)> {
         let timeout = self
             .timeout_ns
             .map(|timeout| self.timeout_start_ns.saturating_add(timeout));
         let probe = self.min_probe_wait_ns.map(|least| {
             let wait = least.max(self.max_usual_ack_delay_ns());
             self.probe_wait_start_ns
-                .saturating_add(wait.saturating_mul(self.probe_backoff()))
+                .saturating_add(wait.saturating_mul(self.probe_wait_factor()))
         });
         match (timeout, probe) {
-            (Some(timeout), Some(probe)) if probe < timeout => Some((probe, ExpiredTimer::Probe)),
-            (Some(timeout), _) => Some((timeout, ExpiredTimer::Timeout)),
-            (None, probe) => probe.map(|at| (at, ExpiredTimer::Probe)),
+            (Some(timeout), Some(probe)) if probe < timeout => Some((probe, RetryTimer::Probe)),
+            (Some(timeout), _) => Some((timeout, RetryTimer::Timeout)),
+            (None, probe) => probe.map(|at| (at, RetryTimer::Probe)),
         }
     }
 }

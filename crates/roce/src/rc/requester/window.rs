@@ -1,9 +1,9 @@
 //! The limit of outstanding packets.
 
-use super::config::PACKET_OVERHEAD_BYTES;
+use super::config::SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET;
 
 /// Minimum window after losses, in full packets.
-const MIN_PACKETS: u64 = 32;
+const MIN_WINDOW_FULL_PACKETS: u64 = 32;
 
 /// Minimum number of full packets in a window that ask for an acknowledgement.
 const MIN_ACK_REQUESTS: u64 = 4;
@@ -12,7 +12,7 @@ const MIN_ACK_REQUESTS: u64 = 4;
 const MAX_PACKETS_WITHOUT_ACK_REQUEST: u64 = 32;
 
 /// Growth of the window after each acknowledged window, in full packets.
-const GROWTH_PACKETS: u64 = 4;
+const WINDOW_GROWTH_FULL_PACKETS: u64 = 4;
 
 /// The window of outstanding packets. Each loss halves it, since a retry sends the whole window again; each
 /// acknowledged window increases it.
@@ -33,7 +33,7 @@ pub(super) struct PacketWindow {
 impl PacketWindow {
     pub(super) fn new(max_packets: u32, max_bytes: u32, mtu_bytes: u32) -> Self {
         let max_packets = u64::from(max_packets.max(1));
-        let full_bytes = accounted_bytes(mtu_bytes);
+        let full_bytes = window_bytes_of_packet(mtu_bytes);
         let max_bytes = u64::from(max_bytes)
             .max(full_bytes)
             .min(max_packets * full_bytes);
@@ -53,8 +53,8 @@ impl PacketWindow {
     }
 
     /// Returns the number of packets with `payload_bytes` of payload that may be outstanding.
-    pub(super) fn packets_allowed(&self, payload_bytes: u32) -> u64 {
-        (self.current_bytes / accounted_bytes(payload_bytes)).clamp(1, self.max_packets)
+    pub(super) fn max_outstanding_packets(&self, payload_bytes: u32) -> u64 {
+        (self.current_bytes / window_bytes_of_packet(payload_bytes)).clamp(1, self.max_packets)
     }
 
     /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
@@ -68,22 +68,23 @@ impl PacketWindow {
         self.acked_since_growth += packets;
         if self.acked_since_growth * self.full_packet_bytes >= self.current_bytes {
             self.acked_since_growth = 0;
-            self.current_bytes =
-                (self.current_bytes + GROWTH_PACKETS * self.full_packet_bytes).min(self.max_bytes);
+            self.current_bytes = (self.current_bytes
+                + WINDOW_GROWTH_FULL_PACKETS * self.full_packet_bytes)
+                .min(self.max_bytes);
         }
     }
 
     /// Halves the window after a loss.
     pub(super) fn on_loss(&mut self) {
         self.acked_since_growth = 0;
-        let least = MIN_PACKETS * self.full_packet_bytes;
+        let least = MIN_WINDOW_FULL_PACKETS * self.full_packet_bytes;
         self.current_bytes = (self.current_bytes / 2).max(least).min(self.max_bytes);
     }
 }
 
 /// Returns the bytes of the window that a packet with `payload_bytes` of payload uses.
-fn accounted_bytes(payload_bytes: u32) -> u64 {
-    u64::from(payload_bytes) + u64::from(PACKET_OVERHEAD_BYTES)
+fn window_bytes_of_packet(payload_bytes: u32) -> u64 {
+    u64::from(payload_bytes) + u64::from(SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET)
 }
 
 #[cfg(test)]
@@ -100,17 +101,17 @@ mod tests {
         let mut window = of(128);
         for packets in [64, 32, 32] {
             window.on_loss();
-            assert_eq!(window.packets_allowed(1024), packets);
+            assert_eq!(window.max_outstanding_packets(1024), packets);
         }
         window.on_acknowledged(31);
-        assert_eq!(window.packets_allowed(1024), 32);
+        assert_eq!(window.max_outstanding_packets(1024), 32);
         window.on_acknowledged(1);
-        assert_eq!(window.packets_allowed(1024), 36);
+        assert_eq!(window.max_outstanding_packets(1024), 36);
         window.on_acknowledged(1000);
         for _ in 0..100 {
             window.on_acknowledged(128);
         }
-        assert_eq!(window.packets_allowed(1024), 128);
+        assert_eq!(window.max_outstanding_packets(1024), 128);
     }
 
     #[test]
@@ -119,12 +120,18 @@ mod tests {
         window.on_loss();
         window.on_acknowledged(100);
         assert_eq!(
-            (window.packets_allowed(1024), window.packets_allowed(0)),
+            (
+                window.max_outstanding_packets(1024),
+                window.max_outstanding_packets(0)
+            ),
             (1, 1)
         );
         let narrow = PacketWindow::new(100, 1, 4096);
         assert_eq!(
-            (narrow.max_full_packets(), narrow.packets_allowed(4096)),
+            (
+                narrow.max_full_packets(),
+                narrow.max_outstanding_packets(4096)
+            ),
             (1, 1)
         );
     }
@@ -134,12 +141,18 @@ mod tests {
         let mut window = PacketWindow::new(256, 320 << 10, 4096);
         assert_eq!(window.max_full_packets(), 64);
         assert_eq!(
-            (window.packets_allowed(4096), window.packets_allowed(8)),
+            (
+                window.max_outstanding_packets(4096),
+                window.max_outstanding_packets(8)
+            ),
             (64, 256)
         );
         window.on_loss();
         assert_eq!(
-            (window.packets_allowed(4096), window.packets_allowed(8)),
+            (
+                window.max_outstanding_packets(4096),
+                window.max_outstanding_packets(8)
+            ),
             (32, 158)
         );
     }

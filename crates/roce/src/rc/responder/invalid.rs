@@ -30,7 +30,7 @@ pub enum FailedCheck {
         received: Option<u32>,
     },
     /// The queue pair does not allow the operation.
-    Access,
+    OperationNotAllowed,
     /// The queue pair has no responder resources: its `max_dest_rd_atomic` is 0.
     NoResources,
     /// The length of the packet or of the message is wrong.
@@ -73,7 +73,9 @@ impl Display for FailedCheck {
                 f,
                 "it does not continue a message of which {received} bytes have arrived"
             ),
-            Self::Access => write!(f, "qp_access_flags of the queue pair lack the access"),
+            Self::OperationNotAllowed => {
+                write!(f, "qp_access_flags of the queue pair lack the access")
+            }
             Self::NoResources => write!(f, "max_dest_rd_atomic of the queue pair is 0"),
             Self::Length {
                 received,

@@ -18,12 +18,12 @@ use crate::dcqcn::{NotificationPoint, ReactionPoint};
 use crate::opcode::{MessagePosition, PacketOperation, Transport};
 use crate::packet::{
     Aeth, ExtendedHeaders, NAK_INVALID_REQUEST, NAK_PSN_SEQUENCE, NAK_REMOTE_ACCESS,
-    NAK_REMOTE_OPERATIONAL, Packet, Syndrome, emit_with,
+    NAK_REMOTE_OPERATIONAL, Packet, Syndrome, emit_with_payload_writer,
 };
 use crate::psn::Psn;
-use crate::segment::Connection;
+use crate::segment::ConnectionParameters;
 use crate::sequence::{FIRST_SEQUENCE, PsnNumbering};
-use replies::{ReadRequest, Reply, ReplyKind, ReplyQueue, ResponderResources};
+use replies::{ReadRequest, RepliesForDuplicates, Reply, ReplyKind, ReplyQueue};
 
 /// Limit of queued replies, in addition to two for each READ. Beyond the limit, packets are dropped as if they were
 /// lost.
@@ -59,7 +59,7 @@ impl From<Refusal> for Rejection {
 /// The responder of a reliable connection.
 #[derive(Debug)]
 pub struct Responder {
-    connection: Connection,
+    connection: ConnectionParameters,
     numbering: PsnNumbering,
     allowed_operations: AllowedOperations,
     min_rnr_timer: u8,
@@ -78,7 +78,7 @@ pub struct Responder {
     msn: u32,
     partial_message: Option<PartialMessage>,
     replies: ReplyQueue,
-    resources: ResponderResources,
+    resources: RepliesForDuplicates,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
     /// Counters since the last [`StateMachineCounters::take_unless_all_zero`].
@@ -90,7 +90,7 @@ impl Responder {
     #[must_use]
     pub fn new(config: ResponderConfig) -> Self {
         Self {
-            connection: Connection {
+            connection: ConnectionParameters {
                 transport: Transport::Rc,
                 dest_qpn: config.dest_qpn,
                 pkey: config.pkey,
@@ -109,7 +109,7 @@ impl Responder {
             msn: 0,
             partial_message: None,
             replies: ReplyQueue::default(),
-            resources: ResponderResources::new(config.max_dest_rd_atomic),
+            resources: RepliesForDuplicates::new(config.max_dest_rd_atomic),
             notification: NotificationPoint::default(),
             congestion: config.congestion.map(ReactionPoint::new),
             counts: StateMachineCounters::default(),
@@ -172,7 +172,8 @@ impl Responder {
         }
         let is_request =
             packet.bth.transport == Transport::Rc && !packet.bth.operation.is_response();
-        let is_full = self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept();
+        let is_full =
+            self.replies.len() >= MAX_QUEUED_REPLIES + 2 * self.resources.max_kept_replies();
         if self.failure.is_some() || is_full || !is_request {
             return;
         }
@@ -187,7 +188,7 @@ impl Responder {
     /// A NAK is not sent earlier, for three reasons. If the host's buffer has overflowed, it is still full, and the
     /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
     /// packet that was only overtaken needs no NAK.
-    pub fn send_gap_nak_if_due(&mut self, heard_ns: u64) {
+    pub fn queue_gap_nak_if_due(&mut self, heard_ns: u64) {
         if self.failure.is_none()
             && self
                 .pending_nak_since_ns
@@ -222,7 +223,7 @@ impl Responder {
         self.check_psn(packet)?;
         let message = assembly::check_opcode_sequence(self.partial_message, packet)?;
         self.check_operation_allowed(packet)?;
-        self.check_resources(packet, target)?;
+        self.check_resources_and_reserve_receive(packet, target)?;
         assembly::check_length(message, packet, self.connection.mtu_bytes)?;
         assembly::check_rkey_and_range(packet, target)?;
         let kind = match message {
@@ -265,27 +266,27 @@ impl Responder {
 
     /// Checks that a message has a receive work request and a READ or atomic a responder resource (IBTA vol. 1,
     /// 9.7.4.1.4).
-    fn check_resources(
+    fn check_resources_and_reserve_receive(
         &mut self,
         packet: &Packet<'_>,
         target: &mut impl ResponderTarget,
     ) -> Result<(), Rejection> {
-        if self.lacks_resources(packet) {
+        if self.lacks_rd_atomic_resources(packet) {
             return Err(Rejection::Refused(Refusal::InvalidRequest));
         }
-        if assembly::consumes_receive_work_request(packet) && !target.begin_receive() {
+        if assembly::consumes_receive_work_request(packet) && !target.try_begin_receive() {
             return Err(Rejection::NotReady);
         }
         Ok(())
     }
 
     /// Returns true if a request needs a responder resource, and the queue pair has none.
-    fn lacks_resources(&self, packet: &Packet<'_>) -> bool {
+    fn lacks_rd_atomic_resources(&self, packet: &Packet<'_>) -> bool {
         let is_message = matches!(
             packet.bth.operation,
             PacketOperation::Send | PacketOperation::Write
         );
-        !is_message && self.resources.max_kept() == 0
+        !is_message && self.resources.max_kept_replies() == 0
     }
 
     /// Executes a request of a single packet.
@@ -298,14 +299,16 @@ impl Responder {
             reth, atomic, feth, ..
         } = packet.extended;
         match (packet.bth.operation, reth, atomic) {
-            (PacketOperation::ReadRequest, Some(reth), _) => Ok(ReplyKind::Read(ReadRequest {
-                addr: reth.addr,
-                rkey: reth.rkey,
-                len: reth.len,
-                first_sequence: self.expected_sequence,
-                end_sequence: self.expected_sequence
-                    + u64::from(self.connection.packets_of(reth.len)),
-            })),
+            (PacketOperation::ReadRequest, Some(reth), _) => {
+                Ok(ReplyKind::RemainingReadResponses(ReadRequest {
+                    addr: reth.addr,
+                    rkey: reth.rkey,
+                    len: reth.len,
+                    first_sequence: self.expected_sequence,
+                    end_sequence: self.expected_sequence
+                        + u64::from(self.connection.packets_of(reth.len)),
+                }))
+            }
             (PacketOperation::CompareSwap, _, Some(eth)) => {
                 let atomic = AtomicOperation::CompareSwap {
                     compare: eth.compare,
@@ -368,8 +371,10 @@ impl Responder {
             Err(_) => FailedCheck::Order {
                 received: self.partial_message.map(|message| message.received_bytes()),
             },
-            Ok(_) if self.check_operation_allowed(packet).is_err() => FailedCheck::Access,
-            Ok(_) if self.lacks_resources(packet) => FailedCheck::NoResources,
+            Ok(_) if self.check_operation_allowed(packet).is_err() => {
+                FailedCheck::OperationNotAllowed
+            }
+            Ok(_) if self.lacks_rd_atomic_resources(packet) => FailedCheck::NoResources,
             Ok(message)
                 if assembly::check_length(message, packet, self.connection.mtu_bytes).is_err() =>
             {
@@ -398,7 +403,7 @@ impl Responder {
         }
         let reply = self.make_reply(self.expected_sequence, kind);
         self.expected_sequence = match kind {
-            ReplyKind::Read(read) => read.end_sequence,
+            ReplyKind::RemainingReadResponses(read) => read.end_sequence,
             _ => self.expected_sequence + 1,
         };
         if kind != ReplyKind::Ack {
@@ -412,7 +417,7 @@ impl Responder {
 
     fn make_reply(&self, sequence: u64, kind: ReplyKind) -> Reply {
         Reply {
-            acked_sequence: sequence,
+            acked_or_next_response_sequence: sequence,
             msn: self.msn,
             kind,
         }
@@ -434,12 +439,12 @@ impl Responder {
             }
             Rejection::PsnGap => {
                 self.counts.out_of_seq_request += 1;
-                if self.must_send_gap_nak(packet) {
+                if self.record_gap(packet) {
                     self.pending_nak_since_ns.get_or_insert(now_ns);
                 }
             }
             Rejection::NotReady => {
-                if self.must_send_gap_nak(packet) {
+                if self.record_gap(packet) {
                     self.counts.send_rnr_err += 1;
                     let nak = ReplyKind::RnrNak(self.min_rnr_timer);
                     self.replies
@@ -460,7 +465,7 @@ impl Responder {
     ///
     /// If sequence numbers start over, the packets belong to a retry that has lost the expected packet again. This
     /// counts as a new gap.
-    fn must_send_gap_nak(&mut self, packet: &Packet<'_>) -> bool {
+    fn record_gap(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
         let before = self.last_ahead_sequence.replace(sequence);
         before.is_none_or(|last| sequence <= last)
@@ -513,17 +518,17 @@ impl Responder {
         let Some(mut reply) = self.resources.find(sequence) else {
             return;
         };
-        if let (ReplyKind::Read(read), PacketOperation::ReadRequest) =
+        if let (ReplyKind::RemainingReadResponses(read), PacketOperation::ReadRequest) =
             (reply.kind, packet.bth.operation)
         {
-            if !self.is_continuation(&read, sequence, packet) {
+            if !self.is_rest_of_earlier_read(&read, sequence, packet) {
                 return;
             }
             if let Err(refusal) = assembly::check_rkey_and_range(packet, target) {
                 self.queue_refusal_nak(sequence, refusal);
                 return;
             }
-            reply.acked_sequence = sequence;
+            reply.acked_or_next_response_sequence = sequence;
         } else if !matches_operation(reply.kind, packet.bth.operation) {
             return;
         }
@@ -531,7 +536,12 @@ impl Responder {
     }
 
     /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
-    fn is_continuation(&self, read: &ReadRequest, sequence: u64, packet: &Packet<'_>) -> bool {
+    fn is_rest_of_earlier_read(
+        &self,
+        read: &ReadRequest,
+        sequence: u64,
+        packet: &Packet<'_>,
+    ) -> bool {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (sequence - read.first_sequence) as u32;
         let (offset, _) = self.connection.packet_byte_range(read.len, index);
@@ -545,15 +555,18 @@ impl Responder {
 
     fn sequence_of(&self, packet: &Packet<'_>) -> u64 {
         self.numbering
-            .sequence(packet.bth.psn, self.expected_sequence)
+            .sequence_of_psn_nearest_to(packet.bth.psn, self.expected_sequence)
     }
 
     /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
     #[must_use]
     pub fn next_timer_ns(&self) -> Option<u64> {
-        let is_held = matches!(self.replies.front()?.kind, ReplyKind::Read(_));
+        let is_held = matches!(
+            self.replies.front()?.kind,
+            ReplyKind::RemainingReadResponses(_)
+        );
         let congestion = self.congestion.as_ref().filter(|_| is_held)?;
-        congestion.blocked_until(0)
+        congestion.sends_blocked_until_ns(0)
     }
 
     /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
@@ -571,19 +584,20 @@ impl Responder {
         let Some(reply) = self.replies.front() else {
             return false;
         };
-        let ReplyKind::Read(read) = reply.kind else {
+        let ReplyKind::RemainingReadResponses(read) = reply.kind else {
             self.append_reply(&reply, out);
             self.replies.advance_after_send();
             return true;
         };
-        let blocked = |congestion: &ReactionPoint| congestion.blocked_until(now_ns).is_some();
+        let blocked =
+            |congestion: &ReactionPoint| congestion.sends_blocked_until_ns(now_ns).is_some();
         if self.congestion.as_ref().is_some_and(blocked) {
             return false;
         }
         let start = out.len();
         if let Err(refusal) = self.append_read_response(&reply, &read, target, out) {
             self.replies.clear();
-            self.queue_refusal_nak(reply.acked_sequence, refusal);
+            self.queue_refusal_nak(reply.acked_or_next_response_sequence, refusal);
             return self.transmit(now_ns, target, out);
         }
         self.replies.advance_after_send();
@@ -593,14 +607,14 @@ impl Responder {
         true
     }
 
-    /// Returns true if a NAK waits for [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
+    /// Returns true if a NAK waits for [`queue_gap_nak_if_due`](Self::queue_gap_nak_if_due).
     #[must_use]
     pub fn has_pending_gap_nak(&self) -> bool {
         self.pending_nak_since_ns.is_some()
     }
 
     /// Returns true if replies or notifications are queued, or if a NAK waits for
-    /// [`send_gap_nak_if_due`](Self::send_gap_nak_if_due).
+    /// [`queue_gap_nak_if_due`](Self::queue_gap_nak_if_due).
     #[must_use]
     pub fn has_pending_output(&self) -> bool {
         self.notification.is_cnp_due() || self.replies.len() > 0 || self.has_pending_gap_nak()
@@ -608,7 +622,7 @@ impl Responder {
 
     /// Appends the next reply if it is an acknowledgement; returns false otherwise. The function accesses no memory of
     /// the target and cannot fail.
-    pub fn transmit_acknowledgement(&mut self, out: &mut Vec<u8>) -> bool {
+    pub fn transmit_next_reply_if_ack(&mut self, out: &mut Vec<u8>) -> bool {
         let front = self.replies.front();
         let Some(reply) = front.filter(|reply| reply.kind == ReplyKind::Ack) else {
             return false;
@@ -639,7 +653,7 @@ impl Responder {
             ReplyKind::Ack => (PacketOperation::Acknowledge, Syndrome::Ack(CREDITS_UNUSED)),
             ReplyKind::RnrNak(code) => (PacketOperation::Acknowledge, Syndrome::RnrNak(code)),
             ReplyKind::Nak(code) => (PacketOperation::Acknowledge, Syndrome::Nak(code)),
-            ReplyKind::EmptyResponse | ReplyKind::Read(_) => {
+            ReplyKind::EmptyResponse | ReplyKind::RemainingReadResponses(_) => {
                 (PacketOperation::ReadResponse, Syndrome::Ack(CREDITS_UNUSED))
             }
             ReplyKind::AtomicResponse(original) => {
@@ -651,7 +665,7 @@ impl Responder {
             }
         };
         extended.aeth = Some(aeth(reply, syndrome));
-        let psn = self.numbering.psn(reply.acked_sequence);
+        let psn = self.numbering.psn(reply.acked_or_next_response_sequence);
         let packet = Packet {
             bth: self.connection.bth(operation, MessagePosition::Only, psn),
             extended,
@@ -670,12 +684,14 @@ impl Responder {
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
-        let index = (reply.acked_sequence - read.first_sequence) as u32;
+        let index = (reply.acked_or_next_response_sequence - read.first_sequence) as u32;
         let (offset, len) = self.connection.packet_byte_range(read.len, index);
-        let position =
-            MessagePosition::of(index == 0, reply.acked_sequence + 1 == read.end_sequence);
+        let position = MessagePosition::of(
+            index == 0,
+            reply.acked_or_next_response_sequence + 1 == read.end_sequence,
+        );
         let acknowledges = position != MessagePosition::Middle;
-        let psn = self.numbering.psn(reply.acked_sequence);
+        let psn = self.numbering.psn(reply.acked_or_next_response_sequence);
         let bth = self
             .connection
             .bth(PacketOperation::ReadResponse, position, psn);
@@ -684,7 +700,7 @@ impl Responder {
             ..ExtendedHeaders::default()
         };
         let addr = read.addr.wrapping_add(u64::from(offset));
-        emit_with(&bth, &extended, len as usize, out, |payload| {
+        emit_with_payload_writer(&bth, &extended, len as usize, out, |payload| {
             target.read(addr, read.rkey, payload)
         })
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     /// Sequence number of the acknowledged packet; for READ responses, of the next response.
-    pub(super) acked_sequence: u64,
+    pub(super) acked_or_next_response_sequence: u64,
     /// Message sequence number.
     pub(super) msn: u32,
     pub(super) kind: ReplyKind,
@@ -19,7 +19,7 @@ pub(super) enum ReplyKind {
     RnrNak(u8),
     Nak(u8),
     /// The responses of a READ that are not yet sent.
-    Read(ReadRequest),
+    RemainingReadResponses(ReadRequest),
     /// The empty response to a FLUSH or ATOMIC WRITE.
     EmptyResponse,
     /// The response to an atomic, with the original value.
@@ -56,10 +56,10 @@ impl ReplyQueue {
     /// Removes the front reply after it was sent; for a READ, advances by one response.
     pub(super) fn advance_after_send(&mut self) {
         if let Some(reply) = self.queue.front_mut() {
-            if let ReplyKind::Read(read) = reply.kind
-                && reply.acked_sequence + 1 < read.end_sequence
+            if let ReplyKind::RemainingReadResponses(read) = reply.kind
+                && reply.acked_or_next_response_sequence + 1 < read.end_sequence
             {
-                reply.acked_sequence += 1;
+                reply.acked_or_next_response_sequence += 1;
             } else {
                 self.queue.pop_front();
             }
@@ -76,7 +76,8 @@ impl ReplyQueue {
     pub(super) fn push(&mut self, reply: Reply) {
         if !matches!(reply.kind, ReplyKind::Nak(_)) {
             self.queue.pop_back_if(|back| {
-                back.kind == ReplyKind::Ack && back.acked_sequence <= reply.acked_sequence
+                back.kind == ReplyKind::Ack
+                    && back.acked_or_next_response_sequence <= reply.acked_or_next_response_sequence
             });
         }
         self.queue.push_back(reply);
@@ -90,21 +91,26 @@ impl ReplyQueue {
             .queue
             .iter_mut()
             .find(|waiting| match (waiting.kind, reply.kind) {
-                (ReplyKind::Read(waiting), ReplyKind::Read(again)) => {
-                    waiting.first_sequence == again.first_sequence
-                }
+                (
+                    ReplyKind::RemainingReadResponses(waiting),
+                    ReplyKind::RemainingReadResponses(again),
+                ) => waiting.first_sequence == again.first_sequence,
                 (ReplyKind::EmptyResponse, ReplyKind::EmptyResponse)
                 | (ReplyKind::AtomicResponse(_), ReplyKind::AtomicResponse(_)) => {
-                    waiting.acked_sequence == reply.acked_sequence
+                    waiting.acked_or_next_response_sequence == reply.acked_or_next_response_sequence
                 }
                 _ => false,
             });
         match waiting {
             Some(waiting) => {
-                waiting.acked_sequence = waiting.acked_sequence.min(reply.acked_sequence)
+                waiting.acked_or_next_response_sequence = waiting
+                    .acked_or_next_response_sequence
+                    .min(reply.acked_or_next_response_sequence)
             }
             None => {
-                let behind = |waiting: &Reply| waiting.acked_sequence > reply.acked_sequence;
+                let behind = |waiting: &Reply| {
+                    waiting.acked_or_next_response_sequence > reply.acked_or_next_response_sequence
+                };
                 let at = self.queue.iter().position(behind);
                 self.queue.insert(at.unwrap_or(self.queue.len()), reply);
             }
@@ -114,27 +120,27 @@ impl ReplyQueue {
 
 /// The replies kept for duplicate requests: those to the newest READs, atomics, ATOMIC WRITEs and FLUSHes.
 #[derive(Debug)]
-pub(super) struct ResponderResources {
+pub(super) struct RepliesForDuplicates {
     kept_replies: VecDeque<Reply>,
-    max_kept: usize,
+    max_kept_replies: usize,
 }
 
-impl ResponderResources {
+impl RepliesForDuplicates {
     pub(super) fn new(size: u8) -> Self {
         Self {
             kept_replies: VecDeque::new(),
-            max_kept: usize::from(size),
+            max_kept_replies: usize::from(size),
         }
     }
 
     /// Returns the largest number of kept replies.
-    pub(super) fn max_kept(&self) -> usize {
-        self.max_kept
+    pub(super) fn max_kept_replies(&self) -> usize {
+        self.max_kept_replies
     }
 
     /// Keeps a reply, and removes the oldest one if the limit is reached.
     pub(super) fn add(&mut self, reply: Reply) {
-        if self.kept_replies.len() >= self.max_kept {
+        if self.kept_replies.len() >= self.max_kept_replies {
             self.kept_replies.pop_front();
         }
         self.kept_replies.push_back(reply);
@@ -143,8 +149,8 @@ impl ResponderResources {
     /// Returns the number of the oldest request after `sequence` that has a reply of its own.
     pub(super) fn first_kept_sequence_after(&self, sequence: u64) -> Option<u64> {
         let firsts = self.kept_replies.iter().map(|reply| match reply.kind {
-            ReplyKind::Read(read) => read.first_sequence,
-            _ => reply.acked_sequence,
+            ReplyKind::RemainingReadResponses(read) => read.first_sequence,
+            _ => reply.acked_or_next_response_sequence,
         });
         firsts.filter(|first| *first > sequence).min()
     }
@@ -155,10 +161,10 @@ impl ResponderResources {
             .iter()
             .copied()
             .find(|reply| match reply.kind {
-                ReplyKind::Read(read) => {
+                ReplyKind::RemainingReadResponses(read) => {
                     (read.first_sequence..read.end_sequence).contains(&sequence)
                 }
-                _ => reply.acked_sequence == sequence,
+                _ => reply.acked_or_next_response_sequence == sequence,
             })
     }
 }

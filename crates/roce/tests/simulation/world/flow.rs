@@ -228,7 +228,7 @@ impl Flow {
         self.offset = offset + bytes.len() as u32;
     }
 
-    /// Takes receive work requests that `begin_receive` has reported, as another queue pair of the shared receive queue
+    /// Takes receive work requests that `try_begin_receive` has reported, as another queue pair of the shared receive queue
     /// may do.
     fn steal_receive(&mut self) {
         if !self.is_unreliable && self.rng.chance(self.fault) {
@@ -314,12 +314,12 @@ impl LocalMemory for Flow {
 }
 
 impl ResponderTarget for Flow {
-    fn begin_receive(&mut self) -> bool {
+    fn try_begin_receive(&mut self) -> bool {
         self.buffer.clear();
         self.receives > 0
     }
 
-    fn write_received(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
+    fn write_to_receive_buffers(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
         if self.is_unreliable {
             self.buffer.truncate(offset as usize);
             self.buffer.extend_from_slice(bytes);

@@ -297,7 +297,7 @@ impl World {
                 }
                 if !packet.bth.operation.is_response() || packet.bth.transport == Transport::Cnp {
                     responder.receive(now_ns, packet, arrival.is_ecn_marked, peer);
-                    responder.send_gap_nak_if_due(now_ns);
+                    responder.queue_gap_nak_if_due(now_ns);
                 }
             }
             Machine::Uc(machines) => machines.1.receive(packet, peer),

@@ -9,9 +9,9 @@ struct BatchIndexHandler;
 impl RpcHandler for BatchIndexHandler {
     type Batch = ();
 
-    fn begin(&mut self, _requests: usize) {}
+    fn prepare_batch(&mut self, _requests: usize) {}
 
-    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReply<'_>) {
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: RequestReplier<'_>) {
         reply.send_payload(&(request.index_in_batch as u64).to_le_bytes());
     }
 }
@@ -68,7 +68,7 @@ impl TestBed {
             added.expect("added");
             regions.push(server.region_of(index).expect("a part"));
         }
-        let connected = client.connect_to_all(&connected.endpoint, &regions, LAYOUT);
+        let connected = client.connect_to_all(&connected.server_endpoint, &regions, LAYOUT);
         connected.expect("connected")
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 pub struct Producer {
     cursor: ProducerCursor,
     /// Position up to which the producer has touched cache lines ahead of use.
-    claimed_until: u64,
+    cache_lines_claimed_until: u64,
 }
 
 /// The state of a producer that changes with each record; a run of records keeps it in registers.
@@ -20,9 +20,9 @@ struct ProducerCursor {
     /// Position and first word of the open postlist's first header, which is not yet visible.
     unpublished_first: Option<(u64, u64)>,
     /// Position of the consumer when the producer last read `head`.
-    head_seen: u64,
+    last_read_consumer_head: u64,
     equal_size: EqualSizeRecords,
-    /// End position of the place that [`Producer::place`] returned last. An abandoned record may
+    /// End position of the place that [`Producer::place_for_payload`] returned last. An abandoned record may
     /// have left payload up to this position.
     placed_end: u64,
 }
@@ -52,7 +52,7 @@ impl EqualSizeRecords {
     /// In the first lap all slots are zero. In later laps slot `pos` holds a header of the previous
     /// lap if all records of a whole lap had the same size.
     #[inline(always)]
-    fn holds_no_record(&self, pos: u64, ring_slots: u64) -> bool {
+    fn certainly_holds_no_record(&self, pos: u64, ring_slots: u64) -> bool {
         pos < ring_slots
             || (self.first_position + ring_slots <= pos
                 && self.slots_per_record & (self.slots_per_record - 1) == 0)
@@ -68,21 +68,21 @@ impl ProducerCursor {
     #[inline(always)]
     fn free_slots(&self) -> u64 {
         // One slot stays free for the terminator.
-        self.ring.slots - 1 - (self.pos - self.head_seen)
+        self.ring.slots - 1 - (self.pos - self.last_read_consumer_head)
     }
 
-    /// Implements [`Producer::refresh_head`].
+    /// Implements [`Producer::refresh_consumer_head`].
     #[inline(always)]
-    fn refresh_head(&mut self) -> Result<u64, InvalidRingValue> {
+    fn refresh_consumer_head(&mut self) -> Result<u64, InvalidRingValue> {
         // SYNC POINT C
         let head = self.ring.head().load(Ordering::Acquire);
-        if head == self.head_seen {
+        if head == self.last_read_consumer_head {
             return Ok(head);
         }
-        if head < self.head_seen || head > self.pos {
+        if head < self.last_read_consumer_head || head > self.pos {
             return Err(InvalidRingValue);
         }
-        self.head_seen = head;
+        self.last_read_consumer_head = head;
         Ok(head)
     }
 
@@ -93,7 +93,7 @@ impl ProducerCursor {
         if need <= self.free_slots() {
             return Ok(true);
         }
-        self.refresh_head()?;
+        self.refresh_consumer_head()?;
         Ok(need <= self.free_slots())
     }
 
@@ -118,9 +118,9 @@ impl ProducerCursor {
         }
     }
 
-    /// Implements [`Producer::place`].
+    /// Implements [`Producer::place_for_payload`].
     #[inline(always)]
-    fn place<'a>(&'a mut self, payload: usize) -> Payload<'a> {
+    fn place_for_payload<'a>(&'a mut self, payload: usize) -> Payload<'a> {
         let slots = record_slots(payload);
         if slots > self.slots_to_end() {
             self.write_wrap_record();
@@ -138,17 +138,17 @@ impl ProducerCursor {
             kind,
             ..RecordHeader::default()
         };
-        self.stage(header, self.slots_to_end());
+        self.write_header_and_advance(header, self.slots_to_end());
     }
 
-    /// Implements [`Producer::commit`].
+    /// Implements [`Producer::add_to_postlist`].
     #[inline(always)]
-    fn commit(&mut self, header: RecordHeader, payload: usize) {
-        self.stage(header, record_slots(payload));
+    fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
+        self.write_header_and_advance(header, record_slots(payload));
     }
 
     #[inline(always)]
-    fn stage(&mut self, header: RecordHeader, slots: u64) {
+    fn write_header_and_advance(&mut self, header: RecordHeader, slots: u64) {
         #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
         let (w0, w1) = header.words(slots as u16);
         let w0 = w0 | self.ring.lap_bit_at(self.pos);
@@ -171,14 +171,14 @@ impl Producer {
                 ring,
                 pos: 0,
                 unpublished_first: None,
-                head_seen: 0,
+                last_read_consumer_head: 0,
                 equal_size: EqualSizeRecords {
                     slots_per_record: 1,
                     first_position: 0,
                 },
                 placed_end: 0,
             },
-            claimed_until: 0,
+            cache_lines_claimed_until: 0,
         }
     }
 
@@ -193,7 +193,7 @@ impl Producer {
     /// Returns the consumer's position that the producer accepted last.
     #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn accepted_head(&self) -> u64 {
-        self.cursor.head_seen
+        self.cursor.last_read_consumer_head
     }
 
     /// Returns the largest payload that a record of this ring can carry.
@@ -211,14 +211,14 @@ impl Producer {
     /// # Errors
     /// Returns [`InvalidRingValue`] if the value of `head` is not a position that the consumer can have.
     #[inline]
-    pub fn refresh_head(&mut self) -> Result<u64, InvalidRingValue> {
-        self.cursor.refresh_head()
+    pub fn refresh_consumer_head(&mut self) -> Result<u64, InvalidRingValue> {
+        self.cursor.refresh_consumer_head()
     }
 
     /// Returns true if the ring has room for a record with `payload` bytes.
     ///
     /// # Errors
-    /// Returns the errors of [`refresh_head`](Self::refresh_head).
+    /// Returns the errors of [`refresh_consumer_head`](Self::refresh_consumer_head).
     #[inline(always)]
     pub fn has_room(&mut self, payload: usize) -> Result<bool, InvalidRingValue> {
         self.cursor.has_room(payload)
@@ -226,18 +226,18 @@ impl Producer {
 
     /// Returns the place for the payload of the next record.
     ///
-    /// Call [`Self::has_room`] before, and [`Self::commit`] after. Without a commit the next call returns the
+    /// Call [`Self::has_room`] before, and [`Self::add_to_postlist`] after. Without a add_to_postlist the next call returns the
     /// same place.
     #[inline(always)]
-    pub fn place(&mut self, payload: usize) -> Payload<'_> {
-        self.cursor.place(payload)
+    pub fn place_for_payload(&mut self, payload: usize) -> Payload<'_> {
+        self.cursor.place_for_payload(payload)
     }
 
-    /// Adds the record whose payload was [placed](Self::place) to the open postlist. The consumer sees
+    /// Adds the record whose payload was [placed](Self::place_for_payload) to the open postlist. The consumer sees
     /// nothing before [`Self::publish`].
     #[inline(always)]
-    pub fn commit(&mut self, header: RecordHeader, payload: usize) {
-        self.cursor.commit(header, payload);
+    pub fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
+        self.cursor.add_to_postlist(header, payload);
     }
 
     /// Begins a run of records for the open postlist.
@@ -270,12 +270,12 @@ impl Producer {
         true
     }
 
-    /// [Commits](Self::commit) the record whose payload was [placed](Self::place), and [publishes](Self::publish).
+    /// [Adds](Self::add_to_postlist) the record whose payload was [placed](Self::place_for_payload), and [publishes](Self::publish).
     #[inline(always)]
-    pub fn publish_one(&mut self, header: RecordHeader, payload: usize) {
+    pub fn add_and_publish(&mut self, header: RecordHeader, payload: usize) {
         if self.cursor.unpublished_first.is_some() {
             // The postlist is open, or the lap has ended and a wrap record must be published first.
-            self.commit(header, payload);
+            self.add_to_postlist(header, payload);
             self.publish();
             return;
         }
@@ -303,7 +303,7 @@ impl Producer {
             placed_end: placed,
             ..
         } = self.cursor;
-        if placed > pos || !equal_size.holds_no_record(pos, ring.slots) {
+        if placed > pos || !equal_size.certainly_holds_no_record(pos, ring.slots) {
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
     }
@@ -315,7 +315,7 @@ impl Producer {
     /// only to free slots.
     #[inline(always)]
     fn claim_ahead(&mut self) {
-        if self.cursor.pos >= self.claimed_until {
+        if self.cursor.pos >= self.cache_lines_claimed_until {
             self.claim_lines();
         }
     }
@@ -325,7 +325,7 @@ impl Producer {
         let ProducerCursor {
             ring,
             pos,
-            head_seen,
+            last_read_consumer_head: head_seen,
             ..
         } = self.cursor;
         let line = (pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
@@ -338,7 +338,7 @@ impl Producer {
             }
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
-        self.claimed_until = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+        self.cache_lines_claimed_until = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
     }
 }
 
@@ -363,7 +363,7 @@ impl ProducerCursor {
     fn max_record_end(&self) -> u64 {
         let end_of_lap = (self.pos | (self.ring.slots - 1)) + 1;
         // One slot stays free for the terminator.
-        end_of_lap.min(self.head_seen + self.ring.slots - 1)
+        end_of_lap.min(self.last_read_consumer_head + self.ring.slots - 1)
     }
 
     /// Returns the position of the open postlist's first record if the postlist is still empty,
@@ -385,12 +385,12 @@ impl ProducerRun<'_> {
         self.pos
     }
 
-    /// Returns the place for the payload of the next record, to be [committed](Self::commit) next.
+    /// Returns the place for the payload of the next record, to be [added](Self::add_to_postlist) next.
     ///
     /// Returns `None` if the ring is full, or if `head` is not a position that the consumer can
     /// have.
     #[inline(always)]
-    pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
+    pub fn place_for_payload_if_room(&mut self, payload: usize) -> Option<Payload<'_>> {
         if self.pos + record_slots(payload) > self.room_end && !self.find_room_in_ring(payload) {
             return None;
         }
@@ -411,7 +411,7 @@ impl ProducerRun<'_> {
         if cursor.has_room(payload) != Ok(true) {
             return false;
         }
-        cursor.place(payload);
+        cursor.place_for_payload(payload);
         self.lap = RingLap::of(&cursor.ring, cursor.pos);
         self.pos = cursor.pos;
         self.first_position = cursor.first_position_if_empty();
@@ -421,9 +421,9 @@ impl ProducerRun<'_> {
         true
     }
 
-    /// Adds the record whose payload was [placed](Self::place).
+    /// Adds the record whose payload was [placed](Self::place_for_payload_if_room).
     #[inline(always)]
-    pub fn commit(&mut self, header: RecordHeader, payload: usize) {
+    pub fn add_to_postlist(&mut self, header: RecordHeader, payload: usize) {
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);

@@ -29,11 +29,11 @@ impl Owned {
 
 impl Producer {
     fn push(&mut self, header: RecordHeader, payload: usize, fill: impl FnOnce(Payload<'_>)) {
-        let place = self.place(payload);
+        let place = self.place_for_payload(payload);
         if payload != 0 {
             fill(place);
         }
-        self.commit(header, payload);
+        self.add_to_postlist(header, payload);
     }
 }
 
@@ -79,7 +79,7 @@ mod loom_tests {
                 match c.peek().unwrap() {
                     None => thread::yield_now(),
                     Some(r) => {
-                        assert_eq!(u64::from(r.header.payload_len), next);
+                        assert_eq!(u64::from(r.header.len_or_value), next);
                         assert_eq!(r.payload.word(0), 100 + next);
                         let n = r.slots();
                         c.advance(n);
@@ -205,9 +205,9 @@ mod model_tests {
                     Op::PushRun(len, n) => {
                         let mut run = p.begin_run();
                         for _ in 0..n {
-                            let Some(place) = run.place(len) else { break };
+                            let Some(place) = run.place_for_payload_if_room(len) else { break };
                             fill(&place, next);
-                            run.commit(RecordHeader { extra_value: next, ..header(len as u32) }, len);
+                            run.add_to_postlist(RecordHeader { extra_value: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             next += 1;
                         }
@@ -215,8 +215,8 @@ mod model_tests {
                     }
                     Op::PushOne(len) => {
                         if p.has_room(len).unwrap() {
-                            fill(&p.place(len), next);
-                            p.publish_one(RecordHeader { extra_value: next, ..header(len as u32) }, len);
+                            fill(&p.place_for_payload(len), next);
+                            p.add_and_publish(RecordHeader { extra_value: next, ..header(len as u32) }, len);
                             staged.push_back((next, len));
                             visible.append(&mut staged);
                             next += 1;
@@ -224,14 +224,14 @@ mod model_tests {
                     }
                     Op::GiveUp(len, true) => {
                         let mut run = p.begin_run();
-                        if let Some(place) = run.place(len) {
+                        if let Some(place) = run.place_for_payload_if_room(len) {
                             fill(&place, next);
                         }
                         run.store_back();
                     }
                     Op::GiveUp(len, false) => {
                         if p.has_room(len).unwrap() {
-                            fill(&p.place(len), next);
+                            fill(&p.place_for_payload(len), next);
                         }
                     }
                     Op::PopRun(n) => {
@@ -287,7 +287,7 @@ mod model_tests {
             p.push(header(0), 0, |_| ());
             p.publish();
             owned.head.store(head, Ordering::Relaxed);
-            prop_assert_eq!(p.refresh_head(), Err(InvalidRingValue));
+            prop_assert_eq!(p.refresh_consumer_head(), Err(InvalidRingValue));
         }
     }
 

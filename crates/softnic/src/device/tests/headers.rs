@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn grh_of_infiniband_byte_by_byte() {
     let mut grh = ib()
-        .sent_grh(&ah_global(0, link_local_gid(OTHER_GUID)))
+        .grh_at_receiver(&ah_global(0, link_local_gid(OTHER_GUID)))
         .unwrap();
     assert_eq!(grh[..8], [0x6a, 0x61, 0x23, 0x45, 0, 0, 0x1b, 63]);
     assert_eq!(grh[8..24], link_local_gid(GUID));
@@ -18,7 +18,9 @@ fn grh_of_infiniband_byte_by_byte() {
 
 #[test]
 fn grh_of_roce_ipv6_byte_by_byte() {
-    let mut grh = roce().sent_grh(&ah_global(2, gid("fd00::2"))).unwrap();
+    let mut grh = roce()
+        .grh_at_receiver(&ah_global(2, gid("fd00::2")))
+        .unwrap();
     assert_eq!(grh[..8], [0x6a, 0x61, 0x23, 0x45, 0, 8, 17, 63]);
     assert_eq!(grh[8..24], gid("fd00::1"));
     assert_eq!(grh[24..], gid("fd00::2"));
@@ -28,7 +30,9 @@ fn grh_of_roce_ipv6_byte_by_byte() {
 
 #[test]
 fn grh_of_roce_ipv4_byte_by_byte() {
-    let mut grh = roce().sent_grh(&ah_global(1, gid("10.0.0.2"))).unwrap();
+    let mut grh = roce()
+        .grh_at_receiver(&ah_global(1, gid("10.0.0.2")))
+        .unwrap();
     set_grh_length(&mut grh, 100);
     assert_eq!(grh[..20], [0; 20]);
     assert_eq!(grh[20..30], [0x45, 0xa6, 0, 128, 0, 0, 0x40, 0, 63, 17]);
@@ -58,18 +62,18 @@ fn hop_limit_0_is_replaced_on_ip_only() {
     };
     assert_eq!(
         roce()
-            .sent_grh(&hop_limit_0(ah_global(1, gid("10.0.0.2"))))
+            .grh_at_receiver(&hop_limit_0(ah_global(1, gid("10.0.0.2"))))
             .unwrap()[28],
         64
     );
     assert_eq!(
         roce()
-            .sent_grh(&hop_limit_0(ah_global(2, gid("fd00::2"))))
+            .grh_at_receiver(&hop_limit_0(ah_global(2, gid("fd00::2"))))
             .unwrap()[7],
         64
     );
     assert_eq!(
-        ib().sent_grh(&hop_limit_0(ah_global(0, link_local_gid(GUID))))
+        ib().grh_at_receiver(&hop_limit_0(ah_global(0, link_local_gid(GUID))))
             .unwrap()[7],
         0
     );
@@ -77,14 +81,16 @@ fn hop_limit_0_is_replaced_on_ip_only() {
 
 #[test]
 fn no_grh_without_a_route_or_a_source() {
-    assert_eq!(ib().sent_grh(&ah_lid(1)), None);
-    assert_eq!(roce().sent_grh(&ah_lid(1)), None);
-    assert_eq!(roce().sent_grh(&ah_global(3, gid("10.0.0.2"))), None);
+    assert_eq!(ib().grh_at_receiver(&ah_lid(1)), None);
+    assert_eq!(roce().grh_at_receiver(&ah_lid(1)), None);
+    assert_eq!(roce().grh_at_receiver(&ah_global(3, gid("10.0.0.2"))), None);
 }
 
 #[test]
 fn mixed_gids_travel_in_an_ipv6_header() {
-    let grh = roce().sent_grh(&ah_global(0, gid("10.0.0.2"))).unwrap();
+    let grh = roce()
+        .grh_at_receiver(&ah_global(0, gid("10.0.0.2")))
+        .unwrap();
     assert_eq!(header_version(&grh), Some(IpHeaderVersion::V6));
     let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
         .ok()
@@ -95,13 +101,13 @@ fn mixed_gids_travel_in_an_ipv6_header() {
 
 #[test]
 fn lengths_of_ud_packets() {
-    assert_eq!(ud_packet_bytes(0, false), 24);
-    assert_eq!(ud_packet_bytes(0, true), 28);
-    assert_eq!(ud_packet_bytes(1, false), 28);
-    assert_eq!(ud_packet_bytes(4096, true), 4096 + 28);
-    assert_eq!(ud_packet_bytes(u16::MAX, true), u16::MAX);
+    assert_eq!(ud_packet_bytes_from_bth_to_icrc(0, false), 24);
+    assert_eq!(ud_packet_bytes_from_bth_to_icrc(0, true), 28);
+    assert_eq!(ud_packet_bytes_from_bth_to_icrc(1, false), 28);
+    assert_eq!(ud_packet_bytes_from_bth_to_icrc(4096, true), 4096 + 28);
+    assert_eq!(ud_packet_bytes_from_bth_to_icrc(u16::MAX, true), u16::MAX);
     for ah in [ah_global(1, gid("10.0.0.2")), ah_global(2, gid("fd00::2"))] {
-        let mut grh = roce().sent_grh(&ah).unwrap();
+        let mut grh = roce().grh_at_receiver(&ah).unwrap();
         set_grh_length(&mut grh, u16::MAX);
         let at = if grh[0] == 0 { 22 } else { 4 };
         assert_eq!(grh[at..at + 2], [0xff, 0xff], "saturates");
@@ -113,7 +119,9 @@ fn lengths_of_ud_packets() {
 
 #[test]
 fn ipv4_header_behind_bytes_that_look_like_version_6() {
-    let mut grh = roce().sent_grh(&ah_global(1, gid("10.0.0.2"))).unwrap();
+    let mut grh = roce()
+        .grh_at_receiver(&ah_global(1, gid("10.0.0.2")))
+        .unwrap();
     grh[..20].fill(0x66);
     assert_eq!(header_version(&grh), Some(IpHeaderVersion::V4));
     let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
@@ -150,7 +158,11 @@ fn init_ah_without_grh_goes_by_lid() {
 #[test]
 fn init_ah_refusals() {
     let (roce, wc) = (roce(), wc_grh());
-    let to = |sgid_index, dgid| other_roce().sent_grh(&ah_global(sgid_index, dgid)).unwrap();
+    let to = |sgid_index, dgid| {
+        other_roce()
+            .grh_at_receiver(&ah_global(sgid_index, dgid))
+            .unwrap()
+    };
     let good = to(1, gid("10.0.0.1"));
     assert!(init_ah_from_wc(&roce, &wc, &good).is_ok());
     for dgid in ["10.0.0.77", "224.0.0.1"] {
@@ -177,7 +189,9 @@ fn init_ah_refusals() {
         errno(init_ah_from_wc(&roce, &wc, &tcp)),
         libc::EPROTONOSUPPORT
     );
-    let from_ib = ib().sent_grh(&ah_global(0, link_local_gid(GUID))).unwrap();
+    let from_ib = ib()
+        .grh_at_receiver(&ah_global(0, link_local_gid(GUID)))
+        .unwrap();
     assert!(init_ah_from_wc(&ib(), &wc, &from_ib).is_ok());
     assert_eq!(
         errno(init_ah_from_wc(&roce, &wc, &from_ib)),
@@ -232,7 +246,7 @@ fn an_answer_reaches_the_sender() {
         ah.grh.hop_limit = s[5];
         assert!(receiver.reaches_local_port(&ah) && !sender.reaches_local_port(&ah));
 
-        let mut grh = sender.sent_grh(&ah).unwrap();
+        let mut grh = sender.grh_at_receiver(&ah).unwrap();
         set_grh_length(&mut grh, u16::from_ne_bytes([s[6], s[7]]));
         let answer = init_ah_from_wc(&receiver, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(receiver.check_ah(&answer), Ok(()));
@@ -243,7 +257,7 @@ fn an_answer_reaches_the_sender() {
             assert_eq!(answer.grh.flow_label, ah.grh.flow_label & 0xf_ffff);
         }
         // The answer to the first receiver's answer takes the first route again.
-        let grh = receiver.sent_grh(&answer).unwrap();
+        let grh = receiver.grh_at_receiver(&answer).unwrap();
         let again = init_ah_from_wc(&sender, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(
             (again.grh.dgid.bytes(), again.grh.sgid_index),
