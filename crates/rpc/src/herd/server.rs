@@ -398,7 +398,7 @@ pub struct ConnectedClient {
     pub client_destination: UdDestination,
 }
 
-/// Connects the server's end to a client's queue pairs, for [`Server::add_client_if_qpn_free`].
+/// Connects the server's end to a client's queue pairs, for [`Server::add_client`].
 ///
 /// # Errors
 /// When creating or connecting the queue pair fails.

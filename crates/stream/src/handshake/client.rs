@@ -8,14 +8,14 @@ use super::version::{MAGIC_BYTES, Version};
 /// State of a client that has sent its hello and reads the server's hello.
 ///
 /// ```
-/// use stream::handshake::{ServerAnswer, ClientHandshake, Hello, Version, ack};
+/// use stream::handshake::{ServerAnswer, ClientHandshake, Hello, Version, encode_ack};
 /// let own = Hello { block_bytes: 8192, sq_size: 128, rq_size: 128, lid: 0, gid: [1; 16], qpn: 17 };
 /// let (mut client, to_server) = ClientHandshake::new(Version::V2, &own);
 /// assert_eq!(to_server.len(), 40);
 /// let server = Hello { qpn: 18, ..own };
 /// assert_eq!(client.receive(&server.encode(Version::V2))?, Some(ServerAnswer::Rdma(server)));
 /// // Connect the queue pair to the server's, then say so.
-/// assert_eq!(ack(true), [0, 0, 0, 1]);
+/// assert_eq!(encode_ack(true), [0, 0, 0, 1]);
 /// # Ok::<(), stream::handshake::HandshakeError>(())
 /// ```
 #[derive(Debug)]
