@@ -40,11 +40,15 @@ pub fn run(
     config: &ExchangeConfig,
 ) -> Result<ExchangeRate> {
     run_pinned(core, || {
-        run_driver_side(link, nic, &OpenNic::open(nic)?, config)
+        exchange_as_client(link, nic, &OpenNic::open(nic)?, config)
     })
 }
 
-pub(super) fn run_driver_side(
+/// Exchanges requests with a worker, which is told the device by `choice`.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn exchange_as_client(
     link: &mut WorkerLink,
     choice: &NicChoice,
     nic: &OpenNic,

@@ -109,7 +109,7 @@ impl ExchangeConfig {
 /// Order that the driver sends to the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DepthJob {
-    pub(super) nic: NicChoice,
+    pub(crate) nic: NicChoice,
     #[serde(rename = "shape")]
-    pub(super) config: ExchangeConfig,
+    pub(crate) config: ExchangeConfig,
 }

@@ -11,10 +11,11 @@ mod config;
 mod data;
 mod server;
 
+pub(crate) use client::exchange_as_client;
 pub use client::{ExchangeRate, run};
 pub(crate) use config::DepthJob;
 pub use config::{DataMemory, ExchangeConfig, TransferVerb};
-pub(crate) use server::run_worker_side;
+pub(crate) use server::{run_worker_side, serve_worker_side};
 
 #[cfg(test)]
 mod tests {
@@ -31,8 +32,7 @@ mod tests {
                 Job::Depth(order) => run_worker_side(&mut right, &order),
                 job => anyhow::bail!("{job:?} is no exchange of requests"),
             });
-            let rate =
-                client::run_driver_side(&mut left, &nic, &OpenNic::open(&nic).unwrap(), &config);
+            let rate = exchange_as_client(&mut left, &nic, &OpenNic::open(&nic).unwrap(), &config);
             drop(left);
             worker.join().unwrap().unwrap();
             rate.unwrap()

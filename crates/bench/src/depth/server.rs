@@ -22,8 +22,19 @@ use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 /// # Errors
 /// When a verb fails, data are wrong, or the driver is gone.
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: &DepthJob) -> Result<()> {
-    let nic = OpenNic::open(&order.nic)?;
-    let verified = Server::new(link, &nic, &order.config)?.serve()?;
+    serve_worker_side(link, &OpenNic::open(&order.nic)?, &order.config)
+}
+
+/// Serves requests on an open device, and sends the number of verified requests to the driver.
+///
+/// # Errors
+/// As [`run_worker_side`].
+pub(crate) fn serve_worker_side(
+    link: &mut WorkerLink,
+    nic: &OpenNic,
+    config: &ExchangeConfig,
+) -> Result<()> {
+    let verified = Server::new(link, nic, config)?.serve()?;
     link.send(&verified)
 }
 

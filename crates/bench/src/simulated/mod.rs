@@ -3,6 +3,7 @@
 pub mod adaptive;
 pub mod btree;
 pub mod collective;
+pub mod depth;
 pub mod drtm;
 pub mod kv;
 pub mod micro;

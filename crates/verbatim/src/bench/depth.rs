@@ -1,5 +1,6 @@
 //! `verbatim bench depth`: the rate of requests against the number of requests in flight.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -7,6 +8,7 @@ use bench::depth::{self, DataMemory, ExchangeConfig, TransferVerb};
 use bench::link::WorkerLink;
 use bench::peers::handover;
 use bench::record::RunCircumstances;
+use bench::simulated;
 use bench::stats::MedianAndSpread;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -18,16 +20,19 @@ use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{format_three_digits, print_line, print_typed_json, table};
 use crate::steps::CommandSteps;
+use crate::sweeps;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
   verbatim bench depth
   verbatim bench depth --verb read --memory large --depth 1,32
   verbatim bench depth --queue-pairs 4 --rounds 9 --json
+  verbatim bench depth --nic cib --nic cx3          on simulated NICs, in virtual time
 
 A client SENDs requests of 64 bytes. The server takes them from a shared receive queue, WRITEs the data into the client's \
 memory (or READs them from there), and SENDs a response, as a target of NVMe over Fabrics does. Both poll, on a core each. \
-Beside each depth is a pipeline of bare copies of the same blocks between the same cores, with as many buffers.";
+Beside each depth is a pipeline of bare copies of the same blocks between the same cores, with as many buffers. On simulated \
+NICs there is none, and each depth is measured once.";
 
 /// Arguments of `verbatim bench depth`.
 #[derive(clap::Args)]
@@ -50,9 +55,15 @@ pub(super) struct Args {
     /// How often each depth is measured, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
-    /// How long each measurement takes
-    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::parse_duration_from_10ms)]
-    duration: Duration,
+    /// How long each measurement takes [default: 200ms, or 5ms of virtual time]
+    #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
+    duration: Option<Duration>,
+    /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; several are compared
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", help_heading = "Simulation", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "cores", "memory"])]
+    simulated_nics: Vec<String>,
+    /// The same with a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long, value_name = "FILE", help_heading = "Simulation", conflicts_with_all = ["provider", "device", "pcap", "rounds", "cores", "memory"])]
+    nic_file: Option<PathBuf>,
     #[command(flatten)]
     cores: CoresArgs,
     /// Print one JSON object per line: record, depth
@@ -120,8 +131,97 @@ struct DepthSamples {
     verified_requests: u64,
 }
 
+impl Args {
+    /// Returns true if the measurement runs in virtual time.
+    pub(super) fn is_simulated(&self) -> bool {
+        !self.simulated_nics.is_empty() || self.nic_file.is_some()
+    }
+
+    /// Returns the time of one measurement.
+    fn round_duration(&self) -> Duration {
+        let default_ms = if self.is_simulated() { 5 } else { 200 };
+        self.duration.unwrap_or(Duration::from_millis(default_ms))
+    }
+}
+
+/// The result of one depth on a simulated NIC, as `--json` prints it.
+#[derive(Serialize)]
+struct SimulatedDepthResult<'n> {
+    nic: &'n str,
+    #[serde(flatten)]
+    config: ExchangeConfig,
+    requests_per_s: f64,
+    /// The rate divided by the rate of the first depth.
+    ratio_to_first: f64,
+    verified: u64,
+}
+
+/// Measures each depth once on each simulated NIC.
+fn run_simulated(args: &Args) -> Result<CommandOutcome> {
+    let profiles = sweeps::profiles(&args.simulated_nics, args.nic_file.as_ref())?;
+    let exchanges = exchange_configs(args);
+    let steps = CommandSteps::new((profiles.len() * exchanges.len()) as u64)?;
+    let mut measured = Vec::new();
+    'nics: for profile in &profiles {
+        let mut first = None;
+        for config in &exchanges {
+            let name = format!("depth {} on {}", config.depth, profile.name);
+            let rate =
+                steps.run_unless_interrupted(name, || simulated::depth::run(profile, config))?;
+            let Some(rate) = rate else { break 'nics };
+            let first = *first.get_or_insert(rate.requests_per_s);
+            measured.push(SimulatedDepthResult {
+                nic: &profile.name,
+                config: *config,
+                requests_per_s: rate.requests_per_s,
+                ratio_to_first: rate.requests_per_s / first,
+                verified: rate.verified,
+            });
+        }
+    }
+    drop(steps);
+    if args.json {
+        for line in &measured {
+            print_typed_json("depth", line)?;
+        }
+        return Ok(CommandOutcome::Done);
+    }
+    print_line(format_args!(
+        "requests of 64 B, data of {} by {}, {} queue pair(s), simulated: a client and a server with one core each",
+        format_byte_count(args.payload),
+        exchanges[0].verb.name(),
+        args.queue_pairs,
+    ))?;
+    let header = [
+        "NIC",
+        "depth",
+        "1000 requests/s",
+        "to the first",
+        "GB/s",
+        "verified",
+    ];
+    let mut rows = table(header, &[1, 2, 3, 4, 5]);
+    for line in &measured {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let payload_bytes = line.config.payload_bytes as f64;
+        rows.add_row([
+            line.nic.to_owned(),
+            line.config.depth.to_string(),
+            format_three_digits(line.requests_per_s / 1e3),
+            format_three_digits(line.ratio_to_first),
+            format_three_digits(line.requests_per_s * payload_bytes / 1e9),
+            line.verified.to_string(),
+        ]);
+    }
+    print_line(rows)?;
+    Ok(CommandOutcome::Done)
+}
+
 /// Runs `verbatim bench depth`.
 pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
+    if args.is_simulated() {
+        return run_simulated(args);
+    }
     args.nic.apply_by_reexec()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.choose_cores()?;
@@ -148,7 +248,7 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
                     cores,
                     config.payload_bytes,
                     config.depth * config.queue_pairs,
-                    args.duration / 4,
+                    args.round_duration() / 4,
                 )?;
                 Ok((rate, copies))
             })?;
@@ -212,7 +312,7 @@ fn exchange_configs(args: &Args) -> Vec<ExchangeConfig> {
         depth: *depth,
         queue_pairs: args.queue_pairs,
         payload_bytes: args.payload,
-        duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
+        duration_ms: u64::try_from(args.round_duration().as_millis()).unwrap_or(u64::MAX),
     };
     args.depth.iter().map(config).collect()
 }

@@ -169,13 +169,13 @@ impl BenchCommand {
             Self::WqeCache(args) => args.common.simulation.is_asked_for(),
             Self::Sweep(args) => args.stream.common.simulation.is_asked_for(),
             Self::Calibrate(args) => args.simulation.is_asked_for(),
+            Self::Depth(args) => args.is_simulated(),
             Self::Simulator(_) => true,
             Self::Peers(_)
             | Self::DropIn(_)
             | Self::Wire(_)
             | Self::Events(_)
             | Self::Providers(_)
-            | Self::Depth(_)
             | Self::Crowd(_)
             | Self::WriteOrder(_)
             | Self::WriteVisible(_)

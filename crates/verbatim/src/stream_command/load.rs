@@ -108,9 +108,22 @@ async fn connect(target: &ServerAddresses<'_>, carrier: Carrier) -> Result<Box<d
             tcp.read_exact(&mut echo).await?;
             Box::new(tcp)
         }
-        Carrier::Unix => Box::new(UnixStream::connect(target.unix).await?),
+        Carrier::Unix => Box::new(connect_unix(target.unix).await?),
         Carrier::Rsocket => bail!("rsockets have clients of their own"),
     })
+}
+
+/// Connects to a Unix socket. While the server's backlog is full, `connect(2)` fails with `EAGAIN` instead of waiting, as
+/// it does for TCP.
+async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            connected => return connected,
+        }
+    }
 }
 
 /// Sends messages one after the other. A long message is written and its echo is read concurrently,

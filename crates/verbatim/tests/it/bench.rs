@@ -356,6 +356,37 @@ fn more_requests_in_flight_are_measured_and_verified() {
 }
 
 #[test]
+fn more_requests_in_flight_on_simulated_nics_pay_until_the_port_is_full() {
+    let depth = ["bench", "depth", "--depth", "1,64", "--duration", "1ms"];
+    let lines = json_lines(&run(&[
+        &depth[..],
+        &["--nic", "cib", "--nic", "cx3", "--json"],
+    ]
+    .concat()));
+    let rates: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            assert_eq!(line["type"], "depth");
+            let data = &line["data"];
+            assert!(data["verified"].as_u64() > Some(0), "{line}");
+            (data["nic"].as_str(), data["ratio_to_first"].as_f64())
+        })
+        .collect();
+    let [
+        (Some("cib"), Some(1.0)),
+        (Some("cib"), cib),
+        (Some("cx3"), Some(1.0)),
+        (Some("cx3"), cx3),
+    ] = rates[..]
+    else {
+        panic!("{rates:?}");
+    };
+    for gain in [cib, cx3] {
+        assert!(gain > Some(5.0) && gain < Some(12.0), "{rates:?}");
+    }
+}
+
+#[test]
 fn a_crowd_does_the_work_of_its_pairs() {
     let _alone = alone();
     let crowd = ["bench", "crowd", "--processes", "4", "--messages", "100"];
