@@ -55,7 +55,7 @@ pub(super) struct Args {
     /// How often each depth is measured, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::integer_in_range("a count of rounds", 1..=1000u32))]
     rounds: u32,
-    /// How long each measurement takes [default: 200ms, or 5ms of virtual time]
+    /// How long each measurement takes [default: 200ms, or 10ms of virtual time]
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; several are compared
@@ -139,7 +139,7 @@ impl Args {
 
     /// Returns the time of one measurement.
     fn round_duration(&self) -> Duration {
-        let default_ms = if self.is_simulated() { 5 } else { 200 };
+        let default_ms = if self.is_simulated() { 10 } else { 200 };
         self.duration.unwrap_or(Duration::from_millis(default_ms))
     }
 }

@@ -357,7 +357,7 @@ fn more_requests_in_flight_are_measured_and_verified() {
 
 #[test]
 fn more_requests_in_flight_on_simulated_nics_pay_until_the_port_is_full() {
-    let depth = ["bench", "depth", "--depth", "1,64", "--duration", "1ms"];
+    let depth = ["bench", "depth", "--depth", "1,64", "--duration", "10ms"];
     let lines = json_lines(&run(&[
         &depth[..],
         &["--nic", "cib", "--nic", "cx3", "--json"],
