@@ -13,9 +13,9 @@
 //! [`PermittedRange`].
 //!
 //! ```
-//! use nic_core::rights::{Access, AccessDenied, OwningPdOrQp, QpMemoryRights, Region, authorize, flag};
+//! use nic_core::rights::{Access, AccessDenied, OwningPdOrQp, QpMemoryRights, RegionRights, authorize, flag};
 //!
-//! let region = Region { start: 4096, len: 64, access: flag::REMOTE_READ, owner: OwningPdOrQp::region_in_pd(7) };
+//! let region = RegionRights { start: 4096, len: 64, access: flag::REMOTE_READ, owner: OwningPdOrQp::region_in_pd(7) };
 //! let qp = QpMemoryRights { requester_access: flag::REMOTE_READ | flag::REMOTE_WRITE, pd_number: 7, qpn: 11 };
 //! assert_eq!(authorize(&region, (4100, 60), Access::RemoteRead, &qp).unwrap().offset(), 4);
 //! assert_eq!(authorize(&region, (4100, 61), Access::RemoteRead, &qp), Err(AccessDenied::Range));

@@ -60,8 +60,8 @@ impl Cq {
         (self.last_polling_thread, self.wait_period_at_last_poll) = (Some(me), thread.wait_period);
     }
 
-    /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it. Returns true if the
-    /// completion makes an event.
+    /// Adds a completion. If the thread that polled the queue last waits, it resumes when the completion is visible.
+    /// Returns true if the completion makes an event.
     #[inline(always)]
     pub(crate) fn push_and_wake(
         &mut self,

@@ -407,6 +407,24 @@ impl Simulation {
         result.map_err(|errno| if most == 0 { libc::EINVAL } else { errno })
     }
 
+    /// Posts the RECVs of the list to a shared receive queue, up to the first that is refused. Fails with the errno of
+    /// the refusal.
+    pub(crate) fn post_shared_recvs(
+        &mut self,
+        index: u32,
+        recvs: impl RecvList<i32>,
+    ) -> Result<(), i32> {
+        let Some(Some(srq)) = self.srqs.get_mut(index as usize) else {
+            return Err(libc::EINVAL);
+        };
+        let before = srq.recvs.len();
+        let result = srq.recvs.extend(recvs, srq.max_wr as usize, libc::ENOMEM);
+        let posted = (srq.recvs.len() - before) as u64;
+        self.advance_clock(self.current_place_costs().post_recv * posted);
+        self.apply_due_writes();
+        result
+    }
+
     /// Polls the completions that are visible to the calling thread; `None` if the CQ has overrun.
     #[inline(always)]
     pub(crate) fn poll(

@@ -25,7 +25,7 @@ const CASES: [(&str, &[&str]); 4] = [
         ],
     ),
     (
-        "Domain",
+        "WrongPdOrQp",
         &[
             "access::local_other_protection_domain",
             "access::receive_other_protection_domain",

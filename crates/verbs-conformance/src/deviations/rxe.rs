@@ -158,7 +158,7 @@ const QUEUES: &[Deviation] = &[
         Wrong,
         "overrun::a_larger_queue_is_not_overrun",
         LOSES_COMPLETION_AT_ONCE,
-        "async_event(OVERRUN_DETECTION_TIME).is_none()",
+        "get_async_event_within(OVERRUN_DETECTION_TIME).is_none()",
     ),
     Deviation::new(
         Missing,
