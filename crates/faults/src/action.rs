@@ -16,7 +16,7 @@ pub enum Action {
     /// A completion is delayed by a random number of nanoseconds between the two values.
     DelayCompletion(u64, u64),
     /// An incident of the device or the process.
-    Incident(DeviceAction),
+    Incident(Incident),
 }
 
 /// An action on a packet.
@@ -55,13 +55,13 @@ pub struct NetworkPartition {
 /// The longest time in nanoseconds that a packet waits at a limited rate.
 pub(crate) const MAX_RATE_QUEUE_NS: u64 = 100_000_000;
 
-/// An action on the device or the process.
+/// An incident of the device or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceAction {
+pub enum Incident {
     /// This `ibv_event_type` is raised.
-    Event(u32),
+    RaiseEvent(u32),
     /// The process stops for this number of nanoseconds.
-    Pause(u64),
+    PauseProcess(u64),
     /// The link is down for this number of nanoseconds, or permanently if the value is `None`.
     LinkDown(Option<u64>),
     /// The link is up again. No rule has this action; the injector reports it at the end of

@@ -1,6 +1,6 @@
 //! The injector, which decides which rules strike an occurrence.
 
-use crate::action::{Action, DeviceAction};
+use crate::action::{Action, Incident};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePairIds, VerbCallFacts, WorkRequestFacts};
 use crate::packets;
 use crate::plan::Plan;
@@ -185,7 +185,7 @@ impl Injector {
         self.record_link_down_incidents(now_ns, &happenings);
         if self.link_down_until_ns.is_some_and(|until| until <= now_ns) {
             self.link_down_until_ns = None;
-            happenings.push((DeviceAction::LinkUp, QueuePairIds::default()));
+            happenings.push((Incident::LinkUp, QueuePairIds::default()));
         }
         (happenings, struck)
     }
@@ -198,7 +198,7 @@ impl Injector {
 
     fn record_link_down_incidents(&mut self, now_ns: u64, happenings: &[TargetedIncident]) {
         for (incident, _) in happenings {
-            if let DeviceAction::LinkDown(time) = incident {
+            if let Incident::LinkDown(time) = incident {
                 let until = time.map_or(u64::MAX, |time| now_ns.saturating_add(time));
                 self.link_down_until_ns = self.link_down_until_ns.max(Some(until));
             }

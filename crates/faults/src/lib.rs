@@ -37,7 +37,7 @@ mod select;
 mod units;
 mod verdict;
 
-pub use action::{Action, DeviceAction, NetworkPartition, PacketAction};
+pub use action::{Action, Incident, NetworkPartition, PacketAction};
 pub use delay_queue::DelayQueue;
 pub use error::PlanError;
 pub use facts::{

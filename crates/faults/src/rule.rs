@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::action::{Action, DeviceAction, NetworkPartition, PacketAction};
+use crate::action::{Action, Incident, NetworkPartition, PacketAction};
 use crate::facts::{Direction, PeerIds, QueuePairIds};
 use crate::names::{
     ERRNOS, EVENTS, OPERATIONS, RECV_STATUSES, STATUSES, VERBS, parse_name, parse_named_value,
@@ -179,14 +179,14 @@ fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, Strin
         }
         "event" => {
             let event = parse_named_value(EVENTS, "IBV_EVENT_", "event", given()?)?;
-            Ok(Some(Action::Incident(DeviceAction::Event(event.1))))
+            Ok(Some(Action::Incident(Incident::RaiseEvent(event.1))))
         }
-        "pause" => Ok(Some(Action::Incident(DeviceAction::Pause(parse_time_ns(
-            given()?,
-        )?)))),
+        "pause" => Ok(Some(Action::Incident(Incident::PauseProcess(
+            parse_time_ns(given()?)?,
+        )))),
         "link-down" => {
             let time = value.map(parse_time_ns).transpose()?;
-            Ok(Some(Action::Incident(DeviceAction::LinkDown(time))))
+            Ok(Some(Action::Incident(Incident::LinkDown(time))))
         }
         _ => Ok(None),
     }

@@ -1,6 +1,6 @@
 //! The decisions of an injector.
 
-use crate::action::DeviceAction;
+use crate::action::Incident;
 use crate::facts::QueuePairIds;
 
 /// The maximum number of rules in a plan, since [`StruckRules`] has one bit per rule.
@@ -28,7 +28,7 @@ impl StruckRules {
 }
 
 /// An incident and its queue pair; queue pair number 0 stands for any queue pair.
-pub type TargetedIncident = (DeviceAction, QueuePairIds);
+pub type TargetedIncident = (Incident, QueuePairIds);
 
 /// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

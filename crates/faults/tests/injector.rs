@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use faults::{
-    CompletionFacts, DelayQueue, DeviceAction, Direction, Injector, PacketFacts, PacketVerdict,
+    CompletionFacts, DelayQueue, Direction, Incident, Injector, PacketFacts, PacketVerdict,
     PeerIds, Plan, QueuePairIds, VerbCallFacts, WorkRequestFacts, WorkRequestFault,
 };
 use proptest::prelude::*;
@@ -150,18 +150,15 @@ fn incidents_have_a_time_or_an_occasion() {
     assert!(it.take_due_incidents(999_999).0.is_empty());
     assert_eq!(
         it.take_due_incidents(1_000_000).0[0].0,
-        DeviceAction::LinkDown(Some(3_000_000))
+        Incident::LinkDown(Some(3_000_000))
     );
     assert!(it.decide_packet(1_500_000, &packet(1)).drop && it.is_link_down(3_999_999));
     assert_eq!(
         it.take_due_incidents(2_500_000).0[0].0,
-        DeviceAction::Event(10)
+        Incident::RaiseEvent(10)
     );
     assert_eq!(it.next_incident_due_ns(), Some(4_000_000));
-    assert_eq!(
-        it.take_due_incidents(4_000_000).0[0].0,
-        DeviceAction::LinkUp
-    );
+    assert_eq!(it.take_due_incidents(4_000_000).0[0].0, Incident::LinkUp);
     assert_eq!(it.next_incident_due_ns(), None);
     assert!(!it.decide_packet(4_000_000, &packet(1)).drop);
     assert!(
@@ -170,7 +167,10 @@ fn incidents_have_a_time_or_an_occasion() {
             .is_empty()
     );
     let verdict = it.decide_work_request(0, &work(1, "SEND"));
-    assert_eq!(verdict.incidents[0].0, DeviceAction::Pause(1_000_000_000));
+    assert_eq!(
+        verdict.incidents[0].0,
+        Incident::PauseProcess(1_000_000_000)
+    );
     assert_eq!(verdict.struck.rule_indices().collect::<Vec<_>>(), [2]);
 }
 

@@ -52,19 +52,23 @@ pub enum ProtocolError {
 /// A command: its name and its arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandStrings<'d> {
-    bytes: &'d [u8],
-    ranges: &'d [Range<usize>],
+    /// Bytes that hold all strings.
+    bytes_holding_strings: &'d [u8],
+    /// Place of each string in the bytes.
+    string_ranges: &'d [Range<usize>],
 }
 
 impl<'d> CommandStrings<'d> {
     /// Returns the number of strings including the name, at least 1.
     pub fn count(&self) -> usize {
-        self.ranges.len()
+        self.string_ranges.len()
     }
 
     /// Returns string `i`, or `None` if it is missing; string 0 is the name.
     pub fn get(&self, i: usize) -> Option<&'d [u8]> {
-        self.ranges.get(i).map(|p| &self.bytes[p.clone()])
+        self.string_ranges
+            .get(i)
+            .map(|p| &self.bytes_holding_strings[p.clone()])
     }
 
     /// Returns string `i`, or an empty string if it is missing.
@@ -75,8 +79,8 @@ impl<'d> CommandStrings<'d> {
     /// Returns the strings from number `i` on.
     pub fn strings_from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
         let Self {
-            bytes,
-            ranges: places,
+            bytes_holding_strings: bytes,
+            string_ranges: places,
         } = *self;
         let places = places.get(i..).unwrap_or_default();
         places.iter().map(|p| &bytes[p.clone()])
@@ -159,8 +163,8 @@ impl CommandDecoder {
                     }
                     if !self.ranges.is_empty() {
                         return Ok(Some(CommandStrings {
-                            bytes: &self.unquoted_inline_strings,
-                            ranges: &self.ranges,
+                            bytes_holding_strings: &self.unquoted_inline_strings,
+                            string_ranges: &self.ranges,
                         }));
                     }
                 }
@@ -172,8 +176,8 @@ impl CommandDecoder {
             }
         }
         Ok(Some(CommandStrings {
-            bytes: &self.bytes[self.start..self.decoded_to],
-            ranges: &self.ranges,
+            bytes_holding_strings: &self.bytes[self.start..self.decoded_to],
+            string_ranges: &self.ranges,
         }))
     }
 

@@ -45,7 +45,7 @@ struct BiasState {
     streak_for_bias: u32,
     /// Number of bias periods so far.
     bias_periods: u32,
-    /// True if a visitor (see [`TemporaryRevocation`]) has revoked the last bias and restores it.
+    /// True if a visitor (see [`BiasPreservingVisit`]) has revoked the last bias and restores it.
     is_temporarily_revoked: bool,
 }
 
@@ -59,24 +59,24 @@ impl BiasState {
 const NOBODY: usize = 0;
 
 /// The visiting thread, or [`NOBODY`].
-static REVOKING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
+static VISITING_THREAD: AtomicUsize = AtomicUsize::new(NOBODY);
 
-/// A temporary revocation. While this value lives, the thread that began it restores the bias of each lock that it
-/// takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
+/// A visit that leaves the bias of locks as it was. While this value lives, the thread that began it restores the bias of
+/// each lock that it takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
 /// concern the biased thread. It costs a barrier each time.
-pub(crate) struct TemporaryRevocation(());
+pub(crate) struct BiasPreservingVisit(());
 
-impl TemporaryRevocation {
+impl BiasPreservingVisit {
     /// Begins a visit; one thread of the process visits at a time.
     pub(crate) fn begin() -> Self {
-        REVOKING_THREAD.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
+        VISITING_THREAD.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
         Self(())
     }
 }
 
-impl Drop for TemporaryRevocation {
+impl Drop for BiasPreservingVisit {
     fn drop(&mut self) {
-        REVOKING_THREAD.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
+        VISITING_THREAD.store(NOBODY, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
@@ -254,7 +254,7 @@ impl<T> BiasedLock<T> {
             // comes in without `locked_without_bias`.
             return;
         }
-        let visits = REVOKING_THREAD.load(Relaxed) == me;
+        let visits = VISITING_THREAD.load(Relaxed) == me;
         if favoured != NOBODY {
             self.biased_thread.store(NOBODY, Relaxed);
             // SYNC POINT B
@@ -430,7 +430,7 @@ mod tests {
         }
         let leans = lock.lock().own_entry_exit_count.is_some();
         let visited = || {
-            let _visit = TemporaryRevocation::begin();
+            let _visit = BiasPreservingVisit::begin();
             visit(lock.lock());
         };
         for _ in 0..2 * MAX_BIAS_PERIODS {
@@ -441,7 +441,7 @@ mod tests {
         let over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _visit = TemporaryRevocation::begin();
+                let _visit = BiasPreservingVisit::begin();
                 for _ in 0..2000 {
                     visit(lock.lock());
                 }

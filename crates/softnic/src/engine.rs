@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::biased_lock::TemporaryRevocation;
+use crate::biased_lock::BiasPreservingVisit;
 use crate::cq::EngineCheckReason;
 use crate::nic::Nic;
 use crate::registry;
@@ -212,7 +212,7 @@ fn timespec(time: Duration) -> Timespec {
 /// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
 fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     // The engine may not be needed now. The visit lets the program's locks keep their bias.
-    let _visit = (look == EngineCheckReason::OverrunWatch).then(TemporaryRevocation::begin);
+    let _visit = (look == EngineCheckReason::OverrunWatch).then(BiasPreservingVisit::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
         if look != EngineCheckReason::OverrunWatch || cq.is_watched_for_overrun() {

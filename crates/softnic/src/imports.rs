@@ -43,7 +43,7 @@ impl ImportableKind {
     }
 
     /// Returns the place in which `handle` of `peer` would lie.
-    fn table_entry(self, peer: &Peer, handle: u32) -> Option<&ImportableObjectShared> {
+    fn table_place_for_handle(self, peer: &Peer, handle: u32) -> Option<&ImportableObjectShared> {
         let index = handle as usize % self.table_slots();
         match self {
             Self::Pd => peer.segment.find_pd(index).map(|pd| &pd.object),
@@ -52,7 +52,7 @@ impl ImportableKind {
     }
 
     /// Returns the offset of that place in a segment, and its length in bytes.
-    fn entry_offset_and_len(self, handle: u32) -> (usize, usize) {
+    fn place_offset_and_len(self, handle: u32) -> (usize, usize) {
         let index = handle as usize % self.table_slots();
         match self {
             Self::Pd => (
@@ -135,12 +135,12 @@ impl ExportedObject {
                 .next_pd_handle_or_import_place
                 .fetch_add(1, Ordering::Relaxed)
                 % IMPORTED_PD_BIT;
-            let (at, len) = kind.entry_offset_and_len(handle);
+            let (at, len) = kind.place_offset_and_len(handle);
             nic.fabric
                 .back_with_memory(at, len)
                 .map_err(|_| libc::ENOMEM)?;
             let Some(place) = kind
-                .table_entry(nic.this_process(), handle)
+                .table_place_for_handle(nic.this_process(), handle)
                 .filter(|_| handle != 0)
             else {
                 continue;
@@ -164,7 +164,10 @@ impl ExportedObject {
 
 impl Drop for ExportedObject {
     fn drop(&mut self) {
-        if let Some(place) = self.kind.table_entry(self.nic.this_process(), self.handle) {
+        if let Some(place) = self
+            .kind
+            .table_place_for_handle(self.nic.this_process(), self.handle)
+        {
             place.handle.store(0, Ordering::Release);
         }
     }
@@ -338,7 +341,7 @@ impl SharedObject {
             Self::Imported(import) => import.derived_object_count(),
             _ => {
                 let (_, home, kind, handle) = self.home_kind_and_handle();
-                Some(&kind.table_entry(home, handle)?.home_use_count)
+                Some(&kind.table_place_for_handle(home, handle)?.home_use_count)
             }
         }
     }
@@ -362,7 +365,7 @@ fn find_existing_object(
     if handle == 0 || handle >= IMPORTED_PD_BIT || home.kernel_says_ended() {
         return None;
     }
-    let place = kind.table_entry(home, handle)?;
+    let place = kind.table_place_for_handle(home, handle)?;
     (place.handle.load(Ordering::Acquire) == handle).then_some(place)
 }
 

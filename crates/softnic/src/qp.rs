@@ -215,7 +215,7 @@ impl Qp {
             XrcRole::No | XrcRole::Send => 0,
         };
         shared.xrc_domain.store(domain, Ordering::Relaxed);
-        shared.host_port_number.store(0, Ordering::Relaxed);
+        shared.host_wide_port_number.store(0, Ordering::Relaxed);
         shared
             .qp_type
             .store(new.init_attr.qp_type, Ordering::Relaxed);
@@ -255,7 +255,7 @@ impl Qp {
     ///
     /// [`PortPlace::host_wide_number`]: crate::device::PortPlace::host_wide_number
     pub(crate) fn port_number(&self) -> u32 {
-        self.shared().host_port_number.load(Ordering::Relaxed)
+        self.shared().host_wide_port_number.load(Ordering::Relaxed)
     }
 
     /// Returns the part of the queue pair that peers see.
@@ -665,7 +665,7 @@ impl Qp {
             place.host_wide_number()
         };
         shared
-            .host_port_number
+            .host_wide_port_number
             .store(port.into(), Ordering::Relaxed);
         let port_num = attr.port_num.into();
         shared.port_num.store(port_num, Ordering::Relaxed);

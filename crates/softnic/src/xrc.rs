@@ -32,7 +32,7 @@ pub(crate) struct Xrcd {
     /// The number of the domain; never 0.
     pub(crate) number: u32,
     pub(crate) file: Option<FileId>,
-    /// The CQ that peers see at the queue pairs.
+    /// The CQ that peers take for the receive CQ of the XRC queue pairs.
     pub(crate) cq_seen_by_peers: Arc<Cq>,
     srqs: Mutex<Vec<Arc<Srq>>>,
     recv_sides: SpinLock<Vec<RecvSide>>,

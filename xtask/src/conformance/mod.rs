@@ -150,7 +150,7 @@ fn print_or_record_results(
         let mut after = before;
         after.update(conformance, suites, now);
         after.store(&folder, &target.name)?;
-        record::write_table(&folder, conformance)?;
+        record::write_results_page_and_docs_totals(&folder, conformance)?;
         return Ok(true);
     }
     let mut good = true;

@@ -198,9 +198,15 @@ pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> T
 ///
 /// # Errors
 /// Returns an error if a record cannot be read, or a table cannot be written.
-pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
-    write(&folder.join(TABLE), &results_page(folder, conformance)?)?;
-    let page = folder.join(PAGE);
+pub(crate) fn write_results_page_and_docs_totals(
+    folder: &Path,
+    conformance: &Conformance,
+) -> Result<()> {
+    write(
+        &folder.join(RESULTS_PAGE),
+        &results_page(folder, conformance)?,
+    )?;
+    let page = folder.join(DOCS_PAGE);
     write(&page, &page_with_new_totals(&page, folder, conformance)?)
 }
 
@@ -388,9 +394,9 @@ fn cause(suite: &Suite, reason: &str) -> Option<usize> {
     causes.position(|cause| cause.skipped.is_match(reason))
 }
 
-const TABLE: &str = "RESULTS.md";
+const RESULTS_PAGE: &str = "RESULTS.md";
 /// Path of the book's page with the totals, relative to the folder of the suites.
-const PAGE: &str = "../docs/conformance.md";
+const DOCS_PAGE: &str = "../docs/conformance.md";
 /// Lines that enclose the totals in that page.
 const TOTALS_BEGIN: &str = "<!-- written by cargo xtask conformance --write -->";
 const TOTALS_END: &str = "<!-- end of what it writes -->";
@@ -708,13 +714,13 @@ mod tests {
     fn the_repositorys_table_is_current() {
         let folder = crate::paths::workspace().join("conformance");
         let conformance = Conformance::load(&folder).unwrap();
-        let written = std::fs::read_to_string(folder.join(TABLE)).unwrap();
+        let written = std::fs::read_to_string(folder.join(RESULTS_PAGE)).unwrap();
         assert!(
             written == results_page(&folder, &conformance).unwrap(),
             "conformance/RESULTS.md is not what conformance/results says: \
              cargo xtask conformance --write"
         );
-        let page = folder.join(PAGE);
+        let page = folder.join(DOCS_PAGE);
         let written = std::fs::read_to_string(&page).unwrap();
         assert!(
             written == page_with_new_totals(&page, &folder, &conformance).unwrap(),

@@ -44,8 +44,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Remove from the list of known circles what is gone
-    #[arg(long)]
-    prune: bool,
+    #[arg(long = "prune")]
+    prune_known_circles: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let folder = workspace();
     let found = examine(&folder)?;
     let mut known = AcceptedCycles::load(&folder)?;
-    if args.prune {
+    if args.prune_known_circles {
         known = known.pruned(&found.circles);
         known.store(&folder)?;
     }

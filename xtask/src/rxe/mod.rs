@@ -37,8 +37,8 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u32).range(512..))]
     memory: u32,
     /// End the machine when the command has not ended after so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    #[arg(long = "limit", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    time_limit_seconds: Option<u64>,
     /// The command and its arguments, run in the current folder [default: ibv_devinfo]
     #[arg(
         trailing_var_arg = true,
@@ -93,7 +93,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         memory_mib: args.memory,
     };
     let job = Job::in_this_environment(command)?;
-    let limit = args.limit.map(Duration::from_secs);
+    let limit = args.time_limit_seconds.map(Duration::from_secs);
     let status = machine.run(
         &kernel::get()?,
         &job,

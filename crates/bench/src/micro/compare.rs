@@ -537,7 +537,7 @@ mod tests {
             begun.set(begun.get() + u32::from(matches!(event, ComparisonEvent::Begin { .. })));
         };
         let summary = run(&comparison(2, vec![8]), on_event, || begun.get() == 3).unwrap();
-        // The third measurement fails after the request.
+        // All measurements fail. The third fails after the request to end, so its error is not noted.
         assert_eq!((begun.get(), summary.rows.len()), (3, 1));
         assert_eq!(summary.rows[0].errors.len(), 2);
     }

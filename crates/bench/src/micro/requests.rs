@@ -195,8 +195,8 @@ pub(super) struct RandomCounterAdds {
     random: UniformRandom,
     /// Counters of the outstanding adds, by slot.
     counter_index_by_slot: Vec<usize>,
-    /// For each queue pair and counter, the value that the next add must return. With other adders
-    /// it is a lower bound.
+    /// For each queue pair and counter, the value that the next add must return. If others add to the
+    /// counter, too, the next add must return at least this value.
     next_value_by_qp_counter: Vec<u64>,
     expects_exact_value: bool,
 }

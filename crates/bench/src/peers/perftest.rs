@@ -18,7 +18,7 @@ use crate::pin::{CorePair, spawn_on};
 /// Timeout of a run, longer than any run that makes progress.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Output of one run of a tool.
+/// The figure that one run of a tool prints: a rate or a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {

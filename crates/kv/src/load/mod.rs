@@ -165,7 +165,7 @@ impl LoadReport {
     }
 }
 
-/// The token of a request: its kind in bits 63..62, [`LoadRun::server_change_parity`] in bit 61, the key's number in
+/// The token of a request: its kind in bits 63..62, [`LoadRun::flips_at_server_replacement`] in bit 61, the key's number in
 /// bits 31..0. Bits 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadToken(u64);
@@ -192,7 +192,7 @@ impl LoadToken {
     }
 
     #[inline]
-    fn server_change_parity(self) -> bool {
+    fn flips_at_server_replacement(self) -> bool {
         self.0 >> 61 & 1 != 0
     }
 
@@ -228,7 +228,7 @@ struct LoadRun<'w> {
     highest_versions_of_checked_keys: Vec<u64>,
     /// The server's identity, and a flag that flips whenever another server replaces it.
     last_server_incarnation: u64,
-    server_change_parity: bool,
+    flips_at_server_replacement: bool,
     latency_ns: Histogram<u64>,
     report: LoadReport,
     /// Read-modify-writes whose GET was answered: key and version.
@@ -338,7 +338,7 @@ impl<'w> LoadRun<'w> {
             value_buffer: vec![0; workload.value_bytes],
             highest_versions_of_checked_keys: vec![0; watched],
             last_server_incarnation: pipeline.server_incarnation(),
-            server_change_parity: false,
+            flips_at_server_replacement: false,
             latency_ns: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
             keys_awaiting_update: Vec::new(),
@@ -425,7 +425,7 @@ impl<'w> LoadRun<'w> {
         } else {
             0
         };
-        LoadToken::new(kind, self.server_change_parity, floor, key)
+        LoadToken::new(kind, self.flips_at_server_replacement, floor, key)
     }
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
@@ -443,7 +443,7 @@ impl<'w> LoadRun<'w> {
             &mut self.highest_versions_of_checked_keys,
             self.workload.value_bytes,
         );
-        let other = self.server_change_parity;
+        let other = self.flips_at_server_replacement;
         let mut seen = None;
         pipeline.poll(|done| {
             seen = Some(done.completed_at);
@@ -486,7 +486,7 @@ impl<'w> LoadRun<'w> {
             };
             if key.is_multiple_of(KEYS_PER_VERSION_CHECKED_KEY)
                 && version != 0
-                && token.server_change_parity() == other
+                && token.flips_at_server_replacement() == other
             {
                 if version < token.low_bits_of_min_allowed_version() {
                     report.wrong_versions += 1;
@@ -505,7 +505,7 @@ impl<'w> LoadRun<'w> {
         if pipeline.server_incarnation() != self.last_server_incarnation {
             // The new server does not know the earlier versions.
             self.last_server_incarnation = pipeline.server_incarnation();
-            self.server_change_parity = !self.server_change_parity;
+            self.flips_at_server_replacement = !self.flips_at_server_replacement;
             self.highest_versions_of_checked_keys.fill(0);
         }
         while let Some((key, version)) = self.keys_awaiting_update.pop() {
@@ -539,7 +539,7 @@ mod tests {
         for kind in [KIND_GET, KIND_PUT, KIND_RMW_GET, KIND_RMW_WRITE] {
             let token = LoadToken::new(kind, kind == KIND_PUT, 12_345, 0xffff_fffe);
             assert_eq!(
-                (token.kind(), token.server_change_parity()),
+                (token.kind(), token.flips_at_server_replacement()),
                 (kind, kind == KIND_PUT)
             );
             assert_eq!(

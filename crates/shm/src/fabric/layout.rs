@@ -145,7 +145,7 @@ pub struct QpShared {
     /// receive CQ is armed.
     pub next_message_completes: AtomicU32,
     /// Number of the queue pair's port among all ports of its host, from 1; 0 until a port is chosen.
-    pub host_port_number: AtomicU32,
+    pub host_wide_port_number: AtomicU32,
     /// Position in slots in the only ring to this queue pair. Every message that ends at or before
     /// this position causes a completion. Written and valid together with `next_message_completes`.
     pub messages_complete_up_to_position: AtomicU64,

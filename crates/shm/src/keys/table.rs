@@ -245,7 +245,8 @@ pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owni
     let taken = remove_key(mr, key).ok_or(libc::ENOENT)?;
     if bound() {
         let back = next_generation_and_key(taken, key);
-        // If the slot has changed since, the owner has deregistered the region and reused the slot.
+        // This fails if the slot has changed since the key was removed. Then the owner has deregistered the region and
+        // reused the slot, and there is no key to put back.
         let _ = mr.generation_and_key.compare_exchange(
             taken,
             back,

@@ -34,7 +34,7 @@ pub(crate) struct Port {
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
     /// The other ports of this host, to which it is connected by a switch.
-    pub(super) other_host_ports: Vec<OtherPort>,
+    pub(super) other_ports_of_this_host: Vec<OtherPort>,
 }
 
 /// A port of this host as another one sees it.
@@ -126,14 +126,14 @@ impl Port {
             gid_if_indices: gid_interfaces,
             gid_0_is_address,
             lid,
-            other_host_ports: Vec::new(),
+            other_ports_of_this_host: Vec::new(),
         }
     }
 
     /// The same port on a host with these other ports.
     pub(super) fn with_other_ports(&self, others: impl Iterator<Item = OtherPort>) -> Self {
         Self {
-            other_host_ports: others.collect(),
+            other_ports_of_this_host: others.collect(),
             ..self.clone()
         }
     }
@@ -307,7 +307,7 @@ impl Port {
     pub(crate) fn is_gid_of_host(&self, gid: [u8; 16]) -> bool {
         self.gids.contains(&gid)
             || self
-                .other_host_ports
+                .other_ports_of_this_host
                 .iter()
                 .any(|other| other.gids.contains(&gid))
     }
@@ -321,13 +321,13 @@ impl Port {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
             let other = self
-                .other_host_ports
+                .other_ports_of_this_host
                 .iter()
                 .find(|other| other.gids.contains(&gid));
             (self.gids.contains(&gid), other)
         } else if self.link_layer == LinkLayer::InfiniBand {
             let other = self
-                .other_host_ports
+                .other_ports_of_this_host
                 .iter()
                 .find(|other| other.lid == ah.dlid);
             (self.lid == ah.dlid, other)

@@ -29,7 +29,7 @@ impl Port {
     pub(crate) fn process_addresses(&self) -> Vec<LocalAddress> {
         let own = OtherPort::new(self, true);
         let others = self
-            .other_host_ports
+            .other_ports_of_this_host
             .iter()
             .filter(|other| other.is_of_this_process);
         std::iter::once(&own)
@@ -45,7 +45,7 @@ impl Port {
     /// The addresses of this port alone.
     pub(crate) fn own_addresses(&self) -> Vec<LocalAddress> {
         Self {
-            other_host_ports: Vec::new(),
+            other_ports_of_this_host: Vec::new(),
             ..self.clone()
         }
         .process_addresses()
@@ -54,7 +54,7 @@ impl Port {
     /// Whether a GID is one of a port of this process.
     fn is_gid_of_process(&self, gid: [u8; 16]) -> bool {
         let mut others = self
-            .other_host_ports
+            .other_ports_of_this_host
             .iter()
             .filter(|other| other.is_of_this_process);
         self.gids.contains(&gid) || others.any(|other| other.gids.contains(&gid))
@@ -96,7 +96,7 @@ impl Port {
         let first = *self.gids.get(1)?;
         let own = OtherPort::new(self, true);
         let address = |gid| {
-            let mut ports = std::iter::once(&own).chain(&self.other_host_ports);
+            let mut ports = std::iter::once(&own).chain(&self.other_ports_of_this_host);
             ports.find_map(|port| port.address_standing_in_for_gid_0(gid))
         };
         let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));

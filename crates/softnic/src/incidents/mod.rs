@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::faults::{DeviceAction, QueuePairIds, TargetedIncident};
+use ::faults::{Incident, QueuePairIds, TargetedIncident};
 use verbs_abi::*;
 
 use crate::at_exit;
@@ -84,9 +84,9 @@ pub(crate) fn device_is_gone() -> bool {
 pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<TargetedIncident>) {
     for (incident, queue_pair) in happenings {
         match incident {
-            DeviceAction::Event(event) => raise_for_queue_pairs(nic, event, queue_pair),
-            DeviceAction::Pause(ns) => pause::stop_process_for(Duration::from_nanos(ns)),
-            DeviceAction::LinkDown(time) => {
+            Incident::RaiseEvent(event) => raise_for_queue_pairs(nic, event, queue_pair),
+            Incident::PauseProcess(ns) => pause::stop_process_for(Duration::from_nanos(ns)),
+            Incident::LinkDown(time) => {
                 for port in nic.devices.iter().flat_map(Device::ports) {
                     let place = port.place.host_wide_number().into();
                     nic.packet_path.counters.add(place, Counter::LinkDowned, 1);
@@ -97,7 +97,7 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<TargetedIncident>) {
                     RULE_DUE_SOONER.1.notify_one();
                 }
             }
-            DeviceAction::LinkUp => raise_in_all_contexts(IBV_EVENT_PORT_ACTIVE),
+            Incident::LinkUp => raise_in_all_contexts(IBV_EVENT_PORT_ACTIVE),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::send::ConnectedRequester;
 /// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
 fn may_qp_use_port(peer: &Peer, qpn: u32, place: PortPlace) -> bool {
     let of_peer = peer.segment.find_qp(qpn as usize % MAX_QPS);
-    let port = of_peer.map_or(0, |qp| qp.host_port_number.load(Ordering::Relaxed));
+    let port = of_peer.map_or(0, |qp| qp.host_wide_port_number.load(Ordering::Relaxed));
     port == 0 || port == u32::from(place.host_wide_number())
 }
 

@@ -48,7 +48,7 @@ impl OutRing {
         let segment = &self.peer.segment;
         let place = segment
             .qp(self.dest_index)?
-            .host_port_number
+            .host_wide_port_number
             .load(Ordering::Relaxed);
         let key = segment.header().port_counters_key.load(Ordering::Relaxed);
         (place != 0).then_some(HostPortId {

@@ -265,7 +265,7 @@ pub(super) fn find_or_create_ud_ring(
     let peer = qp.nic.fabric.peer(qpn as usize >> QP_INDEX_BITS)?;
     let dest = peer.segment.find_qp(qpn as usize % MAX_QPS)?;
     // A datagram to another port of the host does not reach it.
-    let of_port = dest.host_port_number.load(Ordering::Relaxed);
+    let of_port = dest.host_wide_port_number.load(Ordering::Relaxed);
     if of_port != 0 && of_port != u32::from(port.host_wide_number()) {
         return None;
     }

@@ -270,7 +270,7 @@ fn contenders_and_unsupported_notes(
     Ok((contenders, notes))
 }
 
-/// Returns the contenders of a design.
+/// Returns the variants of a design that take part in the comparison.
 fn contenders_of(args: &Args, design: Design) -> Vec<Contender> {
     let with = |batch, read_size| Contender::Store {
         design,

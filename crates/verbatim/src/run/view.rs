@@ -21,14 +21,15 @@ use softnic::{SysfsContent, SysfsFile, uverbs_names};
 use super::namespace::MOUNT_SOURCE;
 
 /// The folders of `/sys` to which the view adds entries. The PCI folders are missing on machines without PCI.
-const EXTENDED_SYSFS_FOLDERS: [&str; 4] = ["class", "class/pci_bus", "devices", "bus/pci/devices"];
+const SYSFS_FOLDERS_WITH_ADDED_ENTRIES: [&str; 4] =
+    ["class", "class/pci_bus", "devices", "bus/pci/devices"];
 
 /// Creates the view in the mount namespace of this process, which no other process may share.
 pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
     let sys = Path::new("/sys");
     let mut new = Vec::new();
     let mut added = Vec::new();
-    for folder in EXTENDED_SYSFS_FOLDERS {
+    for folder in SYSFS_FOLDERS_WITH_ADDED_ENTRIES {
         let names = entries_added_to_folder(folder, files);
         if !names.is_empty() && sys.join(folder).is_dir() {
             new.extend(mount_writable_folders(&sys.join(folder), &names)?);
@@ -36,7 +37,9 @@ pub(super) fn create_mounts(files: &[SysfsFile]) -> Result<()> {
         }
     }
     for file in files {
-        if !innermost_extended_folder(&file.path).is_some_and(|folder| added.contains(&folder)) {
+        if !innermost_folder_with_added_entries(&file.path)
+            .is_some_and(|folder| added.contains(&folder))
+        {
             continue;
         }
         let path = sys.join(&file.path);
@@ -73,13 +76,13 @@ pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> 
     }
 }
 
-/// Returns the innermost of [`EXTENDED_SYSFS_FOLDERS`] that contains the file; the view adds an entry to this folder.
-fn innermost_extended_folder(path: &str) -> Option<&'static str> {
+/// Returns the innermost of [`SYSFS_FOLDERS_WITH_ADDED_ENTRIES`] that contains the file; the view adds an entry to this folder.
+fn innermost_folder_with_added_entries(path: &str) -> Option<&'static str> {
     let is_in = |folder: &&str| {
         path.strip_prefix(*folder)
             .is_some_and(|rest| rest.starts_with('/'))
     };
-    EXTENDED_SYSFS_FOLDERS
+    SYSFS_FOLDERS_WITH_ADDED_ENTRIES
         .into_iter()
         .filter(is_in)
         .max_by_key(|it| it.len())
@@ -89,7 +92,7 @@ fn innermost_extended_folder(path: &str) -> Option<&'static str> {
 fn entries_added_to_folder<'f>(folder: &str, files: &'f [SysfsFile]) -> Vec<&'f str> {
     let mut names = Vec::new();
     for file in files {
-        if innermost_extended_folder(&file.path) == Some(folder)
+        if innermost_folder_with_added_entries(&file.path) == Some(folder)
             && let Some(rest) = file.path.get(folder.len() + 1..)
             && let Some(name) = rest.split('/').next()
             && !names.contains(&name)

@@ -316,7 +316,7 @@ fn what_is_not_for_tags_is_refused(env: &TestEnv) {
     tags.receiver.rcq.expect_empty();
 }
 
-const RENDEZVOUS_BYTES: usize = 1 << 20;
+const MAX_RENDEZVOUS_PAYLOAD_BYTES: usize = 1 << 20;
 
 fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
     assert_eq!(peer.command(&order), PeerAnswer::Done);
@@ -327,7 +327,7 @@ fn command_and_expect_done(peer: &mut PeerProcess, order: PeerCommand) {
 fn connect_tag_peer(env: &TestEnv, here: u32, there: u32) -> (PeerProcess, QpSide, RemoteAddress) {
     let spec = |tags| QpSpec::rc().with_short_timeout_and_few_retries().with_tags(tags);
     let mut peer = PeerProcess::start(env);
-    let make = PeerCommand::Make(Box::new(spec(there)), RENDEZVOUS_BYTES + 4096);
+    let make = PeerCommand::Make(Box::new(spec(there)), MAX_RENDEZVOUS_PAYLOAD_BYTES + 4096);
     let PeerAnswer::Made(address, remote) = peer.command(&make) else { panic!("nothing was made") };
     let mut side = spec(here).create_qp_side(env);
     command_and_expect_done(&mut peer, PeerCommand::Connect(side.address()));
@@ -343,18 +343,18 @@ fn expect_tagged_recv(side: &QpSide, wr_id: u64, expected: u32, len: usize) {
 }
 
 /// Offsets of messages and of replies in the peer's buffer; the payload is at the start of the buffer.
-const MESSAGE_OFFSET: usize = RENDEZVOUS_BYTES;
-const REPLY_OFFSET: usize = RENDEZVOUS_BYTES + 64;
+const RENDEZVOUS_HEADER_OFFSET: usize = MAX_RENDEZVOUS_PAYLOAD_BYTES;
+const REPLY_OFFSET: usize = MAX_RENDEZVOUS_PAYLOAD_BYTES + 64;
 
 fn messages_of_another_process_are_matched(env: &TestEnv) {
     let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
     let tags = side.tag_srq.clone().expect("it has a list");
-    let (to, plain) = (side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(4096));
+    let (to, plain) = (side.alloc_buf(MAX_RENDEZVOUS_PAYLOAD_BYTES), side.alloc_buf(4096));
     let add = |id, tag| {
         tags.add(id, (tag, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
         side.await_recv_completion().expect_success(id, IBV_WC_TM_ADD);
     };
-    for (seed, len) in [0, 1, 100, 5000, RENDEZVOUS_BYTES - 16].into_iter().enumerate() {
+    for (seed, len) in [0, 1, 100, 5000, MAX_RENDEZVOUS_PAYLOAD_BYTES - 16].into_iter().enumerate() {
         record_case(format!("an eager message of {len} bytes"));
         let seed = seed as u64;
         add(seed, 7);
@@ -364,14 +364,14 @@ fn messages_of_another_process_are_matched(env: &TestEnv) {
         expect_tagged_recv(&side, seed, IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID, len);
         to.memory.assert_pattern_at(0, len, seed);
     }
-    for (seed, len) in [1, 5000, RENDEZVOUS_BYTES].into_iter().enumerate() {
+    for (seed, len) in [1, 5000, MAX_RENDEZVOUS_PAYLOAD_BYTES].into_iter().enumerate() {
         record_case(format!("a rendezvous of {len} bytes"));
         let seed = 10 + seed as u64;
         add(seed, 8);
         command_and_expect_done(&mut peer, PeerCommand::Fill(0, len, seed));
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: REPLY_OFFSET as u64, len: 64 });
-        command_and_expect_done(&mut peer, PeerCommand::Write(MESSAGE_OFFSET, rendezvous_header(8, remote, len)));
-        command_and_expect_done(&mut peer, PeerCommand::Send(MESSAGE_OFFSET, 32));
+        command_and_expect_done(&mut peer, PeerCommand::Write(RENDEZVOUS_HEADER_OFFSET, rendezvous_header(8, remote, len)));
+        command_and_expect_done(&mut peer, PeerCommand::Send(RENDEZVOUS_HEADER_OFFSET, 32));
         expect_tagged_recv(&side, seed, IBV_WC_TM_MATCH, len);
         expect_tagged_recv(&side, seed, IBV_WC_TM_DATA_VALID, len);
         to.memory.assert_pattern_at(0, len, seed);
@@ -394,9 +394,9 @@ fn messages_of_another_process_are_matched(env: &TestEnv) {
 
 fn another_process_matches(env: &TestEnv) {
     let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
-    let (message, payload, back) = (side.alloc_buf(5016), side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(64));
+    let (message, payload, back) = (side.alloc_buf(5016), side.alloc_buf(MAX_RENDEZVOUS_PAYLOAD_BYTES), side.alloc_buf(64));
     let add = |peer: &mut PeerProcess, id, tag| {
-        command_and_expect_done(peer, PeerCommand::AddTag { id, tag, offset: 0, len: RENDEZVOUS_BYTES });
+        command_and_expect_done(peer, PeerCommand::AddTag { id, tag, offset: 0, len: MAX_RENDEZVOUS_PAYLOAD_BYTES });
     };
     let finished = |peer: &mut PeerProcess, id, len| {
         let PeerAnswer::Completion { id: found, status, opcode, byte_len, .. } =
@@ -410,13 +410,13 @@ fn another_process_matches(env: &TestEnv) {
     add(&mut peer, 1, 7);
     add(&mut peer, 2, 8);
     payload.memory.fill_with_pattern(5);
-    message.memory.write(0, &rendezvous_header(8, payload.remote(), RENDEZVOUS_BYTES));
+    message.memory.write(0, &rendezvous_header(8, payload.remote(), MAX_RENDEZVOUS_PAYLOAD_BYTES));
     side.post_recv(9, [back.whole_sge()]);
     side.post(send([message.sge(0, 32)]).id(3));
     side.await_send_completion().expect_sent(3, Verb::Send);
-    finished(&mut peer, 2, RENDEZVOUS_BYTES);
-    finished(&mut peer, 2, RENDEZVOUS_BYTES);
-    command_and_expect_done(&mut peer, PeerCommand::Check(0, RENDEZVOUS_BYTES, 5));
+    finished(&mut peer, 2, MAX_RENDEZVOUS_PAYLOAD_BYTES);
+    finished(&mut peer, 2, MAX_RENDEZVOUS_PAYLOAD_BYTES);
+    command_and_expect_done(&mut peer, PeerCommand::Check(0, MAX_RENDEZVOUS_PAYLOAD_BYTES, 5));
     side.await_recv_completion().expect_received(9, 16);
     assert_eq!(back.memory.read(0, 16), tmh_header(TMH_OP_FIN, 55, 8));
     message.memory.write(0, &tmh_header(TMH_OP_EAGER, 0, 7));
@@ -436,13 +436,13 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in KILL_DELAYS_US {
         record_case(format!("killed {us} µs after it was told to send"));
         let (mut peer, side, remote) = connect_tag_peer(env, 4, 0);
-        let (tags, to) = (side.tag_srq.clone().expect("it has a list"), side.alloc_buf(RENDEZVOUS_BYTES));
+        let (tags, to) = (side.tag_srq.clone().expect("it has a list"), side.alloc_buf(MAX_RENDEZVOUS_PAYLOAD_BYTES));
         tags.add(1, (7, EXACT_TAG_MASK), &[to.whole_sge()]).expect("ibv_post_srq_ops");
         side.await_recv_completion().expect_success(1, IBV_WC_TM_ADD);
-        command_and_expect_done(&mut peer, PeerCommand::Fill(0, RENDEZVOUS_BYTES, 3));
+        command_and_expect_done(&mut peer, PeerCommand::Fill(0, MAX_RENDEZVOUS_PAYLOAD_BYTES, 3));
         command_and_expect_done(&mut peer, PeerCommand::Recv { id: 1, offset: REPLY_OFFSET as u64, len: 64 });
-        command_and_expect_done(&mut peer, PeerCommand::Write(MESSAGE_OFFSET, rendezvous_header(7, remote, RENDEZVOUS_BYTES)));
-        peer.send_command(&PeerCommand::Send(MESSAGE_OFFSET, 32));
+        command_and_expect_done(&mut peer, PeerCommand::Write(RENDEZVOUS_HEADER_OFFSET, rendezvous_header(7, remote, MAX_RENDEZVOUS_PAYLOAD_BYTES)));
+        peer.send_command(&PeerCommand::Send(RENDEZVOUS_HEADER_OFFSET, 32));
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
         // Either the message has not arrived, or the matched message completes, with or without its payload.
@@ -459,7 +459,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &TestEnv) {
         };
         if ended.status() == IBV_WC_SUCCESS {
             ended.expect_success(1, IBV_WC_TM_RECV);
-            to.memory.assert_pattern_at(0, RENDEZVOUS_BYTES, 3);
+            to.memory.assert_pattern_at(0, MAX_RENDEZVOUS_PAYLOAD_BYTES, 3);
         } else {
             ended.expect_failed(1, &env.accepted_failure_statuses(IBV_WC_RETRY_EXC_ERR));
         }
@@ -473,9 +473,9 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &TestEnv) {
     for us in KILL_DELAYS_US {
         record_case(format!("killed {us} µs after the message"));
         let (mut peer, side, _) = connect_tag_peer(env, 0, 4);
-        let (message, payload, back) = (side.alloc_buf(64), side.alloc_buf(RENDEZVOUS_BYTES), side.alloc_buf(64));
-        command_and_expect_done(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: RENDEZVOUS_BYTES });
-        message.memory.write(0, &rendezvous_header(7, payload.remote(), RENDEZVOUS_BYTES));
+        let (message, payload, back) = (side.alloc_buf(64), side.alloc_buf(MAX_RENDEZVOUS_PAYLOAD_BYTES), side.alloc_buf(64));
+        command_and_expect_done(&mut peer, PeerCommand::AddTag { id: 1, tag: 7, offset: 0, len: MAX_RENDEZVOUS_PAYLOAD_BYTES });
+        message.memory.write(0, &rendezvous_header(7, payload.remote(), MAX_RENDEZVOUS_PAYLOAD_BYTES));
         side.post_recv(9, [back.whole_sge()]);
         side.post(send([message.sge(0, 32)]).id(3));
         // The peer matches the message when it polls.

@@ -24,7 +24,7 @@ struct ProducerCursor {
     equal_size: EqualSizeRecords,
     /// End position of the place that [`Producer::place_for_payload`] returned last. An abandoned record may
     /// have left payload up to this position.
-    placed_end: u64,
+    max_payload_place_end: u64,
 }
 
 /// The run of latest committed records that all have `slots` slots.
@@ -126,7 +126,7 @@ impl ProducerCursor {
             self.write_wrap_record();
         }
         debug_assert!(slots <= self.free_slots());
-        self.placed_end = self.placed_end.max(self.pos + slots);
+        self.max_payload_place_end = self.max_payload_place_end.max(self.pos + slots);
         Payload::of_ring(&self.ring, self.pos + 1, payload)
     }
 
@@ -176,7 +176,7 @@ impl Producer {
                     slots_per_record: 1,
                     first_position: 0,
                 },
-                placed_end: 0,
+                max_payload_place_end: 0,
             },
             cache_lines_claimed_until: 0,
         }
@@ -250,7 +250,7 @@ impl Producer {
             first_position: self.cursor.first_position_if_empty(),
             first_word: 0,
             equal_size: self.cursor.equal_size,
-            placed_end: self.cursor.placed_end,
+            max_payload_place_end: self.cursor.max_payload_place_end,
             producer: self,
         }
     }
@@ -300,7 +300,7 @@ impl Producer {
             ring,
             pos,
             equal_size,
-            placed_end: placed,
+            max_payload_place_end: placed,
             ..
         } = self.cursor;
         if placed > pos || !equal_size.certainly_holds_no_record(pos, ring.slots) {
@@ -354,7 +354,7 @@ pub struct ProducerRun<'p> {
     /// Position up to which a record has room and needs no wrap record.
     room_end: u64,
     equal_size: EqualSizeRecords,
-    placed_end: u64,
+    max_payload_place_end: u64,
 }
 
 impl ProducerCursor {
@@ -394,7 +394,9 @@ impl ProducerRun<'_> {
         if self.pos + record_slots(payload) > self.room_end && !self.find_room_in_ring(payload) {
             return None;
         }
-        self.placed_end = self.placed_end.max(self.pos + record_slots(payload));
+        self.max_payload_place_end = self
+            .max_payload_place_end
+            .max(self.pos + record_slots(payload));
         Some(Payload {
             first_word: self.lap.slot_address(self.pos + 1),
             len: payload,
@@ -417,7 +419,7 @@ impl ProducerRun<'_> {
         self.first_position = cursor.first_position_if_empty();
         self.room_end = cursor.max_record_end();
         self.equal_size = cursor.equal_size;
-        self.placed_end = cursor.placed_end;
+        self.max_payload_place_end = cursor.max_payload_place_end;
         true
     }
 
@@ -458,6 +460,6 @@ impl ProducerRun<'_> {
         }
         cursor.pos = self.pos;
         cursor.equal_size = self.equal_size;
-        cursor.placed_end = self.placed_end;
+        cursor.max_payload_place_end = self.max_payload_place_end;
     }
 }
