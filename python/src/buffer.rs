@@ -81,8 +81,8 @@ impl Buffer {
             addr = region.as_mut_ptr();
         }
         let len = isize::try_from(len).map_err(exception_of_argument_error)?;
-        // SAFETY: the view is writable; the memory is the tensor's, which this object keeps, and the view keeps this object. The
-        // WRITEs into it have completed, so no peer changes it.
+        // SAFETY: the view is writable; the memory is the tensor's, which this object keeps, and the view keeps this
+        // object. The WRITEs into it have completed, so no peer changes it.
         let result = unsafe {
             ffi::PyBuffer_FillInfo(
                 view,
@@ -128,8 +128,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Registration {
-    /// Registers contiguous memory; with `writable` peers may WRITE it. With `array`, the memory is that of this object, which the
-    /// registration does not keep.
+    /// Registers contiguous memory; with `writable` peers may WRITE it. With `array`, the memory is that of this
+    /// object, which the registration does not keep.
     pub(crate) fn new<'py>(
         pd: &ProtectionDomain,
         memory: &Bound<'py, PyAny>,
@@ -150,10 +150,10 @@ impl Registration {
                 Access::LOCAL_READ
             };
             py.detach(|| {
-                // SAFETY: the memory stays where it is until the region has deregistered. It is exported to `kept`, which the region
-                // keeps; or it is that of `array`, whose end calls `Invalidate` before it frees the memory, and then no tensor
-                // has the region, since each keeps the array (`tensor`). It is writable if peers may write. Python and its
-                // libraries have no `&[u8]` to it.
+                // SAFETY: the memory stays where it is until the region has deregistered. It is exported to `kept`,
+                // which the region keeps; or it is that of `array`, whose end calls `Invalidate` before it frees the
+                // memory, and then no tensor has the region, since each keeps the array (`tensor`). It is writable if
+                // peers may write. Python and its libraries have no `&[u8]` to it.
                 unsafe { pd.register_owned(addr.get(), len, access, kept) }
             })
         });
@@ -246,8 +246,8 @@ impl HostMemory {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the view keeps the memory exported, so it stays where it is. As `torch.distributed` demands, the program does not
-        // write to a tensor until its collective is done.
+        // SAFETY: the view keeps the memory exported, so it stays where it is. As `torch.distributed` demands, the
+        // program does not write to a tensor until its collective is done.
         unsafe { std::slice::from_raw_parts(self.addr.get(), self.len) }
     }
 
@@ -256,8 +256,8 @@ impl HostMemory {
         if self.len == 0 || !self.writable {
             return &mut [];
         }
-        // SAFETY: as above, and nobody else uses the tensor until its collective is done. Memory that overlaps is refused or copied
-        // before (`group`).
+        // SAFETY: as above, and nobody else uses the tensor until its collective is done. Memory that overlaps is
+        // refused or copied before (`group`).
         unsafe { std::slice::from_raw_parts_mut(self.addr.get(), self.len) }
     }
 }

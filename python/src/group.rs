@@ -1,7 +1,7 @@
 //! A rank of a group of processes: collectives, and messages between two ranks, on memory of Python's.
 //!
-//! A thread of the group runs collectives in the order in which they were begun. Another one moves messages, so that a receive that
-//! waits holds up no collective.
+//! A thread of the group runs collectives in the order in which they were begun. Another one moves messages, so that a
+//! receive that waits holds up no collective.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -111,7 +111,8 @@ struct QueuedCollective {
     report: OutcomeReport,
 }
 
-/// Runs collectives until nobody can begin one any more. After an error the connections are closed: other ranks then fail, too.
+/// Runs collectives until nobody can begin one any more. After an error the connections are closed: other ranks then
+/// fail, too.
 fn run_collectives(group: collective::Group, begun: &Receiver<QueuedCollective>) {
     let mut group = Ok(group);
     while let Ok(QueuedCollective { run, report }) = begun.recv() {

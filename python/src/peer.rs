@@ -93,8 +93,8 @@ impl Peer {
         Ok(self.0.get()?.address().map(|a| a.to_string()))
     }
 
-    /// Registers contiguous memory; peers may write it if `writable`. If it is that of `array`, it is registered until the array
-    /// goes.
+    /// Registers contiguous memory; peers may write it if `writable`. If it is that of `array`, it is registered until
+    /// the array goes.
     #[pyo3(signature = (memory, writable, array))]
     fn register<'py>(
         &self,

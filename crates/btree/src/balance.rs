@@ -11,8 +11,9 @@
 //!   relative to its target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`ControlLawParameters::max_moved_fraction_of_giver`] of the giver's requests. A server takes at most
-//!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
+//! - *Bounds*: a step moves at most [`ControlLawParameters::max_moved_fraction_of_giver`] of the giver's requests. A
+//!   server takes at most [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per
+//!   second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,7 +31,8 @@ pub struct ServerLoad {
 }
 
 impl ServerLoad {
-    /// Decodes the entries of the answer to [`Op::ReadServerLoad`](crate::Op::ReadServerLoad); returns `None` if there are fewer than two.
+    /// Decodes the entries of the answer to [`Op::ReadServerLoad`](crate::Op::ReadServerLoad); returns `None` if there
+    /// are fewer than two.
     pub fn decode(entries: &[(u64, u64)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;

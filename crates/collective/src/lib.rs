@@ -10,8 +10,8 @@
 //! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
 //! - [`Listener`], [`PendingConnect`]: the exchange by TCP, without blocking and without threads.
 //! - [`Ring`]: all-reduce, all-gather, reduce-scatter, broadcast over a ring of ranks.
-//! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them; [`RankMessenger`]: their
-//!   sends and receives.
+//! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them;
+//!   [`RankMessenger`]: their sends and receives.
 //!
 //! ```
 //! use std::time::Duration;

@@ -89,8 +89,8 @@ pub(crate) fn marker_offset(slot: usize) -> usize {
     (slot + 1) * FIFO_SLOT_BYTES - 8
 }
 
-/// The part of `len` bytes that lane `lane` of `lanes` carries: multiples of 128 bytes but for the last, empty for lanes that
-/// have nothing left to carry.
+/// The part of `len` bytes that lane `lane` of `lanes` carries: multiples of 128 bytes but for the last, empty for
+/// lanes that have nothing left to carry.
 pub(crate) fn stripe_range(len: u32, lanes: usize, lane: usize) -> Range<u32> {
     let (len, lanes, lane) = (u64::from(len), lanes as u64, lane as u64);
     let each = len.div_ceil(lanes).next_multiple_of(STRIPE_GRANULE_BYTES);

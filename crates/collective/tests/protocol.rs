@@ -1,4 +1,5 @@
-//! The protocol's state machines against a plain queue: whatever the order of calls, sends fill the receives that they match.
+//! The protocol's state machines against a plain queue: whatever the order of calls, sends fill the receives that they
+//! match.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,5 @@
-//! Which of 20 calls of a verb does a plan refuse? Try `cargo run -p verbatim-faults --example dice 'verb=ibv_reg_mr,errno=ENOMEM,p=0.3' 7`.
+//! Which of 20 calls of a verb does a plan refuse? Try `cargo run -p verbatim-faults --example dice
+//! 'verb=ibv_reg_mr,errno=ENOMEM,p=0.3' 7`.
 
 use faults::{Injector, Plan, PlanError, VerbCallFacts};
 

@@ -1,5 +1,5 @@
-//! How a service of tonic moves over: the server serves what a listener of the stream accepts, and the client connects by its
-//! connector. The service and its callers stay what they are.
+//! How a service of tonic moves over: the server serves what a listener of the stream accepts, and the client connects
+//! by its connector. The service and its callers stay what they are.
 
 use grpc_interop::messages::{Payload, SimpleRequest};
 use stream::tonic::{Connect, Incoming};

@@ -244,8 +244,8 @@ async fn unimplemented_service(channel: Channel) -> CaseResult {
     check_status(called, Code::Unimplemented, None)
 }
 
-/// Not of the suite, whose case sets a deadline for a stream: tonic's ends with the first response. Here the server waits for
-/// requests that do not come.
+/// Not of the suite, whose case sets a deadline for a stream: tonic's ends with the first response. Here the server
+/// waits for requests that do not come.
 async fn deadline(client: &mut Client) -> CaseResult {
     let (to, requests) = mpsc::channel::<StreamingInputCallRequest>(1);
     let mut asks = Request::new(ReceiverStream::new(requests));

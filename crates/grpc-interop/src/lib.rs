@@ -1,7 +1,8 @@
 //! The test service of gRPC's interoperability suite, and cases that check it over any connection.
 //!
-//! [`server`] is the service by tonic. [`cases::run`] calls it as the suite's clients do: payloads, streams, metadata, errors,
-//! deadlines and cancelled calls. Messages and methods are those of the suite, so its clients in other languages work too.
+//! [`server`] is the service by tonic. [`cases::run`] calls it as the suite's clients do: payloads, streams, metadata,
+//! errors, deadlines and cancelled calls. Messages and methods are those of the suite, so its clients in other
+//! languages work too.
 //!
 //! Source: `grpc:doc/interop-test-descriptions.md`, `grpc:src/proto/grpc/testing/{messages,test}.proto`.
 

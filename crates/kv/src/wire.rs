@@ -20,9 +20,9 @@
 //! Flag 0x40 requires that the key is absent, 0x80 that it is present. A request that is longer than a slot is sent in
 //! parts. A part's eight header bytes are followed by 4 bytes offset and 4 bytes total length, then its bytes.
 //!
-//! An answer begins with a word: the status in bits 7..0, flag [`FLAG_ANSWER_CHUNK`] in bit 8, the version in bits 63..24. The
-//! value follows. A value that does not fit is sent in several messages with flag `FLAG_ANSWER_CHUNK`. In these the word is
-//! followed by 4 bytes total length and 4 bytes offset.
+//! An answer begins with a word: the status in bits 7..0, flag [`FLAG_ANSWER_CHUNK`] in bit 8, the version in bits
+//! 63..24. The value follows. A value that does not fit is sent in several messages with flag `FLAG_ANSWER_CHUNK`. In
+//! these the word is followed by 4 bytes total length and 4 bytes offset.
 
 use crate::store::SetCondition;
 

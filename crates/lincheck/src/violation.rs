@@ -39,8 +39,8 @@ impl fmt::Display for Reason {
 pub struct Violation {
     /// The reason.
     pub reason: Reason,
-    /// The operations that show the violation, in the order of their calls. If they are more than [`MAX_WINDOW_OPERATIONS`], the
-    /// last to return.
+    /// The operations that show the violation, in the order of their calls. If they are more than
+    /// [`MAX_WINDOW_OPERATIONS`], the last to return.
     pub window: Vec<Operation>,
     /// Number of operations that were left out.
     pub left_out: usize,

@@ -9,7 +9,8 @@ const MIN_BYTES: usize = 12 + 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedPacket<'a> {
     /// Addresses and ports. The identification is the one that a Linux sender with a socket would have written: the
-    /// packet's index in a burst that this host has reassembled. [`roce::icrc::recover_identification_if_icrc_valid`] uses it as a guess.
+    /// packet's index in a burst that this host has reassembled. [`roce::icrc::recover_identification_if_icrc_valid`]
+    /// uses it as a guess.
     pub icrc_fields: IcrcFields,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,

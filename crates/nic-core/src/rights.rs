@@ -5,7 +5,8 @@
 //!
 //! 1. the queue pair that executes a remote request allows the access ([`AccessDenied::QueuePairAccess`]),
 //! 2. the memory region or window allows it ([`AccessDenied::RegionAccess`]),
-//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`AccessDenied::WrongPdOrQp`]),
+//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair
+//!    ([`AccessDenied::WrongPdOrQp`]),
 //! 4. the bytes are inside the region or window ([`AccessDenied::Range`]).
 //!
 //! [`authorize`] checks all four conditions. A run of WRITEs to one region checks the first three conditions once, with

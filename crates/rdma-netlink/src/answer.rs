@@ -19,8 +19,8 @@ const NODE_TYPE_RNIC: u8 = 4;
 /// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`: devices are seen in all network namespaces.
 const NETNS_MODE_SHARED: u8 = 1;
 
-/// The kernel's answers to a datagram that a client has sent, in order; `port_id` is the address of the client's socket. Each
-/// answer is a datagram of at most [`MAX_DATAGRAM_BYTES`] bytes with one message.
+/// The kernel's answers to a datagram that a client has sent, in order; `port_id` is the address of the client's
+/// socket. Each answer is a datagram of at most [`MAX_DATAGRAM_BYTES`] bytes with one message.
 ///
 /// A dump ends with `NLMSG_DONE`; other requests with an acknowledgement where they ask for one. A malformed request
 /// fails with `EINVAL`, an unsupported one with `EOPNOTSUPP`. A datagram without a request has no answer.

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::{Device, Port, PortSubnetAttributes};
 
-/// The devices with a folder in `class`, which is `/sys/class/infiniband` or a copy of it, in the order of their names. A file
-/// that is missing or says nonsense leaves out what it is about.
+/// The devices with a folder in `class`, which is `/sys/class/infiniband` or a copy of it, in the order of their names.
+/// A file that is missing or says nonsense leaves out what it is about.
 #[must_use]
 pub fn devices(class: &Path) -> Vec<Device> {
     let mut names = names(class);

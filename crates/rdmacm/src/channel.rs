@@ -22,7 +22,8 @@ pub struct Channel<E> {
 
 impl<E> Channel<E> {
     pub(crate) fn new() -> Result<Arc<Self>> {
-        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `clear_eventfd_if_empty`.
+        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see
+        // `clear_eventfd_if_empty`.
         Ok(Arc::new(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC)?,
             queue: Mutex::new(VecDeque::new()),

@@ -78,8 +78,8 @@ impl Connection {
         self.id.destination()
     }
 
-    /// Returns the descriptors that become readable at the next arrival after [`arm_unless_arrived`](Self::arm_unless_arrived):
-    /// those of the completion channel and of the event channel.
+    /// Returns the descriptors that become readable at the next arrival after
+    /// [`arm_unless_arrived`](Self::arm_unless_arrived): those of the completion channel and of the event channel.
     pub fn fds(&self) -> [RawFd; 2] {
         [self.queue.fd(), self.id.fd()]
     }

@@ -5,10 +5,10 @@
 //! hop limit. With both they are the UDP checksum, and the byte of the BTH in front of the destination queue pair. IPv4
 //! identification and flags are covered.
 //!
-//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`recover_identification_if_icrc_valid`]
-//! computes the only identification with which the ICRC is right. The cost: because the identification is free, a check
-//! misses 2^-16 of the corrupted packets instead of 2^-32. A caller that knows the identification that a peer sends
-//! compares the result with it.
+//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so
+//! [`recover_identification_if_icrc_valid`] computes the only identification with which the ICRC is right. The cost:
+//! because the identification is free, a check misses 2^-16 of the corrupted packets instead of 2^-32. A caller that
+//! knows the identification that a peer sends compares the result with it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;

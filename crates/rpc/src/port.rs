@@ -68,7 +68,8 @@ pub struct UdPort {
     send_cq: CompletionQueue,
     /// True if the list that is being built has payload in registered memory.
     has_registered_payload: bool,
-    /// Number up to which [`poll_registered_payload_sends`](UdPort::poll_registered_payload_sends) polls for completions of SENDs.
+    /// Number up to which [`poll_registered_payload_sends`](UdPort::poll_registered_payload_sends) polls for
+    /// completions of SENDs.
     poll_sends_until_completed: u64,
 }
 

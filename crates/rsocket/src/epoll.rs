@@ -27,8 +27,8 @@ struct DescriptorInterest {
 
 /// A set of descriptors.
 struct DescriptorSet {
-    /// Eventfd. It is closed by [`close_if_descriptor_set`], or by the program's `close_if_descriptor_set(2)`, after which the number may belong to another
-    /// descriptor.
+    /// Eventfd. It is closed by [`close_if_descriptor_set`], or by the program's `close_if_descriptor_set(2)`, after
+    /// which the number may belong to another descriptor.
     fd: RawFd,
     interests: Mutex<BTreeMap<RawFd, DescriptorInterest>>,
 }

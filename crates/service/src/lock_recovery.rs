@@ -111,7 +111,8 @@ pub struct ClientAccess {
 impl<T: LockTable> LockRecovery<T> {
     /// Creates a set without clients. `tables` are the parts of the objects, empty if clients only
     /// READ. With `threads`, a separate thread revokes a client's access, so that no worker waits.
-    /// Without, as on a simulated NIC, the caller of [`try_free_lock_on_complaint`](Self::try_free_lock_on_complaint) revokes it.
+    /// Without, as on a simulated NIC, the caller of [`try_free_lock_on_complaint`](Self::try_free_lock_on_complaint)
+    /// revokes it.
     pub fn new(tables: Vec<Arc<T>>, lease: Duration, threads: bool) -> Self {
         Self {
             tables,

@@ -1,9 +1,9 @@
 //! The simulated NIC: whole clusters in virtual time, on one thread.
 //!
 //! A [`Cluster`] has machines, each with a NIC, a PCIe link and cores as a profile of `nicmodel` describes them. Its
-//! machines are devices of a provider ([`provider_symbols`]) with the same C ABI as all other providers. So every program that
-//! uses the verbs runs on it: real code on simulated threads ([`Cluster::spawn`]), whose verbs cost virtual time and
-//! cause events.
+//! machines are devices of a provider ([`provider_symbols`]) with the same C ABI as all other providers. So every
+//! program that uses the verbs runs on it: real code on simulated threads ([`Cluster::spawn`]), whose verbs cost
+//! virtual time and cause events.
 //!
 //! A machine whose profile has a DPU is two devices on one NIC: its host and its DPU. Each has its own cores, memory
 //! and path to the NIC ([`Cluster::host_or_dpu_of_machine`]).

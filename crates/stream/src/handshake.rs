@@ -5,8 +5,8 @@
 //! acknowledges with four bytes. A side that cannot use RDMA declines in its hello or in the
 //! acknowledgement, and both sides continue with TCP.
 //!
-//! The caller must read at most [`max_bytes_to_read`](ClientHandshake::max_bytes_to_read) bytes from the socket, so that bytes after
-//! the handshake stay in the socket.
+//! The caller must read at most [`max_bytes_to_read`](ClientHandshake::max_bytes_to_read) bytes from the socket, so
+//! that bytes after the handshake stay in the socket.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`, `brpc:src/brpc/rdma/rdma_handshake.proto`.
 

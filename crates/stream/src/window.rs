@@ -44,8 +44,8 @@ pub struct Window {
 pub struct MessagePostParams {
     /// Immediate of the message, which carries credits.
     pub credits_imm: u32,
-    /// `wr_id` of a signaled message, to be passed to [`Window::process_completion_and_count_messages`] on completion; `None` for an
-    /// unsignaled message.
+    /// `wr_id` of a signaled message, to be passed to [`Window::process_completion_and_count_messages`] on completion;
+    /// `None` for an unsignaled message.
     pub signaled_wr_id: Option<u64>,
     /// True if the message must cause a solicited event at the peer.
     pub solicited: bool,

@@ -1,8 +1,8 @@
 //! Progress: callers that wait take what has come, else a thread does.
 //!
-//! A caller that waits polls its connection itself for a while, so that short answers cost no wake-up. Then it sleeps, and the
-//! thread of the process wakes it. That thread polls while something comes, and sleeps on the completion channel when nothing
-//! does. While callers poll and nobody else waits, it stays away.
+//! A caller that waits polls its connection itself for a while, so that short answers cost no wake-up. Then it sleeps,
+//! and the thread of the process wakes it. That thread polls while something comes, and sleeps on the completion
+//! channel when nothing does. While callers poll and nobody else waits, it stays away.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

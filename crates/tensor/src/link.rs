@@ -180,8 +180,9 @@ impl PeerLink {
         Ok((index?, pending))
     }
 
-    /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
-    /// says whether something may still come into it, and [`revoke_destination`](Self::revoke_destination) ends that.
+    /// The caller of a request has gone. Whether the destination is the caller's: then
+    /// [`is_outstanding`](Self::is_outstanding) says whether something may still come into it, and
+    /// [`revoke_destination`](Self::revoke_destination) ends that.
     pub(crate) fn cancel_and_is_destination_caller_memory(&self, index: u32) -> bool {
         let mut is_caller_memory = false;
         self.run_with_queues_and_flush(|talk, _| {
@@ -196,8 +197,8 @@ impl PeerLink {
         self.state().protocol.is_outstanding(index)
     }
 
-    /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails, and with
-    /// it the connection.
+    /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails,
+    /// and with it the connection.
     pub(crate) fn revoke_destination(&self, index: u32) {
         // The caller's region is deregistered when this was the last use of it.
         drop(self.state().protocol.take_destination(index));

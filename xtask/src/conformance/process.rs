@@ -194,8 +194,8 @@ fn pseudo_terminal() -> Result<(File, File)> {
     Ok((File::from(terminal), screen))
 }
 
-/// Reads the terminal until no process has its other side open. Sends a message to `marks` for each [`END_OF_OUTPUT_MARK`], which
-/// is not kept.
+/// Reads the terminal until no process has its other side open. Sends a message to `marks` for each
+/// [`END_OF_OUTPUT_MARK`], which is not kept.
 fn collect(mut terminal: File, sink: &Mutex<Vec<u8>>, marks: &Sender<()>) {
     let mut buffer = vec![0; 16 << 10];
     let mut unsorted = Vec::new();

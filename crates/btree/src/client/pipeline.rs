@@ -221,8 +221,8 @@ impl PipelinedClient {
     /// for as long as requests may take.
     ///
     /// # Errors
-    /// If the server cannot be reached any more. `each` was then called with [`Answer::NoAnswerInTime`] for every outstanding
-    /// request.
+    /// If the server cannot be reached any more. `each` was then called with [`Answer::NoAnswerInTime`] for every
+    /// outstanding request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         if !self.resend_queue.is_empty() {

@@ -346,9 +346,9 @@ impl BtreeService {
         &self.store
     }
 
-    /// Returns the mover that takes keys from other servers on request. The caller must call [`RangeMover::attempt_chunk_if_due`]
-    /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
-    /// to a server by its number.
+    /// Returns the mover that takes keys from other servers on request. The caller must call
+    /// [`RangeMover::attempt_chunk_if_due`] repeatedly. A server with threads that knows the addresses of the others
+    /// runs its own mover. `connect` connects to a server by its number.
     pub fn create_mover(
         &self,
         connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,

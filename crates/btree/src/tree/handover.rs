@@ -199,8 +199,9 @@ impl Store {
     /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`]. Leaves
-    /// that were adopted before the error are served, and another call with the same arguments continues with the rest.
+    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
+    /// Leaves that were adopted before the error are served, and another call with the same arguments continues with
+    /// the rest.
     pub fn adopt(
         &self,
         tree: usize,

@@ -176,7 +176,8 @@ impl ReadableTrees {
                 self.memory.prefetch(child);
             }
             Ok(NextStep::Sibling(right)) => walk.node = right,
-            // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues from the root.
+            // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues
+            // from the root.
             _ => *walk = self.begin(tree),
         }
     }

@@ -27,8 +27,8 @@ pub struct PreparedGroup {
     listeners: Vec<Listener>,
 }
 
-/// Which listener is for which sender: first the collectives' connections by the sender's rank, with the ring's in the place of
-/// the rank's own, then those of messages.
+/// Which listener is for which sender: first the collectives' connections by the sender's rank, with the ring's in the
+/// place of the rank's own, then those of messages.
 #[derive(Clone, Copy)]
 struct ListenerLayout {
     ranks: usize,
@@ -81,8 +81,8 @@ impl PreparedGroup {
         handles.flat_map(|l| l.handle().to_bytes()).collect()
     }
 
-    /// Connects with all ranks, whose addresses are given in the order of ranks. `timeout` is for that, and for each collective
-    /// afterwards.
+    /// Connects with all ranks, whose addresses are given in the order of ranks. `timeout` is for that, and for each
+    /// collective afterwards.
     ///
     /// # Errors
     /// An address is not one of this protocol, a rank is gone or does not connect in time, or a verb failed.

@@ -79,8 +79,8 @@ impl RankMessenger {
         self.peers.get_mut(index)
     }
 
-    /// Sends to another rank. `done` is called by [`progress_all_peers`](Self::progress_all_peers), or at once if there is no
-    /// such rank.
+    /// Sends to another rank. `done` is called by [`progress_all_peers`](Self::progress_all_peers), or at once if there
+    /// is no such rank.
     pub fn send(&mut self, peer: usize, payload: Box<dyn MessageMemory>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
             Some(lane) => lane.outgoing.push_back(QueuedMessage {

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 /// Elements that are widened at a time: processors convert several at once.
 const CHUNK_ELEMENTS: usize = 256;
 
-/// Numbers of 16 bits that are computed with in single precision. That has more than twice their significant bits, so to round
-/// a sum or product twice is to round it once (Figueroa, 1995).
+/// Numbers of 16 bits that are computed with in single precision. That has more than twice their significant bits, so
+/// to round a sum or product twice is to round it once (Figueroa, 1995).
 pub(super) trait HalfPrecision {
     /// The numbers with these bits.
     fn widen(bits: &[u16], into: &mut [f32]);

@@ -50,8 +50,8 @@ pub(super) enum AnswerEffect {
 
 /// A design at the client. The default methods execute all requests by RPC.
 ///
-/// A request that the client executes itself [begins](Self::begin_one_sided_request), and continues whenever [`poll`](Self::poll) is
-/// called. If it cannot be decided without the server, the client asks the server by RPC.
+/// A request that the client executes itself [begins](Self::begin_one_sided_request), and continues whenever
+/// [`poll`](Self::poll) is called. If it cannot be decided without the server, the client asks the server by RPC.
 pub(super) trait ClientDesign: Any + Debug + Send {
     /// Returns the operations that the client executes without the server's processor.
     fn one_sided_ops(&self) -> OneSidedOps {

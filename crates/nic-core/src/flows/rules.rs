@@ -102,8 +102,8 @@ pub struct FlowRule {
 }
 
 impl FlowRule {
-    /// Returns the key by which rules are sorted before [`PacketTrapState::gets_packet`]. Sniffers come first, then flows with
-    /// specifications by priority, and default flows last. At equal priority dropping flows come first.
+    /// Returns the key by which rules are sorted before [`PacketTrapState::gets_packet`]. Sniffers come first, then
+    /// flows with specifications by priority, and default flows last. At equal priority dropping flows come first.
     #[must_use]
     pub const fn sort_key(&self) -> (u8, u16, bool) {
         match self.kind {

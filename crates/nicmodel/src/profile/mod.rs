@@ -137,7 +137,8 @@ section! {
         max_read_request_bytes: Sourced<u32> = 64 to 4096,
         /// Data of a doorbell.
         doorbell_bytes: Sourced<u32> = 4 to 64,
-        /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs each direction.
+        /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs
+        /// each direction.
         link_layer_bytes_per_tlp: Sourced<f64> = 0.0 to 64.0,
         /// Additional bytes of the link that an MMIO write of a WQE's line takes, since write-combining buffers are
         /// not always flushed whole. 0 if absent.

@@ -1,7 +1,8 @@
 //! Argument types of the rsocket functions that safe code can use.
 //!
 //! [`Arg::from_c`] makes each value once, from a C argument. It relies on the man page: a buffer has the length in the
-//! argument after it, and an address has the length in its length argument. All dereferences of C pointers are in this module.
+//! argument after it, and an address has the length in its length argument. All dereferences of C pointers are in this
+//! module.
 
 use std::ffi::c_void;
 

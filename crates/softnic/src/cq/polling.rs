@@ -22,8 +22,8 @@ pub(crate) struct ExtendedPollState {
     current: UnsafeCell<CurrentCompletion>,
 }
 
-// SAFETY: `current` is reached through `ExtendedPollState::current` alone, whose callers are the one thread that polls; the rest is
-// atomic or constant.
+// SAFETY: `current` is reached through `ExtendedPollState::current` alone, whose callers are the one thread that polls;
+// the rest is atomic or constant.
 unsafe impl Sync for ExtendedPollState {}
 
 /// The current completion.

@@ -147,7 +147,8 @@ pub(super) fn host_of(
 
 impl PortSettings {
     fn make_devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
-        // Ports that this process does not have may be another's of this host. One with addresses of its own is another host.
+        // Ports that this process does not have may be another's of this host. One with addresses of its own is another
+        // host.
         let places = PortPlace::all()
             .filter(|place| self.configured_addresses.is_none() || self.counts.has(*place));
         let ports: Vec<Port> = places

@@ -117,8 +117,8 @@ impl Port {
         })
     }
 
-    /// Returns the 40 bytes in front of a datagram that came in a packet, as [`grh_at_receiver`](Self::grh_at_receiver) makes them at the
-    /// sender.
+    /// Returns the 40 bytes in front of a datagram that came in a packet, as [`grh_at_receiver`](Self::grh_at_receiver)
+    /// makes them at the sender.
     pub(crate) fn received_grh(&self, flow: &PacketFlow) -> [u8; 40] {
         let mut global = ibv_global_route::zeroed();
         global.dgid.raw = gid_of_ip(flow.addresses.dst());

@@ -161,7 +161,8 @@ pub(crate) struct PacketPath {
     /// Number of packets that have arrived.
     arrived_packet_count: AtomicU64,
     bursts: PostBursts,
-    /// True if packets wait for the next post or poll ([`flush_or_hold_back_after_post`](Self::flush_or_hold_back_after_post)).
+    /// True if packets wait for the next post or poll
+    /// ([`flush_or_hold_back_after_post`](Self::flush_or_hold_back_after_post)).
     has_held_back_packets: AtomicBool,
     pub(crate) counters: PacketCounters,
     counter_publication: OnceLock<CounterPublication>,

@@ -169,7 +169,8 @@ impl InboundRing {
 
 /// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
-/// this process. `candidate`: as for [`ArmedWord::choose_and_record_wake_target`](shm::fabric::armed::ArmedWord::choose_and_record_wake_target).
+/// this process. `candidate`: as for
+/// [`ArmedWord::choose_and_record_wake_target`](shm::fabric::armed::ArmedWord::choose_and_record_wake_target).
 #[inline]
 pub(crate) fn wake_waiter_if_cq_armed(
     cq: &CqShared,

@@ -49,7 +49,8 @@ pub(crate) unsafe fn post_unless_general_path_needed(qp: &Qp, wr: *const ibv_sen
     .is_some()
 }
 
-/// [`post_unless_general_path_needed`] for UD, or for the other types of queue pair. `None` leaves the SEND to the general path.
+/// [`post_unless_general_path_needed`] for UD, or for the other types of queue pair. `None` leaves the SEND to the
+/// general path.
 ///
 /// # Safety
 /// As for [`post_unless_general_path_needed`].

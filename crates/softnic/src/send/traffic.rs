@@ -141,7 +141,8 @@ impl PacketFormat {
     }
 }
 
-/// Messages of one kind and length to one destination: their number is the distance of `posted` from `posted_wrs_at_run_start`.
+/// Messages of one kind and length to one destination: their number is the distance of `posted` from
+/// `posted_wrs_at_run_start`.
 #[derive(Clone, Copy)]
 struct EqualMessageRun {
     /// The destination, times 2^32, plus the length, times two, plus one for WRITEs; [`NO_RUN`] before the first message.
@@ -273,8 +274,9 @@ impl UnpublishedTraffic {
     }
 
     /// Returns the length of the messages of the run, if they are of this kind and go to this destination. A loop over
-    /// a postlist keeps the length in a register, and calls [`try_count_short_message_of_other_len`](Self::try_count_short_message_of_other_len) for
-    /// messages of other lengths only.
+    /// a postlist keeps the length in a register, and calls
+    /// [`try_count_short_message_of_other_len`](Self::try_count_short_message_of_other_len) for messages of other
+    /// lengths only.
     #[inline(always)]
     pub(super) fn run_message_bytes_or_max(
         &self,

@@ -167,7 +167,8 @@ pub(super) struct StreamArgs {
     /// Work requests that one doorbell announces [default: 16, or less in a small window]
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a batch", 1..=MAX_WINDOW))]
     batch: Option<usize>,
-    /// Work requests outstanding at most on each queue pair [default: 256, or less with long payloads, and of READs what a simulated NIC keeps]
+    /// Work requests outstanding at most on each queue pair [default: 256, or less with long payloads, and of READs
+    /// what a simulated NIC keeps]
     #[arg(long, value_name = "N", value_parser = args::integer_in_range("a window", 1..=MAX_WINDOW))]
     window: Option<usize>,
     /// Post a window when the one before is done, and not its work requests as room comes

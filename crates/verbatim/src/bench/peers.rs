@@ -57,8 +57,8 @@ Needs iperf3 (Debian: iperf3).";
 pub(super) struct Args {
     /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send-0, uc-send-0,
     /// ud-send-8, rc-send, uc-send, ud-send-single, rc-send-0-single, uc-send-0-single, ud-send-8-single,
-    /// rc-send-single, uc-send-single, rc-latency, rpc, rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
-    /// sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
+    /// rc-send-single, uc-send-single, rc-latency, rpc, rc-write, rc-write-single, fetch-add, write-mapped,
+    /// write-private, sequencer, sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
     /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, uct-put, ucp-put; of `wire`: wire-send,
     /// wire-write, wire-send-rate, wire-write-rate, wire-tcp, wire-udp, wire-latency, wire-loss, wire-idle
     #[arg(long, value_name = "ROW")]

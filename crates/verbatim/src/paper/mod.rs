@@ -35,7 +35,8 @@ pub(crate) struct Args {
     /// Print one JSON object per number: id, published, ours, error, kind, and more
     #[arg(long)]
     json: bool,
-    /// Draw Figures 2b and 7 to 14 and those of the B-tree on a DPU into this folder, as SVG with the published points marked
+    /// Draw Figures 2b and 7 to 14 and those of the B-tree on a DPU into this folder, as SVG with the published points
+    /// marked
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
     /// Print which numbers of the profiles each published number depends on, and which were fitted to it (some minutes)

@@ -8,7 +8,8 @@
 //! The first program therefore creates the user namespace and writes its inode number to a file, the note. Later
 //! programs look for a process in this namespace and enter it. The namespace ends with its last process, and the
 //! kernel reuses its number. The number alone therefore does not identify the namespace. A process in this user's
-//! namespace has the mounts of the view. If mounts were refused, its environment has the number in [`USER_NAMESPACE_INODE_VARIABLE`].
+//! namespace has the mounts of the view. If mounts were refused, its environment has the number in
+//! [`USER_NAMESPACE_INODE_VARIABLE`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -39,8 +40,9 @@ pub(super) enum EnterResult {
 }
 
 /// The lock on the note. While a process holds the lock, no other program of this user enters the namespace. Another
-/// program recognizes this process only by the mounts of the view, or by a program with [`USER_NAMESPACE_INODE_VARIABLE`]. The process
-/// holds the lock until one of these exists. The program to run does not inherit the lock.
+/// program recognizes this process only by the mounts of the view, or by a program with
+/// [`USER_NAMESPACE_INODE_VARIABLE`]. The process holds the lock until one of these exists. The program to run does not
+/// inherit the lock.
 #[derive(Debug)]
 pub(super) struct UserNamespaceFileLock {
     #[expect(dead_code, reason = "it is the lock")]

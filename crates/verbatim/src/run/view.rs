@@ -76,7 +76,8 @@ pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> 
     }
 }
 
-/// Returns the innermost of [`SYSFS_FOLDERS_WITH_ADDED_ENTRIES`] that contains the file; the view adds an entry to this folder.
+/// Returns the innermost of [`SYSFS_FOLDERS_WITH_ADDED_ENTRIES`] that contains the file; the view adds an entry to this
+/// folder.
 fn innermost_folder_with_added_entries(path: &str) -> Option<&'static str> {
     let is_in = |folder: &&str| {
         path.strip_prefix(*folder)

@@ -261,9 +261,10 @@ fn a_message_that_is_too_long_fails(env: &TestEnv) {
     tags.sender.await_send_completion().expect_failed(0, &statuses);
 }
 
-/// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer with an
-/// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer (tag-matching
-/// has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of rdma-core).
+/// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer
+/// with an IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer
+/// (tag-matching has still been completed!), and message handling is resumed by SW" (`Documentation/tag_matching.md` of
+/// rdma-core).
 fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &TestEnv) {
     let tags = TagMatchingPair::new(env);
     let (to, payload) = (tags.receiver.alloc_buf(99), tags.sender.alloc_buf(100));

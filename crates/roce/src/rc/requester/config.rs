@@ -39,8 +39,9 @@ pub struct RequesterConfig {
     /// Largest number of outstanding packets, including READ responses. A READ of more than half of this number is
     /// split into several requests on the wire. The last of them may exceed the window.
     pub window_packets: u32,
-    /// Largest number of outstanding bytes, with [`SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET`] for each packet. All outstanding packets are
-    /// counted with the length of the next request's packets. So the count is too low if earlier packets were longer.
+    /// Largest number of outstanding bytes, with [`SOCKET_BUFFER_OVERHEAD_BYTES_PER_PACKET`] for each packet. All
+    /// outstanding packets are counted with the length of the next request's packets. So the count is too low if
+    /// earlier packets were longer.
     pub window_bytes: u32,
     /// Minimum time without progress before a probe, which sends requests again before the timeout; `None` disables
     /// probes. Probes do not count as retries.

@@ -183,8 +183,8 @@ impl RequestQueue {
     pub(super) fn record_response_to_oldest(&mut self) {
         let taken = self.acked_until_sequence;
         self.acked_until_sequence += 1;
-        // A packet at or after `next_sequence` was taken back by a retry, so `requests_awaiting_response` no longer counts its
-        // request.
+        // A packet at or after `next_sequence` was taken back by a retry, so `requests_awaiting_response` no longer
+        // counts its request.
         if let Some(front) = self.slots.front()
             && self.acked_until_sequence == front.read_request_end_sequence(&self.connection, taken)
             && self.next_sequence > taken

@@ -226,8 +226,8 @@ impl Producer {
 
     /// Returns the place for the payload of the next record.
     ///
-    /// Call [`Self::has_room`] before, and [`Self::add_to_postlist`] after. Without a add_to_postlist the next call returns the
-    /// same place.
+    /// Call [`Self::has_room`] before, and [`Self::add_to_postlist`] after. Without a add_to_postlist the next call
+    /// returns the same place.
     #[inline(always)]
     pub fn place_for_payload(&mut self, payload: usize) -> Payload<'_> {
         self.cursor.place_for_payload(payload)
@@ -270,7 +270,8 @@ impl Producer {
         true
     }
 
-    /// [Adds](Self::add_to_postlist) the record whose payload was [placed](Self::place_for_payload), and [publishes](Self::publish).
+    /// [Adds](Self::add_to_postlist) the record whose payload was [placed](Self::place_for_payload), and
+    /// [publishes](Self::publish).
     #[inline(always)]
     pub fn add_and_publish(&mut self, header: RecordHeader, payload: usize) {
         if self.cursor.unpublished_first.is_some() {
