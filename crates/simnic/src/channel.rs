@@ -9,7 +9,7 @@ use crate::queue::{EventQueue, Ps};
 use crate::thread::{SimulatedThread, wake_if_waiting};
 
 /// Time from a completion until a sleeping thread has its event: interrupt, wake-up and return from the system call.
-/// Assumed: no publication that this project uses has a measurement. Linux takes some 5 µs on today's servers.
+/// Assumed: no publication that this project uses has a measurement.
 const EVENT_TIME: Ps = 5_000_000;
 
 /// The completions that make the next event of a completion queue (`ibv_req_notify_cq(3)`).
@@ -35,8 +35,8 @@ struct Channel {
     fd: i32,
     /// Events, in the order of their times.
     events: VecDeque<CompletionEvent>,
-    /// Thread that waits for an event.
-    waiting_thread: Option<u32>,
+    /// Threads that wait for an event. All of them wake at the next one, and the first takes it.
+    waiting_threads: Vec<u32>,
 }
 
 /// The completion channels of a simulation, by index. Indexes are never reused.
@@ -52,7 +52,7 @@ impl CompletionChannels {
         self.channels.push(Some(Channel {
             fd,
             events: VecDeque::new(),
-            waiting_thread: None,
+            waiting_threads: Vec::new(),
         }));
         u32::try_from(self.channels.len() - 1).expect("fewer channels than descriptors")
     }
@@ -84,8 +84,8 @@ impl CompletionChannels {
         }
     }
 
-    /// Adds the event for a completion that becomes visible at `completion_visible_at`, and wakes the thread that waits
-    /// for it.
+    /// Adds the event for a completion that becomes visible at `completion_visible_at`, and wakes the threads that
+    /// wait for it.
     #[cold]
     pub(crate) fn raise_event(
         &mut self,
@@ -108,7 +108,7 @@ impl CompletionChannels {
             cq: handle,
         };
         channel.events.insert(position, event);
-        if let Some(thread) = channel.waiting_thread {
+        for thread in channel.waiting_threads.drain(..) {
             wake_if_waiting(threads, events, thread, visible_at);
         }
     }
@@ -128,9 +128,11 @@ impl CompletionChannels {
     }
 
     /// Records that a thread waits for the events of a channel.
-    pub(crate) fn set_waiting_thread(&mut self, channel: u32, thread: u32) {
-        if let Some(channel) = self.get_mut(channel) {
-            channel.waiting_thread = Some(thread);
+    pub(crate) fn add_waiting_thread(&mut self, channel: u32, thread: u32) {
+        if let Some(channel) = self.get_mut(channel)
+            && !channel.waiting_threads.contains(&thread)
+        {
+            channel.waiting_threads.push(thread);
         }
     }
 

@@ -243,7 +243,7 @@ impl Simulation {
         if deadline <= clock {
             return EventWait::TimedOut;
         }
-        self.channels.set_waiting_thread(channel, thread);
+        self.channels.add_waiting_thread(channel, thread);
         if !self.try_suspend_until(thread, next.min(deadline)) {
             return EventWait::Again;
         }

@@ -74,6 +74,11 @@ fn run_two(
     sender: impl FnOnce(&Side) + 'static,
     receiver: impl FnOnce(&Side) + 'static,
 ) {
+    run_threads(pairs, vec![(0, Box::new(sender)), (1, Box::new(receiver))]);
+}
+
+/// Does the same for any number of threads, each with its machine: 0 or 1.
+fn run_threads(pairs: usize, threads: Vec<(usize, Body)>) {
     let profile = nicmodel::profile::builtin("cib").expect("built in");
     let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
     let devices = Provider::simnic().devices().expect("two machines");
@@ -98,14 +103,12 @@ fn run_two(
             Shared::new(side)
         });
     let sides: Vec<_> = sides.collect();
-    let bodies: [Body; 2] = [Box::new(sender), Box::new(receiver)];
-    for ((number, side), body) in sides.iter().enumerate().zip(bodies) {
-        let side = Shared::clone(side);
-        cluster.spawn(
-            cluster.host_of_machine(number),
-            format!("side {number}"),
-            move || body(&side),
-        );
+    for (machine, body) in threads {
+        let side = Shared::clone(&sides[machine]);
+        let place = cluster.host_of_machine(machine);
+        cluster.spawn(place, format!("thread of machine {machine}"), move || {
+            body(&side)
+        });
     }
     cluster.run().expect("both end");
 }
@@ -214,6 +217,36 @@ fn a_queue_armed_for_solicited_messages_sleeps_through_others() {
     );
     let woken_at = times.borrow()[0];
     assert!(woken_at > Duration::from_micros(100), "{woken_at:?}");
+}
+
+#[test]
+fn threads_that_wait_for_one_channel_take_an_event_each() {
+    let waits = |receiver: &Side| {
+        receiver.channel.wait_for_cq_event().expect("an event");
+    };
+    let arms_twice = |receiver: &Side| {
+        receiver.post_recvs(2);
+        for _ in 0..2 {
+            receiver.cq.req_notify(false).expect("armed");
+            wait(Duration::from_micros(100));
+        }
+    };
+    let sends_twice = |sender: &Side| {
+        for number in 0..2 {
+            wait(Duration::from_micros(50));
+            sender.send(0, number, false);
+            wait(Duration::from_micros(50));
+        }
+    };
+    run_threads(
+        1,
+        vec![
+            (0, Box::new(sends_twice)),
+            (1, Box::new(arms_twice)),
+            (1, Box::new(waits)),
+            (1, Box::new(waits)),
+        ],
+    );
 }
 
 #[test]

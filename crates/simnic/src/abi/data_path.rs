@@ -167,18 +167,32 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
         with_object_of_context((*qp).context, (*qp).handle, |world, index| {
-            let mut recvs = RecvListBeingPosted {
-                next: wr,
-                last_taken_wr: wr,
-            };
-            world.post_recvs(index, &mut recvs).inspect_err(|_| {
-                if let Some(place) = bad_wr.as_mut() {
-                    *place = recvs.last_taken_wr;
-                }
-            })
+            post_recv_list(wr, bad_wr, |recvs| world.post_recvs(index, recvs))
         })
     };
     zero_or_errno(posted)
+}
+
+/// Calls `post` on a list of receive work requests; sets `bad_wr` if one is refused.
+///
+/// # Safety
+/// The list and `bad_wr` are valid as `ibv_post_recv(3)` requires.
+#[inline(always)]
+unsafe fn post_recv_list(
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    post: impl FnOnce(&mut RecvListBeingPosted) -> Result<(), c_int>,
+) -> Result<(), c_int> {
+    let mut recvs = RecvListBeingPosted {
+        next: wr,
+        last_taken_wr: wr,
+    };
+    post(&mut recvs).inspect_err(|_| {
+        // SAFETY: contract of this function.
+        if let Some(place) = unsafe { bad_wr.as_mut() } {
+            *place = recvs.last_taken_wr;
+        }
+    })
 }
 
 /// A list of receive work requests (`ibv_post_recv(3)`) while it is posted.
@@ -251,15 +265,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     // SAFETY: a queue of this provider; the list is valid as `ibv_post_srq_recv(3)` requires.
     let posted = unsafe {
         with_object_of_context((*srq).context, (*srq).handle, |world, index| {
-            let mut recvs = RecvListBeingPosted {
-                next: wr,
-                last_taken_wr: wr,
-            };
-            world.post_shared_recvs(index, &mut recvs).inspect_err(|_| {
-                if let Some(place) = bad_wr.as_mut() {
-                    *place = recvs.last_taken_wr;
-                }
-            })
+            post_recv_list(wr, bad_wr, |recvs| world.post_shared_recvs(index, recvs))
         })
     };
     zero_or_errno(posted)
