@@ -9,6 +9,7 @@ use nicmodel::{PayloadDestination, Profile};
 
 use crate::costs::{MissingCosts, NicParameters, PlaceCosts};
 use crate::machine::NicCounters;
+use crate::network_faults::{NetworkFaults, UnsupportedRule};
 use crate::queue::Ps;
 use crate::threads;
 use crate::world::Simulation;
@@ -125,6 +126,27 @@ impl Cluster {
         self.with_world(|world| {
             world.cost_table.recv_payload_destination = PayloadDestination::Inline
         });
+    }
+
+    /// Makes the network lose and delay packets by a plan, from now on. The same plan, seed and program give the same
+    /// faults. Times of the plan count from the start of the simulation. Addresses are GIDs of machines. Queue pairs
+    /// are numbered in the order of their creation in the cluster.
+    ///
+    /// # Errors
+    /// The plan has a rule other than `drop`, `corrupt`, `delay`, `rate` and `partition`.
+    pub fn inject_faults(&self, plan: &faults::Plan, seed: u64) -> Result<(), UnsupportedRule> {
+        let network = NetworkFaults::new(plan, seed)?;
+        self.with_world(|world| world.network_faults = Some(Box::new(network)));
+        Ok(())
+    }
+
+    /// Returns how many packets each rule of the plan matched and struck; empty without a plan.
+    #[must_use]
+    pub fn fault_counts(&self) -> Vec<faults::RuleCounts> {
+        self.with_world(|world| {
+            let network = world.network_faults.as_ref();
+            network.map_or_else(Vec::new, |network| network.rule_counts())
+        })
     }
 
     /// Returns the number of cores of a host or DPU.

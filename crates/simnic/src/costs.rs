@@ -197,11 +197,38 @@ pub(crate) struct OperationCosts {
     pub(crate) requester_unit_time: Ps,
     /// Time in the responder's NIC, for all units together.
     pub(crate) inbound_processing_time: Ps,
+    /// Packets to the responder; `response_packets`: back to the requester.
+    pub(crate) request_packets: PacketCount,
+    pub(crate) response_packets: PacketCount,
     /// Time on a port to the responder; `response_wire_time`: back to the requester.
     pub(crate) request_wire_time: Ps,
     pub(crate) response_wire_time: Ps,
     /// PCIe transfers with the cores and memory of each [`CorePlace`].
     pub(crate) transfers_by_place: [PcieTransferCosts; MAX_PLACES],
+}
+
+/// The packets of a message in one direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PacketCount {
+    /// Number of packets, at least 1.
+    pub(crate) count: u32,
+    /// Average length of a packet.
+    pub(crate) average_bytes: u32,
+}
+
+impl PacketCount {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a message has at most 2^31 bytes"
+    )]
+    fn of(packets: nicmodel::wire::PacketCost) -> Self {
+        let count = packets.count.max(1.0);
+        Self {
+            count: count as u32,
+            average_bytes: (packets.bytes / count) as u32,
+        }
+    }
 }
 
 /// Largest number of places.
@@ -392,6 +419,8 @@ fn compute_operation_costs(
         inbound_processing_time: ps_from_ns(nicmodel::bounds::nic_ns_per_arriving_operation(
             profile, &operation,
         )?),
+        request_packets: PacketCount::of(one.network.to_responder),
+        response_packets: PacketCount::of(one.network.to_requester),
         request_wire_time: wire(one.network.to_responder),
         response_wire_time: wire(one.network.to_requester),
         transfers_by_place: with,

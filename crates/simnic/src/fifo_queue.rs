@@ -73,6 +73,11 @@ impl<T: Copy> FifoQueue<T> {
         self.items.push(item);
     }
 
+    /// Inserts items before the first one.
+    pub(crate) fn prepend(&mut self, items: impl IntoIterator<Item = T>) {
+        self.items.splice(self.head..self.head, items);
+    }
+
     /// Moves all items to the front if they fill less than half of the memory; otherwise the memory grows.
     #[cold]
     #[inline(never)]

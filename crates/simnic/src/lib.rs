@@ -12,14 +12,17 @@
 //! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.
 //! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `srq`, `channel`, `mr`, `message`, `thread`; `event`: its
 //!   events.
+//! - `network_faults`: packets that are lost or late by a plan; `retransmission`: messages that are sent again.
 //! - `nic`: WQEs through processing units to the network, messages to memory, and completions.
 //! - `post`: the costs of verbs on a core.
 //! - `threads`: coroutines with clocks, and the only places where they are suspended.
 //! - `abi`, `memory`: C structures and raw memory, with all unsafe code for them.
 //! - `prefetch`: prefetches of the simulator's state.
 //!
-//! The following is not simulated: asynchronous events, limits on outstanding READs, loss, and retries (a reliable SEND
-//! without a RECV fails at once).
+//! A network loses no packets, unless a plan says so ([`Cluster::inject_faults`]). Reliable queue pairs send again what
+//! is lost, and SENDs that find no RECV.
+//!
+//! The following is not simulated: asynchronous events, limits on outstanding READs, and congestion control.
 
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
@@ -35,6 +38,7 @@ mod machine;
 mod memory;
 mod message;
 mod mr;
+mod network_faults;
 mod nic;
 mod port;
 mod post;
@@ -43,6 +47,7 @@ mod qp;
 mod queue;
 mod reads;
 mod recvs;
+mod retransmission;
 mod serial_resource;
 mod spend;
 mod srq;
@@ -55,6 +60,7 @@ pub use abi::provider_symbols;
 pub use cluster::{Cluster, ClusterError, DeadlockedThreads, HostOrDpu};
 pub use costs::MissingCosts;
 pub use machine::NicCounters;
+pub use network_faults::UnsupportedRule;
 pub use spend::{
     spend, spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
     spend_shared_atomic_add,

@@ -22,11 +22,35 @@ pub struct NicCounters {
     pub doorbells: u64,
     /// MMIO writes of whole WQEs.
     pub wqes_by_mmio: u64,
+    /// Messages and responses of which a packet was lost on the way from this NIC.
+    pub lost_messages: u64,
+    /// Messages that were sent again. `sent_messages` counts each time.
+    pub retransmitted_messages: u64,
+    /// RNR NAKs that were sent, because a message of a reliable queue pair found no RECV.
+    pub rnr_naks: u64,
     /// WQEs that were fetched again because the NIC's cache had lost them.
     pub wqe_cache_misses: u64,
     /// Bytes of the cache lines that the NIC read from memory; a processor counts each line as PCIeRdCur. If a line
     /// holds several WQEs of RECVs, each message counts its part.
     pub dma_read_bytes: u64,
+}
+
+/// Returns the LID of a machine.
+pub(crate) fn lid_of_machine(machine: u32) -> u16 {
+    u16::try_from(machine + 1).unwrap_or(0)
+}
+
+/// Returns the GUID of a machine: a locally administered EUI-64 that contains the number of the machine.
+pub(crate) fn guid_of_machine(machine: u32) -> u64 {
+    0x0200_0000_0000_0000 | u64::from(machine + 1)
+}
+
+/// Returns the GID of a machine, which is link-local.
+pub(crate) fn gid_of_machine(machine: u32) -> [u8; 16] {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfe, 0x80]);
+    gid[8..].copy_from_slice(&guid_of_machine(machine).to_be_bytes());
+    gid
 }
 
 /// Cores and memory with their path to a NIC: the host of a machine, or its DPU. Each is a device of the provider.

@@ -4,6 +4,7 @@ use verbs_abi as abi;
 
 use crate::memory::Payload;
 use crate::reads::ReadSequence;
+use crate::retransmission::SequenceNumber;
 
 /// A work request between its post and its completion. It has the size of a cache line, since many are in flight.
 #[derive(Clone, Debug)]
@@ -12,8 +13,10 @@ pub(crate) struct InFlightMessage {
     /// Queue pair of the requester; `responder_qp`: that of the responder, valid once the message has left.
     pub(crate) requester_qp: u32,
     pub(crate) responder_qp: u32,
-    /// Machine of the requester.
-    pub(crate) requester_machine: u32,
+    /// LID of the requester's machine.
+    pub(crate) requester_lid: u16,
+    /// Position among the messages of a reliable queue pair.
+    pub(crate) sequence_number: SequenceNumber,
     /// Immediate, big-endian as in the work request.
     pub(crate) imm: u32,
     /// Q_Key of a datagram, or R_Key; `remote_addr`: the remote address.

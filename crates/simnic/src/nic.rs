@@ -9,19 +9,16 @@
 //!
 //! - `requester`: from the queue pair to the network, and the response back.
 //! - `responder`: from the network to memory, and the response.
+//! - `retry`: messages and responses that are lost or do not count, and sent again.
 //! - `completion`: completions for the program.
 
 mod completion;
 mod requester;
 mod responder;
+mod retry;
 
 use crate::queue::Ps;
 use crate::world::Simulation;
-
-/// Returns the LID of a machine.
-pub(crate) fn lid(machine: u32) -> u16 {
-    u16::try_from(machine + 1).unwrap_or(0)
-}
 
 impl Simulation {
     /// Returns the time until which the present event may also process what follows.

@@ -6,6 +6,7 @@ use verbs_abi as abi;
 use crate::costs::{OperationCostKey, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
+use crate::machine::lid_of_machine;
 use crate::memory::Payload;
 use crate::message::{
     InFlightMessage, MessageFlags, NO_READ_OR_ATOMIC_FIELDS, ReadOrAtomicFields, SUCCESS_STATUS,
@@ -13,6 +14,7 @@ use crate::message::{
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, WorkRequestKind};
 use crate::recvs::RecvList;
+use crate::retransmission::SequenceNumber;
 use crate::world::Simulation;
 
 /// A send work request in plain values, as read by the ABI layer.
@@ -114,7 +116,8 @@ impl Simulation {
             let message = self.messages.put(InFlightMessage {
                 requester_qp: index,
                 responder_qp: dest,
-                requester_machine: qp.machine,
+                requester_lid: lid_of_machine(qp.machine),
+                sequence_number: SequenceNumber::default(),
                 imm,
                 qkey_or_rkey: key,
                 remote_addr: 0,
@@ -154,7 +157,7 @@ impl Simulation {
         let kind = WorkRequestKind {
             opcode: request.opcode,
             inline: request.flags & abi::IBV_SEND_INLINE != 0,
-            num_sge: request.sges.len(),
+            num_sge: u8::try_from(request.sges.len()).unwrap_or(u8::MAX),
             payload_bytes: length,
         };
         let Some(Some(qp)) = self.qps.get(index as usize) else {
@@ -204,10 +207,14 @@ impl Simulation {
             list.first_cost_index = id;
         }
         let empty_datagram = shape.is_datagram_send && kind.num_sge == 0;
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return Err(libc::EINVAL);
+        };
         let message = self.messages.put(InFlightMessage {
             requester_qp: index,
             responder_qp: request.dest_qpn,
-            requester_machine: home,
+            requester_lid: lid_of_machine(home),
+            sequence_number: qp.next_posted_sequence.take_next(),
             imm: request.imm,
             qkey_or_rkey: request.qkey_or_rkey,
             remote_addr: request.remote_addr,
@@ -219,11 +226,9 @@ impl Simulation {
             read_or_atomic_fields_index: answer,
             work_request_count: 1,
         });
-        if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
-            qp.unsent_messages.push((message, 1));
-            if empty_datagram {
-                qp.last_empty_datagram = Some((request.opcode, request.flags, id));
-            }
+        qp.unsent_messages.push((message, 1));
+        if empty_datagram {
+            qp.last_empty_datagram = Some((request.opcode, request.flags, id));
         }
         (list.last_empty_datagram, list.last_empty_datagram_flags) =
             (empty_datagram.then_some(message), request.flags);
@@ -268,7 +273,7 @@ impl Simulation {
         let (transport, cap) = (qp.transport, qp.cap);
         let (verb, imm) = verb_and_has_imm(kind.opcode).ok_or(libc::EINVAL)?;
         let length = u32::try_from(kind.payload_bytes).map_err(|_| libc::EINVAL)?;
-        let num_sge = u32::try_from(kind.num_sge).map_err(|_| libc::EINVAL)?;
+        let num_sge = u32::from(kind.num_sge);
         if kind.inline && length > cap.max_inline_data {
             return Err(libc::ENOMEM);
         }

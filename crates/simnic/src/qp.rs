@@ -9,6 +9,7 @@ use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::reads::OutstandingReads;
 use crate::recvs::PostedRecvs;
+use crate::retransmission::{Retransmission, RetryAttributes, SequenceNumber};
 
 /// A list of WQEs that were posted together.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +25,7 @@ pub(crate) struct PostedWqes {
 pub(crate) struct WorkRequestKind {
     pub(crate) opcode: u32,
     pub(crate) inline: bool,
-    pub(crate) num_sge: usize,
+    pub(crate) num_sge: u8,
     pub(crate) payload_bytes: u64,
 }
 
@@ -50,6 +51,7 @@ pub(crate) struct Qp {
     pub(crate) state: u32,
     /// Number of work requests that are posted and not complete.
     pub(crate) outstanding_wrs: u32,
+    pub(crate) next_posted_sequence: SequenceNumber,
     pub(crate) cap: abi::ibv_qp_cap,
     pub(crate) remote_qpn: u32,
     /// Messages that have not left, each with the number of work requests still to send; `posted_lists`: the lists that
@@ -64,11 +66,17 @@ pub(crate) struct Qp {
     pub(crate) lists_at_nic: usize,
     /// True if a processing unit works on the queue pair, or the queue pair waits for a unit.
     pub(crate) has_or_awaits_unit: bool,
+    /// Number of the next message of a reliable requester that completes.
+    pub(crate) next_completed_sequence: SequenceNumber,
     pub(crate) send_cq: u32,
-    /// Opcode, flags and shape of the datagram without payload that was posted last.
-    pub(crate) last_empty_datagram: Option<(u32, u32, u16)>,
+    /// Messages of a reliable requester that are sent again; `None` until the first one.
+    pub(crate) retransmission: Option<Box<Retransmission>>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
     pub(crate) last_response_at: Ps,
+    /// Number of the next message that this responder of a reliable queue pair executes.
+    pub(crate) expected_sequence: SequenceNumber,
+    /// Opcode, flags and shape of the datagram without payload that was posted last.
+    pub(crate) last_empty_datagram: Option<(u32, u32, u16)>,
     pub(crate) qkey: u32,
     pub(crate) access_flags: i32,
     /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `wqe_refetch_delay`: the
@@ -76,6 +84,7 @@ pub(crate) struct Qp {
     pub(crate) wqe_refetches_until: Ps,
     pub(crate) wqe_refetch_delay: Ps,
     pub(crate) reads: OutstandingReads,
+    pub(crate) retry_attributes: RetryAttributes,
     /// Shared receive queue from which the queue pair takes RECVs.
     pub(crate) srq: Option<u32>,
 }
@@ -95,6 +104,11 @@ impl Qp {
             prefetch(self.recvs.runs.front_address());
             prefetch(cqs.as_ptr().wrapping_add(self.recv_cq as usize));
         }
+    }
+
+    /// Sets the number of the next message that is posted.
+    pub(crate) fn start_sending_at(&mut self, first: SequenceNumber) {
+        (self.next_posted_sequence, self.next_completed_sequence) = (first, first);
     }
 
     /// Updates derived fields after a change of state, Q_Key or access flags.

@@ -10,6 +10,7 @@ use crate::machine::{HostOrDpuState, SimulatedNic};
 use crate::memory::Payload;
 use crate::message::InFlightMessages;
 use crate::mr::Mr;
+use crate::network_faults::NetworkFaults;
 use crate::port::NicPorts;
 use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
@@ -51,6 +52,8 @@ pub(crate) struct Simulation {
     /// Cache lines to which several cores add; there are few.
     pub(crate) shared_lines: Vec<SharedLine>,
     pub(crate) rng_state: u64,
+    /// Faults of the network; `None` if it has none.
+    pub(crate) network_faults: Option<Box<NetworkFaults>>,
 }
 
 impl Simulation {
@@ -80,6 +83,7 @@ impl Simulation {
             run_end: 0,
             shared_lines: Vec::new(),
             rng_state: seed,
+            network_faults: None,
         }
     }
 
@@ -149,6 +153,11 @@ impl Simulation {
         for &(message, count) in qp.unsent_messages.as_slice() {
             self.messages.release_work_requests(message, count);
         }
+        if let Some(retransmission) = &mut qp.retransmission {
+            for message in retransmission.take_messages() {
+                self.messages.release_one_work_request(message);
+            }
+        }
         if let Some(srq) = qp.srq
             && let Some(Some(srq)) = self.srqs.get_mut(srq as usize)
         {
@@ -179,6 +188,7 @@ impl Simulation {
             SimulationEvent::MessageProcessed { nic } => self.handle_arrivals(nic),
             SimulationEvent::SendResponse { message } => self.send_response(message),
             SimulationEvent::ResponseArrived { message } => self.handle_response(message),
+            SimulationEvent::RetryDue { qp } => self.handle_due_retry(qp, at),
         }
     }
 

@@ -7,7 +7,7 @@ use verbs_abi::*;
 
 use super::data_path;
 use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
-use crate::nic::lid;
+use crate::machine::{gid_of_machine, guid_of_machine, lid_of_machine};
 use crate::post::MAX_SGE;
 use crate::threads::with_simulation;
 use crate::world::Simulation;
@@ -75,12 +75,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> 
 
 pub(super) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of this provider.
-    unsafe { with_object(device, |_, machine| Ok(guid(machine).to_be())) }.unwrap_or(0)
-}
-
-/// Returns a locally administered EUI-64 that contains the number of the machine.
-fn guid(machine: u32) -> u64 {
-    0x0200_0000_0000_0000 | u64::from(machine + 1)
+    unsafe { with_object(device, |_, machine| Ok(guid_of_machine(machine).to_be())) }.unwrap_or(0)
 }
 
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
@@ -151,7 +146,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
 fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     let most = |count: u32| c_int::try_from(count).unwrap_or(c_int::MAX);
-    attr.node_guid = guid(machine).to_be();
+    attr.node_guid = guid_of_machine(machine).to_be();
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = 4096;
@@ -210,7 +205,7 @@ pub(super) unsafe extern "C" fn ibv_query_port(
     port.gid_tbl_len = 1;
     port.max_msg_sz = 1 << 31;
     port.pkey_tbl_len = 1;
-    port.lid = lid(machine);
+    port.lid = lid_of_machine(machine);
     port.sm_lid = 1;
     port.link_layer = IBV_LINK_LAYER_INFINIBAND;
     port.active_width = 2;
@@ -232,10 +227,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
         set_errno(libc::EINVAL);
         return -1;
     };
-    let mut raw = [0; 16];
-    raw[..2].copy_from_slice(&[0xfe, 0x80]);
-    raw[8..].copy_from_slice(&guid(machine).to_be_bytes());
-    place.raw = raw;
+    place.raw = gid_of_machine(machine);
     0
 }
 

@@ -19,6 +19,7 @@ use crate::qp::Qp;
 use crate::queue::Ps;
 use crate::reads::OutstandingReads;
 use crate::recvs::PostedRecvs;
+use crate::retransmission::{RetryAttributes, SequenceNumber};
 use crate::srq::Srq;
 use crate::threads::wait_for_event;
 use crate::world::Simulation;
@@ -386,6 +387,11 @@ unsafe fn create_qp(
             last_empty_datagram: None,
             last_posted_kind_and_cost: None,
             last_send_completion_at: 0,
+            expected_sequence: SequenceNumber::default(),
+            next_posted_sequence: SequenceNumber::default(),
+            next_completed_sequence: SequenceNumber::default(),
+            retransmission: None,
+            retry_attributes: RetryAttributes::default(),
             srq,
         })
     })?;
@@ -422,6 +428,9 @@ pub(super) unsafe extern "C" fn ibv_query_qp(
             found.qp_access_flags = qp.access_flags.cast_unsigned();
             found.cap = qp.cap;
             found.port_num = 1;
+            let retry = &qp.retry_attributes;
+            (found.timeout, found.retry_cnt) = (retry.timeout, retry.retry_cnt);
+            (found.rnr_retry, found.min_rnr_timer) = (retry.rnr_retry, retry.min_rnr_timer);
             if let Some(attr) = attr.as_mut() {
                 *attr = found;
             }
@@ -466,6 +475,27 @@ fn modify_qp(
     }
     if has(IBV_QP_DEST_QPN) {
         qp.remote_qpn = attr.dest_qp_num;
+    }
+    if has(IBV_QP_SQ_PSN) {
+        qp.start_sending_at(SequenceNumber::of_psn(attr.sq_psn));
+    }
+    if has(IBV_QP_RQ_PSN) {
+        qp.expected_sequence = SequenceNumber::of_psn(attr.rq_psn);
+    }
+    let retry = &mut qp.retry_attributes;
+    for (bit, place, value) in [
+        (IBV_QP_TIMEOUT, &mut retry.timeout, attr.timeout),
+        (IBV_QP_RETRY_CNT, &mut retry.retry_cnt, attr.retry_cnt),
+        (IBV_QP_RNR_RETRY, &mut retry.rnr_retry, attr.rnr_retry),
+        (
+            IBV_QP_MIN_RNR_TIMER,
+            &mut retry.min_rnr_timer,
+            attr.min_rnr_timer,
+        ),
+    ] {
+        if has(bit) {
+            *place = value;
+        }
     }
     qp.update_receive_checks();
     if !has(IBV_QP_STATE) {

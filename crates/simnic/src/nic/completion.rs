@@ -1,5 +1,6 @@
 //! Completions of work requests, and the flush of a queue pair in error.
 
+use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::cq::Cqe;
@@ -63,10 +64,18 @@ impl Simulation {
             Some(list) if qp.has_or_awaits_unit => list.len,
             _ => 0,
         };
-        let rest = split_after(&mut qp.unsent_messages, keep);
+        let mut rest = split_after(&mut qp.unsent_messages, keep);
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.posted_lists.split_off(usize::from(keep > 0));
         qp.lists_at_nic = qp.lists_at_nic.min(qp.posted_lists.len());
+        if qp.transport == Transport::Rc {
+            // Earlier messages may still be in the network.
+            let retransmission = qp.retransmission.get_or_insert_default();
+            for (id, _) in rest.drain(..) {
+                retransmission.add_undelivered(self.messages[id].sequence_number, id);
+            }
+            self.flush_held(index, now);
+        }
         for (id, times) in rest {
             for _ in 0..times {
                 self.finish_work_request(id, code_u8(abi::IBV_WC_WR_FLUSH_ERR), now, now);

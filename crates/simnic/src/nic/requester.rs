@@ -154,6 +154,9 @@ impl Simulation {
     /// of another kind. The function does the work of `send_one` and `transmit`, with common work done once and
     /// variables in registers.
     fn send_unsignaled_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
+        if self.network_faults.is_some() {
+            return None;
+        }
         let Self {
             qps,
             cqs,
@@ -293,6 +296,21 @@ impl Simulation {
     /// Sends a message through the network to the responder's NIC.
     #[inline]
     fn transmit(&mut self, index: u32, id: u32, at: Ps) {
+        let Some(Some(qp)) = self.qps.get(index as usize) else {
+            return;
+        };
+        let (transport, peer) = (qp.transport, qp.remote_qpn);
+        if transport != Transport::Ud {
+            self.messages[id].responder_qp = peer;
+        }
+        let departure = if self.may_not_arrive(qp) {
+            let Some(departure) = self.decide_departure(index, id, at) else {
+                return;
+            };
+            Some(departure)
+        } else {
+            None
+        };
         let Self {
             qps,
             cqs,
@@ -303,15 +321,11 @@ impl Simulation {
             nic_parameters: costs,
             ..
         } = self;
-        let Some(Some(qp)) = qps.get(index as usize) else {
-            return;
-        };
-        let (transport, peer) = (qp.transport, qp.remote_qpn);
-        let message = &mut messages[id];
+        let message = &messages[id];
         let shape = shapes.get(message.cost_index);
-        if transport != Transport::Ud {
-            message.responder_qp = peer;
-        }
+        let (wire_time, delay, loss) = departure.map_or((shape.request_wire_time, 0, None), |it| {
+            (it.wire_time, it.delay, it.loss)
+        });
         let (dest, reliable, signaled) = (
             message.responder_qp,
             shape.waits_for_responder,
@@ -341,19 +355,18 @@ impl Simulation {
         sent.counters.sent_messages += 1;
         let out = if passes_network {
             let port = sent.ports.port_of_sending_qp(&mut qp.port);
-            port.outgoing_link
-                .reserve_time(left, shape.request_wire_time)
+            port.outgoing_link.reserve_time(left, wire_time)
         } else {
             left
         };
         // An unreliable message completes when its port has sent it and all earlier messages.
         let told = !reliable && !try_complete_without_cqe(qp, signaled, out);
-        if let Some((to, _, known_port)) = to {
+        if let Some((to, _, known_port)) = to.filter(|_| loss.is_none()) {
             let nic = &mut nics[to as usize];
             let mut port = known_port;
             let came = if passes_network {
                 let link = &mut nic.ports.port_of_receiving_qp(&mut port).incoming_link;
-                link.reserve_time(out, shape.request_wire_time) + costs.network_latency
+                link.reserve_time(out, wire_time) + costs.network_latency + delay
             } else {
                 out
             };
@@ -382,14 +395,15 @@ impl Simulation {
             }
             return;
         }
-        let back = out + 2 * costs.network_latency;
         if told {
             self.finish_work_request(id, SUCCESS_STATUS, at, out);
         }
         if reliable {
-            self.messages[id].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
-            self.events
-                .push(back, SimulationEvent::ResponseArrived { message: id });
+            let nak_after = loss
+                .and_then(|loss| loss.nak_after)
+                .filter(|_| to.is_some());
+            let nak_at = nak_after.map(|after| out - wire_time + after);
+            self.hold_undelivered(index, id, out, nak_at);
         } else {
             self.messages.release_one_work_request(id);
         }
@@ -410,6 +424,10 @@ impl Simulation {
             return;
         };
         let now = self.now;
+        if !self.accept_response(index, id, now) {
+            return;
+        }
+        let message = &self.messages[id];
         let capacity = self.nic_parameters.read_wqe_cache_entries;
         let shape = self.cost_table.get(message.cost_index);
         let answers = !shape.operation.verb.carries_payload_in_request();
@@ -453,15 +471,12 @@ impl Simulation {
                 self.messages[id].status = code_u8(abi::IBV_WC_LOC_PROT_ERR);
             }
         }
-        let failed = self.messages[id].status != SUCCESS_STATUS;
-        let status = self.messages[id].status;
-        self.finish_work_request(id, status, now, done);
-        self.messages.release_one_work_request(id);
-        if failed && let Some(qp) = self.qp(index) {
-            qp.state = abi::IBV_QPS_ERR;
-            qp.update_receive_checks();
-            self.flush_work_requests(index);
+        if self.messages[id].status != SUCCESS_STATUS {
+            self.fail_work_request(index, id, now, done);
+            return;
         }
+        self.finish_work_request(id, SUCCESS_STATUS, now, done);
+        self.messages.release_one_work_request(id);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::serial_resource::SerialResource;
 use crate::srq::pop_recv;
 use crate::world::Simulation;
 
-use super::lid;
+use super::retry::Departure;
 
 /// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
@@ -167,7 +167,7 @@ impl Simulation {
                     imm: if shape.with_imm { message.imm } else { 0 },
                     qpn: message.responder_qp,
                     src_qp: message.requester_qp,
-                    slid: lid(message.requester_machine),
+                    slid: message.requester_lid,
                     with_imm: shape.with_imm,
                     solicited: message.flags.is_solicited(),
                     status,
@@ -185,13 +185,17 @@ impl Simulation {
     #[inline(never)]
     fn transfer_processed_message(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
+        let reliable = self
+            .cost_table
+            .get(self.messages[id].cost_index)
+            .waits_for_responder;
+        if reliable && !self.is_in_sequence(id, machine, at) {
+            return;
+        }
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
-        let (dma, reliable) = (
-            &shape.transfers_at(home.place).responder_dma,
-            shape.waits_for_responder,
-        );
+        let dma = &shape.transfers_at(home.place).responder_dma;
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
         let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
         if shape.has_response_data {
@@ -199,6 +203,7 @@ impl Simulation {
             let read = home
                 .link_to_device
                 .reserve_time(at, dma.link_time_to_device);
+            self.expect_next_message(self.messages[id].responder_qp);
             self.schedule_response(id, machine, at, read.max(written));
             return;
         }
@@ -211,11 +216,29 @@ impl Simulation {
         let visible = written + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
         if reliable {
-            self.messages[id].status = code_u8(status);
+            let message = &mut self.messages[id];
+            message.status = code_u8(status);
+            let (requester, responder) = (message.requester_qp, message.responder_qp);
+            if status == abi::IBV_WC_RNR_RETRY_EXC_ERR {
+                self.record_rnr_nak(requester);
+            } else {
+                self.expect_next_message(responder);
+            }
+            // Responses keep the order of their requests, also behind the data of a READ.
+            let leaves = self
+                .qp(responder)
+                .map_or(at, |target| target.last_response_at.max(at));
             self.events
-                .push(at, SimulationEvent::SendResponse { message: id });
+                .push(leaves, SimulationEvent::SendResponse { message: id });
         } else {
             self.messages.release_one_work_request(id);
+        }
+    }
+
+    /// Records that a reliable responder has executed a message.
+    fn expect_next_message(&mut self, responder: u32) {
+        if let Some(target) = self.qp(responder) {
+            target.expected_sequence.take_next();
         }
     }
 
@@ -266,7 +289,10 @@ impl Simulation {
         };
         let recv_cq = target.recv_cq;
         if takes_recv && recv.is_none() {
-            counters.dropped_messages += 1;
+            match target.transport {
+                Transport::Rc => counters.rnr_naks += 1,
+                _ => counters.dropped_messages += 1,
+            }
         } else {
             counters.received_messages += 1;
         }
@@ -301,7 +327,7 @@ impl Simulation {
             imm: if with_imm { message.imm } else { 0 },
             qpn: message.responder_qp,
             src_qp: message.requester_qp,
-            slid: lid(message.requester_machine),
+            slid: message.requester_lid,
             with_imm,
             solicited: message.flags.is_solicited(),
             status: code_u8(status),
@@ -320,7 +346,7 @@ impl Simulation {
     }
 
     /// Schedules the response to a READ or atomic for the time when its data is available.
-    fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
+    pub(super) fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
         let lock_bits = self.nic_parameters.atomic_lock_bits;
         let home = &mut self.machines[machine as usize];
         let (hold, pcie) = (home.costs.atomic_lock_hold, home.costs.pcie_latency);
@@ -359,16 +385,19 @@ impl Simulation {
         };
         let now = self.now;
         let shape = self.cost_table.get(message.cost_index);
-        let (wire, answers) = (
-            shape.response_wire_time,
-            !shape.operation.verb.carries_payload_in_request(),
-        );
-        if answers {
+        // An atomic that is sent again is not executed again.
+        let executed = shape.operation.verb.is_atomic() && !message.payload.bytes().is_empty();
+        if shape.has_response_data && !executed {
             match self.execute_read_or_atomic(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
                 Err(status) => self.messages[id].status = code_u8(status),
             }
         }
+        let Departure {
+            wire_time: wire,
+            delay,
+            loss,
+        } = self.decide_response_departure(id, now);
         let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
         let (to, from) = (nic_of(home), nic_of(machine));
         // Messages between a host and its DPU do not use the network.
@@ -377,10 +406,20 @@ impl Simulation {
                 .port_mut(responder, from)
                 .outgoing_link
                 .reserve_time(now, wire);
+            if let Some(loss) = loss {
+                let gap_at = loss.nak_after.map(|after| out - wire + after);
+                if self.messages[id].status == code_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR) {
+                    self.hold_undelivered(requester, id, now, None);
+                } else {
+                    self.hold_unacknowledged(requester, id, now, gap_at);
+                }
+                return;
+            }
             self.port_mut(requester, to)
                 .incoming_link
                 .reserve_time(out, wire)
                 + self.nic_parameters.network_latency
+                + delay
         } else {
             now
         };

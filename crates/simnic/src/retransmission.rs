@@ -1,0 +1,225 @@
+//! Messages that a reliable requester sends again: those that were lost, that found no RECV, or whose response was lost.
+
+use crate::queue::Ps;
+
+/// The number of a message among the messages of a reliable queue pair. It starts at the queue pair's PSN. A message has
+/// one number for all of its packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SequenceNumber(u16);
+
+impl SequenceNumber {
+    /// Returns the number at which a queue pair starts that has this PSN.
+    pub(crate) fn of_psn(psn: u32) -> Self {
+        Self((psn & 0xffff) as u16)
+    }
+
+    /// Returns the number, and changes it to the following one.
+    #[inline(always)]
+    pub(crate) fn take_next(&mut self) -> Self {
+        let taken = *self;
+        self.0 = self.0.wrapping_add(1);
+        taken
+    }
+
+    /// Returns true if the message was posted before another one. A send queue holds at most half of all numbers.
+    pub(crate) fn is_before(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0) > u16::MAX / 2
+    }
+}
+
+/// The attributes of a queue pair that limit retries (`ibv_modify_qp(3)`).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RetryAttributes {
+    /// Code of the local ACK timeout; 0 stands for none.
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    /// 7 stands for no limit.
+    pub(crate) rnr_retry: u8,
+    /// Code of the time that requesters wait after an RNR NAK of this queue pair.
+    pub(crate) min_rnr_timer: u8,
+}
+
+impl RetryAttributes {
+    /// Returns the local ACK timeout; `None` if the requester waits for ever.
+    pub(crate) fn ack_timeout(&self) -> Option<Ps> {
+        nic_core::qp_state::ack_timeout_ns(self.timeout).map(|ns| ns * 1000)
+    }
+
+    /// Returns the time that a requester waits after an RNR NAK.
+    pub(crate) fn rnr_wait(&self) -> Ps {
+        nic_core::qp_state::rnr_timer_ns(self.min_rnr_timer) * 1000
+    }
+}
+
+/// The reason why a requester sends messages again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RetryCause {
+    /// No response came within the local ACK timeout.
+    Timeout,
+    /// The responder missed a message, or the requester missed a response. Either shows that earlier messages arrived.
+    SequenceError,
+    /// The responder had no RECV.
+    ReceiverNotReady,
+    /// A message arrived behind a gap after the requester had sent it again with the missing ones.
+    Overtaken,
+}
+
+/// The messages that a reliable requester sends again. All are before those that it has not sent yet.
+#[derive(Debug, Default)]
+pub(crate) struct Retransmission {
+    /// Messages that the responder has not executed, in the order in which they were posted.
+    undelivered: Vec<(SequenceNumber, u32)>,
+    /// Messages that the responder has executed, and whose response was lost or did not count, in the same order.
+    unacknowledged: Vec<(SequenceNumber, u32)>,
+    /// Time of the next retry, and its cause.
+    next_retry: Option<(Ps, RetryCause)>,
+    /// Number of timeouts and sequence errors since a message completed; `rnr_naks`: of RNR NAKs.
+    pub(crate) retries: u32,
+    pub(crate) rnr_naks: u32,
+    /// True from an RNR NAK until the next retry: meanwhile the responder sends no other NAK.
+    pub(crate) refused_by_receiver: bool,
+    /// A message of several packets of which the first ones arrived, with their number.
+    pub(crate) partly_arrived: Option<(SequenceNumber, u32)>,
+}
+
+impl Retransmission {
+    /// Adds a message that the responder has not executed.
+    pub(crate) fn add_undelivered(&mut self, number: SequenceNumber, message: u32) {
+        insert_in_order(&mut self.undelivered, number, message);
+    }
+
+    /// Adds a message that the responder has executed.
+    pub(crate) fn add_unacknowledged(&mut self, number: SequenceNumber, message: u32) {
+        insert_in_order(&mut self.unacknowledged, number, message);
+    }
+
+    /// Returns true if an earlier message than this one is missing at the responder.
+    pub(crate) fn has_undelivered_before(&self, number: SequenceNumber) -> bool {
+        let first = self.undelivered.first();
+        first.is_some_and(|(first, _)| first.is_before(number))
+    }
+
+    /// Returns the first message if it is unacknowledged and has the number.
+    pub(crate) fn unacknowledged_message(&self, number: SequenceNumber) -> Option<u32> {
+        let &(first, message) = self.unacknowledged.first()?;
+        (first == number).then_some(message)
+    }
+
+    /// Removes and returns the first message of either kind, if it has the number.
+    pub(crate) fn take_first(&mut self, number: SequenceNumber) -> Option<u32> {
+        let lists = [&mut self.unacknowledged, &mut self.undelivered];
+        let mut starting = lists
+            .into_iter()
+            .filter(|list| list.first().is_some_and(|(first, _)| *first == number));
+        let (_, message) = starting.next()?.remove(0);
+        Some(message)
+    }
+
+    /// Returns true if the requester waits for a receiver that was not ready. It then sends nothing.
+    pub(crate) fn waits_for_receiver(&self) -> bool {
+        matches!(self.next_retry, Some((_, RetryCause::ReceiverNotReady)))
+    }
+
+    /// Returns true if a message that arrives behind a gap was sent before the last retry: the gap is known, and no
+    /// other retry is to come.
+    pub(crate) fn was_overtaken(&self) -> bool {
+        self.next_retry.is_none() && !self.refused_by_receiver
+    }
+
+    /// Sets the time of the next retry if it is earlier than the present one. A wait for a receiver is not shortened.
+    /// Returns true if the time is new.
+    pub(crate) fn schedule(&mut self, at: Ps, cause: RetryCause) -> bool {
+        let sooner = match self.next_retry {
+            _ if cause == RetryCause::ReceiverNotReady => true,
+            Some((_, RetryCause::ReceiverNotReady)) => false,
+            _ if self.refused_by_receiver && cause != RetryCause::Timeout => false,
+            Some((next, _)) => at < next,
+            None => true,
+        };
+        if sooner {
+            self.next_retry = Some((at, cause));
+        }
+        sooner
+    }
+
+    /// Returns the cause of a retry that is due, once.
+    pub(crate) fn take_due(&mut self, now: Ps) -> Option<RetryCause> {
+        let (_, cause) = self.next_retry.take_if(|(at, _)| *at == now)?;
+        Some(cause)
+    }
+
+    /// Takes all messages, in the order in which they were posted.
+    pub(crate) fn take_messages(&mut self) -> Vec<u32> {
+        let mut all = std::mem::take(&mut self.unacknowledged);
+        for (number, message) in self.undelivered.drain(..) {
+            insert_in_order(&mut all, number, message);
+        }
+        self.next_retry = None;
+        self.refused_by_receiver = false;
+        all.into_iter().map(|(_, message)| message).collect()
+    }
+
+    /// Forgets how often messages were sent again, since one has completed.
+    pub(crate) fn record_progress(&mut self) {
+        (self.retries, self.rnr_naks) = (0, 0);
+    }
+}
+
+/// Inserts a message after all that were posted before it, usually at the end.
+pub(crate) fn insert_in_order(
+    messages: &mut Vec<(SequenceNumber, u32)>,
+    number: SequenceNumber,
+    id: u32,
+) {
+    let before = messages.iter().rev();
+    let later = before.take_while(|(other, _)| number.is_before(*other));
+    let place = messages.len() - later.count();
+    messages.insert(place, (number, id));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn number(at: u32) -> SequenceNumber {
+        SequenceNumber::of_psn(at)
+    }
+
+    #[test]
+    fn messages_are_taken_in_the_order_of_their_numbers_also_where_these_wrap() {
+        let mut retransmission = Retransmission::default();
+        for at in [0xffff, 0x1_0001, 0x1_0000] {
+            retransmission.add_undelivered(number(at), at);
+        }
+        for at in [0xfffe, 0xfffc] {
+            retransmission.add_unacknowledged(number(at), at);
+        }
+        assert!(retransmission.has_undelivered_before(number(0x1_0000)));
+        assert!(!retransmission.has_undelivered_before(number(0xffff)));
+        assert_eq!(
+            retransmission.unacknowledged_message(number(0xfffc)),
+            Some(0xfffc)
+        );
+        assert_eq!(retransmission.unacknowledged_message(number(0xfffe)), None);
+        let order = [0xfffc, 0xfffe, 0xffff, 0x1_0000, 0x1_0001];
+        assert_eq!(retransmission.take_messages(), order);
+        assert!(retransmission.take_messages().is_empty());
+    }
+
+    #[test]
+    fn the_earliest_retry_counts_but_a_wait_for_a_receiver_is_not_shortened() {
+        let mut retransmission = Retransmission::default();
+        assert!(retransmission.schedule(90, RetryCause::Timeout));
+        assert!(retransmission.schedule(50, RetryCause::SequenceError));
+        assert!(!retransmission.schedule(70, RetryCause::SequenceError));
+        assert_eq!(retransmission.take_due(90), None);
+        assert!(retransmission.schedule(60, RetryCause::ReceiverNotReady));
+        assert!(retransmission.waits_for_receiver());
+        assert!(!retransmission.schedule(10, RetryCause::SequenceError));
+        assert_eq!(
+            retransmission.take_due(60),
+            Some(RetryCause::ReceiverNotReady)
+        );
+        assert_eq!(retransmission.take_due(60), None);
+    }
+}

@@ -1,0 +1,512 @@
+//! Retries of simulated NICs: receivers that are not ready, and networks that lose packets.
+
+use std::cell::RefCell;
+use std::rc::Rc as Shared;
+use std::time::Duration;
+
+use faults::Plan;
+use proptest::prelude::*;
+use simnic::{Cluster, NicCounters};
+use verbs::{
+    Access, CompletionQueue, Context, MemoryRegion, Provider, QpBuilder, QueuePair, Rc,
+    RemoteMemory, Ud, WcBuffer, WcStatus,
+};
+
+/// Bytes of each side's memory.
+const MEMORY_BYTES: usize = 4 << 20;
+
+/// One end of a connection.
+struct Side {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    /// Memory of the other side.
+    remote: RemoteMemory,
+}
+
+impl Side {
+    fn post_recvs(&self, count: usize, bytes: usize) {
+        let mut list = self.qp.recv_list(count);
+        for place in 0..count {
+            let part = self.memory.slice(place * bytes..(place + 1) * bytes);
+            list.recv(part.expect("in range"), place as u64);
+        }
+        self.qp.post_recv(&mut list).expect("the queue has room");
+    }
+
+    /// SENDs the first `bytes` of the memory, signaled.
+    fn send(&self, wr_id: u64, bytes: usize) {
+        let message = self.memory.slice(..bytes).expect("in range");
+        let posted = self.qp.post_one(|list| {
+            list.send(message).wr_id(wr_id).signaled();
+        });
+        posted.expect("the send queue has room");
+    }
+
+    /// Waits for `count` completions; returns their identifiers with the status of failures, and the time of the last.
+    fn completions(&self, count: usize) -> (Vec<(u64, Option<WcStatus>)>, Duration) {
+        let mut wcs = WcBuffer::<8>::new();
+        let mut all = Vec::new();
+        while all.len() < count {
+            let polled = self.cq.poll(&mut wcs).expect("no overrun");
+            all.extend(polled.map(|wc| match wc {
+                Ok(wc) => (wc.wr_id(), None),
+                Err(wc) => (wc.wr_id(), Some(wc.status())),
+            }));
+            simnic::idle(500, None);
+        }
+        (all, simnic::now().expect("simulated"))
+    }
+}
+
+/// The configuration of a test's cluster.
+#[derive(Default)]
+struct Setup {
+    plan: Option<&'static str>,
+    seed: u64,
+    /// Attributes of both queue pairs.
+    qp: Option<fn(QpBuilder<Rc>) -> QpBuilder<Rc>>,
+}
+
+/// Runs two connected threads until both have ended; returns the counters of the sender's NIC and the receiver's.
+fn run(
+    setup: &Setup,
+    sender: impl FnOnce(&Side) + 'static,
+    receiver: impl FnOnce(&Side) + 'static,
+) -> [NicCounters; 2] {
+    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
+    if let Some(plan) = setup.plan {
+        let plan: Plan = plan.parse().expect("a plan");
+        cluster
+            .inject_faults(&plan, setup.seed)
+            .expect("a network can do this");
+    }
+    let devices = Provider::simnic().devices().expect("two machines");
+    let prepared = devices.iter().map(|device| {
+        let pd = open(device).alloc_pd().expect("a domain");
+        let cq = pd.context().create_cq(256).expect("a queue");
+        let builder = pd.qp::<Rc>(&cq, &cq);
+        let builder = match setup.qp {
+            Some(set) => set(builder),
+            None => builder,
+        };
+        let memory = pd.alloc(MEMORY_BYTES, Access::ALL).expect("memory");
+        (builder.build().expect("a queue pair"), cq, memory)
+    });
+    let Ok([a, b]) = <[_; 2]>::try_from(prepared.collect::<Vec<_>>()) else {
+        panic!("two machines")
+    };
+    let (to_a, to_b) = (a.0.endpoint(), b.0.endpoint());
+    let (mem_a, mem_b) = (a.2.remote(), b.2.remote());
+    let side = |(qp, cq, memory): (verbs::PreparedQp<Rc>, _, _), peer, remote| {
+        Shared::new(Side {
+            qp: qp.connect(peer).expect("it connects"),
+            cq,
+            memory,
+            remote,
+        })
+    };
+    let (a, b) = (side(a, &to_b, mem_b), side(b, &to_a, mem_a));
+    let (home, there) = (cluster.host_of_machine(0), cluster.host_of_machine(1));
+    // Both queue pairs stay until both threads have ended.
+    let sides = [Shared::clone(&a), Shared::clone(&b)];
+    cluster.spawn(home, "sender", move || sender(&a));
+    cluster.spawn(there, "receiver", move || receiver(&b));
+    cluster.run().expect("both end");
+    drop(sides);
+    [home, there].map(|machine| cluster.nic_counters(machine))
+}
+
+fn open(device: &verbs::Device) -> Context {
+    device.open().expect("a machine")
+}
+
+fn wait(time: Duration) {
+    let end = simnic::now().expect("simulated") + time;
+    while simnic::now().expect("simulated") < end {
+        simnic::idle(1_000, None);
+    }
+}
+
+#[test]
+fn sends_wait_for_recvs_and_keep_their_order() {
+    let setup = Setup {
+        // 80 µs.
+        qp: Some(|qp| qp.min_rnr_timer(6)),
+        ..Setup::default()
+    };
+    let [sender, receiver] = run(
+        &setup,
+        |side| {
+            for number in 0..3 {
+                side.memory.write_u64(0, 7 + number).expect("in range");
+                side.send(number, 8);
+            }
+            let (completed, at) = side.completions(3);
+            assert_eq!(completed, [(0, None), (1, None), (2, None)]);
+            // Two waits of 80 µs end after 100 µs.
+            assert!(at > Duration::from_micros(160), "{at:?}");
+            assert!(at < Duration::from_micros(180), "{at:?}");
+        },
+        |side| {
+            wait(Duration::from_micros(100));
+            side.post_recvs(3, 8);
+            let (received, _) = side.completions(3);
+            assert_eq!(received, [(0, None), (1, None), (2, None)]);
+            let numbers = [0, 8, 16].map(|at| side.memory.read_u64(at).expect("in range"));
+            assert_eq!(numbers, [7, 8, 9]);
+        },
+    );
+    assert_eq!(receiver.rnr_naks, 2);
+    assert_eq!(receiver.received_messages, 3);
+    assert_eq!(receiver.dropped_messages, 0);
+    // Each retry sends all three.
+    assert_eq!(sender.retransmitted_messages, 6);
+}
+
+#[test]
+fn rnr_retries_end_with_their_number() {
+    let setup = Setup {
+        // 10 µs.
+        qp: Some(|qp| qp.rnr_retry(2).min_rnr_timer(1)),
+        ..Setup::default()
+    };
+    let [_, receiver] = run(
+        &setup,
+        |side| {
+            (0..3).for_each(|number| side.send(number, 8));
+            let (completed, at) = side.completions(3);
+            let flushed = Some(WcStatus::WrFlushErr);
+            let expected = [
+                (0, Some(WcStatus::RnrRetryExcErr)),
+                (1, flushed),
+                (2, flushed),
+            ];
+            assert_eq!(completed, expected);
+            assert!(at > Duration::from_micros(20), "{at:?}");
+            assert!(at < Duration::from_micros(40), "{at:?}");
+        },
+        |_| {},
+    );
+    assert_eq!(receiver.rnr_naks, 3);
+}
+
+#[test]
+fn a_silent_peer_costs_a_timeout_for_each_try() {
+    let setup = Setup {
+        plan: Some("drop,opcode=SEND"),
+        // 65.5 µs.
+        qp: Some(|qp| qp.timeout(4u8).retry_cnt(3)),
+        ..Setup::default()
+    };
+    let [sender, receiver] = run(
+        &setup,
+        |side| {
+            (0..2).for_each(|number| side.send(number, 8));
+            let (completed, at) = side.completions(2);
+            let expected = [
+                (0, Some(WcStatus::RetryExcErr)),
+                (1, Some(WcStatus::WrFlushErr)),
+            ];
+            assert_eq!(completed, expected);
+            assert!(at > Duration::from_micros(4 * 65), "{at:?}");
+            assert!(at < Duration::from_micros(4 * 65 + 20), "{at:?}");
+        },
+        |_| {},
+    );
+    assert_eq!(sender.retransmitted_messages, 6);
+    assert_eq!(receiver.received_messages, 0);
+}
+
+#[test]
+fn a_gap_is_reported_at_once_and_a_lost_last_message_by_the_timeout() {
+    let times = Shared::new(RefCell::new(Vec::new()));
+    for plan in ["drop,count=1", "drop,after=1,count=1"] {
+        let list = Shared::clone(&times);
+        let setup = Setup {
+            plan: Some(plan),
+            // 1 ms.
+            qp: Some(|qp| qp.timeout(8u8)),
+            ..Setup::default()
+        };
+        run(
+            &setup,
+            move |side| {
+                wait(Duration::from_micros(10));
+                (0..2).for_each(|number| side.send(number, 8));
+                let (completed, at) = side.completions(2);
+                assert_eq!(completed, [(0, None), (1, None)]);
+                list.borrow_mut().push(at);
+            },
+            |side| side.post_recvs(2, 8),
+        );
+    }
+    let [gap, last] = times.borrow()[..] else {
+        panic!("two runs")
+    };
+    assert!(gap < Duration::from_micros(30), "{gap:?}");
+    assert!(last > Duration::from_millis(1), "{last:?}");
+}
+
+#[test]
+fn a_lost_acknowledgement_costs_nothing_if_a_later_one_comes() {
+    let times = Shared::new(RefCell::new(Vec::new()));
+    for count in [1, 2] {
+        let list = Shared::clone(&times);
+        let setup = Setup {
+            plan: Some("drop,opcode=ACK,count=1"),
+            qp: Some(|qp| qp.timeout(8u8)),
+            ..Setup::default()
+        };
+        let [sender, receiver] = run(
+            &setup,
+            move |side| {
+                wait(Duration::from_micros(10));
+                (0..count).for_each(|number| side.send(number, 8));
+                let (completed, at) = side.completions(usize::try_from(count).expect("small"));
+                assert!(completed.iter().all(|(_, status)| status.is_none()));
+                list.borrow_mut().push(at);
+            },
+            |side| side.post_recvs(4, 8),
+        );
+        assert_eq!(
+            receiver.received_messages, count,
+            "nothing is received twice"
+        );
+        assert_eq!(receiver.lost_messages, 1);
+        assert_eq!(sender.retransmitted_messages, u64::from(count == 1));
+    }
+    let [alone, followed] = times.borrow()[..] else {
+        panic!("two runs")
+    };
+    assert!(alone > Duration::from_millis(1), "{alone:?}");
+    assert!(followed < Duration::from_micros(30), "{followed:?}");
+}
+
+#[test]
+fn a_large_message_goes_on_behind_its_lost_packets() {
+    // 256 packets, of which 5 % are lost: no message would ever arrive whole.
+    let setup = Setup {
+        plan: Some("drop,p=0.05"),
+        seed: 3,
+        ..Setup::default()
+    };
+    let [sender, _] = run(
+        &setup,
+        |side| {
+            let bytes = 1 << 20;
+            for at in (0..bytes).step_by(8) {
+                side.memory.write_u64(at, at as u64).expect("in range");
+            }
+            let message = side.memory.slice(..bytes).expect("in range");
+            let remote = side.remote;
+            let posted = side.qp.post_one(|list| {
+                list.rdma_write(message, remote).wr_id(1).signaled();
+            });
+            posted.expect("the send queue has room");
+            assert_eq!(side.completions(1).0, [(1, None)]);
+            let back = side.memory.slice(bytes..2 * bytes).expect("in range");
+            let posted = side.qp.post_one(|list| {
+                list.rdma_read(back, remote).wr_id(2).signaled();
+            });
+            posted.expect("the send queue has room");
+            assert_eq!(side.completions(1).0, [(2, None)]);
+            for at in (0..bytes).step_by(8) {
+                let back = side.memory.read_u64(bytes + at).expect("in range");
+                assert_eq!(back, at as u64);
+            }
+        },
+        |_| {},
+    );
+    assert!(sender.retransmitted_messages > 10, "{sender:?}");
+}
+
+#[test]
+fn lost_datagrams_are_counted_and_not_sent_again() {
+    const COUNT: usize = 100;
+    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
+    let plan: Plan = "drop,p=0.2".parse().expect("a plan");
+    cluster
+        .inject_faults(&plan, 5)
+        .expect("a network can do this");
+    let devices = Provider::simnic().devices().expect("two machines");
+    let qps = devices.iter().map(|device| {
+        let pd = open(device).alloc_pd().expect("a domain");
+        let cq = pd.context().create_cq(256).expect("a queue");
+        let qp = pd.qp::<Ud>(&cq, &cq).build().expect("a queue pair");
+        let endpoint = qp.endpoint();
+        (qp, endpoint, cq, pd)
+    });
+    let Ok([a, b]) = <[_; 2]>::try_from(qps.collect::<Vec<_>>()) else {
+        panic!("two machines")
+    };
+    let memory = b.3.alloc(COUNT * 48, Access::LOCAL_WRITE).expect("memory");
+    let mut list = b.0.recv_list(COUNT);
+    for place in 0..COUNT {
+        let part = memory.slice(place * 48..(place + 1) * 48);
+        list.recv(part.expect("in range"), place as u64);
+    }
+    b.0.post_recv(&mut list).expect("the queue has room");
+    let (home, there) = (cluster.host_of_machine(0), cluster.host_of_machine(1));
+    cluster.spawn(home, "sender", move || {
+        let to = a.3.ud_destination(1, &b.1).expect("a machine");
+        for number in 0..COUNT {
+            let last = number + 1 == COUNT;
+            let posted = a.0.post_one(|list| {
+                let wr = list.send(verbs::Inline(&number.to_ne_bytes()), &to);
+                if last {
+                    wr.signaled();
+                }
+            });
+            posted.expect("the send queue has room");
+        }
+        let mut wcs = WcBuffer::<1>::new();
+        while a.2.poll(&mut wcs).expect("no overrun").is_empty() {
+            simnic::idle(500, None);
+        }
+    });
+    cluster.run().expect("it ends");
+    let (sender, receiver) = (cluster.nic_counters(home), cluster.nic_counters(there));
+    assert!((5..40).contains(&sender.lost_messages), "{sender:?}");
+    assert_eq!(sender.retransmitted_messages, 0);
+    assert_eq!(
+        sender.lost_messages + receiver.received_messages,
+        COUNT as u64
+    );
+    let [rule] = cluster.fault_counts()[..] else {
+        panic!("one rule")
+    };
+    assert_eq!((rule.matched, rule.struck), (100, sender.lost_messages));
+}
+
+/// A work request of the property test.
+#[derive(Clone, Copy, Debug)]
+enum Operation {
+    Send(usize),
+    Write(usize),
+    Read(usize),
+    FetchAndAdd,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let bytes = prop_oneof![Just(8usize), 1_000usize..20_000];
+    prop_oneof![
+        bytes.clone().prop_map(Operation::Send),
+        bytes.clone().prop_map(Operation::Write),
+        bytes.prop_map(Operation::Read),
+        Just(Operation::FetchAndAdd),
+    ]
+}
+
+/// Offset of the counter, of the constants for READs, and of the places for WRITEs in the receiver's memory.
+const COUNTER_AT: usize = 2 << 20;
+const CONSTANTS_AT: usize = COUNTER_AT + 4096;
+const WRITES_AT: usize = CONSTANTS_AT + (64 << 10);
+/// Largest payload of an operation.
+const SLOT_BYTES: usize = 20_000;
+
+fn post(side: &Side, number: usize, operation: Operation) {
+    let slot = |bytes: usize| {
+        let at = number * SLOT_BYTES;
+        side.memory.slice(at..at + bytes).expect("in range")
+    };
+    let at = |offset: usize| {
+        let remote = side.remote.starting_at(offset as u64);
+        remote.expect("in range")
+    };
+    let posted = side.qp.post_one(|list| {
+        let wr = match operation {
+            Operation::Send(bytes) => list.send(slot(bytes)),
+            Operation::Write(bytes) => {
+                list.rdma_write(slot(bytes), at(WRITES_AT + number * SLOT_BYTES))
+            }
+            Operation::Read(bytes) => list.rdma_read(slot(bytes), at(CONSTANTS_AT)),
+            Operation::FetchAndAdd => list.atomic_fetch_and_add(slot(8), at(COUNTER_AT), 1),
+        };
+        wr.wr_id(number as u64).signaled();
+    });
+    posted.expect("the send queue has room");
+}
+
+/// Runs the operations over a network with the plan's faults, and checks that each is executed once and in order. The
+/// receiver posts its RECVs late.
+fn check_exactly_once(operations: Vec<Operation>, plan: &'static str, seed: u64, recvs_at_us: u64) {
+    let setup = Setup {
+        plan: Some(plan),
+        seed,
+        qp: Some(|qp| qp.timeout(4u8).min_rnr_timer(1)),
+    };
+    let posted = operations.clone();
+    run(
+        &setup,
+        move |side| {
+            for (number, &operation) in posted.iter().enumerate() {
+                let at = number * SLOT_BYTES;
+                side.memory.write_u64(at, number as u64).expect("in range");
+                post(side, number, operation);
+            }
+            let (completed, _) = side.completions(posted.len());
+            let expected = (0..posted.len()).map(|number| (number as u64, None));
+            assert_eq!(completed, expected.collect::<Vec<_>>());
+            let mut added = 0;
+            for (number, &operation) in posted.iter().enumerate() {
+                let got = side.memory.read_u64(number * SLOT_BYTES).expect("in range");
+                match operation {
+                    Operation::Read(_) => assert_eq!(got, 4711),
+                    Operation::FetchAndAdd => {
+                        assert_eq!(got, added, "an atomic is executed once");
+                        added += 1;
+                    }
+                    _ => {}
+                }
+            }
+        },
+        move |side| {
+            side.memory.write_u64(CONSTANTS_AT, 4711).expect("in range");
+            let sends = operations.iter().enumerate();
+            let sends: Vec<_> = sends
+                .filter(|(_, operation)| matches!(operation, Operation::Send(_)))
+                .collect();
+            wait(Duration::from_micros(recvs_at_us));
+            if !sends.is_empty() {
+                side.post_recvs(sends.len(), SLOT_BYTES);
+            }
+            let (received, _) = side.completions(sends.len());
+            for (place, (number, _)) in sends.iter().enumerate() {
+                assert_eq!(received[place], (place as u64, None));
+                let got = side.memory.read_u64(place * SLOT_BYTES).expect("in range");
+                assert_eq!(got, *number as u64);
+            }
+            // A message that is executed twice would take a second RECV.
+            wait(Duration::from_millis(5));
+            for (number, operation) in operations.iter().enumerate() {
+                if matches!(operation, Operation::Write(_)) {
+                    let at = WRITES_AT + number * SLOT_BYTES;
+                    assert_eq!(side.memory.read_u64(at).expect("in range"), number as u64);
+                }
+            }
+        },
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Each work request completes once and in order, and its effect happens once, whatever the network loses.
+    #[test]
+    fn all_is_executed_once_and_in_order(
+        operations in prop::collection::vec(operation(), 1..40),
+        seed in any::<u64>(),
+        recvs_at_us in 0u64..100,
+        plan in prop::sample::select(vec![
+            "drop,p=0.06",
+            "drop,p=0.02; delay=1us..30us,p=0.1",
+            "drop,opcode=ACK,p=0.2; drop,opcode=READ_RESPONSE,p=0.1",
+            "corrupt,p=0.03",
+        ]),
+    ) {
+        check_exactly_once(operations, plan, seed, recvs_at_us);
+    }
+}
