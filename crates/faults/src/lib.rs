@@ -22,7 +22,9 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod counts;
 mod delay_queue;
+mod environment;
 mod error;
 mod facts;
 #[cfg(any(test, fuzzing))]
@@ -38,7 +40,11 @@ mod units;
 mod verdict;
 
 pub use action::{Action, Incident, NetworkPartition, PacketAction};
+pub use counts::{
+    CountsFile, FAULT_COUNTS_VAR, FaultCounts, read_counts, write_undestroyed_objects,
+};
 pub use delay_queue::DelayQueue;
+pub use environment::{BadFaults, FAULT_SEED_VAR, FAULT_VAR, plan_from_environment};
 pub use error::PlanError;
 pub use facts::{
     CompletionFacts, Direction, PacketFacts, PeerIds, QueuePairIds, VerbCallFacts, WorkRequestFacts,

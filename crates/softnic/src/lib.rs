@@ -107,10 +107,7 @@ pub use capabilities::{
 pub use device::{
     BadCount, DEVICE_COUNT_VAR, DeviceAndPortCounts, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR,
 };
-pub use faults::{
-    BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
-    read_counts,
-};
+pub use faults::observe_faults;
 pub use identity::{BadDeviceVariable, BadIdentity, DEVICE_VAR, Identity};
 pub use path::PCAP_VAR;
 pub use shm::environment;

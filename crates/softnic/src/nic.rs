@@ -61,7 +61,7 @@ pub enum NicError {
     Network(#[from] BadNetwork),
     /// The configuration of faults is not valid.
     #[error(transparent)]
-    Faults(#[from] crate::faults::BadFaults),
+    Faults(#[from] ::faults::BadFaults),
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use faults::Plan;
-use softnic::{FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts};
+use faults::{FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, Plan};
 use tempfile::TempDir;
 
 use crate::program::temporary_memory_folder;
@@ -88,7 +87,7 @@ impl FaultPlanInForce {
     /// Prints the counts of the faults that struck, on standard error.
     pub(crate) fn print_struck_fault_counts(&self) -> Result<()> {
         let counts =
-            softnic::read_counts(self.counts_folder.path()).context("cannot read what struck")?;
+            faults::read_counts(self.counts_folder.path()).context("cannot read what struck")?;
         eprint!("{}", format_rule_counts(&self.plan, self.seed, &counts));
         Ok(())
     }

@@ -7,6 +7,7 @@ pub mod depth;
 pub mod drtm;
 pub mod kv;
 pub mod micro;
+mod network_faults;
 #[cfg(test)]
 mod places;
 pub mod sequencer;
@@ -47,9 +48,16 @@ struct SimulatedCluster {
     dpu_contexts: Vec<Context>,
 }
 
+impl Drop for SimulatedCluster {
+    fn drop(&mut self) {
+        network_faults::add_counts(&self.simulation.fault_counts());
+    }
+}
+
 impl SimulatedCluster {
     fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self> {
         let simulation = Cluster::new(profile, machines, seed)?;
+        network_faults::inject_from_environment(&simulation)?;
         let devices = Provider::simnic().devices()?;
         let contexts = devices.iter().map(verbs::Device::open);
         let mut contexts = contexts.collect::<Result<Vec<_>, _>>()?;

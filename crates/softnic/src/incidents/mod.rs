@@ -49,7 +49,7 @@ pub(crate) fn register_context(context: &'static Context) {
 
 extern "C" fn at_exit() {
     faults::save_counts();
-    faults::write_undestroyed_objects(&live::count_undestroyed());
+    ::faults::write_undestroyed_objects(&live::count_undestroyed());
 }
 
 /// Sleeps until an incident is due, and carries it out.

@@ -4,28 +4,19 @@
 //! [`incidents`](crate::incidents) acts on objects. Without a plan nothing here runs on the data path. The verbs that
 //! ask are separate functions, which a context gets when it is opened (`abi::faulty`).
 
-mod counts;
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use ::faults::{
-    CompletionFacts, Injector, PacketFacts, PacketVerdict, Plan, QueuePairIds, StruckRules,
-    TargetedIncident, VerbCallFacts, WorkRequestFacts, WorkRequestFault,
+    BadFaults, CompletionFacts, CountsFile, Injector, PacketFacts, PacketVerdict, QueuePairIds,
+    StruckRules, TargetedIncident, VerbCallFacts, WorkRequestFacts, WorkRequestFault,
+    plan_from_environment,
 };
 use shm::clock::now_ns;
 
 use crate::lock::lock;
-use counts::CountsFile;
-pub(crate) use counts::write_undestroyed_objects;
-pub use counts::{FAULT_COUNTS_VAR, FaultCounts, read_counts};
-
-/// The environment variable with the fault plan, in one line.
-pub const FAULT_VAR: &str = "VERBATIM_FAULT";
-/// The environment variable with the seed, a number; 0 by default.
-pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 
 /// The active fault plan of this process.
 struct ActiveFaultPlan {
@@ -41,17 +32,6 @@ struct FaultPlanState {
     deferred_incidents: Vec<TargetedIncident>,
 }
 
-/// The reason why the fault plan in the environment is not valid.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum BadFaults {
-    /// The plan is not valid.
-    #[error("{FAULT_VAR}: {0}")]
-    Plan(#[from] ::faults::PlanError),
-    /// The seed is not valid.
-    #[error("{FAULT_SEED_VAR}={0:?} is not a number from 0 to 2^64 - 1")]
-    Seed(String),
-}
-
 static ACTIVE_FAULT_PLAN: LazyLock<Result<Option<ActiveFaultPlan>, BadFaults>> =
     LazyLock::new(ActiveFaultPlan::from_env);
 
@@ -65,14 +45,9 @@ pub fn observe_faults(observer: fn(&str)) {
 
 impl ActiveFaultPlan {
     fn from_env() -> Result<Option<Self>, BadFaults> {
-        let text = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        let Some(plan) = text(FAULT_VAR).filter(|plan| !plan.is_empty()) else {
+        let Some((plan, seed)) = plan_from_environment()? else {
             return Ok(None);
         };
-        let plan: Plan = plan.parse()?;
-        let seed = text(FAULT_SEED_VAR).map_or(Ok(0), |seed| {
-            seed.parse().map_err(|_| BadFaults::Seed(seed.clone()))
-        })?;
         let late =
             |rule: &::faults::Rule| matches!(rule.action(), ::faults::Action::DelayCompletion(..));
         Ok(Some(Self {
@@ -126,7 +101,7 @@ impl FaultPlanState {
         if struck.is_empty() {
             return;
         }
-        self.counts_file.write(&self.injector, struck);
+        self.counts_file.write_struck(&self.injector, struck);
         let mut what = String::new();
         occasion(&mut what);
         for index in struck.rule_indices() {
@@ -278,7 +253,7 @@ pub(crate) fn link_is_down() -> bool {
 pub(crate) fn save_counts() {
     if let Some(faults) = active_fault_plan() {
         let inner = &mut *lock(&faults.plan_state);
-        inner.counts_file.write_all(&inner.injector);
+        inner.counts_file.write_all(inner.injector.rule_counts());
     }
 }
 

@@ -6,8 +6,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use ::faults::{Injector, MAX_RULES, RuleCounts, StruckRules};
+use crate::injector::Injector;
+use crate::verdict::{MAX_RULES, RuleCounts, StruckRules};
 
 /// The environment variable that names the folder in which each process leaves the counts of its rules.
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
@@ -18,9 +20,9 @@ const UNDESTROYED_EXTENSION: &str = "left";
 /// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const COUNT_BYTES_PER_RULE: usize = 16;
 
-/// The file of this process, created by its first write.
-#[derive(Default)]
-pub(super) struct CountsFile {
+/// The file of this process with the counts of its rules, created by its first write.
+#[derive(Debug, Default)]
+pub struct CountsFile {
     /// The pid and the file of the process: a forked child has its own. No file if it cannot be created.
     pid_and_file: Option<(u32, Option<File>)>,
 }
@@ -35,7 +37,7 @@ impl CountsFile {
     }
 
     /// Writes the counts of the rules that struck.
-    pub(super) fn write(&mut self, injector: &Injector, struck: StruckRules) {
+    pub fn write_struck(&mut self, injector: &Injector, struck: StruckRules) {
         if let Some(file) = self.open_file() {
             for index in struck.rule_indices() {
                 if let Some(counts) = injector.rule_counts().nth(index) {
@@ -46,9 +48,9 @@ impl CountsFile {
     }
 
     /// Writes the counts of all rules.
-    pub(super) fn write_all(&mut self, injector: &Injector) {
+    pub fn write_all(&mut self, counts: impl IntoIterator<Item = RuleCounts>) {
         if let Some(file) = self.open_file() {
-            for (index, counts) in injector.rule_counts().enumerate() {
+            for (index, counts) in counts.into_iter().enumerate() {
                 write_rule_counts(file, index, counts);
             }
         }
@@ -56,7 +58,7 @@ impl CountsFile {
 }
 
 /// Writes how many objects of each kind this process has not destroyed.
-pub(crate) fn write_undestroyed_objects(objects: &BTreeMap<&'static str, usize>) {
+pub fn write_undestroyed_objects(objects: &BTreeMap<&'static str, usize>) {
     let lines = objects
         .iter()
         .map(|(kind, count)| format!("{kind} {count}\n"));
@@ -68,7 +70,12 @@ pub(crate) fn write_undestroyed_objects(objects: &BTreeMap<&'static str, usize>)
 
 fn create(pid: u32, extension: &str) -> Option<File> {
     let folder = std::env::var_os(FAULT_COUNTS_VAR).filter(|folder| !folder.is_empty())?;
-    let name = format!("{pid}-{:020}.{extension}", shm::clock::now_ns());
+    // A later process may have the same pid.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let name = format!(
+        "{pid}-{:020}.{extension}",
+        now.unwrap_or_default().as_nanos()
+    );
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     options.open(Path::new(&folder).join(name)).ok()
