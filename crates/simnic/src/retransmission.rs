@@ -99,6 +99,17 @@ impl Retransmission {
         first.is_some_and(|(first, _)| first.is_before(number))
     }
 
+    /// Returns true if the response of an earlier message than this one is missing at the requester.
+    pub(crate) fn has_unacknowledged_before(&self, number: SequenceNumber) -> bool {
+        let first = self.unacknowledged.first();
+        first.is_some_and(|(first, _)| first.is_before(number))
+    }
+
+    /// Returns the time of the next retry.
+    pub(crate) fn next_retry_at(&self) -> Option<Ps> {
+        self.next_retry.map(|(at, _)| at)
+    }
+
     /// Returns the first message if it is unacknowledged and has the number.
     pub(crate) fn unacknowledged_message(&self, number: SequenceNumber) -> Option<u32> {
         let &(first, message) = self.unacknowledged.first()?;

@@ -19,6 +19,11 @@ impl SerialResource {
         self.free_at.saturating_sub(self.last_request_at)
     }
 
+    /// Returns the time at which a use would begin.
+    pub(crate) fn next_start(&self, at: Ps) -> Ps {
+        at + self.free_at.saturating_sub(self.last_request_at.max(at))
+    }
+
     /// Uses the resource for `time` as soon as it is free; returns the end of the use.
     pub(crate) fn reserve_time(&mut self, at: Ps, time: Ps) -> Ps {
         let wait = self.record_request_and_get_wait(at);

@@ -393,11 +393,14 @@ impl Simulation {
                 Err(status) => self.messages[id].status = code_u8(status),
             }
         }
-        let Departure {
+        let Some(Departure {
             wire_time: wire,
             delay,
             loss,
-        } = self.decide_response_departure(id, now);
+        }) = self.decide_response_departure(id, now)
+        else {
+            return;
+        };
         let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
         let (to, from) = (nic_of(home), nic_of(machine));
         // Messages between a host and its DPU do not use the network.

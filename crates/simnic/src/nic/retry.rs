@@ -55,7 +55,7 @@ impl Simulation {
         );
         let latency = self.nic_parameters.network_latency;
         let target = self.machine_of_qp(responder);
-        let qp = self.qps.get(index as usize)?.as_ref()?;
+        let qp = self.qps.get_mut(index as usize)?.as_deref_mut()?;
         let machine = qp.machine;
         if reliable && (qp.state != abi::IBV_QPS_RTS || waits_for_receiver(qp)) {
             self.hold_undelivered(index, id, at, None);
@@ -69,6 +69,15 @@ impl Simulation {
             first_packet_to_send(retransmission, number)
         };
         let dropped = reliable && retransmission.is_some_and(|r| r.has_undelivered_before(number));
+        let retry_at = retransmission.and_then(Retransmission::next_retry_at);
+        let ports = &mut self.nics[self.machines[machine as usize].nic as usize].ports;
+        let port = ports.port_of_sending_qp(&mut qp.port);
+        let starts = port.outgoing_link.next_start(at);
+        if dropped && retry_at.is_some_and(|retry| starts >= retry) {
+            // The message still waits for its port when the requester learns of the gap.
+            self.hold(index, id, at, Retransmission::add_undelivered);
+            return None;
+        }
         let fate = match (&mut self.network_faults, target) {
             (Some(faults), Some(target)) => {
                 let packets = MessagePackets {
@@ -115,8 +124,9 @@ impl Simulation {
         })
     }
 
-    /// Decides how the response to a message leaves the responder.
-    pub(super) fn decide_response_departure(&mut self, id: u32, now: Ps) -> Departure {
+    /// Decides how the response to a message leaves the responder. Returns `None` if it does not leave, because the
+    /// requester has asked for an earlier response again meanwhile.
+    pub(super) fn decide_response_departure(&mut self, id: u32, now: Ps) -> Option<Departure> {
         let message = &self.messages[id];
         let (requester, responder) = (message.requester_qp, message.responder_qp);
         let number = message.sequence_number;
@@ -132,11 +142,22 @@ impl Simulation {
             .machine_of_qp(responder)
             .zip(self.machine_of_qp(requester));
         let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
-            return whole;
+            return Some(whole);
         };
-        let Some(Some(qp)) = self.qps.get_mut(requester as usize) else {
-            return whole;
-        };
+        let nic = &mut self.nics[self.machines[machines.0 as usize].nic as usize];
+        let latency = self.nic_parameters.network_latency;
+        let target = self.qps.get_mut(responder as usize)?.as_mut()?;
+        let port = nic.ports.port_of_sending_qp(&mut target.port);
+        let starts = port.outgoing_link.next_start(now);
+        let qp = self.qps.get_mut(requester as usize)?.as_mut()?;
+        if let Some(retransmission) = qp.retransmission.as_deref()
+            && retransmission.has_unacknowledged_before(number)
+            && let Some(retry) = retransmission.next_retry_at()
+            && starts >= retry + latency
+        {
+            self.hold(requester, id, now, Retransmission::add_unacknowledged);
+            return None;
+        }
         // Only a READ has several packets in its response and one in its request.
         let several = packets.count > 1;
         let first = match qp.retransmission.as_deref() {
@@ -154,9 +175,7 @@ impl Simulation {
             },
         );
         let loss = fate.first_lost.map(|lost| {
-            self.nics[self.machines[machines.0 as usize].nic as usize]
-                .counters
-                .lost_messages += 1;
+            nic.counters.lost_messages += 1;
             let retransmission = qp.retransmission.get_or_insert_default();
             if several {
                 retransmission.partly_arrived = Some((number, lost));
@@ -166,18 +185,17 @@ impl Simulation {
             }
             let packet_time = wire_time / u64::from(packets.count);
             // The requester sees a gap when a later packet of the response arrives.
-            let gap_after = (lost + 1 < packets.count).then(|| {
-                packet_time * u64::from(lost + 2 - first) + self.nic_parameters.network_latency
-            });
+            let gap_after = (lost + 1 < packets.count)
+                .then(|| packet_time * u64::from(lost + 2 - first) + latency);
             Loss {
                 nak_after: gap_after,
             }
         });
-        Departure {
+        Some(Departure {
             wire_time: wire_time * u64::from(packets.count - first) / u64::from(packets.count),
             delay: fate.delay,
             loss,
-        }
+        })
     }
 
     /// Keeps a message that did not arrive, or that the responder dropped. The requester learns of this by a NAK at

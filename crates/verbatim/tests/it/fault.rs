@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::common;
 use crate::program::{Program, ROOT};
 
 const DONE: [&str; 3] = ["recv 0: success", "send 0: success", "done"];
@@ -322,4 +323,43 @@ fn the_guide_finds_the_leak() {
         }
     }
     assert_eq!(commands, 4);
+}
+
+/// Runs `verbatim bench rc-write` with 64 KiB on a simulated NIC under a plan.
+fn simulated_write_under(plan: &str) -> std::process::Output {
+    common::build_libraries();
+    let verbatim = common::verbatim(&[]);
+    let mut start = common::verbatim(&["run", "--no-view", "--fault", plan, "--fault-seed", "3"]);
+    start.arg("--").arg(verbatim.get_program());
+    start.args(["bench", "rc-write", "--nic", "cib", "--payload", "64K"]);
+    start.arg("--json").output().expect("the program starts")
+}
+
+#[test]
+fn simulated_networks_lose_packets_by_the_plan() {
+    let gbps = |out: &std::process::Output| {
+        let json = serde_json::from_slice::<serde_json::Value>(&out.stdout);
+        let json = json.unwrap_or_else(|error| panic!("{error}: {out:?}"));
+        json.pointer("/data/outcome/rate/bandwidth_gbytes_per_s")
+            .and_then(serde_json::Value::as_f64)
+            .expect("a rate")
+    };
+    let rare = simulated_write_under("drop,p=0.0001");
+    let frequent = simulated_write_under("drop,p=0.03");
+    // The port carries 6.8 GB/s; each loss costs a round trip and what was sent meanwhile.
+    let (rare_gbps, frequent_gbps) = (gbps(&rare), gbps(&frequent));
+    assert!((6.0..6.8).contains(&rare_gbps), "{rare_gbps}");
+    assert!((1.0..5.8).contains(&frequent_gbps), "{frequent_gbps}");
+    let summary = String::from_utf8_lossy(&frequent.stderr);
+    assert!(summary.contains("drop,p=0.03: struck "), "{summary}");
+    assert!(!summary.contains("never struck"), "{summary}");
+}
+
+#[test]
+fn simulated_networks_refuse_rules_that_are_not_for_packets() {
+    let out = simulated_write_under("verb=ibv_reg_mr,errno=ENOMEM");
+    assert!(!out.status.success());
+    let text = String::from_utf8_lossy(&out.stderr);
+    let reason = "a simulated network has no rule \"verb=ibv_reg_mr,errno=ENOMEM\"";
+    assert!(text.contains(reason), "{text}");
 }
