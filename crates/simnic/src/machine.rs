@@ -24,8 +24,9 @@ pub struct NicCounters {
     pub wqes_by_mmio: u64,
     /// Messages and responses of which a packet was lost on the way from this NIC.
     pub lost_messages: u64,
-    /// Messages that were sent again. `sent_messages` counts each time.
-    pub retransmitted_messages: u64,
+    /// Sends of reliable messages that did not count: the message was lost, or the responder dropped it or had executed
+    /// it before.
+    pub wasted_sends: u64,
     /// RNR NAKs that were sent, because a message of a reliable queue pair found no RECV.
     pub rnr_naks: u64,
     /// WQEs that were fetched again because the NIC's cache had lost them.

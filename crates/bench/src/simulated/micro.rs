@@ -203,9 +203,7 @@ fn nic_counted_mops(
         // A message that the network loses counts once.
         MeasuredRole::Outbound => {
             let counters = counters();
-            counters
-                .sent_messages
-                .saturating_sub(counters.retransmitted_messages)
+            counters.sent_messages.saturating_sub(counters.wasted_sends)
         }
         MeasuredRole::Inbound => counters().received_messages,
     };

@@ -220,7 +220,7 @@ impl Simulation {
             message.status = code_u8(status);
             let (requester, responder) = (message.requester_qp, message.responder_qp);
             if status == abi::IBV_WC_RNR_RETRY_EXC_ERR {
-                self.record_rnr_nak(requester);
+                self.record_rnr_nak(requester, id, at);
             } else {
                 self.expect_next_message(responder);
             }

@@ -115,13 +115,47 @@ impl Simulation {
             }
         }
         // The requester stops when it receives the NAK.
-        let packets = u64::from(count - first);
-        let sent = nak_after.map_or(packets, |nak| packets.min(nak.div_ceil(packet_time)));
+        let packets = count - first;
+        let until_nak = nak_after.map(|nak| nak.div_ceil(packet_time));
+        let sent = until_nak.map_or(packets, |nak| {
+            u32::try_from(nak).unwrap_or(packets).min(packets)
+        });
+        let loss = (dropped || fate.first_lost.is_some()).then_some(Loss { nak_after });
+        if reliable && loss.is_some() {
+            let arrived = fate
+                .first_lost
+                .filter(|_| !dropped)
+                .map_or(0, |lost| lost - first);
+            self.record_wasted_send(index, id, at, sent.saturating_sub(arrived));
+        }
         Some(Departure {
-            wire_time: wire_time * sent / u64::from(count),
+            wire_time: wire_time * u64::from(sent) / u64::from(count),
             delay: fate.delay,
-            loss: (dropped || fate.first_lost.is_some()).then_some(Loss { nak_after }),
+            loss,
         })
+    }
+
+    /// Counts a message that was sent in vain. Charges the PCIe link for fetching `packets` packets of its payload again.
+    fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
+        let shape = self.cost_table.get(self.messages[id].cost_index);
+        let Some(Some(qp)) = self.qps.get(index as usize) else {
+            return;
+        };
+        let machine = &mut self.machines[qp.machine as usize];
+        let nic = &mut self.nics[machine.nic as usize];
+        nic.counters.wasted_sends += 1;
+        if shape.fetches_payload {
+            let part =
+                |whole: u64| whole * u64::from(packets) / u64::from(shape.request_packets.count);
+            let fetch = &shape.transfers_at(machine.place).payload_fetch;
+            machine
+                .link_to_host
+                .reserve_without_waiting(now, part(fetch.link_time_to_host));
+            machine
+                .link_to_device
+                .reserve_without_waiting(now, part(fetch.link_time_to_device));
+            nic.counters.dma_read_bytes += part(fetch.dma_read_bytes);
+        }
     }
 
     /// Decides how the response to a message leaves the responder. Returns `None` if it does not leave, because the
@@ -309,35 +343,12 @@ impl Simulation {
         self.send_again(index, &messages, now);
     }
 
-    /// Gives messages to the NIC again, in front of those that were posted later. It fetches their WQEs and payloads again.
+    /// Gives messages to the NIC again, in front of those that were posted later. It still has their WQEs.
     fn send_again(&mut self, index: u32, messages: &[u32], now: Ps) {
-        let Self {
-            qps,
-            machines,
-            nics,
-            messages: in_flight,
-            cost_table,
-            ..
-        } = self;
+        let (qps, in_flight) = (&mut self.qps, &self.messages);
         let (Some(Some(qp)), Some(&first)) = (qps.get_mut(index as usize), messages.first()) else {
             return;
         };
-        let machine = &mut machines[qp.machine as usize];
-        let counters = &mut nics[machine.nic as usize].counters;
-        for &message in messages {
-            let shape = cost_table.get(in_flight[message].cost_index);
-            if shape.fetches_payload {
-                let fetch = &shape.transfers_at(machine.place).payload_fetch;
-                machine
-                    .link_to_host
-                    .reserve_without_waiting(now, fetch.link_time_to_host);
-                machine
-                    .link_to_device
-                    .reserve_without_waiting(now, fetch.link_time_to_device);
-                counters.dma_read_bytes += fetch.dma_read_bytes;
-            }
-        }
-        counters.retransmitted_messages += messages.len() as u64;
         // Messages that the NIC has not sent yet may be before the last one that is sent again.
         let numbered = |message: u32| (in_flight[message].sequence_number, message);
         let mut again: Vec<_> = messages.iter().map(|&message| numbered(message)).collect();
@@ -354,7 +365,7 @@ impl Simulation {
         qp.unsent_messages.prepend(again);
         qp.posted_lists.prepend([PostedWqes {
             len: u32::try_from(messages.len()).unwrap_or(u32::MAX),
-            by_doorbell: true,
+            by_doorbell: false,
             cost_index: in_flight[first].cost_index,
         }]);
         self.handle_arrived_postlist(index, now);
@@ -495,17 +506,21 @@ impl Simulation {
         let (requester, number) = (message.requester_qp, message.sequence_number);
         let target = self.qps.get(message.responder_qp as usize);
         let target = target.and_then(Option::as_ref).filter(|qp| qp.can_receive);
-        let has_data = self.cost_table.get(message.cost_index).has_response_data;
+        let shape = self.cost_table.get(message.cost_index);
+        let (has_data, packets) = (shape.has_response_data, shape.request_packets.count);
         match target.map(|target| target.expected_sequence) {
             None => self.hold_undelivered(requester, id, at, None),
-            Some(expected) if number.is_before(expected) && has_data => {
-                self.schedule_response(id, machine, at, at);
-            }
             Some(expected) if number.is_before(expected) => {
-                self.events
-                    .push(at, SimulationEvent::SendResponse { message: id });
+                self.record_wasted_send(requester, id, at, packets);
+                if has_data {
+                    self.schedule_response(id, machine, at, at);
+                } else {
+                    self.events
+                        .push(at, SimulationEvent::SendResponse { message: id });
+                }
             }
             Some(_) => {
+                self.record_wasted_send(requester, id, at, packets);
                 let held = self.hold(requester, id, at, Retransmission::add_undelivered);
                 let retransmission = self
                     .qp(requester)
@@ -520,7 +535,9 @@ impl Simulation {
 
     /// Records that a responder refuses a message with an RNR NAK. It drops later messages in silence until the message
     /// comes again.
-    pub(super) fn record_rnr_nak(&mut self, requester: u32) {
+    pub(super) fn record_rnr_nak(&mut self, requester: u32, id: u32, now: Ps) {
+        let shape = self.cost_table.get(self.messages[id].cost_index);
+        self.record_wasted_send(requester, id, now, shape.request_packets.count);
         if let Some(qp) = self.qp(requester) {
             let retransmission = qp.retransmission.get_or_insert_default();
             retransmission.refused_by_receiver = true;
