@@ -9,10 +9,12 @@
 //!
 //! - `requester`: from the queue pair to the network, and the response back.
 //! - `responder`: from the network to memory, and the response.
+//! - `departure`: how messages leave if the network has faults, or if earlier messages are missing.
 //! - `retry`: messages and responses that are lost or do not count, and sent again.
 //! - `completion`: completions for the program.
 
 mod completion;
+mod departure;
 mod requester;
 mod responder;
 mod retry;

@@ -1,5 +1,7 @@
 //! Messages that a reliable requester sends again: those that were lost, that found no RECV, or whose response was lost.
 
+use std::ops::Range;
+
 use crate::queue::Ps;
 
 /// The number of a message among the messages of a reliable queue pair. It starts at the queue pair's PSN. A message has
@@ -79,7 +81,7 @@ pub(crate) struct Retransmission {
     /// True from an RNR NAK until the next retry: meanwhile the responder sends no other NAK.
     pub(crate) refused_by_receiver: bool,
     /// A message of several packets of which the first ones arrived, with their number.
-    pub(crate) partly_arrived: Option<(SequenceNumber, u32)>,
+    partly_arrived: Option<(SequenceNumber, u32)>,
 }
 
 impl Retransmission {
@@ -124,6 +126,27 @@ impl Retransmission {
             .filter(|list| list.first().is_some_and(|(first, _)| *first == number));
         let (_, message) = starting.next()?.remove(0);
         Some(message)
+    }
+
+    /// Returns the first packet of a message that has not arrived.
+    pub(crate) fn first_missing_packet(&self, number: SequenceNumber) -> u32 {
+        match self.partly_arrived {
+            Some((of, packets)) if of == number => packets,
+            _ => 0,
+        }
+    }
+
+    /// Records that of the packets of a message those before `lost` arrived.
+    pub(crate) fn record_partial_arrival(
+        &mut self,
+        number: SequenceNumber,
+        packets: Range<u32>,
+        lost: u32,
+    ) {
+        self.partly_arrived = Some((number, lost));
+        if lost > packets.start {
+            self.record_progress();
+        }
     }
 
     /// Returns true if the requester waits for a receiver that was not ready. It then sends nothing.

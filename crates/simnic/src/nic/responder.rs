@@ -16,7 +16,7 @@ use crate::serial_resource::SerialResource;
 use crate::srq::pop_recv;
 use crate::world::Simulation;
 
-use super::retry::Departure;
+use super::departure::Departure;
 
 /// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;

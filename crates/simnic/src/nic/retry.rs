@@ -5,15 +5,11 @@
 //! that is not acknowledged (go-back-N; IBTA vol. 1, 9.7.5 and 9.7.8). The simulation keeps what is dropped in the
 //! requester's [`Retransmission`], until the requester learns of it.
 
-use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
 use crate::message::{SUCCESS_STATUS, code_u8};
-use crate::network_faults::{
-    MessagePackets, PacketsFate, fault_operation_of_response, fault_operation_of_verb,
-};
-use crate::qp::{PostedWqes, Qp};
+use crate::qp::PostedWqes;
 use crate::queue::Ps;
 use crate::retransmission::{Retransmission, RetryCause, SequenceNumber, insert_in_order};
 use crate::world::Simulation;
@@ -21,217 +17,7 @@ use crate::world::Simulation;
 /// Value of `rnr_retry` for unlimited retries, as stored in the attributes.
 const UNLIMITED_RNR_RETRIES: u8 = 7;
 
-/// How a message leaves its NIC.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Departure {
-    /// Time on the port.
-    pub(super) wire_time: Ps,
-    /// Further time until the message arrives.
-    pub(super) delay: Ps,
-    pub(super) loss: Option<Loss>,
-}
-
-/// A message that the responder does not receive, or that it drops.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Loss {
-    /// Time from the first bit on the port until a NAK arrives; `None` if the responder sends none.
-    pub(super) nak_after: Option<Ps>,
-}
-
 impl Simulation {
-    /// Decides how a message leaves, if the network has faults or its queue pair has sent messages again. Returns `None`
-    /// if the message does not leave now.
-    #[cold]
-    pub(super) fn decide_departure(&mut self, index: u32, id: u32, at: Ps) -> Option<Departure> {
-        let message = &self.messages[id];
-        let number = message.sequence_number;
-        let shape = self.cost_table.get(message.cost_index);
-        let reliable = shape.waits_for_responder;
-        let (count, wire_time) = (shape.request_packets.count, shape.request_wire_time);
-        let responder = message.responder_qp;
-        let (operation, packet_bytes) = (
-            fault_operation_of_verb(shape.operation.verb),
-            shape.request_packets.average_bytes,
-        );
-        let latency = self.nic_parameters.network_latency;
-        let target = self.machine_of_qp(responder);
-        let qp = self.qps.get_mut(index as usize)?.as_deref_mut()?;
-        let machine = qp.machine;
-        if reliable && (qp.state != abi::IBV_QPS_RTS || waits_for_receiver(qp)) {
-            self.hold_undelivered(index, id, at, None);
-            return None;
-        }
-        let retransmission = qp.retransmission.as_deref();
-        // What arrived of a READ is in its response.
-        let first = if shape.has_response_data {
-            0
-        } else {
-            first_packet_to_send(retransmission, number)
-        };
-        let dropped = reliable && retransmission.is_some_and(|r| r.has_undelivered_before(number));
-        let retry_at = retransmission.and_then(Retransmission::next_retry_at);
-        let ports = &mut self.nics[self.machines[machine as usize].nic as usize].ports;
-        let port = ports.port_of_sending_qp(&mut qp.port);
-        let starts = port.outgoing_link.next_start(at);
-        if dropped && retry_at.is_some_and(|retry| starts >= retry) {
-            // The message still waits for its port when the requester learns of the gap.
-            self.hold(index, id, at, Retransmission::add_undelivered);
-            return None;
-        }
-        let fate = match (&mut self.network_faults, target) {
-            (Some(faults), Some(target)) => {
-                let packets = MessagePackets {
-                    machines: (machine, target),
-                    qps: (index, responder),
-                    operation,
-                    packet_bytes,
-                    packets: first..count,
-                };
-                faults.decide(at, packets)
-            }
-            _ => PacketsFate::default(),
-        };
-        let packet_time = (wire_time / u64::from(count)).max(1);
-        // A NAK answers the first packet that arrives behind a missing one.
-        let gap_found_by = match fate.first_lost {
-            lost if dropped => (lost != Some(first)).then_some(first),
-            Some(lost) => (lost + 1 < count).then_some(lost + 1),
-            None => None,
-        };
-        let nak_after = gap_found_by
-            .filter(|_| reliable)
-            .map(|packet| packet_time * u64::from(packet + 1 - first) + 2 * latency);
-        if let Some(lost) = fate.first_lost.filter(|_| !dropped) {
-            self.nic(machine).counters.lost_messages += 1;
-            if reliable
-                && count > 1
-                && let Some(qp) = self.qp(index)
-            {
-                let retransmission = qp.retransmission.get_or_insert_default();
-                retransmission.partly_arrived = Some((number, lost));
-                if lost > first {
-                    retransmission.record_progress();
-                }
-            }
-        }
-        // The requester stops when it receives the NAK.
-        let packets = count - first;
-        let until_nak = nak_after.map(|nak| nak.div_ceil(packet_time));
-        let sent = until_nak.map_or(packets, |nak| {
-            u32::try_from(nak).unwrap_or(packets).min(packets)
-        });
-        let loss = (dropped || fate.first_lost.is_some()).then_some(Loss { nak_after });
-        if reliable && loss.is_some() {
-            let arrived = fate
-                .first_lost
-                .filter(|_| !dropped)
-                .map_or(0, |lost| lost - first);
-            self.record_wasted_send(index, id, at, sent.saturating_sub(arrived));
-        }
-        Some(Departure {
-            wire_time: wire_time * u64::from(sent) / u64::from(count),
-            delay: fate.delay,
-            loss,
-        })
-    }
-
-    /// Counts a message that was sent in vain. Charges the PCIe link for fetching `packets` packets of its payload again.
-    fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
-        let shape = self.cost_table.get(self.messages[id].cost_index);
-        let Some(Some(qp)) = self.qps.get(index as usize) else {
-            return;
-        };
-        let machine = &mut self.machines[qp.machine as usize];
-        let nic = &mut self.nics[machine.nic as usize];
-        nic.counters.wasted_sends += 1;
-        if shape.fetches_payload {
-            let part =
-                |whole: u64| whole * u64::from(packets) / u64::from(shape.request_packets.count);
-            let fetch = &shape.transfers_at(machine.place).payload_fetch;
-            machine
-                .link_to_host
-                .reserve_without_waiting(now, part(fetch.link_time_to_host));
-            machine
-                .link_to_device
-                .reserve_without_waiting(now, part(fetch.link_time_to_device));
-            nic.counters.dma_read_bytes += part(fetch.dma_read_bytes);
-        }
-    }
-
-    /// Decides how the response to a message leaves the responder. Returns `None` if it does not leave, because the
-    /// requester has asked for an earlier response again meanwhile.
-    pub(super) fn decide_response_departure(&mut self, id: u32, now: Ps) -> Option<Departure> {
-        let message = &self.messages[id];
-        let (requester, responder) = (message.requester_qp, message.responder_qp);
-        let number = message.sequence_number;
-        let shape = self.cost_table.get(message.cost_index);
-        let verb = shape.operation.verb;
-        let (packets, wire_time) = (shape.response_packets, shape.response_wire_time);
-        let whole = Departure {
-            wire_time,
-            delay: 0,
-            loss: None,
-        };
-        let machines = self
-            .machine_of_qp(responder)
-            .zip(self.machine_of_qp(requester));
-        let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
-            return Some(whole);
-        };
-        let nic = &mut self.nics[self.machines[machines.0 as usize].nic as usize];
-        let latency = self.nic_parameters.network_latency;
-        let target = self.qps.get_mut(responder as usize)?.as_mut()?;
-        let port = nic.ports.port_of_sending_qp(&mut target.port);
-        let starts = port.outgoing_link.next_start(now);
-        let qp = self.qps.get_mut(requester as usize)?.as_mut()?;
-        if let Some(retransmission) = qp.retransmission.as_deref()
-            && retransmission.has_unacknowledged_before(number)
-            && let Some(retry) = retransmission.next_retry_at()
-            && starts >= retry + latency
-        {
-            self.hold(requester, id, now, Retransmission::add_unacknowledged);
-            return None;
-        }
-        // Only a READ has several packets in its response and one in its request.
-        let several = packets.count > 1;
-        let first = match qp.retransmission.as_deref() {
-            retransmission if several => first_packet_to_send(retransmission, number),
-            _ => 0,
-        };
-        let fate = faults.decide(
-            now,
-            MessagePackets {
-                machines,
-                qps: (responder, requester),
-                operation: fault_operation_of_response(verb),
-                packet_bytes: packets.average_bytes,
-                packets: first..packets.count,
-            },
-        );
-        let loss = fate.first_lost.map(|lost| {
-            nic.counters.lost_messages += 1;
-            let retransmission = qp.retransmission.get_or_insert_default();
-            if several {
-                retransmission.partly_arrived = Some((number, lost));
-            }
-            if lost > first {
-                retransmission.record_progress();
-            }
-            let packet_time = wire_time / u64::from(packets.count);
-            // The requester sees a gap when a later packet of the response arrives.
-            let gap_after = (lost + 1 < packets.count)
-                .then(|| packet_time * u64::from(lost + 2 - first) + latency);
-            Loss {
-                nak_after: gap_after,
-            }
-        });
-        Some(Departure {
-            wire_time: wire_time * u64::from(packets.count - first) / u64::from(packets.count),
-            delay: fate.delay,
-            loss,
-        })
-    }
-
     /// Keeps a message that did not arrive, or that the responder dropped. The requester learns of this by a NAK at
     /// `nak_at`; otherwise its timeout counts from `now`.
     pub(super) fn hold_undelivered(&mut self, index: u32, id: u32, now: Ps, nak_at: Option<Ps>) {
@@ -250,7 +36,7 @@ impl Simulation {
 
     /// Keeps a message for a retry; returns false if it is flushed instead, because the queue pair is in error, or if
     /// the queue pair does not exist any more.
-    fn hold(
+    pub(super) fn hold(
         &mut self,
         index: u32,
         id: u32,
@@ -543,22 +329,4 @@ impl Simulation {
             retransmission.refused_by_receiver = true;
         }
     }
-
-    /// Returns true if a message of the queue pair may be lost, or may have to wait for earlier ones.
-    #[inline(always)]
-    pub(super) fn may_not_arrive(&self, qp: &Qp) -> bool {
-        self.network_faults.is_some()
-            || (qp.retransmission.is_some() && qp.transport == Transport::Rc)
-    }
-}
-
-fn waits_for_receiver(qp: &Qp) -> bool {
-    let retransmission = qp.retransmission.as_deref();
-    retransmission.is_some_and(Retransmission::waits_for_receiver)
-}
-
-/// Returns the first packet of a message that has not arrived.
-fn first_packet_to_send(retransmission: Option<&Retransmission>, number: SequenceNumber) -> u32 {
-    let partly = retransmission.and_then(|retransmission| retransmission.partly_arrived);
-    partly.map_or(0, |(of, packets)| if of == number { packets } else { 0 })
 }

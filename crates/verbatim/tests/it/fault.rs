@@ -345,13 +345,13 @@ fn simulated_networks_lose_packets_by_the_plan() {
             .expect("a rate")
     };
     let rare = simulated_write_under("drop,p=0.0001");
-    let frequent = simulated_write_under("drop,p=0.03");
+    let frequent = simulated_write_under("drop,p=0.1");
     // The port carries 6.8 GB/s; each loss costs a round trip and what was sent meanwhile.
     let (rare_gbps, frequent_gbps) = (gbps(&rare), gbps(&frequent));
     assert!((6.0..6.8).contains(&rare_gbps), "{rare_gbps}");
-    assert!((1.0..5.8).contains(&frequent_gbps), "{frequent_gbps}");
+    assert!((1.0..5.5).contains(&frequent_gbps), "{frequent_gbps}");
     let summary = String::from_utf8_lossy(&frequent.stderr);
-    assert!(summary.contains("drop,p=0.03: struck "), "{summary}");
+    assert!(summary.contains("drop,p=0.1: struck "), "{summary}");
     assert!(!summary.contains("never struck"), "{summary}");
 }
 

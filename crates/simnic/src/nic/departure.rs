@@ -1,0 +1,290 @@
+//! How messages and responses leave a NIC if the network has faults, or if earlier messages are missing.
+
+use std::ops::Range;
+
+use nicmodel::Transport;
+use verbs_abi as abi;
+
+use crate::network_faults::{
+    MessagePackets, PacketsFate, fault_operation_of_response, fault_operation_of_verb,
+};
+use crate::qp::Qp;
+use crate::queue::Ps;
+use crate::retransmission::{Retransmission, SequenceNumber};
+use crate::world::Simulation;
+
+/// How a message leaves its NIC.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Departure {
+    /// Time on the port.
+    pub(super) wire_time: Ps,
+    /// Further time until the message arrives.
+    pub(super) delay: Ps,
+    pub(super) loss: Option<Loss>,
+}
+
+/// A message that the responder does not receive, or that it drops.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    /// Time from the first bit on the port until a NAK arrives; `None` if the responder sends none.
+    pub(super) nak_after: Option<Ps>,
+}
+
+/// The packets of a message that leave a port.
+struct PacketTrain {
+    /// Number of packets of the whole message, and their time on the port.
+    count: u32,
+    wire_time: Ps,
+    /// First packet that leaves.
+    first: u32,
+}
+
+impl PacketTrain {
+    fn packets(&self) -> Range<u32> {
+        self.first..self.count
+    }
+
+    fn packet_time(&self) -> Ps {
+        (self.wire_time / u64::from(self.count)).max(1)
+    }
+
+    /// Returns the time from the first bit to the last one of a packet.
+    fn time_to_end_of(&self, packet: u32) -> Ps {
+        self.packet_time() * u64::from(packet + 1 - self.first)
+    }
+
+    /// Returns the number of packets that leave within `time`.
+    fn packets_within(&self, time: Ps) -> u32 {
+        let all = self.count - self.first;
+        let within = u32::try_from(time.div_ceil(self.packet_time()));
+        within.unwrap_or(all).min(all)
+    }
+
+    fn wire_time_of(&self, packets: u32) -> Ps {
+        self.wire_time * u64::from(packets) / u64::from(self.count)
+    }
+}
+
+impl Simulation {
+    /// Returns true if a message of the queue pair may be lost, or may have to wait for earlier ones.
+    #[inline(always)]
+    pub(super) fn may_not_arrive(&self, qp: &Qp) -> bool {
+        self.network_faults.is_some()
+            || (qp.retransmission.is_some() && qp.transport == Transport::Rc)
+    }
+    /// Decides how a message leaves, if the network has faults or its queue pair has sent messages again. Returns `None`
+    /// if the message does not leave now.
+    #[cold]
+    pub(super) fn decide_departure(&mut self, index: u32, id: u32, at: Ps) -> Option<Departure> {
+        if self.hold_unless_it_may_leave(index, id, at) {
+            return None;
+        }
+        let message = &self.messages[id];
+        let number = message.sequence_number;
+        let shape = self.cost_table.get(message.cost_index);
+        let reliable = shape.waits_for_responder;
+        let retransmission = self.qps.get(index as usize)?.as_ref()?;
+        let retransmission = retransmission.retransmission.as_deref();
+        let train = PacketTrain {
+            count: shape.request_packets.count,
+            wire_time: shape.request_wire_time,
+            // What arrived of a READ is in its response.
+            first: match retransmission {
+                Some(retransmission) if !shape.has_response_data => {
+                    retransmission.first_missing_packet(number)
+                }
+                _ => 0,
+            },
+        };
+        let behind_gap =
+            reliable && retransmission.is_some_and(|r| r.has_undelivered_before(number));
+        let fate = self.fate_of_request(index, id, at, &train);
+        let lost = fate.first_lost.filter(|_| !behind_gap);
+        if let Some(lost) = lost {
+            self.record_lost_request(index, number, lost, &train);
+        }
+        // A NAK answers the first packet that arrives behind a missing one.
+        let gap_found_by = match fate.first_lost {
+            first_lost if behind_gap => (first_lost != Some(train.first)).then_some(train.first),
+            Some(lost) => Some(lost + 1).filter(|next| *next < train.count),
+            None => None,
+        };
+        let round_trip = 2 * self.nic_parameters.network_latency;
+        let gap_found_by = gap_found_by.filter(|_| reliable);
+        let nak_after = gap_found_by.map(|packet| train.time_to_end_of(packet) + round_trip);
+        // The requester stops when it receives the NAK.
+        let sent = train.packets_within(nak_after.unwrap_or(Ps::MAX));
+        let loss = (behind_gap || lost.is_some()).then_some(Loss { nak_after });
+        if reliable && loss.is_some() {
+            let arrived = lost.map_or(0, |lost| lost - train.first);
+            self.record_wasted_send(index, id, at, sent.saturating_sub(arrived));
+        }
+        Some(Departure {
+            wire_time: train.wire_time_of(sent),
+            delay: fate.delay,
+            loss,
+        })
+    }
+
+    /// Keeps a reliable message for a retry, and returns true, if the requester does not send it: it waits for a
+    /// receiver, is in error, or learns of a gap before the port is free.
+    fn hold_unless_it_may_leave(&mut self, index: u32, id: u32, at: Ps) -> bool {
+        let number = self.messages[id].sequence_number;
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return false;
+        };
+        if qp.transport != Transport::Rc {
+            return false;
+        }
+        let retransmission = qp.retransmission.as_deref();
+        let waits_for_receiver = retransmission.is_some_and(Retransmission::waits_for_receiver);
+        if qp.state != abi::IBV_QPS_RTS || waits_for_receiver {
+            self.hold_undelivered(index, id, at, None);
+            return true;
+        }
+        let Some(retry) = retransmission
+            .filter(|retransmission| retransmission.has_undelivered_before(number))
+            .and_then(Retransmission::next_retry_at)
+        else {
+            return false;
+        };
+        let ports = &mut self.nics[self.machines[qp.machine as usize].nic as usize].ports;
+        let port = ports.port_of_sending_qp(&mut qp.port);
+        let too_late = port.outgoing_link.next_start(at) >= retry;
+        if too_late {
+            self.hold(index, id, at, Retransmission::add_undelivered);
+        }
+        too_late
+    }
+
+    fn fate_of_request(&mut self, index: u32, id: u32, at: Ps, train: &PacketTrain) -> PacketsFate {
+        let message = &self.messages[id];
+        let responder = message.responder_qp;
+        let shape = self.cost_table.get(message.cost_index);
+        let machines = self.machine_of_qp(index).zip(self.machine_of_qp(responder));
+        let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
+            return PacketsFate::default();
+        };
+        let packets = MessagePackets {
+            machines,
+            qps: (index, responder),
+            operation: fault_operation_of_verb(shape.operation.verb),
+            packet_bytes: shape.request_packets.average_bytes,
+            packets: train.packets(),
+        };
+        faults.decide(at, packets)
+    }
+
+    /// Counts a lost message, and notes which of its packets arrived, if it is sent again.
+    fn record_lost_request(
+        &mut self,
+        index: u32,
+        number: SequenceNumber,
+        lost: u32,
+        train: &PacketTrain,
+    ) {
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
+        let nic = &mut self.nics[self.machines[qp.machine as usize].nic as usize];
+        nic.counters.lost_messages += 1;
+        if qp.transport == Transport::Rc && train.count > 1 {
+            let retransmission = qp.retransmission.get_or_insert_default();
+            retransmission.record_partial_arrival(number, train.packets(), lost);
+        }
+    }
+
+    /// Counts a message that was sent in vain. Charges the PCIe link for fetching `packets` packets of its payload again.
+    pub(super) fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
+        let shape = self.cost_table.get(self.messages[id].cost_index);
+        let Some(Some(qp)) = self.qps.get(index as usize) else {
+            return;
+        };
+        let machine = &mut self.machines[qp.machine as usize];
+        let nic = &mut self.nics[machine.nic as usize];
+        nic.counters.wasted_sends += 1;
+        if shape.fetches_payload {
+            let part =
+                |whole: u64| whole * u64::from(packets) / u64::from(shape.request_packets.count);
+            let fetch = &shape.transfers_at(machine.place).payload_fetch;
+            machine
+                .link_to_host
+                .reserve_without_waiting(now, part(fetch.link_time_to_host));
+            machine
+                .link_to_device
+                .reserve_without_waiting(now, part(fetch.link_time_to_device));
+            nic.counters.dma_read_bytes += part(fetch.dma_read_bytes);
+        }
+    }
+
+    /// Decides how the response to a message leaves the responder. Returns `None` if it does not leave, because the
+    /// requester has asked for an earlier response again meanwhile.
+    pub(super) fn decide_response_departure(&mut self, id: u32, now: Ps) -> Option<Departure> {
+        let message = &self.messages[id];
+        let (requester, responder) = (message.requester_qp, message.responder_qp);
+        let number = message.sequence_number;
+        let shape = self.cost_table.get(message.cost_index);
+        let (packets, wire_time) = (shape.response_packets, shape.response_wire_time);
+        let operation = fault_operation_of_response(shape.operation.verb);
+        let machines = self
+            .machine_of_qp(responder)
+            .zip(self.machine_of_qp(requester));
+        let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
+            return Some(Departure {
+                wire_time,
+                delay: 0,
+                loss: None,
+            });
+        };
+        let nic = &mut self.nics[self.machines[machines.0 as usize].nic as usize];
+        let latency = self.nic_parameters.network_latency;
+        let target = self.qps.get_mut(responder as usize)?.as_mut()?;
+        let port = nic.ports.port_of_sending_qp(&mut target.port);
+        let starts = port.outgoing_link.next_start(now);
+        let qp = self.qps.get_mut(requester as usize)?.as_mut()?;
+        if let Some(retransmission) = qp.retransmission.as_deref()
+            && retransmission.has_unacknowledged_before(number)
+            && let Some(retry) = retransmission.next_retry_at()
+            && starts >= retry + latency
+        {
+            self.hold(requester, id, now, Retransmission::add_unacknowledged);
+            return None;
+        }
+        // Only a READ has several packets in its response and one in its request.
+        let retransmission = qp.retransmission.as_deref().filter(|_| packets.count > 1);
+        let train = PacketTrain {
+            count: packets.count,
+            wire_time,
+            first: retransmission.map_or(0, |retransmission| {
+                retransmission.first_missing_packet(number)
+            }),
+        };
+        let fate = faults.decide(
+            now,
+            MessagePackets {
+                machines,
+                qps: (responder, requester),
+                operation,
+                packet_bytes: packets.average_bytes,
+                packets: train.packets(),
+            },
+        );
+        let loss = fate.first_lost.map(|lost| {
+            nic.counters.lost_messages += 1;
+            if train.count > 1 {
+                let retransmission = qp.retransmission.get_or_insert_default();
+                retransmission.record_partial_arrival(number, train.packets(), lost);
+            }
+            // The requester sees a gap when a later packet of the response arrives.
+            let seen_by = Some(lost + 1).filter(|next| *next < train.count);
+            Loss {
+                nak_after: seen_by.map(|packet| train.time_to_end_of(packet) + latency),
+            }
+        });
+        Some(Departure {
+            wire_time: train.wire_time_of(train.count - train.first),
+            delay: fate.delay,
+            loss,
+        })
+    }
+}
