@@ -93,7 +93,7 @@ fn write_rule_counts(file: &File, index: usize, counts: RuleCounts) {
 /// The sums of what the processes of a run have left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Number of processes that opened the device.
+    /// Number of processes that opened the device or simulated a cluster.
     pub process_count: usize,
     /// The sums of all processes, by rule; shorter than the plan if the last rules have matched nothing.
     pub counts_by_rule: Vec<RuleCounts>,

@@ -16,13 +16,14 @@ pub struct NicCounters {
     pub sent_messages: u64,
     /// Messages that arrived and were accepted.
     pub received_messages: u64,
-    /// Messages that arrived and were dropped: no RECV, no such queue pair, or a wrong key.
+    /// Messages that arrived and were dropped: no RECV for an unreliable message, no such queue pair, or a wrong key.
     pub dropped_messages: u64,
     /// Doorbells, as opposed to MMIO writes of WQEs.
     pub doorbells: u64,
     /// MMIO writes of whole WQEs.
     pub wqes_by_mmio: u64,
-    /// Messages and responses of which a packet was lost on the way from this NIC.
+    /// Messages and responses of which a packet was lost on the way from this NIC. A message that the responder drops
+    /// because an earlier one is missing does not count again.
     pub lost_messages: u64,
     /// Sends of reliable messages that did not count: the message was lost, or the responder dropped it or had executed
     /// it before.

@@ -40,9 +40,9 @@ pub(crate) struct MessagePackets {
     pub(crate) packets: Range<u32>,
 }
 
-/// What happens to the packets of a message.
+/// The effects of a plan on the packets of a message.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PacketsFate {
+pub(crate) struct PacketOutcome {
     /// The first packet that is lost.
     pub(crate) first_lost: Option<u32>,
     /// Delay of the message: that of its packet with the longest delay.
@@ -78,8 +78,9 @@ impl NetworkFaults {
         self.injector.rule_counts().collect()
     }
 
-    /// Decides about the packets of a message that leave at `at`. Packets behind a lost one are sent, too.
-    pub(crate) fn decide(&mut self, at: Ps, message: MessagePackets) -> PacketsFate {
+    /// Decides about the packets of a message that leave at `at`. Packets behind a lost one count as sent, too, although
+    /// a NAK may come before some of them leave.
+    pub(crate) fn decide(&mut self, at: Ps, message: MessagePackets) -> PacketOutcome {
         let (from, to) = message.machines;
         let facts = PacketFacts {
             direction: Direction::Send,
@@ -94,17 +95,17 @@ impl NetworkFaults {
             operation: message.operation,
             bytes: message.packet_bytes,
         };
-        let mut fate = PacketsFate::default();
+        let mut outcome = PacketOutcome::default();
         for packet in message.packets {
             let verdict = self.injector.decide_packet(at / 1000, &facts);
             // The check of the ICRC drops a corrupted packet.
             if verdict.drop || verdict.corrupt_bit.is_some() {
-                fate.first_lost.get_or_insert(packet);
+                outcome.first_lost.get_or_insert(packet);
             } else {
-                fate.delay = fate.delay.max(verdict.delay_ns.saturating_mul(1000));
+                outcome.delay = outcome.delay.max(verdict.delay_ns.saturating_mul(1000));
             }
         }
-        fate
+        outcome
     }
 }
 

@@ -28,6 +28,12 @@ impl Simulation {
         self.now + self.min_pcie_latency / 2
     }
 
+    /// Returns true if messages between two machines use the network. Those between a host and its DPU do not.
+    pub(super) fn passes_network(&self, from: u32, to: u32) -> bool {
+        let nic_of = |machine: u32| self.machines[machine as usize].nic;
+        nic_of(from) != nic_of(to) || from == to
+    }
+
     /// Returns the machine of a queue pair.
     pub(super) fn machine_of_qp(&self, qp: u32) -> Option<u32> {
         let qp = self.qps.get(qp as usize)?.as_ref()?;

@@ -29,8 +29,8 @@ pub(crate) struct WorkRequestKind {
     pub(crate) payload_bytes: u64,
 }
 
-/// A queue pair, laid out by cache line. A responder needs the first line, the requester's core the second, and its NIC
-/// the others. With hundreds of queue pairs no cache holds them, and each line that a message uses must be fetched.
+/// A queue pair, laid out by cache line. An unreliable responder needs the first line, the requester's core the second, and
+/// its NIC and reliable responders the others. With hundreds of queue pairs no cache holds them, and each line that a message uses must be fetched.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Qp {
@@ -62,8 +62,6 @@ pub(crate) struct Qp {
     pub(crate) last_send_completion_at: Ps,
     /// No message of this queue pair is processed before this time, so that messages keep their order.
     pub(crate) last_processed_at: Ps,
-    /// Number of lists that have arrived at the NIC.
-    pub(crate) lists_at_nic: usize,
     /// True if a processing unit works on the queue pair, or the queue pair waits for a unit.
     pub(crate) has_or_awaits_unit: bool,
     /// Number of the next message of a reliable requester that completes.
@@ -73,6 +71,10 @@ pub(crate) struct Qp {
     pub(crate) retransmission: Option<Box<Retransmission>>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
     pub(crate) last_response_at: Ps,
+    /// No response arrives at this requester before this time, for the same reason.
+    pub(crate) last_response_arrived_at: Ps,
+    /// Number of lists that have arrived at the NIC.
+    pub(crate) lists_at_nic: u32,
     /// Number of the next message that this responder of a reliable queue pair executes.
     pub(crate) expected_sequence: SequenceNumber,
     /// Opcode, flags and shape of the datagram without payload that was posted last.
@@ -104,6 +106,12 @@ impl Qp {
             prefetch(self.recvs.runs.front_address());
             prefetch(cqs.as_ptr().wrapping_add(self.recv_cq as usize));
         }
+    }
+
+    /// Returns true if a message of a reliable requester was posted and has not completed.
+    pub(crate) fn has_outstanding(&self, number: SequenceNumber) -> bool {
+        !number.is_before(self.next_completed_sequence)
+            && number.is_before(self.next_posted_sequence)
     }
 
     /// Sets the number of the next message that is posted.

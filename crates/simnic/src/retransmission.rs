@@ -58,12 +58,21 @@ impl RetryAttributes {
 pub(crate) enum RetryCause {
     /// No response came within the local ACK timeout.
     Timeout,
-    /// The responder missed a message, or the requester missed a response. Either shows that earlier messages arrived.
+    /// The responder missed a message. Its NAK acknowledges earlier messages.
     SequenceError,
+    /// The requester missed a response, and received a later one.
+    MissingResponse,
     /// The responder had no RECV.
     ReceiverNotReady,
     /// A message arrived behind a gap after the requester had sent it again with the missing ones.
     Overtaken,
+}
+
+impl RetryCause {
+    /// Returns true if the requester learns of the cause by a NAK of a sequence error.
+    pub(crate) fn needs_nak(self) -> bool {
+        matches!(self, Self::SequenceError | Self::Overtaken)
+    }
 }
 
 /// The messages that a reliable requester sends again. All are before those that it has not sent yet.
@@ -75,11 +84,12 @@ pub(crate) struct Retransmission {
     unacknowledged: Vec<(SequenceNumber, u32)>,
     /// Time of the next retry, and its cause.
     next_retry: Option<(Ps, RetryCause)>,
-    /// Number of timeouts and sequence errors since a message completed; `rnr_naks`: of RNR NAKs.
+    /// Number of timeouts and of missing messages and responses since packets were acknowledged; `rnr_naks`: of RNR NAKs
+    /// since then.
     pub(crate) retries: u32,
     pub(crate) rnr_naks: u32,
     /// True from an RNR NAK until the next retry: meanwhile the responder sends no other NAK.
-    pub(crate) refused_by_receiver: bool,
+    pub(crate) rnr_nak_sent: bool,
     /// A message of several packets of which the first ones arrived, with their number.
     partly_arrived: Option<(SequenceNumber, u32)>,
 }
@@ -120,11 +130,22 @@ impl Retransmission {
 
     /// Removes and returns the first message of either kind, if it has the number.
     pub(crate) fn take_first(&mut self, number: SequenceNumber) -> Option<u32> {
-        let lists = [&mut self.unacknowledged, &mut self.undelivered];
-        let mut starting = lists
-            .into_iter()
-            .filter(|list| list.first().is_some_and(|(first, _)| *first == number));
-        let (_, message) = starting.next()?.remove(0);
+        let of_first = |list: &Vec<(SequenceNumber, u32)>| {
+            let first = list.first();
+            first.is_some_and(|(first, _)| *first == number)
+        };
+        let list = if of_first(&self.unacknowledged) {
+            &mut self.unacknowledged
+        } else if of_first(&self.undelivered) {
+            &mut self.undelivered
+        } else {
+            return None;
+        };
+        let (_, message) = list.remove(0);
+        let empty = self.undelivered.is_empty() && self.unacknowledged.is_empty();
+        if empty && !self.waits_for_receiver() {
+            self.next_retry = None;
+        }
         Some(message)
     }
 
@@ -145,7 +166,7 @@ impl Retransmission {
     ) {
         self.partly_arrived = Some((number, lost));
         if lost > packets.start {
-            self.record_progress();
+            self.forget_retries();
         }
     }
 
@@ -157,7 +178,7 @@ impl Retransmission {
     /// Returns true if a message that arrives behind a gap was sent before the last retry: the gap is known, and no
     /// other retry is to come.
     pub(crate) fn was_overtaken(&self) -> bool {
-        self.next_retry.is_none() && !self.refused_by_receiver
+        self.next_retry.is_none() && !self.rnr_nak_sent
     }
 
     /// Sets the time of the next retry if it is earlier than the present one. A wait for a receiver is not shortened.
@@ -166,7 +187,7 @@ impl Retransmission {
         let sooner = match self.next_retry {
             _ if cause == RetryCause::ReceiverNotReady => true,
             Some((_, RetryCause::ReceiverNotReady)) => false,
-            _ if self.refused_by_receiver && cause != RetryCause::Timeout => false,
+            _ if self.rnr_nak_sent && cause.needs_nak() => false,
             Some((next, _)) => at < next,
             None => true,
         };
@@ -189,12 +210,17 @@ impl Retransmission {
             insert_in_order(&mut all, number, message);
         }
         self.next_retry = None;
-        self.refused_by_receiver = false;
+        self.rnr_nak_sent = false;
         all.into_iter().map(|(_, message)| message).collect()
     }
 
-    /// Forgets how often messages were sent again, since one has completed.
-    pub(crate) fn record_progress(&mut self) {
+    /// Records that a message has completed.
+    pub(crate) fn record_completion(&mut self, number: SequenceNumber) {
+        self.forget_retries();
+        self.partly_arrived = self.partly_arrived.filter(|(of, _)| *of != number);
+    }
+
+    fn forget_retries(&mut self) {
         (self.retries, self.rnr_naks) = (0, 0);
     }
 }

@@ -74,6 +74,29 @@ fn run(
     sender: impl FnOnce(&Side) + 'static,
     receiver: impl FnOnce(&Side) + 'static,
 ) -> [NicCounters; 2] {
+    let kept = Shared::new(RefCell::new(None));
+    let keep = Shared::clone(&kept);
+    // Both queue pairs stay until both threads have ended.
+    run_owned(setup, sender, move |side| {
+        receiver(&side);
+        *keep.borrow_mut() = Some(side);
+    })
+}
+
+/// Runs a sender whose peer destroys its queue pair 1 µs after the start, while it responds.
+fn run_and_drop_receiver(setup: &Setup, sender: impl FnOnce(&Side) + 'static) {
+    run_owned(setup, sender, |side| {
+        wait(Duration::from_nanos(1_000));
+        drop(side);
+    });
+}
+
+/// Does the same as [`run`] with a receiver that owns its side.
+fn run_owned(
+    setup: &Setup,
+    sender: impl FnOnce(&Side) + 'static,
+    receiver: impl FnOnce(Side) + 'static,
+) -> [NicCounters; 2] {
     let profile = nicmodel::profile::builtin("cib").expect("built in");
     let cluster = Cluster::new(profile, 2, 1).expect("it has all costs");
     if let Some(plan) = setup.plan {
@@ -99,22 +122,20 @@ fn run(
     };
     let (to_a, to_b) = (a.0.endpoint(), b.0.endpoint());
     let (mem_a, mem_b) = (a.2.remote(), b.2.remote());
-    let side = |(qp, cq, memory): (verbs::PreparedQp<Rc>, _, _), peer, remote| {
-        Shared::new(Side {
-            qp: qp.connect(peer).expect("it connects"),
-            cq,
-            memory,
-            remote,
-        })
+    let side = |(qp, cq, memory): (verbs::PreparedQp<Rc>, _, _), peer, remote| Side {
+        qp: qp.connect(peer).expect("it connects"),
+        cq,
+        memory,
+        remote,
     };
     let (a, b) = (side(a, &to_b, mem_b), side(b, &to_a, mem_a));
     let (home, there) = (cluster.host_of_machine(0), cluster.host_of_machine(1));
-    // Both queue pairs stay until both threads have ended.
-    let sides = [Shared::clone(&a), Shared::clone(&b)];
-    cluster.spawn(home, "sender", move || sender(&a));
-    cluster.spawn(there, "receiver", move || receiver(&b));
+    let a = Shared::new(a);
+    let sender_side = Shared::clone(&a);
+    cluster.spawn(home, "sender", move || sender(&sender_side));
+    cluster.spawn(there, "receiver", move || receiver(b));
     cluster.run().expect("both end");
-    drop(sides);
+    drop(a);
     [home, there].map(|machine| cluster.nic_counters(machine))
 }
 
@@ -161,7 +182,7 @@ fn sends_wait_for_recvs_and_keep_their_order() {
     assert_eq!(receiver.rnr_naks, 2);
     assert_eq!(receiver.received_messages, 3);
     assert_eq!(receiver.dropped_messages, 0);
-    // The first two times, all three are sent in vain.
+    // The first two times, no message counts.
     assert_eq!(sender.wasted_sends, 6);
 }
 
@@ -321,6 +342,126 @@ fn a_large_message_goes_on_behind_its_lost_packets() {
         |_| {},
     );
     assert!(sender.wasted_sends > 10, "{sender:?}");
+}
+
+#[test]
+fn after_a_remote_error_all_later_work_requests_are_flushed_in_order() {
+    run(
+        &Setup::default(),
+        |side| {
+            let mut wrong = side.remote;
+            wrong.rkey = verbs::RKey(wrong.rkey.0 + 100);
+            for number in 0..5 {
+                let to = if number == 1 { wrong } else { side.remote };
+                let message = side.memory.slice(..8).expect("in range");
+                let posted = side.qp.post_one(|list| {
+                    list.rdma_write(message, to).wr_id(number).signaled();
+                });
+                posted.expect("the send queue has room");
+            }
+            let (mut completed, _) = side.completions(5);
+            // A queue pair in error flushes at once.
+            side.send(5, 8);
+            completed.extend(side.completions(1).0);
+            let flushed = Some(WcStatus::WrFlushErr);
+            let expected = [
+                (0, None),
+                (1, Some(WcStatus::RemAccessErr)),
+                (2, flushed),
+                (3, flushed),
+                (4, flushed),
+                (5, flushed),
+            ];
+            assert_eq!(completed, expected);
+        },
+        |_| {},
+    );
+}
+
+#[test]
+fn a_lost_response_of_a_read_costs_no_timeout_if_others_follow() {
+    for plan in [
+        "drop,opcode=READ_RESPONSE,count=1",
+        "drop,opcode=READ_RESPONSE,after=1,count=1",
+    ] {
+        let setup = Setup {
+            plan: Some(plan),
+            // No timeout.
+            qp: Some(|qp| qp.timeout(0u8)),
+            ..Setup::default()
+        };
+        run(
+            &setup,
+            |side| {
+                let operations = [
+                    Operation::Read(8),
+                    Operation::Read(8),
+                    Operation::Write(8),
+                    Operation::Read(8),
+                    Operation::Write(8),
+                ];
+                for (number, operation) in operations.into_iter().enumerate() {
+                    post(side, number, operation);
+                }
+                let (completed, at) = side.completions(5);
+                let expected = (0..5).map(|number| (number, None));
+                assert_eq!(completed, expected.collect::<Vec<_>>());
+                assert!(at < Duration::from_micros(30), "{at:?}");
+            },
+            |_| {},
+        );
+    }
+}
+
+#[test]
+fn a_delayed_message_delays_no_other_queue_pair() {
+    // The second queue pair is the receiver's: its acknowledgement is late, and nothing else.
+    let setup = Setup {
+        plan: Some("delay=1ms,opcode=SEND,count=1"),
+        ..Setup::default()
+    };
+    run(
+        &setup,
+        |side| {
+            side.send(0, 8);
+            let (completed, at) = side.completions(1);
+            assert_eq!(completed, [(0, None)]);
+            assert!(at > Duration::from_millis(1), "{at:?}");
+        },
+        |side| {
+            side.post_recvs(1, 8);
+            wait(Duration::from_micros(100));
+            let message = side.memory.slice(..8).expect("in range");
+            let remote = side.remote;
+            let posted = side.qp.post_one(|list| {
+                list.rdma_write(message, remote).wr_id(7).signaled();
+            });
+            posted.expect("the send queue has room");
+            let (completed, at) = side.completions(1);
+            assert_eq!(completed, [(7, None)]);
+            assert!(at < Duration::from_micros(110), "{at:?}");
+        },
+    );
+}
+
+#[test]
+fn a_peer_that_is_destroyed_while_it_answers_fails_the_queue_pair() {
+    let setup = Setup {
+        qp: Some(|qp| qp.timeout(4u8).retry_cnt(2)),
+        ..Setup::default()
+    };
+    run_and_drop_receiver(&setup, |side| {
+        for number in 0..3 {
+            post(side, number, Operation::Read(8));
+        }
+        let (completed, _) = side.completions(3);
+        let expected = [
+            (0, Some(WcStatus::RetryExcErr)),
+            (1, Some(WcStatus::WrFlushErr)),
+            (2, Some(WcStatus::WrFlushErr)),
+        ];
+        assert_eq!(completed, expected);
+    });
 }
 
 #[test]

@@ -112,11 +112,11 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
             continue;
         }
         let why = if counts.process_count == 0 {
-            "no process opened the device"
+            "no process opened the device or simulated a cluster"
         } else if of.matched > 0 {
             "its p, after, every or count left nothing of what it is for"
         } else if rule.is_for_packets() {
-            "no packet was like that; queue pairs of one host share memory and send none unless VERBATIM_PATH=packets"
+            "no packet was like that; queue pairs of one host share memory and send none unless VERBATIM_PATH=packets (simulated ones always do)"
         } else {
             "nothing was like that"
         };

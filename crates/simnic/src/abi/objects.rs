@@ -379,6 +379,7 @@ unsafe fn create_qp(
             lists_at_nic: 0,
             has_or_awaits_unit: false,
             last_response_at: 0,
+            last_response_arrived_at: 0,
             last_processed_at: 0,
             wqe_refetches_until: 0,
             wqe_refetch_delay: 0,
@@ -513,8 +514,10 @@ fn modify_qp(
     }
     qp.state = attr.qp_state;
     qp.update_receive_checks();
-    if attr.qp_state == IBV_QPS_ERR {
-        world.flush_work_requests(index);
+    match attr.qp_state {
+        IBV_QPS_ERR => world.flush_work_requests(index),
+        IBV_QPS_RESET => world.forget_work_requests(index),
+        _ => {}
     }
     Ok(())
 }

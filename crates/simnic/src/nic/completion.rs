@@ -7,6 +7,7 @@ use crate::cq::Cqe;
 use crate::fifo_queue::FifoQueue;
 use crate::message::{SUCCESS_STATUS, code_u8};
 use crate::queue::Ps;
+use crate::recvs::PostedRecvs;
 use crate::world::Simulation;
 
 impl Simulation {
@@ -50,24 +51,48 @@ impl Simulation {
         self.add_completion(cq, cqe);
     }
 
-    /// Completes all remaining work requests of a queue pair in error with a flush error.
-    pub(crate) fn flush_work_requests(&mut self, index: u32) {
-        let now = self.now;
+    /// Removes the messages of a queue pair that the NIC has not sent, each with its number of work requests, without those
+    /// of the list on which a unit works. That list must end one WQE at a time, as the queued events expect.
+    fn take_unsent_messages(&mut self, index: u32) -> Vec<(u32, u32)> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
-            return;
+            return Vec::new();
         };
         let nic = self.machines[qp.machine as usize].nic;
         qp.reads
             .forget_all(&mut self.nics[nic as usize].qps_with_outstanding_reads);
-        // The list on which a unit works must end one WQE at a time, as the queued events expect.
         let keep = match qp.posted_lists.front() {
             Some(list) if qp.has_or_awaits_unit => list.len,
             _ => 0,
         };
-        let mut rest = split_after(&mut qp.unsent_messages, keep);
-        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         qp.posted_lists.split_off(usize::from(keep > 0));
-        qp.lists_at_nic = qp.lists_at_nic.min(qp.posted_lists.len());
+        qp.lists_at_nic = qp.lists_at_nic.min(u32::from(keep > 0));
+        split_after(&mut qp.unsent_messages, keep)
+    }
+
+    /// Forgets the work requests of a queue pair that is reset. Messages in the network are forgotten when they return.
+    pub(crate) fn forget_work_requests(&mut self, index: u32) {
+        let mut forgotten = self.take_unsent_messages(index);
+        let Some(qp) = self.qp(index) else { return };
+        qp.recvs = PostedRecvs::default();
+        qp.outstanding_wrs = 0;
+        qp.start_sending_at(qp.next_posted_sequence);
+        // An empty one, so that the list of a unit is looked at when it leaves.
+        let held = qp.retransmission.replace(Box::default());
+        let held = held.map_or_else(Vec::new, |mut held| held.take_messages());
+        forgotten.extend(held.into_iter().map(|id| (id, 1)));
+        for (id, times) in forgotten {
+            self.messages.release_work_requests(id, times);
+        }
+    }
+
+    /// Completes all remaining work requests of a queue pair in error with a flush error.
+    pub(crate) fn flush_work_requests(&mut self, index: u32) {
+        let now = self.now;
+        let mut rest = self.take_unsent_messages(index);
+        let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
+            return;
+        };
+        let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
         if qp.transport == Transport::Rc {
             // Earlier messages may still be in the network.
             let retransmission = qp.retransmission.get_or_insert_default();

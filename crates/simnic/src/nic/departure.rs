@@ -6,7 +6,7 @@ use nicmodel::Transport;
 use verbs_abi as abi;
 
 use crate::network_faults::{
-    MessagePackets, PacketsFate, fault_operation_of_response, fault_operation_of_verb,
+    MessagePackets, PacketOutcome, fault_operation_of_response, fault_operation_of_verb,
 };
 use crate::qp::Qp;
 use crate::queue::Ps;
@@ -94,17 +94,18 @@ impl Simulation {
                     retransmission.first_missing_packet(number)
                 }
                 _ => 0,
-            },
+            }
+            .min(shape.request_packets.count - 1),
         };
         let behind_gap =
             reliable && retransmission.is_some_and(|r| r.has_undelivered_before(number));
-        let fate = self.fate_of_request(index, id, at, &train);
-        let lost = fate.first_lost.filter(|_| !behind_gap);
+        let outcome = self.outcome_of_request(index, id, at, &train);
+        let lost = outcome.first_lost.filter(|_| !behind_gap);
         if let Some(lost) = lost {
             self.record_lost_request(index, number, lost, &train);
         }
         // A NAK answers the first packet that arrives behind a missing one.
-        let gap_found_by = match fate.first_lost {
+        let gap_found_by = match outcome.first_lost {
             first_lost if behind_gap => (first_lost != Some(train.first)).then_some(train.first),
             Some(lost) => Some(lost + 1).filter(|next| *next < train.count),
             None => None,
@@ -121,13 +122,13 @@ impl Simulation {
         }
         Some(Departure {
             wire_time: train.wire_time_of(sent),
-            delay: fate.delay,
+            delay: outcome.delay,
             loss,
         })
     }
 
-    /// Keeps a reliable message for a retry, and returns true, if the requester does not send it: it waits for a
-    /// receiver, is in error, or learns of a gap before the port is free.
+    /// Returns true if the requester does not send a reliable message, and keeps the message for a retry. The requester
+    /// waits for a receiver, is in error, or learns of a gap before the port is free.
     fn hold_unless_it_may_leave(&mut self, index: u32, id: u32, at: Ps) -> bool {
         let number = self.messages[id].sequence_number;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
@@ -138,7 +139,7 @@ impl Simulation {
         }
         let retransmission = qp.retransmission.as_deref();
         let waits_for_receiver = retransmission.is_some_and(Retransmission::waits_for_receiver);
-        if qp.state != abi::IBV_QPS_RTS || waits_for_receiver {
+        if qp.state != abi::IBV_QPS_RTS || !qp.has_outstanding(number) || waits_for_receiver {
             self.hold_undelivered(index, id, at, None);
             return true;
         }
@@ -157,13 +158,20 @@ impl Simulation {
         too_late
     }
 
-    fn fate_of_request(&mut self, index: u32, id: u32, at: Ps, train: &PacketTrain) -> PacketsFate {
+    fn outcome_of_request(
+        &mut self,
+        index: u32,
+        id: u32,
+        at: Ps,
+        train: &PacketTrain,
+    ) -> PacketOutcome {
         let message = &self.messages[id];
         let responder = message.responder_qp;
         let shape = self.cost_table.get(message.cost_index);
         let machines = self.machine_of_qp(index).zip(self.machine_of_qp(responder));
+        let machines = machines.filter(|&(from, to)| self.passes_network(from, to));
         let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
-            return PacketsFate::default();
+            return PacketOutcome::default();
         };
         let packets = MessagePackets {
             machines,
@@ -194,7 +202,7 @@ impl Simulation {
         }
     }
 
-    /// Counts a message that was sent in vain. Charges the PCIe link for fetching `packets` packets of its payload again.
+    /// Counts a send of a message that does not count. Charges the PCIe link for fetching `packets` packets of its payload again.
     pub(super) fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
         let shape = self.cost_table.get(self.messages[id].cost_index);
         let Some(Some(qp)) = self.qps.get(index as usize) else {
@@ -229,6 +237,7 @@ impl Simulation {
         let machines = self
             .machine_of_qp(responder)
             .zip(self.machine_of_qp(requester));
+        let machines = machines.filter(|&(from, to)| self.passes_network(from, to));
         let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
             return Some(Departure {
                 wire_time,
@@ -259,7 +268,7 @@ impl Simulation {
                 retransmission.first_missing_packet(number)
             }),
         };
-        let fate = faults.decide(
+        let outcome = faults.decide(
             now,
             MessagePackets {
                 machines,
@@ -269,7 +278,7 @@ impl Simulation {
                 packets: train.packets(),
             },
         );
-        let loss = fate.first_lost.map(|lost| {
+        let loss = outcome.first_lost.map(|lost| {
             nic.counters.lost_messages += 1;
             if train.count > 1 {
                 let retransmission = qp.retransmission.get_or_insert_default();
@@ -283,7 +292,7 @@ impl Simulation {
         });
         Some(Departure {
             wire_time: train.wire_time_of(train.count - train.first),
-            delay: fate.delay,
+            delay: outcome.delay,
             loss,
         })
     }

@@ -14,6 +14,10 @@ impl Simulation {
     /// Processes the arrival of a list of WQEs, or of its doorbell, at the NIC.
     pub(crate) fn handle_arrived_postlist(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
+        if qp.lists_at_nic as usize >= qp.posted_lists.len() {
+            // The list was flushed on its way.
+            return;
+        }
         qp.lists_at_nic += 1;
         if !qp.has_or_awaits_unit {
             qp.has_or_awaits_unit = true;
@@ -366,14 +370,14 @@ impl Simulation {
             let mut port = known_port;
             let came = if passes_network {
                 let link = &mut nic.ports.port_of_receiving_qp(&mut port).incoming_link;
-                link.reserve_time(out, wire_time) + costs.network_latency + delay
+                link.reserve_time(out, wire_time) + costs.network_latency
             } else {
                 out
             };
-            let handled = nic
+            let processed = nic
                 .inbound_processing
-                .reserve_time(came, shape.inbound_processing_time)
-                .max(qp.last_processed_at);
+                .reserve_time(came, shape.inbound_processing_time);
+            let handled = (processed + delay).max(qp.last_processed_at);
             qp.last_processed_at = handled;
             nic.messages_by_processed_at
                 .insert_by_time((handled, id), |(at, _)| *at);
@@ -430,7 +434,7 @@ impl Simulation {
         let message = &self.messages[id];
         let capacity = self.nic_parameters.read_wqe_cache_entries;
         let shape = self.cost_table.get(message.cost_index);
-        let answers = !shape.operation.verb.carries_payload_in_request();
+        let answers = shape.has_response_data;
         let machine = &mut self.machines[home as usize];
         let transfers = shape.transfers_at(machine.place);
         let (wait, pcie) = (machine.costs.wqe_refetch_wait, machine.costs.pcie_latency);

@@ -12,6 +12,7 @@ use crate::message::{SUCCESS_STATUS, code_u8};
 use crate::port::{NicPort, QpPortIndex};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
+use crate::retransmission::RetryCause;
 use crate::serial_resource::SerialResource;
 use crate::srq::pop_recv;
 use crate::world::Simulation;
@@ -224,15 +225,21 @@ impl Simulation {
             } else {
                 self.expect_next_message(responder);
             }
-            // Responses keep the order of their requests, also behind the data of a READ.
-            let leaves = self
-                .qp(responder)
-                .map_or(at, |target| target.last_response_at.max(at));
-            self.events
-                .push(leaves, SimulationEvent::SendResponse { message: id });
+            self.schedule_acknowledgement(id, at);
         } else {
             self.messages.release_one_work_request(id);
         }
+    }
+
+    /// Schedules the acknowledgement of a message. Responses keep the order of their requests, also behind the data of a
+    /// READ.
+    pub(super) fn schedule_acknowledgement(&mut self, id: u32, at: Ps) {
+        let responder = self.messages[id].responder_qp;
+        let leaves = self
+            .qp(responder)
+            .map_or(at, |target| target.last_response_at.max(at));
+        self.events
+            .push(leaves, SimulationEvent::SendResponse { message: id });
     }
 
     /// Records that a reliable responder has executed a message.
@@ -379,11 +386,11 @@ impl Simulation {
         let homes = self
             .machine_of_qp(requester)
             .zip(self.machine_of_qp(responder));
+        let now = self.now;
         let Some((home, machine)) = homes else {
-            self.messages.release_one_work_request(id);
+            self.hold_unacknowledged(requester, id, now, None);
             return;
         };
-        let now = self.now;
         let shape = self.cost_table.get(message.cost_index);
         // An atomic that is sent again is not executed again.
         let executed = shape.operation.verb.is_atomic() && !message.payload.bytes().is_empty();
@@ -410,11 +417,12 @@ impl Simulation {
                 .outgoing_link
                 .reserve_time(now, wire);
             if let Some(loss) = loss {
-                let gap_at = loss.nak_after.map(|after| out - wire + after);
+                let seen_at = loss.nak_after.map(|after| out - wire + after);
+                let retry = seen_at.map(|at| (at, RetryCause::MissingResponse));
                 if self.messages[id].status == code_u8(abi::IBV_WC_RNR_RETRY_EXC_ERR) {
                     self.hold_undelivered(requester, id, now, None);
                 } else {
-                    self.hold_unacknowledged(requester, id, now, gap_at);
+                    self.hold_unacknowledged(requester, id, now, retry);
                 }
                 return;
             }
@@ -425,6 +433,14 @@ impl Simulation {
                 + delay
         } else {
             now
+        };
+        // Responses arrive in the order in which they left.
+        let came = match self.qp(requester) {
+            Some(qp) => {
+                qp.last_response_arrived_at = qp.last_response_arrived_at.max(came);
+                qp.last_response_arrived_at
+            }
+            None => came,
         };
         self.events
             .push(came, SimulationEvent::ResponseArrived { message: id });

@@ -22,15 +22,22 @@ impl Simulation {
     /// `nak_at`; otherwise its timeout counts from `now`.
     pub(super) fn hold_undelivered(&mut self, index: u32, id: u32, now: Ps, nak_at: Option<Ps>) {
         if self.hold(index, id, now, Retransmission::add_undelivered) {
-            self.schedule_retry_of_held(index, now, nak_at);
+            let nak = nak_at.map(|at| (at, RetryCause::SequenceError));
+            self.schedule_retry_or_timeout(index, now, nak);
         }
     }
 
     /// Keeps a message that the responder has executed, and whose response did not arrive or did not count. The
-    /// requester sees this at `gap_at`; otherwise its timeout counts from `now`.
-    pub(super) fn hold_unacknowledged(&mut self, index: u32, id: u32, now: Ps, gap_at: Option<Ps>) {
+    /// requester sends it again at the given time and for the given cause; otherwise its timeout counts from `now`.
+    pub(super) fn hold_unacknowledged(
+        &mut self,
+        index: u32,
+        id: u32,
+        now: Ps,
+        retry: Option<(Ps, RetryCause)>,
+    ) {
         if self.hold(index, id, now, Retransmission::add_unacknowledged) {
-            self.schedule_retry_of_held(index, now, gap_at);
+            self.schedule_retry_or_timeout(index, now, retry);
         }
     }
 
@@ -44,7 +51,8 @@ impl Simulation {
         add: impl FnOnce(&mut Retransmission, SequenceNumber, u32),
     ) -> bool {
         let number = self.messages[id].sequence_number;
-        let Some(qp) = self.qp(index).filter(|qp| qp.state != abi::IBV_QPS_RESET) else {
+        // A reset forgets all messages.
+        let Some(qp) = self.qp(index).filter(|qp| qp.has_outstanding(number)) else {
             self.messages.release_one_work_request(id);
             return false;
         };
@@ -68,15 +76,11 @@ impl Simulation {
         }
     }
 
-    fn schedule_retry_of_held(&mut self, index: u32, now: Ps, known_at: Option<Ps>) {
-        let timeout = self
-            .qp(index)
-            .and_then(|qp| qp.retry_attributes.ack_timeout());
-        let retry = match known_at {
-            Some(at) => Some((at, RetryCause::SequenceError)),
-            None => timeout.map(|timeout| (now + timeout, RetryCause::Timeout)),
-        };
-        if let Some((at, cause)) = retry {
+    fn schedule_retry_or_timeout(&mut self, index: u32, now: Ps, retry: Option<(Ps, RetryCause)>) {
+        let attributes = self.qp(index).map(|qp| qp.retry_attributes);
+        let timeout = attributes.and_then(|attributes| attributes.ack_timeout());
+        let timeout = timeout.map(|timeout| (now + timeout, RetryCause::Timeout));
+        if let Some((at, cause)) = retry.or(timeout) {
             self.schedule_retry(index, at, cause);
         }
     }
@@ -102,17 +106,17 @@ impl Simulation {
         let Some(cause) = retransmission.take_due(now) else {
             return;
         };
-        let expects_nak = matches!(cause, RetryCause::SequenceError | RetryCause::Overtaken);
-        if expects_nak && retransmission.refused_by_receiver {
+        if cause.needs_nak() && retransmission.rnr_nak_sent {
             // The responder has sent an RNR NAK instead, which may be lost.
-            self.schedule_retry_of_held(index, now, None);
+            self.schedule_retry_or_timeout(index, now, None);
             return;
         }
-        if matches!(cause, RetryCause::Timeout | RetryCause::SequenceError) {
+        if !matches!(cause, RetryCause::ReceiverNotReady | RetryCause::Overtaken) {
             retransmission.retries += 1;
             if retransmission.retries > limit.into()
                 && let Some(failed) = retransmission.take_first(oldest)
             {
+                qp.next_completed_sequence.take_next();
                 self.messages[failed].status = code_u8(abi::IBV_WC_RETRY_EXC_ERR);
                 self.fail_work_request(index, failed, now, now);
                 return;
@@ -179,7 +183,7 @@ impl Simulation {
             && let Some(retransmission) = qp.retransmission.as_deref_mut()
         {
             retransmission.take_first(oldest);
-            retransmission.record_progress();
+            retransmission.record_completion(oldest);
             qp.next_completed_sequence.take_next();
         }
         self.finish_work_request(id, SUCCESS_STATUS, now, now);
@@ -200,7 +204,7 @@ impl Simulation {
         if qp.next_completed_sequence == number && qp.state == abi::IBV_QPS_RTS && !not_ready {
             qp.next_completed_sequence.take_next();
             if let Some(retransmission) = qp.retransmission.as_deref_mut() {
-                retransmission.record_progress();
+                retransmission.record_completion(number);
             }
             return true;
         }
@@ -219,9 +223,10 @@ impl Simulation {
     ) -> bool {
         let number = self.messages[id].sequence_number;
         while self.complete_oldest_unacknowledged(index, now) {}
-        let rnr_wait = not_ready_responder
-            .and_then(|responder| self.qp(responder))
-            .map(|qp| qp.retry_attributes.rnr_wait());
+        let rnr_wait = not_ready_responder.map(|responder| {
+            let responder = self.qp(responder).map(|qp| qp.retry_attributes);
+            responder.unwrap_or_default().rnr_wait()
+        });
         let Some(qp) = self.qp(index) else {
             return false;
         };
@@ -232,19 +237,23 @@ impl Simulation {
         let retransmission = qp.retransmission.get_or_insert_default();
         let Some(rnr_wait) = rnr_wait else {
             if in_order {
-                retransmission.record_progress();
+                retransmission.record_completion(number);
                 qp.next_completed_sequence.take_next();
                 return true;
             }
-            // The missing response is known to be lost, or its message is sent again.
+            // The requester asks for the missing response again, or has done so already.
             let oldest = qp.next_completed_sequence;
-            let lost = retransmission.unacknowledged_message(oldest).is_some();
-            self.hold_unacknowledged(index, id, now, lost.then_some(now));
+            let cause = match retransmission.unacknowledged_message(oldest) {
+                Some(_) => RetryCause::MissingResponse,
+                None => RetryCause::Overtaken,
+            };
+            self.hold_unacknowledged(index, id, now, Some((now, cause)));
             return false;
         };
         if in_order {
             retransmission.rnr_naks += 1;
             if limit != UNLIMITED_RNR_RETRIES && retransmission.rnr_naks > limit.into() {
+                qp.next_completed_sequence.take_next();
                 return true;
             }
         }
@@ -263,7 +272,6 @@ impl Simulation {
         self.messages.release_one_work_request(id);
         if let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
-            qp.next_completed_sequence.take_next();
             // Messages that a unit still sends are flushed when they leave.
             qp.retransmission.get_or_insert_default();
             qp.update_receive_checks();
@@ -301,8 +309,7 @@ impl Simulation {
                 if has_data {
                     self.schedule_response(id, machine, at, at);
                 } else {
-                    self.events
-                        .push(at, SimulationEvent::SendResponse { message: id });
+                    self.schedule_acknowledgement(id, at);
                 }
             }
             Some(_) => {
@@ -319,14 +326,14 @@ impl Simulation {
         }
     }
 
-    /// Records that a responder refuses a message with an RNR NAK. It drops later messages in silence until the message
-    /// comes again.
+    /// Records that a responder refuses a message with an RNR NAK. It drops later messages without a NAK until the
+    /// message comes again.
     pub(super) fn record_rnr_nak(&mut self, requester: u32, id: u32, now: Ps) {
         let shape = self.cost_table.get(self.messages[id].cost_index);
         self.record_wasted_send(requester, id, now, shape.request_packets.count);
         if let Some(qp) = self.qp(requester) {
             let retransmission = qp.retransmission.get_or_insert_default();
-            retransmission.refused_by_receiver = true;
+            retransmission.rnr_nak_sent = true;
         }
     }
 }
