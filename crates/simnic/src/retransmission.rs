@@ -82,6 +82,9 @@ pub(crate) struct Retransmission {
     undelivered: Vec<(SequenceNumber, u32)>,
     /// Messages that the responder has executed, and whose response was lost or did not count, in the same order.
     unacknowledged: Vec<(SequenceNumber, u32)>,
+    /// Messages whose response has arrived while an earlier message was sent again, in the same order. They complete after
+    /// that one.
+    early: Vec<(SequenceNumber, u32)>,
     /// Time of the next retry, and its cause.
     next_retry: Option<(Ps, RetryCause)>,
     /// Number of timeouts and of missing messages and responses since packets were acknowledged; `rnr_naks`: of RNR NAKs
@@ -103,6 +106,16 @@ impl Retransmission {
     /// Adds a message that the responder has executed.
     pub(crate) fn add_unacknowledged(&mut self, number: SequenceNumber, message: u32) {
         insert_in_order(&mut self.unacknowledged, number, message);
+    }
+
+    /// Adds a message whose response has arrived before that of an earlier one.
+    pub(crate) fn add_early(&mut self, number: SequenceNumber, message: u32) {
+        insert_in_order(&mut self.early, number, message);
+    }
+
+    /// Removes and returns the message of this number if its response has arrived already.
+    pub(crate) fn take_early(&mut self, number: SequenceNumber) -> Option<u32> {
+        take_if_first(&mut self.early, number)
     }
 
     /// Returns true if an earlier message than this one is missing at the responder.
@@ -128,25 +141,21 @@ impl Retransmission {
         (first == number).then_some(message)
     }
 
-    /// Removes and returns the first message of either kind, if it has the number.
+    /// Removes and returns the message of this number if it is the first of its kind.
     pub(crate) fn take_first(&mut self, number: SequenceNumber) -> Option<u32> {
-        let of_first = |list: &Vec<(SequenceNumber, u32)>| {
-            let first = list.first();
-            first.is_some_and(|(first, _)| *first == number)
-        };
-        let list = if of_first(&self.unacknowledged) {
-            &mut self.unacknowledged
-        } else if of_first(&self.undelivered) {
-            &mut self.undelivered
-        } else {
-            return None;
-        };
-        let (_, message) = list.remove(0);
+        let lists = [
+            &mut self.unacknowledged,
+            &mut self.undelivered,
+            &mut self.early,
+        ];
+        let taken = lists
+            .into_iter()
+            .find_map(|list| take_if_first(list, number))?;
         let empty = self.undelivered.is_empty() && self.unacknowledged.is_empty();
         if empty && !self.waits_for_receiver() {
             self.next_retry = None;
         }
-        Some(message)
+        Some(taken)
     }
 
     /// Returns the first packet of a message that has not arrived.
@@ -203,7 +212,15 @@ impl Retransmission {
         Some(cause)
     }
 
-    /// Takes all messages, in the order in which they were posted.
+    /// Takes all messages, also those that are not sent again.
+    pub(crate) fn take_all(&mut self) -> Vec<u32> {
+        let early = std::mem::take(&mut self.early).into_iter();
+        let mut all = self.take_messages();
+        all.extend(early.map(|(_, message)| message));
+        all
+    }
+
+    /// Takes the messages that are sent again, in the order in which they were posted.
     pub(crate) fn take_messages(&mut self) -> Vec<u32> {
         let mut all = std::mem::take(&mut self.unacknowledged);
         for (number, message) in self.undelivered.drain(..) {
@@ -223,6 +240,16 @@ impl Retransmission {
     fn forget_retries(&mut self) {
         (self.retries, self.rnr_naks) = (0, 0);
     }
+}
+
+/// Removes and returns the first message if it has the number.
+fn take_if_first(messages: &mut Vec<(SequenceNumber, u32)>, number: SequenceNumber) -> Option<u32> {
+    let &(first, message) = messages.first()?;
+    if first != number {
+        return None;
+    }
+    messages.remove(0);
+    Some(message)
 }
 
 /// Inserts a message after all that were posted before it, usually at the end.

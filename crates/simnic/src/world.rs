@@ -154,7 +154,7 @@ impl Simulation {
             self.messages.release_work_requests(message, count);
         }
         if let Some(retransmission) = &mut qp.retransmission {
-            for message in retransmission.take_messages() {
+            for message in retransmission.take_all() {
                 self.messages.release_one_work_request(message);
             }
         }

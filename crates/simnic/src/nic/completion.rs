@@ -78,7 +78,7 @@ impl Simulation {
         qp.start_sending_at(qp.next_posted_sequence);
         // An empty one, so that the list of a unit is looked at when it leaves.
         let held = qp.retransmission.replace(Box::default());
-        let held = held.map_or_else(Vec::new, |mut held| held.take_messages());
+        let held = held.map_or_else(Vec::new, |mut held| held.take_all());
         forgotten.extend(held.into_iter().map(|id| (id, 1)));
         for (id, times) in forgotten {
             self.messages.release_work_requests(id, times);

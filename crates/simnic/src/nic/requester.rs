@@ -481,6 +481,7 @@ impl Simulation {
         }
         self.finish_work_request(id, SUCCESS_STATUS, now, done);
         self.messages.release_one_work_request(id);
+        self.complete_next_if_early(index, now);
     }
 }
 

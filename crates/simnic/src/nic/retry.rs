@@ -188,6 +188,7 @@ impl Simulation {
         }
         self.finish_work_request(id, SUCCESS_STATUS, now, now);
         self.messages.release_one_work_request(id);
+        self.complete_next_if_early(index, now);
         true
     }
 
@@ -209,6 +210,17 @@ impl Simulation {
             return true;
         }
         self.accept_unusual_response(index, id, not_ready.then_some(responder), now)
+    }
+
+    /// Lets the next message complete, after one has completed, if its response has arrived already.
+    pub(super) fn complete_next_if_early(&mut self, index: u32, now: Ps) {
+        if let Some(qp) = self.qp(index)
+            && let Some(retransmission) = qp.retransmission.as_deref_mut()
+            && let Some(message) = retransmission.take_early(qp.next_completed_sequence)
+        {
+            self.events
+                .push(now, SimulationEvent::ResponseArrived { message });
+        }
     }
 
     /// Does the work of `accept_response` if a message was not ready to be received, or if earlier messages are not
@@ -241,13 +253,15 @@ impl Simulation {
                 qp.next_completed_sequence.take_next();
                 return true;
             }
-            // The requester asks for the missing response again, or has done so already.
             let oldest = qp.next_completed_sequence;
-            let cause = match retransmission.unacknowledged_message(oldest) {
-                Some(_) => RetryCause::MissingResponse,
-                None => RetryCause::Overtaken,
-            };
-            self.hold_unacknowledged(index, id, now, Some((now, cause)));
+            if retransmission.unacknowledged_message(oldest).is_some() {
+                let retry = (now, RetryCause::MissingResponse);
+                self.hold_unacknowledged(index, id, now, Some(retry));
+            } else {
+                // The requester has asked for the missing response again, and for this one behind it. The second one
+                // of these would come right behind the missing one.
+                self.hold(index, id, now, Retransmission::add_early);
+            }
             return false;
         };
         if in_order {
