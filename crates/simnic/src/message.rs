@@ -94,6 +94,9 @@ pub(crate) struct InFlightMessages {
     free_read_or_atomic_fields: Vec<u32>,
 }
 
+/// Requester of a message whose queue pair was reset.
+pub(crate) const NO_REQUESTER: u32 = u32::MAX;
+
 /// Index of the additional fields for messages that have none.
 pub(crate) const NO_READ_OR_ATOMIC_FIELDS: u32 = u32::MAX;
 
@@ -133,6 +136,15 @@ impl InFlightMessages {
             self.free_read_or_atomic_fields.push(answer);
         }
         self.free_slots.push(message);
+    }
+
+    /// Makes the messages of a queue pair that are in flight messages without a requester.
+    pub(crate) fn forget_requester(&mut self, index: u32) {
+        for message in &mut self.slots {
+            if message.requester_qp == index && message.work_request_count > 0 {
+                message.requester_qp = NO_REQUESTER;
+            }
+        }
     }
 
     #[inline(always)]

@@ -67,7 +67,8 @@ pub(crate) struct Qp {
     /// Number of the next message of a reliable requester that completes.
     pub(crate) next_completed_sequence: SequenceNumber,
     pub(crate) send_cq: u32,
-    /// Messages of a reliable requester that are sent again; `None` until the first one.
+    /// Messages of a reliable requester that are sent again; `None` while all have arrived at the first try, and no error
+    /// or reset has happened.
     pub(crate) retransmission: Option<Box<Retransmission>>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
     pub(crate) last_response_at: Ps,

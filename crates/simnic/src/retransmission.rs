@@ -1,4 +1,5 @@
 //! Messages that a reliable requester sends again: those that were lost, that found no RECV, or whose response was lost.
+//! Also those whose response has arrived before that of an earlier message.
 
 use std::ops::Range;
 
@@ -75,10 +76,10 @@ impl RetryCause {
     }
 }
 
-/// The messages that a reliable requester sends again. All are before those that it has not sent yet.
+/// The messages of a reliable requester that were sent and are neither in the network nor complete.
 #[derive(Debug, Default)]
 pub(crate) struct Retransmission {
-    /// Messages that the responder has not executed, in the order in which they were posted.
+    /// Messages that did not arrive or that the responder dropped, in the order in which they were posted.
     undelivered: Vec<(SequenceNumber, u32)>,
     /// Messages that the responder has executed, and whose response was lost or did not count, in the same order.
     unacknowledged: Vec<(SequenceNumber, u32)>,
@@ -116,6 +117,24 @@ impl Retransmission {
     /// Removes and returns the message of this number if its response has arrived already.
     pub(crate) fn take_early(&mut self, number: SequenceNumber) -> Option<u32> {
         take_if_first(&mut self.early, number)
+    }
+
+    /// Returns true if a response has arrived before that of an earlier message.
+    pub(crate) fn has_early(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Returns true if the message of this number is to be sent again, and is the first of its kind.
+    pub(crate) fn holds(&self, number: SequenceNumber) -> bool {
+        let lists = [&self.unacknowledged, &self.undelivered];
+        let mut firsts = lists.into_iter().filter_map(|list| list.first());
+        firsts.any(|(first, _)| *first == number)
+    }
+
+    /// Records that the responder has sent an RNR NAK. It discards all packets of the message.
+    pub(crate) fn record_rnr_nak_sent(&mut self) {
+        self.rnr_nak_sent = true;
+        self.partly_arrived = None;
     }
 
     /// Returns true if an earlier message than this one is missing at the responder.
@@ -173,6 +192,10 @@ impl Retransmission {
         packets: Range<u32>,
         lost: u32,
     ) {
+        // Behind a gap, the peer discards all packets.
+        if self.has_undelivered_before(number) || self.has_unacknowledged_before(number) {
+            return;
+        }
         self.partly_arrived = Some((number, lost));
         if lost > packets.start {
             self.forget_retries();

@@ -8,7 +8,7 @@ use faults::Plan;
 use proptest::prelude::*;
 use simnic::{Cluster, NicCounters};
 use verbs::{
-    Access, CompletionQueue, Context, MemoryRegion, Provider, QpBuilder, QueuePair, Rc,
+    Access, CompletionQueue, Context, MemoryRegion, Provider, Psn, QpBuilder, QueuePair, Rc,
     RemoteMemory, Ud, WcBuffer, WcStatus,
 };
 
@@ -64,6 +64,8 @@ impl Side {
 struct Setup {
     plan: Option<&'static str>,
     seed: u64,
+    /// The receiver expects an earlier PSN than the sender's.
+    wrong_psn: bool,
     /// Attributes of both queue pairs.
     qp: Option<fn(QpBuilder<Rc>) -> QpBuilder<Rc>>,
 }
@@ -120,7 +122,10 @@ fn run_owned(
     let Ok([a, b]) = <[_; 2]>::try_from(prepared.collect::<Vec<_>>()) else {
         panic!("two machines")
     };
-    let (to_a, to_b) = (a.0.endpoint(), b.0.endpoint());
+    let (mut to_a, to_b) = (a.0.endpoint(), b.0.endpoint());
+    if setup.wrong_psn {
+        to_a.psn = Psn(to_a.psn.0.wrapping_sub(1) & 0xff_ffff);
+    }
     let (mem_a, mem_b) = (a.2.remote(), b.2.remote());
     let side = |(qp, cq, memory): (verbs::PreparedQp<Rc>, _, _), peer, remote| Side {
         qp: qp.connect(peer).expect("it connects"),
@@ -414,6 +419,94 @@ fn a_lost_response_of_a_read_costs_no_timeout_if_others_follow() {
 }
 
 #[test]
+fn responses_that_are_lost_together_cost_no_timeout() {
+    for plan in [
+        "drop,opcode=READ_RESPONSE,after=3,count=1; drop,opcode=READ_RESPONSE,after=20,count=1",
+        "drop,opcode=READ_RESPONSE,every=9,count=4",
+        "drop,opcode=READ_RESPONSE,after=3,count=2; drop,opcode=RDMA_READ,after=6,count=1",
+    ] {
+        let setup = Setup {
+            plan: Some(plan),
+            // No timeout.
+            qp: Some(|qp| qp.timeout(0u8)),
+            ..Setup::default()
+        };
+        run(
+            &setup,
+            |side| {
+                (0..48).for_each(|number| post(side, number, Operation::Read(8)));
+                // The last response is not lost, so that it shows all gaps.
+                let (completed, at) = side.completions(48);
+                let expected = (0..48).map(|number| (number, None));
+                assert_eq!(completed, expected.collect::<Vec<_>>());
+                assert!(at < Duration::from_micros(60), "{at:?}");
+            },
+            |_| {},
+        );
+    }
+}
+
+#[test]
+fn an_rnr_nak_shows_that_an_earlier_response_is_lost() {
+    let setup = Setup {
+        plan: Some("drop,opcode=READ_RESPONSE,count=1"),
+        // No timeout; 10 µs.
+        qp: Some(|qp| qp.timeout(0u8).min_rnr_timer(1)),
+        ..Setup::default()
+    };
+    run(
+        &setup,
+        |side| {
+            post(side, 0, Operation::Read(8));
+            post(side, 1, Operation::Send(8));
+            assert_eq!(side.completions(2).0, [(0, None), (1, None)]);
+        },
+        |side| {
+            wait(Duration::from_micros(30));
+            side.post_recvs(1, 8);
+        },
+    );
+}
+
+#[test]
+fn a_nak_acknowledges_earlier_messages_before_a_retry_counts() {
+    let setup = Setup {
+        plan: Some("drop,opcode=ACK,count=1; drop,opcode=SEND,after=1,count=1"),
+        qp: Some(|qp| qp.retry_cnt(0)),
+        ..Setup::default()
+    };
+    run(
+        &setup,
+        |side| {
+            (0..3).for_each(|number| side.send(number, 8));
+            let expected = [
+                (0, None),
+                (1, Some(WcStatus::RetryExcErr)),
+                (2, Some(WcStatus::WrFlushErr)),
+            ];
+            assert_eq!(side.completions(3).0, expected);
+        },
+        |side| side.post_recvs(3, 8),
+    );
+}
+
+#[test]
+fn a_peer_that_expects_another_psn_fails_the_queue_pair() {
+    let setup = Setup {
+        wrong_psn: true,
+        ..Setup::default()
+    };
+    run(
+        &setup,
+        |side| {
+            side.send(0, 8);
+            assert_eq!(side.completions(1).0, [(0, Some(WcStatus::RetryExcErr))]);
+        },
+        |side| side.post_recvs(1, 8),
+    );
+}
+
+#[test]
 fn a_delayed_message_delays_no_other_queue_pair() {
     // The second queue pair is the receiver's: its acknowledgement is late, and nothing else.
     let setup = Setup {
@@ -579,6 +672,7 @@ fn check_exactly_once(operations: Vec<Operation>, plan: &'static str, seed: u64,
         plan: Some(plan),
         seed,
         qp: Some(|qp| qp.timeout(4u8).min_rnr_timer(1)),
+        ..Setup::default()
     };
     let posted = operations.clone();
     run(

@@ -69,19 +69,25 @@ impl Simulation {
         split_after(&mut qp.unsent_messages, keep)
     }
 
-    /// Forgets the work requests of a queue pair that is reset. Messages in the network are forgotten when they return.
+    /// Forgets the work requests of a queue pair that is reset. Reliable messages in the network have no requester any
+    /// more. Unreliable messages on which a unit works still leave.
     pub(crate) fn forget_work_requests(&mut self, index: u32) {
         let mut forgotten = self.take_unsent_messages(index);
         let Some(qp) = self.qp(index) else { return };
         qp.recvs = PostedRecvs::default();
         qp.outstanding_wrs = 0;
+        (qp.last_processed_at, qp.last_response_arrived_at) = (0, 0);
         qp.start_sending_at(qp.next_posted_sequence);
-        // An empty one, so that the list of a unit is looked at when it leaves.
+        // With it, `transmit` looks at the messages of the list on which a unit works.
         let held = qp.retransmission.replace(Box::default());
         let held = held.map_or_else(Vec::new, |mut held| held.take_all());
         forgotten.extend(held.into_iter().map(|id| (id, 1)));
+        let reliable = qp.transport == Transport::Rc;
         for (id, times) in forgotten {
             self.messages.release_work_requests(id, times);
+        }
+        if reliable {
+            self.messages.forget_requester(index);
         }
     }
 

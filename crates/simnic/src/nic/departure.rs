@@ -26,7 +26,8 @@ pub(super) struct Departure {
 /// A message that the responder does not receive, or that it drops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
-    /// Time from the first bit on the port until a NAK arrives; `None` if the responder sends none.
+    /// Time from the first bit on the port until the requester knows of the loss: a NAK arrives, or a later packet of the
+    /// same response. `None` if it learns of the loss otherwise.
     pub(super) nak_after: Option<Ps>,
 }
 
@@ -76,6 +77,10 @@ impl Simulation {
     /// if the message does not leave now.
     #[cold]
     pub(super) fn decide_departure(&mut self, index: u32, id: u32, at: Ps) -> Option<Departure> {
+        if self.messages[id].requester_qp != index {
+            self.messages.release_one_work_request(id);
+            return None;
+        }
         if self.hold_unless_it_may_leave(index, id, at) {
             return None;
         }
@@ -88,7 +93,7 @@ impl Simulation {
         let train = PacketTrain {
             count: shape.request_packets.count,
             wire_time: shape.request_wire_time,
-            // What arrived of a READ is in its response.
+            // A READ has one request packet; packets of its response may have arrived.
             first: match retransmission {
                 Some(retransmission) if !shape.has_response_data => {
                     retransmission.first_missing_packet(number)
@@ -128,7 +133,7 @@ impl Simulation {
     }
 
     /// Returns true if the requester does not send a reliable message, and keeps the message for a retry. The requester
-    /// waits for a receiver, is in error, or learns of a gap before the port is free.
+    /// waits for a receiver, is in error, or receives a NAK before the port is free.
     fn hold_unless_it_may_leave(&mut self, index: u32, id: u32, at: Ps) -> bool {
         let number = self.messages[id].sequence_number;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
@@ -139,7 +144,7 @@ impl Simulation {
         }
         let retransmission = qp.retransmission.as_deref();
         let waits_for_receiver = retransmission.is_some_and(Retransmission::waits_for_receiver);
-        if qp.state != abi::IBV_QPS_RTS || !qp.has_outstanding(number) || waits_for_receiver {
+        if qp.state != abi::IBV_QPS_RTS || waits_for_receiver {
             self.hold_undelivered(index, id, at, None);
             return true;
         }
@@ -202,7 +207,7 @@ impl Simulation {
         }
     }
 
-    /// Counts a send of a message that does not count. Charges the PCIe link for fetching `packets` packets of its payload again.
+    /// Counts a wasted send. Charges the PCIe link for fetching `packets` packets of its payload again.
     pub(super) fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
         let shape = self.cost_table.get(self.messages[id].cost_index);
         let Some(Some(qp)) = self.qps.get(index as usize) else {
@@ -264,9 +269,11 @@ impl Simulation {
         let train = PacketTrain {
             count: packets.count,
             wire_time,
-            first: retransmission.map_or(0, |retransmission| {
-                retransmission.first_missing_packet(number)
-            }),
+            first: retransmission
+                .map_or(0, |retransmission| {
+                    retransmission.first_missing_packet(number)
+                })
+                .min(packets.count - 1),
         };
         let outcome = faults.decide(
             now,

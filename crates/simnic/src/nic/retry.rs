@@ -1,14 +1,14 @@
-//! Retries of a reliable requester: messages that are lost, and messages and responses that do not count.
+//! Retries of a reliable requester, after messages or responses are lost, or a receiver is not ready.
 //!
 //! A responder executes the messages of a requester in order. It drops a message if an earlier one is missing, and
 //! acknowledges a message again that it has executed before. A requester sends again all messages from the first one
 //! that is not acknowledged (go-back-N; IBTA vol. 1, 9.7.5 and 9.7.8). The simulation keeps what is dropped in the
-//! requester's [`Retransmission`], until the requester learns of it.
+//! requester's [`Retransmission`], until the requester receives a NAK or its timeout ends.
 
 use verbs_abi as abi;
 
 use crate::event::SimulationEvent;
-use crate::message::{SUCCESS_STATUS, code_u8};
+use crate::message::{NO_REQUESTER, SUCCESS_STATUS, code_u8};
 use crate::qp::PostedWqes;
 use crate::queue::Ps;
 use crate::retransmission::{Retransmission, RetryCause, SequenceNumber, insert_in_order};
@@ -41,7 +41,7 @@ impl Simulation {
         }
     }
 
-    /// Keeps a message for a retry; returns false if it is flushed instead, because the queue pair is in error, or if
+    /// Keeps a message; returns false if it is flushed instead, because the queue pair is in error, or if
     /// the queue pair does not exist any more.
     pub(super) fn hold(
         &mut self,
@@ -51,7 +51,6 @@ impl Simulation {
         add: impl FnOnce(&mut Retransmission, SequenceNumber, u32),
     ) -> bool {
         let number = self.messages[id].sequence_number;
-        // A reset forgets all messages.
         let Some(qp) = self.qp(index).filter(|qp| qp.has_outstanding(number)) else {
             self.messages.release_one_work_request(id);
             return false;
@@ -99,7 +98,6 @@ impl Simulation {
         let Some(qp) = self.qp(index).filter(|qp| qp.state == abi::IBV_QPS_RTS) else {
             return;
         };
-        let (limit, oldest) = (qp.retry_attributes.retry_cnt, qp.next_completed_sequence);
         let Some(retransmission) = qp.retransmission.as_deref_mut() else {
             return;
         };
@@ -111,7 +109,23 @@ impl Simulation {
             self.schedule_retry_or_timeout(index, now, None);
             return;
         }
-        if !matches!(cause, RetryCause::ReceiverNotReady | RetryCause::Overtaken) {
+        // A NAK of a message acknowledges those before it.
+        if cause != RetryCause::Timeout {
+            self.complete_acknowledged(index, now);
+        }
+        let Some(qp) = self.qp(index) else { return };
+        let (limit, oldest) = (qp.retry_attributes.retry_cnt, qp.next_completed_sequence);
+        let Some(retransmission) = qp.retransmission.as_deref_mut() else {
+            return;
+        };
+        let counts = match cause {
+            RetryCause::ReceiverNotReady => false,
+            // A message is only overtaken if an earlier one is on its way. Otherwise the responder expects a message that
+            // does not exist.
+            RetryCause::Overtaken => retransmission.holds(oldest),
+            _ => true,
+        };
+        if counts {
             retransmission.retries += 1;
             if retransmission.retries > limit.into()
                 && let Some(failed) = retransmission.take_first(oldest)
@@ -122,14 +136,7 @@ impl Simulation {
                 return;
             }
         }
-        // A NAK of a message acknowledges those before it.
-        if cause != RetryCause::Timeout {
-            while self.complete_oldest_unacknowledged(index, now) {}
-        }
-        let messages = self
-            .qp(index)
-            .and_then(|qp| qp.retransmission.as_deref_mut())
-            .map_or_else(Vec::new, Retransmission::take_messages);
+        let messages = retransmission.take_messages();
         self.send_again(index, &messages, now);
     }
 
@@ -188,12 +195,11 @@ impl Simulation {
         }
         self.finish_work_request(id, SUCCESS_STATUS, now, now);
         self.messages.release_one_work_request(id);
-        self.complete_next_if_early(index, now);
         true
     }
 
-    /// Checks that the response of a message counts now. It does if all earlier messages are complete, and if the
-    /// responder was ready. Otherwise keeps the message for a retry, and returns false.
+    /// Returns true if the work request of a message completes now: all earlier messages are complete, and the responder was
+    /// ready, or refused the message too often. Otherwise keeps the message.
     pub(super) fn accept_response(&mut self, index: u32, id: u32, now: Ps) -> bool {
         let message = &self.messages[id];
         let (number, status) = (message.sequence_number, message.status);
@@ -212,14 +218,34 @@ impl Simulation {
         self.accept_unusual_response(index, id, not_ready.then_some(responder), now)
     }
 
-    /// Lets the next message complete, after one has completed, if its response has arrived already.
+    /// Completes the oldest messages that the responder has executed, after a later response or NAK has arrived.
+    fn complete_acknowledged(&mut self, index: u32, now: Ps) {
+        while self.complete_oldest_unacknowledged(index, now) {}
+        self.complete_next_if_early(index, now);
+    }
+
+    /// Lets the next message complete, after one has completed, if its response or a later one has arrived already. Asks
+    /// for its response again if only later ones have arrived.
     pub(super) fn complete_next_if_early(&mut self, index: u32, now: Ps) {
-        if let Some(qp) = self.qp(index)
+        while let Some(qp) = self.qp(index)
             && let Some(retransmission) = qp.retransmission.as_deref_mut()
-            && let Some(message) = retransmission.take_early(qp.next_completed_sequence)
         {
-            self.events
-                .push(now, SimulationEvent::ResponseArrived { message });
+            let next = qp.next_completed_sequence;
+            if let Some(message) = retransmission.take_early(next) {
+                self.events
+                    .push(now, SimulationEvent::ResponseArrived { message });
+                return;
+            }
+            if !retransmission.has_early() {
+                return;
+            }
+            let held = retransmission.holds(next);
+            if !self.complete_oldest_unacknowledged(index, now) {
+                if held {
+                    self.schedule_retry(index, now, RetryCause::MissingResponse);
+                }
+                return;
+            }
         }
     }
 
@@ -234,7 +260,7 @@ impl Simulation {
         now: Ps,
     ) -> bool {
         let number = self.messages[id].sequence_number;
-        while self.complete_oldest_unacknowledged(index, now) {}
+        self.complete_acknowledged(index, now);
         let rnr_wait = not_ready_responder.map(|responder| {
             let responder = self.qp(responder).map(|qp| qp.retry_attributes);
             responder.unwrap_or_default().rnr_wait()
@@ -242,10 +268,8 @@ impl Simulation {
         let Some(qp) = self.qp(index) else {
             return false;
         };
-        let (limit, in_order) = (
-            qp.retry_attributes.rnr_retry,
-            qp.next_completed_sequence == number && qp.state == abi::IBV_QPS_RTS,
-        );
+        let (limit, oldest) = (qp.retry_attributes.rnr_retry, qp.next_completed_sequence);
+        let in_order = oldest == number && qp.state == abi::IBV_QPS_RTS;
         let retransmission = qp.retransmission.get_or_insert_default();
         let Some(rnr_wait) = rnr_wait else {
             if in_order {
@@ -253,13 +277,12 @@ impl Simulation {
                 qp.next_completed_sequence.take_next();
                 return true;
             }
-            let oldest = qp.next_completed_sequence;
             if retransmission.unacknowledged_message(oldest).is_some() {
                 let retry = (now, RetryCause::MissingResponse);
                 self.hold_unacknowledged(index, id, now, Some(retry));
             } else {
-                // The requester has asked for the missing response again, and for this one behind it. The second one
-                // of these would come right behind the missing one.
+                // An earlier message is on its way again. A requester would send this one again, too, and its second
+                // response would follow that of the earlier one.
                 self.hold(index, id, now, Retransmission::add_early);
             }
             return false;
@@ -271,10 +294,14 @@ impl Simulation {
                 return true;
             }
         }
+        let retry = if retransmission.unacknowledged_message(oldest).is_some() {
+            (now, RetryCause::MissingResponse)
+        } else {
+            (now + rnr_wait, RetryCause::ReceiverNotReady)
+        };
         self.messages[id].status = SUCCESS_STATUS;
-        self.hold_undelivered(index, id, now, None);
-        if in_order {
-            self.schedule_retry(index, now + rnr_wait, RetryCause::ReceiverNotReady);
+        if self.hold(index, id, now, Retransmission::add_undelivered) {
+            self.schedule_retry(index, retry.0, retry.1);
         }
         false
     }
@@ -300,7 +327,13 @@ impl Simulation {
         let message = &self.messages[id];
         let number = message.sequence_number;
         match self.qps.get(message.responder_qp as usize) {
-            Some(Some(target)) if target.expected_sequence == number && target.can_receive => true,
+            Some(Some(target))
+                if target.expected_sequence == number
+                    && target.can_receive
+                    && message.requester_qp != NO_REQUESTER =>
+            {
+                true
+            }
             _ => {
                 self.receive_out_of_sequence(id, machine, at);
                 false
@@ -347,7 +380,7 @@ impl Simulation {
         self.record_wasted_send(requester, id, now, shape.request_packets.count);
         if let Some(qp) = self.qp(requester) {
             let retransmission = qp.retransmission.get_or_insert_default();
-            retransmission.rnr_nak_sent = true;
+            retransmission.record_rnr_nak_sent();
         }
     }
 }
