@@ -10,8 +10,8 @@
 //!
 //! - `queue`: the event queue; events of equal time have a fixed order, so a run depends only on its input.
 //! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.
-//! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `srq`, `channel`, `mr`, `message`, `thread`; `event`: its
-//!   events.
+//! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `srq`, `channel`, `mr`, `message`, `thread`; `event`:
+//!   its events.
 //! - `network_faults`: packets that are lost or late by a plan; `retransmission`: messages that are sent again.
 //! - `nic`: WQEs through processing units to the network, messages to memory, and completions.
 //! - `post`: the costs of verbs on a core.

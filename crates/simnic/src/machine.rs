@@ -25,8 +25,8 @@ pub struct NicCounters {
     /// Messages and responses of which a packet was lost on the way from this NIC. A message that the responder drops
     /// because an earlier one is missing does not count again.
     pub lost_messages: u64,
-    /// Sends of reliable messages that were lost, that the responder dropped, or that it had executed before. Messages to
-    /// a queue pair that does not exist are not counted.
+    /// Sends of reliable messages that were lost, that the responder dropped, or that it had executed before. Messages
+    /// to a queue pair that does not exist are not counted.
     pub wasted_sends: u64,
     /// RNR NAKs that were sent, because a message of a reliable queue pair found no RECV.
     pub rnr_naks: u64,

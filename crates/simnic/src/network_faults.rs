@@ -78,8 +78,8 @@ impl NetworkFaults {
         self.injector.rule_counts().collect()
     }
 
-    /// Decides about the packets of a message that leave at `at`. Packets behind a lost one count as sent, too, although
-    /// a NAK may come before some of them leave.
+    /// Decides about the packets of a message that leave at `at`. Packets behind a lost one count as sent, too,
+    /// although a NAK may come before some of them leave.
     pub(crate) fn decide(&mut self, at: Ps, message: MessagePackets) -> PacketOutcome {
         let (from, to) = message.machines;
         let facts = PacketFacts {

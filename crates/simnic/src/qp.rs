@@ -29,8 +29,9 @@ pub(crate) struct WorkRequestKind {
     pub(crate) payload_bytes: u64,
 }
 
-/// A queue pair, laid out by cache line. An unreliable responder needs the first line, the requester's core the second, and
-/// its NIC and reliable responders the others. With hundreds of queue pairs no cache holds them, and each line that a message uses must be fetched.
+/// A queue pair, laid out by cache line. An unreliable responder needs the first line, the requester's core the second,
+/// and its NIC and reliable responders the others. With hundreds of queue pairs no cache holds them, and each line that
+/// a message uses must be fetched.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Qp {
@@ -67,8 +68,8 @@ pub(crate) struct Qp {
     /// Number of the next message of a reliable requester that completes.
     pub(crate) next_completed_sequence: SequenceNumber,
     pub(crate) send_cq: u32,
-    /// Messages of a reliable requester that are sent again; `None` while all have arrived at the first try, and no error
-    /// or reset has happened.
+    /// Messages of a reliable requester that are sent again; `None` while all have arrived at the first try, and no
+    /// error or reset has happened.
     pub(crate) retransmission: Option<Box<Retransmission>>,
     /// No response of this responder is sent before this time, so that responses keep the order of their requests.
     pub(crate) last_response_at: Ps,

@@ -1,12 +1,12 @@
-//! Messages that a reliable requester sends again: those that were lost, that found no RECV, or whose response was lost.
-//! Also those whose response has arrived before that of an earlier message.
+//! Messages that a reliable requester sends again: those that were lost, that found no RECV, or whose response was
+//! lost. Also those whose response has arrived before that of an earlier message.
 
 use std::ops::Range;
 
 use crate::queue::Ps;
 
-/// The number of a message among the messages of a reliable queue pair. It starts at the queue pair's PSN. A message has
-/// one number for all of its packets.
+/// The number of a message among the messages of a reliable queue pair. It starts at the queue pair's PSN. A message
+/// has one number for all of its packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SequenceNumber(u16);
 
@@ -83,13 +83,13 @@ pub(crate) struct Retransmission {
     undelivered: Vec<(SequenceNumber, u32)>,
     /// Messages that the responder has executed, and whose response was lost or did not count, in the same order.
     unacknowledged: Vec<(SequenceNumber, u32)>,
-    /// Messages whose response has arrived while an earlier message was sent again, in the same order. They complete after
-    /// that one.
+    /// Messages whose response has arrived while an earlier message was sent again, in the same order. They complete
+    /// after that one.
     early: Vec<(SequenceNumber, u32)>,
     /// Time of the next retry, and its cause.
     next_retry: Option<(Ps, RetryCause)>,
-    /// Number of timeouts and of missing messages and responses since packets were acknowledged; `rnr_naks`: of RNR NAKs
-    /// since then.
+    /// Number of timeouts and of missing messages and responses since packets were acknowledged; `rnr_naks`: of RNR
+    /// NAKs since then.
     pub(crate) retries: u32,
     pub(crate) rnr_naks: u32,
     /// True from an RNR NAK until the next retry: meanwhile the responder sends no other NAK.

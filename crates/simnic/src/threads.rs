@@ -2,8 +2,8 @@
 //!
 //! A thread runs real code on a stack of its own, and verbs advance its clock. The effect of an event becomes visible
 //! one PCIe latency later. So a thread may be ahead of the events by that much, and is suspended only if it is further
-//! ahead or waits ([`idle`]). Events run on the stack of the caller of [`run_events`], which stays in the processor's cache,
-//! unlike the stacks of many threads.
+//! ahead or waits ([`idle`]). Events run on the stack of the caller of [`run_events`], which stays in the processor's
+//! cache, unlike the stacks of many threads.
 
 #![allow(unsafe_code)]
 
@@ -213,8 +213,8 @@ impl Simulation {
         self.try_suspend_until(thread, next)
     }
 
-    /// Makes the running thread wait until `next`, or until something that it watches changes. Returns false if the wait
-    /// ends at once, because no future event can become visible before `next`.
+    /// Makes the running thread wait until `next`, or until something that it watches changes. Returns false if the
+    /// wait ends at once, because no future event can become visible before `next`.
     fn try_suspend_until(&mut self, thread: u32, next: Ps) -> bool {
         let clock = self.current_thread_clock;
         if next <= self.now + self.min_pcie_latency {
@@ -529,9 +529,9 @@ pub fn idle_polling_memory(misses: u32, memory: Option<u32>) -> u32 {
     misses.saturating_add(empty_polls_in(misses, idle(wait, memory) * 1000))
 }
 
-/// As [`idle_polling_memory`], for a loop that only polls one completion queue, as it has done since the last call. The loop
-/// resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the latest
-/// poll.
+/// As [`idle_polling_memory`], for a loop that only polls one completion queue, as it has done since the last call. The
+/// loop resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the
+/// latest poll.
 #[must_use]
 pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
     let waits = with_simulation(|world| {

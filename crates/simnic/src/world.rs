@@ -40,7 +40,8 @@ pub(crate) struct Simulation {
     pub(crate) messages: InFlightMessages,
     pub(crate) threads: Vec<SimulatedThread>,
     pub(crate) thread_names: Vec<String>,
-    /// Running thread; `current_thread_clock`, `current_machine` and `current_wait_period`: its clock, machine and stamp.
+    /// Running thread; `current_thread_clock`, `current_machine` and `current_wait_period`: its clock, machine and
+    /// stamp.
     pub(crate) current_thread: Option<u32>,
     pub(crate) current_thread_clock: Ps,
     pub(crate) current_machine: u32,

@@ -51,8 +51,8 @@ impl Simulation {
         self.add_completion(cq, cqe);
     }
 
-    /// Removes the messages of a queue pair that the NIC has not sent, each with its number of work requests, without those
-    /// of the list on which a unit works. That list must end one WQE at a time, as the queued events expect.
+    /// Removes the messages of a queue pair that the NIC has not sent, each with its number of work requests, without
+    /// those of the list on which a unit works. That list must end one WQE at a time, as the queued events expect.
     fn take_unsent_messages(&mut self, index: u32) -> Vec<(u32, u32)> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return Vec::new();

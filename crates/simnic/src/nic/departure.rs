@@ -26,8 +26,8 @@ pub(super) struct Departure {
 /// A message that the responder does not receive, or that it drops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
-    /// Time from the first bit on the port until the requester knows of the loss: a NAK arrives, or a later packet of the
-    /// same response. `None` if it learns of the loss otherwise.
+    /// Time from the first bit on the port until the requester knows of the loss: a NAK arrives, or a later packet of
+    /// the same response. `None` if it learns of the loss otherwise.
     pub(super) nak_after: Option<Ps>,
 }
 
@@ -73,8 +73,8 @@ impl Simulation {
         self.network_faults.is_some()
             || (qp.retransmission.is_some() && qp.transport == Transport::Rc)
     }
-    /// Decides how a message leaves, if the network has faults or its queue pair has sent messages again. Returns `None`
-    /// if the message does not leave now.
+    /// Decides how a message leaves, if the network has faults or its queue pair has sent messages again. Returns
+    /// `None` if the message does not leave now.
     #[cold]
     pub(super) fn decide_departure(&mut self, index: u32, id: u32, at: Ps) -> Option<Departure> {
         if self.messages[id].requester_qp != index {

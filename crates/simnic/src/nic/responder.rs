@@ -231,8 +231,8 @@ impl Simulation {
         }
     }
 
-    /// Schedules the acknowledgement of a message. Responses keep the order of their requests, also behind the data of a
-    /// READ.
+    /// Schedules the acknowledgement of a message. Responses keep the order of their requests, also behind the data of
+    /// a READ.
     pub(super) fn schedule_acknowledgement(&mut self, id: u32, at: Ps) {
         let responder = self.messages[id].responder_qp;
         let leaves = self

@@ -120,8 +120,7 @@ impl Simulation {
         };
         let counts = match cause {
             RetryCause::ReceiverNotReady => false,
-            // A message is only overtaken if an earlier one is on its way. Otherwise the responder expects a message that
-            // does not exist.
+            // If no earlier message is on its way, the responder expects a message that does not exist.
             RetryCause::Overtaken => retransmission.holds(oldest),
             _ => true,
         };
@@ -198,8 +197,8 @@ impl Simulation {
         true
     }
 
-    /// Returns true if the work request of a message completes now: all earlier messages are complete, and the responder was
-    /// ready, or refused the message too often. Otherwise keeps the message.
+    /// Returns true if the work request of a message completes now: all earlier messages are complete, and the
+    /// responder was ready, or refused the message too often. Otherwise keeps the message.
     pub(super) fn accept_response(&mut self, index: u32, id: u32, now: Ps) -> bool {
         let message = &self.messages[id];
         let (number, status) = (message.sequence_number, message.status);
@@ -224,8 +223,8 @@ impl Simulation {
         self.complete_next_if_early(index, now);
     }
 
-    /// Lets the next message complete, after one has completed, if its response or a later one has arrived already. Asks
-    /// for its response again if only later ones have arrived.
+    /// Lets the next message complete, after one has completed, if its response or a later one has arrived already.
+    /// Asks for its response again if only later ones have arrived.
     pub(super) fn complete_next_if_early(&mut self, index: u32, now: Ps) {
         while let Some(qp) = self.qp(index)
             && let Some(retransmission) = qp.retransmission.as_deref_mut()
