@@ -59,6 +59,11 @@ impl Side {
     }
 }
 
+/// The completions of `count` work requests that are numbered from 0 and succeed in order.
+fn successes(count: u64) -> Vec<(u64, Option<WcStatus>)> {
+    (0..count).map(|number| (number, None)).collect()
+}
+
 /// The configuration of a test's cluster.
 #[derive(Default)]
 struct Setup {
@@ -409,8 +414,7 @@ fn a_lost_response_of_a_read_costs_no_timeout_if_others_follow() {
                     post(side, number, operation);
                 }
                 let (completed, at) = side.completions(5);
-                let expected = (0..5).map(|number| (number, None));
-                assert_eq!(completed, expected.collect::<Vec<_>>());
+                assert_eq!(completed, successes(5));
                 assert!(at < Duration::from_micros(30), "{at:?}");
             },
             |_| {},
@@ -437,8 +441,7 @@ fn responses_that_are_lost_together_cost_no_timeout() {
                 (0..48).for_each(|number| post(side, number, Operation::Read(8)));
                 // The last response is not lost, so that it shows all gaps.
                 let (completed, at) = side.completions(48);
-                let expected = (0..48).map(|number| (number, None));
-                assert_eq!(completed, expected.collect::<Vec<_>>());
+                assert_eq!(completed, successes(48));
                 assert!(at < Duration::from_micros(60), "{at:?}");
             },
             |_| {},
@@ -504,6 +507,49 @@ fn a_peer_that_expects_another_psn_fails_the_queue_pair() {
         },
         |side| side.post_recvs(1, 8),
     );
+}
+
+/// Messages between a host and its DPU use no port, so that they have no time on the wire.
+#[test]
+fn a_large_message_behind_a_gap_between_dpu_and_host_arrives() {
+    const BYTES: usize = 1 << 20;
+    let profile = nicmodel::profile::builtin("bf2").expect("built in");
+    let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+    let devices = Provider::simnic().devices().expect("a host and a DPU");
+    let [(host, host_cq, host_memory), (dpu, cq, memory)] = [0, 1].map(|index| {
+        let pd = open(&devices[index]).alloc_pd().expect("a domain");
+        let cq = pd.context().create_cq(16).expect("a queue");
+        let qp = pd.qp::<Rc>(&cq, &cq).timeout(4u8).build();
+        let memory = pd.alloc(BYTES, Access::ALL).expect("memory");
+        (qp.expect("a queue pair"), cq, memory)
+    });
+    let (to_host, to_dpu) = (host.endpoint(), dpu.endpoint());
+    let side = Side {
+        qp: dpu.connect(&to_host).expect("it connects"),
+        cq,
+        memory,
+        remote: host_memory.remote(),
+    };
+    let place = cluster.host_or_dpu_of_machine(0, nicmodel::profile::CorePlace::Dpu);
+    cluster.spawn(place.expect("it has a DPU"), "sender", move || {
+        let write = |number: u64, bytes: usize| {
+            let message = side.memory.slice(..bytes).expect("in range");
+            let posted = side.qp.post_one(|list| {
+                list.rdma_write(message, side.remote)
+                    .wr_id(number)
+                    .signaled();
+            });
+            posted.expect("the send queue has room");
+        };
+        // The host is not ready yet.
+        write(0, 8);
+        simnic::idle(500, None);
+        let host = host.connect(&to_dpu).expect("it connects");
+        write(1, BYTES);
+        assert_eq!(side.completions(2).0, successes(2));
+        drop((host, host_cq, host_memory));
+    });
+    cluster.run().expect("it ends");
 }
 
 #[test]
@@ -684,8 +730,7 @@ fn check_exactly_once(operations: Vec<Operation>, plan: &'static str, seed: u64,
                 post(side, number, operation);
             }
             let (completed, _) = side.completions(posted.len());
-            let expected = (0..posted.len()).map(|number| (number as u64, None));
-            assert_eq!(completed, expected.collect::<Vec<_>>());
+            assert_eq!(completed, successes(posted.len() as u64));
             let mut added = 0;
             for (number, &operation) in posted.iter().enumerate() {
                 let got = side.memory.read_u64(number * SLOT_BYTES).expect("in range");

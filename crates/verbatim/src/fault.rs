@@ -116,7 +116,7 @@ fn format_rule_counts(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
         } else if of.matched > 0 {
             "its p, after, every or count left nothing of what it is for"
         } else if rule.is_for_packets() {
-            "no packet was like that; queue pairs of one host share memory and send none unless VERBATIM_PATH=packets (simulated ones always do)"
+            "no packet was like that; queue pairs of one host share memory and send none unless VERBATIM_PATH=packets (those of a simulated cluster always send packets)"
         } else {
             "nothing was like that"
         };

@@ -73,6 +73,7 @@ impl Simulation {
         self.network_faults.is_some()
             || (qp.retransmission.is_some() && qp.transport == Transport::Rc)
     }
+
     /// Decides how a message leaves, if the network has faults or its queue pair has sent messages again. Returns
     /// `None` if the message does not leave now.
     #[cold]

@@ -406,7 +406,8 @@ impl Simulation {
             let nak_after = loss
                 .and_then(|loss| loss.nak_after)
                 .filter(|_| to.is_some());
-            let nak_at = nak_after.map(|after| out - wire_time + after);
+            // Between a host and its DPU, `out` has no time on the wire.
+            let nak_at = nak_after.map(|after| (out + after).saturating_sub(wire_time));
             self.hold_undelivered(index, id, out, nak_at);
         } else {
             self.messages.release_one_work_request(id);

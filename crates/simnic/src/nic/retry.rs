@@ -27,7 +27,7 @@ impl Simulation {
         }
     }
 
-    /// Keeps a message that the responder has executed, and whose response did not arrive or did not count. The
+    /// Keeps a message that the responder has executed, and whose response did not arrive or came after a missing one. The
     /// requester sends it again at the given time and for the given cause; otherwise its timeout counts from `now`.
     pub(super) fn hold_unacknowledged(
         &mut self,
