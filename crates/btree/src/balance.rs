@@ -15,9 +15,11 @@
 //!   server takes at most [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per
 //!   second.
 
+use crate::stored::KeyOrValue;
+
 /// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ServerLoad {
+pub struct ServerLoad<T: KeyOrValue = u64> {
     /// Requests received.
     pub total_requests: u64,
     /// Nanoseconds during which the server had requests to execute.
@@ -27,20 +29,20 @@ pub struct ServerLoad {
     /// Number of ranges that the server is taking from others.
     pub unfinished_takes: u64,
     /// A sample of the keys that clients requested.
-    pub sampled_keys: Vec<u64>,
+    pub sampled_keys: Vec<T>,
 }
 
-impl ServerLoad {
+impl<T: KeyOrValue> ServerLoad<T> {
     /// Decodes the entries of the answer to [`Op::ReadServerLoad`](crate::Op::ReadServerLoad); returns `None` if there
     /// are fewer than two.
-    pub fn decode(entries: &[(u64, u64)]) -> Option<Self> {
+    pub fn decode(entries: &[(T, T)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;
         Some(Self {
-            total_requests: requests,
-            total_busy_ns: busy_ns,
-            server_clock_ns: now_ns,
-            unfinished_takes: taking,
+            total_requests: requests.to_number(),
+            total_busy_ns: busy_ns.to_number(),
+            server_clock_ns: now_ns.to_number(),
+            unfinished_takes: taking.to_number(),
             sampled_keys: sample.iter().flat_map(|(a, b)| [*a, *b]).collect(),
         })
     }
@@ -73,15 +75,15 @@ impl Default for ControlLawParameters {
 
 /// A range to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct RangeMove {
+pub struct RangeMove<T: KeyOrValue = u64> {
     /// The server that has the range.
     pub giver: u16,
     /// The server that takes the range.
     pub taker: u16,
     /// The first key.
-    pub from: u64,
+    pub from: T,
     /// The upper bound of the range, exclusive, if any.
-    pub end: Option<u64>,
+    pub end: Option<T>,
 }
 
 /// A server's load between two observations.
@@ -97,11 +99,11 @@ pub struct ObservedLoad {
 
 /// Decides which ranges to move between servers whose ranges are in the order of their numbers.
 #[derive(Debug)]
-pub struct Balancer {
+pub struct Balancer<T: KeyOrValue = u64> {
     law: ControlLawParameters,
     /// First keys of all ranges except the first.
-    split_keys: Vec<u64>,
-    previous_loads: Vec<Option<ServerLoad>>,
+    split_keys: Vec<T>,
+    previous_loads: Vec<Option<ServerLoad<T>>>,
     observed_loads: Vec<ObservedLoad>,
     /// The capacities assumed before anything was observed.
     assumed_capacities: Vec<f64>,
@@ -112,10 +114,10 @@ pub struct Balancer {
 /// Below this utilisation a server's capacity cannot be estimated from its load.
 const MIN_UTILISATION: f64 = 0.005;
 
-impl Balancer {
+impl<T: KeyOrValue> Balancer<T> {
     /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
     /// server, until measured; only their ratios matter. Missing capacities are 1.
-    pub fn new(law: ControlLawParameters, splits: Vec<u64>, capacities: &[f64]) -> Self {
+    pub fn new(law: ControlLawParameters, splits: Vec<T>, capacities: &[f64]) -> Self {
         let servers = splits.len() + 1;
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
         Self {
@@ -129,7 +131,7 @@ impl Balancer {
     }
 
     /// Returns the first keys of all ranges except the first.
-    pub fn split_keys(&self) -> &[u64] {
+    pub fn split_keys(&self) -> &[T] {
         &self.split_keys
     }
 
@@ -140,7 +142,7 @@ impl Balancer {
 
     /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
     /// [`split_keys`](Self::split_keys) then returns the splits after the move.
-    pub fn observe_and_plan_move(&mut self, loads: &[ServerLoad]) -> Option<RangeMove> {
+    pub fn observe_and_plan_move(&mut self, loads: &[ServerLoad<T>]) -> Option<RangeMove<T>> {
         if loads.len() != self.previous_loads.len() {
             return None;
         }
@@ -197,7 +199,12 @@ impl Balancer {
         (right - b.rate / rate, right.min(1.0 - right).max(1e-3))
     }
 
-    fn plan_move(&mut self, left: usize, shift: f64, loads: &[ServerLoad]) -> Option<RangeMove> {
+    fn plan_move(
+        &mut self,
+        left: usize,
+        shift: f64,
+        loads: &[ServerLoad<T>],
+    ) -> Option<RangeMove<T>> {
         let (a, b) = (self.observed_loads[left], self.observed_loads[left + 1]);
         let rate = a.rate + b.rate;
         let (giver, taker) = if shift > 0.0 {
@@ -208,7 +215,9 @@ impl Balancer {
         let share = self.law.moved_deviation_fraction * shift.abs() * rate
             / self.observed_loads[giver].rate.max(1e-9);
         let share = share.min(self.law.max_moved_fraction_of_giver);
-        let low = giver.checked_sub(1).map_or(0, |i| self.split_keys[i]);
+        let low = giver
+            .checked_sub(1)
+            .map_or(T::default(), |i| self.split_keys[i]);
         let high = self.split_keys.get(giver).copied();
         // Discards sampled keys outside the giver's present range.
         let mut sample = loads[giver].sampled_keys.clone();
@@ -246,10 +255,10 @@ impl Balancer {
 
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn update_observed_load_and_capacity_if_measurable(
+fn update_observed_load_and_capacity_if_measurable<T: KeyOrValue>(
     seen: &mut ObservedLoad,
-    before: &ServerLoad,
-    after: &ServerLoad,
+    before: &ServerLoad<T>,
+    after: &ServerLoad<T>,
 ) -> bool {
     let ns = (after.server_clock_ns - before.server_clock_ns) as f64;
     let requests = after.total_requests.saturating_sub(before.total_requests) as f64;

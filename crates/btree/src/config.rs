@@ -7,7 +7,9 @@ use service::config::in_range;
 use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
-use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NodeShape};
+use crate::stored::private::Sizes;
+use crate::stored::{ByteString, KeyOrValue};
 use crate::tree::{MAX_TREES, Store};
 
 pub use service::sessions::MAX_WINDOW;
@@ -30,15 +32,16 @@ service::designs! {
 }
 
 /// Configuration of a server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ServerConfig {
+#[derive(Debug, Clone, PartialEq)]
+pub struct ServerConfig<T: KeyOrValue = u64> {
     /// The server's TCP address for clients; port 0 takes a free port.
     pub listen: String,
     /// The NIC.
     pub nic: NicConfig,
-    /// Bytes of a node, a power of two from 256 to 4096.
+    /// Bytes of a node, a power of two from 256 to 4096. A node must have room for [`MIN_ENTRIES_PER_NODE`] entries.
     pub node_bytes: usize,
+    /// The limits of keys and values: [`NumberSizes`](crate::NumberSizes) or [`StringSizes`](crate::StringSizes).
+    pub sizes: T::Sizes,
     /// Number of keys that the memory is sized for, in all trees together and in any order of insertion.
     pub keys: u64,
     /// Number of trees, 1 to [`MAX_TREES`].
@@ -61,13 +64,11 @@ pub struct ServerConfig {
     pub lease_ms: u16,
     /// First keys of the ranges of servers that share the trees, ascending. The first range begins at 0 and is left
     /// out, so a single server has no splits. Ranges can move while the servers run.
-    pub splits: Vec<u64>,
+    pub splits: Vec<T>,
     /// The number of this server: server 0 has the first range.
-    #[serde(rename = "part")]
     pub server_number: u16,
     /// TCP addresses of all servers that share the trees, in the order of their numbers. A server needs them to take
     /// keys from another server.
-    #[serde(rename = "parts")]
     pub servers: Vec<String>,
     /// Upper limit of the rate at which this server takes entries from others, in bytes per second.
     pub handover_bytes_per_s: u32,
@@ -75,12 +76,13 @@ pub struct ServerConfig {
     pub slow_by_ns: u32,
 }
 
-impl Default for ServerConfig {
+impl<T: KeyOrValue> Default for ServerConfig<T> {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".to_owned(),
             nic: NicConfig::default(),
             node_bytes: 1024,
+            sizes: T::Sizes::default(),
             keys: 1 << 20,
             trees: 1,
             workers: 1,
@@ -99,25 +101,25 @@ impl Default for ServerConfig {
     }
 }
 
-impl ServerConfig {
+impl<T: KeyOrValue> ServerConfig<T> {
     /// Returns a server's initial range: the first key, and the end, which is exclusive.
-    pub(crate) fn initial_range_of(&self, server_number: usize) -> (u64, Option<u64>) {
+    pub(crate) fn initial_range_of(&self, server_number: usize) -> (T, Option<T>) {
         let from = server_number
             .checked_sub(1)
             .and_then(|before| self.splits.get(before));
         (
-            from.copied().unwrap_or(0),
+            from.copied().unwrap_or_default(),
             self.splits.get(server_number).copied(),
         )
     }
 
     /// Returns the number of nodes that the memory has room for.
     pub(crate) fn node_capacity(&self) -> u64 {
-        Store::nodes_needed_for_keys(self.node_bytes, self.keys)
+        Store::<T>::nodes_needed_for_keys(self.node_bytes, self.sizes, self.keys)
     }
 }
 
-impl service::ServerConfig for ServerConfig {
+impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
     fn check(&self) -> Result<(), String> {
         in_range(
             "node_bytes",
@@ -130,6 +132,7 @@ impl service::ServerConfig for ServerConfig {
                 self.node_bytes
             ));
         }
+        check_sizes::<T>(self.node_bytes, self.sizes)?;
         let keys = usize::try_from(self.keys).unwrap_or(usize::MAX);
         in_range("keys", keys, 1..=1 << 34)?;
         in_range("trees", self.trees, 1..=MAX_TREES)?;
@@ -137,8 +140,8 @@ impl service::ServerConfig for ServerConfig {
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         in_range("queues", self.queues, 1..=64)?;
         in_range("max_clients", self.max_clients, 1..=1024)?;
-        if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&0) {
-            return Err("splits must ascend, and be above 0".to_owned());
+        if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&T::default()) {
+            return Err("splits must ascend, and be above the least key".to_owned());
         }
         in_range("part", self.server_number.into(), 0..=self.splits.len())?;
         if !self.servers.is_empty() && self.servers.len() != self.splits.len() + 1 {
@@ -170,6 +173,32 @@ impl service::ServerConfig for ServerConfig {
     fn max_window(&self) -> usize {
         self.max_window
     }
+}
+
+/// The smallest number of entries for which a node must have room.
+pub const MIN_ENTRIES_PER_NODE: usize = 4;
+
+/// Checks that keys and values are not too long for byte strings and for nodes.
+fn check_sizes<T: KeyOrValue>(node_bytes: usize, sizes: T::Sizes) -> Result<(), String> {
+    let Some(strings) = sizes.of_strings() else {
+        return Ok(());
+    };
+    in_range("key_bytes", strings.key_bytes, 1..=ByteString::MAX_BYTES)?;
+    in_range(
+        "value_bytes",
+        strings.value_bytes,
+        1..=ByteString::MAX_BYTES,
+    )?;
+    let words = node_bytes / 8;
+    let entries = NodeShape::<T> { words, sizes }.capacity(0);
+    if entries < MIN_ENTRIES_PER_NODE {
+        return Err(format!(
+            "a node of {node_bytes} bytes has room for {entries} keys and values of {} and {} bytes: at least \
+             {MIN_ENTRIES_PER_NODE} are needed, so give it more with --node-size",
+            strings.key_bytes, strings.value_bytes
+        ));
+    }
+    Ok(())
 }
 
 /// Configuration of a client.

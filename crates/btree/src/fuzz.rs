@@ -1,49 +1,60 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
-use crate::node::{
-    LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeWords, entries_per_node,
-};
-use crate::wire::{Answer, ENTRY_BYTES, Op, key_and_tree_of};
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeShape, NodeWords};
+use crate::stored::{ByteString, KeyOrValue, NumberSizes, StringSizes};
+use crate::wire::{Answer, Op, key_and_tree_of};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
 /// Largest number of nodes that a walk visits, as in a client.
 const MAX_NODES: usize = 40;
+/// Limits with which a node of the smallest size has room for a few entries.
+const SIZES: StringSizes = StringSizes {
+    key_bytes: 11,
+    value_bytes: 8,
+};
 
-/// Reads any bytes as a request, as an answer, and as a key followed by nodes in which a client looks for it.
+/// Reads any bytes as a request, as an answer, and as a key followed by nodes in which a client looks for it; each with
+/// numbers and with byte strings.
 ///
 /// # Panics
 /// If a decoded request does not survive encoding, an answer has more entries than bytes, or a search leaves its node.
 pub fn check_messages_and_walk_of_any_bytes(bytes: &[u8]) {
-    check_request_decoding(bytes);
-    check_answer_decoding(bytes);
+    check_request_decoding::<u64>(bytes);
+    check_request_decoding::<ByteString>(bytes);
+    check_answer_decoding::<u64>(bytes, 16);
+    check_answer_decoding::<ByteString>(bytes, 4);
     if let Some((key, nodes)) = bytes.split_first_chunk::<8>() {
-        check_walk_through_any_nodes(u64::from_le_bytes(*key), nodes);
+        check_walk_through_any_nodes(u64::from_le_bytes(*key), NumberSizes, nodes);
+        let key = key.strip_suffix(b"\0").unwrap_or(key);
+        check_walk_through_any_nodes(ByteString::new(key).unwrap_or_default(), SIZES, nodes);
     }
 }
 
 /// Decodes the bytes as a server does.
-fn check_request_decoding(bytes: &[u8]) {
-    let Some((op, tree, number)) = Op::decode(bytes) else {
+fn check_request_decoding<T: KeyOrValue>(bytes: &[u8]) {
+    let Some((op, tree, number)) = Op::<T>::decode(bytes) else {
         return;
     };
     if op != Op::ReadServerLoad {
         assert_eq!(key_and_tree_of(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);
-    assert_eq!(Op::decode(&again[..length]), Some((op, tree, number)));
+    let again = Op::decode(&again.as_ref()[..length]);
+    assert_eq!(again, Some((op, tree, number)));
 }
 
 /// Decodes the bytes as a client does.
-fn check_answer_decoding(bytes: &[u8]) {
-    if let Some(answer) = Answer::decode(bytes) {
-        assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
+fn check_answer_decoding<T: KeyOrValue>(bytes: &[u8], min_entry_bytes: usize) {
+    if let Some(answer) = Answer::<T>::decode(bytes) {
+        assert!(answer.entries().count() <= bytes.len() / min_entry_bytes);
         assert!(answer.first_entry_number.max(answer.total_entries) < 1 << 16);
+        let _ = answer.moved_range();
     }
 }
 
 /// Walks from the first node to a leaf through nodes with any contents. A node's number is its position, from 1 on.
-fn check_walk_through_any_nodes(key: u64, bytes: &[u8]) {
+fn check_walk_through_any_nodes<T: KeyOrValue>(key: T, sizes: T::Sizes, bytes: &[u8]) {
     let words: Vec<u64> = bytes
         .chunks(8)
         .map(|chunk| {
@@ -53,16 +64,17 @@ fn check_walk_through_any_nodes(key: u64, bytes: &[u8]) {
         })
         .collect();
     let nodes: Vec<&[u64]> = words.chunks_exact(NODE_WORDS).collect();
-    let Some(root) = nodes.first().map(|words| Node(*words)) else {
+    let Some(root) = nodes.first().map(|words| Node::<_, T>(*words, sizes)) else {
         return;
     };
     let (tree, mut level) = (root.0.word(crate::node::TREE_WORD), root.level());
     let mut number = 1;
     for _ in 0..MAX_NODES {
         let place = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
-        let Some(node) = place.and_then(|place| nodes.get(place)).map(|n| Node(*n)) else {
+        let Some(words) = place.and_then(|place| nodes.get(place)) else {
             return;
         };
+        let node = Node::<_, T>(*words, sizes);
         check_searches(node, key);
         match node.next_walk_step(key, tree, level) {
             NextStep::Child(child) => {
@@ -82,9 +94,14 @@ fn check_walk_through_any_nodes(key: u64, bytes: &[u8]) {
 }
 
 /// Checks that searches stay within their node.
-fn check_searches(node: Node<'_, [u64]>, key: u64) {
+fn check_searches<T: KeyOrValue>(node: Node<'_, [u64], T>, key: T) {
     let count = node.entry_count();
-    assert!(count <= entries_per_node(NODE_WORDS));
+    let shape = NodeShape::<T> {
+        words: NODE_WORDS,
+        sizes: node.1,
+    };
+    assert!(count <= shape.capacity(node.level()));
+    assert!(shape.payload_index(node.level(), count) <= NODE_WORDS);
     assert!(node.count_keys_up_to(key) <= count);
     match node.find(key) {
         Ok(place) => {
@@ -97,7 +114,7 @@ fn check_searches(node: Node<'_, [u64]>, key: u64) {
     if node.has_valid_checksum() {
         let mut other = node.0.to_vec();
         other[LEVEL_FLAGS_COUNT_INDEX] ^= 1 << 40;
-        assert!(!Node(&other[..]).has_valid_checksum());
+        assert!(!Node::<_, T>(&other[..], node.1).has_valid_checksum());
     }
 }
 

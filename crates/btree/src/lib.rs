@@ -25,6 +25,7 @@ mod node;
 pub mod rendezvous;
 mod report;
 mod server;
+mod stored;
 pub mod tree;
 pub mod walk_cost;
 mod wire;
@@ -33,21 +34,22 @@ pub use client::{
     Answer, Client, ClientError, ClientStats, Completion, ExecuteRequests, LoadBalancer,
     PipelinedClient, Router,
 };
-pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, ServerConfig};
+pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, MIN_ENTRIES_PER_NODE, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
 pub use server::{BtreeService, RangeMover, ServerRuntime};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };
+pub use stored::{ByteString, KeyOrValue, NumberSizes, StringSizes, TooLongError};
 pub use tree::{MovedRange, PutCondition, RangeOwner};
 pub use wire::{HandoverStep, Op};
 
 /// A running server. Dropping the server stops it.
-pub type Server = service::Server<BtreeService>;
+pub type Server<T = u64> = service::Server<BtreeService<T>>;
 /// A server whose workers the caller runs.
-pub type LocalServer = service::LocalServer<BtreeService>;
+pub type LocalServer<T = u64> = service::LocalServer<BtreeService<T>>;
 /// A worker of a [`LocalServer`] that has not started.
-pub type LocalWorker = service::LocalWorker<BtreeService>;
+pub type LocalWorker<T = u64> = service::LocalWorker<BtreeService<T>>;
 /// Connects clients to a [`LocalServer`].
 pub type LocalConnector = service::LocalConnector<rendezvous::RendezvousProtocol>;

@@ -9,11 +9,14 @@
 //! | 2 | checksum of words 1 and 3 to the last that is in use |
 //! | 3 | level in bits 47..32 (0 is a leaf), flags [`FLAG_DEAD`], [`FLAG_LAST_OF_LEVEL`], [`FLAG_FROZEN`] and [`FLAG_MOVED`], count of entries in bits 15..0 |
 //! | 4 | low fence: no key of the node is below it |
-//! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`FLAG_LAST_OF_LEVEL`] is above all keys |
+//! | 5 | high fence: all keys of the node are below it, unless the node has the flag [`FLAG_LAST_OF_LEVEL`] |
 //! | 6 | the right sibling's number, 0 for none |
 //! | 7 | the number of the node's tree |
-//! | from 8 | keys in ascending order, room for [`entries_per_node`] of them |
+//! | from 8 | keys in ascending order, room for [`NodeShape::capacity`] of them |
 //! | after the keys | values of a leaf; in an inner node the numbers of the children |
+//!
+//! Numbers take one word each. A byte string takes a slot of several words, which has room for the longest key or value
+//! of the tree. The fences of such a tree are in two slots after word 7, in front of the keys, and words 4 and 5 are 0.
 //!
 //! In an inner node key `i` is the low fence of child `i`, so the first key equals the node's low fence.
 //!
@@ -22,6 +25,9 @@
 //! are never torn, so a mixture has wrong keys at worst: every search below is bounded for any contents of the words.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 
 /// Words in front of the keys: one cache line.
 pub(crate) const HEADER_WORDS: usize = 8;
@@ -58,10 +64,61 @@ pub const MIN_NODE_BYTES: usize = 256;
 /// The largest node in bytes.
 pub const MAX_NODE_BYTES: usize = 4096;
 
-/// Returns the number of entries that fit into a node of `words` words.
-#[inline]
-pub(crate) const fn entries_per_node(words: usize) -> usize {
-    (words - HEADER_WORDS) / 2
+/// The places of keys and values in the nodes of a tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeShape<T: KeyOrValue = u64> {
+    /// Words of a node.
+    pub(crate) words: usize,
+    /// The room for keys and values.
+    pub(crate) sizes: T::Sizes,
+}
+
+impl<T: KeyOrValue> NodeShape<T> {
+    /// Returns the index of the first key's slot.
+    #[inline]
+    pub(crate) fn keys_index(self) -> usize {
+        match T::FENCES_IN_HEADER {
+            true => HEADER_WORDS,
+            false => HEADER_WORDS + 2 * self.sizes.key_words(),
+        }
+    }
+
+    /// Returns the indices of the low and the high fence.
+    #[inline]
+    pub(crate) fn fence_indices(self) -> (usize, usize) {
+        match T::FENCES_IN_HEADER {
+            true => (LOW_FENCE_WORD, HIGH_FENCE_WORD),
+            false => (HEADER_WORDS, HEADER_WORDS + self.sizes.key_words()),
+        }
+    }
+
+    /// Returns the words of a value in a leaf, or of a child's number in an inner node.
+    #[inline]
+    pub(crate) fn payload_words(self, level: u16) -> usize {
+        match level {
+            0 => self.sizes.value_words(),
+            _ => 1,
+        }
+    }
+
+    /// Returns the number of entries that fit into a node of this level.
+    #[inline]
+    pub(crate) fn capacity(self, level: u16) -> usize {
+        self.words.saturating_sub(self.keys_index())
+            / (self.sizes.key_words() + self.payload_words(level))
+    }
+
+    /// Returns the index of key `i`'s slot.
+    #[inline]
+    pub(crate) fn key_index(self, i: usize) -> usize {
+        self.keys_index() + i * self.sizes.key_words()
+    }
+
+    /// Returns the index of value or child `i` in a node of this level.
+    #[inline]
+    pub(crate) fn payload_index(self, level: u16, i: usize) -> usize {
+        self.key_index(self.capacity(level)) + i * self.payload_words(level)
+    }
 }
 
 /// Returns the word at [`LEVEL_FLAGS_COUNT_INDEX`] of a node.
@@ -70,7 +127,7 @@ pub(crate) fn encode_level_flags_count(level: u16, flags: u64, count: usize) -> 
 }
 
 /// The words of a node: shared memory at the server, a private copy at a client.
-pub(crate) trait NodeWords {
+pub trait NodeWords {
     /// Returns the number of words.
     fn len(&self) -> usize;
     /// Returns the word at `index`, or 0 if `index` is out of bounds.
@@ -115,20 +172,29 @@ pub(crate) enum NextStep {
 }
 
 /// A view of a node's words that is valid for any contents.
-pub(crate) struct Node<'a, W: ?Sized>(pub(crate) &'a W);
+pub(crate) struct Node<'a, W: ?Sized, T: KeyOrValue = u64>(pub(crate) &'a W, pub(crate) T::Sizes);
 
-impl<W: ?Sized> Clone for Node<'_, W> {
+impl<W: ?Sized, T: KeyOrValue> Clone for Node<'_, W, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<W: ?Sized> Copy for Node<'_, W> {}
+impl<W: ?Sized, T: KeyOrValue> Copy for Node<'_, W, T> {}
 
-impl<W: NodeWords + ?Sized> Node<'_, W> {
+impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
+    #[inline]
+    pub(crate) fn shape(self) -> NodeShape<T> {
+        NodeShape {
+            words: self.0.len(),
+            sizes: self.1,
+        }
+    }
+
+    /// Returns the number of entries that fit into the node.
     #[inline]
     pub(crate) fn capacity(self) -> usize {
-        entries_per_node(self.0.len())
+        self.shape().capacity(self.level())
     }
 
     /// Returns the number of entries, at most the capacity.
@@ -171,29 +237,59 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
     }
 
     #[inline]
-    pub(crate) fn key(self, i: usize) -> u64 {
-        self.0.word(HEADER_WORDS + i)
+    pub(crate) fn key(self, i: usize) -> T {
+        let shape = self.shape();
+        T::load(self.0, shape.key_index(i), shape.sizes.key_words())
     }
 
+    /// Returns a value of a leaf.
     #[inline]
-    pub(crate) fn value(self, i: usize) -> u64 {
-        self.0.word(HEADER_WORDS + self.capacity() + i)
+    pub(crate) fn value(self, i: usize) -> T {
+        self.payload(i)
+    }
+
+    /// Returns the number of a child of an inner node. In a leaf with the flag [`FLAG_MOVED`], returns the owner's word.
+    #[inline]
+    pub(crate) fn child(self, i: usize) -> u64 {
+        self.payload(i)
+    }
+
+    /// Returns what belongs to key `i`: `T` in a leaf, a number in an inner node.
+    #[inline]
+    pub(crate) fn payload<P: KeyOrValue>(self, i: usize) -> P {
+        let (shape, level) = (self.shape(), self.level());
+        P::load(
+            self.0,
+            shape.payload_index(level, i),
+            shape.payload_words(level),
+        )
+    }
+
+    /// Returns the inclusive lower bound of the node's keys.
+    #[inline]
+    pub(crate) fn key_lower_bound(self) -> T {
+        let shape = self.shape();
+        T::load(self.0, shape.fence_indices().0, shape.sizes.key_words())
     }
 
     /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
-    pub(crate) fn key_upper_bound(self) -> Option<u64> {
-        (!self.is_last_of_level()).then(|| self.0.word(HIGH_FENCE_WORD))
+    pub(crate) fn key_upper_bound(self) -> Option<T> {
+        let shape = self.shape();
+        let bound = || T::load(self.0, shape.fence_indices().1, shape.sizes.key_words());
+        (!self.is_last_of_level()).then(bound)
     }
 
     /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
-    pub(crate) fn count_keys_up_to(self, key: u64) -> usize {
+    pub(crate) fn count_keys_up_to(self, key: T) -> usize {
+        let shape = self.shape();
         let (mut from, mut left) = (0, self.entry_count());
-        // The search has no branches on keys: a mispredicted branch costs more than the load.
+        // The search has no branches on numbers: a mispredicted branch costs more than the load.
         while left > 0 {
             let half = left / 2;
-            let above = self.key(from + half) <= key;
+            let index = shape.key_index(from + half);
+            let above = key.is_at_least_slot(self.0, index, shape.sizes.key_words());
             from = if above { from + half + 1 } else { from };
             left = if above { left - half - 1 } else { half };
         }
@@ -202,7 +298,7 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
 
     /// Returns the index of the key in a leaf, or as an error the index at which the key would be inserted.
     #[inline]
-    pub(crate) fn find(self, key: u64) -> Result<usize, usize> {
+    pub(crate) fn find(self, key: T) -> Result<usize, usize> {
         let rank = self.count_keys_up_to(key);
         match rank.checked_sub(1) {
             Some(place) if self.key(place) == key => Ok(place),
@@ -212,16 +308,17 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
 
     /// Returns the next step of the walk for a key from this node, which is expected to have this tree and level.
     #[inline]
-    pub(crate) fn next_walk_step(self, key: u64, tree: u64, level: u16) -> NextStep {
-        let header = self.0;
+    pub(crate) fn next_walk_step(self, key: T, tree: u64, level: u16) -> NextStep {
+        let (header, key_words) = (self.0, self.1.key_words());
+        let (low, high) = self.shape().fence_indices();
         if self.is_dead()
             || self.level() != level
             || header.word(TREE_WORD) != tree
-            || key < header.word(LOW_FENCE_WORD)
+            || !key.is_at_least_slot(header, low, key_words)
         {
             return NextStep::Restart;
         }
-        if !self.is_last_of_level() && key >= header.word(HIGH_FENCE_WORD) {
+        if !self.is_last_of_level() && key.is_at_least_slot(header, high, key_words) {
             return match header.word(SIBLING_WORD) {
                 0 => NextStep::Restart,
                 sibling => NextStep::Sibling(sibling),
@@ -232,13 +329,13 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
         }
         match self.count_keys_up_to(key) {
             0 => NextStep::Restart,
-            rank => NextStep::Child(self.value(rank - 1)),
+            rank => NextStep::Child(self.child(rank - 1)),
         }
     }
 
     /// Returns the checksum of the words in use.
     pub(crate) fn checksum_of_words(self) -> u64 {
-        let (count, capacity) = (self.entry_count(), self.capacity());
+        let (shape, level, count) = (self.shape(), self.level(), self.entry_count());
         let header = [
             VERSION_WORD,
             LEVEL_FLAGS_COUNT_INDEX,
@@ -247,9 +344,9 @@ impl<W: NodeWords + ?Sized> Node<'_, W> {
             SIBLING_WORD,
             TREE_WORD,
         ];
-        let keys = HEADER_WORDS..HEADER_WORDS + count;
-        let values = HEADER_WORDS + capacity..HEADER_WORDS + capacity + count;
-        let all = header.into_iter().chain(keys).chain(values);
+        let fences_and_keys = HEADER_WORDS..shape.key_index(count);
+        let payloads = shape.payload_index(level, 0)..shape.payload_index(level, count);
+        let all = header.into_iter().chain(fences_and_keys).chain(payloads);
         all.fold(0, |sum: u64, i| {
             sum.wrapping_add(checksum_term(i, self.0.word(i)))
         })
@@ -278,6 +375,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stored::NumberSizes;
+
+    fn number_node(words: &[u64]) -> Node<'_, [u64]> {
+        Node(words, NumberSizes)
+    }
+
+    fn entries_per_node(words: usize) -> usize {
+        let sizes = NumberSizes;
+        NodeShape::<u64> { words, sizes }.capacity(0)
+    }
 
     fn leaf(entries: &[(u64, u64)], words: usize) -> Vec<u64> {
         let mut node = vec![0; words];
@@ -289,14 +396,14 @@ mod tests {
         node[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(0, 0, entries.len());
         node[HIGH_FENCE_WORD] = 1000;
         node[SIBLING_WORD] = 9;
-        node[CHECKSUM_WORD] = Node(&node[..]).checksum_of_words();
+        node[CHECKSUM_WORD] = number_node(&node).checksum_of_words();
         node
     }
 
     #[test]
     fn a_walk_goes_where_fences_say() {
         let words = leaf(&[(10, 1), (20, 2)], 32);
-        let node = Node(&words[..]);
+        let node = number_node(&words);
         assert_eq!(node.next_walk_step(10, 0, 0), NextStep::Leaf);
         assert_eq!(node.next_walk_step(1000, 0, 0), NextStep::Sibling(9));
         assert_eq!(
@@ -315,7 +422,7 @@ mod tests {
         );
         let mut inner = leaf(&[(0, 7), (50, 8)], 32);
         inner[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(1, FLAG_LAST_OF_LEVEL, 2);
-        let node = Node(&inner[..]);
+        let node = number_node(&inner);
         assert_eq!(node.next_walk_step(49, 0, 1), NextStep::Child(7));
         assert_eq!(node.next_walk_step(u64::MAX, 0, 1), NextStep::Child(8));
     }
@@ -329,7 +436,7 @@ mod tests {
             let entries: Vec<_> = keys.iter().map(|k| (*k, 0)).collect();
             let words = leaf(&entries, 64);
             let expected = keys.iter().filter(|k| **k <= key).count();
-            prop_assert_eq!(Node(&words[..]).count_keys_up_to(key), expected);
+            prop_assert_eq!(number_node(&words).count_keys_up_to(key), expected);
         }
 
         /// Two versions differ by an insertion, a deletion or an update: no mixture of their words is whole.
@@ -345,20 +452,20 @@ mod tests {
             }
             let mut new = leaf(&entries(&keys), 64);
             new[VERSION_WORD] = 1;
-            new[CHECKSUM_WORD] = Node(&new[..]).checksum_of_words();
-            prop_assert!(Node(&old[..]).has_valid_checksum() && Node(&new[..]).has_valid_checksum());
+            new[CHECKSUM_WORD] = number_node(&new).checksum_of_words();
+            prop_assert!(number_node(&old).has_valid_checksum() && number_node(&new).has_valid_checksum());
             let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
             // Words that are not in use do not count.
             let used = |words: &[u64]| {
-                let node = Node(words);
+                let node = number_node(words);
                 let mut used: Vec<u64> = (1..HEADER_WORDS).map(|i| words[i]).collect();
                 used.extend((0..node.entry_count()).flat_map(|i| [node.key(i), node.value(i)]));
                 used
             };
             let is_one = used(&mixed) == used(&old) || used(&mixed) == used(&new);
-            prop_assert_eq!(Node(&mixed[..]).has_valid_checksum(), is_one);
+            prop_assert_eq!(number_node(&mixed).has_valid_checksum(), is_one);
             old.fill(u64::MAX);
-            prop_assert!(Node(&old[..]).entry_count() <= entries_per_node(64), "garbage is bounded");
+            prop_assert!(number_node(&old).entry_count() <= entries_per_node(64), "garbage is bounded");
         }
 
         #[test]
@@ -367,7 +474,7 @@ mod tests {
             let place = HEADER_WORDS + entries_per_node(32) + at;
             let sum = words[CHECKSUM_WORD].wrapping_sub(checksum_term(place, words[place])).wrapping_add(checksum_term(place, value));
             words[place] = value;
-            prop_assert_eq!(Node(&words[..]).checksum_of_words(), sum);
+            prop_assert_eq!(number_node(&words).checksum_of_words(), sum);
         }
     }
 }

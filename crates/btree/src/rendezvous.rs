@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use service::Protocol;
 use verbs::{QpEndpoint, RemoteMemory};
 
+use crate::stored::StringSizes;
+
 /// The messages of the B-tree's rendezvous.
 #[derive(Debug, Clone, Copy)]
 pub enum RendezvousProtocol {}
@@ -19,7 +21,7 @@ pub enum RendezvousProtocol {}
 impl Protocol for RendezvousProtocol {
     const SERVICE: &'static str = "B-tree";
     const NAME: &'static str = "verbatim-btree";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     type Welcome = Welcome;
     type Hello = Hello;
     type Accepted = Accepted;
@@ -66,6 +68,8 @@ pub struct Welcome {
     pub trees: usize,
     /// Bytes of a node.
     pub node_bytes: usize,
+    /// The limits of keys and values if they are byte strings; `None` if they are numbers.
+    pub strings: Option<StringSizes>,
     /// The longest message that the server sends, in bytes.
     pub max_answer: usize,
     /// The layout of request slots.

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use verbs::time;
 
-use crate::node::entries_per_node;
+use crate::node::NodeShape;
+use crate::stored::NumberSizes;
 
 /// Bytes of a cache line.
 const CACHE_LINE_BYTES: u64 = 64;
@@ -42,9 +43,16 @@ pub struct TreeSize {
 }
 
 impl TreeSize {
+    /// Returns the number of entries that fit into a node.
+    fn node_capacity(&self) -> usize {
+        let words = self.node_bytes / 8;
+        let sizes = NumberSizes;
+        NodeShape::<u64> { words, sizes }.capacity(0)
+    }
+
     /// Returns the number of entries of a node, at least 2.
     pub fn entries_per_node(&self) -> u64 {
-        let room = entries_per_node(self.node_bytes / 8);
+        let room = self.node_capacity();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -71,10 +79,7 @@ impl TreeSize {
     /// the same or as close as possible.
     #[must_use]
     pub fn with_keys_same_levels(&self, keys: u64) -> Self {
-        let (room, levels) = (
-            entries_per_node(self.node_bytes / 8),
-            self.nodes_per_level().len(),
-        );
+        let (room, levels) = (self.node_capacity(), self.nodes_per_level().len());
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let filled = |entries: usize| Self {
             keys: keys.min(self.keys),

@@ -1,6 +1,6 @@
 //! The byte format of requests and answers. All numbers are little-endian.
 //!
-//! A request has 16 or 24 bytes:
+//! A key or value that is a number has 8 bytes. A byte string has its length in 2 bytes, then its bytes. A request:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -8,26 +8,38 @@
 //! | 1 | tree |
 //! | 2..4 | SCAN: largest number of entries; CEDE: the server that takes the range; TAKE: the server that has it |
 //! | 4..8 | number of the change in its session, from 1 on; SCAN: number of messages that the answer may take |
-//! | 8..16 | key |
-//! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
+//! | from 8 on | key |
+//! | then | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
 //! An answer begins with a word: status in bits 7..0, flag [`FLAG_FOUND`] in bit 8, flag [`FLAG_MORE`] in bit 9. If a
 //! GET found its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first
 //! entry, and bits 47..32 the number of all entries of the answer. The key at which to continue follows, then the
-//! entries, 16 bytes each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the
-//! end (flag `FLAG_MORE`) and the owner of the range. The answer to CEDE has the version of the handover in bits
+//! entries: key and value of each. The answer to LOAD has the same form. An answer with status `Moved` has the first
+//! key, the end (an empty one without flag `FLAG_MORE`) and the owner of the range. The answer to CEDE has the version of the handover in bits
 //! 63..16.
 
+use crate::stored::private::{Sizes, Stored};
+use crate::stored::{KeyOrValue, TooLongError};
 use crate::tree::{MovedRange, PutCondition, RangeOwner};
 
-/// Bytes of the longest request.
-pub(crate) const MAX_REQUEST_BYTES: usize = 24;
-/// Bytes of a SCAN message's header, before its entries.
-pub(crate) const SCAN_HEADER_BYTES: usize = 16;
-/// Bytes of an entry.
-pub(crate) const ENTRY_BYTES: usize = 16;
+/// Bytes of a request in front of its key.
+const REQUEST_HEADER_BYTES: usize = 8;
 /// Largest number of messages in the answer to one SCAN.
 pub(crate) const MAX_SCAN_MESSAGES: u32 = 16;
+
+/// Returns the bytes of the longest answer that a client receives. A SCAN of a hundred numbers fits into one message.
+pub(crate) fn max_answer_bytes<T: KeyOrValue>() -> usize {
+    if T::FENCES_IN_HEADER { 1664 } else { 4096 }
+}
+
+/// Returns the largest number of messages in the answer to LOAD.
+pub(crate) fn load_report_messages<T: KeyOrValue>() -> u32 {
+    if T::FENCES_IN_HEADER {
+        1
+    } else {
+        MAX_SCAN_MESSAGES
+    }
+}
 
 /// Flag: the key was present.
 pub(crate) const FLAG_FOUND: u64 = 1 << 8;
@@ -79,32 +91,32 @@ impl Status {
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
+pub enum Op<T: KeyOrValue = u64> {
     /// Reads the value of a key.
     Get {
         /// The key.
-        key: u64,
+        key: T,
     },
     /// Sets the value of a key.
     Put {
         /// The key.
-        key: u64,
+        key: T,
         /// The value.
-        value: u64,
+        value: T,
         /// The condition for setting the value.
         when: PutCondition,
     },
     /// Removes a key.
     Delete {
         /// The key.
-        key: u64,
+        key: T,
     },
     /// Reads entries in ascending order of their keys.
     Scan {
         /// The lower bound of the keys, inclusive.
-        from: u64,
+        from: T,
         /// The upper bound of the keys, exclusive, if any.
-        end: Option<u64>,
+        end: Option<T>,
         /// The largest number of entries.
         limit: u32,
     },
@@ -113,9 +125,9 @@ pub enum Op {
         /// The step.
         step: HandoverStep,
         /// The first key.
-        from: u64,
+        from: T,
         /// The upper bound of the range, exclusive, if any.
-        end: Option<u64>,
+        end: Option<T>,
     },
     /// Reads a server's load counters and key sample: see [`ServerLoad`](crate::balance::ServerLoad).
     ReadServerLoad,
@@ -140,14 +152,14 @@ pub enum HandoverStep {
     },
 }
 
-impl Op {
-    /// Returns the key by which the request is routed to a server; 0 for [`Op::ReadServerLoad`].
+impl<T: KeyOrValue> Op<T> {
+    /// Returns the key by which the request is routed to a server; the least one for [`Op::ReadServerLoad`].
     #[inline]
-    pub fn key(&self) -> u64 {
+    pub fn key(&self) -> T {
         match *self {
             Self::Get { key } | Self::Put { key, .. } | Self::Delete { key } => key,
             Self::Scan { from, .. } | Self::Handover { from, .. } => from,
-            Self::ReadServerLoad => 0,
+            Self::ReadServerLoad => T::default(),
         }
     }
 
@@ -160,11 +172,25 @@ impl Op {
         )
     }
 
+    /// Checks that keys and value fit into a tree with these sizes.
+    #[inline]
+    pub(crate) fn check_lengths(&self, sizes: T::Sizes) -> Result<(), TooLongError> {
+        self.key().check_key(sizes)?;
+        match *self {
+            Self::Put { value, .. } => value.check_value(sizes),
+            Self::Scan { end, .. } | Self::Handover { end, .. } => {
+                end.map_or(Ok(()), |end| end.check_key(sizes))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Encodes the request and returns its length. `number` is the number of the change, or for a SCAN the number of
     /// messages.
     #[inline]
-    pub(crate) fn encode(&self, tree: u8, number: u32) -> ([u8; MAX_REQUEST_BYTES], usize) {
-        let mut bytes = [0; MAX_REQUEST_BYTES];
+    pub(crate) fn encode(&self, tree: u8, number: u32) -> (T::RequestBuffer, usize) {
+        let mut buffer = T::request_buffer();
+        let bytes = buffer.as_mut();
         let (op, last) = match *self {
             Self::Get { .. } => (OPCODE_GET, None),
             Self::Put { value, when, .. } => {
@@ -207,20 +233,21 @@ impl Op {
         };
         bytes[2..4].copy_from_slice(&small.to_le_bytes());
         bytes[4..8].copy_from_slice(&number.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.key().to_le_bytes());
+        let mut length = REQUEST_HEADER_BYTES;
+        length += self.key().encode(&mut bytes[length..]);
         if let Some(last) = last {
-            bytes[16..24].copy_from_slice(&last.to_le_bytes());
+            length += last.encode(&mut bytes[length..]);
         }
-        (bytes, if last.is_some() { 24 } else { 16 })
+        (buffer, length)
     }
 
     /// Decodes a request, its tree and its number. Returns `None` if the bytes are malformed.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, u8, u32)> {
         let (&[op, tree, l0, l1, n0, n1, n2, n3], rest) = bytes.split_first_chunk::<8>()?;
-        let (key, rest) = rest.split_first_chunk::<8>()?;
-        let key = u64::from_le_bytes(*key);
-        let last = rest.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
+        let mut rest = rest;
+        let key = T::decode(&mut rest)?;
+        let last = T::decode(&mut rest);
         let small = u16::from_le_bytes([l0, l1]);
         let limit = small.into();
         let handover = |step| Self::Handover {
@@ -258,9 +285,22 @@ impl Op {
 
 /// Returns the key and the tree of a request, so that a worker can start its walk before decoding the request.
 #[inline]
-pub(crate) fn key_and_tree_of(bytes: &[u8]) -> Option<(u64, u8)> {
-    let key = bytes.get(8..)?.first_chunk::<8>()?;
-    Some((u64::from_le_bytes(*key), bytes[1]))
+pub(crate) fn key_and_tree_of<T: KeyOrValue>(bytes: &[u8]) -> Option<(T, u8)> {
+    let key = T::decode(&mut bytes.get(REQUEST_HEADER_BYTES..)?)?;
+    Some((key, bytes[1]))
+}
+
+/// Returns the bytes of the longest request for a tree with these sizes, rounded up to the words of a request slot.
+pub(crate) fn max_request_bytes(sizes: impl Sizes) -> usize {
+    let (key, value) = sizes.max_encoded_bytes();
+    (REQUEST_HEADER_BYTES + key + key.max(value)).next_multiple_of(8)
+}
+
+/// Returns the number of entries that fit into a SCAN's message of `message_bytes` bytes, whatever their lengths.
+#[inline]
+pub(crate) fn entries_per_message(message_bytes: usize, sizes: impl Sizes) -> usize {
+    let (key, value) = sizes.max_encoded_bytes();
+    message_bytes.saturating_sub(8 + key) / (key + value)
 }
 
 /// Returns the first word of an answer.
@@ -280,18 +320,12 @@ pub(crate) fn version_in_first_word(word: u64) -> u64 {
 }
 
 /// Encodes an answer with status `Moved`.
-pub(crate) fn encode_moved_answer(moved: &MovedRange) -> [u8; 32] {
+pub(crate) fn encode_moved_answer<T: KeyOrValue>(moved: &MovedRange<T>) -> Vec<u8> {
     let more = if moved.end.is_some() { FLAG_MORE } else { 0 };
-    let words = [
-        Status::Moved as u64 | more,
-        moved.from,
-        moved.end.unwrap_or(0),
-        moved.owner.encode_word(),
-    ];
-    let mut bytes = [0; 32];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-        to.copy_from_slice(&word.to_le_bytes());
-    }
+    let mut bytes = (Status::Moved as u64 | more).to_le_bytes().to_vec();
+    moved.from.append_to(&mut bytes);
+    moved.end.unwrap_or_default().append_to(&mut bytes);
+    bytes.extend(moved.owner.encode_word().to_le_bytes());
     bytes
 }
 
@@ -303,7 +337,7 @@ pub(crate) fn scan_message_first_word(first: usize, count: usize, more: bool) ->
 
 /// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct Answer<'a, T: KeyOrValue = u64> {
     pub(crate) first_word: u64,
     pub(crate) status: Status,
     pub(crate) found: bool,
@@ -312,21 +346,19 @@ pub(crate) struct Answer<'a> {
     pub(crate) first_entry_number: usize,
     pub(crate) total_entries: usize,
     /// The value, or the key at which to continue.
-    pub(crate) value_or_next_key: u64,
-    /// The bytes after `number`: the entries of a SCAN.
+    pub(crate) value_or_next_key: T,
+    /// The bytes after it: the entries of a SCAN.
     pub(crate) entry_bytes: &'a [u8],
 }
 
-impl<'a> Answer<'a> {
+impl<'a, T: KeyOrValue> Answer<'a, T> {
     /// Decodes a message; returns `None` if it is malformed.
     #[inline]
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (word, rest) = bytes.split_first_chunk::<8>()?;
         let word = u64::from_le_bytes(*word);
-        let (number, rest) = match rest.split_first_chunk::<8>() {
-            Some((number, rest)) => (u64::from_le_bytes(*number), rest),
-            None => (0, rest),
-        };
+        let mut rest = rest;
+        let value_or_next_key = T::decode(&mut rest).unwrap_or_default();
         Some(Self {
             first_word: word,
             status: Status::of(word)?,
@@ -334,45 +366,39 @@ impl<'a> Answer<'a> {
             has_more_entries: word & FLAG_MORE != 0,
             first_entry_number: (word >> 16 & 0xffff) as usize,
             total_entries: (word >> 32 & 0xffff) as usize,
-            value_or_next_key: number,
+            value_or_next_key,
             entry_bytes: rest,
         })
     }
 
     /// Returns the range of keys that moved and its owner, from an answer with [`Status::Moved`].
-    pub(crate) fn moved_range(&self) -> MovedRange {
-        let number = |at: usize| {
-            let bytes = self
-                .entry_bytes
-                .get(at..)
-                .and_then(|b| b.first_chunk::<8>());
-            bytes.map_or(0, |b| u64::from_le_bytes(*b))
-        };
+    pub(crate) fn moved_range(&self) -> MovedRange<T> {
+        let mut rest = self.entry_bytes;
+        let end = T::decode(&mut rest).unwrap_or_default();
+        let owner = u64::decode(&mut rest).unwrap_or_default();
         MovedRange {
             from: self.value_or_next_key,
-            end: self.has_more_entries.then(|| number(0)),
-            owner: RangeOwner::decode_word(number(8)),
+            end: self.has_more_entries.then_some(end),
+            owner: RangeOwner::decode_word(owner),
         }
     }
 
     /// Returns the entries of a SCAN message.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
-        let (entries, _) = self.entry_bytes.as_chunks::<ENTRY_BYTES>();
-        entries.iter().map(|entry| {
-            let (key, value) = entry.split_at(8);
-            let number = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
-            (number(key), number(value))
-        })
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (T, T)> {
+        let mut rest = self.entry_bytes;
+        std::iter::from_fn(move || Some((T::decode(&mut rest)?, T::decode(&mut rest)?)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stored::{ByteString, NumberSizes, StringSizes};
 
-    fn ops() -> impl Strategy<Value = Op> {
+    fn ops() -> impl Strategy<Value = Op<u64>> {
         let when = prop_oneof![
             Just(PutCondition::Always),
             Just(PutCondition::Absent),
@@ -407,8 +433,31 @@ mod tests {
         #[test]
         fn requests_come_as_they_went(op in ops(), tree: u8, number: u32) {
             let (bytes, length) = op.encode(tree, number);
+            prop_assert!(length <= max_request_bytes(NumberSizes));
             prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
             prop_assert_eq!(key_and_tree_of(&bytes[..length]), Some((op.key(), tree)));
+        }
+
+        #[test]
+        fn requests_with_byte_strings_come_as_they_went(
+            key in vec(any::<u8>(), 0..257), other in vec(any::<u8>(), 0..257), kind in 0u8..5, tree: u8, number: u32,
+        ) {
+            let sizes = StringSizes { key_bytes: key.len().max(other.len()).max(1), value_bytes: other.len().max(1) };
+            let [key, other] = [key, other].map(|bytes| ByteString::new(&bytes).expect("short enough"));
+            let op = match kind {
+                0 => Op::Get { key },
+                1 => Op::Put { key, value: other, when: PutCondition::Always },
+                2 => Op::Delete { key },
+                3 => Op::Scan { from: key, end: None, limit: 7 },
+                _ => Op::Scan { from: key, end: Some(other), limit: 7 },
+            };
+            prop_assert!(op.check_lengths(sizes).is_ok());
+            let (bytes, length) = op.encode(tree, number);
+            prop_assert!(length <= max_request_bytes(sizes));
+            prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
+            prop_assert_eq!(key_and_tree_of(&bytes[..length]), Some((key, tree)));
+            let shorter = StringSizes { key_bytes: key.len().saturating_sub(1), ..sizes };
+            prop_assert_eq!(op.check_lengths(shorter).is_err(), !key.is_empty() || kind == 4 && !other.is_empty());
         }
 
         #[test]
@@ -418,14 +467,19 @@ mod tests {
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);
             prop_assert_eq!(answer.moved_range(), moved);
+            let [from, string_end] = [from, end.unwrap_or(7)].map(ByteString::from_number);
+            let moved = MovedRange { from, end: end.map(|_| string_end), owner: moved.owner };
+            let bytes = encode_moved_answer(&moved);
+            let answer = Answer::decode(&bytes).expect("an answer");
+            prop_assert_eq!(answer.moved_range(), moved);
         }
 
         #[test]
-        fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            let _ = Op::decode(&bytes);
-            let _ = key_and_tree_of(&bytes);
-            if let Some(answer) = Answer::decode(&bytes) {
-                prop_assert!(answer.entries().count() <= bytes.len() / ENTRY_BYTES);
+        fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..80)) {
+            let _ = Op::<u64>::decode(&bytes);
+            let _ = key_and_tree_of::<u64>(&bytes);
+            if let Some(answer) = Answer::<u64>::decode(&bytes) {
+                prop_assert!(answer.entries().count() <= bytes.len() / 16);
                 let _ = answer.moved_range();
             }
         }
@@ -434,8 +488,8 @@ mod tests {
         fn the_word_of_a_scan_says_where_its_entries_belong(first in 0usize..65536, count in 0usize..65536, more: bool) {
             let mut bytes = scan_message_first_word(first, count, more).to_le_bytes().to_vec();
             bytes.extend(7u64.to_le_bytes());
-            bytes.extend([1; ENTRY_BYTES]);
-            let answer = Answer::decode(&bytes).expect("an answer");
+            bytes.extend([1; 16]);
+            let answer = Answer::<u64>::decode(&bytes).expect("an answer");
             prop_assert_eq!((answer.first_entry_number, answer.total_entries, answer.has_more_entries, answer.value_or_next_key), (first, count, more, 7));
             prop_assert_eq!(answer.entries().count(), 1);
         }

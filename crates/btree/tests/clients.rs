@@ -2,10 +2,12 @@
 
 use std::thread;
 
-use btree::load::{self, LoadEnd, Popularity, Workload, stable_key, value_of};
+use btree::load::{
+    self, LoadEnd, NumberStrings, NumberedClient, Popularity, Workload, stable_key, value_of,
+};
 use btree::{
-    AccessDesign, Client, ClientConfig, ClientError, PipelinedClient, PutCondition, Server,
-    ServerConfig,
+    AccessDesign, ByteString, Client, ClientConfig, ClientError, PipelinedClient, PutCondition,
+    Server, ServerConfig, StringSizes,
 };
 
 fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
@@ -222,4 +224,167 @@ fn a_full_store_says_so_and_a_server_that_comes_back_is_found() {
     assert!(!client.put(0, 5, 6).expect("answered"));
     assert!(client.stats().reconnects > 0);
     drop(server);
+}
+
+/// Byte strings by every access design, changed by RPC and by the clients themselves, while leaves split and merge.
+#[test]
+fn byte_strings_are_right_while_the_tree_changes() {
+    for (key_bytes, value_bytes, remote_writes) in
+        [(8, 100, false), (24, 9, true), (256, 256, true)]
+    {
+        let sizes = StringSizes {
+            key_bytes,
+            value_bytes,
+        };
+        let strings = NumberStrings::new(sizes).expect("long enough");
+        let config = ServerConfig {
+            sizes,
+            remote_writes,
+            lease_ms: 20_000,
+            keys: 20_000,
+            node_bytes: sizes.suggested_node_bytes(),
+            ..ServerConfig::default()
+        };
+        let server = Server::<ByteString>::start(config).expect("starts");
+        let key = |i| {
+            (
+                strings.key(stable_key(i)),
+                strings.value(value_of(stable_key(i), 0)),
+            )
+        };
+        let store = server.service().store();
+        store.bulk_load(0, 300, 0.9, 2, key).expect("loads");
+        let address = server.address().to_string();
+        thread::scope(|scope| {
+            for (seed, access) in (1..).zip(AccessDesign::ALL) {
+                let server = address.clone();
+                scope.spawn(move || {
+                    let config = ClientConfig {
+                        server,
+                        access,
+                        window: 16,
+                        cache_nodes: 20,
+                        ..ClientConfig::default()
+                    };
+                    let pipeline = PipelinedClient::connect(config).expect("connects");
+                    let mut client = NumberedClient::new(pipeline, strings);
+                    let workload = Workload {
+                        keys: 300,
+                        updates: 0.1,
+                        inserts: 0.4,
+                        own_lookups: 0.2,
+                        scans: 0.05,
+                        scan_length: 150,
+                        scans_vary: true,
+                        ..Workload::default()
+                    };
+                    let until = LoadEnd::Count(8_000);
+                    let report = load::run(&mut client, &workload, until, seed).expect("goes on");
+                    assert!(report.has_no_wrong_answers(), "{access}: {report:?}");
+                    assert!(
+                        report.verified > 2_000 && report.lost + report.full == 0,
+                        "{report:?}"
+                    );
+                });
+            }
+        });
+        let stats = server.stats();
+        // Nodes for the longest strings have room for so few that they hardly ever become sparse.
+        let merges = if key_bytes == 256 { 0 } else { 10 };
+        assert!(
+            stats.tree.splits > 20 && stats.tree.merges >= merges,
+            "{stats:?}"
+        );
+        assert_eq!((stats.bad_requests, stats.expelled), (0, 0));
+    }
+}
+
+#[test]
+fn strings_of_any_length_are_stored_and_longer_ones_refused() {
+    let sizes = StringSizes {
+        key_bytes: 10,
+        value_bytes: 20,
+    };
+    let server = Server::<ByteString>::start(ServerConfig {
+        sizes,
+        ..ServerConfig::default()
+    })
+    .expect("starts");
+    let string = |text: &str| text.parse::<ByteString>().expect("short enough");
+    let config = |access| ClientConfig {
+        server: server.address().to_string(),
+        access,
+        ..ClientConfig::default()
+    };
+    for access in AccessDesign::ALL {
+        let mut client = Client::connect(config(access)).expect("connects");
+        let words = ["", "a", "a\0", "ab", "apple", "b", "zebra cros"];
+        for word in words {
+            client
+                .put(0, string(word), string(&word.repeat(2)))
+                .expect("answered");
+        }
+        for word in words {
+            let value = client.get(0, string(word)).expect("answered");
+            assert_eq!(value, Some(string(&word.repeat(2))), "{access}: {word:?}");
+        }
+        assert_eq!(client.get(0, string("c")).expect("answered"), None);
+        let found = client.scan(0, string(""), None, 100).expect("answered");
+        let keys: Vec<ByteString> = found.into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, words.map(string), "{access}");
+        let found = client.scan(0, string("a\0"), Some(string("b")), 2);
+        let found = found.expect("answered");
+        assert_eq!(found.len(), 2);
+        let long = client
+            .put(0, string("zebra cross"), string(""))
+            .expect_err("too long");
+        assert!(matches!(long, ClientError::TooLong(_)), "{long}");
+        let long = client
+            .put(0, string("x"), string(&"y".repeat(21)))
+            .expect_err("too long");
+        assert_eq!(
+            long.to_string(),
+            "a value of 21 bytes is too long: at most 20 bytes; the limits are the server's --key-size and --value-size"
+        );
+        for word in words {
+            assert!(
+                client.delete(0, string(word)).expect("answered"),
+                "{access}"
+            );
+        }
+    }
+    let other = Client::<u64>::connect(config(AccessDesign::Rpc)).expect_err("other keys");
+    assert!(
+        matches!(other, ClientError::OtherKeys(Some(s)) if s == sizes),
+        "{other}"
+    );
+    let numbers = Server::<u64>::start(ServerConfig::default()).expect("starts");
+    let config = ClientConfig {
+        server: numbers.address().to_string(),
+        ..ClientConfig::default()
+    };
+    let other = Client::<ByteString>::connect(config).expect_err("other keys");
+    assert!(matches!(other, ClientError::OtherKeys(None)), "{other}");
+}
+
+#[test]
+fn nodes_that_are_too_small_for_their_strings_are_refused() {
+    let sizes = StringSizes {
+        key_bytes: 256,
+        value_bytes: 256,
+    };
+    let config = ServerConfig {
+        sizes,
+        node_bytes: 2048,
+        ..ServerConfig::default()
+    };
+    let refused = Server::<ByteString>::start(config)
+        .map(|_| ())
+        .expect_err("refused");
+    assert!(
+        refused
+            .to_string()
+            .contains("give it more with --node-size"),
+        "{refused}"
+    );
 }

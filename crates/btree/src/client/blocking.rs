@@ -7,6 +7,7 @@ use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats};
 use crate::config::ClientConfig;
 use crate::rendezvous::RendezvousProtocol;
+use crate::stored::KeyOrValue;
 use crate::tree::PutCondition;
 use crate::wire::Op;
 
@@ -14,10 +15,10 @@ use crate::wire::Op;
 /// disconnects it.
 ///
 /// ```
-/// use btree::{Client, ClientConfig, Server, ServerConfig};
+/// use btree::{ByteString, Client, ClientConfig, Server, ServerConfig};
 ///
-/// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
-/// let mut client = Client::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
+/// let server = Server::<u64>::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let mut client = Client::<u64>::connect(ClientConfig { server: server.address().to_string(), ..Default::default() })?;
 /// assert!(!client.put(0, 7, 700)?, "the key is new");
 /// assert!(client.insert_if_absent(0, 7, 701)?, "the key is there, and keeps its value");
 /// assert_eq!(client.get(0, 7)?, Some(700));
@@ -26,19 +27,19 @@ use crate::wire::Op;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Client {
-    pipeline: PipelinedClient,
-    scan_entries: Vec<(u64, u64)>,
+pub struct Client<T: KeyOrValue = u64> {
+    pipeline: PipelinedClient<T>,
+    scan_entries: Vec<(T, T)>,
 }
 
 /// An answer without borrowed data.
-enum OwnedAnswer {
-    Value(Option<u64>),
+enum OwnedAnswer<T> {
+    Value(Option<T>),
     Found(bool),
     Entries,
 }
 
-impl Client {
+impl<T: KeyOrValue> Client<T> {
     /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
@@ -67,7 +68,7 @@ impl Client {
         PipelinedClient::connect_through(connector, context, config).map(Self::from_pipeline)
     }
 
-    fn from_pipeline(pipeline: PipelinedClient) -> Self {
+    fn from_pipeline(pipeline: PipelinedClient<T>) -> Self {
         Self {
             pipeline,
             scan_entries: Vec::new(),
@@ -79,7 +80,7 @@ impl Client {
         self.pipeline.stats()
     }
 
-    fn request(&mut self, tree: u8, op: &Op) -> Result<OwnedAnswer, ClientError> {
+    fn request(&mut self, tree: u8, op: &Op<T>) -> Result<OwnedAnswer<T>, ClientError> {
         self.pipeline.refresh_clock();
         while !self.pipeline.submit(tree, op, 0)? {
             self.pipeline.poll(|_| {})?;
@@ -96,7 +97,10 @@ impl Client {
                         entries.extend_from_slice(all);
                         Ok(OwnedAnswer::Entries)
                     }
-                    Answer::Moved(moved) => Err(ClientError::Moved(moved)),
+                    Answer::Moved(moved) => Err(ClientError::Moved {
+                        from: moved.from.to_string(),
+                        server: moved.owner.server,
+                    }),
                     Answer::HandoverStepDone { .. } | Answer::HandoverStepRefused => {
                         Err(ClientError::NoAnswerInTime)
                     }
@@ -112,7 +116,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn get(&mut self, tree: u8, key: u64) -> Result<Option<u64>, ClientError> {
+    pub fn get(&mut self, tree: u8, key: T) -> Result<Option<T>, ClientError> {
         match self.request(tree, &Op::Get { key })? {
             OwnedAnswer::Value(value) => Ok(value),
             _ => Err(ClientError::NoAnswerInTime),
@@ -123,7 +127,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn put(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+    pub fn put(&mut self, tree: u8, key: T, value: T) -> Result<bool, ClientError> {
         self.execute_change(tree, &put_op(key, value, PutCondition::Always))
     }
 
@@ -131,12 +135,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn insert_if_absent(
-        &mut self,
-        tree: u8,
-        key: u64,
-        value: u64,
-    ) -> Result<bool, ClientError> {
+    pub fn insert_if_absent(&mut self, tree: u8, key: T, value: T) -> Result<bool, ClientError> {
         self.execute_change(tree, &put_op(key, value, PutCondition::Absent))
     }
 
@@ -144,7 +143,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn update(&mut self, tree: u8, key: u64, value: u64) -> Result<bool, ClientError> {
+    pub fn update(&mut self, tree: u8, key: T, value: T) -> Result<bool, ClientError> {
         self.execute_change(tree, &put_op(key, value, PutCondition::Present))
     }
 
@@ -152,11 +151,11 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn delete(&mut self, tree: u8, key: u64) -> Result<bool, ClientError> {
+    pub fn delete(&mut self, tree: u8, key: T) -> Result<bool, ClientError> {
         self.execute_change(tree, &Op::Delete { key })
     }
 
-    fn execute_change(&mut self, tree: u8, op: &Op) -> Result<bool, ClientError> {
+    fn execute_change(&mut self, tree: u8, op: &Op<T>) -> Result<bool, ClientError> {
         match self.request(tree, op)? {
             OwnedAnswer::Found(found) => Ok(found),
             _ => Err(ClientError::NoAnswerInTime),
@@ -170,15 +169,15 @@ impl Client {
     pub fn scan(
         &mut self,
         tree: u8,
-        from: u64,
-        end: Option<u64>,
+        from: T,
+        end: Option<T>,
         limit: u32,
-    ) -> Result<Vec<(u64, u64)>, ClientError> {
+    ) -> Result<Vec<(T, T)>, ClientError> {
         self.request(tree, &Op::Scan { from, end, limit })?;
         Ok(std::mem::take(&mut self.scan_entries))
     }
 }
 
-fn put_op(key: u64, value: u64, when: PutCondition) -> Op {
+fn put_op<T: KeyOrValue>(key: T, value: T, when: PutCondition) -> Op<T> {
     Op::Put { key, value, when }
 }

@@ -1,12 +1,13 @@
 //! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
 //! node.
 
-use crate::node::{LEVEL_FLAGS_COUNT_INDEX, Node, NodeWords};
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, Node, NodeShape, NodeWords};
+use crate::stored::KeyOrValue;
 
 /// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]
-pub(super) struct NodeCache {
-    node_words: usize,
+pub(super) struct NodeCache<T: KeyOrValue> {
+    node_shape: NodeShape<T>,
     /// The number of the node in each entry; 0 for an empty one.
     cached_node_numbers: Box<[u64]>,
     cached_node_words: Vec<u64>,
@@ -14,14 +15,14 @@ pub(super) struct NodeCache {
     roots_with_levels: Vec<Option<(u64, u16)>>,
 }
 
-impl NodeCache {
+impl<T: KeyOrValue> NodeCache<T> {
     /// Creates a cache of `nodes` nodes, which may be 0.
-    pub(super) fn new(nodes: usize, node_words: usize, trees: usize) -> Self {
+    pub(super) fn new(nodes: usize, node_shape: NodeShape<T>, trees: usize) -> Self {
         Self {
-            node_words,
+            node_shape,
             cached_node_numbers: vec![0; nodes].into(),
             // The system provides this memory on first use.
-            cached_node_words: vec![0; nodes * node_words],
+            cached_node_words: vec![0; nodes * node_shape.words],
             roots_with_levels: vec![None; trees],
         }
     }
@@ -49,24 +50,25 @@ impl NodeCache {
 
     /// Returns a node if the cache has it.
     #[inline]
-    pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64]>> {
+    pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64], T>> {
         let place = self
             .slot_if_cache_enabled(number)
             .filter(|p| self.cached_node_numbers[*p] == number)?;
-        let start = place * self.node_words;
+        let start = place * self.node_shape.words;
         Some(Node(
-            &self.cached_node_words[start..start + self.node_words],
+            &self.cached_node_words[start..start + self.node_shape.words],
+            self.node_shape.sizes,
         ))
     }
 
     /// Puts an inner node into the cache.
-    pub(super) fn insert<W: NodeWords + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
+    pub(super) fn insert<W: NodeWords + ?Sized>(&mut self, number: u64, node: Node<'_, W, T>) {
         let Some(place) = self.slot_if_cache_enabled(number).filter(|_| number != 0) else {
             return;
         };
         self.cached_node_numbers[place] = number;
-        let start = place * self.node_words;
-        let into = &mut self.cached_node_words[start..start + self.node_words];
+        let start = place * self.node_shape.words;
+        let into = &mut self.cached_node_words[start..start + self.node_shape.words];
         for (i, word) in into.iter_mut().enumerate() {
             *word = node.0.word(i);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use service::random::Random;
 
 use crate::config::AccessDesign;
+use crate::stored::KeyOrValue;
 use crate::wire::Op;
 
 /// One in so many requests takes the way that seems slower.
@@ -26,7 +27,7 @@ pub(super) struct AccessChooser {
     mean_latencies_ns: [[Option<f64>; 2]; 2],
 }
 
-fn op_kind_index(op: &Op) -> usize {
+fn op_kind_index<T: KeyOrValue>(op: &Op<T>) -> usize {
     usize::from(matches!(op, Op::Scan { .. }))
 }
 
@@ -42,7 +43,7 @@ impl AccessChooser {
     /// Returns true if a request goes by READs. Changes do so only with [`AccessDesign::Read`], and only if `changes` is
     /// true.
     #[inline]
-    pub(super) fn chooses_reads(&mut self, op: &Op, changes: bool) -> bool {
+    pub(super) fn chooses_reads<T: KeyOrValue>(&mut self, op: &Op<T>, changes: bool) -> bool {
         match op {
             Op::Get { .. } | Op::Scan { .. } => {}
             Op::Put { .. } | Op::Delete { .. } => {
@@ -67,7 +68,12 @@ impl AccessChooser {
 
     /// Adds the latency of a request to its average.
     #[inline]
-    pub(super) fn record_latency(&mut self, op: &Op, by_reads: bool, latency: Duration) {
+    pub(super) fn record_latency<T: KeyOrValue>(
+        &mut self,
+        op: &Op<T>,
+        by_reads: bool,
+        latency: Duration,
+    ) {
         if self.configured_access != AccessDesign::Auto
             || !matches!(op, Op::Get { .. } | Op::Scan { .. })
         {

@@ -12,9 +12,9 @@ use super::lane::Lane;
 use super::walker::WalkingClient;
 use crate::config::{AccessDesign, ClientConfig};
 use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, Welcome};
-
-/// Bytes of the longest answer that a client receives: a SCAN of a hundred entries fits into one message.
-const MAX_ANSWER_BYTES: usize = 1664;
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
+use crate::wire;
 
 /// Opens successive sessions at one server.
 #[derive(Debug)]
@@ -29,16 +29,17 @@ pub(super) struct SessionOpener {
 }
 
 /// An open session.
-pub(super) struct OpenSession {
+pub(super) struct OpenSession<T: KeyOrValue> {
     pub(super) lanes: Vec<Lane>,
-    pub(super) walker: Option<WalkingClient>,
+    pub(super) walker: Option<WalkingClient<T>>,
     pub(super) connection: ClientSession,
     pub(super) server_incarnation: u64,
     pub(super) tree_count: usize,
+    pub(super) sizes: T::Sizes,
 }
 
 /// The client's queue pairs before the server has answered.
-struct PreparedSession {
+struct PreparedSession<T: KeyOrValue> {
     lanes: Vec<herd::PreparedClient>,
     read_qp: Option<one_sided::PreparedOneSidedQueue>,
     node_bytes: usize,
@@ -46,6 +47,7 @@ struct PreparedSession {
     max_answer_bytes: usize,
     server_incarnation: u64,
     tree_count: usize,
+    sizes: T::Sizes,
 }
 
 impl SessionOpener {
@@ -76,19 +78,26 @@ impl SessionOpener {
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
-    pub(super) fn open_until(&self, until: Instant) -> Result<OpenSession, ClientError> {
+    pub(super) fn open_until<T: KeyOrValue>(
+        &self,
+        until: Instant,
+    ) -> Result<OpenSession<T>, ClientError> {
         let target = &self.target;
         target.retry_until(until, || self.open(), ClientError::is_permanent)
     }
 
-    fn open(&self) -> Result<OpenSession, ClientError> {
+    fn open<T: KeyOrValue>(&self) -> Result<OpenSession<T>, ClientError> {
         let patience = self.config.request_timeout().max(Duration::from_secs(1));
         let window = self.config.window;
         let opened = self
             .target
-            .open_session(window, patience, |welcome| self.prepare_hello(welcome));
+            .open_session(window, patience, |welcome| self.prepare_hello::<T>(welcome));
         let (mut prepared, accepted, connection) = opened?;
-        let (server, trees) = (prepared.server_incarnation, prepared.tree_count);
+        let (server, trees, sizes) = (
+            prepared.server_incarnation,
+            prepared.tree_count,
+            prepared.sizes,
+        );
         let walker = match prepared.read_qp.take() {
             None => None,
             Some(reads) => {
@@ -99,7 +108,7 @@ impl SessionOpener {
                 Some(WalkingClient::new(
                     reads,
                     &memory,
-                    prepared.node_bytes,
+                    (prepared.node_bytes, prepared.sizes),
                     cache,
                 )?)
             }
@@ -110,11 +119,17 @@ impl SessionOpener {
             connection,
             server_incarnation: server,
             tree_count: trees,
+            sizes,
         })
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn prepare_hello(&self, welcome: &Welcome) -> Result<(PreparedSession, Hello), ClientError> {
+    fn prepare_hello<T: KeyOrValue>(
+        &self,
+        welcome: &Welcome,
+    ) -> Result<(PreparedSession<T>, Hello), ClientError> {
+        let sizes = T::Sizes::from_strings(welcome.strings)
+            .ok_or(ClientError::OtherKeys(welcome.strings))?;
         if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
             let reason = format!("it has {} workers", welcome.workers);
             return Err(ClientError::permanent_refusal(reason));
@@ -128,7 +143,7 @@ impl SessionOpener {
         AccessDesign::Rpc
             .check(self.context.capabilities()?)
             .map_err(ConnectError::from)?;
-        let port = self.answer_port_config(welcome.max_answer);
+        let port = self.answer_port_config(welcome.max_answer.min(wire::max_answer_bytes::<T>()));
         let payload = welcome.layout.payload;
         let lanes = (0..welcome.workers)
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
@@ -169,6 +184,7 @@ impl SessionOpener {
             max_answer_bytes: port.max_recv_payload_bytes,
             server_incarnation: welcome.server,
             tree_count: welcome.trees,
+            sizes,
         };
         Ok((prepared, hello))
     }
@@ -183,14 +199,14 @@ impl SessionOpener {
             gid_index: Some(self.port.gid_index),
             send_depth: (2 * depth).max(256),
             recv_depth: depth,
-            max_recv_payload_bytes: MAX_ANSWER_BYTES.min(max_answer),
+            max_recv_payload_bytes: max_answer,
             ..UdPortConfig::default()
         }
     }
 
-    fn connect_lanes(
+    fn connect_lanes<T: KeyOrValue>(
         &self,
-        prepared: PreparedSession,
+        prepared: PreparedSession<T>,
         accepted: &Accepted,
     ) -> Result<Vec<Lane>, ClientError> {
         if accepted.lanes.len() != prepared.lanes.len() {
@@ -198,10 +214,11 @@ impl SessionOpener {
         }
         let span = change_number_span(self.config.window);
         let of = (prepared.recv_depth, prepared.max_answer_bytes);
+        let sizes = prepared.sizes;
         let lanes = prepared.lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
             let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
-            Ok::<_, ClientError>(Lane::new(client, self.config.batch, span, of))
+            Ok::<_, ClientError>(Lane::new(client, self.config.batch, span, of, sizes))
         });
         lanes.collect()
     }

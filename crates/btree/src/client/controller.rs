@@ -4,24 +4,25 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::Answer;
 use crate::balance::{Balancer, ControlLawParameters, RangeMove, ServerLoad};
+use crate::stored::KeyOrValue;
 use crate::wire::{HandoverStep, Op};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
 /// client.
 #[derive(Debug)]
-pub struct LoadBalancer {
-    servers: Vec<PipelinedClient>,
+pub struct LoadBalancer<T: KeyOrValue = u64> {
+    servers: Vec<PipelinedClient<T>>,
     tree: u8,
-    balancer: Balancer,
+    balancer: Balancer<T>,
 }
 
-impl LoadBalancer {
+impl<T: KeyOrValue> LoadBalancer<T> {
     /// Creates a controller for a tree. `splits` are the first keys of all ranges but the first; `law` and `capacities`
     /// are those of [`Balancer::new`].
     pub fn new(
-        servers: Vec<PipelinedClient>,
+        servers: Vec<PipelinedClient<T>>,
         tree: u8,
-        (law, splits): (ControlLawParameters, Vec<u64>),
+        (law, splits): (ControlLawParameters, Vec<T>),
         capacities: &[f64],
     ) -> Self {
         Self {
@@ -32,7 +33,7 @@ impl LoadBalancer {
     }
 
     /// Returns the balancer with its splits and observations.
-    pub fn balancer(&self) -> &Balancer {
+    pub fn balancer(&self) -> &Balancer<T> {
         &self.balancer
     }
 
@@ -41,7 +42,7 @@ impl LoadBalancer {
     ///
     /// # Errors
     /// If a server cannot be reached.
-    pub fn rebalance_once(&mut self) -> Result<Option<RangeMove>, ClientError> {
+    pub fn rebalance_once(&mut self) -> Result<Option<RangeMove<T>>, ClientError> {
         let tree = self.tree;
         let mut loads = Vec::new();
         for server in &mut self.servers {
@@ -70,11 +71,11 @@ impl LoadBalancer {
 ///
 /// # Errors
 /// If the server cannot be reached.
-pub(crate) fn call<R>(
-    server: &mut PipelinedClient,
+pub(crate) fn call<R, T: KeyOrValue>(
+    server: &mut PipelinedClient<T>,
     tree: u8,
-    op: &Op,
-    answered: impl Fn(Answer<'_>) -> R,
+    op: &Op<T>,
+    answered: impl Fn(Answer<'_, T>) -> R,
 ) -> Result<R, ClientError> {
     server.refresh_clock();
     while !server.submit(tree, op, 0)? {

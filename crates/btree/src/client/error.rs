@@ -3,7 +3,7 @@
 use service::{ClientRefusal, ConnectError};
 
 use crate::rendezvous::RendezvousProtocol;
-use crate::tree::MovedRange;
+use crate::stored::{StringSizes, TooLongError};
 
 /// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +27,19 @@ pub enum ClientError {
         trees: usize,
     },
     /// The key belongs to another server.
-    #[error("keys from {} on belong to server {} of this tree: ask that one", .0.from, .0.owner.server)]
-    Moved(MovedRange),
+    #[error("keys from {from} on belong to server {server} of this tree: ask that one")]
+    Moved {
+        /// The first key of the range.
+        from: String,
+        /// The number of the server.
+        server: u16,
+    },
+    /// The server's keys and values are of the other type: byte strings with these sizes, or numbers.
+    #[error("{}", other_keys(*.0))]
+    OtherKeys(Option<StringSizes>),
+    /// A key or a value is longer than the server's trees allow.
+    #[error("{0}; the limits are the server's --key-size and --value-size")]
+    TooLong(#[from] TooLongError),
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
     StoreFull,
@@ -38,6 +49,20 @@ pub enum ClientError {
 }
 
 verbs::from_verb_errors!(ClientError);
+
+fn other_keys(strings: Option<StringSizes>) -> String {
+    match strings {
+        None => "the server's keys and values are numbers, and this client's are byte strings"
+            .to_owned(),
+        Some(StringSizes {
+            key_bytes,
+            value_bytes,
+        }) => format!(
+            "the server's keys and values are byte strings of up to {key_bytes} and {value_bytes} bytes, and this client's \
+             are numbers"
+        ),
+    }
+}
 
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.

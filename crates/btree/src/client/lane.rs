@@ -7,7 +7,9 @@ use rpc::{RpcError, herd};
 use verbs::time;
 
 use super::request::{ClientStats, RequestSlot};
-use crate::wire::{self, MAX_SCAN_MESSAGES, Op, SCAN_HEADER_BYTES};
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
+use crate::wire::{self, MAX_SCAN_MESSAGES, Op};
 
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
@@ -26,8 +28,8 @@ pub(super) struct Lane {
     unsent_requests: usize,
     /// RECVs that no request has reserved. A message without a RECV would be lost.
     unreserved_recvs: u32,
-    /// Bytes of the longest message.
-    max_answer_message_bytes: usize,
+    /// Entries that fit into each message of a SCAN's answer.
+    scan_entries_per_message: usize,
     /// The number of the last change.
     last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
@@ -43,8 +45,8 @@ pub(super) struct Lane {
 }
 
 /// A complete answer to a request.
-pub(super) struct CompleteAnswer<'a> {
-    pub(super) answer: wire::Answer<'a>,
+pub(super) struct CompleteAnswer<'a, T: KeyOrValue> {
+    pub(super) answer: wire::Answer<'a, T>,
 }
 
 impl Lane {
@@ -54,6 +56,7 @@ impl Lane {
         batch: usize,
         span: u32,
         (recvs, answer_bytes): (u32, usize),
+        sizes: impl Sizes,
     ) -> Self {
         let window = client.layout().window;
         Self {
@@ -67,7 +70,7 @@ impl Lane {
             .into(),
             unsent_requests: 0,
             unreserved_recvs: recvs,
-            max_answer_message_bytes: answer_bytes,
+            scan_entries_per_message: wire::entries_per_message(answer_bytes, sizes).max(1),
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
             max_change_seq_span: span,
@@ -80,21 +83,21 @@ impl Lane {
 
     /// Returns the largest number of messages in the answer to a request.
     #[inline]
-    fn max_answer_messages(&self, op: &Op, entries_before: usize) -> u32 {
+    fn max_answer_messages<T: KeyOrValue>(&self, op: &Op<T>, entries_before: usize) -> u32 {
         match op {
             Op::Scan { limit, .. } => {
-                let each = (self.max_answer_message_bytes - SCAN_HEADER_BYTES) / wire::ENTRY_BYTES;
                 let left = (*limit as usize).saturating_sub(entries_before);
-                let messages = left.div_ceil(each.max(1)).max(1);
+                let messages = left.div_ceil(self.scan_entries_per_message).max(1);
                 u32::try_from(messages).map_or(MAX_SCAN_MESSAGES, |m| m.min(MAX_SCAN_MESSAGES))
             }
+            Op::ReadServerLoad => wire::load_report_messages::<T>(),
             _ => 1,
         }
     }
 
     /// Returns true if the lane can take another request.
     #[inline]
-    pub(super) fn has_room(&self, op: &Op, entries_before: usize) -> bool {
+    pub(super) fn has_room<T: KeyOrValue>(&self, op: &Op<T>, entries_before: usize) -> bool {
         let apart = |&oldest: &u32| {
             self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
@@ -144,7 +147,11 @@ impl Lane {
 
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
-    pub(super) fn enqueue(&mut self, slot: u32, pending: &RequestSlot) -> Result<(), RpcError> {
+    pub(super) fn enqueue<T: KeyOrValue>(
+        &mut self,
+        slot: u32,
+        pending: &RequestSlot<T>,
+    ) -> Result<(), RpcError> {
         let messages = self.max_answer_messages(&pending.op, pending.earlier_entry_count);
         let mut op = pending.op;
         let mut number = pending.change_seq;
@@ -153,7 +160,7 @@ impl Lane {
             number = messages;
         }
         let (bytes, length) = op.encode(pending.tree, number);
-        let number = self.client.prepare_request(&bytes[..length])?;
+        let number = self.client.prepare_request(&bytes.as_ref()[..length])?;
         let place =
             number as usize & (self.request_number_pending_index_and_recvs_by_slot.len() - 1);
         self.request_number_pending_index_and_recvs_by_slot[place] = (number, slot, messages);
@@ -175,11 +182,11 @@ impl Lane {
     /// Sends prepared requests and takes answers: calls `done` for each answered request. Returns the number of
     /// messages that arrived.
     #[inline]
-    pub(super) fn poll(
+    pub(super) fn poll<T: KeyOrValue>(
         &mut self,
-        pending: &mut [RequestSlot],
+        pending: &mut [RequestSlot<T>],
         stats: &mut ClientStats,
-        mut done: impl FnMut(&mut RequestSlot, u32, CompleteAnswer<'_>),
+        mut done: impl FnMut(&mut RequestSlot<T>, u32, CompleteAnswer<'_, T>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.pending_error.take() {
             return Err(e);
@@ -239,13 +246,16 @@ impl Lane {
 }
 
 /// Stores the entries of a SCAN's message. Returns true if the answer is complete.
-fn store_scan_entries(pending: &mut RequestSlot, answer: &wire::Answer<'_>) -> bool {
+fn store_scan_entries<T: KeyOrValue>(
+    pending: &mut RequestSlot<T>,
+    answer: &wire::Answer<'_, T>,
+) -> bool {
     let entries_before = pending.earlier_entry_count;
     // Entries beyond the announced count are ignored.
     if pending.received_entry_count == 0 {
         pending
             .entries
-            .resize(entries_before + answer.total_entries, (0, 0));
+            .resize(entries_before + answer.total_entries, Default::default());
     }
     let from = entries_before + answer.first_entry_number;
     if let Some(places) = pending.entries.get_mut(from..) {

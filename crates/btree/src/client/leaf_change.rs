@@ -15,11 +15,10 @@ use verbs::{RemoteMemory, time};
 
 use super::request::{Answer, ClientStats, RequestSlot};
 use super::walker::{AwaitedCompletion, WalkOutcome, WalkingClient};
-use crate::node::{
-    CHECKSUM_WORD, HEADER_WORDS, NextStep, Node, VERSION_WORD, encode_level_flags_count,
-    entries_per_node,
-};
+use crate::node::{CHECKSUM_WORD, NextStep, Node, VERSION_WORD, encode_level_flags_count};
 use crate::node::{LEVEL_FLAGS_COUNT_INDEX, NodeWords};
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
@@ -37,7 +36,7 @@ enum ChangePlan {
 }
 
 /// Returns the effect of a change on this leaf, which may be locked by any client.
-fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
+fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) -> ChangePlan {
     if !leaf.keys_may_change() {
         return ChangePlan::AskServer;
     }
@@ -57,40 +56,56 @@ fn plan<W: NodeWords + ?Sized>(leaf: Node<'_, W>, op: &Op) -> ChangePlan {
 }
 
 /// Applies a change to the words of a leaf that has room for it.
-fn apply_op_to_words(words: &mut [u64], op: &Op) {
-    let room = entries_per_node(words.len());
-    let (count, place) = (Node(&*words).entry_count(), Node(&*words).find(op.key()));
+fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<T>) {
+    let leaf = Node::<_, T>(&*words, sizes);
+    let (shape, count, place) = (leaf.shape(), leaf.entry_count(), leaf.find(op.key()));
     let header = words[LEVEL_FLAGS_COUNT_INDEX] & !0xffff;
-    let (keys, values) = (HEADER_WORDS, HEADER_WORDS + room);
-    let shift = |words: &mut [u64], by: isize, from: usize| {
-        for start in [keys, values] {
-            let (from, to) = (start + from, start + count);
-            words.copy_within(from..to, from.wrapping_add_signed(by));
+    let move_entries = |words: &mut [u64], from: usize, to: usize| {
+        words.copy_within(
+            shape.key_index(from)..shape.key_index(count),
+            shape.key_index(to),
+        );
+        let values = shape.payload_index(0, from)..shape.payload_index(0, count);
+        words.copy_within(values, shape.payload_index(0, to));
+    };
+    let set = |words: &mut [u64], index: usize, contents: T, slot_words: usize| {
+        for (i, word) in words[index..index + slot_words].iter_mut().enumerate() {
+            *word = contents.slot_word(i);
         }
     };
     let count = match (*op, place) {
         (Op::Put { value, .. }, Ok(place)) => {
-            words[values + place] = value;
+            set(
+                words,
+                shape.payload_index(0, place),
+                value,
+                sizes.value_words(),
+            );
             count
         }
-        (Op::Put { key, value, .. }, Err(place)) if count < room => {
-            shift(words, 1, place);
-            words[keys + place] = key;
-            words[values + place] = value;
+        (Op::Put { key, value, .. }, Err(place)) if count < shape.capacity(0) => {
+            move_entries(words, place, place + 1);
+            set(words, shape.key_index(place), key, sizes.key_words());
+            set(
+                words,
+                shape.payload_index(0, place),
+                value,
+                sizes.value_words(),
+            );
             count + 1
         }
         (Op::Delete { .. }, Ok(place)) => {
-            shift(words, -1, place + 1);
+            move_entries(words, place + 1, place);
             count - 1
         }
         _ => count,
     };
     words[LEVEL_FLAGS_COUNT_INDEX] = header | encode_level_flags_count(0, 0, count);
     words[VERSION_WORD] = words[VERSION_WORD].wrapping_add(1);
-    words[CHECKSUM_WORD] = Node(&*words).checksum_of_words();
+    words[CHECKSUM_WORD] = Node::<_, T>(&*words, sizes).checksum_of_words();
 }
 
-impl WalkingClient {
+impl<T: KeyOrValue> WalkingClient<T> {
     /// Returns the offset of an atomic's result in a slot's buffer; the redo entry follows.
     fn atomic_result_offset(&self) -> usize {
         self.node_bytes
@@ -110,11 +125,11 @@ impl WalkingClient {
     /// Processes the intact leaf of a change.
     pub(super) fn plan_change_and_prepare_leaf_lock(
         &mut self,
-        pending: &RequestSlot,
+        pending: &RequestSlot<T>,
         slot: u32,
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        match plan(Node(words), &pending.op) {
+        match plan(Node(words, self.sizes), &pending.op) {
             ChangePlan::NoChange { found } => {
                 return Ok(Some(WalkOutcome::Answer(Answer::Changed { found })));
             }
@@ -167,11 +182,11 @@ impl WalkingClient {
     /// Processes the completion of a step of a change.
     pub(super) fn process_step_completion(
         &mut self,
-        pending: &RequestSlot,
+        pending: &RequestSlot<T>,
         slot: u32,
         stats: &mut ClientStats,
         step: AwaitedCompletion,
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         match step {
             AwaitedCompletion::LockAndRead => self.process_lock_completion(pending, slot, stats),
             AwaitedCompletion::WriteAndUnlock { found }
@@ -194,10 +209,10 @@ impl WalkingClient {
     /// Processes the result of the lock attempt and the leaf.
     fn process_lock_completion(
         &mut self,
-        pending: &RequestSlot,
+        pending: &RequestSlot<T>,
         slot: u32,
         stats: &mut ClientStats,
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         if self.queue.buffer_word(slot, self.atomic_result_offset())? != 0 {
             stats.contended += 1;
             let lease = self
@@ -213,7 +228,7 @@ impl WalkingClient {
             return Ok(None);
         }
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let leaf = Node(words);
+        let leaf = Node(words, self.sizes);
         if !leaf.has_valid_checksum()
             || leaf.next_walk_step(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
         {
@@ -242,7 +257,7 @@ impl WalkingClient {
     fn prepare_change_writes_and_unlock(
         &mut self,
         slot: u32,
-        op: &Op,
+        op: &Op<T>,
         found: bool,
     ) -> Result<(), RpcError> {
         let node_words = self.node_bytes / 8;
@@ -259,7 +274,7 @@ impl WalkingClient {
         {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
         }
-        apply_op_to_words(leaf, op);
+        apply_op_to_words(leaf, self.sizes, op);
         redo::write_node_number_lock_and_checksum(&mut entry, node, word);
         let bytes: Vec<u8> = entry.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let at = self.redo_entry_offset();
@@ -278,7 +293,7 @@ impl WalkingClient {
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
-    pub(super) fn restart_delayed_walks(&mut self, pending: &[RequestSlot]) {
+    pub(super) fn restart_delayed_walks(&mut self, pending: &[RequestSlot<T>]) {
         let now = time::now_ns();
         let mut i = 0;
         while let Some(&(slot, until)) = self.slots_and_lock_retry_times_ns.get(i) {
@@ -303,6 +318,7 @@ mod tests {
     use verbs::WcBuffer;
 
     use super::*;
+    use crate::stored::NumberSizes;
     use crate::{AccessDesign, Client, ClientConfig, PipelinedClient, Server, ServerConfig};
 
     fn server() -> Server {
@@ -329,7 +345,7 @@ mod tests {
             PipelinedClient::connect(config(server, AccessDesign::Read)).expect("connects");
         let (root, _) = server.service().store().index().root_and_level(0);
         let walker = pipeline.walker();
-        let wait = |walker: &WalkingClient| {
+        let wait = |walker: &WalkingClient<u64>| {
             let mut wcs = WcBuffer::<1>::new();
             while walker
                 .queue
@@ -426,7 +442,7 @@ mod tests {
         ) {
             let mut words = vec![0u64; 64];
             words[LEVEL_FLAGS_COUNT_INDEX] = crate::node::FLAG_LAST_OF_LEVEL;
-            words[CHECKSUM_WORD] = Node(&words[..]).checksum_of_words();
+            words[CHECKSUM_WORD] = Node::<_, u64>(&words[..], NumberSizes).checksum_of_words();
             let mut model = BTreeMap::new();
             for (key, value, put) in steps {
                 let op = if put {
@@ -434,17 +450,17 @@ mod tests {
                 } else {
                     Op::Delete { key }
                 };
-                let found = match plan(Node(&words[..]), &op) {
+                let found = match plan(Node::<_, u64>(&words[..], NumberSizes), &op) {
                     ChangePlan::AskServer => continue,
                     ChangePlan::NoChange { found } => found,
                     ChangePlan::ChangeLeaf { found } => {
-                        apply_op_to_words(&mut words, &op);
+                        apply_op_to_words(&mut words, NumberSizes, &op);
                         found
                     }
                 };
                 let before = if put { model.insert(key, value) } else { model.remove(&key) };
                 prop_assert_eq!(found, before.is_some());
-                let leaf = Node(&words[..]);
+                let leaf = Node::<_, u64>(&words[..], NumberSizes);
                 let there: Vec<_> = (0..leaf.entry_count()).map(|i| (leaf.key(i), leaf.value(i))).collect();
                 let expected: Vec<_> = model.iter().map(|(k, v)| (*k, *v)).collect();
                 prop_assert_eq!(there, expected);

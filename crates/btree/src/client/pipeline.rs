@@ -17,6 +17,7 @@ use super::request::{Answer, ClientStats, Completion, RequestSlot};
 use super::walker::{WalkOutcome, WalkingClient};
 use crate::config::ClientConfig;
 use crate::rendezvous::RendezvousProtocol;
+use crate::stored::KeyOrValue;
 use crate::wire::{self, Op, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
@@ -24,9 +25,9 @@ use crate::wire::{self, Op, Status};
 /// ```
 /// use btree::{Answer, ClientConfig, Op, PipelinedClient, Server, ServerConfig, PutCondition};
 ///
-/// let server = Server::start(ServerConfig { keys: 1000, ..Default::default() })?;
+/// let server = Server::<u64>::start(ServerConfig { keys: 1000, ..Default::default() })?;
 /// let config = ClientConfig { server: server.address().to_string(), ..Default::default() };
-/// let mut pipeline = PipelinedClient::connect(config)?;
+/// let mut pipeline = PipelinedClient::<u64>::connect(config)?;
 /// for key in [3, 1, 2] {
 ///     pipeline.submit(0, &Op::Put { key, value: 10 * key, when: PutCondition::Always }, key)?;
 /// }
@@ -42,17 +43,19 @@ use crate::wire::{self, Op, Status};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct PipelinedClient {
+pub struct PipelinedClient<T: KeyOrValue = u64> {
     opener: SessionOpener,
     /// The identity of the server.
     server_incarnation: u64,
     tree_count: usize,
+    /// The server's limits of keys and values.
+    sizes: T::Sizes,
     lanes: Vec<Lane>,
     /// The client's READ path, if it has one.
-    walker: Option<WalkingClient>,
+    walker: Option<WalkingClient<T>>,
     access_chooser: AccessChooser,
     connection: Option<ClientSession>,
-    pending: Vec<RequestSlot>,
+    pending: Vec<RequestSlot<T>>,
     free_slots: Vec<u32>,
     /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
     /// found a node locked.
@@ -65,7 +68,7 @@ pub struct PipelinedClient {
     stats: ClientStats,
 }
 
-impl PipelinedClient {
+impl<T: KeyOrValue> PipelinedClient<T> {
     /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
@@ -107,6 +110,7 @@ impl PipelinedClient {
         let mut pipeline = Self {
             server_incarnation: 0,
             tree_count: 0,
+            sizes: T::Sizes::default(),
             lanes: Vec::new(),
             walker: None,
             access_chooser: AccessChooser::new(opener.config.access, u64::from(window)),
@@ -126,7 +130,7 @@ impl PipelinedClient {
     }
 
     #[cfg(test)]
-    pub(super) fn walker(&mut self) -> &mut WalkingClient {
+    pub(super) fn walker(&mut self) -> &mut WalkingClient<T> {
         self.walker.as_mut().expect("it READs")
     }
 
@@ -154,20 +158,25 @@ impl PipelinedClient {
     /// Returns the number of doorbells for requests.
     pub fn doorbells(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|lane| lane.doorbells).sum();
-        lanes + self.walker.as_ref().map_or(0, WalkingClient::doorbells)
+        lanes
+            + self
+                .walker
+                .as_ref()
+                .map_or(0, WalkingClient::<T>::doorbells)
     }
 
     /// Submits a request. Returns false if the window has no room; the caller should then poll. The request is sent
     /// with the following ones, at the latest by [`poll`](Self::poll).
     ///
     /// # Errors
-    /// [`ClientError::NoTree`]. A broken connection is repaired by [`poll`](Self::poll).
+    /// [`ClientError::NoTree`], [`ClientError::TooLong`]. A broken connection is repaired by [`poll`](Self::poll).
     #[inline]
-    pub fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+    pub fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
         if usize::from(tree) >= self.tree_count {
             let trees = self.tree_count;
             return Err(ClientError::NoTree { tree, trees });
         }
+        op.check_lengths(self.sizes)?;
         let Some(&slot) = self.free_slots.last() else {
             return Ok(false);
         };
@@ -176,7 +185,7 @@ impl PipelinedClient {
             1 => 0,
             lanes => slot as usize % lanes,
         };
-        let changes = self.walker.as_ref().map(WalkingClient::changes_leaves);
+        let changes = self.walker.as_ref().map(WalkingClient::<T>::changes_leaves);
         let by_reads =
             changes.is_some_and(|changes| self.access_chooser.chooses_reads(op, changes));
         let lane = &mut self.lanes[number];
@@ -224,7 +233,7 @@ impl PipelinedClient {
     /// If the server cannot be reached any more. `each` was then called with [`Answer::NoAnswerInTime`] for every
     /// outstanding request.
     #[inline]
-    pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+    pub fn poll(&mut self, mut each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError> {
         if !self.resend_queue.is_empty() {
             self.send_resend_queue();
         }
@@ -270,7 +279,7 @@ impl PipelinedClient {
     #[inline]
     fn poll_lanes(
         &mut self,
-        each: &mut impl FnMut(Completion<'_>),
+        each: &mut impl FnMut(Completion<'_, T>),
         done: &mut usize,
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
@@ -330,7 +339,7 @@ impl PipelinedClient {
     #[inline]
     fn poll_walker(
         &mut self,
-        each: &mut impl FnMut(Completion<'_>),
+        each: &mut impl FnMut(Completion<'_, T>),
         done: &mut usize,
     ) -> Result<usize, RpcError> {
         let Some(walker) = &mut self.walker else {
@@ -416,7 +425,7 @@ impl PipelinedClient {
     fn reconnect_and_resend_or_fail_requests(
         &mut self,
         why: &RpcError,
-        each: &mut impl FnMut(Completion<'_>),
+        each: &mut impl FnMut(Completion<'_, T>),
     ) -> Result<usize, ClientError> {
         tracing::info!("connecting again, {} under way: {why}", self.outstanding());
         let deadline = self.opener.config.request_timeout();
@@ -488,6 +497,7 @@ impl PipelinedClient {
             connection,
             server_incarnation: server,
             tree_count: trees,
+            sizes,
         } = self.opener.open_until(until)?;
         if !before.is_empty() && before.len() != lanes.len() {
             return Err(ClientError::permanent_refusal(
@@ -495,7 +505,7 @@ impl PipelinedClient {
             ));
         }
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
-        self.tree_count = trees;
+        (self.tree_count, self.sizes) = (trees, sizes);
         // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server_incarnation = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {
@@ -506,16 +516,19 @@ impl PipelinedClient {
 }
 
 /// The meaning of an answer for its request.
-enum AnswerEffect {
-    Complete(Answer<'static>),
+enum AnswerEffect<T: KeyOrValue> {
+    Complete(Answer<'static, T>),
     /// The request's entries are complete; the field is the key at which to continue.
-    EntriesCompleteWithNextKey(Option<u64>),
+    EntriesCompleteWithNextKey(Option<T>),
     /// The request is not complete and must be sent again.
     Resend,
 }
 
 #[inline]
-fn interpret_answer(pending: &mut RequestSlot, complete: &CompleteAnswer<'_>) -> AnswerEffect {
+fn interpret_answer<T: KeyOrValue>(
+    pending: &mut RequestSlot<T>,
+    complete: &CompleteAnswer<'_, T>,
+) -> AnswerEffect<T> {
     let answer = &complete.answer;
     AnswerEffect::Complete(match (answer.status, pending.op) {
         (Status::Ok, Op::Get { .. }) => {

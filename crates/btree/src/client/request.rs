@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
+use crate::stored::KeyOrValue;
 use crate::tree::MovedRange;
 use crate::wire::Op;
 
 /// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer<'a> {
+pub enum Answer<'a, T: KeyOrValue = u64> {
     /// The value of the key, or `None` if the key is absent.
-    Value(Option<u64>),
+    Value(Option<T>),
     /// The change was made, or its condition did not hold.
     Changed {
         /// True if the key was present before.
@@ -18,12 +19,12 @@ pub enum Answer<'a> {
     /// Entries in the order of their keys.
     Entries {
         /// The entries.
-        entries: &'a [(u64, u64)],
+        entries: &'a [(T, T)],
         /// The key at which to continue, if more entries may follow.
-        next: Option<u64>,
+        next: Option<T>,
     },
     /// The key belongs to another server; nothing was changed.
-    Moved(MovedRange),
+    Moved(MovedRange<T>),
     /// A step of a handover was executed.
     HandoverStepDone {
         /// The version of the handover for [`HandoverStep::Cede`](crate::HandoverStep::Cede); otherwise 0.
@@ -39,11 +40,11 @@ pub enum Answer<'a> {
 
 /// An answered request.
 #[derive(Debug, Clone, Copy)]
-pub struct Completion<'a> {
+pub struct Completion<'a, T: KeyOrValue = u64> {
     /// The caller's token of the request.
     pub token: u64,
     /// The answer.
-    pub answer: Answer<'a>,
+    pub answer: Answer<'a, T>,
     /// The approximate time of submission: the pipeline's last clock reading before it.
     pub submitted_at: Instant,
     /// The time at which the answer was seen.
@@ -96,11 +97,11 @@ impl ClientStats {
 
 /// An outstanding request, or a free slot.
 #[derive(Debug)]
-pub(super) struct RequestSlot {
+pub(super) struct RequestSlot<T: KeyOrValue> {
     pub(super) caller_token: u64,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
-    pub(super) op: Op,
+    pub(super) op: Op<T>,
     pub(super) tree: u8,
     pub(super) lane_index: usize,
     /// The number of the change in its lane; 0 for other requests.
@@ -112,15 +113,15 @@ pub(super) struct RequestSlot {
     /// Entries of a SCAN from earlier answers.
     pub(super) earlier_entry_count: usize,
     /// Entries of a SCAN so far, earlier answers included.
-    pub(super) entries: Vec<(u64, u64)>,
+    pub(super) entries: Vec<(T, T)>,
     pub(super) received_entry_count: usize,
     pub(super) submitted_at: Instant,
 }
 
-impl RequestSlot {
+impl<T: KeyOrValue> RequestSlot<T> {
     /// Returns the completion of this request.
     #[inline]
-    pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {
+    pub(super) fn completion<'a>(&self, answer: Answer<'a, T>, seen: Instant) -> Completion<'a, T> {
         Completion {
             token: self.caller_token,
             answer,
@@ -134,7 +135,7 @@ impl RequestSlot {
         Self {
             caller_token: 0,
             is_outstanding: false,
-            op: Op::Get { key: 0 },
+            op: Op::ReadServerLoad,
             tree: 0,
             lane_index: 0,
             change_seq: 0,

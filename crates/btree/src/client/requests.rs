@@ -3,20 +3,21 @@
 use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{ClientStats, Completion};
+use crate::stored::KeyOrValue;
 use crate::wire::Op;
 
 /// A client that executes requests: a [`PipelinedClient`] to one server, or a [`Router`](crate::Router) to several.
-pub trait ExecuteRequests {
+pub trait ExecuteRequests<T: KeyOrValue = u64> {
     /// Submits a request, as [`PipelinedClient::submit`].
     ///
     /// # Errors
     /// [`ClientError`].
-    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError>;
+    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError>;
     /// Takes answers, as [`PipelinedClient::poll`].
     ///
     /// # Errors
     /// [`ClientError`].
-    fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError>;
+    fn poll(&mut self, each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError>;
     /// Returns the number of outstanding requests.
     fn outstanding(&self) -> usize;
     /// Returns the largest number of outstanding requests.
@@ -29,14 +30,14 @@ pub trait ExecuteRequests {
     fn doorbells(&self) -> u64;
 }
 
-impl ExecuteRequests for PipelinedClient {
+impl<T: KeyOrValue> ExecuteRequests<T> for PipelinedClient<T> {
     #[inline]
-    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
         self.submit(tree, op, token)
     }
 
     #[inline]
-    fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+    fn poll(&mut self, each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError> {
         self.poll(each)
     }
 

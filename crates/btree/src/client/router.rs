@@ -9,36 +9,37 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats, Completion};
 use super::requests::ExecuteRequests;
+use crate::stored::KeyOrValue;
 use crate::tree::{MovedRange, RangeOwner};
 use crate::wire::Op;
 
 /// The owners of key ranges as known to a client. Servers correct outdated entries.
 #[derive(Debug, Clone)]
-pub(crate) struct OwnerTable {
+pub(crate) struct OwnerTable<T: KeyOrValue> {
     /// The first key of each range, with the owner of the keys up to the next one.
-    range_owners: BTreeMap<u64, RangeOwner>,
+    range_owners: BTreeMap<T, RangeOwner>,
 }
 
-impl OwnerTable {
+impl<T: KeyOrValue> OwnerTable<T> {
     /// Creates a table in which the first server owns all keys, until a server says otherwise.
     fn new() -> Self {
         Self {
-            range_owners: BTreeMap::from([(0, RangeOwner::default())]),
+            range_owners: BTreeMap::from([(T::default(), RangeOwner::default())]),
         }
     }
 
     /// Returns the owner of a key.
     #[inline]
-    fn owner(&self, key: u64) -> RangeOwner {
+    fn owner(&self, key: T) -> RangeOwner {
         let range = self.range_owners.range(..=key).next_back();
         range.map_or(RangeOwner::default(), |(_, owner)| *owner)
     }
 
     /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
-    fn record_owner_if_newer(&mut self, moved: &MovedRange) {
+    fn record_owner_if_newer(&mut self, moved: &MovedRange<T>) {
         let behind = moved.end.map(|end| (end, self.owner(end)));
         let before = self.owner(moved.from);
-        let within: Vec<u64> = match moved.end {
+        let within: Vec<T> = match moved.end {
             Some(end) => self.range_owners.range(moved.from..end),
             None => self.range_owners.range(moved.from..),
         }
@@ -71,44 +72,44 @@ impl OwnerTable {
 
 /// A request that was sent to one of the servers.
 #[derive(Debug)]
-struct RoutedRequest {
+struct RoutedRequest<T: KeyOrValue> {
     caller_token: u64,
     tree: u8,
-    op: Op,
+    op: Op<T>,
     /// Entries that a SCAN got from earlier servers; `op` requests the rest.
-    scanned_entries: Vec<(u64, u64)>,
+    scanned_entries: Vec<(T, T)>,
     submitted_at: Instant,
 }
 
 /// A client of several [`Server`](crate::Server)s with numbers from 0 on, each of which owns a range of the keys.
 #[derive(Debug)]
-pub struct Router {
-    servers: Vec<PipelinedClient>,
-    owners: OwnerTable,
+pub struct Router<T: KeyOrValue = u64> {
+    servers: Vec<PipelinedClient<T>>,
+    owners: OwnerTable<T>,
     window: usize,
-    requests: Vec<Option<RoutedRequest>>,
+    requests: Vec<Option<RoutedRequest<T>>>,
     free_slots: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
     resend_queue: VecDeque<u32>,
-    intermediate_answers: Vec<(u32, IntermediateAnswer)>,
+    intermediate_answers: Vec<(u32, IntermediateAnswer<T>)>,
     /// Number of requests that reached a server which did not own their key.
     redirected_requests: u64,
 }
 
 /// An intermediate answer, copied because the callback borrows the servers.
 #[derive(Debug)]
-enum IntermediateAnswer {
-    Moved(MovedRange),
-    Entries(Vec<(u64, u64)>, Option<u64>, Instant),
+enum IntermediateAnswer<T: KeyOrValue> {
+    Moved(MovedRange<T>),
+    Entries(Vec<(T, T)>, Option<T>, Instant),
 }
 
-impl Router {
+impl<T: KeyOrValue> Router<T> {
     /// Creates a router over pipelines to all servers, in the order of their numbers. Its window is the smallest of
     /// theirs.
     ///
     /// # Panics
     /// If `servers` is empty.
-    pub fn new(servers: Vec<PipelinedClient>) -> Self {
+    pub fn new(servers: Vec<PipelinedClient<T>>) -> Self {
         let window = servers.iter().map(|p| p.config().window).min();
         let window = window.expect("a router has a server");
         let slots = u32::try_from(window).unwrap_or(u32::MAX);
@@ -125,7 +126,7 @@ impl Router {
     }
 
     /// Returns the pipelines, for requests to one particular server.
-    pub fn servers(&mut self) -> &mut [PipelinedClient] {
+    pub fn servers(&mut self) -> &mut [PipelinedClient<T>] {
         &mut self.servers
     }
 
@@ -135,7 +136,7 @@ impl Router {
     }
 
     /// Returns the number of the server that owns a key, as far as known.
-    pub fn server_of(&self, key: u64) -> usize {
+    pub fn server_of(&self, key: T) -> usize {
         usize::from(self.owners.owner(key).server).min(self.servers.len() - 1)
     }
 
@@ -153,7 +154,7 @@ impl Router {
     /// Takes answers of all servers.
     fn poll_servers(
         &mut self,
-        each: &mut impl FnMut(Completion<'_>),
+        each: &mut impl FnMut(Completion<'_, T>),
         done: &mut usize,
     ) -> Result<(), ClientError> {
         let (routed, free, scratch) = (
@@ -212,7 +213,7 @@ impl Router {
     /// Continues the requests that got an intermediate answer.
     fn continue_requests_after_intermediate_answers(
         &mut self,
-        each: &mut impl FnMut(Completion<'_>),
+        each: &mut impl FnMut(Completion<'_, T>),
         done: &mut usize,
     ) {
         for (slot, seen) in std::mem::take(&mut self.intermediate_answers) {
@@ -267,8 +268,8 @@ impl Router {
     }
 }
 
-impl ExecuteRequests for Router {
-    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+impl<T: KeyOrValue> ExecuteRequests<T> for Router<T> {
+    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
         if !self.resend_queue.is_empty() {
             return Ok(false);
         }
@@ -290,7 +291,7 @@ impl ExecuteRequests for Router {
         Ok(taken)
     }
 
-    fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+    fn poll(&mut self, mut each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError> {
         while let Some(&slot) = self.resend_queue.front() {
             if !self.submit_to_owner(slot)? {
                 break;
@@ -314,7 +315,7 @@ impl ExecuteRequests for Router {
     fn refresh_clock(&mut self) {
         self.servers
             .iter_mut()
-            .for_each(PipelinedClient::refresh_clock);
+            .for_each(PipelinedClient::<T>::refresh_clock);
     }
 
     fn stats(&self) -> ClientStats {
@@ -326,7 +327,10 @@ impl ExecuteRequests for Router {
     }
 
     fn doorbells(&self) -> u64 {
-        self.servers.iter().map(PipelinedClient::doorbells).sum()
+        self.servers
+            .iter()
+            .map(PipelinedClient::<T>::doorbells)
+            .sum()
     }
 }
 
@@ -342,7 +346,8 @@ mod tests {
     #[test]
     fn what_is_said_of_a_later_handover_stays() {
         let mut table = OwnerTable::new();
-        let servers = |table: &OwnerTable, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
+        let servers =
+            |table: &OwnerTable<u64>, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
         table.record_owner_if_newer(&moved(100, None, 1, 0));
         assert_eq!(servers(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
         table.record_owner_if_newer(&moved(100, Some(200), 0, 3));

@@ -11,8 +11,11 @@ use verbs::RemoteMemory;
 
 use super::cache::NodeCache;
 use super::request::{Answer, ClientStats, RequestSlot};
-use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeWords, SIBLING_WORD};
+use crate::node::{
+    MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeShape, NodeWords, SIBLING_WORD,
+};
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
+use crate::stored::KeyOrValue;
 use crate::tree::{FIRST_ROOT_WORD, MAX_TREES, decode_root, redo};
 use crate::walk_cost;
 use crate::wire::Op;
@@ -24,11 +27,11 @@ const MAX_READS_PER_WALK: u8 = 40;
 const MAX_RIGHT_STEPS: u32 = 16;
 
 /// The result of a walk.
-pub(super) enum WalkOutcome {
+pub(super) enum WalkOutcome<T: KeyOrValue> {
     /// The request is complete.
-    Answer(Answer<'static>),
+    Answer(Answer<'static, T>),
     /// Entries of a SCAN, and the key at which to continue.
-    Entries(Vec<(u64, u64)>, Option<u64>),
+    Entries(Vec<(T, T)>, Option<T>),
     /// The request must be sent to the server.
     AskServer,
 }
@@ -54,45 +57,46 @@ pub(super) enum AwaitedCompletion {
 
 /// The state of a slot's walk.
 #[derive(Debug, Clone, Default)]
-pub(super) struct WalkState {
+pub(super) struct WalkState<T: KeyOrValue> {
     /// The number of the node that is being READ, 0 for the header.
     pub(super) current_node: u64,
     level: u16,
     /// The inner node from the cache that led to `node`.
     cached_parent: u64,
     /// The key of the walk; in a SCAN, the first key that was not yet read.
-    pub(super) key: u64,
+    pub(super) key: T,
     reads_so_far: u8,
     pub(super) awaited_completion: AwaitedCompletion,
     /// The lock word with which this walk locked a leaf.
     pub(super) held_lock_word: u64,
-    entries: Vec<(u64, u64)>,
+    entries: Vec<(T, T)>,
 }
 
 /// The queue pair, buffers and state of a walking client.
 #[derive(Debug)]
-pub(super) struct WalkingClient {
+pub(super) struct WalkingClient<T: KeyOrValue> {
     pub(super) queue: OneSidedQueue,
     pub(super) nodes: RemoteMemory,
     pub(super) node_bytes: usize,
+    pub(super) sizes: T::Sizes,
     /// The parameters for changing leaves, if the client may change them.
     pub(super) write_parameters: Option<LeafWriteParameters>,
     /// The number of the last lock acquisition.
     pub(super) last_lock_acquisition_number: u32,
     /// Slots that found a lock taken, with the time in ns at which each tries again.
     pub(super) slots_and_lock_retry_times_ns: Vec<(u32, u64)>,
-    cache: NodeCache,
+    cache: NodeCache<T>,
     /// True if inner nodes are cached.
     caches_nodes: bool,
-    pub(super) walks: Box<[WalkState]>,
+    pub(super) walks: Box<[WalkState<T>]>,
 }
 
-impl WalkingClient {
+impl<T: KeyOrValue> WalkingClient<T> {
     /// Connects to the server's nodes of `node_bytes` bytes, with a cache of `cache_nodes` nodes.
     pub(super) fn new(
         prepared: PreparedOneSidedQueue,
         memory: &RemoteNodes,
-        node_bytes: usize,
+        (node_bytes, sizes): (usize, T::Sizes),
         (cache_nodes, trees): (usize, usize),
     ) -> Result<Self, RpcError> {
         if !(MIN_NODE_BYTES..=MAX_NODE_BYTES).contains(&node_bytes) || !node_bytes.is_multiple_of(8)
@@ -119,10 +123,18 @@ impl WalkingClient {
             queue: prepared.connect(&memory.endpoint, room.next_multiple_of(64))?,
             nodes: memory.nodes,
             node_bytes,
+            sizes,
             write_parameters: memory.writes,
             last_lock_acquisition_number: 0,
             slots_and_lock_retry_times_ns: Vec::new(),
-            cache: NodeCache::new(cache_nodes, node_bytes / 8, trees),
+            cache: NodeCache::new(
+                cache_nodes,
+                NodeShape {
+                    words: node_bytes / 8,
+                    sizes,
+                },
+                trees,
+            ),
             caches_nodes: cache_nodes > 0,
         })
     }
@@ -147,7 +159,7 @@ impl WalkingClient {
 
     /// Begins a request in a slot of the window.
     #[inline]
-    pub(super) fn begin_request_walk(&mut self, slot: u32, tree: u8, op: &Op) {
+    pub(super) fn begin_request_walk(&mut self, slot: u32, tree: u8, op: &Op<T>) {
         let walk = &mut self.walks[slot as usize];
         walk.key = op.key();
         walk.reads_so_far = 0;
@@ -243,7 +255,7 @@ impl WalkingClient {
         &mut self,
         slot: u32,
         tree: u8,
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         if self.walks[slot as usize].reads_so_far >= MAX_READS_PER_WALK {
             return Ok(Some(WalkOutcome::AskServer));
         }
@@ -256,11 +268,11 @@ impl WalkingClient {
     #[inline]
     fn process_leaf(
         &mut self,
-        pending: &RequestSlot,
+        pending: &RequestSlot<T>,
         slot: u32,
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let leaf = Node(words);
+        let leaf = Node::<_, T>(words, self.sizes);
         if leaf.is_owned_elsewhere() {
             // The server's answer tells who owns the keys.
             return Ok(Some(WalkOutcome::AskServer));
@@ -311,10 +323,10 @@ impl WalkingClient {
     }
 }
 
-impl RequestSteps for WalkingClient {
-    type Pending = RequestSlot;
+impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
+    type Pending = RequestSlot<T>;
     type Stats = ClientStats;
-    type FinishedResult<'b> = WalkOutcome;
+    type FinishedResult<'b> = WalkOutcome<T>;
 
     #[inline]
     fn queue(&mut self) -> &mut OneSidedQueue {
@@ -324,11 +336,11 @@ impl RequestSteps for WalkingClient {
     #[inline]
     fn handle_completion(
         &mut self,
-        pending: &RequestSlot,
+        pending: &RequestSlot<T>,
         slot: u32,
         stats: &mut ClientStats,
         _bytes: &mut [u8],
-    ) -> Result<Option<WalkOutcome>, RpcError> {
+    ) -> Result<Option<WalkOutcome<T>>, RpcError> {
         let step = self.walks[slot as usize].awaited_completion;
         if step != AwaitedCompletion::Read {
             return self.process_step_completion(pending, slot, stats, step);
@@ -362,7 +374,7 @@ impl RequestSteps for WalkingClient {
         }
         walk_cost::charge_search_of_read_node(self.node_bytes);
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
-        let arrived = Node(words);
+        let arrived = Node::<_, T>(words, self.sizes);
         if !arrived.has_valid_checksum() {
             stats.torn += 1;
             self.prepare_node_read(slot)?;

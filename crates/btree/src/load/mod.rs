@@ -1,7 +1,7 @@
 //! The load generator: sends requests to a tree, and checks every answer.
 //!
 //! A workload has *stable* keys, which are in the tree all the time, and *own* keys, which only one client inserts and
-//! deletes. Stable key number `i` is `i * 256`. The own keys of clients lie between the stable keys, so inserts and
+//! deletes. Stable key number `i` is `i * 256`. In a tree of byte strings, [`NumberStrings`] stand for all numbers. The own keys of clients lie between the stable keys, so inserts and
 //! deletes spread over all leaves. A value is computed from its key and a stamp ([`value_of`]), so the value of a wrong
 //! key is detected. The checks are:
 //!
@@ -10,6 +10,7 @@
 //! - A SCAN begins at the requested key, ascends, and has every stable key of its range exactly once.
 
 mod run;
+mod strings;
 
 use serde::{Deserialize, Serialize};
 use service::random::mix_bits;
@@ -18,6 +19,7 @@ use crate::{ClientStats, LatencySummary};
 
 pub use run::{LoadEnd, put_stable_keys, run};
 pub use service::workload::Popularity;
+pub use strings::{MIN_STRING_BYTES, NumberStrings, NumberedClient};
 
 /// The distance between stable keys.
 pub const STABLE_KEY_DISTANCE: u64 = 256;

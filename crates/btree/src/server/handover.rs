@@ -7,6 +7,7 @@ use std::time::Duration;
 use service::worker::lock;
 use verbs::time;
 
+use crate::stored::KeyOrValue;
 use crate::tree::{RangeOwner, Refusal, Store};
 use crate::wire::{self, HandoverStep, Status};
 
@@ -15,42 +16,42 @@ const FREEZE_LEASE: Duration = Duration::from_secs(2);
 
 /// A range that is frozen for a taker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FrozenRange {
+struct FrozenRange<T> {
     taker_client: usize,
     tree: usize,
-    range: (u64, Option<u64>),
+    range: (T, Option<T>),
     lease_end_ns: u64,
 }
 
 /// A range that a server was asked to take from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TakeRequest {
+pub(crate) struct TakeRequest<T> {
     /// The number of the server that has the range.
     pub(crate) giver: u16,
     /// The tree.
     pub(crate) tree: u8,
     /// The first key.
-    pub(crate) from: u64,
+    pub(crate) from: T,
     /// The upper bound of the range, exclusive, if any.
-    pub(crate) end: Option<u64>,
+    pub(crate) end: Option<T>,
 }
 
 /// The handovers of a server, shared by its workers.
 #[derive(Debug, Default)]
-pub(crate) struct Handovers {
-    frozen: Mutex<Vec<FrozenRange>>,
+pub(crate) struct Handovers<T> {
+    frozen: Mutex<Vec<FrozenRange<T>>>,
     /// The length of `frozen`, readable without the lock.
     frozen_count: AtomicUsize,
     /// The greatest version of the handovers in which this server gave or took a range.
     last_version: AtomicU64,
-    waiting_takes: Mutex<Vec<TakeRequest>>,
+    waiting_takes: Mutex<Vec<TakeRequest<T>>>,
     /// Ranges that wait to be taken or are being taken.
     unfinished_takes: AtomicUsize,
     /// Number of entries taken.
     taken_entries: AtomicU64,
 }
 
-impl Handovers {
+impl<T: KeyOrValue> Handovers<T> {
     /// Records the version of a completed handover, so that this server's next version is greater.
     pub(crate) fn raise_last_version(&self, version: u64) {
         self.last_version.fetch_max(version, Ordering::AcqRel);
@@ -59,15 +60,15 @@ impl Handovers {
     /// Executes a step of a handover for a client and returns the first word of the answer.
     pub(crate) fn execute_step_and_encode_answer(
         &self,
-        store: &Store,
+        store: &Store<T>,
         (client, tree): (usize, usize),
         step: HandoverStep,
-        range: (u64, Option<u64>),
-    ) -> Result<u64, Refusal> {
+        range: (T, Option<T>),
+    ) -> Result<u64, Refusal<T>> {
         let done = Ok(wire::first_word_with_version(Status::Ok, 0));
         let refused = Ok(wire::first_word_with_version(Status::MalformedOrRefused, 0));
         let matches_request =
-            |f: &FrozenRange| (f.taker_client, f.tree, f.range) == (client, tree, range);
+            |f: &FrozenRange<T>| (f.taker_client, f.tree, f.range) == (client, tree, range);
         match step {
             HandoverStep::Freeze => {
                 let mut frozen = lock(&self.frozen);
@@ -124,7 +125,7 @@ impl Handovers {
     }
 
     /// Thaws the selected frozen ranges, so that clients can change them again.
-    fn thaw(&self, store: &Store, which: impl Fn(&FrozenRange) -> bool) {
+    fn thaw(&self, store: &Store<T>, which: impl Fn(&FrozenRange<T>) -> bool) {
         let mut frozen = lock(&self.frozen);
         frozen.retain(|f| {
             // A client may hold a lock at the moment; a later call thaws the range then.
@@ -134,12 +135,12 @@ impl Handovers {
     }
 
     /// Thaws the ranges that were frozen for a client that has disconnected.
-    pub(crate) fn thaw_client(&self, store: &Store, client: usize) {
+    pub(crate) fn thaw_client(&self, store: &Store<T>, client: usize) {
         self.thaw(store, |f| f.taker_client == client);
     }
 
     /// Thaws ranges whose lease has expired; called when a change finds its leaf frozen.
-    pub(crate) fn thaw_expired(&self, store: &Store) {
+    pub(crate) fn thaw_expired(&self, store: &Store<T>) {
         if self.frozen_count.load(Ordering::Acquire) > 0 {
             let now = time::now_ns();
             self.thaw(store, |f| f.lease_end_ns < now);
@@ -147,7 +148,7 @@ impl Handovers {
     }
 
     /// Removes and returns the next range that this server should take.
-    pub(crate) fn pop_waiting_take(&self) -> Option<TakeRequest> {
+    pub(crate) fn pop_waiting_take(&self) -> Option<TakeRequest<T>> {
         let mut takes = lock(&self.waiting_takes);
         (!takes.is_empty()).then(|| takes.remove(0))
     }
@@ -173,8 +174,8 @@ impl Handovers {
     }
 }
 
-fn overlap(a: (u64, Option<u64>), b: (u64, Option<u64>)) -> bool {
-    let below = |key: u64, end: Option<u64>| end.is_none_or(|end| key < end);
+fn overlap<T: Ord + Copy>(a: (T, Option<T>), b: (T, Option<T>)) -> bool {
+    let below = |key: T, end: Option<T>| end.is_none_or(|end| key < end);
     below(a.0, b.1) && below(b.0, a.1)
 }
 
@@ -185,17 +186,17 @@ const REQUESTS_PER_SAMPLE: u32 = 61;
 
 /// A worker's load counters and key sample.
 #[derive(Debug)]
-pub(crate) struct LoadMeter {
+pub(crate) struct LoadMeter<T> {
     requests: u64,
     busy_ns: u64,
     /// Time at which the worker began the present batch.
     batch_start_ns: u64,
     keys_since_sample: u32,
-    sampled_keys: Vec<u64>,
+    sampled_keys: Vec<T>,
     next_sample_index: usize,
 }
 
-impl LoadMeter {
+impl<T: KeyOrValue> LoadMeter<T> {
     pub(crate) fn new() -> Self {
         Self {
             requests: 0,
@@ -225,7 +226,7 @@ impl LoadMeter {
 
     /// Counts a request for a key, and samples the key.
     #[inline]
-    pub(crate) fn count_and_sample_key(&mut self, key: u64) {
+    pub(crate) fn count_and_sample_key(&mut self, key: T) {
         self.keys_since_sample += 1;
         if self.keys_since_sample == REQUESTS_PER_SAMPLE {
             self.keys_since_sample = 0;
@@ -240,9 +241,12 @@ impl LoadMeter {
 
     /// Appends the report as pairs of numbers: requests and busy nanoseconds; the time and the number of ranges being
     /// taken; then two sampled keys per pair.
-    pub(crate) fn append_as_entries(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
-        into.push((self.requests, self.busy_ns));
-        into.push((time::now_ns(), taking as u64));
+    pub(crate) fn append_as_entries(&self, taking: usize, into: &mut Vec<(T, T)>) {
+        let numbers = [
+            (self.requests, self.busy_ns),
+            (time::now_ns(), taking as u64),
+        ];
+        into.extend(numbers.map(|(a, b)| (T::from_number(a), T::from_number(b))));
         into.extend(
             self.sampled_keys
                 .chunks_exact(2)

@@ -27,6 +27,8 @@ use crate::rendezvous::{
     Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol, Welcome,
 };
 use crate::report::ServerStats;
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
 use crate::walk_cost::{TreeSize, WalkCost};
 use crate::wire;
@@ -36,16 +38,16 @@ use worker::{Command, PendingConnection, UnstartedWorker, WorkerShared};
 
 /// The B-tree service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
-pub struct BtreeService {
-    config: ServerConfig,
+pub struct BtreeService<T: KeyOrValue = u64> {
+    config: ServerConfig<T>,
     port: PortAndGidIndex,
     pd: ProtectionDomain,
     /// The completion queue of queue pairs on which the server never posts.
     unused_send_cq: CompletionQueue,
-    store: Arc<Store>,
+    store: Arc<Store<T>>,
     /// Clients that may change leaves themselves.
-    lock_recovery: Arc<LockRecovery<Store>>,
-    handovers: Arc<Handovers>,
+    lock_recovery: Arc<LockRecovery<Store<T>>>,
+    handovers: Arc<Handovers<T>>,
     stopping: AtomicBool,
     /// A random number that differs in every run.
     incarnation: u64,
@@ -102,14 +104,14 @@ impl ServerRuntime {
 
 /// A client's resources at the server.
 #[derive(Debug)]
-pub struct Session {
-    btree: Arc<BtreeService>,
+pub struct Session<T: KeyOrValue> {
+    btree: Arc<BtreeService<T>>,
     slot: Arc<ClientSlot>,
     /// The queue pair that answers the client's READs, if the client may not WRITE.
     _client_read_qp: Option<QueuePair<Rc>>,
 }
 
-impl Drop for Session {
+impl<T: KeyOrValue> Drop for Session<T> {
     fn drop(&mut self) {
         let Self { btree, slot, .. } = self;
         btree.lock_recovery.revoke_and_remove_client(slot.index());
@@ -119,25 +121,31 @@ impl Drop for Session {
     }
 }
 
-impl Service for BtreeService {
+impl<T: KeyOrValue> Service for BtreeService<T> {
     type Protocol = RendezvousProtocol;
-    type Config = ServerConfig;
+    type Config = ServerConfig<T>;
     type Runtime = ServerRuntime;
-    type Worker = UnstartedWorker;
+    type Worker = UnstartedWorker<T>;
     type WorkerError = RpcError;
-    type Session = Session;
+    type Session = Session<T>;
     type Stats = ServerStats;
 
     fn new(
         context: &Context,
-        config: ServerConfig,
+        config: ServerConfig<T>,
         runtime: ServerRuntime,
-    ) -> Result<(Arc<Self>, Vec<UnstartedWorker>), ServerError> {
+    ) -> Result<(Arc<Self>, Vec<UnstartedWorker<T>>), ServerError> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
         let size = (config.trees, config.node_capacity());
-        let store = Store::new(&pd, config.node_bytes, size, Rights::REMOTE_READ).map_err(|e| {
+        let store = Store::new(
+            &pd,
+            (config.node_bytes, config.sizes),
+            size,
+            Rights::REMOTE_READ,
+        )
+        .map_err(|e| {
             ServerError::service(format!(
                 "{e}: no memory for {} keys; lower --keys",
                 config.keys
@@ -157,7 +165,7 @@ impl Service for BtreeService {
         let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.may_start_threads));
         let layout = RequestRegionLayout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
-            payload: u32::try_from(wire::MAX_REQUEST_BYTES).unwrap_or(24),
+            payload: u32::try_from(wire::max_request_bytes(config.sizes)).unwrap_or(u32::MAX),
         };
         let ud = answer_port_config(port, mtu);
         let doorbells = DoorbellPolicy {
@@ -207,7 +215,7 @@ impl Service for BtreeService {
         Ok((btree, workers))
     }
 
-    fn config(&self) -> &ServerConfig {
+    fn config(&self) -> &ServerConfig<T> {
         &self.config
     }
 
@@ -220,6 +228,7 @@ impl Service for BtreeService {
             workers: self.workers.len(),
             trees: self.config.trees,
             node_bytes: self.config.node_bytes,
+            strings: self.config.sizes.of_strings(),
             max_answer: self.max_answer_bytes,
             layout: self.layout,
             reads: self.supports_client_reads,
@@ -227,7 +236,7 @@ impl Service for BtreeService {
         }
     }
 
-    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), ClientRefusal> {
+    fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session<T>), ClientRefusal> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
             return Err(ClientRefusal::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
@@ -267,7 +276,7 @@ impl Service for BtreeService {
         Ok((Accepted { lanes, memory }, session))
     }
 
-    fn work(&self, _index: usize, worker: UnstartedWorker) -> Result<(), RpcError> {
+    fn work(&self, _index: usize, worker: UnstartedWorker<T>) -> Result<(), RpcError> {
         worker.run()
     }
 
@@ -340,9 +349,9 @@ impl Service for BtreeService {
     }
 }
 
-impl BtreeService {
+impl<T: KeyOrValue> BtreeService<T> {
     /// Returns the server's trees, which other threads may use beside the workers.
-    pub fn store(&self) -> &Arc<Store> {
+    pub fn store(&self) -> &Arc<Store<T>> {
         &self.store
     }
 
@@ -351,8 +360,8 @@ impl BtreeService {
     /// runs its own mover. `connect` connects to a server by its number.
     pub fn create_mover(
         &self,
-        connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,
-    ) -> RangeMover {
+        connect: impl FnMut(u16) -> Result<PipelinedClient<T>, ClientError> + Send + 'static,
+    ) -> RangeMover<T> {
         let of = (Arc::clone(&self.store), Arc::clone(&self.handovers));
         let how = (self.config.server_number, self.config.handover_bytes_per_s);
         RangeMover::new(of, how, connect)
@@ -369,7 +378,7 @@ impl BtreeService {
         tree: usize,
         count: u64,
         fill: f64,
-        entry: impl Fn(u64) -> (u64, u64) + Sync,
+        entry: impl Fn(u64) -> (T, T) + Sync,
     ) -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
         if self.config.splits.is_empty() {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -379,7 +388,7 @@ impl BtreeService {
         let range = self
             .config
             .initial_range_of(self.config.server_number.into());
-        let is_own = |key: u64| key >= range.0 && range.1.is_none_or(|end| key < end);
+        let is_own = |key: T| key >= range.0 && range.1.is_none_or(|end| key < end);
         let own: Vec<_> = (0..count)
             .map(entry)
             .filter(|(key, _)| is_own(*key))
@@ -388,7 +397,7 @@ impl BtreeService {
         self.store
             .assign_range_to_other(tree, range, RangeOwner { server, version: 0 })?;
         let mut reserved = self.store.reserve_nodes(own.len())?;
-        let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut reserved);
+        let adopted: Result<(), Refusal<T>> = self.store.adopt(tree, range, &own, &mut reserved);
         self.store.release_nodes(reserved);
         adopted?;
         Ok(own.len() as u64)
@@ -477,7 +486,10 @@ impl BtreeService {
 }
 
 /// Marks the ranges that belong to other servers at the start.
-fn assign_ranges_of_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
+fn assign_ranges_of_others<T: KeyOrValue>(
+    store: &Store<T>,
+    config: &ServerConfig<T>,
+) -> Result<(), ServerError> {
     for tree in 0..config.trees {
         for number in
             (0..=config.splits.len()).filter(|number| *number != usize::from(config.server_number))

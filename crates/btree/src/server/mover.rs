@@ -13,6 +13,7 @@ use verbs::{Waiter, time};
 
 use super::handover::{Handovers, TakeRequest};
 use crate::client::{Answer, ClientError, PipelinedClient, call};
+use crate::stored::KeyOrValue;
 use crate::tree::{Refusal, Store};
 use crate::wire::{HandoverStep, Op};
 
@@ -32,31 +33,31 @@ enum StepResult {
 }
 
 /// A function that connects to a server by its number.
-type ConnectToServer = Box<dyn FnMut(u16) -> Result<PipelinedClient, ClientError> + Send>;
+type ConnectToServer<T> = Box<dyn FnMut(u16) -> Result<PipelinedClient<T>, ClientError> + Send>;
 
 /// Executes the takes that its server was asked for.
-pub struct RangeMover {
-    store: Arc<Store>,
-    handovers: Arc<Handovers>,
+pub struct RangeMover<T: KeyOrValue = u64> {
+    store: Arc<Store<T>>,
+    handovers: Arc<Handovers<T>>,
     /// The number of the mover's own server.
     server_number: u16,
-    connect: ConnectToServer,
-    giver_clients: HashMap<u16, PipelinedClient>,
+    connect: ConnectToServer<T>,
+    giver_clients: HashMap<u16, PipelinedClient<T>>,
     /// The part of the current range that is not yet taken.
-    remaining_take: Option<TakeRequest>,
+    remaining_take: Option<TakeRequest<T>>,
     /// The limit of the transfer rate in bytes per second.
     max_bytes_per_s: u32,
     /// The earliest time of the next chunk.
     next_chunk_at: Instant,
 }
 
-impl RangeMover {
+impl<T: KeyOrValue> RangeMover<T> {
     /// Creates the mover of the server with number `server_number`, which takes at most `max_bytes_per_s` bytes per second.
     /// `connect` connects to a server by its number.
     pub(super) fn new(
-        (store, handovers): (Arc<Store>, Arc<Handovers>),
+        (store, handovers): (Arc<Store<T>>, Arc<Handovers<T>>),
         (server_number, rate): (u16, u32),
-        connect: impl FnMut(u16) -> Result<PipelinedClient, ClientError> + Send + 'static,
+        connect: impl FnMut(u16) -> Result<PipelinedClient<T>, ClientError> + Send + 'static,
     ) -> Self {
         Self {
             store,
@@ -99,8 +100,8 @@ impl RangeMover {
     /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
     fn take_first_chunk_and_get_rest_start(
         &mut self,
-        take: TakeRequest,
-    ) -> Result<Option<u64>, ClientError> {
+        take: TakeRequest<T>,
+    ) -> Result<Option<T>, ClientError> {
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
@@ -163,15 +164,15 @@ impl RangeMover {
 }
 
 /// The result of a SCAN: entries, and the key at which to continue.
-type ScanResult = (Vec<(u64, u64)>, Option<u64>);
+type ScanResult<T> = (Vec<(T, T)>, Option<T>);
 
 /// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
 /// range.
-fn scan_if_giver_owns_range(
-    giver: &mut PipelinedClient,
+fn scan_if_giver_owns_range<T: KeyOrValue>(
+    giver: &mut PipelinedClient<T>,
     tree: u8,
-    (from, end): (u64, Option<u64>),
-) -> Result<Option<ScanResult>, ClientError> {
+    (from, end): (T, Option<T>),
+) -> Result<Option<ScanResult<T>>, ClientError> {
     let limit = CHUNK_ENTRIES;
     call(
         giver,
@@ -186,11 +187,11 @@ fn scan_if_giver_owns_range(
 }
 
 /// Asks the giver to execute a step.
-fn request_step(
-    giver: &mut PipelinedClient,
+fn request_step<T: KeyOrValue>(
+    giver: &mut PipelinedClient<T>,
     tree: u8,
     step: HandoverStep,
-    (from, end): (u64, Option<u64>),
+    (from, end): (T, Option<T>),
 ) -> Result<StepResult, ClientError> {
     let asked = call(
         giver,
@@ -209,9 +210,9 @@ fn request_step(
 }
 
 /// Asks for the first key of a range to find out whether the giver has ceded it.
-fn query_cession_outcome(
-    giver: &mut PipelinedClient,
-    (tree, key): (u8, u64),
+fn query_cession_outcome<T: KeyOrValue>(
+    giver: &mut PipelinedClient<T>,
+    (tree, key): (u8, T),
     to: u16,
     incarnation: u64,
 ) -> StepResult {

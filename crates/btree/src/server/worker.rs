@@ -11,9 +11,11 @@ use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 use crate::tree::{Refusal, Store, WalkPosition};
 use crate::walk_cost::WalkCost;
-use crate::wire::{self, ENTRY_BYTES, MAX_SCAN_MESSAGES, Op, SCAN_HEADER_BYTES, Status};
+use crate::wire::{self, MAX_SCAN_MESSAGES, Op, Status};
 
 /// A client that is connecting.
 #[derive(Debug)]
@@ -57,12 +59,12 @@ pub(crate) struct WorkerCounts {
 
 /// A worker that has not started.
 #[derive(Debug)]
-pub struct UnstartedWorker {
+pub struct UnstartedWorker<T: KeyOrValue> {
     pub(crate) rpc_server: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
-    pub(crate) store: Arc<Store>,
-    pub(crate) lock_recovery: Arc<LockRecovery<Store>>,
-    pub(crate) handovers: Arc<Handovers>,
+    pub(crate) store: Arc<Store<T>>,
+    pub(crate) lock_recovery: Arc<LockRecovery<Store<T>>>,
+    pub(crate) handovers: Arc<Handovers<T>>,
     /// Extra time per request, which simulates a slower processor.
     pub(crate) extra_delay_per_request: Duration,
     /// True if the server shares the keys with other servers.
@@ -71,7 +73,7 @@ pub struct UnstartedWorker {
     pub(crate) walk_cost: Option<Arc<WalkCost>>,
 }
 
-impl UnstartedWorker {
+impl<T: KeyOrValue> UnstartedWorker<T> {
     /// Serves requests until the worker gets the stop command.
     pub(crate) fn run(self) -> Result<(), RpcError> {
         let Self {
@@ -108,12 +110,12 @@ impl UnstartedWorker {
     }
 }
 
-struct RunningWorker<'s> {
+struct RunningWorker<'s, T: KeyOrValue> {
     rpc_server: herd::Server,
-    handler: RequestHandler<'s>,
+    handler: RequestHandler<'s, T>,
 }
 
-impl WorkerLoop for RunningWorker<'_> {
+impl<T: KeyOrValue> WorkerLoop for RunningWorker<'_, T> {
     type Error = RpcError;
     type Command = Command;
     type Counts = WorkerCounts;
@@ -183,20 +185,20 @@ impl WorkerLoop for RunningWorker<'_> {
 }
 
 /// Answers requests from the trees.
-struct RequestHandler<'s> {
-    store: &'s Store,
-    lock_recovery: Arc<LockRecovery<Store>>,
-    handovers: Arc<Handovers>,
+struct RequestHandler<'s, T: KeyOrValue> {
+    store: &'s Store<T>,
+    lock_recovery: Arc<LockRecovery<Store<T>>>,
+    handovers: Arc<Handovers<T>>,
     extra_delay_per_request: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
     server_shares_keys_with_others: bool,
-    meter: LoadMeter,
+    meter: LoadMeter<T>,
     walk_cost: Option<Arc<WalkCost>>,
     sessions: WorkerSessions,
     /// The length of the longest message that each client can receive, in bytes.
     max_answer_bytes_by_client: Vec<usize>,
     /// The entries of the SCAN in progress.
-    entries: Vec<(u64, u64)>,
+    entries: Vec<(T, T)>,
     answer_message: Vec<u8>,
     counts: WorkerCounts,
 }
@@ -208,7 +210,7 @@ pub(super) const INTERLEAVED_WALK_STEPS: usize = 5;
 /// The walks of a batch.
 struct BatchWalks([WalkPosition; rpc::MAX_BATCH]);
 
-impl RpcHandler for RequestHandler<'_> {
+impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
     type Batch = BatchWalks;
 
     const PREFETCH_ROUNDS: usize = INTERLEAVED_WALK_STEPS;
@@ -234,7 +236,7 @@ impl RpcHandler for RequestHandler<'_> {
 
     #[inline]
     fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
-        let Some((key, tree)) = wire::key_and_tree_of(request.payload) else {
+        let Some((key, tree)) = wire::key_and_tree_of::<T>(request.payload) else {
             return;
         };
         let tree = usize::from(tree);
@@ -251,9 +253,10 @@ impl RpcHandler for RequestHandler<'_> {
     #[inline]
     fn handle(&mut self, walks: &mut Self::Batch, request: Request<'_>, reply: RequestReplier<'_>) {
         let decoded = Op::decode(request.payload);
-        let Some((op, tree, number)) =
-            decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.tree_count())
-        else {
+        let sizes = self.store.sizes();
+        let Some((op, tree, number)) = decoded.filter(|(op, tree, _)| {
+            usize::from(*tree) < self.store.tree_count() && op.check_lengths(sizes).is_ok()
+        }) else {
             return self.reply_bad(reply);
         };
         let tree = usize::from(tree);
@@ -285,7 +288,7 @@ impl RpcHandler for RequestHandler<'_> {
     }
 }
 
-impl RequestHandler<'_> {
+impl<T: KeyOrValue> RequestHandler<'_, T> {
     /// Registers a client with its session, its window and its longest message.
     fn register_client(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
@@ -297,7 +300,7 @@ impl RequestHandler<'_> {
     }
 
     #[inline]
-    fn get(&mut self, tree: usize, key: u64, walk: &mut WalkPosition, reply: RequestReplier<'_>) {
+    fn get(&mut self, tree: usize, key: T, walk: &mut WalkPosition, reply: RequestReplier<'_>) {
         self.counts.gets += 1;
         match self
             .store
@@ -306,11 +309,12 @@ impl RequestHandler<'_> {
         {
             Ok(Some(value)) => {
                 self.counts.get_hits += 1;
-                let mut message = [0; 16];
-                message[..8]
+                let mut message = T::request_buffer();
+                let bytes = message.as_mut();
+                bytes[..8]
                     .copy_from_slice(&wire::answer_first_word(Status::Ok, true).to_le_bytes());
-                message[8..].copy_from_slice(&value.to_le_bytes());
-                reply.send_payload(&message);
+                let length = 8 + value.encode(&mut bytes[8..]);
+                reply.send_payload(&bytes[..length]);
             }
             Ok(None) => {
                 reply.send_payload(&wire::answer_first_word(Status::Ok, false).to_le_bytes())
@@ -320,7 +324,7 @@ impl RequestHandler<'_> {
     }
 
     #[cold]
-    fn reply_refusal(&mut self, refusal: Refusal, reply: RequestReplier<'_>) {
+    fn reply_refusal(&mut self, refusal: Refusal<T>, reply: RequestReplier<'_>) {
         if let Refusal::Moved(moved) = &refusal {
             return reply.send_payload(&wire::encode_moved_answer(moved));
         }
@@ -328,7 +332,7 @@ impl RequestHandler<'_> {
         reply.send_payload(&word.to_le_bytes());
     }
 
-    fn count_and_encode_refusal(&mut self, refusal: Refusal) -> u64 {
+    fn count_and_encode_refusal(&mut self, refusal: Refusal<T>) -> u64 {
         match refusal {
             Refusal::Full => wire::answer_first_word(Status::StoreFull, false),
             Refusal::Moved(_) => wire::answer_first_word(Status::Moved, false),
@@ -345,7 +349,7 @@ impl RequestHandler<'_> {
     #[inline]
     fn change(
         &mut self,
-        (op, tree): (Op, usize),
+        (op, tree): (Op<T>, usize),
         client: usize,
         seq: u32,
         walk: &mut WalkPosition,
@@ -366,7 +370,7 @@ impl RequestHandler<'_> {
             }
             ChangeState::New => {
                 let found =
-                    |before: Option<u64>| wire::answer_first_word(Status::Ok, before.is_some());
+                    |before: Option<T>| wire::answer_first_word(Status::Ok, before.is_some());
                 let changed = match op {
                     Op::Put { key, value, when } => {
                         let put = self.store.put_from_walk(tree, (key, value), when, walk);
@@ -403,7 +407,7 @@ impl RequestHandler<'_> {
     fn scan(
         &mut self,
         tree: usize,
-        range: (u64, Option<u64>),
+        range: (T, Option<T>),
         (limit, messages): (u32, u32),
         client: usize,
         reply: RequestReplier<'_>,
@@ -413,7 +417,7 @@ impl RequestHandler<'_> {
             .get(client)
             .copied()
             .unwrap_or(0);
-        let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
+        let each = wire::entries_per_message(most, self.store.sizes());
         let messages = messages.clamp(1, MAX_SCAN_MESSAGES) as usize;
         let limit = (limit as usize).min(each * messages);
         if limit == 0 {
@@ -429,7 +433,7 @@ impl RequestHandler<'_> {
         }
         self.counts.scans += 1;
         self.counts.scanned_entries += self.entries.len() as u64;
-        self.send_entries(each, next, reply);
+        self.send_entries(most, next, reply);
     }
 
     /// Answers with this worker's load counters and sampled keys.
@@ -440,41 +444,47 @@ impl RequestHandler<'_> {
             .get(client)
             .copied()
             .unwrap_or(0);
-        let each = most.saturating_sub(SCAN_HEADER_BYTES) / ENTRY_BYTES;
         self.entries.clear();
         self.meter
             .append_as_entries(self.handovers.unfinished_takes(), &mut self.entries);
-        self.entries.truncate(each);
-        if self.entries.is_empty() {
-            return self.reply_bad(reply);
-        }
-        self.send_entries(each, None, reply);
+        // Keys stand in the place of values here, so each is at most as long as a key.
+        let (key_bytes, _) = self.store.sizes().max_encoded_bytes();
+        let each = most.saturating_sub(8 + key_bytes) / (2 * key_bytes);
+        self.entries
+            .truncate(each * wire::load_report_messages::<T>() as usize);
+        self.send_entries(most, None, reply);
     }
 
-    /// Sends entries, `each` of them per message.
-    fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: RequestReplier<'_>) {
+    /// Sends entries in messages of at most `message_bytes` bytes.
+    fn send_entries(
+        &mut self,
+        message_bytes: usize,
+        next: Option<T>,
+        mut reply: RequestReplier<'_>,
+    ) {
         let count = self.entries.len();
         let mut first = 0;
         loop {
-            let to = count.min(first + each);
-            self.answer_message.clear();
+            let message = &mut self.answer_message;
+            message.clear();
             let word = wire::scan_message_first_word(first, count, next.is_some());
-            self.answer_message.extend_from_slice(&word.to_le_bytes());
-            self.answer_message
-                .extend_from_slice(&next.unwrap_or(0).to_le_bytes());
-            for (key, value) in &self.entries[first..to] {
-                self.answer_message.extend_from_slice(&key.to_le_bytes());
-                self.answer_message.extend_from_slice(&value.to_le_bytes());
+            message.extend_from_slice(&word.to_le_bytes());
+            next.unwrap_or_default().append_to(message);
+            while let Some((key, value)) = self.entries.get(first) {
+                let length = message.len();
+                key.append_to(message);
+                value.append_to(message);
+                if message.len() > message_bytes {
+                    message.truncate(length);
+                    break;
+                }
+                first += 1;
             }
-            first = to;
             if first == count {
-                return reply.send_payload(&self.answer_message);
+                return reply.send_payload(message);
             }
             // The next answer detects a broken send queue; the client repeats its request.
-            if reply
-                .send_one_of_several_answers(&self.answer_message)
-                .is_err()
-            {
+            if reply.send_one_of_several_answers(message).is_err() {
                 return;
             }
         }

@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering;
 use super::memory::{LockedNode, NodeNumber};
 use super::store::Store;
 use super::walk::{RangeOwner, Refusal};
-use crate::node::{FLAG_FROZEN, FLAG_MOVED, LOW_FENCE_WORD, SIBLING_WORD};
+use crate::node::{FLAG_FROZEN, FLAG_MOVED, SIBLING_WORD};
+use crate::stored::KeyOrValue;
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
@@ -25,26 +26,29 @@ pub struct ReservedNodes {
 }
 
 /// A range of keys: the first key, and the exclusive end, if any.
-type Range = (u64, Option<u64>);
+type Range<T> = (T, Option<T>);
 
-impl Store {
+impl<T: KeyOrValue> Store<T> {
     /// Splits leaves so that one of them begins at `key`.
-    fn split_leaves_at_key(&self, tree: usize, key: u64) -> Result<(), Refusal> {
+    fn split_leaves_at_key(&self, tree: usize, key: T) -> Result<(), Refusal<T>> {
         let from = self.readable_trees.find_covering_node(tree, key, 0)?;
         let (_, leaf) = self.lock_covering_node(tree, key, 0, from)?;
-        let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
+        let low = leaf.node().key_lower_bound();
         if low == key {
             return Ok(());
         }
-        let mut entries = leaf.entries_with_inserted(None);
-        if leaf.node().is_owned_elsewhere() {
-            // Both leaves record the owner of their keys.
-            let owner = leaf.node().value(0);
-            entries.push((key, owner));
-        }
-        let middle = entries.partition_point(|entry| entry.0 < key);
-        let halves = entries.split_at(middle);
-        let right = self.divide_node(leaf, halves, (tree, 0), key)?;
+        let right = match leaf.node().is_owned_elsewhere() {
+            true => {
+                // Both leaves record the owner of their keys.
+                let owner = leaf.node().child(0);
+                self.divide_node(leaf, (&[(low, owner)], &[(key, owner)]), (tree, 0), key)?
+            }
+            false => {
+                let entries = leaf.entries_with_inserted::<T>(None);
+                let middle = entries.partition_point(|entry| entry.0 < key);
+                self.divide_node(leaf, entries.split_at(middle), (tree, 0), key)?
+            }
+        };
         // If the parent has no entry for the new leaf, walks reach it by the old leaf's link.
         let _ = self.insert_into_parent(tree, 1, (key, right));
         Ok(())
@@ -54,9 +58,9 @@ impl Store {
     fn for_each_locked_leaf(
         &self,
         tree: usize,
-        (from, end): Range,
-        mut change: impl FnMut(NodeNumber, &mut LockedNode<'_>) -> Result<(), Refusal>,
-    ) -> Result<(), Refusal> {
+        (from, end): Range<T>,
+        mut change: impl FnMut(NodeNumber, &mut LockedNode<'_, T>) -> Result<(), Refusal<T>>,
+    ) -> Result<(), Refusal<T>> {
         let mut key = from;
         let mut node = self.readable_trees.find_covering_node(tree, key, 0)?;
         loop {
@@ -73,7 +77,11 @@ impl Store {
         }
     }
 
-    fn split_leaves_at_range_ends(&self, tree: usize, (from, end): Range) -> Result<(), Refusal> {
+    fn split_leaves_at_range_ends(
+        &self,
+        tree: usize,
+        (from, end): Range<T>,
+    ) -> Result<(), Refusal<T>> {
         self.split_leaves_at_key(tree, from)?;
         end.map_or(Ok(()), |end| self.split_leaves_at_key(tree, end))
     }
@@ -82,7 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
-    pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
+    pub fn freeze(&self, tree: usize, range: (T, Option<T>)) -> Result<(), Refusal<T>> {
         self.split_leaves_at_range_ends(tree, range)?;
         let frozen = self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().is_owned_elsewhere() {
@@ -103,7 +111,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`].
-    pub fn thaw(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
+    pub fn thaw(&self, tree: usize, range: (T, Option<T>)) -> Result<(), Refusal<T>> {
         self.for_each_locked_leaf(tree, range, |_, leaf| {
             leaf.set_and_clear_flags(0, FLAG_FROZEN);
             Ok(())
@@ -117,9 +125,9 @@ impl Store {
     pub fn cede(
         &self,
         tree: usize,
-        range: (u64, Option<u64>),
+        range: (T, Option<T>),
         owner: RangeOwner,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Refusal<T>> {
         self.for_each_locked_leaf(tree, range, |_, leaf| {
             if leaf.node().keys_may_change() {
                 return Err(Refusal::BusyNodeOrZero(0));
@@ -136,13 +144,13 @@ impl Store {
     pub fn assign_range_to_other(
         &self,
         tree: usize,
-        range: (u64, Option<u64>),
+        range: (T, Option<T>),
         owner: RangeOwner,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Refusal<T>> {
         self.split_leaves_at_range_ends(tree, range)?;
         let mut first = None;
         self.for_each_locked_leaf(tree, range, |number, leaf| {
-            let low = leaf.node().0[LOW_FENCE_WORD].load(Ordering::Relaxed);
+            let low = leaf.node().key_lower_bound();
             leaf.replace_entries(&[(low, owner.encode_word())]);
             leaf.set_and_clear_flags(FLAG_MOVED, FLAG_FROZEN);
             first.get_or_insert((low, number));
@@ -167,7 +175,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::Full`].
-    pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal> {
+    pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal<T>> {
         let mut reserved = ReservedNodes::default();
         let each = self.entries_per_adopted_leaf();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
@@ -192,7 +200,7 @@ impl Store {
 
     /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
     fn entries_per_adopted_leaf(&self) -> usize {
-        let room = crate::node::entries_per_node(self.readable_trees.memory.node_words());
+        let room = self.readable_trees.memory.node_shape().capacity(0);
         (room * 9 / 10).max(1)
     }
 
@@ -205,10 +213,10 @@ impl Store {
     pub fn adopt(
         &self,
         tree: usize,
-        range: (u64, Option<u64>),
-        entries: &[(u64, u64)],
+        range: (T, Option<T>),
+        entries: &[(T, T)],
         reserved: &mut ReservedNodes,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Refusal<T>> {
         self.split_leaves_at_range_ends(tree, range)?;
         let mut made = Vec::new();
         let adopted = self.for_each_locked_leaf(tree, range, |_, leaf| {
@@ -230,15 +238,12 @@ impl Store {
     fn replace_moved_leaf(
         &self,
         tree: usize,
-        leaf: &mut LockedNode<'_>,
-        entries: &[(u64, u64)],
-        (reserved, made): (&mut ReservedNodes, &mut Vec<(u64, NodeNumber)>),
-    ) -> Result<(), Refusal> {
+        leaf: &mut LockedNode<'_, T>,
+        entries: &[(T, T)],
+        (reserved, made): (&mut ReservedNodes, &mut Vec<(T, NodeNumber)>),
+    ) -> Result<(), Refusal<T>> {
         let node = leaf.node();
-        let (low, end) = (
-            node.0[LOW_FENCE_WORD].load(Ordering::Relaxed),
-            node.key_upper_bound(),
-        );
+        let (low, end) = (node.key_lower_bound(), node.key_upper_bound());
         let from = entries.partition_point(|entry| entry.0 < low);
         let to = end.map_or(entries.len(), |end| {
             entries.partition_point(|entry| entry.0 < end)

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::memory::NodeNumber;
 use super::store::Store;
 use super::walk::encode_root;
+use crate::stored::KeyOrValue;
 
 /// The reason why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +28,7 @@ pub enum LoadError {
     },
 }
 
-impl Store {
+impl<T: KeyOrValue> Store<T> {
     /// Fills an empty tree with `count` entries. `entry` returns entry number `i`; keys must ascend. `fill`, up to 1,
     /// is the fill factor of the nodes, which leaves room for inserts; inner nodes get at least 2 entries. `threads`
     /// threads share the work.
@@ -42,7 +43,7 @@ impl Store {
         count: u64,
         fill: f64,
         threads: usize,
-        entry: impl Fn(u64) -> (u64, u64) + Sync,
+        entry: impl Fn(u64) -> (T, T) + Sync,
     ) -> Result<(), LoadError> {
         let (old, level) = self.readable_trees.root_and_level(tree);
         let is_empty =
@@ -53,38 +54,37 @@ impl Store {
         if count == 0 {
             return Ok(());
         }
-        let room = crate::node::entries_per_node(self.readable_trees.memory.node_words());
+        let shape = self.readable_trees.memory.node_shape();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             clippy::cast_precision_loss,
             reason = "a share of a small number"
         )]
-        let per_node = ((room as f64 * fill.clamp(0.0, 1.0)) as u64).clamp(1, room as u64);
+        let per_node = |level, least: u64| {
+            let room = shape.capacity(level).max(1) as u64;
+            ((room as f64 * fill.clamp(0.0, 1.0)) as u64).clamp(least, room.max(least))
+        };
+        let (per_leaf, per_inner) = (per_node(0, 1), per_node(1, 2));
         // The number of nodes of each level, from the leaves up.
-        let mut sizes = vec![count.div_ceil(per_node)];
+        let mut sizes = vec![count.div_ceil(per_leaf)];
         while let Some(&below) = sizes.last()
             && below > 1
         {
-            sizes.push(below.div_ceil(per_node.max(2)));
+            sizes.push(below.div_ceil(per_inner));
         }
         let needed = sizes.iter().sum();
         let first = self.readable_trees.memory.allocate_consecutive(needed);
         let mut first = first.ok_or(LoadError::Full { needed })?;
         // The first key of each node of the level below.
-        let mut lows: Vec<u64> = Vec::new();
+        let mut lows: Vec<T> = Vec::new();
         for (level, &nodes) in (0u16..).zip(&sizes) {
-            let per_node = if level == 0 {
-                per_node
-            } else {
-                per_node.max(2)
-            };
             let of = LoadingLevel {
                 tree,
                 level,
                 first_node: first,
                 node_count: nodes,
-                entries_per_node: per_node,
+                entries_per_node: if level == 0 { per_leaf } else { per_inner },
             };
             lows = if level == 0 {
                 self.build_level_returning_low_fences(&of, count, threads, &entry)?
@@ -107,13 +107,13 @@ impl Store {
     }
 
     /// Builds one level and returns the low fences of its nodes.
-    fn build_level_returning_low_fences(
+    fn build_level_returning_low_fences<P: KeyOrValue>(
         &self,
         of: &LoadingLevel,
         count: u64,
         threads: usize,
-        entry: impl Fn(u64) -> (u64, u64) + Sync,
-    ) -> Result<Vec<u64>, LoadError> {
+        entry: impl Fn(u64) -> (T, P) + Sync,
+    ) -> Result<Vec<T>, LoadError> {
         let threads = (threads.max(1) as u64)
             .min(of.node_count.div_ceil(64))
             .max(1);
@@ -138,18 +138,18 @@ impl Store {
         Ok(lows)
     }
 
-    fn build_level_part_returning_low_fences(
+    fn build_level_part_returning_low_fences<P: KeyOrValue>(
         &self,
         of: &LoadingLevel,
         nodes: std::ops::Range<u64>,
         count: u64,
-        entry: &(impl Fn(u64) -> (u64, u64) + Sync),
-    ) -> Result<Vec<u64>, LoadError> {
+        entry: &(impl Fn(u64) -> (T, P) + Sync),
+    ) -> Result<Vec<T>, LoadError> {
         let mut lows = Vec::new();
         let mut entries = Vec::new();
         // The first node of a level has no lower bound.
         let low_of = |node: u64| match node {
-            0 => 0,
+            0 => T::default(),
             node => entry(node * of.entries_per_node).0,
         };
         for node in nodes {
@@ -164,7 +164,7 @@ impl Store {
                 return Err(LoadError::Order { at });
             }
             if of.level > 0 && node == 0 {
-                entries[0].0 = 0;
+                entries[0].0 = T::default();
             }
             let is_last = node + 1 == of.node_count;
             let number = of.first_node + node;
@@ -183,7 +183,7 @@ impl Store {
 }
 
 /// Returns the index of the first key that is not greater than its predecessor.
-fn first_unsorted_index(keys: impl Iterator<Item = u64>) -> Option<usize> {
+fn first_unsorted_index<T: Ord + Copy>(keys: impl Iterator<Item = T>) -> Option<usize> {
     let mut last = None;
     for (i, key) in keys.enumerate() {
         if last.is_some_and(|last| last >= key) {

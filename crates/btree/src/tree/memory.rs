@@ -11,10 +11,12 @@ use verbs::{
 };
 
 use crate::node::{
-    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, HEADER_WORDS, HIGH_FENCE_WORD,
-    LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD, LOW_FENCE_WORD, MAX_NODE_BYTES, Node, SIBLING_WORD,
-    TREE_WORD, VERSION_WORD, checksum_term, encode_level_flags_count, entries_per_node,
+    CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD,
+    MAX_NODE_BYTES, Node, NodeShape, SIBLING_WORD, TREE_WORD, VERSION_WORD, checksum_term,
+    encode_level_flags_count,
 };
+use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 
 /// The magic number in word 0 of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");
@@ -36,11 +38,11 @@ pub(crate) struct LockTimeout(pub(crate) NodeNumber);
 
 /// The memory of a store.
 #[derive(Debug)]
-pub(crate) struct StoreMemory {
+pub(crate) struct StoreMemory<T: KeyOrValue> {
     region: Arc<MemoryRegion>,
     /// The loopback queue pair by which the server takes locks, if clients can lock nodes too.
     loopback_lock_access: Option<Mutex<(LoopbackQp, MemoryRegion)>>,
-    node_words: usize,
+    node_shape: NodeShape<T>,
     node_capacity: u64,
     free_nodes: Mutex<FreeNodes>,
 }
@@ -59,11 +61,11 @@ impl FreeNodes {
     }
 }
 
-impl StoreMemory {
+impl<T: KeyOrValue> StoreMemory<T> {
     /// Allocates memory for `nodes` nodes of `node_bytes` bytes.
     pub(crate) fn new(
         pd: &ProtectionDomain,
-        node_bytes: usize,
+        (node_bytes, sizes): (usize, T::Sizes),
         nodes: u64,
         access: Access,
     ) -> Result<Self, VerbError> {
@@ -73,7 +75,10 @@ impl StoreMemory {
         let memory = Self {
             region: Arc::new(region),
             loopback_lock_access: None,
-            node_words: node_bytes / 8,
+            node_shape: NodeShape {
+                words: node_bytes / 8,
+                sizes,
+            },
             node_capacity: nodes,
             free_nodes: Mutex::new(FreeNodes {
                 first_never_used: 1,
@@ -128,8 +133,8 @@ impl StoreMemory {
         self.region.remote()
     }
 
-    pub(crate) fn node_words(&self) -> usize {
-        self.node_words
+    pub(crate) fn node_shape(&self) -> NodeShape<T> {
+        self.node_shape
     }
 
     /// Returns the number of nodes in use, and the number that the memory has room for.
@@ -147,8 +152,8 @@ impl StoreMemory {
             0
         };
         #[expect(clippy::cast_possible_truncation, reason = "in memory")]
-        let start = number as usize * self.node_words * 8;
-        let words = self.region.atomics_u64(start, self.node_words);
+        let start = number as usize * self.node_shape.words * 8;
+        let words = self.region.atomics_u64(start, self.node_shape.words);
         words.unwrap_or_default()
     }
 
@@ -162,8 +167,8 @@ impl StoreMemory {
     #[inline]
     pub(crate) fn prefetch(&self, number: NodeNumber) {
         let words = self.words_of_node(number);
-        let keys = HEADER_WORDS + entries_per_node(self.node_words);
-        for line in (0..keys).step_by(8) {
+        let keys_end = self.node_shape.payload_index(0, 0);
+        for line in (0..keys_end).step_by(8) {
             if let Some(word) = words.get(line) {
                 prefetch(word);
             }
@@ -173,10 +178,10 @@ impl StoreMemory {
     /// Prefetches one value of a leaf.
     #[inline]
     pub(crate) fn prefetch_value(&self, number: NodeNumber, place: usize) {
-        if let Some(word) = self
-            .words_of_node(number)
-            .get(HEADER_WORDS + entries_per_node(self.node_words) + place)
-        {
+        let words = self.words_of_node(number);
+        let from = self.node_shape.payload_index(0, place);
+        let to = self.node_shape.payload_index(0, place + 1);
+        for word in words.get(from..to).unwrap_or_default().iter().step_by(8) {
             prefetch(word);
         }
     }
@@ -191,7 +196,7 @@ impl StoreMemory {
     pub(crate) fn read<R>(
         &self,
         number: NodeNumber,
-        mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        mut visit: impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Result<R, LockTimeout> {
         match self.try_read_unlocked_node(number, &mut visit) {
             Some(found) => Ok(found),
@@ -203,14 +208,14 @@ impl StoreMemory {
     fn try_read_unlocked_node<R>(
         &self,
         number: NodeNumber,
-        visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        visit: &mut impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Option<R> {
         let words = self.words_of_node(number);
         let version = words[VERSION_WORD].load(Ordering::Acquire);
         if words[LOCK_WORD].load(Ordering::Acquire) != 0 {
             return None;
         }
-        let found = visit(Node(words));
+        let found = visit(Node(words, self.node_shape.sizes));
         // Pairs with the fence in [`try_lock`](Self::try_lock): a reader that saw a word written under a lock then sees
         // the lock, or a later version.
         fence(Ordering::Acquire);
@@ -224,11 +229,11 @@ impl StoreMemory {
     fn read_with_retry<R>(
         &self,
         number: NodeNumber,
-        mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        mut visit: impl FnMut(Node<'_, [AtomicU64], T>) -> R,
     ) -> Result<R, LockTimeout> {
         let words = self.words_of_node(number);
         let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
-        let copy = &copy[..self.node_words];
+        let copy = &copy[..self.node_shape.words];
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
             if let Some(found) = self.try_read_unlocked_node(number, &mut visit) {
@@ -237,8 +242,8 @@ impl StoreMemory {
             for (to, from) in copy.iter().zip(words) {
                 to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             }
-            if Node(copy).has_valid_checksum() {
-                return Ok(visit(Node(copy)));
+            if Node::<_, T>(copy, self.node_shape.sizes).has_valid_checksum() {
+                return Ok(visit(Node(copy, self.node_shape.sizes)));
             }
             pause_before_retry(attempt);
             attempt = attempt.saturating_add(1);
@@ -250,7 +255,7 @@ impl StoreMemory {
     ///
     /// # Errors
     /// [`LockTimeout`] if the lock stays taken for too long.
-    pub(crate) fn lock(&self, number: NodeNumber) -> Result<LockedNode<'_>, LockTimeout> {
+    pub(crate) fn lock(&self, number: NodeNumber) -> Result<LockedNode<'_, T>, LockTimeout> {
         let mut attempt = 0;
         while self.may_retry(number, attempt) {
             if let Some(locked) = self.try_lock(number) {
@@ -273,7 +278,7 @@ impl StoreMemory {
     }
 
     /// Locks a node if its lock is free.
-    pub(crate) fn try_lock(&self, number: NodeNumber) -> Option<LockedNode<'_>> {
+    pub(crate) fn try_lock(&self, number: NodeNumber) -> Option<LockedNode<'_, T>> {
         let words = self.words_of_node(number);
         match &self.loopback_lock_access {
             None => {
@@ -286,7 +291,7 @@ impl StoreMemory {
                 let (loopback, own) = &mut *lock(atomics);
                 let at = own
                     .remote()
-                    .starting_at(number.checked_mul(8 * self.node_words as u64)?)?;
+                    .starting_at(number.checked_mul(8 * self.node_shape.words as u64)?)?;
                 // A failed queue pair counts as a lock that is not free.
                 let swapped = loopback.compare_and_swap(at, 0, SERVER_LOCK_WORD);
                 fence(Ordering::Acquire);
@@ -297,13 +302,14 @@ impl StoreMemory {
         fence(Ordering::Release);
         Some(LockedNode {
             words,
+            sizes: self.node_shape.sizes,
             checksum_outdated: false,
         })
     }
 
     /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
     /// `None` if the memory is full.
-    pub(crate) fn allocate_locked(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_>)> {
+    pub(crate) fn allocate_locked(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_, T>)> {
         let number = {
             let mut free = lock(&self.free_nodes);
             let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
@@ -353,14 +359,15 @@ fn pause_before_retry(attempt: u32) {
 
 /// A node that this thread has locked. Dropping the value publishes the changes: version and checksum first, then the
 /// unlock.
-pub(crate) struct LockedNode<'m> {
+pub(crate) struct LockedNode<'m, T: KeyOrValue> {
     words: &'m [AtomicU64],
+    sizes: T::Sizes,
     checksum_outdated: bool,
 }
 
-impl<'m> LockedNode<'m> {
-    pub(crate) fn node(&self) -> Node<'m, [AtomicU64]> {
-        Node(self.words)
+impl<'m, T: KeyOrValue> LockedNode<'m, T> {
+    pub(crate) fn node(&self) -> Node<'m, [AtomicU64], T> {
+        Node(self.words, self.sizes)
     }
 
     fn set(&mut self, index: usize, word: u64) {
@@ -368,8 +375,32 @@ impl<'m> LockedNode<'m> {
         self.checksum_outdated = true;
     }
 
+    /// Writes a key, a value or a child's number into its slot.
+    fn set_slot<P: KeyOrValue>(&mut self, index: usize, slot_words: usize, contents: &P) {
+        for i in 0..slot_words {
+            self.set(index + i, contents.slot_word(i));
+        }
+    }
+
+    fn set_key(&mut self, i: usize, key: &T) {
+        let shape = self.node().shape();
+        self.set_slot(shape.key_index(i), shape.sizes.key_words(), key);
+    }
+
+    fn set_payload<P: KeyOrValue>(&mut self, i: usize, payload: &P) {
+        let (shape, level) = (self.node().shape(), self.node().level());
+        let (index, words) = (shape.payload_index(level, i), shape.payload_words(level));
+        self.set_slot(index, words, payload);
+    }
+
     /// Initialises a new node with a level, a tree and its `entries`.
-    pub(crate) fn init(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
+    pub(crate) fn init<P: KeyOrValue>(
+        &mut self,
+        tree: u64,
+        level: u16,
+        flags: u64,
+        entries: &[(T, P)],
+    ) {
         self.set(TREE_WORD, tree);
         self.set(
             LEVEL_FLAGS_COUNT_INDEX,
@@ -379,11 +410,11 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Replaces all entries.
-    pub(crate) fn replace_entries(&mut self, entries: &[(u64, u64)]) {
+    pub(crate) fn replace_entries<P: KeyOrValue>(&mut self, entries: &[(T, P)]) {
         let room = self.node().capacity();
-        for (i, (key, value)) in entries.iter().enumerate().take(room) {
-            self.set(HEADER_WORDS + i, *key);
-            self.set(HEADER_WORDS + room + i, *value);
+        for (i, (key, payload)) in entries.iter().enumerate().take(room) {
+            self.set_key(i, key);
+            self.set_payload(i, payload);
         }
         self.set_count(entries.len().min(room));
     }
@@ -395,24 +426,22 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_fences_and_sibling(
-        &mut self,
-        low: u64,
-        end: Option<u64>,
-        sibling: NodeNumber,
-    ) {
-        self.set(LOW_FENCE_WORD, low);
+    pub(crate) fn set_fences_and_sibling(&mut self, low: T, end: Option<T>, sibling: NodeNumber) {
+        let shape = self.node().shape();
+        self.set_slot(shape.fence_indices().0, shape.sizes.key_words(), &low);
         self.set_high_fence_and_sibling(end, sibling);
     }
 
     /// Sets the high fence to `end` (`None`: no upper bound), and the right sibling.
-    pub(crate) fn set_high_fence_and_sibling(&mut self, end: Option<u64>, sibling: NodeNumber) {
+    pub(crate) fn set_high_fence_and_sibling(&mut self, end: Option<T>, sibling: NodeNumber) {
         let node = self.node();
         let last = if end.is_none() { FLAG_LAST_OF_LEVEL } else { 0 };
         let flags = node.flags() & !FLAG_LAST_OF_LEVEL | last;
         let meta = encode_level_flags_count(node.level(), flags, node.entry_count());
         self.set(LEVEL_FLAGS_COUNT_INDEX, meta);
-        self.set(HIGH_FENCE_WORD, end.unwrap_or(u64::MAX));
+        let shape = node.shape();
+        let end = end.unwrap_or_default();
+        self.set_slot(shape.fence_indices().1, shape.sizes.key_words(), &end);
         self.set(SIBLING_WORD, sibling);
     }
 
@@ -434,51 +463,74 @@ impl<'m> LockedNode<'m> {
     }
 
     /// Inserts an entry at an index; the caller has checked that the node has room.
-    pub(crate) fn insert(&mut self, place: usize, key: u64, value: u64) {
-        let (node, room) = (self.node(), self.node().capacity());
-        let count = node.entry_count();
-        for i in (place..count).rev() {
-            self.set(HEADER_WORDS + i + 1, node.key(i));
-            self.set(HEADER_WORDS + room + i + 1, node.value(i));
+    pub(crate) fn insert<P: KeyOrValue>(&mut self, place: usize, key: &T, payload: &P) {
+        let count = self.node().entry_count();
+        for [from, end, words] in self.slots_from(place, count) {
+            for i in (from..end).rev() {
+                self.set(i + words, self.words[i].load(Ordering::Relaxed));
+            }
         }
-        self.set(HEADER_WORDS + place, key);
-        self.set(HEADER_WORDS + room + place, value);
+        self.set_key(place, key);
+        self.set_payload(place, payload);
         self.set_count(count + 1);
     }
 
     /// Removes the entry at an index.
     pub(crate) fn remove(&mut self, place: usize) {
-        let (node, room) = (self.node(), self.node().capacity());
-        let count = node.entry_count();
-        for i in place + 1..count {
-            self.set(HEADER_WORDS + i - 1, node.key(i));
-            self.set(HEADER_WORDS + room + i - 1, node.value(i));
+        let count = self.node().entry_count();
+        for [from, end, words] in self.slots_from(place + 1, count) {
+            for i in from..end {
+                self.set(i - words, self.words[i].load(Ordering::Relaxed));
+            }
         }
         self.set_count(count - 1);
     }
 
-    /// Replaces a value and updates version and checksum incrementally.
-    pub(crate) fn update(&mut self, place: usize, value: u64) {
-        let index = HEADER_WORDS + self.node().capacity() + place;
+    /// Returns the words of the keys, and of the payloads, of entries `place` to `count`: the first index, the end, and
+    /// the words of each slot.
+    fn slots_from(&self, place: usize, count: usize) -> [[usize; 3]; 2] {
+        let (shape, level) = (self.node().shape(), self.node().level());
+        [
+            [
+                shape.key_index(place),
+                shape.key_index(count),
+                shape.sizes.key_words(),
+            ],
+            [
+                shape.payload_index(level, place),
+                shape.payload_index(level, count),
+                shape.payload_words(level),
+            ],
+        ]
+    }
+
+    /// Replaces a value or a child's number and updates version and checksum incrementally.
+    pub(crate) fn update<P: KeyOrValue>(&mut self, place: usize, payload: &P) {
+        let (shape, level) = (self.node().shape(), self.node().level());
+        let index = shape.payload_index(level, place);
         let words = self.words;
         let version = words[VERSION_WORD].load(Ordering::Relaxed);
         let sum = words[CHECKSUM_WORD].load(Ordering::Relaxed);
-        let old = words[index].load(Ordering::Relaxed);
-        let sum = sum
-            .wrapping_sub(checksum_term(index, old))
-            .wrapping_add(checksum_term(index, value))
+        let mut sum = sum
             .wrapping_sub(checksum_term(VERSION_WORD, version))
             .wrapping_add(checksum_term(VERSION_WORD, version.wrapping_add(1)));
-        words[index].store(value, Ordering::Relaxed);
+        for i in 0..shape.payload_words(level) {
+            let (index, new) = (index + i, payload.slot_word(i));
+            let old = words[index].load(Ordering::Relaxed);
+            sum = sum
+                .wrapping_sub(checksum_term(index, old))
+                .wrapping_add(checksum_term(index, new));
+            words[index].store(new, Ordering::Relaxed);
+        }
         words[VERSION_WORD].store(version.wrapping_add(1), Ordering::Relaxed);
         words[CHECKSUM_WORD].store(sum, Ordering::Relaxed);
     }
 
     /// Returns all entries in order, with `more` inserted.
-    pub(crate) fn entries_with_inserted(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
+    pub(crate) fn entries_with_inserted<P: KeyOrValue>(&self, more: Option<(T, P)>) -> Vec<(T, P)> {
         let node = self.node();
         let mut all: Vec<_> = (0..node.entry_count())
-            .map(|i| (node.key(i), node.value(i)))
+            .map(|i| (node.key(i), node.payload(i)))
             .collect();
         if let Some(more) = more {
             all.insert(node.count_keys_up_to(more.0), more);
@@ -487,7 +539,7 @@ impl<'m> LockedNode<'m> {
     }
 }
 
-impl Drop for LockedNode<'_> {
+impl<T: KeyOrValue> Drop for LockedNode<'_, T> {
     fn drop(&mut self) {
         if self.checksum_outdated {
             let version = self.words[VERSION_WORD]

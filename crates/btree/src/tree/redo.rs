@@ -10,6 +10,7 @@ use service::lock_recovery::{LockTable, lock_word_owner};
 
 use super::store::Store;
 use crate::node::{Node, checksum_term};
+use crate::stored::KeyOrValue;
 
 /// Returns the bytes of a redo entry for nodes of `node_words` words.
 pub(crate) const fn entry_bytes(node_words: usize) -> usize {
@@ -44,13 +45,13 @@ fn decode_entry(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     (is_valid && front[1] != 0).then(|| (front[0], front[1], front[BODY_WORD_INDEX..].to_vec()))
 }
 
-impl LockTable for Store {
+impl<T: KeyOrValue> LockTable for Store<T> {
     fn lock_word_of(&self, object: u64) -> Option<&AtomicU64> {
         self.index().memory().node_lock_word(object)
     }
 
     fn redo_entry_bytes(&self) -> usize {
-        entry_bytes(self.index().memory().node_words())
+        entry_bytes(self.index().memory().node_shape().words)
     }
 
     /// Returns 0: all trees are in one table.
@@ -68,7 +69,7 @@ impl LockTable for Store {
         };
         if lock_word_owner(word) != owner
             || lock.load(Ordering::Acquire) != word
-            || body.len() + 1 != memory.node_words()
+            || body.len() + 1 != memory.node_shape().words
         {
             return false;
         }
@@ -76,7 +77,7 @@ impl LockTable for Store {
         // checksum.
         let mut node = vec![word];
         node.extend_from_slice(&body);
-        if !Node(&node[..]).has_valid_checksum() {
+        if !Node::<_, T>(&node[..], memory.node_shape().sizes).has_valid_checksum() {
             return false;
         }
         memory.overwrite_locked_node_body(number, body.into_iter());

@@ -10,10 +10,11 @@ use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemor
 use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory};
 use super::walk::{MovedRange, ReadableTrees, Refusal, WalkPosition, encode_root};
 
-use crate::node::{LOW_FENCE_WORD, NextStep, Node, SIBLING_WORD, TREE_WORD, entries_per_node};
+use crate::node::{NextStep, Node, NodeShape, SIBLING_WORD, TREE_WORD};
+use crate::stored::KeyOrValue;
 
 /// Keys with their values, or with the numbers of child nodes.
-type Entries<'e> = &'e [(u64, u64)];
+type Entries<'e, T, P> = &'e [(T, P)];
 
 /// The condition for setting a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub enum PutCondition {
 
 /// Returns an error if a leaf is being handed over or belongs to another server.
 #[inline]
-fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
+fn check_changeable<T: KeyOrValue>(leaf: Node<'_, [AtomicU64], T>) -> Result<(), Refusal<T>> {
     if leaf.keys_may_change() {
         return Ok(());
     }
@@ -59,22 +60,22 @@ pub struct TreeStats {
     pub merges: u64,
 }
 
-/// Trees in one registered memory. Keys and values are 64-bit numbers.
+/// Trees in one registered memory.
 #[derive(Debug)]
-pub struct Store {
-    pub(super) readable_trees: ReadableTrees,
+pub struct Store<T: KeyOrValue = u64> {
+    pub(super) readable_trees: ReadableTrees<T>,
     /// Held while a tree gets a new root.
     root_change_lock: Mutex<()>,
     splits: AtomicU64,
     merges: AtomicU64,
 }
 
-impl Store {
+impl<T: KeyOrValue> Store<T> {
     /// Returns the value of a key.
     ///
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`].
-    pub fn get(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
+    pub fn get(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin(tree);
         self.readable_trees
             .finish_walk_and_get_value(tree, key, &mut walk)
@@ -90,10 +91,10 @@ impl Store {
     pub fn scan(
         &self,
         tree: usize,
-        range: (u64, Option<u64>),
+        range: (T, Option<T>),
         limit: usize,
-        into: &mut Vec<(u64, u64)>,
-    ) -> Result<Option<u64>, Refusal> {
+        into: &mut Vec<(T, T)>,
+    ) -> Result<Option<T>, Refusal<T>> {
         self.readable_trees.scan(tree, range, limit, into)
     }
 
@@ -115,16 +116,18 @@ impl Store {
     }
 
     /// Returns the read-only view by which workers find keys.
-    pub(crate) fn index(&self) -> &ReadableTrees {
+    pub(crate) fn index(&self) -> &ReadableTrees<T> {
         &self.readable_trees
     }
 
     /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
-    pub fn nodes_needed_for_keys(node_bytes: usize, keys: u64) -> u64 {
-        let room = entries_per_node(node_bytes / 8) as u64;
+    pub fn nodes_needed_for_keys(node_bytes: usize, sizes: T::Sizes, keys: u64) -> u64 {
+        let words = node_bytes / 8;
+        let shape = NodeShape::<T> { words, sizes };
+        let [leaf, inner] = [0, 1].map(|level| shape.capacity(level).max(1) as u64);
         // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
-        let leaves = 2 * keys / room;
-        leaves + 2 * leaves / room + 128
+        let leaves = 2 * keys / leaf;
+        leaves + 2 * leaves / inner + 128
     }
 
     /// Creates empty trees in memory for `nodes` nodes, with this access for peers.
@@ -133,19 +136,19 @@ impl Store {
     /// If the memory cannot be allocated.
     pub fn new(
         pd: &ProtectionDomain,
-        node_bytes: usize,
+        (node_bytes, sizes): (usize, T::Sizes),
         (trees, nodes): (usize, u64),
         access: Access,
     ) -> Result<Self, VerbError> {
         let trees = trees.clamp(1, MAX_TREES);
         let nodes = nodes + 64;
-        let memory = StoreMemory::new(pd, node_bytes, nodes, access)?;
+        let memory = StoreMemory::new(pd, (node_bytes, sizes), nodes, access)?;
         for tree in 0..trees {
             let (root, mut locked) = memory
                 .allocate_locked(true)
                 .expect("the first nodes of many");
-            locked.init(tree as u64, 0, 0, &[]);
-            locked.set_fences_and_sibling(0, None, 0);
+            locked.init::<T>(tree as u64, 0, 0, &[]);
+            locked.set_fences_and_sibling(T::default(), None, 0);
             drop(locked);
             let word = memory.root_word(tree);
             word.store(encode_root(root, 0), Ordering::Release);
@@ -159,6 +162,11 @@ impl Store {
             splits: AtomicU64::new(0),
             merges: AtomicU64::new(0),
         })
+    }
+
+    /// Returns the limits of keys and values.
+    pub fn sizes(&self) -> T::Sizes {
+        self.readable_trees.memory.node_shape().sizes
     }
 
     /// Returns the number of trees.
@@ -181,7 +189,7 @@ impl Store {
             levels: u64::from(levels.unwrap_or(0)),
             nodes,
             room,
-            bytes: nodes * self.readable_trees.memory.node_words() as u64 * 8,
+            bytes: nodes * self.readable_trees.memory.node_shape().words as u64 * 8,
             splits: self.splits.load(Ordering::Relaxed),
             merges: self.merges.load(Ordering::Relaxed),
         }
@@ -191,10 +199,10 @@ impl Store {
     pub(super) fn lock_covering_node(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         level: u16,
         from: NodeNumber,
-    ) -> Result<(NodeNumber, LockedNode<'_>), LockTimeout> {
+    ) -> Result<(NodeNumber, LockedNode<'_, T>), LockTimeout> {
         let mut node = from;
         for _ in 0..MAX_NODES_LOCKED_PER_CHANGE {
             let locked = self.readable_trees.memory.lock(node)?;
@@ -217,10 +225,10 @@ impl Store {
     pub fn put(
         &self,
         tree: usize,
-        key: u64,
-        value: u64,
+        key: T,
+        value: T,
         when: PutCondition,
-    ) -> Result<Option<u64>, Refusal> {
+    ) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin(tree);
         self.put_from_walk(tree, (key, value), when, &mut walk)
     }
@@ -229,10 +237,10 @@ impl Store {
     pub(crate) fn put_from_walk(
         &self,
         tree: usize,
-        (key, value): (u64, u64),
+        (key, value): (T, T),
         when: PutCondition,
         walk: &mut WalkPosition,
-    ) -> Result<Option<u64>, Refusal> {
+    ) -> Result<Option<T>, Refusal<T>> {
         self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
         let (_, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
@@ -241,13 +249,13 @@ impl Store {
             Ok(place) => {
                 let before = node.value(place);
                 if when != PutCondition::Absent {
-                    leaf.update(place, value);
+                    leaf.update(place, &value);
                 }
                 Ok(Some(before))
             }
             Err(_) if when == PutCondition::Present => Ok(None),
             Err(place) if node.entry_count() < node.capacity() => {
-                leaf.insert(place, key, value);
+                leaf.insert(place, &key, &value);
                 Ok(None)
             }
             Err(_) => {
@@ -261,13 +269,13 @@ impl Store {
     }
 
     /// Splits a locked full node and inserts an entry. Returns the first key and the number of the new right node.
-    fn split_and_insert(
+    fn split_and_insert<P: KeyOrValue>(
         &self,
-        left: LockedNode<'_>,
-        entry: (u64, u64),
+        left: LockedNode<'_, T>,
+        entry: (T, P),
         tree: usize,
         level: u16,
-    ) -> Result<(u64, NodeNumber), Refusal> {
+    ) -> Result<(T, NodeNumber), Refusal<T>> {
         let entries = left.entries_with_inserted(Some(entry));
         // Inserts in ascending order leave full nodes behind.
         let ascends = left.node().key_upper_bound().is_none() && entries.last() == Some(&entry);
@@ -282,13 +290,13 @@ impl Store {
     }
 
     /// Divides a locked node at a key into two nodes with these entries. Returns the number of the new right node.
-    pub(super) fn divide_node(
+    pub(super) fn divide_node<P: KeyOrValue>(
         &self,
-        mut left: LockedNode<'_>,
-        (low, high): (Entries<'_>, Entries<'_>),
+        mut left: LockedNode<'_, T>,
+        (low, high): (Entries<'_, T, P>, Entries<'_, T, P>),
         (tree, level): (usize, u16),
-        at: u64,
-    ) -> Result<NodeNumber, Refusal> {
+        at: T,
+    ) -> Result<NodeNumber, Refusal<T>> {
         let is_inner = level > 0;
         let (number, mut right) = self
             .readable_trees
@@ -312,8 +320,8 @@ impl Store {
         &self,
         tree: usize,
         level: u16,
-        (at, right): (u64, NodeNumber),
-    ) -> Result<(), Refusal> {
+        (at, right): (T, NodeNumber),
+    ) -> Result<(), Refusal<T>> {
         if self.readable_trees.root_and_level(tree).1 < level
             && self.add_root_level_unless_done(tree, level, (at, right))?
         {
@@ -324,8 +332,8 @@ impl Store {
         let node = parent.node();
         match node.find(at) {
             // A merge and a split happened at the same key.
-            Ok(place) => parent.update(place, right),
-            Err(place) if node.entry_count() < node.capacity() => parent.insert(place, at, right),
+            Ok(place) => parent.update(place, &right),
+            Err(place) if node.entry_count() < node.capacity() => parent.insert(place, &at, &right),
             Err(_) => {
                 let (at, right) = self.split_and_insert(parent, (at, right), tree, level)?;
                 self.insert_into_parent(tree, level + 1, (at, right))?;
@@ -340,8 +348,8 @@ impl Store {
         &self,
         tree: usize,
         level: u16,
-        (at, right): (u64, NodeNumber),
-    ) -> Result<bool, Refusal> {
+        (at, right): (T, NodeNumber),
+    ) -> Result<bool, Refusal<T>> {
         let _one = lock(&self.root_change_lock);
         let (root, top) = self.readable_trees.root_and_level(tree);
         if top >= level {
@@ -353,8 +361,8 @@ impl Store {
             .allocate_locked(true)
             .ok_or(Refusal::Full)?;
         // Other threads may also have split nodes of this level: they add their entries to the new root.
-        new.init(tree as u64, level, 0, &[(0, root), (at, right)]);
-        new.set_fences_and_sibling(0, None, 0);
+        new.init(tree as u64, level, 0, &[(T::default(), root), (at, right)]);
+        new.set_fences_and_sibling(T::default(), None, 0);
         drop(new);
         let word = self.readable_trees.memory.root_word(tree);
         word.store(encode_root(number, level), Ordering::Release);
@@ -365,7 +373,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
-    pub fn remove(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
+    pub fn remove(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin(tree);
         self.remove_from_walk(tree, key, &mut walk)
     }
@@ -374,9 +382,9 @@ impl Store {
     pub(crate) fn remove_from_walk(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         walk: &mut WalkPosition,
-    ) -> Result<Option<u64>, Refusal> {
+    ) -> Result<Option<T>, Refusal<T>> {
         self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
         let (number, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
         let node = leaf.node();
@@ -399,7 +407,7 @@ impl Store {
     pub(super) fn try_merge_right_sibling(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         level: u16,
         left: NodeNumber,
     ) -> Option<()> {
@@ -421,17 +429,17 @@ impl Store {
         let (a, b) = (locked.node(), other.node());
         let place = above
             .node()
-            .find(b.0[LOW_FENCE_WORD].load(Ordering::Relaxed))
+            .find(b.key_lower_bound())
             .ok()
             .filter(|&place| place > 0)?;
-        let children = (above.node().value(place - 1), above.node().value(place));
+        let children = (above.node().child(place - 1), above.node().child(place));
         let fits = a.entry_count() + b.entry_count() <= a.capacity() * 3 / 4;
         // Leaves of another server are merged only if they have the same owner word.
         let alike = match (a.is_owned_elsewhere(), b.is_owned_elsewhere()) {
-            (true, true) => a.value(0) == b.value(0),
+            (true, true) => a.child(0) == b.child(0),
             _ => a.keys_may_change() && b.keys_may_change(),
         };
-        let same = |n: Node<'_, [AtomicU64]>, level| {
+        let same = |n: Node<'_, [AtomicU64], T>, level| {
             n.level() == level
                 && n.0[TREE_WORD].load(Ordering::Relaxed) == tree as u64
                 && !n.is_dead()
@@ -445,11 +453,12 @@ impl Store {
         above.remove(place);
         let sparse = above.node().entry_count() < above.node().capacity() / 4;
         drop(above);
-        let mut all = locked.entries_with_inserted(None);
-        if !a.is_owned_elsewhere() {
-            all.extend(other.entries_with_inserted(None));
+        match (level, a.is_owned_elsewhere()) {
+            // The left leaf has the owner of both.
+            (_, true) => {}
+            (0, false) => append_entries::<T, T>(&mut locked, &other),
+            (_, false) => append_entries::<T, u64>(&mut locked, &other),
         }
-        locked.replace_entries(&all);
         locked.set_high_fence_and_sibling(
             b.key_upper_bound(),
             b.0[SIBLING_WORD].load(Ordering::Relaxed),
@@ -464,4 +473,14 @@ impl Store {
         }
         Some(())
     }
+}
+
+/// Appends the entries of the right sibling, whose values or children have type `P`.
+fn append_entries<T: KeyOrValue, P: KeyOrValue>(
+    left: &mut LockedNode<'_, T>,
+    right: &LockedNode<'_, T>,
+) {
+    let mut all = left.entries_with_inserted::<P>(None);
+    all.extend(right.entries_with_inserted::<P>(None));
+    left.replace_entries(&all);
 }

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use verbs::{Access, ProtectionDomain};
 
 use super::*;
-use crate::node::{HEADER_WORDS, LOW_FENCE_WORD, Node, SIBLING_WORD};
+use crate::node::{Node, SIBLING_WORD};
+use crate::stored::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);
@@ -13,26 +14,81 @@ fn pd() -> ProtectionDomain {
     context.alloc_pd().expect("a PD")
 }
 
-fn store(node_bytes: usize, nodes: u64) -> Store {
-    Store::new(&pd(), node_bytes, (2, nodes), Access::REMOTE_READ).expect("memory")
+/// A type of keys and values whose order is that of numbers.
+trait TestItem: KeyOrValue {
+    /// Bytes of a node with room for few entries.
+    const NODE_BYTES: usize;
+    const SIZES: Self::Sizes;
+    fn of(number: u64) -> Self;
+    fn number(self) -> u64;
+}
+
+impl TestItem for u64 {
+    const NODE_BYTES: usize = 256;
+    const SIZES: NumberSizes = NumberSizes;
+
+    fn of(number: u64) -> Self {
+        number
+    }
+
+    fn number(self) -> u64 {
+        self
+    }
+}
+
+/// Strings of several lengths.
+impl TestItem for ByteString {
+    const NODE_BYTES: usize = 512;
+    const SIZES: StringSizes = StringSizes {
+        key_bytes: 14,
+        value_bytes: 16,
+    };
+
+    fn of(number: u64) -> Self {
+        let mut bytes = number.to_be_bytes().to_vec();
+        bytes.resize(8 + usize::try_from(number % 7).expect("small"), b'x');
+        Self::new(&bytes).expect("short")
+    }
+
+    fn number(self) -> u64 {
+        let bytes = self.to_vec();
+        let number = bytes
+            .first_chunk::<8>()
+            .map_or(0, |b| u64::from_be_bytes(*b));
+        assert!(self.is_empty() || self == Self::of(number), "{self}");
+        number
+    }
+}
+
+fn store<T: TestItem>(nodes: u64) -> Store<T> {
+    Store::new(
+        &pd(),
+        (T::NODE_BYTES, T::SIZES),
+        (2, nodes),
+        Access::REMOTE_READ,
+    )
+    .expect("memory")
+}
+
+/// Returns the numbers of entries.
+fn numbers<T: TestItem>(entries: &[(T, T)]) -> Vec<(u64, u64)> {
+    let number = |(key, value): &(T, T)| (key.number(), value.number());
+    entries.iter().map(number).collect()
 }
 
 /// Checks every reachable node of a tree: checksum, key order, fences and sibling links. Returns all entries.
-fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
+fn check<T: TestItem>(store: &Store<T>, tree: usize) -> Vec<(u64, u64)> {
     let (mut first, top) = store.readable_trees.root_and_level(tree);
     let mut entries = Vec::new();
     for level in (0..=top).rev() {
-        let (mut node, mut low) = (first, 0);
+        let (mut node, mut low) = (first, T::default());
         let mut below = None;
         while node != 0 {
             let words = store.readable_trees.memory.words_of_node(node);
-            let n = Node(words);
+            let n = Node::<_, T>(words, T::SIZES);
             assert!(n.has_valid_checksum() && !n.is_dead(), "node {node}");
-            assert_eq!(
-                (n.level(), words[LOW_FENCE_WORD].load(Ordering::Relaxed)),
-                (level, low)
-            );
-            let keys: Vec<u64> = (0..n.entry_count()).map(|i| n.key(i)).collect();
+            assert_eq!((n.level(), n.key_lower_bound()), (level, low));
+            let keys: Vec<T> = (0..n.entry_count()).map(|i| n.key(i)).collect();
             assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
             assert!(
                 keys.iter()
@@ -44,17 +100,17 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
                     Some(&low),
                     "an inner node begins with its low fence"
                 );
-                below.get_or_insert(n.value(0));
-            } else {
+                below.get_or_insert(n.child(0));
+            } else if !n.is_owned_elsewhere() {
                 entries.extend((0..n.entry_count()).map(|i| (n.key(i), n.value(i))));
             }
             node = words[SIBLING_WORD].load(Ordering::Relaxed);
             assert_eq!(n.key_upper_bound().is_none(), node == 0);
-            low = n.key_upper_bound().unwrap_or(0);
+            low = n.key_upper_bound().unwrap_or_default();
         }
         first = below.unwrap_or(0);
     }
-    entries
+    numbers(&entries)
 }
 
 #[derive(Debug, Clone)]
@@ -85,46 +141,96 @@ proptest! {
 
     #[test]
     fn a_tree_is_a_sorted_map(steps in steps(), loaded in 0u64..120) {
-        let store = store(256, 400);
-        let mut model: BTreeMap<u64, u64> = (0..loaded).map(|i| (2 * i, i)).collect();
-        store.bulk_load(1, loaded, 0.8, 2, |i| (2 * i, i)).expect("loads");
-        for step in steps {
-            match step {
-                Step::Put(k, v) => {
-                    prop_assert_eq!(store.put(1, k, v, PutCondition::Always), Ok(model.insert(k, v)));
-                }
-                Step::Insert(k, v) => {
-                    let before = model.get(&k).copied();
-                    model.entry(k).or_insert(v);
-                    prop_assert_eq!(store.put(1, k, v, PutCondition::Absent), Ok(before));
-                }
-                Step::Update(k, v) => {
-                    let before = model.get(&k).copied();
-                    model.entry(k).and_modify(|there| *there = v);
-                    prop_assert_eq!(store.put(1, k, v, PutCondition::Present), Ok(before));
-                }
-                Step::Remove(k) => prop_assert_eq!(store.remove(1, k), Ok(model.remove(&k))),
-                Step::Get(k) => prop_assert_eq!(store.get(1, k), Ok(model.get(&k).copied())),
-                Step::Scan(from, end, limit) => {
-                    let mut found = Vec::new();
-                    let next = store.scan(1, (from, end), limit, &mut found).expect("not locked");
-                    let range = model.range(from..).filter(|(k, _)| end.is_none_or(|end| **k < end));
-                    let mut expected: Vec<_> = range.map(|(k, v)| (*k, *v)).take(limit + 1).collect();
-                    let more = (expected.len() > limit).then(|| expected.pop()).flatten();
-                    prop_assert_eq!(&found, &expected);
-                    prop_assert!(more.is_none_or(|(key, _)| next.is_some_and(|next| next <= key)));
-                    prop_assert!(more.is_some() || next.is_none_or(|next| model.range(next..).next().is_none()));
-                }
+        compare_with_map::<u64>(&steps, loaded);
+        compare_with_map::<ByteString>(&steps, loaded);
+    }
+}
+
+/// Takes the steps in a tree and in a sorted map, and compares every result.
+fn compare_with_map<T: TestItem>(steps: &[Step], loaded: u64) {
+    let store = store::<T>(800);
+    let mut model: BTreeMap<u64, u64> = (0..loaded).map(|i| (2 * i, i)).collect();
+    let load = |i| (T::of(2 * i), T::of(i));
+    store.bulk_load(1, loaded, 0.8, 2, load).expect("loads");
+    let put = |k, v, when| {
+        let before = store.put(1, T::of(k), T::of(v), when).expect("room");
+        before.map(T::number)
+    };
+    for step in steps {
+        match *step {
+            Step::Put(k, v) => {
+                assert_eq!(put(k, v, PutCondition::Always), model.insert(k, v));
+            }
+            Step::Insert(k, v) => {
+                let before = model.get(&k).copied();
+                model.entry(k).or_insert(v);
+                assert_eq!(put(k, v, PutCondition::Absent), before);
+            }
+            Step::Update(k, v) => {
+                let before = model.get(&k).copied();
+                model.entry(k).and_modify(|there| *there = v);
+                assert_eq!(put(k, v, PutCondition::Present), before);
+            }
+            Step::Remove(k) => {
+                let before = store.remove(1, T::of(k)).expect("not locked");
+                assert_eq!(before.map(T::number), model.remove(&k));
+            }
+            Step::Get(k) => {
+                let value = store.get(1, T::of(k)).expect("not locked");
+                assert_eq!(value.map(T::number), model.get(&k).copied());
+            }
+            Step::Scan(from, end, limit) => {
+                let mut found = Vec::new();
+                let range = (T::of(from), end.map(T::of));
+                let next = store.scan(1, range, limit, &mut found).expect("not locked");
+                let range = model.range(from..);
+                let range = range.filter(|(k, _)| end.is_none_or(|end| **k < end));
+                let mut expected: Vec<_> = range.map(|(k, v)| (*k, *v)).take(limit + 1).collect();
+                let more = (expected.len() > limit).then(|| expected.pop()).flatten();
+                assert_eq!(numbers(&found), expected);
+                assert!(more.is_none_or(|(key, _)| next.is_some_and(|next| next <= T::of(key))));
+                let is_last = |next: T| !model.keys().any(|key| T::of(*key) >= next);
+                assert!(more.is_some() || next.is_none_or(is_last));
             }
         }
-        prop_assert_eq!(check(&store, 1), model.into_iter().collect::<Vec<_>>());
-        prop_assert_eq!(check(&store, 0), vec![], "the other tree is empty");
     }
+    assert_eq!(check(&store, 1), model.into_iter().collect::<Vec<_>>());
+    assert_eq!(check(&store, 0), vec![], "the other tree is empty");
+}
+
+/// Nodes with the longest keys and values still split, merge and divide.
+#[test]
+fn the_longest_strings_fit() {
+    let longest = |number: u64| {
+        let mut bytes = vec![b'k'; ByteString::MAX_BYTES - 8];
+        bytes.extend(number.to_be_bytes());
+        ByteString::new(&bytes).expect("short enough")
+    };
+    let sizes = StringSizes {
+        key_bytes: ByteString::MAX_BYTES,
+        value_bytes: ByteString::MAX_BYTES,
+    };
+    let store: Store<ByteString> =
+        Store::new(&pd(), (4096, sizes), (1, 400), Access::REMOTE_READ).expect("memory");
+    let value = |i: u64| longest(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    for i in (0..600).map(|i| i * 7 % 600) {
+        let put = store.put(0, longest(i), value(i), PutCondition::Absent);
+        assert_eq!(put, Ok(None));
+    }
+    let mut found = Vec::new();
+    let next = store.scan(0, (ByteString::default(), None), usize::MAX, &mut found);
+    assert_eq!(next, Ok(None));
+    let expected: Vec<_> = (0..600).map(|i| (longest(i), value(i))).collect();
+    assert_eq!(found, expected);
+    for i in 0..600 {
+        assert_eq!(store.remove(0, longest(i)), Ok(Some(value(i))));
+    }
+    assert!(store.stats().merges > 0 && store.stats().levels > 2);
 }
 
 #[test]
 fn loads_refuse_what_is_wrong() {
-    let store = store(256, 40);
+    let store = store::<u64>(40);
     assert_eq!(
         store.bulk_load(0, 100, 1.0, 1, |i| (i / 2, i)),
         Err(LoadError::Order { at: 1 })
@@ -143,7 +249,7 @@ fn loads_refuse_what_is_wrong() {
 
 #[test]
 fn a_full_store_refuses_and_keeps_what_it_has() {
-    let store = store(256, 20);
+    let store = store::<u64>(20);
     let mut there = 0;
     let full = (0..100_000u64).find(|k| {
         let put = store.put(0, *k, *k, PutCondition::Always);
@@ -163,10 +269,15 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
 /// removed must be found by every lookup, every scan, and every copy of nodes without locks.
 #[test]
 fn threads_see_one_tree() {
-    let store = store(256, 4000);
+    see_one_tree_in_threads::<u64>();
+    see_one_tree_in_threads::<ByteString>();
+}
+
+fn see_one_tree_in_threads<T: TestItem>() {
+    let store = store::<T>(9000);
     for key in (0..6000).step_by(3) {
         store
-            .put(0, key, key + 1, PutCondition::Always)
+            .put(0, T::of(key), T::of(key + 1), PutCondition::Always)
             .expect("room");
     }
     let stop = AtomicBool::new(false);
@@ -176,10 +287,11 @@ fn threads_see_one_tree() {
             scope.spawn(move || {
                 for round in 0..20u64 {
                     for key in (writer..6000).step_by(3) {
-                        assert_eq!(store.put(0, key, round, PutCondition::Absent), Ok(None));
+                        let put = store.put(0, T::of(key), T::of(round), PutCondition::Absent);
+                        assert_eq!(put, Ok(None));
                     }
                     for key in (writer..6000).step_by(3) {
-                        assert_eq!(store.remove(0, key), Ok(Some(round)));
+                        assert_eq!(store.remove(0, T::of(key)), Ok(Some(T::of(round))));
                     }
                 }
                 stop.store(true, Ordering::Relaxed);
@@ -190,14 +302,14 @@ fn threads_see_one_tree() {
             let mut all = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 for key in (0..6000).step_by(300) {
-                    assert_eq!(store.get(0, key), Ok(Some(key + 1)));
+                    assert_eq!(store.get(0, T::of(key)), Ok(Some(T::of(key + 1))));
                 }
                 all.clear();
                 store
-                    .scan(0, (0, None), usize::MAX, &mut all)
+                    .scan(0, (T::default(), None), usize::MAX, &mut all)
                     .expect("not locked");
                 assert!(all.is_sorted_by(|a, b| a.0 < b.0));
-                let stayed = all
+                let stayed = numbers(&all)
                     .iter()
                     .filter(|(k, v)| k % 3 == 0 && *v == k + 1)
                     .count();
@@ -205,7 +317,7 @@ fn threads_see_one_tree() {
             }
         });
         scope.spawn(move || {
-            let mut words = vec![0u64; store.readable_trees.memory.node_words()];
+            let mut words = vec![0u64; store.readable_trees.memory.node_shape().words];
             let mut whole = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 for number in 1..400 {
@@ -215,10 +327,10 @@ fn threads_see_one_tree() {
                     {
                         *to = from.load(Ordering::Relaxed);
                     }
-                    let node = Node(&words[..]);
+                    let node = Node::<_, T>(&words[..], T::SIZES);
                     if node.has_valid_checksum() {
                         whole += 1;
-                        let keys = &words[HEADER_WORDS..HEADER_WORDS + node.entry_count()];
+                        let keys: Vec<T> = (0..node.entry_count()).map(|i| node.key(i)).collect();
                         assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
                     }
                 }
@@ -232,13 +344,13 @@ fn threads_see_one_tree() {
 }
 
 /// Hands a range over, as servers do.
-fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u64) {
+fn hand_over<T: TestItem>(giver: &Store<T>, taker: &Store<T>, range: (T, Option<T>), version: u64) {
     giver.freeze(0, range).expect("all of it is the giver's");
     let mut entries = Vec::new();
     assert_eq!(giver.scan(0, range, usize::MAX, &mut entries), Ok(None));
     let inside = range.0;
     assert_eq!(
-        giver.put(0, inside, 1, PutCondition::Always),
+        giver.put(0, inside, T::of(1), PutCondition::Always),
         Err(Refusal::BusyNodeOrZero(0))
     );
     let mut reserved = taker.reserve_nodes(entries.len()).expect("room");
@@ -247,7 +359,9 @@ fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u
     let is_refused_as_moved = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
     assert!(is_refused_as_moved(giver.get(0, inside).map(|_| ())));
     assert!(is_refused_as_moved(
-        giver.put(0, inside, 1, PutCondition::Always).map(|_| ())
+        giver
+            .put(0, inside, T::of(1), PutCondition::Always)
+            .map(|_| ())
     ));
     assert!(taker.get(0, inside).is_err(), "nobody has it for a moment");
     taker
@@ -266,39 +380,55 @@ proptest! {
         moves in proptest::collection::vec((0u64..300, 1u64..150, any::<bool>()), 1..40),
         puts in proptest::collection::vec((0u64..400, any::<u64>(), any::<bool>()), 0..200),
     ) {
-        let stores = [store(256, 600), store(256, 600)];
-        stores[0].bulk_load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
-        stores[1].assign_range_to_other(0, (0, None), RangeOwner::default()).expect("room");
-        let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
-        // The owner of each key that is looked up. The last entry stands for all greater keys.
-        let mut owners = [0usize; 401];
-        let mut puts = puts.into_iter();
-        for (version, (from, length, open)) in (1..).zip(moves) {
-            let giver = owners[usize::try_from(from).expect("small")];
-            let end = (!open || from + length < 300).then_some((from + length).min(400));
-            let to = end.map_or(401, |end| usize::try_from(end).expect("small"));
-            let range = usize::try_from(from).expect("small")..to;
-            if owners[range.clone()].iter().any(|owner| *owner != giver) {
-                let refused = stores[giver].freeze(0, (from, end));
-                prop_assert!(matches!(refused, Err(Refusal::Moved(_))));
-            } else {
-                hand_over(&stores[giver], &stores[1 - giver], (from, end), version);
-                owners[range].fill(1 - giver);
-            }
-            for (key, value, put) in puts.by_ref().take(5) {
-                let owner = &stores[owners[usize::try_from(key).expect("small")]];
-                let before = if put { model.insert(key, value) } else { model.remove(&key) };
-                let made = if put { owner.put(0, key, value, PutCondition::Always) } else { owner.remove(0, key) };
-                prop_assert_eq!(made, Ok(before));
-            }
-            for key in 0..400u64 {
-                let owner = owners[usize::try_from(key).expect("small")];
-                prop_assert_eq!(stores[owner].get(0, key), Ok(model.get(&key).copied()));
-                prop_assert!(matches!(stores[1 - owner].get(0, key), Err(Refusal::Moved(_))));
-            }
-        }
-        stores.iter().for_each(|store| {
-            check(store, 0);
-        });
+        move_and_compare_with_map::<u64>(&moves, &puts);
+        move_and_compare_with_map::<ByteString>(&moves, &puts);
     }
+}
+
+fn move_and_compare_with_map<T: TestItem>(moves: &[(u64, u64, bool)], puts: &[(u64, u64, bool)]) {
+    let stores = [store::<T>(900), store::<T>(900)];
+    let load = |i| (T::of(2 * i), T::of(i));
+    stores[0].bulk_load(0, 150, 0.9, 1, load).expect("loads");
+    stores[1]
+        .assign_range_to_other(0, (T::default(), None), RangeOwner::default())
+        .expect("room");
+    let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
+    // The owner of each key that is looked up. The last entry stands for all greater keys.
+    let mut owners = [0usize; 401];
+    let mut puts = puts.iter();
+    for (version, &(from, length, open)) in (1..).zip(moves) {
+        let giver = owners[usize::try_from(from).expect("small")];
+        let end = (!open || from + length < 300).then_some((from + length).min(400));
+        let to = end.map_or(401, |end| usize::try_from(end).expect("small"));
+        let keys = usize::try_from(from).expect("small")..to;
+        let range = (T::of(from), end.map(T::of));
+        if owners[keys.clone()].iter().any(|owner| *owner != giver) {
+            let refused = stores[giver].freeze(0, range);
+            assert!(matches!(refused, Err(Refusal::Moved(_))));
+        } else {
+            hand_over(&stores[giver], &stores[1 - giver], range, version);
+            owners[keys].fill(1 - giver);
+        }
+        for &(key, value, put) in puts.by_ref().take(5) {
+            let owner = &stores[owners[usize::try_from(key).expect("small")]];
+            let (before, made) = match put {
+                true => {
+                    let made = owner.put(0, T::of(key), T::of(value), PutCondition::Always);
+                    (model.insert(key, value), made)
+                }
+                false => (model.remove(&key), owner.remove(0, T::of(key))),
+            };
+            assert_eq!(made, Ok(before.map(T::of)));
+        }
+        for key in 0..400u64 {
+            let owner = owners[usize::try_from(key).expect("small")];
+            let expected = model.get(&key).copied().map(T::of);
+            assert_eq!(stores[owner].get(0, T::of(key)), Ok(expected));
+            let refused = stores[1 - owner].get(0, T::of(key));
+            assert!(matches!(refused, Err(Refusal::Moved(_))));
+        }
+    }
+    stores.iter().for_each(|store| {
+        check(store, 0);
+    });
 }

@@ -7,11 +7,12 @@
 use std::sync::atomic::Ordering;
 
 use super::memory::{LockTimeout, NodeNumber, StoreMemory};
-use crate::node::{LOW_FENCE_WORD, NextStep, Node, NodeWords, SIBLING_WORD};
+use crate::node::{NextStep, Node, NodeWords, SIBLING_WORD};
+use crate::stored::KeyOrValue;
 
 /// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum Refusal<T: KeyOrValue = u64> {
     /// The memory has no free node.
     #[error("the store is full: delete something, or give the server room for more keys")]
     Full,
@@ -20,7 +21,7 @@ pub enum Refusal {
     BusyNodeOrZero(u64),
     /// The key belongs to another server.
     #[error("keys from {} on belong to server {}", .0.from, .0.owner.server)]
-    Moved(MovedRange),
+    Moved(MovedRange<T>),
 }
 
 /// The server that owns a range of keys, and the handover by which it became the owner.
@@ -47,27 +48,27 @@ impl RangeOwner {
 
 /// Keys that belong to another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MovedRange {
+pub struct MovedRange<T: KeyOrValue = u64> {
     /// The first of them.
-    pub from: u64,
+    pub from: T,
     /// The first key that is not among them, if there is one.
-    pub end: Option<u64>,
+    pub end: Option<T>,
     /// The owner of the keys.
     pub owner: RangeOwner,
 }
 
-impl MovedRange {
+impl<T: KeyOrValue> MovedRange<T> {
     /// Reads the range and the owner from a leaf with the flag `FLAG_MOVED`.
-    pub(crate) fn from_moved_leaf<W: NodeWords + ?Sized>(leaf: Node<'_, W>) -> Self {
+    pub(crate) fn from_moved_leaf<W: NodeWords + ?Sized>(leaf: Node<'_, W, T>) -> Self {
         Self {
-            from: leaf.0.word(LOW_FENCE_WORD),
+            from: leaf.key_lower_bound(),
             end: leaf.key_upper_bound(),
-            owner: RangeOwner::decode_word(leaf.value(0)),
+            owner: RangeOwner::decode_word(leaf.child(0)),
         }
     }
 }
 
-impl From<LockTimeout> for Refusal {
+impl<T: KeyOrValue> From<LockTimeout> for Refusal<T> {
     fn from(LockTimeout(node): LockTimeout) -> Self {
         Self::BusyNodeOrZero(node)
     }
@@ -100,8 +101,8 @@ fn count_step(steps: &mut u32, node: NodeNumber) -> Result<(), LockTimeout> {
 
 /// The trees of a memory, as lookups and scans use them.
 #[derive(Debug)]
-pub(crate) struct ReadableTrees {
-    pub(super) memory: StoreMemory,
+pub(crate) struct ReadableTrees<T: KeyOrValue> {
+    pub(super) memory: StoreMemory<T>,
     pub(super) tree_count: usize,
 }
 
@@ -136,8 +137,8 @@ impl WalkPosition {
     }
 }
 
-impl ReadableTrees {
-    pub(crate) fn memory(&self) -> &StoreMemory {
+impl<T: KeyOrValue> ReadableTrees<T> {
+    pub(crate) fn memory(&self) -> &StoreMemory<T> {
         &self.memory
     }
 
@@ -155,7 +156,7 @@ impl ReadableTrees {
 
     /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
     #[inline]
-    pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut WalkPosition) {
+    pub(crate) fn step(&self, tree: usize, key: T, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
             if walk.index_in_leaf.is_none() {
@@ -186,7 +187,7 @@ impl ReadableTrees {
     pub(crate) fn walk_down_to_leaf(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         walk: &mut WalkPosition,
     ) -> Result<(), LockTimeout> {
         let mut steps = 0;
@@ -212,9 +213,9 @@ impl ReadableTrees {
     pub(crate) fn finish_walk_and_get_value(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         walk: &mut WalkPosition,
-    ) -> Result<Option<u64>, Refusal> {
+    ) -> Result<Option<T>, Refusal<T>> {
         let mut steps = 0;
         loop {
             count_step(&mut steps, walk.node)?;
@@ -250,7 +251,7 @@ impl ReadableTrees {
     pub(super) fn find_covering_node(
         &self,
         tree: usize,
-        key: u64,
+        key: T,
         to: u16,
     ) -> Result<NodeNumber, LockTimeout> {
         let mut steps = 0;
@@ -282,10 +283,10 @@ impl ReadableTrees {
     pub(super) fn scan(
         &self,
         tree: usize,
-        (mut from, end): (u64, Option<u64>),
+        (mut from, end): (T, Option<T>),
         limit: usize,
-        into: &mut Vec<(u64, u64)>,
-    ) -> Result<Option<u64>, Refusal> {
+        into: &mut Vec<(T, T)>,
+    ) -> Result<Option<T>, Refusal<T>> {
         let mut known: Option<NodeNumber> = None;
         let mut steps = 0;
         loop {

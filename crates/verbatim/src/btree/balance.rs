@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use btree::balance::{ControlLawParameters, ObservedLoad, RangeMove};
 use btree::load::{STABLE_KEY_DISTANCE, stable_key};
-use btree::{ClientConfig, LoadBalancer, PipelinedClient};
+use btree::{ByteString, ClientConfig, KeyOrValue, LoadBalancer, PipelinedClient};
 use serde::Serialize;
 
+use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, number_strings};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -47,12 +48,12 @@ pub(crate) struct Args {
 
 /// An observation of all servers, as a line of `--json`.
 #[derive(Serialize)]
-struct ServersObservation<'a> {
+struct ServersObservation<'a, T: KeyOrValue> {
     seconds: f64,
     /// The keys that divide the servers' key ranges, as numbers of stable keys.
     splits: Vec<u64>,
     servers: &'a [ObservedLoad],
-    moved: Option<RangeMove>,
+    moved: Option<RangeMove<T>>,
 }
 
 /// Runs `verbatim btree balance`.
@@ -66,29 +67,42 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         );
     }
     let nic = OpenNic::open(&args.nic, &args.port)?;
-    let connect = |server: &String| {
-        let config = ClientConfig {
-            server: server.clone(),
-            nic: nic.config.clone(),
-            ..ClientConfig::default()
-        };
-        PipelinedClient::connect_on(&nic.context, config)
-            .with_context(|| format!("is {server} running?"))
+    let config_of = |server: &String| ClientConfig {
+        server: server.clone(),
+        nic: nic.config.clone(),
+        ..ClientConfig::default()
     };
-    let parts = args
-        .servers
-        .iter()
-        .map(connect)
-        .collect::<Result<Vec<_>>>()?;
-    let splits = args.splits.iter().map(|i| stable_key(*i)).collect();
-    let mut controller =
-        LoadBalancer::new(parts, 0, (ControlLawParameters::default(), splits), &[]);
+    let configs: Vec<_> = args.servers.iter().map(config_of).collect();
+    let servers = connect_by_key_type(
+        || connect_all::<u64>(&nic.context, &configs),
+        || connect_all::<ByteString>(&nic.context, &configs),
+    )?;
+    match servers {
+        OfEitherKeys::Numbers(servers) => balance(args, servers, |key| key, |key| *key),
+        OfEitherKeys::Strings(servers, sizes) => {
+            let strings = number_strings(sizes)?;
+            let number_of = |key: &ByteString| strings.key_number(key);
+            balance(args, servers, |key| strings.key(key), number_of)
+        }
+    }
+}
+
+/// Keeps servers equally loaded. `key_of` returns the key for a number, and `number_of` the number of a key.
+fn balance<T: KeyOrValue>(
+    args: &Args,
+    servers: Vec<PipelinedClient<T>>,
+    key_of: impl Fn(u64) -> T,
+    number_of: impl Fn(&T) -> u64,
+) -> Result<CommandOutcome> {
+    let splits = args.splits.iter().map(|i| key_of(stable_key(*i))).collect();
+    let law = ControlLawParameters::default();
+    let mut controller = LoadBalancer::new(servers, 0, (law, splits), &[]);
     let stop = stop_request_channel(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
         let moved = controller.rebalance_once()?;
         let seconds = started.elapsed().as_secs_f64();
-        print_observation(args, &controller, seconds, moved)?;
+        print_observation(args, &controller, &number_of, seconds, moved)?;
         if args.duration.is_some_and(|d| started.elapsed() >= d) {
             break;
         }
@@ -96,17 +110,18 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     Ok(CommandOutcome::Done)
 }
 
-fn print_observation(
+fn print_observation<T: KeyOrValue>(
     args: &Args,
-    controller: &LoadBalancer,
+    controller: &LoadBalancer<T>,
+    number_of: &impl Fn(&T) -> u64,
     seconds: f64,
-    moved: Option<RangeMove>,
+    moved: Option<RangeMove<T>>,
 ) -> Result<()> {
     let balancer = controller.balancer();
     let splits: Vec<u64> = balancer
         .split_keys()
         .iter()
-        .map(|key| key / STABLE_KEY_DISTANCE)
+        .map(|key| number_of(key) / STABLE_KEY_DISTANCE)
         .collect();
     if args.json {
         let look = ServersObservation {

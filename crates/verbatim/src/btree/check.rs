@@ -7,10 +7,12 @@ use anyhow::{Result, bail};
 use btree::history::{
     FILLERS_PER_HOT_KEY, RecordingParameters, run_recording_client, stable_key_count,
 };
+use btree::load::NumberedClient;
 use btree::{AccessDesign, ClientConfig, PipelinedClient};
 use serde::Serialize;
 
 use super::lines::ServeOrLoadLine;
+use super::strings::{OfEitherKeys, StringArgs, connect_by_key_type, number_strings};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::subcommand_with_nic;
@@ -37,9 +39,12 @@ pub(crate) struct Args {
     /// Check this access design only (may be given several times): rpc, read, auto [default: all]
     #[arg(long, value_name = "ACCESS")]
     access: Vec<AccessDesign>,
-    /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often
-    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
-    node_size: usize,
+    #[command(flatten)]
+    strings: StringArgs,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often [default: 256, or what byte
+    /// strings need]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
+    node_size: Option<usize>,
     #[command(flatten)]
     check: CheckArgs,
     #[command(flatten)]
@@ -62,6 +67,7 @@ its tree with it, so none is killed.
 Examples:
   verbatim btree check
   verbatim btree check --access read --duration 60s --clients 6 --keys 2 --seed 7
+  verbatim btree check --key-size 24 --value-size 100
   verbatim btree check --keep /tmp/history
   verbatim btree check --judge /tmp/history/read
 
@@ -99,13 +105,24 @@ impl CheckedSystem for TreeUnderTest<'_> {
     }
 
     fn server_command(&self, workers: usize) -> Result<Command> {
-        let Args { ask, nic, port, .. } = self.args;
+        let Args {
+            ask,
+            nic,
+            port,
+            strings,
+            ..
+        } = self.args;
+        let node_size = match strings.sizes() {
+            None => self.args.node_size.unwrap_or(btree::MIN_NODE_BYTES),
+            Some(_) => strings.node_bytes(self.args.node_size),
+        };
         let load = stable_key_count(ask.keys);
         let room = 10_000 + load + 2 * ask.keys * FILLERS_PER_HOT_KEY;
         let mut command = subcommand_with_nic("btree", "serve", nic, port)?;
         command
             .args(["--load", &load.to_string(), "--keys", &room.to_string()])
-            .args(["--node-size", &self.args.node_size.to_string()])
+            .args(["--node-size", &node_size.to_string()])
+            .args(self.args.strings.to_arguments())
             .args(["--workers", &workers.to_string()]);
         Ok(command)
     }
@@ -197,10 +214,24 @@ pub(crate) fn run_check_client(args: &ClientArgs) -> Result<CommandOutcome> {
     };
     let stop = stdin_end_poller()?;
     let mut recorder = args.recorder.create_recorder()?;
-    let mut pipeline = PipelinedClient::connect_on(&nic.context, config)?;
-    let server = pipeline.server_incarnation();
-    run_recording_client(&mut pipeline, &plan, &mut recorder, stop)?;
-    if pipeline.server_incarnation() != server {
+    let client = connect_by_key_type(
+        || PipelinedClient::connect_on(&nic.context, config.clone()),
+        || PipelinedClient::connect_on(&nic.context, config.clone()),
+    )?;
+    let (before, after) = match client {
+        OfEitherKeys::Numbers(mut client) => {
+            let server = client.server_incarnation();
+            run_recording_client(&mut client, &plan, &mut recorder, stop)?;
+            (server, client.server_incarnation())
+        }
+        OfEitherKeys::Strings(client, sizes) => {
+            let server = client.server_incarnation();
+            let mut client = NumberedClient::new(client, number_strings(sizes)?);
+            run_recording_client(&mut client, &plan, &mut recorder, stop)?;
+            (server, client.client().server_incarnation())
+        }
+    };
+    if before != after {
         bail!("another server has come to its address, and knows nothing of this history");
     }
     Ok(CommandOutcome::Done)

@@ -19,6 +19,7 @@ use verbs::Capabilities;
 
 use super::arguments::SimulationArgs;
 use super::lines::ServeOrLoadLine;
+use super::strings::StringArgs;
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
@@ -44,7 +45,9 @@ pub(crate) struct Args {
     /// Keys in the tree
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
-    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K; 2K on a simulated NIC]
+    #[command(flatten)]
+    strings: StringArgs,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long; 2K on a simulated NIC]
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
     pub(super) node_size: Option<usize>,
     /// Requests that a client has outstanding [default: 64; 16 on a simulated NIC]
@@ -98,7 +101,7 @@ impl Args {
     }
 
     fn node_size(&self) -> usize {
-        self.node_size.unwrap_or(1024)
+        self.strings.node_bytes(self.node_size)
     }
 
     fn window(&self) -> usize {
@@ -322,8 +325,9 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
 
 /// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
+    let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     format!(
-        "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding; workers: {}; median of {} rounds of {} ms, interleaved",
+        "{kind} {device}: {} keys of {key_bytes} bytes, values of {value_bytes}, nodes of {} bytes; 1 client with {} outstanding; workers: {}; median of {} rounds of {} ms, interleaved",
         args.keys,
         args.node_size(),
         args.window(),
@@ -353,8 +357,10 @@ fn contenders_and_unsupported_notes(
             notes.join("; ")
         );
     }
-    if !args.no_peers {
-        contenders.push(Contender::Lmdb);
+    match args.strings.sizes() {
+        _ if args.no_peers => {}
+        None => contenders.push(Contender::Lmdb),
+        Some(_) => notes.push("LMDB is measured with keys and values of 8 bytes only".to_owned()),
     }
     Ok((contenders, notes))
 }
@@ -410,6 +416,7 @@ fn measure_once(
     drop(server.0.stdin.take());
     said.next_line_or_error()?;
     let all = [&lookups, &alone, &scans, &changes];
+    let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     let sum = |of: fn(&LoadReport) -> u64| all.iter().map(|r| of(r)).sum::<u64>();
     #[allow(clippy::cast_precision_loss)] // counts and times far below 2^52
     Ok(Round {
@@ -417,7 +424,7 @@ fn measure_once(
         name: contender.name(),
         bounce_ns,
         load_s: seconds,
-        memory_ratio: Some(bytes as f64 / (args.keys * 16) as f64),
+        memory_ratio: Some(bytes as f64 / (args.keys * (key_bytes + value_bytes) as u64) as f64),
         lookups_per_s: lookups.rate,
         lookup_ns_p50: Some(lookups.latency.p50_ns as f64),
         lookup_ns_p99: Some(lookups.latency.p99_ns as f64),
@@ -487,6 +494,7 @@ fn start_server(
         // Reserve room for twice the keys, because clients insert keys.
         .args(["--keys", &(2 * args.keys).to_string()])
         .args(["--node-size", &args.node_size().to_string()])
+        .args(args.strings.to_arguments())
         .args(["--workers", &args.workers.to_string()])
         .args(["--batch", &batch.to_string()])
         .args(["--max-window", &args.window().to_string()])
@@ -560,8 +568,9 @@ fn show_setup(
             format!("a cache line takes {ns} ns between the two sides' cores")
         },
     );
+    let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     print_line(format_args!(
-        "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding; workers: {}\n\
+        "{kind} {device}: {} keys of {key_bytes} bytes with values of {value_bytes}, nodes of {} bytes; 1 client with {} outstanding; workers: {}\n\
          median of {} rounds of {} ms, interleaved; {bounce}\n",
         args.keys,
         args.node_size(),

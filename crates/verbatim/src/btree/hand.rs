@@ -1,9 +1,10 @@
 //! `verbatim btree get`, `put` and `scan`: single requests for a user.
 
-use anyhow::{Context, Result};
-use btree::{AccessDesign, Client, ClientConfig};
+use anyhow::{Result, anyhow};
+use btree::{AccessDesign, ByteString, Client, ClientConfig, KeyOrValue};
 use serde::Serialize;
 
+use super::strings::{OfEitherKeys, connect_by_key_type};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -35,13 +36,14 @@ pub(crate) struct ManualRequestArgs {
 #[command(after_help = "\
 Examples:
   verbatim btree get 127.0.0.1:7473 7
-  verbatim btree get 127.0.0.1:7473 7 8 0xff --json")]
+  verbatim btree get 127.0.0.1:7473 7 8 0xff --json
+  verbatim btree get 127.0.0.1:7473 apple                of a server with --key-size")]
 pub(crate) struct GetArgs {
     #[command(flatten)]
     hand: ManualRequestArgs,
-    /// The keys
-    #[arg(value_name = "KEY", required = true, value_parser = args::decimal_or_hex_u64)]
-    keys: Vec<u64>,
+    /// The keys: numbers, or texts if the server's keys are byte strings
+    #[arg(value_name = "KEY", required = true)]
+    keys: Vec<String>,
 }
 
 /// Arguments of `verbatim btree put`.
@@ -55,11 +57,9 @@ pub(crate) struct PutArgs {
     #[command(flatten)]
     hand: ManualRequestArgs,
     /// The key
-    #[arg(value_parser = args::decimal_or_hex_u64)]
-    key: u64,
+    key: String,
     /// Its new value; without one the key is removed
-    #[arg(value_parser = args::decimal_or_hex_u64)]
-    value: Option<u64>,
+    value: Option<String>,
     /// Only if the key is not there
     #[arg(long, requires = "value")]
     insert: bool,
@@ -77,12 +77,12 @@ Examples:
 pub(crate) struct ScanArgs {
     #[command(flatten)]
     hand: ManualRequestArgs,
-    /// The first key that may come
-    #[arg(long, value_name = "KEY", default_value = "0", value_parser = args::decimal_or_hex_u64)]
-    from: u64,
+    /// The first key that may come [default: the least]
+    #[arg(long, value_name = "KEY")]
+    from: Option<String>,
     /// The first key that may not
-    #[arg(long, value_name = "KEY", value_parser = args::decimal_or_hex_u64)]
-    end: Option<u64>,
+    #[arg(long, value_name = "KEY")]
+    end: Option<String>,
     /// Entries at most
     #[arg(long, value_name = "N", default_value = "20", value_parser = args::integer_in_range("a count of entries", 1..=65_535u32))]
     limit: u32,
@@ -91,14 +91,34 @@ pub(crate) struct ScanArgs {
 /// A line of `--json`.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
-enum Line {
+enum Line<T> {
     /// The value of a key.
-    Entry { key: u64, value: Option<u64> },
+    Entry { key: T, value: Option<T> },
     /// The result of a change: true if the key existed before.
-    Changed { key: u64, was_there: bool },
+    Changed { key: T, was_there: bool },
 }
 
-fn connect(args: &ManualRequestArgs) -> Result<Client> {
+/// Keys and values that a user can write on a command line.
+trait FromArgument: KeyOrValue {
+    fn from_argument(text: &str) -> Result<Self>;
+}
+
+impl FromArgument for u64 {
+    fn from_argument(text: &str) -> Result<Self> {
+        args::decimal_or_hex_u64(text)
+            .map_err(|e| anyhow!("{text:?}: {e}; the server's keys and values are 64-bit numbers"))
+    }
+}
+
+impl FromArgument for ByteString {
+    fn from_argument(text: &str) -> Result<Self> {
+        Ok(text.parse()?)
+    }
+}
+
+type EitherClient = OfEitherKeys<Client<u64>, Client<ByteString>>;
+
+fn connect(args: &ManualRequestArgs) -> Result<EitherClient> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
         server: args.server.clone(),
@@ -107,10 +127,13 @@ fn connect(args: &ManualRequestArgs) -> Result<Client> {
         deadline_ms: 5_000,
         ..ClientConfig::default()
     };
-    Client::connect_on(&nic.context, config).context("is the server running?")
+    connect_by_key_type(
+        || Client::connect_on(&nic.context, config.clone()),
+        || Client::connect_on(&nic.context, config.clone()),
+    )
 }
 
-fn print_value(json: bool, key: u64, value: Option<u64>) -> Result<()> {
+fn print_value<T: KeyOrValue>(json: bool, key: T, value: Option<T>) -> Result<()> {
     match value {
         _ if json => print_json(&Line::Entry { key, value }),
         Some(value) => print_line(format_args!("{key} = {value}")),
@@ -123,9 +146,16 @@ fn print_value(json: bool, key: u64, value: Option<u64>) -> Result<()> {
 
 /// Prints values; exit status 1 if a key does not exist.
 pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
-    let mut client = connect(&args.hand)?;
+    match connect(&args.hand)? {
+        OfEitherKeys::Numbers(client) => get_with(client, args),
+        OfEitherKeys::Strings(client, _) => get_with(client, args),
+    }
+}
+
+fn get_with<T: FromArgument>(mut client: Client<T>, args: &GetArgs) -> Result<CommandOutcome> {
     let mut all = true;
-    for &key in &args.keys {
+    for key in &args.keys {
+        let key = T::from_argument(key)?;
         let value = client.get(args.hand.tree, key)?;
         all &= value.is_some();
         print_value(args.hand.json, key, value)?;
@@ -139,8 +169,17 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
 
 /// Prints entries in the order of their keys.
 pub(super) fn scan(args: &ScanArgs) -> Result<CommandOutcome> {
-    let mut client = connect(&args.hand)?;
-    let entries = client.scan(args.hand.tree, args.from, args.end, args.limit)?;
+    match connect(&args.hand)? {
+        OfEitherKeys::Numbers(client) => scan_with(client, args),
+        OfEitherKeys::Strings(client, _) => scan_with(client, args),
+    }
+}
+
+fn scan_with<T: FromArgument>(mut client: Client<T>, args: &ScanArgs) -> Result<CommandOutcome> {
+    let key = |text: &String| T::from_argument(text);
+    let from = args.from.as_ref().map(key).transpose()?;
+    let end = args.end.as_ref().map(key).transpose()?;
+    let entries = client.scan(args.hand.tree, from.unwrap_or_default(), end, args.limit)?;
     for (key, value) in entries {
         print_value(args.hand.json, key, Some(value))?;
     }
@@ -150,9 +189,16 @@ pub(super) fn scan(args: &ScanArgs) -> Result<CommandOutcome> {
 /// Sets or removes a value; exit status 1 if the condition does not hold or the key to remove does
 /// not exist.
 pub(super) fn put(args: &PutArgs) -> Result<CommandOutcome> {
-    let mut client = connect(&args.hand)?;
-    let (tree, key) = (args.hand.tree, args.key);
-    let (was_there, refused) = match args.value {
+    match connect(&args.hand)? {
+        OfEitherKeys::Numbers(client) => put_with(client, args),
+        OfEitherKeys::Strings(client, _) => put_with(client, args),
+    }
+}
+
+fn put_with<T: FromArgument>(mut client: Client<T>, args: &PutArgs) -> Result<CommandOutcome> {
+    let (tree, key) = (args.hand.tree, T::from_argument(&args.key)?);
+    let value = args.value.as_deref().map(T::from_argument).transpose()?;
+    let (was_there, refused) = match value {
         None => {
             let found = client.delete(tree, key)?;
             (found, !found)

@@ -9,6 +9,7 @@ mod hand;
 mod lines;
 mod serve;
 mod simulated;
+mod strings;
 mod workload;
 
 use anyhow::Result;
@@ -38,6 +39,7 @@ Examples:
   verbatim btree
   verbatim btree --keys 10_000_000
   verbatim btree --access read --node-size 2K --json
+  verbatim btree --key-size 32 --value-size 128
 
 On a simulated cluster of NICs that you need not have, in virtual time, with the tree on the host or on its DPU:
   verbatim btree --nic bf2

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use btree::load::{stable_key, value_of};
-use btree::{Server, ServerConfig, ServerStats};
+use btree::{ByteString, KeyOrValue, NumberSizes, Server, ServerConfig, ServerStats};
 
 use super::lines::ServeOrLoadLine;
+use super::strings::{StringArgs, number_strings};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -30,9 +31,11 @@ pub(crate) struct Args {
     /// How full loaded nodes are: what is free takes inserts
     #[arg(long, value_name = "SHARE", default_value = "0.9", value_parser = args::decimal_in_range("a share", 0.5..=1.0))]
     fill: f64,
-    /// Bytes of a node: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
-    node_size: usize,
+    #[command(flatten)]
+    strings: StringArgs,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
+    node_size: Option<usize>,
     /// Trees
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::integer_in_range("a count of trees", 1..=btree::tree::MAX_TREES))]
     trees: usize,
@@ -85,21 +88,52 @@ pub(crate) struct Args {
 }
 
 const EXAMPLES: &str = "\
-Keys and values are 64-bit numbers. Memory is taken for --keys in whatever order they come: about 40 bytes a key, of which
-a tree that was loaded takes half.
+Keys and values are 64-bit numbers, or with --key-size or --value-size byte strings. Memory is taken for --keys in whatever
+order they come: about 40 bytes for a numeric key, of which a tree that was loaded takes half. A byte string takes as much
+memory as the longest one.
 
 Examples:
   verbatim btree serve
   verbatim btree serve --load 10_000_000 --workers 2 --listen 0.0.0.0:7473
-  verbatim btree serve --trees 4 --node-size 512";
+  verbatim btree serve --trees 4 --node-size 512
+  verbatim btree serve --key-size 32 --value-size 128";
 
 /// Runs `verbatim btree serve`.
 pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
+    let Some(sizes) = args.strings.sizes() else {
+        return serve::<u64>(&args, NumberSizes, |key| key, |value| value);
+    };
+    if args.load == 0 && args.splits.is_empty() {
+        // No keys are generated, so any length will do.
+        return serve(
+            &args,
+            sizes,
+            |_| ByteString::default(),
+            |_| ByteString::default(),
+        );
+    }
+    let strings = number_strings(sizes)?;
+    serve(
+        &args,
+        sizes,
+        |key| strings.key(key),
+        |value| strings.value(value),
+    )
+}
+
+/// Runs a server. `key` and `value` return what stands for a number.
+fn serve<T: KeyOrValue>(
+    args: &Args,
+    sizes: T::Sizes,
+    key: impl Fn(u64) -> T + Sync,
+    value: impl Fn(u64) -> T + Sync,
+) -> Result<CommandOutcome> {
     let nic = OpenNic::open(&args.nic, &args.port)?;
     let config = ServerConfig {
         listen: args.listen.clone(),
         nic: nic.config,
-        node_bytes: args.node_size,
+        node_bytes: args.strings.node_bytes(args.node_size),
+        sizes,
         keys: args.keys.max(args.load),
         trees: args.trees,
         workers: args.workers,
@@ -109,16 +143,17 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         max_window: args.max_window,
         remote_writes: args.remote_writes,
         lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
-        splits: args.splits.iter().map(|i| stable_key(*i)).collect(),
+        splits: args.splits.iter().map(|i| key(stable_key(*i))).collect(),
         server_number: args.part,
         servers: args.parts.clone(),
         handover_bytes_per_s: u32::try_from(args.handover_rate).unwrap_or(u32::MAX),
         slow_by_ns: args.slow_by,
     };
     let stop = stop_request_channel(args.until_eof)?;
-    let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
+    let server = Server::<T>::start_on(&nic.context, config).context("cannot start the server")?;
     if args.load > 0 {
-        load_stable_keys(&args, &server)?;
+        let entry = |i| (key(stable_key(i)), value(value_of(stable_key(i), 0)));
+        load_stable_keys(args, &server, entry)?;
     }
     let address = server.address().to_string();
     if args.json {
@@ -146,14 +181,17 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     )?;
     let failure = server.failure();
     let stats = server.stop();
-    print_stats(&args, &stats)?;
+    print_stats(args, &stats)?;
     side_by_side::serving_outcome(failure)
 }
 
 /// Fills tree 0 with stable keys.
-fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
+fn load_stable_keys<T: KeyOrValue>(
+    args: &Args,
+    server: &Server<T>,
+    entry: impl Fn(u64) -> (T, T) + Sync,
+) -> Result<()> {
     let started = Instant::now();
-    let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
     let loaded = server.service().bulk_load(0, args.load, args.fill, entry);
     let loaded = loaded.map_err(|e| anyhow!("cannot load the tree: {e}"))?;
     let store = server.service().store();
@@ -166,8 +204,9 @@ fn load_stable_keys(args: &Args, server: &Server) -> Result<()> {
         });
     }
     let bytes = store.stats().bytes;
+    let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     #[allow(clippy::cast_precision_loss)] // a ratio
-    let ratio = bytes as f64 / (loaded.max(1) * 16) as f64;
+    let ratio = bytes as f64 / (loaded.max(1) * (key_bytes + value_bytes) as u64) as f64;
     print_line(format_args!(
         "{loaded} keys loaded in {seconds:.2} s: {} MB, {} times the data",
         bytes / 1_000_000,

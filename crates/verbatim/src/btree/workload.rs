@@ -3,11 +3,12 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use btree::load::{self, LoadEnd, LoadReport, Popularity, Workload, Ycsb};
-use btree::{AccessDesign, ClientConfig, ClientError, PipelinedClient, Router};
+use anyhow::Result;
+use btree::load::{self, LoadEnd, LoadReport, NumberedClient, Popularity, Workload, Ycsb};
+use btree::{AccessDesign, ByteString, ClientConfig, ClientError, ExecuteRequests, Router};
 
 use super::lines::ServeOrLoadLine;
+use super::strings::{OfEitherKeys, connect_all, connect_by_key_type, number_strings};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
@@ -129,18 +130,10 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
         ..ClientConfig::default()
     };
-    let connect = |server| PipelinedClient::connect_on(&nic.context, config(server));
-    let mut pipelines: Vec<PipelinedOrRoutedClient> = (0..args.threads)
-        .map(|_| {
-            let parts = args
-                .servers
-                .iter()
-                .map(connect)
-                .collect::<Result<Vec<_>, _>>();
-            parts.map(PipelinedOrRoutedClient::router_or_pipeline)
-        })
-        .collect::<Result<_, _>>()
-        .context("is the server running?")?;
+    let configs: Vec<_> = args.servers.iter().map(config).collect();
+    let connect = |_| connect_load_client(&nic.context, &configs);
+    let mut pipelines: Vec<Box<dyn LoadClient>> =
+        (0..args.threads).map(connect).collect::<Result<_>>()?;
     let bar = output::activity_display(args.json);
     bar.enable_steady_tick(Duration::from_secs(1));
     let mut right = true;
@@ -185,33 +178,31 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     })
 }
 
-/// A client of one server, or of several that share the keys.
-enum PipelinedOrRoutedClient {
-    One(Box<PipelinedClient>),
-    Several(Box<Router>),
+/// A client that runs workloads.
+trait LoadClient: Send {
+    /// Puts stable keys, as [`load::put_stable_keys`].
+    fn put_initial_keys(
+        &mut self,
+        workload: &Workload,
+        from: (u64, u64),
+    ) -> Result<LoadReport, ClientError>;
+
+    /// Runs a load, as [`load::run`].
+    fn run(
+        &mut self,
+        workload: &Workload,
+        until: LoadEnd,
+        seed: u64,
+    ) -> Result<LoadReport, ClientError>;
 }
 
-impl PipelinedOrRoutedClient {
-    fn router_or_pipeline(mut parts: Vec<PipelinedClient>) -> Self {
-        match parts.pop() {
-            Some(one) if parts.is_empty() => Self::One(Box::new(one)),
-            Some(last) => {
-                parts.push(last);
-                Self::Several(Box::new(Router::new(parts)))
-            }
-            None => unreachable!("an address is required"),
-        }
-    }
-
+impl<C: ExecuteRequests + Send> LoadClient for C {
     fn put_initial_keys(
         &mut self,
         workload: &Workload,
         from: (u64, u64),
     ) -> Result<LoadReport, ClientError> {
-        match self {
-            Self::One(one) => load::put_stable_keys(&mut **one, workload, from),
-            Self::Several(all) => load::put_stable_keys(&mut **all, workload, from),
-        }
+        load::put_stable_keys(self, workload, from)
     }
 
     fn run(
@@ -220,17 +211,41 @@ impl PipelinedOrRoutedClient {
         until: LoadEnd,
         seed: u64,
     ) -> Result<LoadReport, ClientError> {
-        match self {
-            Self::One(one) => load::run(&mut **one, workload, until, seed),
-            Self::Several(all) => load::run(&mut **all, workload, until, seed),
-        }
+        load::run(self, workload, until, seed)
     }
+}
+
+/// Connects a client of one server, or of several that share the keys.
+fn connect_load_client(
+    context: &verbs::Context,
+    servers: &[ClientConfig],
+) -> Result<Box<dyn LoadClient>> {
+    let clients = connect_by_key_type(
+        || connect_all::<u64>(context, servers),
+        || connect_all::<ByteString>(context, servers),
+    )?;
+    Ok(match clients {
+        OfEitherKeys::Numbers(mut clients) => match clients.pop() {
+            Some(one) if clients.is_empty() => Box::new(one),
+            last => Box::new(Router::new(clients.into_iter().chain(last).collect())),
+        },
+        OfEitherKeys::Strings(mut clients, sizes) => {
+            let strings = number_strings(sizes)?;
+            match clients.pop() {
+                Some(one) if clients.is_empty() => Box::new(NumberedClient::new(one, strings)),
+                last => {
+                    let all = Router::new(clients.into_iter().chain(last).collect());
+                    Box::new(NumberedClient::new(all, strings))
+                }
+            }
+        }
+    })
 }
 
 /// Runs all clients at once, each in a thread.
 fn run_all_in_threads(
-    pipelines: &mut [PipelinedOrRoutedClient],
-    work: impl Fn(u64, &mut PipelinedOrRoutedClient) -> Result<LoadReport, ClientError> + Sync,
+    pipelines: &mut [Box<dyn LoadClient>],
+    work: impl Fn(u64, &mut dyn LoadClient) -> Result<LoadReport, ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
     let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
     std::thread::scope(|scope| {
@@ -239,7 +254,7 @@ fn run_all_in_threads(
             .map(|(i, pipeline)| {
                 scope.spawn(move || {
                     barrier.wait();
-                    work(i, pipeline)
+                    work(i, pipeline.as_mut())
                 })
             })
             .collect();

@@ -1,0 +1,214 @@
+//! Loads of byte strings: every number of a workload has a key and a value of fixed lengths.
+
+use service::random::mix_bits;
+
+use crate::client::{Answer, ClientError, ClientStats, Completion, ExecuteRequests};
+use crate::stored::{ByteString, StringSizes};
+use crate::tree::MovedRange;
+use crate::wire::Op;
+
+/// Bytes of the shortest keys and values of a load: a number.
+pub const MIN_STRING_BYTES: usize = 8;
+
+/// The byte strings that stand for the numbers of a workload. A string begins with its number, big-endian, so keys have
+/// the order of their numbers. The other bytes are computed from the number, so a damaged string is detected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NumberStrings(StringSizes);
+
+impl NumberStrings {
+    /// Returns the strings with these lengths, or `None` if they are too short for numbers.
+    pub fn new(sizes: StringSizes) -> Option<Self> {
+        let least = sizes.key_bytes.min(sizes.value_bytes);
+        (least >= MIN_STRING_BYTES).then_some(Self(sizes))
+    }
+
+    /// Returns the key for a number.
+    pub fn key(self, number: u64) -> ByteString {
+        string_of(number, self.0.key_bytes)
+    }
+
+    /// Returns the value for a number.
+    pub fn value(self, number: u64) -> ByteString {
+        string_of(number, self.0.value_bytes)
+    }
+
+    /// Returns the number of a key. A damaged key gives an arbitrary number.
+    pub fn key_number(self, key: &ByteString) -> u64 {
+        number_of(key, self.0.key_bytes)
+    }
+
+    /// Returns the number of a value. A damaged value gives an arbitrary number.
+    fn value_number(self, value: &ByteString) -> u64 {
+        number_of(value, self.0.value_bytes)
+    }
+
+    fn op(self, op: &Op) -> Op<ByteString> {
+        let end_key = |end: Option<u64>| end.map(|end| self.key(end));
+        match *op {
+            Op::Get { key } => Op::Get { key: self.key(key) },
+            Op::Put { key, value, when } => Op::Put {
+                key: self.key(key),
+                value: self.value(value),
+                when,
+            },
+            Op::Delete { key } => Op::Delete { key: self.key(key) },
+            Op::Scan { from, end, limit } => Op::Scan {
+                from: self.key(from),
+                end: end_key(end),
+                limit,
+            },
+            Op::Handover { step, from, end } => Op::Handover {
+                step,
+                from: self.key(from),
+                end: end_key(end),
+            },
+            Op::ReadServerLoad => Op::ReadServerLoad,
+        }
+    }
+}
+
+fn string_of(number: u64, length: usize) -> ByteString {
+    let mut bytes = [0; ByteString::MAX_BYTES];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    let length = length.min(bytes.len());
+    let mut filler = number;
+    for chunk in bytes[8..].chunks_exact_mut(8).take(length.div_ceil(8) - 1) {
+        filler = mix_bits(filler ^ 0x5851_f42d_4c95_7f2d);
+        chunk.copy_from_slice(&filler.to_le_bytes());
+    }
+    ByteString::new(&bytes[..length]).unwrap_or_default()
+}
+
+fn number_of(string: &ByteString, length: usize) -> u64 {
+    let bytes = string.to_vec();
+    let number = bytes.first_chunk::<8>();
+    let number = number.map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    match *string == string_of(number, length) {
+        true => number,
+        // Any other number: none of the checks expects it.
+        false => mix_bits(!number),
+    }
+}
+
+/// A client of a tree of byte strings that executes requests with numbers.
+#[derive(Debug)]
+pub struct NumberedClient<C> {
+    client: C,
+    strings: NumberStrings,
+    entries: Vec<(u64, u64)>,
+}
+
+impl<C> NumberedClient<C> {
+    /// Wraps a client.
+    pub fn new(client: C, strings: NumberStrings) -> Self {
+        Self {
+            client,
+            strings,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Returns the wrapped client.
+    pub fn client(&self) -> &C {
+        &self.client
+    }
+}
+
+impl<C: ExecuteRequests<ByteString>> ExecuteRequests for NumberedClient<C> {
+    fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
+        self.client.submit(tree, &self.strings.op(op), token)
+    }
+
+    fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+        let (strings, numbers) = (self.strings, &mut self.entries);
+        self.client.poll(|done| {
+            let answer = match done.answer {
+                Answer::Value(value) => Answer::Value(value.map(|v| strings.value_number(&v))),
+                Answer::Changed { found } => Answer::Changed { found },
+                Answer::Entries { entries, next } => {
+                    numbers.clear();
+                    let number = |(key, value): &(ByteString, ByteString)| {
+                        (strings.key_number(key), strings.value_number(value))
+                    };
+                    numbers.extend(entries.iter().map(number));
+                    let next = next.map(|next| strings.key_number(&next));
+                    Answer::Entries {
+                        entries: numbers,
+                        next,
+                    }
+                }
+                Answer::Moved(moved) => Answer::Moved(MovedRange {
+                    from: strings.key_number(&moved.from),
+                    end: moved.end.map(|end| strings.key_number(&end)),
+                    owner: moved.owner,
+                }),
+                Answer::HandoverStepDone { version } => Answer::HandoverStepDone { version },
+                Answer::HandoverStepRefused => Answer::HandoverStepRefused,
+                Answer::StoreFull => Answer::StoreFull,
+                Answer::NoAnswerInTime => Answer::NoAnswerInTime,
+            };
+            each(Completion {
+                token: done.token,
+                answer,
+                submitted_at: done.submitted_at,
+                completed_at: done.completed_at,
+            });
+        })
+    }
+
+    fn outstanding(&self) -> usize {
+        self.client.outstanding()
+    }
+
+    fn window(&self) -> usize {
+        self.client.window()
+    }
+
+    fn refresh_clock(&mut self) {
+        self.client.refresh_clock();
+    }
+
+    fn stats(&self) -> ClientStats {
+        self.client.stats()
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.client.doorbells()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn strings_keep_order_and_number_and_damage_is_detected(
+            a: u64, b: u64, length in 8usize..=256, at in 0usize..256, bit in 0u32..8,
+        ) {
+            let [x, y] = [a, b].map(|number| string_of(number, length));
+            prop_assert_eq!((x.cmp(&y), x.len()), (a.cmp(&b), length));
+            prop_assert_eq!(number_of(&x, length), a);
+            let mut damaged = x.to_vec();
+            damaged[at % length] ^= 1 << bit;
+            let damaged = ByteString::new(&damaged).expect("as long");
+            prop_assert_ne!(number_of(&damaged, length), a);
+            let shorter = ByteString::new(&x.to_vec()[..length - 1]).expect("shorter");
+            prop_assert_ne!(number_of(&shorter, length), a);
+        }
+    }
+
+    #[test]
+    fn strings_are_long_enough_for_numbers() {
+        let sizes = |key_bytes, value_bytes| StringSizes {
+            key_bytes,
+            value_bytes,
+        };
+        assert!(NumberStrings::new(sizes(8, 8)).is_some());
+        assert!(
+            NumberStrings::new(sizes(7, 8)).is_none() && NumberStrings::new(sizes(8, 7)).is_none()
+        );
+    }
+}

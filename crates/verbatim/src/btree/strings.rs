@@ -1,0 +1,95 @@
+//! Trees of byte strings: their arguments, and how a client finds out what a server has.
+
+use anyhow::{Context as _, Result, bail};
+use btree::load::{MIN_STRING_BYTES, NumberStrings};
+use btree::{ByteString, ClientConfig, ClientError, KeyOrValue, PipelinedClient, StringSizes};
+use verbs::Context;
+
+use crate::args;
+
+/// The lengths of keys and values.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct StringArgs {
+    /// Keys are byte strings of up to so many bytes, at most 256 [default: keys and values are 64-bit numbers]
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(ByteString::MAX_BYTES))]
+    key_size: Option<usize>,
+    /// Values are byte strings of up to so many bytes, at most 256
+    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(ByteString::MAX_BYTES))]
+    value_size: Option<usize>,
+}
+
+impl StringArgs {
+    /// Returns the sizes if one of them is given; the other is then 8 unless it is given, too.
+    pub(super) fn sizes(self) -> Option<StringSizes> {
+        let is_given = self.key_size.or(self.value_size).is_some();
+        is_given.then(|| StringSizes {
+            key_bytes: self.key_size.unwrap_or(8),
+            value_bytes: self.value_size.unwrap_or(8),
+        })
+    }
+
+    /// Returns the bytes of a key and of a value.
+    pub(super) fn key_and_value_bytes(self) -> (usize, usize) {
+        let sizes = self.sizes();
+        sizes.map_or((8, 8), |sizes| (sizes.key_bytes, sizes.value_bytes))
+    }
+
+    /// Returns the bytes of a node, unless `given` says otherwise.
+    pub(super) fn node_bytes(self, given: Option<usize>) -> usize {
+        let suggested = self.sizes().map(StringSizes::suggested_node_bytes);
+        given.or(suggested).unwrap_or(1024)
+    }
+
+    /// Returns these arguments as arguments of another command.
+    pub(super) fn to_arguments(self) -> Vec<String> {
+        self.sizes().map_or_else(Vec::new, |sizes| {
+            vec![
+                format!("--key-size={}", sizes.key_bytes),
+                format!("--value-size={}", sizes.value_bytes),
+            ]
+        })
+    }
+}
+
+/// Returns the strings of a load.
+pub(super) fn number_strings(sizes: StringSizes) -> Result<NumberStrings> {
+    NumberStrings::new(sizes).with_context(|| {
+        format!(
+            "generated keys and values have {MIN_STRING_BYTES} bytes or more, and the server's have {} and {}: give it a \
+             larger --key-size or --value-size",
+            sizes.key_bytes, sizes.value_bytes
+        )
+    })
+}
+
+/// A client of a tree of numbers, or of one of byte strings.
+pub(super) enum OfEitherKeys<N, S> {
+    Numbers(N),
+    /// With the server's limits.
+    Strings(S, StringSizes),
+}
+
+/// Connects a client of numbers, and one of byte strings if the server has those.
+pub(super) fn connect_by_key_type<N, S>(
+    numbers: impl FnOnce() -> Result<N, ClientError>,
+    strings: impl FnOnce() -> Result<S, ClientError>,
+) -> Result<OfEitherKeys<N, S>> {
+    match numbers() {
+        Ok(client) => Ok(OfEitherKeys::Numbers(client)),
+        Err(ClientError::OtherKeys(Some(sizes))) => match strings() {
+            Ok(client) => Ok(OfEitherKeys::Strings(client, sizes)),
+            Err(e @ ClientError::OtherKeys(_)) => bail!("the servers have different keys: {e}"),
+            Err(e) => Err(e).context("is the server running?"),
+        },
+        Err(e) => Err(e).context("is the server running?"),
+    }
+}
+
+/// Connects to each server.
+pub(super) fn connect_all<T: KeyOrValue>(
+    context: &Context,
+    servers: &[ClientConfig],
+) -> Result<Vec<PipelinedClient<T>>, ClientError> {
+    let connect = |config: &ClientConfig| PipelinedClient::connect_on(context, config.clone());
+    servers.iter().map(connect).collect()
+}
