@@ -5,7 +5,7 @@
 //! READs nodes and walks itself.
 //!
 //! The layers, from below:
-//! - `node` is the layout of a node, and [`tree`] the trees at the server.
+//! - `stored` has the types of keys and values. `node` is the layout of a node, and [`tree`] the trees at the server.
 //! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
 //! - [`walk_cost`] charges the cost of walks to simulated cores.
 //! - `server` has the workers that execute requests; `client` has the [`PipelinedClient`] and the layers below it.

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use btree::load::{self, LoadEnd, Popularity, Workload, stable_key, value_of};
+use btree::load::{
+    self, LoadEnd, NumberStrings, NumberedClient, Popularity, Workload, stable_key, value_of,
+};
 use btree::{
-    AccessDesign, Answer, ClientConfig, HandoverStep, Op, PipelinedClient, PutCondition, Router,
-    Server, ServerConfig,
+    AccessDesign, Answer, ByteString, ClientConfig, ExecuteRequests, HandoverStep, KeyOrValue,
+    NumberSizes, Op, PipelinedClient, PutCondition, Router, Server, ServerConfig, StringSizes,
 };
 
 /// Returns two addresses that are free at the moment.
@@ -17,18 +19,88 @@ fn addresses() -> [String; 2] {
     listeners.map(|l| l.local_addr().expect("bound").to_string())
 }
 
-fn server(addresses: &[String; 2], server_number: u16, keys: u64, split: u64) -> Server {
+/// A type of keys and values that stand for numbers.
+trait Keys: KeyOrValue {
+    const SIZES: Self::Sizes;
+    const NODE_BYTES: usize;
+    fn key(number: u64) -> Self;
+    fn value(number: u64) -> Self;
+    fn number(self) -> u64;
+    /// Returns a client that executes requests with numbers.
+    fn numbered(router: &mut Router<Self>) -> impl ExecuteRequests;
+}
+
+impl Keys for u64 {
+    const SIZES: NumberSizes = NumberSizes;
+    const NODE_BYTES: usize = 256;
+
+    fn key(number: u64) -> Self {
+        number
+    }
+
+    fn value(number: u64) -> Self {
+        number
+    }
+
+    fn number(self) -> u64 {
+        self
+    }
+
+    fn numbered(router: &mut Router) -> impl ExecuteRequests {
+        router
+    }
+}
+
+const STRING_SIZES: StringSizes = StringSizes {
+    key_bytes: 40,
+    value_bytes: 30,
+};
+
+fn strings() -> NumberStrings {
+    NumberStrings::new(STRING_SIZES).expect("long enough")
+}
+
+impl Keys for ByteString {
+    const SIZES: StringSizes = STRING_SIZES;
+    const NODE_BYTES: usize = 1024;
+
+    fn key(number: u64) -> Self {
+        strings().key(number)
+    }
+
+    fn value(number: u64) -> Self {
+        strings().value(number)
+    }
+
+    /// Returns the number of a counter in a load report.
+    fn number(self) -> u64 {
+        let bytes = self.to_vec();
+        u64::from_be_bytes(bytes.try_into().expect("eight bytes"))
+    }
+
+    fn numbered(router: &mut Router<Self>) -> impl ExecuteRequests {
+        NumberedClient::new(router, strings())
+    }
+}
+
+fn server<T: Keys>(
+    addresses: &[String; 2],
+    server_number: u16,
+    keys: u64,
+    split: u64,
+) -> Server<T> {
     let config = ServerConfig {
         listen: addresses[usize::from(server_number)].clone(),
         keys: 6 * keys + 10_000,
-        node_bytes: 256,
-        splits: vec![stable_key(split)],
+        node_bytes: T::NODE_BYTES,
+        sizes: T::SIZES,
+        splits: vec![T::key(stable_key(split))],
         server_number,
         servers: addresses.to_vec(),
         ..ServerConfig::default()
     };
-    let server = Server::start(config).expect("starts");
-    let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
+    let server = Server::<T>::start(config).expect("starts");
+    let entry = |i| (T::key(stable_key(i)), T::value(value_of(stable_key(i), 0)));
     server
         .service()
         .bulk_load(0, keys, 0.9, entry)
@@ -36,7 +108,7 @@ fn server(addresses: &[String; 2], server_number: u16, keys: u64, split: u64) ->
     server
 }
 
-fn router(addresses: &[String; 2], access: AccessDesign) -> Router {
+fn router<T: Keys>(addresses: &[String; 2], access: AccessDesign) -> Router<T> {
     let pipelines = addresses.iter().map(|server| {
         let config = ClientConfig {
             server: server.clone(),
@@ -50,7 +122,7 @@ fn router(addresses: &[String; 2], access: AccessDesign) -> Router {
 }
 
 /// Sends a request and waits for the answer.
-fn ask(pipeline: &mut PipelinedClient, op: Op) -> String {
+fn ask<T: Keys>(pipeline: &mut PipelinedClient<T>, op: Op<T>) -> String {
     pipeline.refresh_clock();
     assert!(pipeline.submit(0, &op, 0).expect("connected"));
     let mut said = String::new();
@@ -62,14 +134,15 @@ fn ask(pipeline: &mut PipelinedClient, op: Op) -> String {
     said
 }
 
-fn take(pipeline: &mut PipelinedClient, giver: u16, from: u64, end: Option<u64>) {
+fn take<T: Keys>(pipeline: &mut PipelinedClient<T>, giver: u16, from: u64, end: Option<u64>) {
     let step = HandoverStep::Take { giver };
+    let (from, end) = (T::key(from), end.map(T::key));
     let said = ask(pipeline, Op::Handover { step, from, end });
     assert_eq!(said, "HandoverStepDone { version: 0 }");
 }
 
 /// Returns the number of ranges that a server is taking.
-fn taking(pipeline: &mut PipelinedClient) -> u64 {
+fn taking<T: Keys>(pipeline: &mut PipelinedClient<T>) -> u64 {
     pipeline.refresh_clock();
     assert!(
         pipeline
@@ -83,7 +156,7 @@ fn taking(pipeline: &mut PipelinedClient) -> u64 {
                 let Answer::Entries { entries, .. } = done.answer else {
                     panic!("{:?}", done.answer);
                 };
-                taking = Some(entries[1].1);
+                taking = Some(entries[1].1.number());
             })
             .expect("connected");
     }
@@ -92,9 +165,14 @@ fn taking(pipeline: &mut PipelinedClient) -> u64 {
 
 #[test]
 fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
+    move_ranges_under_load::<u64>();
+    move_ranges_under_load::<ByteString>();
+}
+
+fn move_ranges_under_load<T: Keys>() {
     const KEYS: u64 = 4000;
     let addresses = addresses();
-    let servers = [0, 1].map(|number| server(&addresses, number, KEYS, KEYS / 2));
+    let servers = [0, 1].map(|number| server::<T>(&addresses, number, KEYS, KEYS / 2));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let (addresses, stop) = (&addresses, &stop);
@@ -102,7 +180,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
             .zip([AccessDesign::Rpc, AccessDesign::Read])
             .map(|(seed, access)| {
                 scope.spawn(move || {
-                    let mut router = router(addresses, access);
+                    let mut router = router::<T>(addresses, access);
                     let workload = Workload {
                         keys: KEYS,
                         popularity: Popularity::Uniform,
@@ -118,8 +196,10 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
                     while rounds < 2 || !stop.load(Ordering::Relaxed) {
                         let until = LoadEnd::Count(5_000);
                         let seed = seed + 10 * rounds;
-                        let report =
-                            load::run(&mut router, &workload, until, seed).expect("goes on");
+                        let mut client = T::numbered(&mut router);
+                        let report = load::run(&mut client, &workload, until, seed);
+                        let report = report.expect("goes on");
+                        drop(client);
                         assert!(report.has_no_wrong_answers(), "{access}: {report:?}");
                         assert_eq!(report.lost + report.full, 0, "{report:?}");
                         rounds += 1;
@@ -128,7 +208,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
                 })
             })
             .collect();
-        let mut control = router(addresses, AccessDesign::Rpc);
+        let mut control = router::<T>(addresses, AccessDesign::Rpc);
         for round in 0..12u64 {
             // The boundary moves from the middle to a quarter of the keys, and back.
             let from = stable_key(KEYS / 4 + (round - round % 2) * 7);
@@ -152,7 +232,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
     for i in 0..KEYS {
         let owners = servers
             .iter()
-            .filter(|s| s.service().store().get(0, stable_key(i)).is_ok());
+            .filter(|s| s.service().store().get(0, T::key(stable_key(i))).is_ok());
         assert_eq!(owners.count(), 1, "{i}");
     }
 }
@@ -160,7 +240,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
 #[test]
 fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
     let addresses = addresses();
-    let giver = server(&addresses, 0, 1000, 900);
+    let giver = server::<u64>(&addresses, 0, 1000, 900);
     let connect = || {
         let config = ClientConfig {
             server: addresses[0].clone(),
@@ -209,13 +289,13 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
 fn a_giver_that_goes_away_leaves_what_was_copied() {
     const KEYS: u64 = 20_000;
     let addresses = addresses();
-    let giver = server(&addresses, 0, KEYS, KEYS);
-    let taker = server(&addresses, 1, KEYS, KEYS);
+    let giver = server::<u64>(&addresses, 0, KEYS, KEYS);
+    let taker = server::<u64>(&addresses, 1, KEYS, KEYS);
     let config = ClientConfig {
         server: addresses[1].clone(),
         ..ClientConfig::default()
     };
-    let mut control = PipelinedClient::connect(config).expect("connects");
+    let mut control = PipelinedClient::<u64>::connect(config).expect("connects");
     take(
         &mut control,
         0,

@@ -39,7 +39,7 @@ pub enum ClientError {
     OtherKeys(Option<StringSizes>),
     /// A key or a value is longer than the server's trees allow.
     #[error("{0}; the limits are the server's --key-size and --value-size")]
-    TooLong(#[from] TooLongError),
+    TooLong(TooLongError),
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
     StoreFull,
@@ -49,6 +49,13 @@ pub enum ClientError {
 }
 
 verbs::from_verb_errors!(ClientError);
+
+// The error itself prints the length, so it is not the source of another one.
+impl From<TooLongError> for ClientError {
+    fn from(error: TooLongError) -> Self {
+        Self::TooLong(error)
+    }
+}
 
 fn other_keys(strings: Option<StringSizes>) -> String {
     match strings {

@@ -30,6 +30,38 @@ pub trait ExecuteRequests<T: KeyOrValue = u64> {
     fn doorbells(&self) -> u64;
 }
 
+impl<T: KeyOrValue, C: ExecuteRequests<T>> ExecuteRequests<T> for &mut C {
+    #[inline]
+    fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {
+        (**self).submit(tree, op, token)
+    }
+
+    #[inline]
+    fn poll(&mut self, each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError> {
+        (**self).poll(each)
+    }
+
+    fn outstanding(&self) -> usize {
+        (**self).outstanding()
+    }
+
+    fn window(&self) -> usize {
+        (**self).window()
+    }
+
+    fn refresh_clock(&mut self) {
+        (**self).refresh_clock();
+    }
+
+    fn stats(&self) -> ClientStats {
+        (**self).stats()
+    }
+
+    fn doorbells(&self) -> u64 {
+        (**self).doorbells()
+    }
+}
+
 impl<T: KeyOrValue> ExecuteRequests<T> for PipelinedClient<T> {
     #[inline]
     fn submit(&mut self, tree: u8, op: &Op<T>, token: u64) -> Result<bool, ClientError> {

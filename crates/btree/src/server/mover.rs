@@ -14,13 +14,12 @@ use verbs::{Waiter, time};
 use super::handover::{Handovers, TakeRequest};
 use crate::client::{Answer, ClientError, PipelinedClient, call};
 use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 use crate::tree::{Refusal, Store};
 use crate::wire::{HandoverStep, Op};
 
 /// Entries of a chunk.
 const CHUNK_ENTRIES: u32 = 2_000;
-/// Bytes of an entry on the wire.
-const ENTRY_BYTES: u32 = 16;
 
 /// The result of a step at the giver.
 enum StepResult {
@@ -155,7 +154,9 @@ impl<T: KeyOrValue> RangeMover<T> {
             waiter.idle();
         }
         self.store.release_nodes(reserved);
-        let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
+        let (key_bytes, value_bytes) = self.store.sizes().max_encoded_bytes();
+        let bytes = entries.len() * (key_bytes + value_bytes);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.handovers.add_taken_entries(entries.len() as u64);
         let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.max_bytes_per_s));
         self.next_chunk_at = time::now() + pause;

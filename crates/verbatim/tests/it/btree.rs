@@ -120,6 +120,105 @@ fn by_hand_over_processes() {
 }
 
 #[test]
+fn byte_strings_by_hand_and_under_load() {
+    let sizes = ["--key-size", "24", "--value-size", "100"];
+    let empty = Server::start(
+        "btree",
+        ANYWHERE,
+        &[&sizes[..], &["--keys", "2000"]].concat(),
+    );
+    for access in ACCESSES {
+        let there = |args: &[&str]| {
+            let place = [&args[..1], &[empty.address.as_str()], &args[1..]].concat();
+            run(&[&place[..], &["--access", access]].concat())
+        };
+        let said = |args: &[&str], status: i32| {
+            let output = there(args);
+            assert_eq!(code(&output), Some(status), "{access} {args:?}: {output:?}");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        said(&["put", "apple", "red or green"], 0);
+        said(&["put", "7", "seven"], 0);
+        assert_eq!(said(&["get", "apple"], 0), "apple = red or green\n");
+        assert_eq!(
+            said(&["scan"], 0),
+            "7 = seven\napple = red or green\n",
+            "in the order of the bytes"
+        );
+        assert_eq!(
+            said(&["scan", "--from", "a", "--end", "b", "--json"], 0),
+            "{\"type\":\"entry\",\"data\":{\"key\":\"apple\",\"value\":\"red or green\"}}\n"
+        );
+        let long = there(&["get", "a key of twenty-five bytes"]);
+        let err = String::from_utf8_lossy(&long.stderr);
+        assert_eq!(code(&long), Some(2), "{err}");
+        assert_eq!(err.matches("too long").count(), 1, "{err}");
+        said(&["put", "apple"], 0);
+        said(&["put", "7"], 0);
+        assert_eq!(said(&["get", "apple"], 1), "");
+    }
+    let load = ["--keys", "20000", "--load", "1000", "--node-size", "1024"];
+    let server = Server::start("btree", ANYWHERE, &[&sizes[..], &load].concat());
+    for access in ACCESSES {
+        for letter in ["A", "D", "E"] {
+            let load = ["load", &server.address, "--json", "--keys", "1000"];
+            let more = ["--access", access, "--ycsb", letter, "--duration", "40ms"];
+            let report = report(&run(&[&load[..], &more].concat()), 0);
+            assert!(
+                report["verified"].as_u64() > Some(0),
+                "{access} {letter}: {report}"
+            );
+            assert_eq!((&report["lost"], &report["full"]), (&0.into(), &0.into()));
+        }
+    }
+    assert_eq!(server.stop()["bad_requests"], 0);
+}
+
+/// The load balancer moves byte strings from a server that is slowed down.
+#[test]
+fn ranges_of_byte_strings_move_to_the_server_with_less_work() {
+    let ports = [0, 1].map(|_| {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        socket.local_addr().expect("bound").to_string()
+    });
+    let all = ports.join(",");
+    let serve = |part: usize, slow: &str| {
+        let number = part.to_string();
+        let shared = ["--parts", &all, "--splits", "2000", "--part", &number];
+        let strings = ["--key-size", "24", "--value-size", "100", "--load", "4000"];
+        let slow = ["--slow-by", slow, "--keys", "20000"];
+        Server::start(
+            "btree",
+            &ports[part],
+            &[&shared[..], &strings, &slow].concat(),
+        )
+    };
+    let servers = [serve(0, "0"), serve(1, "20000")];
+    let load = ["btree", "load", &all, "--json", "--keys", "4000"];
+    let load = common::verbatim(&[&load[..], &["--duration", "3s", "--updates", "0.1"]].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let balance = ["balance", &all, "--splits", "2000", "--every", "50ms"];
+    let output = run(&[&balance[..], &["--duration", "2s", "--json"]].concat());
+    let lines = json_lines(&output);
+    assert_eq!(code(&output), Some(0), "{output:?}");
+    let moved = lines.iter().filter(|line| !line["data"]["moved"].is_null());
+    assert!(moved.count() > 0, "{lines:?}");
+    let last = lines.last().expect("it looked");
+    let split = &last["data"]["splits"][0];
+    assert!(
+        split.as_u64() > Some(2000),
+        "the fast server takes keys: {last}"
+    );
+    let report = report(&load.wait_with_output().expect("it ends"), 0);
+    assert_eq!(report["lost"], 0, "{report}");
+    for server in servers {
+        server.stop();
+    }
+}
+
+#[test]
 fn workloads_of_ycsb_find_what_they_must() {
     let server = serve(ANYWHERE, &["--load", "2000", "--workers", "2"]);
     let load = |args: &[&str]| {
@@ -238,6 +337,33 @@ fn mistakes_are_named() {
             &["serve", "--node-size", "300", "--listen", ANYWHERE],
             "it must be a power of two",
         ),
+        (
+            &[
+                "serve",
+                "--key-size",
+                "256",
+                "--value-size",
+                "256",
+                "--node-size",
+                "1K",
+                "--listen",
+                ANYWHERE,
+            ],
+            "give it more with --node-size",
+        ),
+        (
+            &[
+                "serve",
+                "--key-size",
+                "4",
+                "--load",
+                "10",
+                "--listen",
+                ANYWHERE,
+            ],
+            "8 bytes or more",
+        ),
+        (&["--nic", "cib", "--key-size", "8"], "cannot be used with"),
         (
             &["check", "--keys", "1", "--window", "8"],
             "2 keys or more with --keys",

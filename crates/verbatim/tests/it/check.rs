@@ -30,6 +30,20 @@ fn all_access_designs_of_the_tree_are_linearizable() {
     are_linearizable("btree", btree::AccessDesign::ALL.len(), 3 * 17);
 }
 
+/// The same with byte strings.
+#[test]
+fn all_access_designs_of_a_tree_of_byte_strings_are_linearizable() {
+    let sizes = ["--key-size", "24", "--value-size", "100"];
+    let times = ["--duration", "1s", "--kill-every", "150ms"];
+    let output = check("btree", &[&sizes[..], &times].concat());
+    let all = checked(&output);
+    assert_eq!(output.status.code(), Some(0), "{all:#?}");
+    assert_eq!(all.len(), btree::AccessDesign::ALL.len());
+    for checked in all {
+        assert!(checked["operations"].as_u64() > Some(1_000), "{checked}");
+    }
+}
+
 /// Checks each design with two seeds: few keys, many clients, kills and stops.
 fn are_linearizable(system: &str, designs: usize, keys: u64) {
     for seed in ["1", "2"] {
