@@ -76,7 +76,7 @@ fn check_walk_through_any_nodes<T: KeyOrValue>(key: T, sizes: T::Sizes, bytes: &
         };
         let node = Node::<_, T>(*words, sizes);
         check_searches(node, key);
-        match node.next_walk_step(key, tree, level) {
+        match node.next_walk_step(&key, tree, level) {
             NextStep::Child(child) => {
                 assert!(level > 0, "a leaf has no children");
                 (number, level) = (child, level - 1);
@@ -102,8 +102,8 @@ fn check_searches<T: KeyOrValue>(node: Node<'_, [u64], T>, key: T) {
     };
     assert!(count <= shape.capacity(node.level()));
     assert!(shape.payload_index(node.level(), count) <= NODE_WORDS);
-    assert!(node.count_keys_up_to(key) <= count);
-    match node.find(key) {
+    assert!(node.count_keys_up_to(&key) <= count);
+    match node.find(&key) {
         Ok(place) => {
             assert!(place < count && node.key(place) == key);
             let _ = node.value(place);

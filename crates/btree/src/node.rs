@@ -282,7 +282,7 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
 
     /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
-    pub(crate) fn count_keys_up_to(self, key: T) -> usize {
+    pub(crate) fn count_keys_up_to(self, key: &T) -> usize {
         let shape = self.shape();
         let (mut from, mut left) = (0, self.entry_count());
         // The search has no branches on numbers: a mispredicted branch costs more than the load.
@@ -298,17 +298,17 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
 
     /// Returns the index of the key in a leaf, or as an error the index at which the key would be inserted.
     #[inline]
-    pub(crate) fn find(self, key: T) -> Result<usize, usize> {
+    pub(crate) fn find(self, key: &T) -> Result<usize, usize> {
         let rank = self.count_keys_up_to(key);
         match rank.checked_sub(1) {
-            Some(place) if self.key(place) == key => Ok(place),
+            Some(place) if self.key(place) == *key => Ok(place),
             _ => Err(rank),
         }
     }
 
     /// Returns the next step of the walk for a key from this node, which is expected to have this tree and level.
     #[inline]
-    pub(crate) fn next_walk_step(self, key: T, tree: u64, level: u16) -> NextStep {
+    pub(crate) fn next_walk_step(self, key: &T, tree: u64, level: u16) -> NextStep {
         let (header, key_words) = (self.0, self.1.key_words());
         let (low, high) = self.shape().fence_indices();
         if self.is_dead()
@@ -404,27 +404,27 @@ mod tests {
     fn a_walk_goes_where_fences_say() {
         let words = leaf(&[(10, 1), (20, 2)], 32);
         let node = number_node(&words);
-        assert_eq!(node.next_walk_step(10, 0, 0), NextStep::Leaf);
-        assert_eq!(node.next_walk_step(1000, 0, 0), NextStep::Sibling(9));
+        assert_eq!(node.next_walk_step(&10, 0, 0), NextStep::Leaf);
+        assert_eq!(node.next_walk_step(&1000, 0, 0), NextStep::Sibling(9));
         assert_eq!(
-            node.next_walk_step(10, 1, 0),
+            node.next_walk_step(&10, 1, 0),
             NextStep::Restart,
             "another tree"
         );
         assert_eq!(
-            node.next_walk_step(10, 0, 1),
+            node.next_walk_step(&10, 0, 1),
             NextStep::Restart,
             "another level"
         );
         assert_eq!(
-            (node.find(10), node.find(15), node.find(5)),
+            (node.find(&10), node.find(&15), node.find(&5)),
             (Ok(0), Err(1), Err(0))
         );
         let mut inner = leaf(&[(0, 7), (50, 8)], 32);
         inner[LEVEL_FLAGS_COUNT_INDEX] = encode_level_flags_count(1, FLAG_LAST_OF_LEVEL, 2);
         let node = number_node(&inner);
-        assert_eq!(node.next_walk_step(49, 0, 1), NextStep::Child(7));
-        assert_eq!(node.next_walk_step(u64::MAX, 0, 1), NextStep::Child(8));
+        assert_eq!(node.next_walk_step(&49, 0, 1), NextStep::Child(7));
+        assert_eq!(node.next_walk_step(&u64::MAX, 0, 1), NextStep::Child(8));
     }
 
     proptest! {
@@ -436,7 +436,7 @@ mod tests {
             let entries: Vec<_> = keys.iter().map(|k| (*k, 0)).collect();
             let words = leaf(&entries, 64);
             let expected = keys.iter().filter(|k| **k <= key).count();
-            prop_assert_eq!(number_node(&words).count_keys_up_to(key), expected);
+            prop_assert_eq!(number_node(&words).count_keys_up_to(&key), expected);
         }
 
         /// Two versions differ by an insertion, a deletion or an update: no mixture of their words is whole.

@@ -77,6 +77,22 @@ impl ByteString {
         Ok(string)
     }
 
+    /// Returns a string of `length` bytes whose words, big-endian, are those of `word`.
+    pub(crate) fn from_words(length: usize, mut word: impl FnMut(usize) -> u64) -> Self {
+        let length = length.min(Self::MAX_BYTES);
+        let mut string = Self {
+            length: u16::try_from(length).unwrap_or(u16::MAX),
+            ..Self::default()
+        };
+        for (i, place) in string.words[..length.div_ceil(8)].iter_mut().enumerate() {
+            *place = word(i);
+        }
+        if !length.is_multiple_of(8) {
+            string.words[length / 8] &= !(u64::MAX >> (8 * (length % 8)));
+        }
+        string
+    }
+
     /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.length.into()

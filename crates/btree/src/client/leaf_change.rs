@@ -40,7 +40,7 @@ fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) 
     if !leaf.keys_may_change() {
         return ChangePlan::AskServer;
     }
-    let found = leaf.find(op.key()).is_ok();
+    let found = leaf.find(&op.key()).is_ok();
     match *op {
         Op::Put { when, .. } => match (when, found) {
             (PutCondition::Absent, true) | (PutCondition::Present, false) => {
@@ -58,7 +58,7 @@ fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) 
 /// Applies a change to the words of a leaf that has room for it.
 fn apply_op_to_words<T: KeyOrValue>(words: &mut [u64], sizes: T::Sizes, op: &Op<T>) {
     let leaf = Node::<_, T>(&*words, sizes);
-    let (shape, count, place) = (leaf.shape(), leaf.entry_count(), leaf.find(op.key()));
+    let (shape, count, place) = (leaf.shape(), leaf.entry_count(), leaf.find(&op.key()));
     let header = words[LEVEL_FLAGS_COUNT_INDEX] & !0xffff;
     let move_entries = |words: &mut [u64], from: usize, to: usize| {
         words.copy_within(
@@ -230,7 +230,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         let words = self.queue.buffer_words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words, self.sizes);
         if !leaf.has_valid_checksum()
-            || leaf.next_walk_step(pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
+            || leaf.next_walk_step(&pending.op.key(), pending.tree.into(), 0) != NextStep::Leaf
         {
             // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;

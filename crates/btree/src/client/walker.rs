@@ -203,7 +203,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             else {
                 break;
             };
-            match cached.next_walk_step(key, tree.into(), level) {
+            match cached.next_walk_step(&key, tree.into(), level) {
                 NextStep::Child(child) => {
                     parent = node;
                     (node, level) = (child, level - 1);
@@ -281,7 +281,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
         let (end, limit) = match pending.op {
             Op::Scan { end, limit, .. } => (end, limit as usize),
             Op::Get { key } => {
-                let value = leaf.find(key).ok().map(|place| leaf.value(place));
+                let value = leaf.find(&key).ok().map(|place| leaf.value(place));
                 return Ok(Some(WalkOutcome::Answer(Answer::Value(value))));
             }
             Op::Put { .. } | Op::Delete { .. } => {
@@ -289,7 +289,7 @@ impl<T: KeyOrValue> WalkingClient<T> {
             }
             Op::Handover { .. } | Op::ReadServerLoad => return Ok(Some(WalkOutcome::AskServer)),
         };
-        let first = leaf.find(walk.key).unwrap_or_else(|place| place);
+        let first = leaf.find(&walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.entry_count() {
             let key = leaf.key(i);
             if end.is_some_and(|end| key >= end) {
@@ -380,7 +380,7 @@ impl<T: KeyOrValue> RequestSteps for WalkingClient<T> {
             self.prepare_node_read(slot)?;
             return Ok(None);
         }
-        match arrived.next_walk_step(key, tree.into(), level) {
+        match arrived.next_walk_step(&key, tree.into(), level) {
             NextStep::Leaf => self.process_leaf(pending, slot),
             NextStep::Child(child) => {
                 if self.caches_nodes {

@@ -3,6 +3,7 @@
 use service::random::mix_bits;
 
 use crate::client::{Answer, ClientError, ClientStats, Completion, ExecuteRequests};
+use crate::stored::private::Stored;
 use crate::stored::{ByteString, StringSizes};
 use crate::tree::MovedRange;
 use crate::wire::Op;
@@ -68,21 +69,18 @@ impl NumberStrings {
 }
 
 fn string_of(number: u64, length: usize) -> ByteString {
-    let mut bytes = [0; ByteString::MAX_BYTES];
-    bytes[..8].copy_from_slice(&number.to_be_bytes());
-    let length = length.min(bytes.len());
-    let mut filler = number;
-    for chunk in bytes[8..].chunks_exact_mut(8).take(length.div_ceil(8) - 1) {
-        filler = mix_bits(filler ^ 0x5851_f42d_4c95_7f2d);
-        chunk.copy_from_slice(&filler.to_le_bytes());
-    }
-    ByteString::new(&bytes[..length]).unwrap_or_default()
+    let mut word = number;
+    ByteString::from_words(length, |i| {
+        if i > 0 {
+            word = mix_bits(word ^ 0x5851_f42d_4c95_7f2d);
+        }
+        word
+    })
 }
 
 fn number_of(string: &ByteString, length: usize) -> u64 {
-    let bytes = string.to_vec();
-    let number = bytes.first_chunk::<8>();
-    let number = number.map_or(0, |bytes| u64::from_be_bytes(*bytes));
+    // Word 0 of a slot is the length.
+    let number = string.slot_word(1);
     match *string == string_of(number, length) {
         true => number,
         // Any other number: none of the checks expects it.

@@ -96,6 +96,7 @@ impl<T: KeyOrValue> UnstartedWorker<T> {
             walk_cost,
             sessions: WorkerSessions::new(0),
             max_answer_bytes_by_client: Vec::new(),
+            batch_keys: vec![T::default(); rpc::MAX_BATCH].into(),
             entries: Vec::new(),
             answer_message: Vec::new(),
             counts: WorkerCounts::default(),
@@ -197,6 +198,8 @@ struct RequestHandler<'s, T: KeyOrValue> {
     sessions: WorkerSessions,
     /// The length of the longest message that each client can receive, in bytes.
     max_answer_bytes_by_client: Vec<usize>,
+    /// The keys of the batch's requests whose walks have begun.
+    batch_keys: Box<[T]>,
     /// The entries of the SCAN in progress.
     entries: Vec<(T, T)>,
     answer_message: Vec<u8>,
@@ -236,18 +239,22 @@ impl<T: KeyOrValue> RpcHandler for RequestHandler<'_, T> {
 
     #[inline]
     fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
-        let Some((key, tree)) = wire::key_and_tree_of::<T>(request.payload) else {
-            return;
-        };
-        let tree = usize::from(tree);
-        if tree >= self.store.tree_count() {
-            return;
-        }
-        let walk = &mut walks.0[request.index_in_batch];
+        let index = request.index_in_batch;
         if round == 0 {
-            *walk = self.store.index().begin(tree);
+            let decoded = wire::key_and_tree_of::<T>(request.payload);
+            let Some((key, tree)) =
+                decoded.filter(|(_, tree)| usize::from(*tree) < self.store.tree_count())
+            else {
+                return;
+            };
+            walks.0[index] = self.store.index().begin(tree.into());
+            self.batch_keys[index] = key;
         }
-        self.store.index().step(tree, key, walk);
+        let walk = &mut walks.0[index];
+        if let Some(tree) = request.payload.get(1).filter(|_| walk.is_begun()) {
+            let key = &self.batch_keys[index];
+            self.store.index().step(usize::from(*tree), key, walk);
+        }
     }
 
     #[inline]
@@ -305,7 +312,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         match self
             .store
             .index()
-            .finish_walk_and_get_value(tree, key, walk)
+            .finish_walk_and_get_value(tree, &key, walk)
         {
             Ok(Some(value)) => {
                 self.counts.get_hits += 1;
@@ -385,7 +392,10 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
                             (from, end),
                         )
                     }
-                    _ => self.store.remove_from_walk(tree, op.key(), walk).map(found),
+                    _ => self
+                        .store
+                        .remove_from_walk(tree, &op.key(), walk)
+                        .map(found),
                 };
                 match changed {
                     Ok(word) => {

@@ -31,8 +31,8 @@ type Range<T> = (T, Option<T>);
 impl<T: KeyOrValue> Store<T> {
     /// Splits leaves so that one of them begins at `key`.
     fn split_leaves_at_key(&self, tree: usize, key: T) -> Result<(), Refusal<T>> {
-        let from = self.readable_trees.find_covering_node(tree, key, 0)?;
-        let (_, leaf) = self.lock_covering_node(tree, key, 0, from)?;
+        let from = self.readable_trees.find_covering_node(tree, &key, 0)?;
+        let (_, leaf) = self.lock_covering_node(tree, &key, 0, from)?;
         let low = leaf.node().key_lower_bound();
         if low == key {
             return Ok(());
@@ -62,9 +62,9 @@ impl<T: KeyOrValue> Store<T> {
         mut change: impl FnMut(NodeNumber, &mut LockedNode<'_, T>) -> Result<(), Refusal<T>>,
     ) -> Result<(), Refusal<T>> {
         let mut key = from;
-        let mut node = self.readable_trees.find_covering_node(tree, key, 0)?;
+        let mut node = self.readable_trees.find_covering_node(tree, &key, 0)?;
         loop {
-            let (number, mut leaf) = self.lock_covering_node(tree, key, 0, node)?;
+            let (number, mut leaf) = self.lock_covering_node(tree, &key, 0, node)?;
             change(number, &mut leaf)?;
             let next = leaf.node().key_upper_bound();
             match next.filter(|next| end.is_none_or(|end| *next < end)) {
@@ -159,7 +159,10 @@ impl<T: KeyOrValue> Store<T> {
         // Leaves that cannot be merged stay separate and use memory.
         let mut at = first;
         while let Some((low, number)) = at {
-            while self.try_merge_right_sibling(tree, low, 0, number).is_some() {}
+            while self
+                .try_merge_right_sibling(tree, &low, 0, number)
+                .is_some()
+            {}
             at = self.readable_trees.memory.read(number, |leaf| {
                 let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf

@@ -533,7 +533,7 @@ impl<'m, T: KeyOrValue> LockedNode<'m, T> {
             .map(|i| (node.key(i), node.payload(i)))
             .collect();
         if let Some(more) = more {
-            all.insert(node.count_keys_up_to(more.0), more);
+            all.insert(node.count_keys_up_to(&more.0), more);
         }
         all
     }

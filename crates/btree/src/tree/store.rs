@@ -78,7 +78,7 @@ impl<T: KeyOrValue> Store<T> {
     pub fn get(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin(tree);
         self.readable_trees
-            .finish_walk_and_get_value(tree, key, &mut walk)
+            .finish_walk_and_get_value(tree, &key, &mut walk)
     }
 
     /// Appends entries to `into` in ascending order, beginning at the range's first key, until `into` has `limit`
@@ -199,7 +199,7 @@ impl<T: KeyOrValue> Store<T> {
     pub(super) fn lock_covering_node(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         level: u16,
         from: NodeNumber,
     ) -> Result<(NodeNumber, LockedNode<'_, T>), LockTimeout> {
@@ -241,11 +241,11 @@ impl<T: KeyOrValue> Store<T> {
         when: PutCondition,
         walk: &mut WalkPosition,
     ) -> Result<Option<T>, Refusal<T>> {
-        self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
-        let (_, mut leaf) = self.lock_covering_node(tree, key, 0, walk.node())?;
+        self.readable_trees.walk_down_to_leaf(tree, &key, walk)?;
+        let (_, mut leaf) = self.lock_covering_node(tree, &key, 0, walk.node())?;
         let node = leaf.node();
         check_changeable(node)?;
-        match node.find(key) {
+        match node.find(&key) {
             Ok(place) => {
                 let before = node.value(place);
                 if when != PutCondition::Absent {
@@ -327,10 +327,10 @@ impl<T: KeyOrValue> Store<T> {
         {
             return Ok(());
         }
-        let from = self.readable_trees.find_covering_node(tree, at, level)?;
-        let (_, mut parent) = self.lock_covering_node(tree, at, level, from)?;
+        let from = self.readable_trees.find_covering_node(tree, &at, level)?;
+        let (_, mut parent) = self.lock_covering_node(tree, &at, level, from)?;
         let node = parent.node();
-        match node.find(at) {
+        match node.find(&at) {
             // A merge and a split happened at the same key.
             Ok(place) => parent.update(place, &right),
             Err(place) if node.entry_count() < node.capacity() => parent.insert(place, &at, &right),
@@ -375,14 +375,14 @@ impl<T: KeyOrValue> Store<T> {
     /// [`Refusal::BusyNodeOrZero`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
     pub fn remove(&self, tree: usize, key: T) -> Result<Option<T>, Refusal<T>> {
         let mut walk = self.readable_trees.begin(tree);
-        self.remove_from_walk(tree, key, &mut walk)
+        self.remove_from_walk(tree, &key, &mut walk)
     }
 
     /// Does the same as [`remove`](Self::remove), but continues a walk.
     pub(crate) fn remove_from_walk(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         walk: &mut WalkPosition,
     ) -> Result<Option<T>, Refusal<T>> {
         self.readable_trees.walk_down_to_leaf(tree, key, walk)?;
@@ -407,7 +407,7 @@ impl<T: KeyOrValue> Store<T> {
     pub(super) fn try_merge_right_sibling(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         level: u16,
         left: NodeNumber,
     ) -> Option<()> {
@@ -429,7 +429,7 @@ impl<T: KeyOrValue> Store<T> {
         let (a, b) = (locked.node(), other.node());
         let place = above
             .node()
-            .find(b.key_lower_bound())
+            .find(&b.key_lower_bound())
             .ok()
             .filter(|&place| place > 0)?;
         let children = (above.node().child(place - 1), above.node().child(place));

@@ -156,7 +156,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
 
     /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
     #[inline]
-    pub(crate) fn step(&self, tree: usize, key: T, walk: &mut WalkPosition) {
+    pub(crate) fn step(&self, tree: usize, key: &T, walk: &mut WalkPosition) {
         let level = walk.level;
         if level == 0 {
             if walk.index_in_leaf.is_none() {
@@ -187,7 +187,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
     pub(crate) fn walk_down_to_leaf(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         walk: &mut WalkPosition,
     ) -> Result<(), LockTimeout> {
         let mut steps = 0;
@@ -213,7 +213,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
     pub(crate) fn finish_walk_and_get_value(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         walk: &mut WalkPosition,
     ) -> Result<Option<T>, Refusal<T>> {
         let mut steps = 0;
@@ -230,7 +230,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                 let value = match next {
                     NextStep::Leaf => match walk.index_in_leaf.map(usize::from) {
                         // The index found before is still right, unless entries were moved since.
-                        Some(place) if place < n.entry_count() && n.key(place) == key => {
+                        Some(place) if place < n.entry_count() && n.key(place) == *key => {
                             Some(n.value(place))
                         }
                         _ => n.find(key).ok().map(|place| n.value(place)),
@@ -251,7 +251,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
     pub(super) fn find_covering_node(
         &self,
         tree: usize,
-        key: T,
+        key: &T,
         to: u16,
     ) -> Result<NodeNumber, LockTimeout> {
         let mut steps = 0;
@@ -294,14 +294,14 @@ impl<T: KeyOrValue> ReadableTrees<T> {
             let before = (from, into.len());
             let node = match known.take() {
                 Some(sibling) => sibling,
-                None => self.find_covering_node(tree, from, 0)?,
+                None => self.find_covering_node(tree, &from, 0)?,
             };
             let kept = into.len();
             let mut moved = None;
             let found = self.memory.read(node, |n| {
                 into.truncate(kept);
                 moved = None;
-                match n.next_walk_step(from, tree as u64, 0) {
+                match n.next_walk_step(&from, tree as u64, 0) {
                     NextStep::Leaf => {}
                     NextStep::Sibling(right) => return Some((Some(from), right, false)),
                     _ => return None,
@@ -310,7 +310,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                     moved = Some(MovedRange::from_moved_leaf(n));
                     return Some((Some(from), 0, true));
                 }
-                let first = n.count_keys_up_to(from);
+                let first = n.count_keys_up_to(&from);
                 let first = match first.checked_sub(1) {
                     Some(place) if n.key(place) == from => place,
                     _ => first,
