@@ -62,7 +62,7 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     pub remote_writes: bool,
     /// Milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
     pub lease_ms: u16,
-    /// First keys of the ranges of servers that share the trees, ascending. The first range begins at 0 and is left
+    /// First keys of the ranges of servers that share the trees, ascending. The first range begins at the least key and is left
     /// out, so a single server has no splits. Ranges can move while the servers run.
     pub splits: Vec<T>,
     /// The number of this server: server 0 has the first range.
@@ -132,7 +132,7 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
                 self.node_bytes
             ));
         }
-        check_sizes::<T>(self.node_bytes, self.sizes)?;
+        check_string_sizes::<T>(self.node_bytes, self.sizes)?;
         let keys = usize::try_from(self.keys).unwrap_or(usize::MAX);
         in_range("keys", keys, 1..=1 << 34)?;
         in_range("trees", self.trees, 1..=MAX_TREES)?;
@@ -142,6 +142,9 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
         in_range("max_clients", self.max_clients, 1..=1024)?;
         if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&T::default()) {
             return Err("splits must ascend, and be above the least key".to_owned());
+        }
+        for split in &self.splits {
+            split.check_key(self.sizes).map_err(|e| e.to_string())?;
         }
         in_range("part", self.server_number.into(), 0..=self.splits.len())?;
         if !self.servers.is_empty() && self.servers.len() != self.splits.len() + 1 {
@@ -179,7 +182,10 @@ impl<T: KeyOrValue> service::ServerConfig for ServerConfig<T> {
 pub const MIN_ENTRIES_PER_NODE: usize = 4;
 
 /// Checks that keys and values are not too long for byte strings and for nodes.
-fn check_sizes<T: KeyOrValue>(node_bytes: usize, sizes: T::Sizes) -> Result<(), String> {
+pub(crate) fn check_string_sizes<T: KeyOrValue>(
+    node_bytes: usize,
+    sizes: T::Sizes,
+) -> Result<(), String> {
     let Some(strings) = sizes.of_strings() else {
         return Ok(());
     };

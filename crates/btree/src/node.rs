@@ -77,7 +77,7 @@ impl<T: KeyOrValue> NodeShape<T> {
     /// Returns the index of the first key's slot.
     #[inline]
     pub(crate) fn keys_index(self) -> usize {
-        match T::FENCES_IN_HEADER {
+        match T::IS_NUMBER {
             true => HEADER_WORDS,
             false => HEADER_WORDS + 2 * self.sizes.key_words(),
         }
@@ -86,7 +86,7 @@ impl<T: KeyOrValue> NodeShape<T> {
     /// Returns the indices of the low and the high fence.
     #[inline]
     pub(crate) fn fence_indices(self) -> (usize, usize) {
-        match T::FENCES_IN_HEADER {
+        match T::IS_NUMBER {
             true => (LOW_FENCE_WORD, HIGH_FENCE_WORD),
             false => (HEADER_WORDS, HEADER_WORDS + self.sizes.key_words()),
         }
@@ -194,7 +194,19 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     /// Returns the number of entries that fit into the node.
     #[inline]
     pub(crate) fn capacity(self) -> usize {
-        self.shape().capacity(self.level())
+        self.shape().capacity(self.payload_level())
+    }
+
+    /// Returns the number of entries below which the node is sparse.
+    #[inline]
+    pub(crate) fn min_entries(self) -> usize {
+        self.capacity().div_ceil(4)
+    }
+
+    /// Returns the level as far as it decides about the width of payloads: all nodes of numbers are alike.
+    #[inline]
+    fn payload_level(self) -> u16 {
+        if T::IS_NUMBER { 0 } else { self.level() }
     }
 
     /// Returns the number of entries, at most the capacity.
@@ -257,7 +269,7 @@ impl<W: NodeWords + ?Sized, T: KeyOrValue> Node<'_, W, T> {
     /// Returns what belongs to key `i`: `T` in a leaf, a number in an inner node.
     #[inline]
     pub(crate) fn payload<P: KeyOrValue>(self, i: usize) -> P {
-        let (shape, level) = (self.shape(), self.level());
+        let (shape, level) = (self.shape(), self.payload_level());
         P::load(
             self.0,
             shape.payload_index(level, i),

@@ -23,6 +23,7 @@ impl KeyOrValue for ByteString {}
 /// assert!(apple < "apples".parse()? && apple > "app".parse()?);
 /// assert_eq!(apple.to_vec(), b"apple");
 /// assert_eq!(apple.to_string(), "apple");
+/// assert_eq!("it's".parse::<ByteString>()?.to_string(), "it's");
 /// assert_eq!(ByteString::new(&[0, 255])?.to_string(), r"\x00\xff");
 /// assert!(ByteString::new(&[0; 257]).is_err());
 /// # Ok::<(), btree::TooLongError>(())
@@ -127,10 +128,14 @@ impl std::str::FromStr for ByteString {
     }
 }
 
-/// Prints the text; bytes other than printable ASCII are escaped as in Rust.
+/// Prints the text if the bytes are UTF-8 without control characters. Other strings are escaped as in Rust.
 impl fmt::Display for ByteString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_vec().escape_ascii().fmt(f)
+        let bytes = self.to_vec();
+        match std::str::from_utf8(&bytes) {
+            Ok(text) if !text.chars().any(char::is_control) => f.write_str(text),
+            _ => bytes.escape_ascii().fmt(f),
+        }
     }
 }
 
@@ -196,6 +201,8 @@ pub(crate) mod private {
         fn key_words(self) -> usize;
         /// Returns the words of a value's slot.
         fn value_words(self) -> usize;
+        /// Returns the bytes of the longest key and value.
+        fn max_bytes(self) -> (usize, usize);
         /// Returns the bytes of the longest key and value in a message.
         fn max_encoded_bytes(self) -> (usize, usize);
         /// Returns the sizes if they are those of byte strings.
@@ -213,6 +220,11 @@ pub(crate) mod private {
         #[inline]
         fn value_words(self) -> usize {
             1
+        }
+
+        #[inline]
+        fn max_bytes(self) -> (usize, usize) {
+            (8, 8)
         }
 
         #[inline]
@@ -238,6 +250,10 @@ pub(crate) mod private {
             1 + self.value_bytes.div_ceil(8)
         }
 
+        fn max_bytes(self) -> (usize, usize) {
+            (self.key_bytes, self.value_bytes)
+        }
+
         fn max_encoded_bytes(self) -> (usize, usize) {
             (2 + self.key_bytes, 2 + self.value_bytes)
         }
@@ -260,13 +276,13 @@ pub(crate) mod private {
     {
         /// The room in a node.
         type Sizes: Sizes;
-        /// A buffer for the longest request.
-        type RequestBuffer: AsRef<[u8]> + AsMut<[u8]>;
-        /// True if a key has one word, so that the fences are in the node's header.
-        const FENCES_IN_HEADER: bool;
+        /// A buffer for the longest request, and for the longest answer to a GET.
+        type MessageBuffer: AsRef<[u8]> + AsMut<[u8]>;
+        /// True for 64-bit numbers: a slot has one word, and the fences are in the node's header.
+        const IS_NUMBER: bool;
 
         /// Returns a zeroed buffer.
-        fn request_buffer() -> Self::RequestBuffer;
+        fn message_buffer() -> Self::MessageBuffer;
         /// Reads the slot of `slot_words` words that begins at word `at` of a node with any contents.
         fn load<W: NodeWords + ?Sized>(words: &W, at: usize, slot_words: usize) -> Self;
         /// Returns true if the slot has a key that is less than or equal to this one.
@@ -293,22 +309,22 @@ pub(crate) mod private {
 
         /// Checks the length of a key.
         fn check_key(&self, sizes: Self::Sizes) -> Result<(), TooLongError> {
-            self.check_length("key", sizes.max_encoded_bytes().0 - 2)
+            self.check_length("key", sizes.max_bytes().0)
         }
 
         /// Checks the length of a value.
         fn check_value(&self, sizes: Self::Sizes) -> Result<(), TooLongError> {
-            self.check_length("value", sizes.max_encoded_bytes().1 - 2)
+            self.check_length("value", sizes.max_bytes().1)
         }
     }
 
     impl Stored for u64 {
         type Sizes = NumberSizes;
-        type RequestBuffer = [u8; 24];
-        const FENCES_IN_HEADER: bool = true;
+        type MessageBuffer = [u8; 24];
+        const IS_NUMBER: bool = true;
 
         #[inline]
-        fn request_buffer() -> [u8; 24] {
+        fn message_buffer() -> [u8; 24] {
             [0; 24]
         }
 
@@ -369,10 +385,10 @@ pub(crate) mod private {
     impl Stored for ByteString {
         type Sizes = StringSizes;
         /// A header of 8 bytes, a key, and a value or another key.
-        type RequestBuffer = [u8; 8 + 2 * (2 + Self::MAX_BYTES)];
-        const FENCES_IN_HEADER: bool = false;
+        type MessageBuffer = [u8; 8 + 2 * (2 + Self::MAX_BYTES)];
+        const IS_NUMBER: bool = false;
 
-        fn request_buffer() -> Self::RequestBuffer {
+        fn message_buffer() -> Self::MessageBuffer {
             [0; 8 + 2 * (2 + Self::MAX_BYTES)]
         }
 

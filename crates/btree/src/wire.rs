@@ -29,16 +29,12 @@ pub(crate) const MAX_SCAN_MESSAGES: u32 = 16;
 
 /// Returns the bytes of the longest answer that a client receives. A SCAN of a hundred numbers fits into one message.
 pub(crate) fn max_answer_bytes<T: KeyOrValue>() -> usize {
-    if T::FENCES_IN_HEADER { 1664 } else { 4096 }
+    if T::IS_NUMBER { 1664 } else { 4096 }
 }
 
 /// Returns the largest number of messages in the answer to LOAD.
 pub(crate) fn load_report_messages<T: KeyOrValue>() -> u32 {
-    if T::FENCES_IN_HEADER {
-        1
-    } else {
-        MAX_SCAN_MESSAGES
-    }
+    if T::IS_NUMBER { 1 } else { MAX_SCAN_MESSAGES }
 }
 
 /// Flag: the key was present.
@@ -188,8 +184,8 @@ impl<T: KeyOrValue> Op<T> {
     /// Encodes the request and returns its length. `number` is the number of the change, or for a SCAN the number of
     /// messages.
     #[inline]
-    pub(crate) fn encode(&self, tree: u8, number: u32) -> (T::RequestBuffer, usize) {
-        let mut buffer = T::request_buffer();
+    pub(crate) fn encode(&self, tree: u8, number: u32) -> (T::MessageBuffer, usize) {
+        let mut buffer = T::message_buffer();
         let bytes = buffer.as_mut();
         let (op, last) = match *self {
             Self::Get { .. } => (OPCODE_GET, None),
@@ -299,8 +295,26 @@ pub(crate) fn max_request_bytes(sizes: impl Sizes) -> usize {
 /// Returns the number of entries that fit into a SCAN's message of `message_bytes` bytes, whatever their lengths.
 #[inline]
 pub(crate) fn entries_per_message(message_bytes: usize, sizes: impl Sizes) -> usize {
-    let (key, value) = sizes.max_encoded_bytes();
+    entries_that_fit(message_bytes, sizes.max_encoded_bytes())
+}
+
+/// Returns the number of entries with keys and values of up to these encoded bytes that fit into a message.
+#[inline]
+pub(crate) fn entries_that_fit(message_bytes: usize, (key, value): (usize, usize)) -> usize {
     message_bytes.saturating_sub(8 + key) / (key + value)
+}
+
+/// Returns the bytes of a number in the answer to LOAD.
+pub(crate) fn encoded_number_bytes<T: KeyOrValue>() -> usize {
+    if T::IS_NUMBER { 8 } else { 10 }
+}
+
+/// Returns the bytes that every message must have room for: an answer to GET, an answer with status `Moved`, and a SCAN
+/// of one entry.
+pub(crate) fn min_message_bytes(sizes: impl Sizes) -> usize {
+    let (key, value) = sizes.max_encoded_bytes();
+    let moved = 8 + 2 * key + 8;
+    moved.max(8 + key + key + value)
 }
 
 /// Returns the first word of an answer.

@@ -316,3 +316,66 @@ fn a_giver_that_goes_away_leaves_what_was_copied() {
     let first = stable_key(KEYS / 2);
     assert_eq!(store.get(0, first), Ok(Some(value_of(first, 0))));
 }
+
+#[test]
+fn a_router_forgets_requests_that_are_refused() {
+    let addresses = addresses();
+    let _servers = [0, 1].map(|number| server::<ByteString>(&addresses, number, 100, 50));
+    let mut router = router::<ByteString>(&addresses, AccessDesign::Rpc);
+    let long = ByteString::new(&[b'x'; 41]).expect("short enough for a string");
+    for token in 0..100 {
+        let refused = router.submit(0, &Op::Get { key: long }, token);
+        assert!(refused.is_err(), "{refused:?}");
+        assert_eq!(router.outstanding(), 0);
+    }
+    let get = Op::Get {
+        key: ByteString::key(stable_key(70)),
+    };
+    assert!(router.submit(0, &get, 0).expect("connected"));
+    let mut found = None;
+    while router.outstanding() > 0 {
+        router
+            .poll(|done| found = Some(format!("{:?}", done.answer)))
+            .expect("connected");
+    }
+    let value = ByteString::value(value_of(stable_key(70), 0));
+    assert_eq!(found, Some(format!("{:?}", Answer::Value(Some(value)))));
+}
+
+/// A server does not take keys from one whose values may be longer.
+#[test]
+fn a_taker_refuses_a_giver_with_other_sizes() {
+    let addresses = addresses();
+    let giver = server::<ByteString>(&addresses, 0, 200, 150);
+    let sizes = StringSizes {
+        value_bytes: STRING_SIZES.value_bytes - 1,
+        ..STRING_SIZES
+    };
+    let config = ServerConfig {
+        listen: addresses[1].clone(),
+        sizes,
+        splits: vec![ByteString::key(stable_key(150))],
+        server_number: 1,
+        servers: addresses.to_vec(),
+        ..ServerConfig::default()
+    };
+    let taker = Server::<ByteString>::start(config).expect("starts");
+    let config = ClientConfig {
+        server: addresses[1].clone(),
+        ..ClientConfig::default()
+    };
+    let mut control = PipelinedClient::<ByteString>::connect(config).expect("connects");
+    take(&mut control, 0, stable_key(100), Some(stable_key(150)));
+    while taking(&mut control) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(taker.stats().taken_entries, 0);
+    let key = ByteString::key(stable_key(120));
+    assert!(
+        giver
+            .service()
+            .store()
+            .get(0, key)
+            .is_ok_and(|v| v.is_some())
+    );
+}

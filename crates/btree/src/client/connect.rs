@@ -10,7 +10,7 @@ use verbs::{Context, PortAndGidIndex, ProtectionDomain};
 use super::error::ClientError;
 use super::lane::Lane;
 use super::walker::WalkingClient;
-use crate::config::{AccessDesign, ClientConfig};
+use crate::config::{AccessDesign, ClientConfig, check_string_sizes};
 use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, Welcome};
 use crate::stored::KeyOrValue;
 use crate::stored::private::Sizes;
@@ -130,6 +130,8 @@ impl SessionOpener {
     ) -> Result<(PreparedSession<T>, Hello), ClientError> {
         let sizes = T::Sizes::from_strings(welcome.strings)
             .ok_or(ClientError::OtherKeys(welcome.strings))?;
+        check_string_sizes::<T>(welcome.node_bytes, sizes)
+            .map_err(ClientError::permanent_refusal)?;
         if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
             let reason = format!("it has {} workers", welcome.workers);
             return Err(ClientError::permanent_refusal(reason));

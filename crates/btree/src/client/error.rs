@@ -37,6 +37,12 @@ pub enum ClientError {
     /// The server's keys and values are of the other type: byte strings with these sizes, or numbers.
     #[error("{}", other_keys(*.0))]
     OtherKeys(Option<StringSizes>),
+    /// Servers that share their keys have different limits of keys and values.
+    #[error(
+        "servers that share their keys need equal sizes of keys and values: one has {} and {} bytes, another {} and {}",
+        .0.key_bytes, .0.value_bytes, .1.key_bytes, .1.value_bytes
+    )]
+    SizesDiffer(StringSizes, StringSizes),
     /// A key or a value is longer than the server's trees allow.
     #[error("{0}; the limits are the server's --key-size and --value-size")]
     TooLong(TooLongError),

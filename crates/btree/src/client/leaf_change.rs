@@ -50,7 +50,7 @@ fn plan<W: NodeWords + ?Sized, T: KeyOrValue>(leaf: Node<'_, W, T>, op: &Op<T>) 
             _ => ChangePlan::ChangeLeaf { found },
         },
         Op::Delete { .. } if !found => ChangePlan::NoChange { found },
-        Op::Delete { .. } if leaf.entry_count() <= leaf.capacity() / 4 => ChangePlan::AskServer,
+        Op::Delete { .. } if leaf.entry_count() <= leaf.min_entries() => ChangePlan::AskServer,
         _ => ChangePlan::ChangeLeaf { found },
     }
 }

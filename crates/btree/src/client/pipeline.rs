@@ -18,6 +18,7 @@ use super::walker::{WalkOutcome, WalkingClient};
 use crate::config::ClientConfig;
 use crate::rendezvous::RendezvousProtocol;
 use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
 use crate::wire::{self, Op, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
@@ -153,6 +154,22 @@ impl<T: KeyOrValue> PipelinedClient<T> {
     /// Returns the server's identity, a random number that changes when the server restarts.
     pub fn server_incarnation(&self) -> u64 {
         self.server_incarnation
+    }
+
+    /// Returns the server's limits of keys and values.
+    pub fn sizes(&self) -> T::Sizes {
+        self.sizes
+    }
+
+    /// Checks that the server has these limits of keys and values, as all servers that share keys must.
+    ///
+    /// # Errors
+    /// [`ClientError::SizesDiffer`].
+    pub fn check_sizes(&self, sizes: T::Sizes) -> Result<(), ClientError> {
+        match (self.sizes.of_strings(), sizes.of_strings()) {
+            (Some(own), Some(other)) if own != other => Err(ClientError::SizesDiffer(own, other)),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the number of doorbells for requests.

@@ -283,22 +283,36 @@ impl<T: KeyOrValue> ExecuteRequests<T> for Router<T> {
             scanned_entries: Vec::new(),
             submitted_at: time::now(),
         });
-        let taken = self.submit_to_owner(slot)?;
-        if !taken {
+        let taken = self.submit_to_owner(slot);
+        if !matches!(taken, Ok(true)) {
             self.requests[slot as usize] = None;
             self.free_slots.push(slot);
         }
-        Ok(taken)
+        taken
     }
 
     fn poll(&mut self, mut each: impl FnMut(Completion<'_, T>)) -> Result<usize, ClientError> {
+        let mut done = 0;
         while let Some(&slot) = self.resend_queue.front() {
-            if !self.submit_to_owner(slot)? {
+            let submitted = self.submit_to_owner(slot);
+            if matches!(submitted, Ok(false)) {
                 break;
             }
             self.resend_queue.pop_front();
+            if submitted.is_err()
+                && let Some(request) = self.requests[slot as usize].take()
+            {
+                // The new owner cannot have such a key: its limits differ.
+                done += 1;
+                self.free_slots.push(slot);
+                each(Completion {
+                    token: request.caller_token,
+                    answer: Answer::NoAnswerInTime,
+                    submitted_at: request.submitted_at,
+                    completed_at: time::now(),
+                });
+            }
         }
-        let mut done = 0;
         let polled = self.poll_servers(&mut each, &mut done);
         self.continue_requests_after_intermediate_answers(&mut each, &mut done);
         polled.map(|()| done)

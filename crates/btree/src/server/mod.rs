@@ -138,6 +138,13 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
+        let needed = wire::min_message_bytes(config.sizes);
+        if needed > mtu {
+            return Err(ServerError::service(format!(
+                "keys and values of this size need messages of {needed} bytes, and the MTU of the port is {mtu}: lower \
+                 --key-size or --value-size"
+            )));
+        }
         let size = (config.trees, config.node_capacity());
         let store = Store::new(
             &pd,
@@ -167,7 +174,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::max_request_bytes(config.sizes)).unwrap_or(u32::MAX),
         };
-        let ud = answer_port_config(port, mtu);
+        let ud = answer_port_config(port, mtu, config.sizes);
         let doorbells = DoorbellPolicy {
             max_batch: config.batch,
             answer_queues: config.queues,
@@ -237,13 +244,15 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
     }
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session<T>), ClientRefusal> {
-        if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer_bytes {
+        let answers = wire::min_message_bytes(self.config.sizes)..=self.max_answer_bytes;
+        if hello.lanes.len() != self.workers.len() || !answers.contains(&hello.answer) {
             return Err(ClientRefusal::permanent(format!(
-                "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
+                "queue pairs for {} workers and messages of {} bytes: this server has {} workers and sends messages of {} to {} bytes",
                 hello.lanes.len(),
                 hello.answer,
                 self.workers.len(),
-                self.max_answer_bytes
+                answers.start(),
+                answers.end()
             )));
         }
         let slot = self.free_client_slots.take_free_slot().ok_or_else(|| {
@@ -506,13 +515,15 @@ fn assign_ranges_of_others<T: KeyOrValue>(
     Ok(())
 }
 
-/// Returns the UD configuration for answers: a value is sent inline, a SCAN's entries from registered memory.
-fn answer_port_config(port: PortAndGidIndex, mtu: usize) -> UdPortConfig {
+/// Returns the UD configuration for answers: a value is sent inline if the device allows, a SCAN's entries from
+/// registered memory.
+fn answer_port_config(port: PortAndGidIndex, mtu: usize, sizes: impl Sizes) -> UdPortConfig {
+    let (_, value_bytes) = sizes.max_encoded_bytes();
     UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
         max_send_payload_bytes: u32::try_from(mtu).unwrap_or(4096),
-        max_inline_payload_bytes: 16,
+        max_inline_payload_bytes: u32::try_from(8 + value_bytes).unwrap_or(16),
         ..UdPortConfig::default()
     }
 }

@@ -103,7 +103,11 @@ impl<T: KeyOrValue> RangeMover<T> {
     ) -> Result<Option<T>, ClientError> {
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
-            Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
+            Entry::Vacant(place) => {
+                let giver = (self.connect)(take.giver)?;
+                giver.check_sizes(self.store.sizes())?;
+                place.insert(giver)
+            }
         };
         let tree = take.tree;
         // The first scan finds the end of the chunk.

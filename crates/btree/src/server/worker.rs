@@ -316,7 +316,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         {
             Ok(Some(value)) => {
                 self.counts.get_hits += 1;
-                let mut message = T::request_buffer();
+                let mut message = T::message_buffer();
                 let bytes = message.as_mut();
                 bytes[..8]
                     .copy_from_slice(&wire::answer_first_word(Status::Ok, true).to_le_bytes());
@@ -342,6 +342,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
     fn count_and_encode_refusal(&mut self, refusal: Refusal<T>) -> u64 {
         match refusal {
             Refusal::Full => wire::answer_first_word(Status::StoreFull, false),
+            Refusal::TooLong(_) => wire::answer_first_word(Status::MalformedOrRefused, false),
             Refusal::Moved(_) => wire::answer_first_word(Status::Moved, false),
             Refusal::BusyNodeOrZero(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
@@ -457,9 +458,10 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         self.entries.clear();
         self.meter
             .append_as_entries(self.handovers.unfinished_takes(), &mut self.entries);
-        // Keys stand in the place of values here, so each is at most as long as a key.
+        // Values are numbers and keys here.
         let (key_bytes, _) = self.store.sizes().max_encoded_bytes();
-        let each = most.saturating_sub(8 + key_bytes) / (2 * key_bytes);
+        let longest = key_bytes.max(wire::encoded_number_bytes::<T>());
+        let each = wire::entries_that_fit(most, (longest, longest));
         self.entries
             .truncate(each * wire::load_report_messages::<T>() as usize);
         self.send_entries(most, None, reply);
@@ -477,6 +479,7 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
         loop {
             let message = &mut self.answer_message;
             message.clear();
+            let begin = first;
             let word = wire::scan_message_first_word(first, count, next.is_some());
             message.extend_from_slice(&word.to_le_bytes());
             next.unwrap_or_default().append_to(message);
@@ -492,6 +495,10 @@ impl<T: KeyOrValue> RequestHandler<'_, T> {
             }
             if first == count {
                 return reply.send_payload(message);
+            }
+            if first == begin {
+                // A client wrote a longer entry into a leaf than the tree allows.
+                return self.reply_bad(reply);
             }
             // The next answer detects a broken send queue; the client repeats its request.
             if reply.send_one_of_several_answers(message).is_err() {

@@ -210,7 +210,7 @@ impl<T: KeyOrValue> Store<T> {
     /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
+    /// [`Refusal::TooLong`]; [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::BusyNodeOrZero`].
     /// Leaves that were adopted before the error are served, and another call with the same arguments continues with
     /// the rest.
     pub fn adopt(
@@ -220,6 +220,10 @@ impl<T: KeyOrValue> Store<T> {
         entries: &[(T, T)],
         reserved: &mut ReservedNodes,
     ) -> Result<(), Refusal<T>> {
+        for (key, value) in entries {
+            key.check_key(self.sizes())?;
+            value.check_value(self.sizes())?;
+        }
         self.split_leaves_at_range_ends(tree, range)?;
         let mut made = Vec::new();
         let adopted = self.for_each_locked_leaf(tree, range, |_, leaf| {

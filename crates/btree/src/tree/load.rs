@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::memory::NodeNumber;
 use super::store::Store;
 use super::walk::encode_root;
-use crate::stored::KeyOrValue;
+use crate::stored::private::Sizes;
+use crate::stored::{KeyOrValue, TooLongError};
 
 /// The reason why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -20,6 +21,9 @@ pub enum LoadError {
     /// The tree already has entries.
     #[error("the tree is not empty: a bulk load fills empty trees only")]
     NotEmpty,
+    /// A key or a value is longer than the trees allow.
+    #[error(transparent)]
+    TooLong(#[from] TooLongError),
     /// Keys are not in ascending order.
     #[error("entry {at} does not have a greater key than the one before it")]
     Order {
@@ -145,6 +149,7 @@ impl<T: KeyOrValue> Store<T> {
         count: u64,
         entry: &(impl Fn(u64) -> (T, P) + Sync),
     ) -> Result<Vec<T>, LoadError> {
+        let sizes = self.sizes();
         let mut lows = Vec::new();
         let mut entries = Vec::new();
         // The first node of a level has no lower bound.
@@ -157,6 +162,10 @@ impl<T: KeyOrValue> Store<T> {
             let to = (from + of.entries_per_node).min(count);
             entries.clear();
             entries.extend((from..to).map(entry));
+            for (key, payload) in &entries {
+                key.check_key(sizes)?;
+                payload.check_length("value", sizes.max_bytes().1)?;
+            }
             let before = from.checked_sub(1).map(|last| entry(last).0);
             let keys = before.into_iter().chain(entries.iter().map(|e| e.0));
             if let Some(wrong) = first_unsorted_index(keys) {

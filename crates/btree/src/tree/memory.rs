@@ -163,11 +163,11 @@ impl<T: KeyOrValue> StoreMemory<T> {
         &self.words_of_node(0)[FIRST_ROOT_WORD + tree]
     }
 
-    /// Prefetches the header and the keys of a node.
+    /// Prefetches the header and the keys of a node of this level.
     #[inline]
-    pub(crate) fn prefetch(&self, number: NodeNumber) {
+    pub(crate) fn prefetch(&self, number: NodeNumber, level: u16) {
         let words = self.words_of_node(number);
-        let keys_end = self.node_shape.payload_index(0, 0);
+        let keys_end = self.node_shape.payload_index(level, 0);
         for line in (0..keys_end).step_by(8) {
             if let Some(word) = words.get(line) {
                 prefetch(word);

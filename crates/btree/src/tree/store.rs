@@ -229,6 +229,8 @@ impl<T: KeyOrValue> Store<T> {
         value: T,
         when: PutCondition,
     ) -> Result<Option<T>, Refusal<T>> {
+        key.check_key(self.sizes())?;
+        value.check_value(self.sizes())?;
         let mut walk = self.readable_trees.begin(tree);
         self.put_from_walk(tree, (key, value), when, &mut walk)
     }
@@ -394,7 +396,7 @@ impl<T: KeyOrValue> Store<T> {
         };
         let before = node.value(place);
         leaf.remove(place);
-        let sparse = node.entry_count() < node.capacity() / 4;
+        let sparse = node.entry_count() < node.min_entries();
         drop(leaf);
         if sparse {
             self.try_merge_right_sibling(tree, key, 0, number);
@@ -451,7 +453,7 @@ impl<T: KeyOrValue> Store<T> {
         // This order lets every walk find every key at any time. First the parent leads to the left node, whose link
         // still leads right. Then the left node gets all entries.
         above.remove(place);
-        let sparse = above.node().entry_count() < above.node().capacity() / 4;
+        let sparse = above.node().entry_count() < above.node().min_entries();
         drop(above);
         match (level, a.is_owned_elsewhere()) {
             // The left leaf has the owner of both.

@@ -229,6 +229,32 @@ fn the_longest_strings_fit() {
 }
 
 #[test]
+fn longer_strings_than_the_tree_allows_are_refused() {
+    let store = store::<ByteString>(40);
+    let long = ByteString::new(&[b'x'; 15]).expect("short enough for a string");
+    let short = ByteString::of(5);
+    let refused = |found| matches!(found, Err(Refusal::TooLong(e)) if e.length > e.most);
+    assert!(refused(
+        store.put(0, long, short, PutCondition::Always).map(|_| ())
+    ));
+    let value = ByteString::new(&[b'x'; 17]).expect("short enough for a string");
+    assert!(refused(
+        store.put(0, short, value, PutCondition::Always).map(|_| ())
+    ));
+    let loaded = store.bulk_load(0, 1, 1.0, 1, |_| (long, short));
+    assert!(matches!(loaded, Err(LoadError::TooLong(_))), "{loaded:?}");
+    let mut reserved = store.reserve_nodes(1).expect("room");
+    let range = (ByteString::default(), None);
+    assert!(refused(store.adopt(
+        0,
+        range,
+        &[(short, value)],
+        &mut reserved
+    )));
+    assert_eq!(check(&store, 0), []);
+}
+
+#[test]
 fn loads_refuse_what_is_wrong() {
     let store = store::<u64>(40);
     assert_eq!(

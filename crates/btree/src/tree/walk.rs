@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::memory::{LockTimeout, NodeNumber, StoreMemory};
 use crate::node::{NextStep, Node, NodeWords, SIBLING_WORD};
-use crate::stored::KeyOrValue;
+use crate::stored::{KeyOrValue, TooLongError};
 
 /// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +22,9 @@ pub enum Refusal<T: KeyOrValue = u64> {
     /// The key belongs to another server.
     #[error("keys from {} on belong to server {}", .0.from, .0.owner.server)]
     Moved(MovedRange<T>),
+    /// A key or a value is longer than the trees allow.
+    #[error(transparent)]
+    TooLong(#[from] TooLongError),
 }
 
 /// The server that owns a range of keys, and the handover by which it became the owner.
@@ -174,7 +177,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
         {
             Ok(NextStep::Child(child)) => {
                 *walk = WalkPosition::at(child, level - 1);
-                self.memory.prefetch(child);
+                self.memory.prefetch(child, level - 1);
             }
             Ok(NextStep::Sibling(right)) => walk.node = right,
             // After an error or a lost walk, [`finish_walk_and_get_value`](Self::finish_walk_and_get_value) continues
@@ -347,7 +350,7 @@ impl<T: KeyOrValue> ReadableTrees<T> {
                         count_step(&mut steps, node)?;
                     }
                     known = Some(sibling).filter(|s| *s != 0);
-                    self.memory.prefetch(sibling);
+                    self.memory.prefetch(sibling, 0);
                 }
             }
         }

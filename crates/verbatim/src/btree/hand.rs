@@ -105,8 +105,13 @@ trait FromArgument: KeyOrValue {
 
 impl FromArgument for u64 {
     fn from_argument(text: &str) -> Result<Self> {
-        args::decimal_or_hex_u64(text)
-            .map_err(|e| anyhow!("{text:?}: {e}; the server's keys and values are 64-bit numbers"))
+        args::decimal_or_hex_u64(text).map_err(|_| {
+            anyhow!(
+                "{text:?} is not a number from 0 to {}, decimal or hexadecimal with 0x in front: the server's keys and \
+                 values are such numbers",
+                u64::MAX
+            )
+        })
     }
 }
 
@@ -154,8 +159,8 @@ pub(super) fn get(args: &GetArgs) -> Result<CommandOutcome> {
 
 fn get_with<T: FromArgument>(mut client: Client<T>, args: &GetArgs) -> Result<CommandOutcome> {
     let mut all = true;
-    for key in &args.keys {
-        let key = T::from_argument(key)?;
+    let keys = args.keys.iter().map(|key| T::from_argument(key));
+    for key in keys.collect::<Result<Vec<_>>>()? {
         let value = client.get(args.hand.tree, key)?;
         all &= value.is_some();
         print_value(args.hand.json, key, value)?;

@@ -10,21 +10,23 @@ use crate::args;
 /// The lengths of keys and values.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub(crate) struct StringArgs {
-    /// Keys are byte strings of up to so many bytes, at most 256 [default: keys and values are 64-bit numbers]
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(ByteString::MAX_BYTES))]
+    /// Keys and values are byte strings, and keys have up to so many bytes [default: keys and values are 64-bit numbers; 32
+    /// with --value-size]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a size of keys in bytes", 1..=ByteString::MAX_BYTES))]
     key_size: Option<usize>,
-    /// Values are byte strings of up to so many bytes, at most 256
-    #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(ByteString::MAX_BYTES))]
+    /// Keys and values are byte strings, and values have up to so many bytes [default: 128 with --key-size]
+    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a size of values in bytes", 1..=ByteString::MAX_BYTES))]
     value_size: Option<usize>,
 }
 
 impl StringArgs {
-    /// Returns the sizes if one of them is given; the other is then 8 unless it is given, too.
+    /// Returns the sizes if one of them is given.
     pub(super) fn sizes(self) -> Option<StringSizes> {
         let is_given = self.key_size.or(self.value_size).is_some();
+        let default = StringSizes::default();
         is_given.then(|| StringSizes {
-            key_bytes: self.key_size.unwrap_or(8),
-            value_bytes: self.value_size.unwrap_or(8),
+            key_bytes: self.key_size.unwrap_or(default.key_bytes),
+            value_bytes: self.value_size.unwrap_or(default.value_bytes),
         })
     }
 
@@ -55,8 +57,8 @@ impl StringArgs {
 pub(super) fn number_strings(sizes: StringSizes) -> Result<NumberStrings> {
     NumberStrings::new(sizes).with_context(|| {
         format!(
-            "generated keys and values have {MIN_STRING_BYTES} bytes or more, and the server's have {} and {}: give it a \
-             larger --key-size or --value-size",
+            "generated keys and values have {MIN_STRING_BYTES} bytes or more, and the server's have up to {} and {}: \
+             give the server a larger --key-size or --value-size",
             sizes.key_bytes, sizes.value_bytes
         )
     })
@@ -78,18 +80,26 @@ pub(super) fn connect_by_key_type<N, S>(
         Ok(client) => Ok(OfEitherKeys::Numbers(client)),
         Err(ClientError::OtherKeys(Some(sizes))) => match strings() {
             Ok(client) => Ok(OfEitherKeys::Strings(client, sizes)),
-            Err(e @ ClientError::OtherKeys(_)) => bail!("the servers have different keys: {e}"),
+            Err(ClientError::OtherKeys(_)) => {
+                bail!("some of the servers have numbers as keys, and some have byte strings")
+            }
             Err(e) => Err(e).context("is the server running?"),
         },
         Err(e) => Err(e).context("is the server running?"),
     }
 }
 
-/// Connects to each server.
+/// Connects to each server; all must have the same limits of keys and values.
 pub(super) fn connect_all<T: KeyOrValue>(
     context: &Context,
     servers: &[ClientConfig],
 ) -> Result<Vec<PipelinedClient<T>>, ClientError> {
     let connect = |config: &ClientConfig| PipelinedClient::connect_on(context, config.clone());
-    servers.iter().map(connect).collect()
+    let clients = servers.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    if let Some((first, others)) = clients.split_first() {
+        for other in others {
+            other.check_sizes(first.sizes())?;
+        }
+    }
+    Ok(clients)
 }
