@@ -15,7 +15,7 @@
 //!   server takes at most [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per
 //!   second.
 
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,9 +7,9 @@ use service::config::in_range;
 use service::{NicConfig, UnsupportedDesign};
 use verbs::{Capabilities, Capability};
 
+use crate::key_or_value::private::Sizes;
+use crate::key_or_value::{ByteString, KeyOrValue, StringSizes};
 use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NodeShape};
-use crate::stored::private::Sizes;
-use crate::stored::{ByteString, KeyOrValue};
 use crate::tree::{MAX_TREES, Store};
 
 pub use service::sessions::MAX_WINDOW;
@@ -40,7 +40,7 @@ pub struct ServerConfig<T: KeyOrValue = u64> {
     pub nic: NicConfig,
     /// Bytes of a node, a power of two from 256 to 4096. A node must have room for [`MIN_ENTRIES_PER_NODE`] entries.
     pub node_bytes: usize,
-    /// The limits of keys and values: [`NumberSizes`](crate::NumberSizes) or [`StringSizes`](crate::StringSizes).
+    /// The limits of keys and values: [`NumberSizes`](crate::NumberSizes) or [`StringSizes`].
     pub sizes: T::Sizes,
     /// Number of keys that the memory is sized for, in all trees together and in any order of insertion.
     pub keys: u64,
@@ -205,6 +205,24 @@ pub(crate) fn check_string_sizes<T: KeyOrValue>(
         ));
     }
     Ok(())
+}
+
+impl StringSizes {
+    /// Returns a node size that leaves trees of these strings about as low as trees of numbers. It is the smallest size
+    /// from 1024 bytes on with room for 8 entries, or 4096 bytes.
+    pub fn suggested_node_bytes(self) -> usize {
+        let has_room = |bytes: &usize| {
+            let shape = NodeShape::<ByteString> {
+                words: bytes / 8,
+                sizes: self,
+            };
+            shape.capacity(0) >= 8
+        };
+        [1024, 2048]
+            .into_iter()
+            .find(has_room)
+            .unwrap_or(MAX_NODE_BYTES)
+    }
 }
 
 /// Configuration of a client.

@@ -1,7 +1,8 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
-use crate::node::{LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeShape, NodeWords};
-use crate::stored::{ByteString, KeyOrValue, NumberSizes, StringSizes};
+use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, MIN_NODE_BYTES, NextStep, Node, NodeShape};
+use crate::node_words::NodeWords;
 use crate::wire::{Answer, Op, key_and_tree_of};
 
 /// Words of a node of the smallest size.

@@ -5,7 +5,7 @@
 //! READs nodes and walks itself.
 //!
 //! The layers, from below:
-//! - `stored` has the types of keys and values. `node` is the layout of a node, and [`tree`] the trees at the server.
+//! - `key_or_value` has the types of keys and values. `node` is the layout of a node, and [`tree`] the trees at the server.
 //! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
 //! - [`walk_cost`] charges the cost of walks to simulated cores.
 //! - `server` has the workers that execute requests; `client` has the [`PipelinedClient`] and the layers below it.
@@ -20,12 +20,13 @@ mod config;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod history;
+mod key_or_value;
 pub mod load;
 mod node;
+mod node_words;
 pub mod rendezvous;
 mod report;
 mod server;
-mod stored;
 pub mod tree;
 pub mod walk_cost;
 mod wire;
@@ -35,13 +36,13 @@ pub use client::{
     PipelinedClient, Router,
 };
 pub use config::{AccessDesign, ClientConfig, MAX_WINDOW, MIN_ENTRIES_PER_NODE, ServerConfig};
+pub use key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes, TooLongError};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
 pub use server::{BtreeService, RangeMover, ServerRuntime};
 pub use service::{
     ConnectError, LatencySummary, NicConfig, OpenError, ServerError, UnsupportedDesign,
 };
-pub use stored::{ByteString, KeyOrValue, NumberSizes, StringSizes, TooLongError};
 pub use tree::{MovedRange, PutCondition, RangeOwner};
 pub use wire::{HandoverStep, Op};
 

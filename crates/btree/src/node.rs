@@ -24,10 +24,9 @@
 //! this: the checksum covers all words in use, and a mixture of two versions matches neither version's checksum. Words
 //! are never torn, so a mixture has wrong keys at worst: every search below is bounded for any contents of the words.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
+use crate::node_words::NodeWords;
 
 /// Words in front of the keys: one cache line.
 pub(crate) const HEADER_WORDS: usize = 8;
@@ -124,38 +123,6 @@ impl<T: KeyOrValue> NodeShape<T> {
 /// Returns the word at [`LEVEL_FLAGS_COUNT_INDEX`] of a node.
 pub(crate) fn encode_level_flags_count(level: u16, flags: u64, count: usize) -> u64 {
     u64::from(level) << 32 | flags | (count as u64 & 0xffff)
-}
-
-/// The words of a node: shared memory at the server, a private copy at a client.
-pub trait NodeWords {
-    /// Returns the number of words.
-    fn len(&self) -> usize;
-    /// Returns the word at `index`, or 0 if `index` is out of bounds.
-    fn word(&self, index: usize) -> u64;
-}
-
-impl NodeWords for [AtomicU64] {
-    #[inline]
-    fn len(&self) -> usize {
-        <[AtomicU64]>::len(self)
-    }
-
-    #[inline]
-    fn word(&self, index: usize) -> u64 {
-        self.get(index).map_or(0, |w| w.load(Ordering::Relaxed))
-    }
-}
-
-impl NodeWords for [u64] {
-    #[inline]
-    fn len(&self) -> usize {
-        <[u64]>::len(self)
-    }
-
-    #[inline]
-    fn word(&self, index: usize) -> u64 {
-        self.get(index).copied().unwrap_or(0)
-    }
 }
 
 /// The next step of a walk for a key.
@@ -387,7 +354,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::stored::NumberSizes;
+    use crate::key_or_value::NumberSizes;
 
     fn number_node(words: &[u64]) -> Node<'_, [u64]> {
         Node(words, NumberSizes)

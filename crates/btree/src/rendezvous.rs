@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use service::Protocol;
 use verbs::{QpEndpoint, RemoteMemory};
 
-use crate::stored::StringSizes;
+use crate::key_or_value::StringSizes;
 
 /// The messages of the B-tree's rendezvous.
 #[derive(Debug, Clone, Copy)]

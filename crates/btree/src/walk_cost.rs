@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use verbs::time;
 
+use crate::key_or_value::NumberSizes;
 use crate::node::NodeShape;
-use crate::stored::NumberSizes;
 
 /// Bytes of a cache line.
 const CACHE_LINE_BYTES: u64 = 64;

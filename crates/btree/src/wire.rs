@@ -18,8 +18,8 @@
 //! key, the end (an empty one without flag `FLAG_MORE`) and the owner of the range. The answer to CEDE has the version of the handover in bits
 //! 63..16.
 
-use crate::stored::private::{Sizes, Stored};
-use crate::stored::{KeyOrValue, TooLongError};
+use crate::key_or_value::private::{Sizes, Stored};
+use crate::key_or_value::{KeyOrValue, TooLongError};
 use crate::tree::{MovedRange, PutCondition, RangeOwner};
 
 /// Bytes of a request in front of its key.
@@ -410,7 +410,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::stored::{ByteString, NumberSizes, StringSizes};
+    use crate::key_or_value::{ByteString, NumberSizes, StringSizes};
 
     fn ops() -> impl Strategy<Value = Op<u64>> {
         let when = prop_oneof![

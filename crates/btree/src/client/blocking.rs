@@ -6,8 +6,8 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats};
 use crate::config::ClientConfig;
+use crate::key_or_value::KeyOrValue;
 use crate::rendezvous::RendezvousProtocol;
-use crate::stored::KeyOrValue;
 use crate::tree::PutCondition;
 use crate::wire::Op;
 

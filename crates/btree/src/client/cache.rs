@@ -1,8 +1,9 @@
 //! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
 //! node.
 
-use crate::node::{LEVEL_FLAGS_COUNT_INDEX, Node, NodeShape, NodeWords};
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
+use crate::node::{LEVEL_FLAGS_COUNT_INDEX, Node, NodeShape};
+use crate::node_words::NodeWords;
 
 /// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]

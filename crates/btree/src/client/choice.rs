@@ -9,7 +9,7 @@ use std::time::Duration;
 use service::random::Random;
 
 use crate::config::AccessDesign;
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::wire::Op;
 
 /// One in so many requests takes the way that seems slower.

@@ -11,9 +11,9 @@ use super::error::ClientError;
 use super::lane::Lane;
 use super::walker::WalkingClient;
 use crate::config::{AccessDesign, ClientConfig, check_string_sizes};
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::rendezvous::{Accepted, Hello, LaneHello, RendezvousProtocol, Welcome};
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
 use crate::wire;
 
 /// Opens successive sessions at one server.

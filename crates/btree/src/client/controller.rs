@@ -4,7 +4,7 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::Answer;
 use crate::balance::{Balancer, ControlLawParameters, RangeMove, ServerLoad};
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::wire::{HandoverStep, Op};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a

@@ -2,8 +2,8 @@
 
 use service::{ClientRefusal, ConnectError};
 
+use crate::key_or_value::{StringSizes, TooLongError};
 use crate::rendezvous::RendezvousProtocol;
-use crate::stored::{StringSizes, TooLongError};
 
 /// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]

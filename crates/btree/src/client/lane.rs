@@ -7,8 +7,8 @@ use rpc::{RpcError, herd};
 use verbs::time;
 
 use super::request::{ClientStats, RequestSlot};
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::wire::{self, MAX_SCAN_MESSAGES, Op};
 
 /// Marks a slot without a request.

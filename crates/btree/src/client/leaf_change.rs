@@ -15,10 +15,11 @@ use verbs::{RemoteMemory, time};
 
 use super::request::{Answer, ClientStats, RequestSlot};
 use super::walker::{AwaitedCompletion, WalkOutcome, WalkingClient};
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
+use crate::node::LEVEL_FLAGS_COUNT_INDEX;
 use crate::node::{CHECKSUM_WORD, NextStep, Node, VERSION_WORD, encode_level_flags_count};
-use crate::node::{LEVEL_FLAGS_COUNT_INDEX, NodeWords};
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
+use crate::node_words::NodeWords;
 use crate::tree::{PutCondition, redo};
 use crate::wire::Op;
 
@@ -318,7 +319,7 @@ mod tests {
     use verbs::WcBuffer;
 
     use super::*;
-    use crate::stored::NumberSizes;
+    use crate::key_or_value::NumberSizes;
     use crate::{AccessDesign, Client, ClientConfig, PipelinedClient, Server, ServerConfig};
 
     fn server() -> Server {

@@ -16,9 +16,9 @@ use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, RequestSlot};
 use super::walker::{WalkOutcome, WalkingClient};
 use crate::config::ClientConfig;
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::rendezvous::RendezvousProtocol;
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
 use crate::wire::{self, Op, Status};
 
 /// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.

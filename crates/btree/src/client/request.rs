@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::tree::MovedRange;
 use crate::wire::Op;
 

@@ -3,7 +3,7 @@
 use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{ClientStats, Completion};
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::wire::Op;
 
 /// A client that executes requests: a [`PipelinedClient`] to one server, or a [`Router`](crate::Router) to several.

@@ -9,7 +9,7 @@ use super::error::ClientError;
 use super::pipeline::PipelinedClient;
 use super::request::{Answer, ClientStats, Completion};
 use super::requests::ExecuteRequests;
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::tree::{MovedRange, RangeOwner};
 use crate::wire::Op;
 

@@ -11,11 +11,10 @@ use verbs::RemoteMemory;
 
 use super::cache::NodeCache;
 use super::request::{Answer, ClientStats, RequestSlot};
-use crate::node::{
-    MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeShape, NodeWords, SIBLING_WORD,
-};
+use crate::key_or_value::KeyOrValue;
+use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, NextStep, Node, NodeShape, SIBLING_WORD};
+use crate::node_words::NodeWords;
 use crate::rendezvous::{LeafWriteParameters, RemoteNodes};
-use crate::stored::KeyOrValue;
 use crate::tree::{FIRST_ROOT_WORD, MAX_TREES, decode_root, redo};
 use crate::walk_cost;
 use crate::wire::Op;

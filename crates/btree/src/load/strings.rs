@@ -3,8 +3,8 @@
 use service::random::mix_bits;
 
 use crate::client::{Answer, ClientError, ClientStats, Completion, ExecuteRequests};
-use crate::stored::private::Stored;
-use crate::stored::{ByteString, StringSizes};
+use crate::key_or_value::private::Stored;
+use crate::key_or_value::{ByteString, StringSizes};
 use crate::tree::MovedRange;
 use crate::wire::Op;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use service::worker::lock;
 use verbs::time;
 
-use crate::stored::KeyOrValue;
+use crate::key_or_value::KeyOrValue;
 use crate::tree::{RangeOwner, Refusal, Store};
 use crate::wire::{self, HandoverStep, Status};
 

@@ -23,12 +23,12 @@ use verbs::{
 
 use crate::client::{ClientError, PipelinedClient};
 use crate::config::{AccessDesign, ClientConfig, ServerConfig};
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::rendezvous::{
     Accepted, Hello, LaneAccepted, LeafWriteParameters, RemoteNodes, RendezvousProtocol, Welcome,
 };
 use crate::report::ServerStats;
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
 use crate::tree::{RangeOwner, Refusal, Store, redo};
 use crate::walk_cost::{TreeSize, WalkCost};
 use crate::wire;

@@ -13,8 +13,8 @@ use verbs::{Waiter, time};
 
 use super::handover::{Handovers, TakeRequest};
 use crate::client::{Answer, ClientError, PipelinedClient, call};
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::tree::{Refusal, Store};
 use crate::wire::{HandoverStep, Op};
 

@@ -11,8 +11,8 @@ use service::worker::{self, Mailbox, ResultSender, WakeEventfd, WorkerLoop};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::tree::{Refusal, Store, WalkPosition};
 use crate::walk_cost::WalkCost;
 use crate::wire::{self, MAX_SCAN_MESSAGES, Op, Status};

@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering;
 use super::memory::{LockedNode, NodeNumber};
 use super::store::Store;
 use super::walk::{RangeOwner, Refusal};
+use crate::key_or_value::KeyOrValue;
 use crate::node::{FLAG_FROZEN, FLAG_MOVED, SIBLING_WORD};
-use crate::stored::KeyOrValue;
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]

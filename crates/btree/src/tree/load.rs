@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::memory::NodeNumber;
 use super::store::Store;
 use super::walk::encode_root;
-use crate::stored::private::Sizes;
-use crate::stored::{KeyOrValue, TooLongError};
+use crate::key_or_value::private::Sizes;
+use crate::key_or_value::{KeyOrValue, TooLongError};
 
 /// The reason why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -10,13 +10,13 @@ use verbs::{
     Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemory, VerbError, prefetch,
 };
 
+use crate::key_or_value::KeyOrValue;
+use crate::key_or_value::private::Sizes;
 use crate::node::{
     CHECKSUM_WORD, FLAG_DEAD, FLAG_LAST_OF_LEVEL, LEVEL_FLAGS_COUNT_INDEX, LOCK_WORD,
     MAX_NODE_BYTES, Node, NodeShape, SIBLING_WORD, TREE_WORD, VERSION_WORD, checksum_term,
     encode_level_flags_count,
 };
-use crate::stored::KeyOrValue;
-use crate::stored::private::Sizes;
 
 /// The magic number in word 0 of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use service::lock_recovery::{LockTable, lock_word_owner};
 
 use super::store::Store;
+use crate::key_or_value::KeyOrValue;
 use crate::node::{Node, checksum_term};
-use crate::stored::KeyOrValue;
 
 /// Returns the bytes of a redo entry for nodes of `node_words` words.
 pub(crate) const fn entry_bytes(node_words: usize) -> usize {

@@ -10,8 +10,8 @@ use verbs::{Access, MemoryRegion, PortAndGidIndex, ProtectionDomain, RemoteMemor
 use super::memory::{LockTimeout, LockedNode, MAX_TREES, NodeNumber, StoreMemory};
 use super::walk::{MovedRange, ReadableTrees, Refusal, WalkPosition, encode_root};
 
+use crate::key_or_value::KeyOrValue;
 use crate::node::{NextStep, Node, NodeShape, SIBLING_WORD, TREE_WORD};
-use crate::stored::KeyOrValue;
 
 /// Keys with their values, or with the numbers of child nodes.
 type Entries<'e, T, P> = &'e [(T, P)];

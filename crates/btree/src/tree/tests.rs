@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use verbs::{Access, ProtectionDomain};
 
 use super::*;
+use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 use crate::node::{Node, SIBLING_WORD};
-use crate::stored::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 
 fn pd() -> ProtectionDomain {
     let device = verbs::Provider::softnic().device(None);

@@ -7,8 +7,9 @@
 use std::sync::atomic::Ordering;
 
 use super::memory::{LockTimeout, NodeNumber, StoreMemory};
-use crate::node::{NextStep, Node, NodeWords, SIBLING_WORD};
-use crate::stored::{KeyOrValue, TooLongError};
+use crate::key_or_value::{KeyOrValue, TooLongError};
+use crate::node::{NextStep, Node, SIBLING_WORD};
+use crate::node_words::NodeWords;
 
 /// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

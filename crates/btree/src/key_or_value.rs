@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::{MAX_NODE_BYTES, NodeShape, NodeWords};
+use crate::node_words::NodeWords;
 
 /// The type of a tree's keys and values: `u64`, or [`ByteString`].
 ///
@@ -163,24 +163,6 @@ pub struct StringSizes {
     pub key_bytes: usize,
     /// Bytes of the longest value, 1 to [`ByteString::MAX_BYTES`].
     pub value_bytes: usize,
-}
-
-impl StringSizes {
-    /// Returns the node size for which a tree of these sizes is not much higher than one of numbers: the smallest from
-    /// 1024 bytes on with room for 8 entries, or 4096 bytes.
-    pub fn suggested_node_bytes(self) -> usize {
-        let has_room = |bytes: &usize| {
-            let shape = NodeShape::<ByteString> {
-                words: bytes / 8,
-                sizes: self,
-            };
-            shape.capacity(0) >= 8
-        };
-        [1024, 2048]
-            .into_iter()
-            .find(has_room)
-            .unwrap_or(MAX_NODE_BYTES)
-    }
 }
 
 impl Default for StringSizes {
