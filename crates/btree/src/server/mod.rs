@@ -138,13 +138,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
         let port = config.nic.port_and_gid(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        let needed = wire::min_message_bytes(config.sizes);
-        if needed > mtu {
-            return Err(ServerError::service(format!(
-                "keys and values of this size need messages of {needed} bytes, and the MTU of the port is {mtu}: lower \
-                 --key-size or --value-size"
-            )));
-        }
+        check_messages_fit(mtu, config.sizes)?;
         let size = (config.trees, config.node_capacity());
         let store = Store::new(
             &pd,
@@ -492,6 +486,18 @@ impl<T: KeyOrValue> BtreeService<T> {
         }
         Ok(lanes)
     }
+}
+
+/// Checks that an MTU has room for the longest message about one entry.
+fn check_messages_fit(mtu: usize, sizes: impl Sizes) -> Result<(), ServerError> {
+    let needed = wire::min_message_bytes(sizes);
+    if needed <= mtu {
+        return Ok(());
+    }
+    Err(ServerError::service(format!(
+        "keys and values of this size need messages of {needed} bytes, and the MTU of the port is {mtu}: lower \
+         --key-size or --value-size"
+    )))
 }
 
 /// Marks the ranges that belong to other servers at the start.
