@@ -309,10 +309,11 @@ impl<T: KeyOrValue> Store<T> {
         let end = node.key_upper_bound();
         right.init(tree as u64, level, node.flags(), high);
         right.set_fences_and_sibling(at, end, node.0[SIBLING_WORD].load(Ordering::Relaxed));
-        // The new node is complete and unlocked before any link points to it.
-        drop(right);
         left.replace_entries(low);
         left.set_high_fence_and_sibling(Some(at), number);
+        // A walk that has known the new node's number for long may change the node as soon as it is unlocked. The left
+        // node's checksum is outdated by then, so no walk misses that change there.
+        drop(right);
         self.splits.fetch_add(1, Ordering::Relaxed);
         Ok(number)
     }
@@ -465,8 +466,10 @@ impl<T: KeyOrValue> Store<T> {
             b.key_upper_bound(),
             b.0[SIBLING_WORD].load(Ordering::Relaxed),
         );
-        drop(locked);
+        // The right node must not be readable any more when the left one is unlocked. Its checksum is outdated from here on,
+        // so a walk that is on its way there waits, and does not miss what is changed in the left node.
         other.mark_dead_and_empty();
+        drop(locked);
         drop(other);
         self.readable_trees.memory.free_node(right);
         self.merges.fetch_add(1, Ordering::Relaxed);
