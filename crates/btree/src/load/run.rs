@@ -19,12 +19,46 @@ pub enum LoadEnd {
     At(Instant),
 }
 
-/// State: the own key is not in the tree.
-const OWN_KEY_ABSENT: u8 = 0;
-/// State: the own key is in the tree.
-const OWN_KEY_PRESENT: u8 = 1;
-/// State: a change of the own key is outstanding, or its result was lost.
-const OWN_KEY_UNKNOWN: u8 = 2;
+/// The presence of an own key in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Absent,
+    Present,
+    /// A change of the key is outstanding, or its result was lost.
+    Unknown,
+}
+
+/// A key that only this client inserts and deletes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OwnKey {
+    presence: Presence,
+    /// Counts the submitted changes of the key, modulo 2^15. A lookup is checked only if this count is the same at its
+    /// submission and at its completion.
+    changes: u16,
+}
+
+impl OwnKey {
+    const NEVER_INSERTED: Self = Self {
+        presence: Presence::Absent,
+        changes: 0,
+    };
+
+    /// Returns the kind of a lookup of the key, or `None` if its presence is unknown.
+    fn lookup_kind(self) -> Option<RequestKind> {
+        let present = match self.presence {
+            Presence::Absent => false,
+            Presence::Present => true,
+            Presence::Unknown => return None,
+        };
+        let changes = self.changes;
+        Some(RequestKind::OwnLookup { present, changes })
+    }
+
+    fn begin_change(&mut self) {
+        self.presence = Presence::Unknown;
+        self.changes = (self.changes + 1) & 0x7fff;
+    }
+}
 
 /// The kind of a request, encoded in its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +69,10 @@ enum RequestKind {
     Update,
     Insert,
     Delete,
-    /// A lookup of an own key, with its expected presence.
+    /// A lookup of an own key, with its expected presence and the count of its changes, below 2^15.
     OwnLookup {
         present: bool,
+        changes: u16,
     },
     Scan {
         limit: u16,
@@ -53,7 +88,9 @@ impl RequestKind {
             Self::Update => (2, 0),
             Self::Insert => (3, 0),
             Self::Delete => (4, 0),
-            Self::OwnLookup { present } => (5, u64::from(present)),
+            Self::OwnLookup { present, changes } => {
+                (5, u64::from(changes << 1 | u16::from(present)))
+            }
             Self::Scan { limit } => (6, u64::from(limit)),
         };
         kind << 56 | more << 40 | i
@@ -68,7 +105,10 @@ impl RequestKind {
             2 => Self::Update,
             3 => Self::Insert,
             4 => Self::Delete,
-            5 => Self::OwnLookup { present: more != 0 },
+            5 => Self::OwnLookup {
+                present: more & 1 != 0,
+                changes: more >> 1,
+            },
             _ => Self::Scan { limit: more },
         };
         (kind, token & ((1 << 40) - 1))
@@ -114,8 +154,7 @@ struct LoadRun<'w> {
     bounds: OperationChoiceBounds,
     /// Offset of this client's own keys from the stable keys.
     own_key_offset: u64,
-    /// The state of each own key.
-    own_key_states: Vec<u8>,
+    own_keys: Vec<OwnKey>,
     /// The number of the own key that was inserted or deleted last.
     last_changed_own_key: u64,
     last_stamp: u32,
@@ -198,7 +237,7 @@ impl<'w> LoadRun<'w> {
             chooser: KeyGenerator::new(workload.keys, workload.popularity, seed),
             bounds: OperationChoiceBounds::of(workload),
             own_key_offset: 1 + seed % MAX_OWN_KEY_CLIENTS,
-            own_key_states: vec![OWN_KEY_ABSENT; usize::try_from(own).unwrap_or(0)],
+            own_keys: vec![OwnKey::NEVER_INSERTED; usize::try_from(own).unwrap_or(0)],
             last_changed_own_key: 0,
             last_stamp: u32::try_from(seed & 0xff).unwrap_or(0) << 24,
             length_random: Random::new(seed ^ 0x5ca1ab1e),
@@ -228,16 +267,13 @@ impl<'w> LoadRun<'w> {
             return self.toggle_next_own_key(requests);
         }
         let (op, kind) = if dice < self.bounds.own_lookup_bound {
-            match self
-                .own_key_states
-                .get(usize::try_from(i).unwrap_or(usize::MAX))
-            {
-                Some(&state) if state != OWN_KEY_UNKNOWN => {
+            let own = self.own_keys.get(usize::try_from(i).unwrap_or(usize::MAX));
+            match own.and_then(|own| own.lookup_kind()) {
+                Some(kind) => {
                     let key = stable_key(i) + self.own_key_offset;
-                    let present = state == OWN_KEY_PRESENT;
-                    (Op::Get { key }, RequestKind::OwnLookup { present })
+                    (Op::Get { key }, kind)
                 }
-                _ => (lookup, kind),
+                None => (lookup, kind),
             }
         } else if dice < self.bounds.scan_bound {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
@@ -296,23 +332,22 @@ impl<'w> LoadRun<'w> {
     ) -> Result<bool, ClientError> {
         let key = stable_key(i) + self.own_key_offset;
         let place = usize::try_from(i).unwrap_or(usize::MAX);
-        let Some(state) = self.own_key_states.get_mut(place) else {
+        let Some(own) = self.own_keys.get_mut(place) else {
             return Ok(true);
         };
-        let (op, kind) = match *state {
-            OWN_KEY_ABSENT => {
+        let (op, kind) = match own.presence {
+            Presence::Absent => {
                 self.last_stamp = self.last_stamp.wrapping_add(1);
                 let value = value_of(key, self.last_stamp);
                 let when = PutCondition::Absent;
                 (Op::Put { key, value, when }, RequestKind::Insert)
             }
-            OWN_KEY_PRESENT => (Op::Delete { key }, RequestKind::Delete),
-            // The state of the key is unknown, so the key is skipped.
-            _ => return Ok(true),
+            Presence::Present => (Op::Delete { key }, RequestKind::Delete),
+            Presence::Unknown => return Ok(true),
         };
         let begun = requests.submit(self.workload.tree, &op, kind.encode_token(i))?;
         if begun {
-            *state = OWN_KEY_UNKNOWN;
+            own.begin_change();
         }
         Ok(begun)
     }
@@ -321,9 +356,9 @@ impl<'w> LoadRun<'w> {
     fn delete_own_keys(&mut self, requests: &mut impl ExecuteRequests) -> Result<(), ClientError> {
         let operations = self.report.operations;
         let mut i = 0;
-        while i < self.own_key_states.len() || requests.outstanding() > 0 {
-            while i < self.own_key_states.len()
-                && (self.own_key_states[i] != OWN_KEY_PRESENT
+        while i < self.own_keys.len() || requests.outstanding() > 0 {
+            while i < self.own_keys.len()
+                && (self.own_keys[i].presence != Presence::Present
                     || self.try_toggle_own_key(requests, i as u64)?)
             {
                 i += 1;
@@ -343,7 +378,7 @@ impl<'w> LoadRun<'w> {
         let mut seen = None;
         let (report, own, found) = (
             &mut self.report,
-            &mut self.own_key_states,
+            &mut self.own_keys,
             &mut self.keys_awaiting_update,
         );
         let (latency, offset) = (&mut self.latency_ns, self.own_key_offset);
@@ -388,7 +423,7 @@ impl<'w> LoadRun<'w> {
 #[inline]
 fn check_answer(
     report: &mut LoadReport,
-    own: &mut [u8],
+    own: &mut [OwnKey],
     offset: u64,
     kind: RequestKind,
     i: u64,
@@ -407,18 +442,13 @@ fn check_answer(
             report.lookups += 1;
             report.verified += 1;
         }
-        (RequestKind::OwnLookup { present }, Answer::Value(value)) => {
+        (RequestKind::OwnLookup { present, .. }, Answer::Value(value)) => {
             if let Some(value) = value {
                 value_is_right(value, stable_key(i) + offset);
             }
-            // A change that was requested meanwhile may have been executed first; then the answer is not checked.
-            if own.get(place).copied()
-                == Some(if present {
-                    OWN_KEY_PRESENT
-                } else {
-                    OWN_KEY_ABSENT
-                })
-            {
+            // A change that was requested meanwhile may have been executed first; then the answer is not checked. The
+            // key may have been deleted and inserted again since, so its presence alone does not show that.
+            if own.get(place).and_then(|own| own.lookup_kind()) == Some(kind) {
                 report.missing += u64::from(present && value.is_none());
                 report.ghosts += u64::from(!present && value.is_some());
                 report.verified += 1;
@@ -433,11 +463,11 @@ fn check_answer(
             report.missing += u64::from(!inserted && !found);
             report.verified += 1;
             report.changes += 1;
-            if let Some(state) = own.get_mut(place) {
-                *state = if inserted {
-                    OWN_KEY_PRESENT
+            if let Some(own) = own.get_mut(place) {
+                own.presence = if inserted {
+                    Presence::Present
                 } else {
-                    OWN_KEY_ABSENT
+                    Presence::Absent
                 };
             }
         }
@@ -451,8 +481,8 @@ fn check_answer(
         }
         (RequestKind::Insert, Answer::StoreFull) => {
             report.full += 1;
-            if let Some(state) = own.get_mut(place) {
-                *state = OWN_KEY_ABSENT;
+            if let Some(own) = own.get_mut(place) {
+                own.presence = Presence::Absent;
             }
         }
         (_, Answer::StoreFull) => report.full += 1,
@@ -490,6 +520,10 @@ fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) 
 mod tests {
     use super::*;
 
+    fn own_lookup(present: bool, changes: u16) -> RequestKind {
+        RequestKind::OwnLookup { present, changes }
+    }
+
     #[test]
     fn tokens_hold_what_is_put_in() {
         let all = [
@@ -498,8 +532,8 @@ mod tests {
             RequestKind::Update,
             RequestKind::Insert,
             RequestKind::Delete,
-            RequestKind::OwnLookup { present: true },
-            RequestKind::OwnLookup { present: false },
+            own_lookup(true, 0x7fff),
+            own_lookup(false, 3),
             RequestKind::Scan { limit: 65_535 },
         ];
         for kind in all {
@@ -546,19 +580,15 @@ mod tests {
     #[test]
     fn a_ghost_and_a_missing_key_are_found() {
         let mut report = LoadReport::default();
-        let mut own = [OWN_KEY_ABSENT, OWN_KEY_PRESENT];
+        let present = OwnKey {
+            presence: Presence::Present,
+            changes: 1,
+        };
+        let mut own = [OwnKey::NEVER_INSERTED, present];
         let mut check_answer =
             |kind, i, answer| check_answer(&mut report, &mut own, 7, kind, i, answer);
-        check_answer(
-            RequestKind::OwnLookup { present: false },
-            0,
-            Answer::Value(Some(value_of(7, 1))),
-        );
-        check_answer(
-            RequestKind::OwnLookup { present: true },
-            1,
-            Answer::Value(None),
-        );
+        check_answer(own_lookup(false, 0), 0, Answer::Value(Some(value_of(7, 1))));
+        check_answer(own_lookup(true, 1), 1, Answer::Value(None));
         check_answer(RequestKind::Lookup, 1, Answer::Value(None));
         check_answer(
             RequestKind::Lookup,
@@ -569,5 +599,24 @@ mod tests {
             (report.ghosts, report.missing, report.wrong_values),
             (1, 2, 1)
         );
+    }
+
+    /// A lookup may be answered so late that its key was deleted and inserted again meanwhile.
+    #[test]
+    fn a_lookup_that_was_outstanding_while_its_key_changed_twice_is_not_checked() {
+        let mut report = LoadReport::default();
+        let mut own = [OwnKey {
+            presence: Presence::Present,
+            changes: 0x7fff,
+        }];
+        let late = own[0].lookup_kind().expect("its presence is known");
+        for kind in [RequestKind::Delete, RequestKind::Insert] {
+            own[0].begin_change();
+            let found = kind == RequestKind::Delete;
+            check_answer(&mut report, &mut own, 7, kind, 0, Answer::Changed { found });
+        }
+        assert_eq!(own[0].presence, Presence::Present);
+        check_answer(&mut report, &mut own, 7, late, 0, Answer::Value(None));
+        assert!(report.has_no_wrong_answers(), "{report:?}");
     }
 }
