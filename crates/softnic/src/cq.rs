@@ -79,14 +79,26 @@ pub(crate) struct WcSink<'a> {
     len: usize,
     /// True if a completion was solicited or in error.
     pub(crate) has_solicited_or_error: bool,
+    /// True if the completions go to the buffer of the queue, from which the program takes them later.
+    pub(crate) is_for_buffer: bool,
 }
 
 impl<'a> WcSink<'a> {
+    /// Returns a sink for completions that the program gets at once.
     pub(crate) fn new(out: &'a mut [MaybeUninit<ibv_wc>]) -> Self {
         Self {
             out,
             len: 0,
             has_solicited_or_error: false,
+            is_for_buffer: false,
+        }
+    }
+
+    /// Returns a sink for completions that go to the buffer of the queue.
+    pub(crate) fn for_buffer(out: &'a mut [MaybeUninit<ibv_wc>]) -> Self {
+        Self {
+            is_for_buffer: true,
+            ..Self::new(out)
         }
     }
 
@@ -379,12 +391,7 @@ impl Cq {
         let mut sink = WcSink::new(out);
         if !state.buffer.is_empty() {
             state.overfull_engine_ticks = 0;
-            while !sink.is_full() {
-                match state.buffer.pop_front() {
-                    Some(wc) => sink.push(wc),
-                    None => break,
-                }
-            }
+            state.take_from_buffer(&mut sink);
             sink.has_solicited_or_error = false;
         }
         let buffered = sink.len();
@@ -469,12 +476,7 @@ impl Cq {
             self.nic.wake_engine_unless_ticking();
         }
         let mut sink = WcSink::new(out);
-        while !sink.is_full() {
-            match state.buffer.pop_front() {
-                Some(wc) => sink.push(wc),
-                None => break,
-            }
-        }
+        state.take_from_buffer(&mut sink);
         if sink.len() > 0 {
             state.empty_polls_in_row = 0;
             state.empty_polls_until_peer_wakeup = EMPTY_POLLS_UNTIL_PEER_WAKEUP;
@@ -920,7 +922,7 @@ impl Cq {
         state.move_due_completions_to_buffer(u64::MAX);
         loop {
             let mut out = [const { MaybeUninit::uninit() }; 64];
-            let mut sink = WcSink::new(&mut out);
+            let mut sink = WcSink::for_buffer(&mut out);
             gather(&mut state, &mut sink);
             let n = sink.len();
             if n == 0 {
@@ -975,6 +977,22 @@ impl CqState {
     fn drop_completions_of_qp(&mut self, qpn: u32) {
         self.buffer.retain(|wc| wc.qp_num != qpn);
         self.delayed_completions.drop_completions_of_qp(qpn);
+    }
+
+    /// Moves completions from the buffer to a program that polls.
+    fn take_from_buffer(&mut self, sink: &mut WcSink<'_>) {
+        while !sink.is_full() {
+            let Some(wc) = self.buffer.pop_front() else {
+                return;
+            };
+            if wc.opcode < IBV_WC_RECV {
+                let mut senders = self.sending_qps.iter();
+                if let Some(qp) = senders.find(|qp| qp.qpn == wc.qp_num) {
+                    send::free_place_of_polled_completion(qp);
+                }
+            }
+            sink.push(wc);
+        }
     }
 
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
@@ -1111,7 +1129,7 @@ impl CqState {
             return self.fill_with_due_completions(room, usize::MAX);
         }
         let mut out = [const { MaybeUninit::uninit() }; COMPLETIONS_PER_BATCH];
-        let mut sink = WcSink::new(&mut out[..room]);
+        let mut sink = WcSink::for_buffer(&mut out[..room]);
         let waiting = self.gather_completions(&mut sink, usize::MAX);
         let n = sink.len();
         self.count_unreported_completions(n, sink.has_solicited_or_error);
@@ -1130,7 +1148,7 @@ impl CqState {
     fn fill_with_due_completions(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];
         let room = room.min(out.len());
-        let mut sink = WcSink::new(&mut out[..room]);
+        let mut sink = WcSink::for_buffer(&mut out[..room]);
         let waiting = self.gather_completions(&mut sink, scan);
         let (n, solicited) = (sink.len(), sink.has_solicited_or_error);
         let now = shm::clock::now_ns();

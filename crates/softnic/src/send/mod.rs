@@ -77,8 +77,8 @@ pub(crate) use packets::{
     transmit_after_answers,
 };
 pub(crate) use progress::{
-    complete_finished_sends, publish_traffic, publish_traffic_if_send_queue_free,
-    send_waiting_multi_receiver_datagrams, wake_awaited_peer,
+    complete_finished_sends, free_place_of_polled_completion, publish_traffic,
+    publish_traffic_if_send_queue_free, send_waiting_multi_receiver_datagrams, wake_awaited_peer,
 };
 pub(crate) use responder_memory::RequestedMemory;
 pub(crate) use single_send::{is_single_send, post_unless_general_path_needed as post_single_send};
@@ -309,6 +309,9 @@ pub(crate) struct SendQueue {
     /// WR or of a later one has been polled (`ibv_post_send(3)`).
     posted_wrs: u64,
     freed_wrs: u64,
+    /// The values of `freed_wrs` that come into force when the program takes completions from the buffer of the
+    /// completion queue: one for each completion there, in their order.
+    freed_wrs_after_buffered_completions: VecDeque<u64>,
     max_wr: u64,
     max_sge: usize,
     max_inline: usize,
@@ -345,6 +348,7 @@ impl SendQueue {
         Some(Self {
             posted_wrs: 0,
             freed_wrs: 0,
+            freed_wrs_after_buffered_completions: VecDeque::new(),
             max_wr: u64::from(cap.max_send_wr),
             max_sge: cap.max_send_sge as usize,
             max_inline: cap.max_inline_data as usize,
@@ -447,6 +451,7 @@ impl SendQueue {
         self.finished_wrs.clear();
         self.deferred.clear();
         self.freed_wrs = self.posted_wrs;
+        self.freed_wrs_after_buffered_completions.clear();
         for ring in self
             .peer_ring
             .take()

@@ -30,10 +30,11 @@ pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     }
     if !sq.finished_wrs.is_empty() {
         let mut freed = sq.freed_wrs;
+        let after_buffered = &mut sq.freed_wrs_after_buffered_completions;
         sq.finished_wrs.pop_while(|wqe| {
             let wanted = !sink.is_full();
             if wanted {
-                push_completion(qp, &mut freed, wqe, sink);
+                push_completion(qp, (&mut freed, after_buffered), wqe, sink);
             }
             wanted
         });
@@ -79,10 +80,20 @@ pub(super) fn count_request_traffic(
     }
 }
 
-/// Makes the completion of a WR.
+/// Makes the completion of a WR. Its place is free when the program has polled the completion: at once, or when the
+/// program takes it from the buffer of the completion queue.
 #[inline]
-fn push_completion(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
-    *freed = wqe.seq + 1;
+fn push_completion(
+    qp: &Qp,
+    (freed, freed_after_buffered): (&mut u64, &mut VecDeque<u64>),
+    wqe: &SendWqe,
+    sink: &mut WcSink<'_>,
+) {
+    if sink.is_for_buffer {
+        freed_after_buffered.push_back(wqe.seq + 1);
+    } else {
+        *freed = wqe.seq + 1;
+    }
     if wqe.status == SUCCESS_BYTE {
         sink.push_sent(
             wqe.wr_id,
@@ -129,13 +140,26 @@ fn complete_consumed(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool
         sq.peer_silence.end_wait();
         if wqe.signaled {
             if sq.finished_wrs.is_empty() && !sink.is_full() {
-                push_completion(qp, &mut sq.freed_wrs, &wqe, sink);
+                let freed = (
+                    &mut sq.freed_wrs,
+                    &mut sq.freed_wrs_after_buffered_completions,
+                );
+                push_completion(qp, freed, &wqe, sink);
             } else {
                 sq.finished_wrs.push(wqe);
             }
         }
     }
     false
+}
+
+/// Frees the place of a WR whose completion the program has taken from the buffer of its completion queue.
+#[cold]
+pub(crate) fn free_place_of_polled_completion(qp: &Qp) {
+    let mut sq = qp.sq.lock();
+    if let Some(freed) = sq.freed_wrs_after_buffered_completions.pop_front() {
+        sq.freed_wrs = sq.freed_wrs.max(freed);
+    }
 }
 
 /// Moves the WRs whose records lie before `consumed` to ready. A failed WR behind them fails the queue.

@@ -108,6 +108,12 @@ const QUEUES: &[Deviation] = &[
     ),
     Deviation::new(
         Wrong,
+        "queues::finished_wrs_hold_their_slots_until_they_are_polled",
+        FREES_SEND_SLOT_BEFORE_POLL,
+        "not polled yet: ()",
+    ),
+    Deviation::new(
+        Wrong,
         "queues::polling_makes_room_in_the_send_queue",
         FREES_SEND_SLOT_BEFORE_POLL,
         "full again: ()",

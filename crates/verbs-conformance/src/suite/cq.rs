@@ -585,6 +585,7 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &TestEnv) {
         pair.b.rcq.ack(1);
         for i in 0..4 {
             pair.b.await_recv_completion().expect_received(10 * round + i, 0);
+            pair.a.await_send_completion().expect_sent(i, Verb::Send);
         }
     }
 }

@@ -15,6 +15,7 @@ tests! { "queues";
     a_postlist_stops_where_the_queue_is_full [],
     unsignaled_wrs_hold_their_slots [],
     polling_makes_room_in_the_send_queue [],
+    finished_wrs_hold_their_slots_until_they_are_polled [],
     a_full_receive_queue_refuses_with_bad_wr [],
     a_consumed_receive_makes_room [],
     too_many_sges_are_refused_with_bad_wr [],
@@ -93,6 +94,27 @@ fn unsignaled_wrs_hold_their_slots(env: &TestEnv) {
     let one_more = pair.a.qp.try_post(vec![write([source.whole_sge()], target.remote())]);
     let refused = one_more.expect_err("nothing has freed a slot");
     assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
+}
+
+/// A NIC may move completions on before the program polls them, such as when the program arms the CQ. That frees no slot.
+fn finished_wrs_hold_their_slots_until_they_are_polled(env: &TestEnv) {
+    let pair = QpSpec::rc().with_channels().create_connected_pair(env);
+    let depth = pair.a.granted_cap.max_send_wr;
+    let source = pair.a.alloc_buf(8);
+    let target = pair.b.alloc_buf(8);
+    let wr = |i: u32| write([source.whole_sge()], target.remote()).id(i.into());
+    pair.a.scq.arm(false);
+    for i in 0..depth {
+        pair.a.post(wr(i));
+    }
+    pair.a.scq.arm(false);
+    for i in 0..depth {
+        let refused = pair.a.qp.try_post(vec![wr(99)]).expect_err("not polled yet");
+        assert_eq!((refused.errno, refused.bad_wr_index), (FULL_QUEUE_ERRNO, Some(0)));
+        pair.a.await_send_completion().expect_sent(i.into(), Verb::RdmaWrite);
+        pair.a.post(wr(depth + i));
+        pair.a.scq.arm(false);
+    }
 }
 
 fn polling_makes_room_in_the_send_queue(env: &TestEnv) {
