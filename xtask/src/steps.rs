@@ -293,6 +293,7 @@ pub(crate) const STEPS: &[Step] = &[
             "--on",
             "wire-server-loss",
             "--check",
+            "--verbatim={target}/debug/verbatim",
         ],
         env: &[],
         runs_programs_in_rxe_vm: false,
