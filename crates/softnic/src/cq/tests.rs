@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 
 use rustix::fs::{OFlags, fcntl_setfl};
 
+use super::channel::ChannelCq;
 use super::*;
 use crate::symbols;
 

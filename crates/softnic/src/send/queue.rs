@@ -1,0 +1,429 @@
+//! The state of a send queue: its work requests, posted, pending, finished and deferred.
+
+use super::*;
+
+/// The work that a poll of the send CQ finds in a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SendWork {
+    /// Nothing.
+    None = 0,
+    /// Only unsignaled WRs that are not acknowledged yet. A poll does not check them each time: that would fetch a
+    /// cache line that the receiver writes to.
+    Unsignaled = 1,
+    /// Completions, or WRs that will become completions.
+    Completions = 2,
+}
+
+/// A fixed-size queue.
+///
+/// All methods are `inline(always)`, so that an entry is built in its place. An entry that passes through the stack is
+/// read back in larger pieces than it was written in. That read waits until every earlier store has reached the cache.
+/// One of these stores may be a message that waits for its cache line. The wait took half of the time of a WRITE.
+pub(super) struct FixedFifo<T> {
+    items: Box<[T]>,
+    head: usize,
+    tail: usize,
+}
+
+impl<T: Copy + Default> FixedFifo<T> {
+    /// Returns an empty queue, or `None` if there is no memory for it.
+    pub(super) fn new(capacity: usize) -> Option<Self> {
+        Some(Self {
+            items: crate::filled::try_boxed_slice(T::default(), capacity.next_power_of_two())?,
+            head: 0,
+            tail: 0,
+        })
+    }
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+    #[inline(always)]
+    pub(super) fn push(&mut self, item: T) {
+        debug_assert!(self.tail - self.head < self.items.len());
+        let mask = self.items.len() - 1;
+        self.items[self.tail & mask] = item;
+        self.tail += 1;
+    }
+    #[inline(always)]
+    pub(super) fn front(&self) -> Option<&T> {
+        (!self.is_empty()).then(|| &self.items[self.head & (self.items.len() - 1)])
+    }
+    /// Removes entries from the front as long as `wanted` returns true. The head is stored once.
+    #[inline(always)]
+    pub(super) fn pop_while(&mut self, mut wanted: impl FnMut(&T) -> bool) {
+        let (mut head, tail) = (self.head, self.tail);
+        let mask = self.items.len() - 1;
+        while head != tail && wanted(&self.items[head & mask]) {
+            head += 1;
+        }
+        self.head = head;
+    }
+    pub(super) fn clear(&mut self) {
+        self.head = self.tail;
+    }
+}
+
+/// A send WR whose outcome is known (in `finished_wrs`) or awaited (in `pending`).
+#[derive(Clone, Copy, Default)]
+pub(super) struct SendWqe {
+    pub(super) wr_id: u64,
+    /// Position of the ring up to which the receiver must have consumed; 0 if the WR is done already.
+    pub(super) ring_end: u64,
+    /// Sequence number of the WR, in the order of posting.
+    pub(super) seq: u64,
+    /// The completion's byte length, or its `vendor_err` if the WR failed: a completion in error has no length.
+    pub(super) byte_len_or_vendor_err: u32,
+    /// `ibv_wc_opcode` and `ibv_wc_status`, whose values fit into a byte, so that an entry takes few stores.
+    pub(super) opcode: u8,
+    pub(super) status: u8,
+    pub(super) signaled: bool,
+    /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. The field is as large as its
+    /// neighbours, so that one store writes them all.
+    pub(super) ordered_write_count: u8,
+}
+
+/// The error with which a work request completes.
+#[derive(Clone, Copy)]
+pub(crate) struct WrError {
+    pub(super) status: ibv_wc_status,
+    pub(super) vendor_err: u32,
+}
+
+impl WrError {
+    const FLUSHED: Self = Self {
+        status: IBV_WC_WR_FLUSH_ERR,
+        vendor_err: 0,
+    };
+}
+
+/// Converts a code of a completion to the byte that queue entries store.
+#[allow(clippy::cast_possible_truncation)] // asserted
+#[inline(always)]
+pub(super) const fn code_as_byte(code: u32) -> u8 {
+    debug_assert!(code <= 0xff);
+    code as u8
+}
+
+/// `IBV_WC_SUCCESS` as stored in a send-queue entry.
+pub(super) const SUCCESS_BYTE: u8 = code_as_byte(IBV_WC_SUCCESS);
+
+impl SendWqe {
+    /// Returns the contribution of this WR to the counts of [`PendingWqes`].
+    #[inline(always)]
+    pub(super) fn pending_counts(&self) -> u64 {
+        let is_in_order = self.opcode == code_as_byte(IBV_WC_SEND) || self.ordered_write_count != 0;
+        u64::from(self.signaled) | u64::from(self.ring_end != 0 && is_in_order) << 32
+    }
+}
+
+/// The WRs that are not done, in the order of posting.
+pub(super) struct PendingWqes {
+    wqes: FixedFifo<SendWqe>,
+    /// The lower half counts signaled WRs. The upper half counts SENDs that the receiver has not taken, and WRITEs that
+    /// it has not executed. Both share one word: the compiler would access two words as a vector in one place and one
+    /// by one in another, and these accesses wait for each other.
+    packed_counts: u64,
+}
+
+impl PendingWqes {
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.wqes.is_empty()
+    }
+    /// Returns true if a pending WR is signaled.
+    #[inline(always)]
+    pub(super) fn has_signaled(&self) -> bool {
+        self.packed_counts & u64::from(u32::MAX) != 0
+    }
+    /// Returns true if a pending WR is a SEND that the receiver has not taken, or a WRITE that it has not executed.
+    #[inline(always)]
+    pub(super) fn has_wrs_left_to_receiver(&self) -> bool {
+        self.packed_counts >> 32 != 0
+    }
+    #[inline(always)]
+    pub(super) fn front(&self) -> Option<&SendWqe> {
+        self.wqes.front()
+    }
+    #[inline(always)]
+    pub(super) fn push(&mut self, wqe: SendWqe) {
+        self.packed_counts += wqe.pending_counts();
+        self.wqes.push(wqe);
+    }
+    #[inline(always)]
+    pub(super) fn pop(&mut self) -> Option<SendWqe> {
+        let wqe = *self.front()?;
+        self.drop_front(&wqe);
+        Some(wqe)
+    }
+    /// Removes the WR at the front, of which the caller has a copy.
+    #[inline(always)]
+    pub(super) fn drop_front(&mut self, front: &SendWqe) {
+        debug_assert!(self.front().is_some_and(|wqe| wqe.seq == front.seq));
+        self.wqes.head += 1;
+        self.packed_counts -= front.pending_counts();
+    }
+    pub(super) fn clear(&mut self) {
+        self.wqes.clear();
+        self.packed_counts = 0;
+    }
+}
+
+/// A WR that waits to be executed, with copies of everything that it points to.
+pub(super) struct DeferredWr {
+    pub(super) wr: ibv_send_wr,
+    pub(super) sges: Vec<ibv_sge>,
+    /// The payload, if it was read when the WR was posted.
+    pub(super) early_payload: Option<Vec<u8>>,
+    pub(super) seq: u64,
+    /// Time since the WR was first tried again.
+    pub(super) retry_wait: WaitTimer,
+    /// Time in nanoseconds that the WR has waited when the receiver is woken next.
+    pub(super) wake_after_ns: u64,
+    pub(super) ah: Option<Arc<Ah>>,
+    pub(super) bind: Option<BindRequest>,
+    /// The fault that the fault plan prescribes for this WR.
+    pub(super) fault: Option<WorkRequestFault>,
+}
+
+// SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind` replace them.
+unsafe impl Send for DeferredWr {}
+
+/// The send queue of a queue pair.
+pub(crate) struct SendQueue {
+    /// Number of WRs posted, and number of WRs whose places are free again. A place is freed when a completion of its
+    /// WR or of a later one has been polled (`ibv_post_send(3)`).
+    pub(super) posted_wrs: u64,
+    pub(super) freed_wrs: u64,
+    /// The values of `freed_wrs` that come into force when the program takes completions from the buffer of the
+    /// completion queue: one for each completion there, in their order.
+    pub(super) freed_wrs_after_buffered_completions: VecDeque<u64>,
+    pub(super) max_wr: u64,
+    pub(super) max_sge: usize,
+    pub(super) max_inline: usize,
+    pub(super) sq_sig_all: bool,
+    pub(super) traffic: UnpublishedTraffic,
+    pub(super) pending: PendingWqes,
+    pub(super) finished_wrs: FixedFifo<SendWqe>,
+    pub(super) deferred: VecDeque<DeferredWr>,
+    /// RC and UC by shared memory: the ring to the peer.
+    pub(super) peer_ring: Option<OutRing>,
+    /// RC and UC by packets: the requests to the peer.
+    pub(super) packet_requester: Option<Box<ConnectedRequester>>,
+    /// PSN of the next datagram.
+    pub(super) datagram_psn: u32,
+    /// UD: rings by destination.
+    pub(super) ud: UdRings,
+    /// The state that a raw packet queue pair needs to send.
+    pub(super) raw: Option<Box<raw::RawQpState>>,
+    pub(super) local_regions: RegionCache,
+    pub(super) peer_regions: RegionCache,
+    /// Time since the peer of a reliable queue pair was first found not to answer.
+    pub(super) peer_silence: WaitTimer,
+    /// Position of the ring behind the last WRITE that was left to the receiver.
+    pub(super) last_ordered_write_end: u64,
+    /// The cause of the failure of the failed WR in `pending`.
+    pub(super) failure_cause: Option<FailureCause>,
+    pub(super) is_stopped_by_failure: bool,
+}
+
+impl SendQueue {
+    /// Returns an empty queue, or `None` if there is no memory for it.
+    pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Option<Self> {
+        let depth = cap.max_send_wr.max(1) as usize;
+        Some(Self {
+            posted_wrs: 0,
+            freed_wrs: 0,
+            freed_wrs_after_buffered_completions: VecDeque::new(),
+            max_wr: u64::from(cap.max_send_wr),
+            max_sge: cap.max_send_sge as usize,
+            max_inline: cap.max_inline_data as usize,
+            sq_sig_all,
+            traffic: UnpublishedTraffic::new(),
+            pending: PendingWqes {
+                wqes: FixedFifo::new(depth)?,
+                packed_counts: 0,
+            },
+            finished_wrs: FixedFifo::new(depth)?,
+            deferred: VecDeque::new(),
+            peer_ring: None,
+            packet_requester: None,
+            datagram_psn: 0,
+            ud: UdRings::default(),
+            raw: None,
+            local_regions: RegionCache::new(),
+            peer_regions: RegionCache::new(),
+            peer_silence: WaitTimer::NOT_WAITING,
+            last_ordered_write_end: 0,
+            failure_cause: None,
+            is_stopped_by_failure: false,
+        })
+    }
+
+    /// Returns true if the outcome of every executed WR is known.
+    pub(crate) fn has_no_pending_wrs(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Returns the work that a poll finds in this queue.
+    #[inline]
+    pub(super) fn poll_work(&self) -> SendWork {
+        if self.pending.has_signaled() || !self.finished_wrs.is_empty() || !self.deferred.is_empty()
+        {
+            SendWork::Completions
+        } else if self.pending.is_empty() {
+            SendWork::None
+        } else {
+            SendWork::Unsignaled
+        }
+    }
+
+    /// Creates the ring to the peer of a connected queue pair (INIT to RTR).
+    pub(crate) fn connect(&mut self, qp: &Qp, peer: Arc<Peer>, dest_qpn: u32) -> Result<(), i32> {
+        // The ring has room for `max_wr` records of the smallest size into which any WR fits.
+        let record = record_slots(self.max_inline.max(self.max_sge * SLOT_BYTES).max(16));
+        let slots = (self.max_wr * record + 2 * record + 2)
+            .next_power_of_two()
+            .clamp(64, 32768);
+        let ring = NewRingParameters {
+            slots,
+            dest_index: dest_qpn as usize % MAX_QPS,
+            rnr_retry: 0,
+            grh: None,
+            completion_path_word: 0,
+        };
+        let mut out = new_ring(qp, peer, &ring).ok_or(libc::ENOMEM)?;
+        out.send_ring_notice(qp.nic);
+        self.peer_ring = Some(out);
+        Ok(())
+    }
+
+    /// Starts requests by packets (RTR to RTS).
+    pub(crate) fn connect_by_packets(&mut self, wire: ConnectedRequester) {
+        self.packet_requester = Some(Box::new(wire));
+    }
+
+    /// Sets the timeout and the retry counts of requests by packets, as coded in `ibv_qp_attr`.
+    pub(crate) fn set_packet_timeout_and_retries(
+        &mut self,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+    ) {
+        if let Some(requester) = self
+            .packet_requester
+            .as_mut()
+            .and_then(|wire| wire.rc_requester())
+        {
+            requester.set_timeout_ns(packet_timeout_ns(timeout));
+            requester.set_retry_cnt(retry_cnt);
+            requester.set_rnr_retry(rnr_retry);
+        }
+    }
+
+    /// Sets the RNR retry count that the receiver applies.
+    pub(crate) fn set_rnr_retry(&mut self, nic: &Nic, rnr_retry: u8) {
+        if let Some(header) = self.peer_ring.as_ref().and_then(|out| out.header(nic)) {
+            header
+                .rnr_retry
+                .store(u32::from(rnr_retry), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the queue to RESET: drops all WRs and closes all rings.
+    pub(crate) fn reset(&mut self, nic: &Nic) {
+        self.withdraw_untaken_sends(nic);
+        self.pending.clear();
+        self.finished_wrs.clear();
+        self.deferred.clear();
+        self.freed_wrs = self.posted_wrs;
+        self.freed_wrs_after_buffered_completions.clear();
+        for ring in self
+            .peer_ring
+            .take()
+            .into_iter()
+            .chain(self.ud.rings.drain(..).flatten())
+        {
+            ring.close(nic);
+        }
+        self.ud = UdRings::default();
+        self.packet_requester = None;
+        self.local_regions.clear();
+        self.peer_regions.clear();
+        self.peer_silence.end_wait();
+        self.last_ordered_write_end = 0;
+        self.failure_cause = None;
+        self.is_stopped_by_failure = false;
+    }
+
+    /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
+    pub(super) fn withdraw_untaken_sends(&self, nic: &Nic) {
+        if self.pending.has_wrs_left_to_receiver()
+            && let Some(out) = &self.peer_ring
+        {
+            out.withdraw_untaken(nic);
+        }
+    }
+
+    /// Ends every WR that is not done: the oldest with `first`, if given, and all others with a flush error. A WR that
+    /// the receiver has taken is done. Returns the `wr_id` and the opcode of the WR that ended with `first`.
+    pub(crate) fn flush(
+        &mut self,
+        nic: &Nic,
+        first: Option<WrError>,
+    ) -> Option<(u64, ibv_wc_opcode)> {
+        self.withdraw_untaken_sends(nic);
+        if let Some(Ok(consumed)) = self
+            .peer_ring
+            .as_mut()
+            .map(|out| out.producer.refresh_consumer_head())
+        {
+            move_consumed_to_finished(self, consumed);
+        }
+        if let Some(wire) = &self.packet_requester {
+            let done = wire.done_requests();
+            move_consumed_to_finished(self, done);
+        }
+        let mut left = first;
+        let mut ended = None;
+        let mut end = |wr_id, opcode, left: &mut Option<WrError>| {
+            let failed = left.take();
+            if failed.is_some() {
+                ended = Some((wr_id, opcode));
+            }
+            failed.unwrap_or(WrError::FLUSHED)
+        };
+        while let Some(wqe) = self.pending.pop() {
+            if wqe.ring_end == 0 && wqe.status == SUCCESS_BYTE {
+                // This WR was executed while an earlier one was not acknowledged.
+                left = None;
+            }
+            let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
+            self.finished_wrs.push(SendWqe {
+                status: code_as_byte(failed.status),
+                byte_len_or_vendor_err: failed.vendor_err,
+                signaled: true,
+                ..wqe
+            });
+        }
+        while let Some(d) = self.deferred.pop_front() {
+            let failed = end(d.wr.wr_id, completion_opcode(d.wr.opcode), &mut left);
+            self.finished_wrs.push(SendWqe {
+                wr_id: d.wr.wr_id,
+                seq: d.seq,
+                status: code_as_byte(failed.status),
+                byte_len_or_vendor_err: failed.vendor_err,
+                signaled: true,
+                ..SendWqe::default()
+            });
+        }
+        self.is_stopped_by_failure = true;
+        ended
+    }
+
+    /// Lets the queue execute WRs again after it had failed (SQE to RTS).
+    pub(crate) fn resume_after_sqe(&mut self) {
+        self.is_stopped_by_failure = false;
+    }
+}
