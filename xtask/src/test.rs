@@ -86,8 +86,8 @@ fn run_all(packages: Option<Vec<&DebianPackage>>, steps: &[&Step], json: bool) -
 /// Runs `steps`: first the steps of [`StepGroup::First`] one at a time, then all other lanes at the same
 /// time. Returns the outcomes in the order of the steps.
 fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outcome>> {
-    let of_lane = |lane: StepGroup| {
-        let steps = steps.iter().filter(move |step| step.lane == lane);
+    let of_lane = |lane: &[StepGroup]| {
+        let steps = steps.iter().filter(|step| lane.contains(&step.lane));
         steps.copied().collect::<Vec<&Step>>()
     };
     let run_lane = |steps: &[&Step], named: bool| -> Result<Vec<Outcome>> {
@@ -106,7 +106,7 @@ fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outco
         });
         outcomes.collect()
     };
-    let mut outcomes = run_lane(&of_lane(StepGroup::First), false)?;
+    let mut outcomes = run_lane(&of_lane(&[StepGroup::First]), false)?;
     let mut lanes: Vec<Vec<&Step>> = StepGroup::CONCURRENT.map(of_lane).into();
     lanes.retain(|lane| !lane.is_empty());
     let named = lanes.len() > 1;
