@@ -28,7 +28,7 @@ impl Cq {
 
     /// Disarms the queue, because its event has occurred. Returns the slot of the peer that has written the event's
     /// token, or is about to.
-    pub(super) fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
+    fn disarm_and_take_token_writer_slot(&self, state: &mut CqState) -> Option<usize> {
         state.armed_for = ARMED_NO;
         state.unreported_completions = 0;
         state.unreported_has_solicited_or_error = false;
@@ -146,7 +146,7 @@ impl Cq {
 
     /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
     /// message makes a completion.
-    pub(super) fn may_peers_wake_program(&self, state: &CqState) -> bool {
+    fn may_peers_wake_program(&self, state: &CqState) -> bool {
         if self.channel.is_none()
             || self
                 .packed_moderation_count_and_period
@@ -252,7 +252,7 @@ impl ChannelCq for Cq {
 
 impl CqState {
     /// Returns true if the queue is armed, and a completion for which it is armed has been added.
-    pub(super) fn has_reason_for_event(&self) -> bool {
+    fn has_reason_for_event(&self) -> bool {
         match self.armed_for {
             ARMED_ANY => self.unreported_completions > 0,
             ARMED_SOLICITED => self.unreported_has_solicited_or_error,

@@ -127,7 +127,7 @@ impl Cq {
     }
 
     /// Moves the completions that `gather` makes to the buffer, until it makes none.
-    pub(super) fn drain_into_buffer(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
+    fn drain_into_buffer(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
         if self.is_overrun() {
             return;
@@ -225,7 +225,7 @@ impl CqState {
     }
 
     /// Moves completions that are due by `now_ns` to the buffer. Returns their number.
-    pub(super) fn move_due_completions_to_buffer(&mut self, now_ns: u64) -> usize {
+    fn move_due_completions_to_buffer(&mut self, now_ns: u64) -> usize {
         let mut released = 0;
         while let Some((wc, solicited)) = self.delayed_completions.pop_due(now_ns) {
             if comp_cntr::is_counting() {

@@ -39,7 +39,7 @@ impl CqState {
 
     /// [`gather_completions`](Self::gather_completions) for several queue pairs.
     #[inline(never)]
-    pub(super) fn gather_from_many(
+    fn gather_from_many(
         &mut self,
         sink: &mut WcSink<'_>,
         scan: usize,
@@ -85,7 +85,7 @@ impl CqState {
     /// [`gather_completions`](Self::gather_completions) for one queue pair, as in a latency-bound program: it needs no
     /// round over queue pairs.
     #[inline(always)]
-    pub(super) fn gather_from_one_qp(
+    fn gather_from_one_qp(
         &mut self,
         sink: &mut WcSink<'_>,
         scan: usize,
@@ -119,12 +119,7 @@ impl CqState {
     }
 
     #[inline]
-    pub(super) fn gather_front_receives(
-        &mut self,
-        sink: &mut WcSink<'_>,
-        scan: usize,
-        ended: bool,
-    ) -> bool {
+    fn gather_front_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -143,12 +138,7 @@ impl CqState {
     }
 
     #[inline]
-    pub(super) fn gather_cursor_receives(
-        &mut self,
-        sink: &mut WcSink<'_>,
-        scan: usize,
-        ended: bool,
-    ) -> bool {
+    fn gather_cursor_receives(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         let n = self.recv_sides.len();
         let mut waiting = false;
         if n > scan {
@@ -169,12 +159,7 @@ impl CqState {
     }
 
     #[inline]
-    pub(super) fn gather_front_sends(
-        &mut self,
-        sink: &mut WcSink<'_>,
-        scan: usize,
-        all: bool,
-    ) -> bool {
+    fn gather_front_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         if sink.is_full() {
             return false;
         }
@@ -192,12 +177,7 @@ impl CqState {
     }
 
     #[inline]
-    pub(super) fn gather_cursor_sends(
-        &mut self,
-        sink: &mut WcSink<'_>,
-        scan: usize,
-        all: bool,
-    ) -> bool {
+    fn gather_cursor_sends(&mut self, sink: &mut WcSink<'_>, scan: usize, all: bool) -> bool {
         let n = self.sending_qps.len();
         let mut waiting = false;
         if n > scan {
@@ -216,7 +196,7 @@ impl CqState {
         waiting
     }
 
-    pub(super) fn swap_senders(&mut self, a: usize, b: usize) {
+    fn swap_senders(&mut self, a: usize, b: usize) {
         self.sending_qps.swap(a, b);
         for place in [a, b] {
             self.sending_qps[place]
@@ -225,7 +205,7 @@ impl CqState {
         }
     }
 
-    pub(super) fn swap_receivers(&mut self, a: usize, b: usize) {
+    fn swap_receivers(&mut self, a: usize, b: usize) {
         self.recv_sides.swap(a, b);
         for place in [a, b] {
             self.recv_sides[place]
