@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 
 use crate::deviations::{Deviation, DeviationKind, Deviations};
 use crate::env::{NicCapability, Settings, SuiteTest, TestEnv, TestOutcome};
-use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
+use crate::notes::{HANG_LIMITS_MAX, WAIT_LIMIT_VARIABLE, print_notes, wait_until_test_hangs};
 use crate::role::{ROLE_ARG_ENV_VAR, ROLE_ENV_VAR, SETTINGS_ENV_VAR};
 use crate::{peer, worker};
 
@@ -46,7 +46,7 @@ pub struct SuiteVariant {
     /// Fabric folder of the software NIC. The folder must be empty or absent after the tests, and is then
     /// removed.
     pub fabric: Option<PathBuf>,
-    /// Time after which a test counts as hung.
+    /// Time without progress after which a test counts as hung.
     pub hang_timeout: Duration,
     /// Known deviations of the NIC, set by [`SuiteVariant::with_deviations`].
     pub deviations: Option<&'static Deviations>,
@@ -210,7 +210,7 @@ fn run_test(test: &SuiteTest, env: &TestEnv, limit: Duration) -> ExitCode {
         print_notes();
     }));
     std::thread::spawn(move || {
-        std::thread::sleep(limit);
+        wait_until_test_hangs(limit);
         eprintln!("it hangs");
         print_notes();
         std::process::exit(HUNG_EXIT_STATUS.into());
@@ -542,7 +542,8 @@ fn try_run_in_child(
     }
     let mut child = command.spawn().context("start the test")?;
     // A hung test ends its own process. This limit is for a process that cannot end itself.
-    let status = wait_for_exit_or_timeout(&mut child, limit + Duration::from_secs(15))?;
+    let limit = limit * HANG_LIMITS_MAX + Duration::from_secs(15);
+    let status = wait_for_exit_or_timeout(&mut child, limit)?;
     if status.is_none() {
         child.kill()?;
         child.wait()?;

@@ -45,7 +45,7 @@ struct Cli {
     /// Tests that run at the same time; one per CPU unless given
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Seconds after which a test counts as hung
+    /// Seconds without progress after which a test counts as hung
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     limit: u64,
     /// Only print the names of the tests and what they need

@@ -1,13 +1,17 @@
 //! Notes on the progress of the running test, and the time that it waits.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Environment variable with the number of seconds that a test waits for an event.
 pub(crate) const WAIT_LIMIT_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
 
 /// The current case and the current wait of the running test, printed at a hang or a failure.
 static CASE_AND_AWAITED_EVENT: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
+
+/// The number of records that the running test has made. A test that makes records does not hang.
+static RECORD_COUNT: AtomicU64 = AtomicU64::new(0);
 
 fn notes() -> MutexGuard<'static, (String, String)> {
     CASE_AND_AWAITED_EVENT
@@ -17,13 +21,38 @@ fn notes() -> MutexGuard<'static, (String, String)> {
 
 /// Records the event for which the test waits; an empty text means that the test continues.
 pub fn record_awaited_event(text: &str) {
+    record_progress();
     text.clone_into(&mut notes().1);
 }
 
 /// Records the current case of the test.
 pub fn record_case(text: impl std::fmt::Display) {
+    record_progress();
     notes().0 = text.to_string();
 }
+
+/// Records that the test makes progress.
+pub(crate) fn record_progress() {
+    RECORD_COUNT.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Waits until the running test has made no record for `limit`, or has run for [`HANG_LIMITS_MAX`] times `limit`.
+///
+/// On a slow machine, such as an emulated one, a test that does not hang may run for longer than `limit`.
+pub(crate) fn wait_until_test_hangs(limit: Duration) {
+    let begin = Instant::now();
+    loop {
+        let count = RECORD_COUNT.load(Ordering::Relaxed);
+        std::thread::sleep(limit);
+        let ran_too_long = begin.elapsed() >= limit * HANG_LIMITS_MAX;
+        if ran_too_long || RECORD_COUNT.load(Ordering::Relaxed) == count {
+            return;
+        }
+    }
+}
+
+/// The number of hang limits after which a test is considered hung, although it makes records.
+pub(crate) const HANG_LIMITS_MAX: u32 = 5;
 
 /// Prints the recorded case and the recorded wait.
 pub(crate) fn print_notes() {
@@ -45,4 +74,31 @@ pub fn wait_limit() -> Duration {
         .ok()
         .and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_hangs_only_when_it_makes_no_progress_or_never_ends() {
+        let limit = Duration::from_millis(200);
+        let begin = Instant::now();
+        wait_until_test_hangs(limit);
+        assert!(begin.elapsed() >= limit);
+
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    record_progress();
+                    std::thread::yield_now();
+                }
+            });
+            let begin = Instant::now();
+            wait_until_test_hangs(limit);
+            assert!(begin.elapsed() >= limit * HANG_LIMITS_MAX);
+            ended.store(true, Ordering::Relaxed);
+        });
+    }
 }

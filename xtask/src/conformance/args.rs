@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use regex::Regex;
 
 /// Arguments of `cargo xtask conformance`.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Target that the programs run on, one of conformance/targets.toml (may be given several times) [default: the

@@ -107,6 +107,22 @@ impl TargetRecord {
         self.environment.extend(new.environment);
     }
 
+    /// Replaces the result `first` by the result of the same case in `again` if that result is better, and returns it.
+    pub(crate) fn replace_by_better<'a>(
+        &mut self,
+        first: &CaseResult,
+        again: &'a [CaseResult],
+    ) -> Option<&'a CaseResult> {
+        let same_case =
+            |result: &CaseResult| (&result.suite, &result.case) == (&first.suite, &first.case);
+        let second = again.iter().find(|result| same_case(result))?;
+        let place = self.results.iter_mut().find(|result| same_case(result))?;
+        (second.outcome.rank() > place.outcome.rank()).then(|| {
+            place.clone_from(second);
+            second
+        })
+    }
+
     /// Returns true if the record has an outcome of the same kind for the case of `now`.
     pub(crate) fn has_same_outcome(&self, now: &CaseResult) -> bool {
         let mut results = self.results.iter();
@@ -472,6 +488,34 @@ mod tests {
             }
         }
         stale
+    }
+
+    #[test]
+    fn a_second_run_replaces_a_result_only_if_it_is_better() {
+        let result = |case: &str, outcome| CaseResult {
+            suite: "s".to_owned(),
+            case: case.to_owned(),
+            outcome,
+        };
+        let failed = |case| result(case, Outcome::failed("no message in a second"));
+        let mut record = TargetRecord {
+            environment: PackageVersions::new(),
+            results: vec![failed("one"), failed("two"), failed("three")],
+        };
+        let again = [
+            result("one", Outcome::Passed),
+            result("two", Outcome::failed("again")),
+        ];
+        for case in ["one", "two", "three"] {
+            let better = record.replace_by_better(&failed(case), &again);
+            assert_eq!(better.is_some(), case == "one", "{case}");
+        }
+        let expected = [
+            result("one", Outcome::Passed),
+            failed("two"),
+            failed("three"),
+        ];
+        assert_eq!(record.results, expected);
     }
 
     fn conformance(folder: &Path) -> Conformance {

@@ -9,7 +9,7 @@ use super::{
     Channel, Context, Cq, QUIET_PERIOD, becomes_readable_within, expect_ok, last_errno, set_errno,
     set_nonblocking,
 };
-use crate::harness::{record_awaited_event, wait_limit};
+use crate::notes::{record_awaited_event, record_progress, wait_limit};
 use crate::wr::Wc;
 use crate::xrc::ops;
 
@@ -125,11 +125,11 @@ impl Cq {
         unsafe { ibv_poll_cq(self.raw(), count, &raw mut wc) }
     }
 
-    /// Waits for `n` completions.
+    /// Waits for `n` completions. The wait fails if no completion comes for [`wait_limit`].
     #[must_use]
     #[track_caller]
     pub fn wait_for_completions(&self, n: usize) -> Vec<Wc> {
-        let deadline = Instant::now() + wait_limit();
+        let mut deadline = Instant::now() + wait_limit();
         let mut wcs: Vec<Wc> = Vec::with_capacity(n);
         record_awaited_event(&format!("waiting for {n} completions"));
         let mut idle = 0u32;
@@ -153,6 +153,8 @@ impl Cq {
             } else {
                 idle = 0;
                 wcs.extend(more);
+                deadline = Instant::now() + wait_limit();
+                record_progress();
             }
         }
         record_awaited_event("");

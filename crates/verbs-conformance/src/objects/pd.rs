@@ -7,6 +7,7 @@ use verbs_abi::*;
 
 use super::{ALL_ACCESS, Ah, Buf, Context, Mr, Pd, Qp, QpInit, Srq, expect_ok, set_errno};
 use crate::memory::{MemKind, ZeroedMemory};
+use crate::notes::record_progress;
 use crate::wr::Wc;
 
 impl Pd {
@@ -80,6 +81,7 @@ impl Pd {
     /// # Errors
     /// Returns the errno of the call.
     pub fn try_create_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
+        record_progress();
         let mut attr = init.attr();
         set_errno(0);
         // SAFETY: a live PD; the CQs and the SRQ in `attr` are live (`init` holds them) or NULL.
