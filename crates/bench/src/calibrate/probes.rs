@@ -107,192 +107,7 @@ impl ProbedStream {
 
     /// Returns the stream to run.
     pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<VerbStream> {
-        let some = Some::<usize>;
-        // One core with so many queue pairs that no processing unit of the NIC limits it.
-        let one = MicroParameters {
-            wrs_per_doorbell: some(1),
-            window: some(256),
-            signal_every: some(64),
-            queue_pairs_per_thread: some(16),
-            ..MicroParameters::default()
-        };
-        let all = MicroParameters {
-            wrs_per_doorbell: some(16),
-            window: some(64),
-            signal_every: some(16),
-            queue_pairs_per_thread: some(4),
-            threads: some(cores),
-            ..MicroParameters::default()
-        };
-        let inbound = MicroParameters {
-            measured_role: MeasuredRole::Inbound,
-            ..all
-        };
-        let sends = MicroParameters {
-            window: some(256),
-            ..inbound
-        };
-        // Few operations outstanding: one lock completes about two per microsecond.
-        let locks = MicroParameters {
-            wrs_per_doorbell: some(4),
-            window: some(16),
-            signal_every: some(4),
-            ..inbound
-        };
-        let unit = MicroParameters {
-            queue_pairs_per_thread: some(1),
-            ..one
-        };
-        let complete = MicroParameters {
-            window: some(1),
-            signal_every: some(1),
-            queue_pairs_per_thread: some(1),
-            ..one
-        };
-        let payload = |bytes, parameters| MicroParameters {
-            payload_bytes: some(bytes),
-            ..parameters
-        };
-        let (verb, parameters) = match self {
-            ProbedStream::OneLineWqes => (Verb::RcWrite, one),
-            ProbedStream::ThreeLineWqes => (
-                Verb::RcWrite,
-                MicroParameters {
-                    inline: Some(true),
-                    ..payload(THREE_LINE_PAYLOAD_BYTES, one)
-                },
-            ),
-            ProbedStream::WritePostlists => (
-                Verb::RcWrite,
-                MicroParameters {
-                    wrs_per_doorbell: some(32),
-                    ..one
-                },
-            ),
-            ProbedStream::SignaledWritePostlists => (
-                Verb::RcWrite,
-                MicroParameters {
-                    wrs_per_doorbell: some(32),
-                    signal_every: some(1),
-                    ..one
-                },
-            ),
-            ProbedStream::ReceiveHeaderOnlySends => {
-                let parameters = MicroParameters {
-                    wrs_per_doorbell: some(16),
-                    queue_pairs_per_thread: some(8),
-                    ..one
-                };
-                (
-                    Verb::UdSend,
-                    payload(
-                        0,
-                        MicroParameters {
-                            measured_role: MeasuredRole::Inbound,
-                            ..parameters
-                        },
-                    ),
-                )
-            }
-            ProbedStream::OneQpSingleWrites => (Verb::RcWrite, unit),
-            ProbedStream::OneQpWritePostlists(len) => (
-                Verb::RcWrite,
-                MicroParameters {
-                    wrs_per_doorbell: some(len),
-                    window: some(512),
-                    ..unit
-                },
-            ),
-            ProbedStream::AllCoresHeaderOnlySends => {
-                let sends = MicroParameters {
-                    window: some(256),
-                    ..all
-                };
-                (Verb::UdSend, payload(0, sends))
-            }
-            ProbedStream::AllCoresReads => (
-                Verb::RcRead,
-                MicroParameters {
-                    wrs_per_doorbell: some(1),
-                    ..all
-                },
-            ),
-            ProbedStream::InboundWrite => (Verb::RcWrite, inbound),
-            ProbedStream::InboundHeaderOnlySends => (Verb::UdSend, payload(0, sends)),
-            ProbedStream::InboundPayloadSends => (Verb::UdSend, sends),
-            ProbedStream::InboundAtomicsOnManyCounters => (
-                Verb::Atomics,
-                MicroParameters {
-                    atomic_counters: some(ATOMIC_COUNTERS),
-                    ..inbound
-                },
-            ),
-            ProbedStream::InboundAtomicsOnOneCounter => (Verb::Atomics, locks),
-            ProbedStream::InboundAtomicsOnTwoCounters(bits) => {
-                let counters = MicroParameters {
-                    atomic_counters: some(2),
-                    counter_spacing_bytes: some(1 << bits),
-                    ..locks
-                };
-                (Verb::Atomics, counters)
-            }
-            ProbedStream::OneInlineUcWriteAtATime => (
-                Verb::UcWrite,
-                MicroParameters {
-                    inline: Some(true),
-                    ..complete
-                },
-            ),
-            ProbedStream::OneFetchedUcWriteAtATime => (
-                Verb::UcWrite,
-                MicroParameters {
-                    inline: Some(false),
-                    ..complete
-                },
-            ),
-            ProbedStream::OneReadAtATime => (Verb::RcRead, complete),
-            ProbedStream::InboundReadsOfBytes(bytes) => {
-                let few = MicroParameters {
-                    wrs_per_doorbell: some(8),
-                    window: some(16),
-                    signal_every: some(8),
-                    ..inbound
-                };
-                (Verb::RcRead, payload(bytes, few))
-            }
-            ProbedStream::AllCoresTwoLineWqePostlists => {
-                let lists = MicroParameters {
-                    wrs_per_doorbell: some(64),
-                    window: some(256),
-                    signal_every: some(64),
-                    ..all
-                };
-                (
-                    Verb::UdSend,
-                    MicroParameters {
-                        inline: Some(true),
-                        ..payload(60, lists)
-                    },
-                )
-            }
-            ProbedStream::AllCoresThreeLineWqeDoorbells => {
-                let singly = MicroParameters {
-                    wrs_per_doorbell: some(1),
-                    inline: Some(true),
-                    ..all
-                };
-                (Verb::RcWrite, payload(THREE_LINE_PAYLOAD_BYTES, singly))
-            }
-            ProbedStream::ReadWindow(window) => {
-                let sliding = MicroParameters {
-                    wrs_per_doorbell: some(1),
-                    window: some(window),
-                    queue_pairs_per_thread: some(1),
-                    ..all
-                };
-                (Verb::RcRead, sliding)
-            }
-        };
+        let (verb, parameters) = self.verb_and_parameters(cores);
         // One lock completes about two operations per microsecond, so these streams run longer.
         let slow = matches!(
             self,
@@ -300,6 +115,158 @@ impl ProbedStream {
         );
         let duration_ms = if slow { 5 * duration_ms } else { duration_ms };
         VerbStream::new(verb, &parameters, duration_ms)
+    }
+
+    fn verb_and_parameters(self, cores: usize) -> (Verb, MicroParameters) {
+        use ProbedStream::*;
+        // One core with so many queue pairs that no processing unit of the NIC limits it.
+        let one_core = streams(1, 256, 64).with_queue_pairs(16);
+        let one_qp = one_core.with_queue_pairs(1);
+        let one_at_a_time = streams(1, 1, 1).with_queue_pairs(1);
+        let all_cores = MicroParameters {
+            threads: Some(cores),
+            ..streams(16, 64, 16).with_queue_pairs(4)
+        };
+        let inbound = all_cores.inbound();
+        let inbound_sends = inbound.with_window(256);
+        // Few operations outstanding: one lock completes about two per microsecond.
+        let locks = inbound
+            .with_postlists(4)
+            .with_window(16)
+            .with_signal_every(4);
+        match self {
+            OneLineWqes => (Verb::RcWrite, one_core),
+            ThreeLineWqes => (
+                Verb::RcWrite,
+                one_core.with_inline_payload(THREE_LINE_PAYLOAD_BYTES),
+            ),
+            WritePostlists => (Verb::RcWrite, one_core.with_postlists(32)),
+            SignaledWritePostlists => (
+                Verb::RcWrite,
+                one_core.with_postlists(32).with_signal_every(1),
+            ),
+            ReceiveHeaderOnlySends => {
+                let sends = one_core.with_postlists(16).with_queue_pairs(8);
+                (Verb::UdSend, sends.inbound().with_payload(0))
+            }
+            OneQpSingleWrites => (Verb::RcWrite, one_qp),
+            OneQpWritePostlists(len) => {
+                (Verb::RcWrite, one_qp.with_postlists(len).with_window(512))
+            }
+            AllCoresHeaderOnlySends => (Verb::UdSend, all_cores.with_window(256).with_payload(0)),
+            AllCoresReads => (Verb::RcRead, all_cores.with_postlists(1)),
+            InboundWrite => (Verb::RcWrite, inbound),
+            InboundHeaderOnlySends => (Verb::UdSend, inbound_sends.with_payload(0)),
+            InboundPayloadSends => (Verb::UdSend, inbound_sends),
+            InboundAtomicsOnManyCounters => (Verb::Atomics, inbound.with_counters(ATOMIC_COUNTERS)),
+            InboundAtomicsOnOneCounter => (Verb::Atomics, locks),
+            InboundAtomicsOnTwoCounters(bits) => {
+                let counters = MicroParameters {
+                    counter_spacing_bytes: Some(1 << bits),
+                    ..locks.with_counters(2)
+                };
+                (Verb::Atomics, counters)
+            }
+            OneInlineUcWriteAtATime => (Verb::UcWrite, one_at_a_time.with_inline(true)),
+            OneFetchedUcWriteAtATime => (Verb::UcWrite, one_at_a_time.with_inline(false)),
+            OneReadAtATime => (Verb::RcRead, one_at_a_time),
+            InboundReadsOfBytes(bytes) => {
+                let few = inbound
+                    .with_postlists(8)
+                    .with_window(16)
+                    .with_signal_every(8);
+                (Verb::RcRead, few.with_payload(bytes))
+            }
+            AllCoresTwoLineWqePostlists => {
+                let lists = all_cores
+                    .with_postlists(64)
+                    .with_window(256)
+                    .with_signal_every(64);
+                (Verb::UdSend, lists.with_inline_payload(60))
+            }
+            AllCoresThreeLineWqeDoorbells => {
+                let singly = all_cores.with_postlists(1);
+                (
+                    Verb::RcWrite,
+                    singly.with_inline_payload(THREE_LINE_PAYLOAD_BYTES),
+                )
+            }
+            ReadWindow(window) => {
+                let sliding = all_cores.with_postlists(1).with_queue_pairs(1);
+                (Verb::RcRead, sliding.with_window(window))
+            }
+        }
+    }
+}
+
+/// Returns parameters with the given postlists and window, and one signaled work request in `signal_every`.
+fn streams(wrs_per_doorbell: usize, window: usize, signal_every: usize) -> MicroParameters {
+    MicroParameters::default()
+        .with_postlists(wrs_per_doorbell)
+        .with_window(window)
+        .with_signal_every(signal_every)
+}
+
+impl MicroParameters {
+    fn with_postlists(self, wrs_per_doorbell: usize) -> Self {
+        Self {
+            wrs_per_doorbell: Some(wrs_per_doorbell),
+            ..self
+        }
+    }
+
+    fn with_window(self, window: usize) -> Self {
+        Self {
+            window: Some(window),
+            ..self
+        }
+    }
+
+    fn with_signal_every(self, signal_every: usize) -> Self {
+        Self {
+            signal_every: Some(signal_every),
+            ..self
+        }
+    }
+
+    fn with_queue_pairs(self, per_thread: usize) -> Self {
+        Self {
+            queue_pairs_per_thread: Some(per_thread),
+            ..self
+        }
+    }
+
+    fn with_payload(self, bytes: usize) -> Self {
+        Self {
+            payload_bytes: Some(bytes),
+            ..self
+        }
+    }
+
+    fn with_inline(self, inline: bool) -> Self {
+        Self {
+            inline: Some(inline),
+            ..self
+        }
+    }
+
+    fn with_inline_payload(self, bytes: usize) -> Self {
+        self.with_payload(bytes).with_inline(true)
+    }
+
+    fn with_counters(self, counters: usize) -> Self {
+        Self {
+            atomic_counters: Some(counters),
+            ..self
+        }
+    }
+
+    /// Returns the same parameters for a measurement of what arrives.
+    fn inbound(self) -> Self {
+        Self {
+            measured_role: MeasuredRole::Inbound,
+            ..self
+        }
     }
 }
 

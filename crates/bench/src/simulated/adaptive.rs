@@ -6,7 +6,7 @@
 //! moved. Walks cost as much as in trees with the keys that each server has at the best split for
 //! uniform keys. This cost does not change while ranges move.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,10 +22,11 @@ use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
 use serde::Serialize;
 use service::workload::KeyGenerator;
-use verbs::{Context, Waiter};
+use verbs::Waiter;
 
+use super::SimulatedCluster;
+use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::check_cores;
-use super::{SimulatedBarrier, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -230,23 +231,26 @@ pub fn run(profile: &Profile, setup: &AdaptiveParameters) -> Result<AdaptiveResu
     if let Some(period) = setup.controller_period {
         start_controller(&cluster, setup, period, split, &connectors, &stop)?;
     }
-    let clients = AllClientsState::default();
-    clients.start(&cluster, setup, &connectors)?;
-    let (points, jumps_ms) = record_points(&cluster, setup, &servers, &clients);
-    cluster.run_until(|| clients.running_clients.get() == 0)?;
+    let (clients, counts) = (SimulatedClients::default(), RequestCounts::default());
+    for i in 0..setup.clients {
+        start_client(i, &cluster, setup, &connectors, (&clients, &counts));
+    }
+    clients.begin_when_connected(&cluster)?;
+    let (points, jumps_ms) = record_points(&cluster, setup, &servers, &counts);
+    cluster.run_until(|| clients.have_ended())?;
     stop.set(true);
     connectors.iter().for_each(LocalConnector::stop);
     cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
-    if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
+    if let Some(failure) = failures.next().or_else(|| clients.take_failure()) {
         bail!("it failed: {failure}");
     }
-    let reports = clients.reports.take();
+    let reports: Vec<LoadReport> = clients.take_reports().into_iter().flatten().collect();
     Ok(AdaptiveResult {
         points,
         jumps_ms,
         values: reports.iter().map(|r| r.verified).sum(),
-        redirected: clients.redirected_requests.get(),
+        redirected: counts.redirected.get(),
         verified: reports
             .iter()
             .all(|r| r.has_no_wrong_answers() && r.lost == 0),
@@ -258,7 +262,7 @@ fn record_points(
     cluster: &SimulatedCluster,
     setup: &AdaptiveParameters,
     servers: &[LocalServer],
-    clients: &AllClientsState,
+    counts: &RequestCounts,
 ) -> (Vec<AdaptivePoint>, Vec<f64>) {
     let began = cluster.simulation.now();
     let total = setup.phase_duration * setup.phases;
@@ -266,8 +270,8 @@ fn record_points(
     let (mut done, mut gets) = (0, [0u64; 2]);
     while cluster.simulation.now() - began < total {
         cluster.advance_time(RECORDING_STEP);
-        let now = clients.answered_lookups.get();
-        let asked = clients.requests_per_server();
+        let now = counts.answered.get();
+        let asked = counts.by_server.get();
         let by = [asked[0] - gets[0], asked[1] - gets[1]];
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         points.push(AdaptivePoint {
@@ -423,23 +427,21 @@ fn let_time_pass(time: Duration) {
     }
 }
 
-/// The clients' shared counters and reports.
+/// Requests of all clients.
 #[derive(Clone, Debug, Default)]
-struct AllClientsState {
+struct RequestCounts {
     /// Number of look-ups that were answered.
-    answered_lookups: Rc<Cell<u64>>,
+    answered: Rc<Cell<u64>>,
     /// Number of requests to each server.
-    requests_per_server: Rc<Cell<[u64; 2]>>,
-    redirected_requests: Rc<Cell<u64>>,
-    running_clients: Rc<Cell<usize>>,
-    reports: Rc<RefCell<Vec<LoadReport>>>,
-    failure: Rc<RefCell<Option<String>>>,
+    by_server: Rc<Cell<[u64; 2]>>,
+    /// Number of requests that a server redirected to the other.
+    redirected: Rc<Cell<u64>>,
 }
 
 /// A router that counts requests and answers.
 struct CountingRouter {
     router: Router,
-    counters: AllClientsState,
+    counts: RequestCounts,
 }
 
 impl ExecuteRequests for CountingRouter {
@@ -447,9 +449,9 @@ impl ExecuteRequests for CountingRouter {
         let server = self.router.server_of(op.key()).min(1);
         let taken = self.router.submit(tree, op, token)?;
         if taken {
-            let mut asked = self.counters.requests_per_server.get();
+            let mut asked = self.counts.by_server.get();
             asked[server] += 1;
-            self.counters.requests_per_server.set(asked);
+            self.counts.by_server.set(asked);
         }
         Ok(taken)
     }
@@ -459,9 +461,8 @@ impl ExecuteRequests for CountingRouter {
         each: impl FnMut(btree::Completion<'_>),
     ) -> Result<usize, btree::ClientError> {
         let done = self.router.poll(each)?;
-        self.counters
-            .answered_lookups
-            .set(self.counters.answered_lookups.get() + done as u64);
+        let answered = &self.counts.answered;
+        answered.set(answered.get() + done as u64);
         Ok(done)
     }
 
@@ -486,81 +487,44 @@ impl ExecuteRequests for CountingRouter {
     }
 }
 
-impl AllClientsState {
-    fn requests_per_server(&self) -> [u64; 2] {
-        self.requests_per_server.get()
-    }
-
-    /// Starts all clients, waits until they have connected, and lets them begin.
-    fn start(
-        &self,
-        cluster: &SimulatedCluster,
-        setup: &AdaptiveParameters,
-        connectors: &[LocalConnector],
-    ) -> Result<()> {
-        let gate = SimulatedBarrier::default();
-        self.running_clients.set(setup.clients);
-        for i in 0..setup.clients {
-            let machine = 1 + i % CLIENT_MACHINES;
-            let (context, gate, own) = (
-                cluster.contexts[machine].clone(),
-                gate.clone(),
-                self.clone(),
-            );
-            let (connectors, setup) = (connectors.to_vec(), setup.clone());
-            cluster.spawn(machine, format!("client {i}"), move || {
-                if let Err(e) = own.run(i as u64, &context, &setup, (&connectors, &gate)) {
-                    gate.arrived.set(gate.arrived.get() + 1);
-                    *own.failure.borrow_mut() = Some(e.to_string());
-                }
-                own.running_clients.set(own.running_clients.get() - 1);
-            });
-        }
-        cluster.run_until(|| gate.arrived.get() == setup.clients)?;
-        gate.open.set(true);
-        match self.failure.take() {
-            Some(failure) => bail!("a client cannot connect: {failure}"),
-            None => Ok(()),
-        }
-    }
-
-    /// Runs one client through all phases.
-    fn run(
-        &self,
-        number: u64,
-        context: &Context,
-        setup: &AdaptiveParameters,
-        (connectors, gate): (&[LocalConnector], &SimulatedBarrier),
-    ) -> Result<()> {
-        let connect = |connector: &LocalConnector| {
-            PipelinedClient::connect_through(connector.clone(), context, client_config())
-        };
-        let parts = connectors
-            .iter()
-            .map(connect)
-            .collect::<Result<Vec<_>, _>>()?;
+/// Starts client `number`, which runs through all phases and reports each.
+fn start_client(
+    number: usize,
+    cluster: &SimulatedCluster,
+    setup: &AdaptiveParameters,
+    connectors: &[LocalConnector],
+    (clients, counts): (&SimulatedClients<Vec<LoadReport>>, &RequestCounts),
+) {
+    let machine = 1 + number % CLIENT_MACHINES;
+    let (context, counts) = (cluster.contexts[machine].clone(), counts.clone());
+    let (connectors, setup) = (connectors.to_vec(), setup.clone());
+    let run = move |barrier: &SimulatedBarrier| -> Result<Vec<LoadReport>> {
+        let connect =
+            |connector| PipelinedClient::connect_through(connector, &context, client_config());
+        let parts = connectors.into_iter().map(connect);
         let mut counted = CountingRouter {
-            router: Router::new(parts),
-            counters: self.clone(),
+            router: Router::new(parts.collect::<Result<Vec<_>, _>>()?),
+            counts: counts.clone(),
         };
-        gate.wait();
+        barrier.wait();
         let began = verbs::time::now();
+        let mut reports = Vec::new();
         for phase in 0..setup.phases {
             let workload = Workload {
                 keys: REAL_TREE_KEYS,
-                popularity: popularity(setup, phase),
+                popularity: popularity(&setup, phase),
                 ..Workload::default()
             };
             let until = LoadEnd::At(began + setup.phase_duration * (phase + 1));
-            let seed = setup.seed.wrapping_mul(1 << 20) + number + 1000 * u64::from(phase);
-            let report =
-                load::run(&mut counted, &workload, until, seed).context("a client cannot go on")?;
-            self.reports.borrow_mut().push(report);
+            let seed = setup.seed.wrapping_mul(1 << 20) + number as u64 + 1000 * u64::from(phase);
+            let report = load::run(&mut counted, &workload, until, seed);
+            reports.push(report.context("a client cannot go on")?);
         }
-        let redirected = self.redirected_requests.get() + counted.router.redirected_requests();
-        self.redirected_requests.set(redirected);
-        Ok(())
-    }
+        let redirected = counts.redirected.get() + counted.router.redirected_requests();
+        counts.redirected.set(redirected);
+        Ok(reports)
+    };
+    clients.start(cluster, machine, run, || ());
 }
 
 #[cfg(test)]

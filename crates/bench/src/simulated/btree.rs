@@ -4,7 +4,7 @@
 //! Walks cost as much as in a tree of [`BtreeParameters::keys`] keys. The real tree has as many levels but
 //! fewer keys.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result, bail};
 use btree::load::{self, LoadEnd, LoadReport, Workload, stable_key, value_of};
 use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
-    AccessDesign, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests, LocalServer,
-    Op, PipelinedClient, RangeOwner, Router, ServerConfig, ServerRuntime,
+    AccessDesign, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests,
+    LocalConnector, LocalServer, Op, PipelinedClient, RangeOwner, Router, ServerConfig,
+    ServerRuntime,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -22,8 +23,9 @@ use nicmodel::profile::CorePlace;
 use serde::Serialize;
 use verbs::Context;
 
+use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::check_cores;
-use super::{SimulatedBarrier, SimulatedCluster};
+use super::{SimulatedCluster, rate_mops};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -221,31 +223,24 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     let servers = parts.iter().map(|part| start_server(&cluster, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
     announce_key_ranges(&parts, &servers)?;
-    let clients = AllClientsState::default();
-    clients.start(&cluster, setup, &parts, &servers)?;
-    cluster.advance_time(warm_up_duration(setup));
-    let (from, before) = (cluster.simulation.now(), clients.answered_requests.get());
-    cluster.advance_time(setup.time);
-    let (to, after) = (cluster.simulation.now(), clients.answered_requests.get());
+    let answered_requests = Rc::new(Cell::new(0));
+    let clients = start_clients(&cluster, setup, &parts, &servers, &answered_requests);
+    clients.begin_when_connected(&cluster)?;
+    let read = || answered_requests.get();
+    let read = cluster.read_around(warm_up_duration(setup), setup.time, read);
     cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
-    if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
+    if let Some(failure) = failures.next().or_else(|| clients.take_failure()) {
         bail!("it failed: {failure}");
     }
     let levels = parts
         .iter()
         .map(|part| part.real_tree_size.nodes_per_level().len() as u64);
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "counts and times far below 2^52"
-    )]
-    let rate_mops = (after - before) as f64 / (to - from).as_secs_f64() * 1e-6;
-    let outcome = clients.outcome(&servers)?;
     Ok(BtreeResult {
-        rate_mops,
+        rate_mops: rate_mops(read.after - read.before, read.elapsed),
         levels: levels.max().unwrap_or(0),
         virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
-        ..outcome
+        ..combined_result(&clients.take_reports(), &servers)?
     })
 }
 
@@ -384,124 +379,81 @@ fn start_server(
     Ok(server)
 }
 
-/// The clients' shared counters and reports.
-#[derive(Clone, Debug, Default)]
-struct AllClientsState {
-    /// Number of requests that were answered.
-    answered_requests: Rc<Cell<u64>>,
-    running: Rc<Cell<usize>>,
-    reports: Rc<RefCell<Vec<LoadReport>>>,
-    failure: Rc<RefCell<Option<String>>>,
+/// Starts all clients.
+fn start_clients(
+    cluster: &SimulatedCluster,
+    setup: &BtreeParameters,
+    parts: &[ServerKeyRange],
+    servers: &[LocalServer],
+    answered_requests: &Rc<Cell<u64>>,
+) -> SimulatedClients<LoadReport> {
+    let workload = Workload {
+        keys: parts.iter().map(|part| part.real_tree_size.keys).sum(),
+        ..Workload::default()
+    };
+    let config = ClientConfig {
+        access: setup.access,
+        cache_nodes: setup.cache_nodes,
+        window: setup.window,
+        batch: setup.postlist.min(setup.window),
+        ..ClientConfig::default()
+    };
+    let time = warm_up_duration(setup) + setup.time + CLIENT_OVERRUN;
+    let clients = SimulatedClients::default();
+    for i in 0..setup.clients {
+        let machine = 1 + i % setup.machines;
+        let (context, config) = (cluster.contexts[machine].clone(), config.clone());
+        let connectors: Vec<_> = servers.iter().map(LocalServer::connector).collect();
+        let stoppers = connectors.clone();
+        let (workload, answered_requests) = (workload.clone(), Rc::clone(answered_requests));
+        let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
+        // Clients of a network do not start synchronously.
+        let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(CLIENT_START_SPREAD_NS);
+        let run = move |barrier: &SimulatedBarrier| {
+            let connect =
+                |connector| PipelinedClient::connect_through(connector, &context, config.clone());
+            let pipelines = connectors.into_iter().map(connect);
+            let mut router = CountingRouter {
+                router: Router::new(pipelines.collect::<Result<Vec<_>, _>>()?),
+                answered_requests,
+            };
+            barrier.wait();
+            verbs::time::charge_time(Duration::from_nanos(delay_ns));
+            let until = LoadEnd::At(verbs::time::now() + time);
+            load::run(&mut router, &workload, until, seed)
+        };
+        let stop = move || stoppers.iter().for_each(LocalConnector::stop);
+        clients.start(cluster, machine, run, stop);
+    }
+    clients
 }
 
-impl AllClientsState {
-    /// Starts all clients, waits until they have connected, and lets them begin.
-    fn start(
-        &self,
-        cluster: &SimulatedCluster,
-        setup: &BtreeParameters,
-        parts: &[ServerKeyRange],
-        servers: &[LocalServer],
-    ) -> Result<()> {
-        let workload = Workload {
-            keys: parts.iter().map(|part| part.real_tree_size.keys).sum(),
-            ..Workload::default()
-        };
-        let gate = SimulatedBarrier::default();
-        self.running.set(setup.clients);
-        for i in 0..setup.clients {
-            let machine = 1 + i % setup.machines;
-            let (context, gate, own) = (
-                cluster.contexts[machine].clone(),
-                gate.clone(),
-                self.clone(),
-            );
-            let workload = workload.clone();
-            let connectors: Vec<_> = servers.iter().map(LocalServer::connector).collect();
-            let config = ClientConfig {
-                access: setup.access,
-                cache_nodes: setup.cache_nodes,
-                window: setup.window,
-                batch: setup.postlist.min(setup.window),
-                ..ClientConfig::default()
-            };
-            let time = warm_up_duration(setup) + setup.time + CLIENT_OVERRUN;
-            let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
-            // Clients of a network do not start synchronously.
-            let later = Random::new(setup.seed ^ (i as u64) << 32).below(CLIENT_START_SPREAD_NS);
-            cluster.spawn(machine, format!("client {i}"), move || {
-                let connect = |way| {
-                    PipelinedClient::connect_through(Clone::clone(way), &context, config.clone())
-                };
-                let connected = connectors
-                    .iter()
-                    .map(connect)
-                    .collect::<Result<Vec<_>, _>>();
-                let ran = connected.and_then(|pipelines| {
-                    gate.wait();
-                    verbs::time::charge_time(Duration::from_nanos(later));
-                    let until = LoadEnd::At(verbs::time::now() + time);
-                    let (router, done) =
-                        (Router::new(pipelines), Rc::clone(&own.answered_requests));
-                    load::run(
-                        &mut CountingRouter {
-                            router,
-                            answered_requests: done,
-                        },
-                        &workload,
-                        until,
-                        seed,
-                    )
-                });
-                match ran {
-                    Ok(report) => own.reports.borrow_mut().push(report),
-                    Err(e) => {
-                        gate.arrived.set(gate.arrived.get() + 1);
-                        *own.failure.borrow_mut() = Some(e.to_string());
-                    }
-                }
-                own.running.set(own.running.get() - 1);
-                if own.running.get() == 0 {
-                    connectors.iter().for_each(|connector| connector.stop());
-                }
-            });
-        }
-        cluster.run_until(|| gate.arrived.get() == setup.clients)?;
-        gate.open.set(true);
-        match self.failure.take() {
-            Some(failure) => bail!("a client cannot connect: {failure}"),
-            None => Ok(()),
-        }
-    }
-
-    /// Combines the clients' reports into an outcome.
-    fn outcome(&self, servers: &[LocalServer]) -> Result<BtreeResult> {
-        let reports = self.reports.take();
-        let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
-        medians.sort_unstable();
-        let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
-        let stats = servers.iter().map(LocalServer::stats);
-        let answered = stats.fold((0, 0), |(answers, doorbells), stats| {
-            (answers + stats.answers, doorbells + stats.doorbells)
-        });
-        let operations = sum(|r| r.operations);
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-        let ratio = |a: u64, b: u64| a as f64 / b.max(1) as f64;
-        Ok(BtreeResult {
-            rate_mops: 0.0,
-            latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
-            latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
-            levels: 0,
-            reads_per_lookup: ratio(sum(|r| r.client.reads), operations),
-            answers_per_doorbell: ratio(answered.0, answered.1),
-            operations,
-            values: sum(|r| r.verified),
-            verified: reports
-                .iter()
-                .all(|r| r.has_no_wrong_answers() && r.lost == 0),
-            virtual_ms: 0.0,
-        })
-    }
+/// Combines the clients' reports and the servers' counts. The rate, the levels and the time are 0.
+fn combined_result(reports: &[LoadReport], servers: &[LocalServer]) -> Result<BtreeResult> {
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
+    let stats = servers.iter().map(LocalServer::stats);
+    let answered = stats.fold((0, 0), |(answers, doorbells), stats| {
+        (answers + stats.answers, doorbells + stats.doorbells)
+    });
+    let operations = sum(|r| r.operations);
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    let ratio = |a: u64, b: u64| a as f64 / b.max(1) as f64;
+    Ok(BtreeResult {
+        rate_mops: 0.0,
+        latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        levels: 0,
+        reads_per_lookup: ratio(sum(|r| r.client.reads), operations),
+        answers_per_doorbell: ratio(answered.0, answered.1),
+        operations,
+        values: sum(|r| r.verified),
+        verified: reports
+            .iter()
+            .all(|r| r.has_no_wrong_answers() && r.lost == 0),
+        virtual_ms: 0.0,
+    })
 }
 
 /// A router that counts answers while it runs.

@@ -1,7 +1,7 @@
 //! The key-value stores' own servers and clients on a simulated cluster, as in Figures 9 (HERD) and
 //! 10 (DrTM-KV) of the paper.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,14 @@ use kv::{
     ClientConfig, Design, LocalServer, PipelinedClient, RecordCache, RegionScan, ServerConfig,
     ServerRuntime,
 };
+use nicmodel::profile::CorePlace;
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::NicCounters;
 
-use super::sequencer::{ATC16_SEND_DEPTH, client_start_spread_ns};
-use super::{SimulatedBarrier, SimulatedCluster};
+use super::clients::{SimulatedBarrier, SimulatedClients};
+use super::sequencer::{ATC16_SEND_DEPTH, check_cores, client_start_spread_ns};
+use super::{SimulatedCluster, rate_mops};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -128,6 +130,16 @@ impl KvParameters {
             Design::Atomics => 1 << 18,
         }
     }
+
+    fn workload(&self) -> Workload {
+        Workload {
+            keys: self.key_count(),
+            value_bytes: self.value_bytes,
+            puts: self.puts,
+            stop_and_go: self.atc16,
+            ..Workload::default()
+        }
+    }
 }
 
 /// Result of the experiment.
@@ -156,23 +168,74 @@ pub struct KvResult {
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
-    let cores = profile.host.cores.value as usize;
-    if setup.cores > cores {
-        bail!(
-            "{} cores are more than the {cores} of {}; lower --cores",
-            setup.cores,
-            profile.name
-        );
-    }
+    check_cores(profile, CorePlace::Host, setup.cores)?;
     let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
     // With `atomics`, the clients do everything and the server's cores do nothing.
     if setup.design != Design::Atomics {
         cluster.check_costs_of_cores(profile)?;
     }
+    let mut server = create_server(&cluster, profile, setup)?;
+    let known = put_every_key(&server, setup)?;
+    for (i, worker) in server.take_workers().into_iter().enumerate() {
+        cluster.spawn(0, format!("worker {i}"), move || worker.run());
+    }
+    let within = match setup.atc16 {
+        true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
+        false => 0,
+    };
+    let warm_up = (setup.time / 5).max(MIN_WARM_UP) + Duration::from_nanos(within);
+    let clients = SimulatedClients::default();
+    let answered_requests = Rc::new(Cell::new(0u64));
+    for i in 0..setup.clients {
+        let client = OneClient {
+            number: i,
+            start_delay_ns_max: within,
+            time: warm_up + setup.time + CLIENT_OVERRUN,
+            known: Arc::clone(&known),
+            answered_requests: Rc::clone(&answered_requests),
+        };
+        client.start(&cluster, setup, &server, &clients);
+    }
+    clients.begin_when_connected(&cluster)?;
+    let server_machine = cluster.simulation.host_of_machine(0);
+    let read = || {
+        (
+            answered_requests.get(),
+            cluster.simulation.nic_counters(server_machine),
+        )
+    };
+    let read = cluster.read_around(warm_up, setup.time, read);
+    cluster.run_until_threads_end()?;
+    if let Some(failure) = server.failure().or_else(|| clients.take_failure()) {
+        bail!("it failed: {failure}");
+    }
+    let reports = clients.take_reports();
+    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
+    medians.sort_unstable();
+    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
+    Ok(KvResult {
+        rate_mops: rate_mops(read.after.0 - read.before.0, read.elapsed),
+        latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
+        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
+        answers_per_doorbell: answers_per_doorbell(&read.before.1, &read.after.1),
+        operations: sum(|r| r.operations),
+        values: sum(|r| r.verified),
+        verified: reports
+            .iter()
+            .all(|r| r.all_checks_passed() && r.misses == 0 && r.lost == 0),
+        virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
+    })
+}
+
+fn create_server(
+    cluster: &SimulatedCluster,
+    profile: &Profile,
+    setup: &KvParameters,
+) -> Result<LocalServer> {
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
     let cost_ns = mixes::herd_request_work_ns(profile, setup.batch > 1);
-    let loops = server_config_with_worker_loops(profile, setup);
+    let cost = Duration::from_secs_f64(cost_ns * 1e-9);
     let config = ServerConfig {
         design: setup.design,
         workers: setup.cores,
@@ -186,119 +249,57 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         lock_placement: setup.locks,
         record_align: setup.record_align,
         value_bytes: setup.value_bytes,
-        ..loops
+        ..server_config_with_worker_loops(profile, setup)
     };
-    let cost = Duration::from_secs_f64(cost_ns * 1e-9);
-    let mut server = LocalServer::new(
-        &cluster.contexts[0],
-        config,
-        ServerRuntime::simulated(setup.seed, cost),
-    )?;
-    let workload = Workload {
-        keys: setup.key_count(),
-        value_bytes: setup.value_bytes,
-        puts: setup.puts,
-        stop_and_go: setup.atc16,
-        ..Workload::default()
-    };
-    // Room for so many locations that two keys rarely share one.
-    let room = match setup.design {
-        Design::Atomics => usize::try_from(64 * workload.keys)?,
-        Design::Herd | Design::Reads => 1,
-    };
-    let known = Arc::new(RecordCache::new(room));
-    put_every_key(&server, &workload, &known)?;
-    for (i, worker) in server.take_workers().into_iter().enumerate() {
-        cluster.spawn(0, format!("worker {i}"), move || worker.run());
-    }
-    let within = match setup.atc16 {
-        true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
-        false => 0,
-    };
-    let warm_up = (setup.time / 5).max(MIN_WARM_UP) + Duration::from_nanos(within);
-    let gate = SimulatedBarrier::default();
-    let done = Rc::new(Cell::new(0u64));
-    let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
-    let failure: Rc<RefCell<Option<String>>> = Rc::default();
-    let left = Rc::new(Cell::new(setup.clients));
-    let connector = server.connector();
-    for i in 0..setup.clients {
-        let machine = 1 + i % setup.machines;
-        let (context, gate) = (cluster.contexts[machine].clone(), gate.clone());
-        let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
-        let (done, workload) = (Rc::clone(&done), workload.clone());
-        let (known, connector) = (Arc::clone(&known), connector.clone());
+    let runtime = ServerRuntime::simulated(setup.seed, cost);
+    Ok(LocalServer::new(&cluster.contexts[0], config, runtime)?)
+}
+
+/// A client, before it is started.
+struct OneClient {
+    /// Number of the client, from 0.
+    number: usize,
+    /// Maximum time after the other clients at which it begins; 0 if all begin together.
+    start_delay_ns_max: u64,
+    /// Time from the begin to the end of the client.
+    time: Duration,
+    /// Locations of records that all clients know.
+    known: Arc<RecordCache>,
+    /// Number of requests of all clients that were answered.
+    answered_requests: Rc<Cell<u64>>,
+}
+
+impl OneClient {
+    fn start(
+        self,
+        cluster: &SimulatedCluster,
+        setup: &KvParameters,
+        server: &LocalServer,
+        clients: &SimulatedClients<LoadReport>,
+    ) {
+        let machine = 1 + self.number % setup.machines;
+        let (context, workload) = (cluster.contexts[machine].clone(), setup.workload());
         let config = ClientConfig {
             window: setup.window,
             batch: if setup.atc16 { 1 } else { setup.window.min(16) },
             value_bytes: setup.value_bytes,
             ..ClientConfig::default()
         };
-        let time = warm_up + setup.time + CLIENT_OVERRUN;
-        let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
-        let later = Random::new(seed).below(within.max(1));
-        cluster.spawn(machine, format!("client {i}"), move || {
-            let connected = PipelinedClient::connect_through(connector.clone(), &context, config);
-            let ran = connected.and_then(|mut pipeline| {
-                pipeline.use_shared_record_cache(known);
-                gate.wait();
-                let until = LoadEnd::At(verbs::time::now() + time);
-                verbs::time::charge_time(Duration::from_nanos(later));
-                load::run_with_progress(&mut pipeline, &workload, until, seed, |n| {
-                    done.set(done.get() + n);
-                })
-            });
-            match ran {
-                Ok(report) => reports.borrow_mut().push(report),
-                Err(e) => {
-                    gate.arrived.set(gate.arrived.get() + 1);
-                    *failure.borrow_mut() = Some(e.to_string());
-                }
-            }
-            left.set(left.get() - 1);
-            if left.get() == 0 {
-                connector.stop();
-            }
-        });
+        let seed = setup.seed.wrapping_mul(1 << 20) + self.number as u64;
+        let delay_ns = Random::new(seed).below(self.start_delay_ns_max.max(1));
+        let (connector, stopper) = (server.connector(), server.connector());
+        let run = move |barrier: &SimulatedBarrier| {
+            let mut pipeline = PipelinedClient::connect_through(connector, &context, config)?;
+            pipeline.use_shared_record_cache(self.known);
+            barrier.wait();
+            let until = LoadEnd::At(verbs::time::now() + self.time);
+            verbs::time::charge_time(Duration::from_nanos(delay_ns));
+            load::run_with_progress(&mut pipeline, &workload, until, seed, |n| {
+                self.answered_requests.set(self.answered_requests.get() + n);
+            })
+        };
+        clients.start(cluster, machine, run, move || stopper.stop());
     }
-    cluster.run_until(|| gate.arrived.get() == setup.clients)?;
-    gate.open.set(true);
-    if let Some(failure) = failure.take() {
-        bail!("a client cannot connect: {failure}");
-    }
-    let counters = || {
-        cluster
-            .simulation
-            .nic_counters(cluster.simulation.host_of_machine(0))
-    };
-    cluster.advance_time(warm_up);
-    let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
-    cluster.advance_time(setup.time);
-    let (to, after, posts) = (cluster.simulation.now(), done.get(), counters());
-    cluster.run_until_threads_end()?;
-    if let Some(failure) = server.failure().or_else(|| failure.take()) {
-        bail!("it failed: {failure}");
-    }
-    let reports = reports.take();
-    let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
-    medians.sort_unstable();
-    let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "counts and times far below 2^52"
-    )]
-    Ok(KvResult {
-        rate_mops: (after - before) as f64 / (to - from).as_secs_f64() * 1e-6,
-        latency_ns_p50: *medians.get(medians.len() / 2).context("no client ran")?,
-        latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
-        answers_per_doorbell: answers_per_doorbell(&posted, &posts),
-        operations: sum(|r| r.operations),
-        values: sum(|r| r.verified),
-        verified: reports
-            .iter()
-            .all(|r| r.all_checks_passed() && r.misses == 0 && r.lost == 0),
-        virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
-    })
 }
 
 /// Returns a server configuration with the loops of the workers.
@@ -329,16 +330,23 @@ fn answers_per_doorbell(before: &NicCounters, after: &NicCounters) -> f64 {
     ((after.sent_messages - before.sent_messages) as f64 / posted as f64).max(1.0)
 }
 
-/// Puts every key into the store locally.
-fn put_every_key(server: &LocalServer, workload: &Workload, known: &RecordCache) -> Result<()> {
+/// Puts every key into the store locally, and returns the locations of the records.
+fn put_every_key(server: &LocalServer, setup: &KvParameters) -> Result<Arc<RecordCache>> {
+    let workload = setup.workload();
+    // Room for so many locations that two keys rarely share one.
+    let room = match setup.design {
+        Design::Atomics => usize::try_from(64 * workload.keys)?,
+        Design::Herd | Design::Reads => 1,
+    };
+    let known = RecordCache::new(room);
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {
         write_key_bytes(n, &mut key);
         write_value_bytes(n, 0, &mut value);
-        server.service().preload(&key, &value, known)?;
+        server.service().preload(&key, &value, &known)?;
     }
-    Ok(())
+    Ok(Arc::new(known))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub mod adaptive;
 pub mod btree;
+mod clients;
 pub mod collective;
 pub mod depth;
 pub mod drtm;
@@ -13,15 +14,13 @@ mod places;
 pub mod sequencer;
 pub mod windows;
 
-use std::cell::Cell;
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
 use simnic::{Cluster, HostOrDpu};
-use verbs::{Context, Provider, Waiter};
+use verbs::{Context, Provider};
 
 /// Error: the profile lacks costs that a design needs.
 ///
@@ -127,29 +126,42 @@ impl SimulatedCluster {
         self.simulation.run_until(self.simulation.now() + time);
     }
 
+    /// Runs the simulation for `warm_up` and then for `time`, and reads values at the begin and at the end of `time`.
+    fn read_around<T>(
+        &self,
+        warm_up: Duration,
+        time: Duration,
+        read: impl Fn() -> T,
+    ) -> ReadingsAround<T> {
+        self.advance_time(warm_up);
+        let (begin, before) = (self.simulation.now(), read());
+        self.advance_time(time);
+        ReadingsAround {
+            before,
+            after: read(),
+            elapsed: self.simulation.now() - begin,
+        }
+    }
+
     /// Runs the simulation until all threads have ended.
     fn run_until_threads_end(&self) -> Result<()> {
         self.simulation.run().context("the simulation stalled")
     }
 }
 
+/// Values that were read at the begin and at the end of a measurement.
+struct ReadingsAround<T> {
+    before: T,
+    after: T,
+    /// Virtual time in between.
+    elapsed: Duration,
+}
+
+/// Returns a count in a time as a rate, in 10^6 per second.
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+fn rate_mops(count: u64, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64() * 1e-6
+}
+
 /// Maximum steps of 10 µs in [`SimulatedCluster::run_until`].
 const MAX_STEPS: u32 = 100_000;
-
-/// A barrier for simulated threads: each thread arrives and waits until `open` is set.
-#[derive(Clone, Debug, Default)]
-struct SimulatedBarrier {
-    arrived: Rc<Cell<usize>>,
-    open: Rc<Cell<bool>>,
-}
-
-impl SimulatedBarrier {
-    /// Notes the arrival of a simulated thread, and waits until the gate is open.
-    fn wait(&self) {
-        self.arrived.set(self.arrived.get() + 1);
-        let mut waiter = Waiter::new();
-        while !self.open.get() {
-            waiter.idle();
-        }
-    }
-}

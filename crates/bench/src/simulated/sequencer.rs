@@ -1,7 +1,5 @@
 //! The sequencer's own server and clients on a simulated cluster.
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -9,12 +7,13 @@ use kv::load::Random;
 use nicmodel::Profile;
 use nicmodel::profile::CorePlace;
 use sequencer::{
-    Client, ClientConfig, ClientReport, Design, LocalServer, NumberChecker, NumberVerdict,
-    RegionScan, RunEnd, ServerConfig, ServerRuntime, WindowPolicy,
+    Client, ClientConfig, ClientError, ClientReport, Design, LocalServer, NumberChecker,
+    NumberVerdict, RegionScan, RunEnd, ServerConfig, ServerRuntime, WindowPolicy,
 };
 use serde::Serialize;
 
-use super::{SimulatedBarrier, SimulatedCluster};
+use super::clients::{SimulatedBarrier, SimulatedClients};
+use super::{SimulatedCluster, rate_mops};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -258,74 +257,64 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
             .simulation
             .spawn(machine, name, move || worker.run());
     }
-    let gate = SimulatedBarrier::default();
-    let reports: Rc<RefCell<Vec<ClientReport>>> = Rc::default();
-    let failure: Rc<RefCell<Option<String>>> = Rc::default();
-    let sessions = setup.clients * setup.sessions;
-    let window = setup.window.div_ceil(setup.sessions);
-    let left = Rc::new(Cell::new(sessions));
     let within = match setup.loops.policy {
         WindowPolicy::StopAndGo => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         _ => CLIENT_START_SPREAD_NS,
     };
     let warm_up = setup.time / 5 + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
-    let connector = server.connector();
-    for i in 0..sessions {
-        let machine = 1 + i / setup.sessions % machines;
-        let (context, gate) = (cluster.contexts[machine].clone(), gate.clone());
-        let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
-        let config = ClientConfig {
-            window,
-            batch: setup.postlist.min(window),
-            policy: setup.loops.policy,
-            spread: setup.loops.spread,
-            latency_digits: 2,
-            ..ClientConfig::default()
-        };
-        let connector = connector.clone();
-        let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.time));
-        // Clients of a network do not start synchronously.
-        let later = Random::new(setup.seed ^ (i as u64) << 32).below(within);
-        cluster.spawn(machine, format!("client {i}"), move || {
-            match Client::connect_in_process(connector.clone(), &context, config) {
-                Ok(mut client) => {
-                    gate.wait();
-                    verbs::time::charge_time(Duration::from_nanos(later));
-                    let report = client.run(until);
-                    reports.borrow_mut().push(report);
-                }
-                Err(e) => {
-                    gate.arrived.set(gate.arrived.get() + 1);
-                    *failure.borrow_mut() = Some(e.to_string());
-                }
-            }
-            left.set(left.get() - 1);
-            if left.get() == 0 {
-                connector.stop();
-            }
-        });
-    }
-    cluster.run_until(|| gate.arrived.get() == sessions)?;
-    gate.open.set(true);
-    if let Some(failure) = failure.take() {
-        bail!("a client cannot connect: {failure}");
-    }
-    cluster.advance_time(warm_up);
-    let (from, before) = (cluster.simulation.now(), server.service().next_number());
-    cluster.advance_time(setup.time);
-    let (to, after) = (cluster.simulation.now(), server.service().next_number());
+    let clients = start_clients(&cluster, setup, &server, within, warm_up);
+    clients.begin_when_connected(&cluster)?;
+    let read = || server.service().next_number();
+    let read = cluster.read_around(warm_up, setup.time, read);
     cluster.run_until_threads_end()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
     }
-    let reports = reports.take();
+    let reports = clients.take_reports();
     let mut checker = NumberChecker::new(server.stats().start);
     for (i, report) in reports.iter().enumerate() {
         checker.add(&format!("client {i}"), report);
     }
     let verdict = checker.verdict(Some(server.service().next_number()));
-    let measured = (after - before, to - from);
-    Ok(outcome(&cluster, &server, &reports, &verdict, measured))
+    let rate = rate_mops(read.after - read.before, read.elapsed);
+    Ok(outcome(&cluster, &server, &reports, &verdict, rate))
+}
+
+/// Starts the sessions of all clients. Each begins within `start_delay_ns_max` after all have connected.
+fn start_clients(
+    cluster: &SimulatedCluster,
+    setup: &SequencerParameters,
+    server: &LocalServer,
+    start_delay_ns_max: u64,
+    warm_up: Duration,
+) -> SimulatedClients<ClientReport> {
+    let machines = cluster.contexts.len() - 1;
+    let window = setup.window.div_ceil(setup.sessions);
+    let config = ClientConfig {
+        window,
+        batch: setup.postlist.min(window),
+        policy: setup.loops.policy,
+        spread: setup.loops.spread,
+        latency_digits: 2,
+        ..ClientConfig::default()
+    };
+    let until = RunEnd::DurationMs(client_duration_ms(warm_up + setup.time));
+    let clients = SimulatedClients::default();
+    for i in 0..setup.clients * setup.sessions {
+        let machine = 1 + i / setup.sessions % machines;
+        let (context, config) = (cluster.contexts[machine].clone(), config.clone());
+        let (connector, stopper) = (server.connector(), server.connector());
+        // Clients of a network do not start synchronously.
+        let delay_ns = Random::new(setup.seed ^ (i as u64) << 32).below(start_delay_ns_max);
+        let run = move |barrier: &SimulatedBarrier| {
+            let mut client = Client::connect_in_process(connector, &context, config)?;
+            barrier.wait();
+            verbs::time::charge_time(Duration::from_nanos(delay_ns));
+            Ok::<_, ClientError>(client.run(until))
+        };
+        clients.start(cluster, machine, run, move || stopper.stop());
+    }
+    clients
 }
 
 /// Fails for a place that the NIC does not have, and for more cores than that place has.
@@ -384,16 +373,13 @@ fn client_duration_ms(time: Duration) -> u64 {
     most.saturating_add(1)
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "counts and times far below 2^52"
-)]
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 fn outcome(
     cluster: &SimulatedCluster,
     server: &LocalServer,
     reports: &[ClientReport],
     verdict: &NumberVerdict,
-    (numbers, time): (u64, Duration),
+    rate_mops: f64,
 ) -> SequencerResult {
     let stats = server.stats();
     let mut messages = MessageCounts::default();
@@ -408,7 +394,7 @@ fn outcome(
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
     SequencerResult {
-        rate_mops: numbers as f64 / time.as_secs_f64() * 1e-6,
+        rate_mops,
         latency_ns_p50: medians.get(medians.len() / 2).copied().unwrap_or(0),
         latency_ns_p99: reports.iter().map(|r| r.latency.p99_ns).max().unwrap_or(0),
         answers_per_doorbell: if stats.doorbells > 0 {

@@ -1,0 +1,115 @@
+//! The clients of a simulated experiment: they connect, begin together, and report.
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::rc::Rc;
+
+use anyhow::{Result, bail};
+use verbs::Waiter;
+
+use super::SimulatedCluster;
+
+/// The clients of an experiment, each of which returns a report of type `R`.
+#[derive(Debug)]
+pub(super) struct SimulatedClients<R> {
+    barrier: SimulatedBarrier,
+    reports: Rc<RefCell<Vec<R>>>,
+    failure: Rc<RefCell<Option<String>>>,
+    /// Number of clients that were started.
+    started: Cell<usize>,
+    /// Number of clients that have not ended.
+    running: Rc<Cell<usize>>,
+}
+
+impl<R> Default for SimulatedClients<R> {
+    fn default() -> Self {
+        Self {
+            barrier: SimulatedBarrier::default(),
+            reports: Rc::default(),
+            failure: Rc::default(),
+            started: Cell::default(),
+            running: Rc::default(),
+        }
+    }
+}
+
+impl<R: 'static> SimulatedClients<R> {
+    /// Starts a client on a machine. `run` connects, waits at the barrier, and returns the client's report. The client
+    /// that ends last calls `after_last`.
+    pub(super) fn start<E: Display>(
+        &self,
+        cluster: &SimulatedCluster,
+        machine: usize,
+        run: impl FnOnce(&SimulatedBarrier) -> Result<R, E> + 'static,
+        after_last: impl FnOnce() + 'static,
+    ) {
+        let name = format!("client {}", self.started.get());
+        self.started.set(self.started.get() + 1);
+        self.running.set(self.running.get() + 1);
+        let (barrier, running) = (self.barrier.clone(), Rc::clone(&self.running));
+        let (reports, failure) = (Rc::clone(&self.reports), Rc::clone(&self.failure));
+        cluster.spawn(machine, name, move || {
+            match run(&barrier) {
+                Ok(report) => reports.borrow_mut().push(report),
+                Err(error) => {
+                    barrier.arrive();
+                    *failure.borrow_mut() = Some(error.to_string());
+                }
+            }
+            running.set(running.get() - 1);
+            if running.get() == 0 {
+                after_last();
+            }
+        });
+    }
+
+    /// Waits until all clients have connected, and lets them begin.
+    ///
+    /// # Errors
+    /// When a client cannot connect.
+    pub(super) fn begin_when_connected(&self, cluster: &SimulatedCluster) -> Result<()> {
+        cluster.run_until(|| self.barrier.arrived.get() >= self.started.get())?;
+        self.barrier.open.set(true);
+        match self.take_failure() {
+            Some(failure) => bail!("a client cannot connect: {failure}"),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns true if all clients have ended.
+    pub(super) fn have_ended(&self) -> bool {
+        self.running.get() == 0
+    }
+
+    /// Returns the failure of the client that failed last.
+    pub(super) fn take_failure(&self) -> Option<String> {
+        self.failure.take()
+    }
+
+    /// Returns the reports of the clients that have ended, in the order of their ends.
+    pub(super) fn take_reports(&self) -> Vec<R> {
+        self.reports.take()
+    }
+}
+
+/// A barrier for simulated threads: each thread arrives and waits until `open` is set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SimulatedBarrier {
+    arrived: Rc<Cell<usize>>,
+    open: Rc<Cell<bool>>,
+}
+
+impl SimulatedBarrier {
+    /// Notes the arrival of a simulated thread, and waits until the barrier is open.
+    pub(super) fn wait(&self) {
+        self.arrive();
+        let mut waiter = Waiter::new();
+        while !self.open.get() {
+            waiter.idle();
+        }
+    }
+
+    fn arrive(&self) {
+        self.arrived.set(self.arrived.get() + 1);
+    }
+}
