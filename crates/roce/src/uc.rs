@@ -124,6 +124,10 @@ pub struct Receiver {
     failure: Option<Refusal>,
 }
 
+/// Number of packets by which a network may delay a packet behind later ones. The sender of a first packet that is
+/// further behind has begun with a new PSN.
+const MAX_DELAY_PACKETS: u32 = 1024;
+
 impl Receiver {
     /// Makes a receiver that expects the packet `first_psn`.
     #[must_use]
@@ -149,7 +153,7 @@ impl Receiver {
                 packet.bth.operation,
                 PacketOperation::Send | PacketOperation::Write
             );
-        if self.failure.is_some() || !is_message || packet.bth.psn.is_before(self.expected_psn) {
+        if self.failure.is_some() || !is_message || self.is_stale(packet) {
             return;
         }
         if packet.bth.psn != self.expected_psn {
@@ -166,6 +170,15 @@ impl Receiver {
             Err(Refusal::InvalidRequest | Refusal::RemoteAccess | Refusal::NotReady) => {}
             Err(Refusal::RemoteOperational) => self.failure = Some(Refusal::RemoteOperational),
         }
+    }
+
+    /// Returns true if a packet is to be dropped for its PSN. The first packet of a message is accepted with any PSN
+    /// (IBTA vol. 1, 9.8.2), but not if the network may have duplicated or delayed it.
+    fn is_stale(&self, packet: &Packet<'_>) -> bool {
+        let psn = packet.bth.psn;
+        psn.is_before(self.expected_psn)
+            && (!packet.bth.position.is_first()
+                || !psn.plus(MAX_DELAY_PACKETS).is_before(self.expected_psn))
     }
 
     /// Executes a packet of a message; returns the message unless this packet is its last.

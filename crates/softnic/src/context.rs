@@ -70,8 +70,12 @@ impl Context {
         self.events.close();
     }
 
-    pub(crate) fn next_event(&self) -> io::Result<ibv_async_event> {
-        self.events.next().map(|e| e.0)
+    /// Returns the next event; `count` counts its delivery.
+    pub(crate) fn next_event(
+        &self,
+        count: impl Fn(&ibv_async_event),
+    ) -> io::Result<ibv_async_event> {
+        self.events.next(|e| count(&e.0)).map(|e| e.0)
     }
 
     pub(crate) fn raise_qp(&self, event: ibv_event_type, qp: *mut ibv_qp) {

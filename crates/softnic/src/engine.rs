@@ -91,7 +91,8 @@ fn run(nic: &'static Nic) {
         fds.extend(packets.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let ticks = nic.engine_ticks_on.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
-        let timeout = if program_polls {
+        let timeout = if program_polls || registry::of(nic).has_owed_answers() {
+            // A program that has stopped to poll may have left acknowledgements.
             Some(tick)
         } else if ticks {
             Some(DEADLINE_CHECK_INTERVAL)

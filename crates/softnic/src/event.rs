@@ -52,18 +52,20 @@ impl<T> EventQueue<T> {
         add_to_eventfd(&fd);
     }
 
-    /// Returns the next value; waits for one unless the descriptor is non-blocking.
+    /// Returns the next value; waits for one unless the descriptor is non-blocking. `count` counts the delivery before
+    /// another thread can find that the value is gone, and destroy its object.
     ///
     /// # Errors
     /// `EAGAIN` if there is no value and the descriptor is non-blocking, `EINTR` after a signal, `EBADF` if the
     /// descriptor is closed.
-    pub(crate) fn next(&self) -> io::Result<T> {
+    pub(crate) fn next(&self, count: impl Fn(&T)) -> io::Result<T> {
         loop {
             let fd = {
                 let mut state = lock(&self.0);
                 let fd = state.fd.clone().ok_or(rustix::io::Errno::BADF)?;
                 if let Some(value) = state.queue.pop_front() {
                     take_eventfd_counts(&fd, 1);
+                    count(&value);
                     return Ok(value);
                 }
                 fd
@@ -160,17 +162,20 @@ mod tests {
             q.push(i);
         }
         q.discard(|&i| i == 1);
-        assert_eq!(q.next().unwrap(), 0);
-        assert_eq!(q.next().unwrap(), 2);
-        assert_eq!(q.next().unwrap(), 3);
-        assert_eq!(q.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(q.next(|_| ()).unwrap(), 0);
+        assert_eq!(q.next(|_| ()).unwrap(), 2);
+        assert_eq!(q.next(|_| ()).unwrap(), 3);
+        assert_eq!(
+            q.next(|_| ()).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
     }
 
     #[test]
     fn who_waits_for_a_queue_that_is_closed_hears_so() {
         let q = EventQueue::<()>::new().unwrap();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| q.next());
+            let waiter = scope.spawn(|| q.next(|_| ()));
             std::thread::yield_now();
             q.close();
             let e = waiter.join().unwrap().unwrap_err();

@@ -280,12 +280,31 @@ impl Qp {
 
     /// Sets the state, here and in the part that peers see.
     pub(crate) fn set_state(&self, state: QpState) {
+        self.state.store(state.code(), Ordering::Release);
+        self.publish_state(state);
+    }
+
+    /// Changes the state from `from` to `to`. Returns false if a failure has changed it meanwhile.
+    pub(crate) fn change_state(&self, from: QpState, to: QpState) -> bool {
+        let changed = self.state.compare_exchange(
+            from.code(),
+            to.code(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        if changed.is_ok() {
+            self.publish_state(to);
+        }
+        changed.is_ok()
+    }
+
+    /// Copies the state to the part that peers see and to the program's structure.
+    fn publish_state(&self, state: QpState) {
         if !matches!(state, QpState::Rtr | QpState::Rts) {
             self.shared()
                 .next_message_completes
                 .store(0, Ordering::Relaxed);
         }
-        self.state.store(state.code(), Ordering::Release);
         self.shared()
             .state_plus_1
             .store(1 + state.code(), Ordering::Release);
@@ -364,12 +383,24 @@ impl Qp {
         }
     }
 
-    /// Enters the error state. The caller has flushed the send queue, or is about to, and holds no lock of a CQ.
+    /// Enters the error state, unless the queue pair is reset meanwhile: its failure is then over. The caller has flushed
+    /// the send queue, or is about to, and holds no lock of a CQ.
     pub(crate) fn enter_error(&self) {
-        if self.state() == QpState::Err {
+        let fails = |state| {
+            let state = QpState::try_from(state).unwrap_or(QpState::Err);
+            (!matches!(state, QpState::Reset | QpState::Err)).then_some(QpState::Err.code())
+        };
+        let entered = self
+            .state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, fails);
+        if entered.is_err() {
             return;
         }
-        self.set_state(QpState::Err);
+        self.publish_state(QpState::Err);
+        if self.state() != QpState::Err {
+            // A reset came in between, and what it has published is overwritten.
+            self.publish_state(self.state());
+        }
         if self.srq.is_some() || matches!(self.xrc, XrcRole::Recv(..)) {
             self.raise(IBV_EVENT_QP_LAST_WQE_REACHED);
         }
@@ -382,7 +413,12 @@ impl Qp {
 
     /// Enters the error state and flushes the send queue. The caller does not hold the lock of the send queue.
     pub(crate) fn flush_and_enter_error(&self) {
-        self.sq.lock().flush(self.nic, None);
+        // A reset takes this lock after it has changed the state, so it comes before or after both steps.
+        let mut sq = self.sq.lock();
+        if self.state() == QpState::Reset {
+            return;
+        }
+        sq.flush(self.nic, None);
         self.enter_error();
     }
 

@@ -307,6 +307,11 @@ impl ObjectRegistry {
         }
     }
 
+    /// Returns true if queue pairs have answers that were left to the next check.
+    pub(crate) fn has_owed_answers(&self) -> bool {
+        self.has_owed_answers.load(Ordering::Relaxed)
+    }
+
     /// Returns the queue pairs whose answers were left to this check.
     fn take_qps_with_postponed_answers(&self) -> QpsWithPackets {
         let mut touched = QpsWithPackets::default();

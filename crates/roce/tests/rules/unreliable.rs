@@ -82,13 +82,15 @@ impl LocalMemory for Notes {
 #[test]
 #[rustfmt::skip] // a row is a line
 fn what_comes_of_packets() {
-    let rows: [(&str, Vec<Sample>, &[&str]); 10] = [
+    let rows: [(&str, Vec<Sample>, &[&str]); 12] = [
         ("a message", vec![send(First, 0, 256), send(Last, 1, 4)], &["256@0", "4@256", "done"]),
         ("a message without its middle does not end", vec![send(First, 0, 256), send(Last, 2, 4), send(Only, 3, 9)], &["256@0", "9@0", "done"]),
         ("nor one without its end", vec![send(First, 0, 256), send(Only, 2, 9)], &["256@0", "9@0", "done"]),
         ("nor one without its beginning", vec![send(Middle, 1, 256), send(Last, 2, 9)], &[]),
         ("a repeated packet is dropped", vec![send(Only, 0, 1), send(Only, 0, 1)], &["1@0", "done"]),
         ("a packet of the past is dropped", vec![send(Only, 4, 1), send(Only, 3, 1)], &["1@0", "done"]),
+        ("a message with a new PSN begins again", vec![send(Only, 4, 1), send(First, 0x90_0000, 256), send(Last, 0x90_0001, 2)], &["1@0", "done", "256@0", "2@256", "done"]),
+        ("but not in its middle", vec![send(Only, 4, 1), send(Last, 0x90_0000, 2)], &["1@0", "done"]),
         ("what a lost WRITE has written stays", vec![write(First, 0, 256).reth(64, 300), write(Last, 2, 44)], &["write 256@64"]),
         ("a WRITE with immediate", vec![write_only(0, 8).imm()], &["write 8@64", "done"]),
         ("a WRITE with a wrong key is dropped", vec![write_only(0, 8).rkey(1), write_only(1, 9)], &["write 9@64"]),

@@ -17,8 +17,7 @@ impl<'a> HeldRemoteAtomicsLock<'a> {
                 Err(holder) if spins % 1024 == 1023 => {
                     // A holder keeps the lock for microseconds. If the word's pid is dead or
                     // invalid, this thread takes the lock over.
-                    let alive =
-                        holder == me || std::path::Path::new(&format!("/proc/{holder}")).exists();
+                    let alive = holder == me || is_running(holder);
                     if !alive
                         && word
                             .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
@@ -33,6 +32,11 @@ impl<'a> HeldRemoteAtomicsLock<'a> {
         }
         Err(MemoryFault)
     }
+}
+
+/// Returns true if a process runs, also if that cannot be determined.
+fn is_running(pid: u64) -> bool {
+    !matches!(liveness::start_time_ticks(pid), Ok(None))
 }
 
 impl Drop for HeldRemoteAtomicsLock<'_> {
@@ -51,5 +55,15 @@ mod tests {
         let held = HeldRemoteAtomicsLock::take(&word).unwrap();
         drop(held);
         assert_eq!(word.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_lock_of_a_holder_whose_parent_does_not_wait_is_taken_over() {
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let word = AtomicU64::new(u64::from(ended.id()));
+        let held = HeldRemoteAtomicsLock::take(&word).unwrap();
+        drop(held);
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+        ended.wait().unwrap();
     }
 }

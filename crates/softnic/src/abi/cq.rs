@@ -140,9 +140,10 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     cq.hide_from_listing();
-    cq.nic.objects.remove_cq(cq.index);
+    // A new queue that takes over the index must not find events, or an armed word, of this one.
     cq.discard_events();
     cq.stop_and_await_event_acknowledgements();
+    cq.nic.objects.remove_cq(cq.index);
     if let Some(channel) = &cq.channel {
         channel.user_count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -165,13 +166,15 @@ fn next_event(
 ) -> Result<c_int, c_int> {
     let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
     let (cq, cq_context) = (cq.get()?, cq_context.get()?);
-    let handle = channel.channel.next().map_err(|e| errno_of(&e))?.0;
-    // The events of a CQ are discarded when it is destroyed, so the CQ is live unless another thread destroys it just
-    // now.
+    let note_delivered = |cq| {
+        if let Some(cq) = live::find::<Cq>(cq) {
+            cq.unacknowledged_comp_events.note_delivered();
+        }
+    };
+    let handle = channel.channel.next(&note_delivered);
+    let handle = handle.map_err(|e| errno_of(&e))?.0;
+    // The CQ is live: a thread that destroys it waits until the event is acknowledged.
     let of = live::find::<Cq>(handle);
-    if let Some(of) = &of {
-        of.unacknowledged_comp_events.note_delivered();
-    }
     cq.write(handle);
     cq_context.write(of.map_or(std::ptr::null_mut(), |of| of.cq_context()));
     Ok(0)

@@ -18,9 +18,10 @@ pub(super) fn get_async_event(
 ) -> OrMinusOne {
     OrMinusOne(context_of(context).and_then(|context| {
         let place = event.get()?;
-        let event = context.next_event().map_err(|e| errno_of(&e))?;
-        with_unacknowledged_event_counter_of(&event, UnacknowledgedEvents::note_delivered);
-        place.write(event);
+        let event = context.next_event(|event| {
+            with_unacknowledged_event_counter_of(event, UnacknowledgedEvents::note_delivered);
+        });
+        place.write(event.map_err(|e| errno_of(&e))?);
         Ok(0)
     }))
 }

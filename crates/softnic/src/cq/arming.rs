@@ -239,6 +239,7 @@ impl ChannelCq for Cq {
         }
         if state.has_reason_for_event() && !self.moderation_holds_event(&mut state) {
             self.disarm_and_take_token_writer_slot(&mut state);
+            self.unacknowledged_comp_events.note_delivered();
             return Some(true);
         }
         armed.clear_program_wake_and_forbid_more();

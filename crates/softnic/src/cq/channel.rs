@@ -32,7 +32,8 @@ pub(crate) trait ChannelCq: Send + Sync {
     fn handle(&self) -> CqHandle;
     /// Returns true if a peer has signaled the queue.
     fn is_peer_signaled(&self) -> bool;
-    /// Takes the event whose token a peer has written, for the thread that has taken the token. `Some(false)`: the
+    /// Takes the event whose token a peer has written, for the thread that has taken the token, and counts its delivery.
+    /// `Some(false)`: the
     /// peer's message has made no completion. `None`: no peer has signaled this queue, or its event is in the channel
     /// by now.
     fn take_peer_signaled_event(&self) -> Option<bool>;
@@ -160,14 +161,15 @@ impl CompletionChannel {
         self.fifo.token_count()
     }
 
-    /// Returns the next event; waits for one unless the descriptor is non-blocking.
+    /// Returns the next event; waits for one unless the descriptor is non-blocking. `count` counts the delivery before
+    /// another thread can find that the event is gone, and destroy its queue.
     ///
     /// # Errors
     /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal.
-    pub(crate) fn next(&self) -> io::Result<CqHandle> {
+    pub(crate) fn next(&self, count: &dyn Fn(*mut ibv_cq)) -> io::Result<CqHandle> {
         loop {
             if let Some(named) = self.fifo.take_token_cq_index() {
-                if let Some(event) = self.take_event_for_token(named.into()) {
+                if let Some(event) = self.take_event_for_token(named.into(), count) {
                     return Ok(event);
                 }
                 continue;
@@ -183,15 +185,15 @@ impl CompletionChannel {
 
     /// Returns the event for a token that has been taken and that names the queue likely to have it. `None` if the
     /// peer's message has made no completion, or if the event is still to be added.
-    fn take_event_for_token(&self, named: usize) -> Option<CqHandle> {
-        if let Some(event) = self.pop_event_for_token(false) {
+    fn take_event_for_token(&self, named: usize, count: &dyn Fn(*mut ibv_cq)) -> Option<CqHandle> {
+        if let Some(event) = self.pop_event_for_token(false, count) {
             return Some(event);
         }
         let take = |cq: &Arc<dyn ChannelCq>| Some((cq.take_peer_signaled_event()?, cq.handle()));
         let named = lock(&self.cqs).get(&named).and_then(Weak::upgrade);
         let mut taken = named.as_ref().and_then(take);
         if taken.is_none() {
-            if let Some(event) = self.pop_event_for_token(false) {
+            if let Some(event) = self.pop_event_for_token(false, count) {
                 return Some(event);
             }
             let all: Vec<_> = lock(&self.cqs).values().filter_map(Weak::upgrade).collect();
@@ -202,12 +204,12 @@ impl CompletionChannel {
         match taken {
             Some((true, cq)) => Some(cq),
             Some((false, _)) => None,
-            None => self.pop_event_for_token(true),
+            None => self.pop_event_for_token(true, count),
         }
     }
 
     /// Takes an event from the queue. If there is none, `is_spare` records that the token was taken before its event.
-    fn pop_event_for_token(&self, is_spare: bool) -> Option<CqHandle> {
+    fn pop_event_for_token(&self, is_spare: bool, count: &dyn Fn(*mut ibv_cq)) -> Option<CqHandle> {
         let mut events = lock(&self.events);
         if events.unwritten_tokens > 0 {
             events.unwritten_tokens -= 1;
@@ -223,7 +225,9 @@ impl CompletionChannel {
         {
             events.tokens_taken_before_event += 1;
         }
-        event.map(|event| event.cq)
+        let cq = event?.cq;
+        count(cq.0);
+        Some(cq)
     }
 
     /// Removes the events of a completion queue that is being destroyed. `program_woken_by`: the slot of the peer that has

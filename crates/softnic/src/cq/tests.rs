@@ -34,7 +34,7 @@ fn push(channel: &CompletionChannel, cq: &Cq, token_of: Option<usize>) {
 
 fn is_empty(channel: &CompletionChannel) -> bool {
     channel
-        .next()
+        .next(&|_| ())
         .is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
 }
 
@@ -42,18 +42,30 @@ fn is_empty(channel: &CompletionChannel) -> bool {
 fn an_event_is_taken_with_its_token() {
     let (cq, channel) = queue();
     push(&channel, &cq, None);
-    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == cq.handle())
+    );
     assert!(is_empty(&channel));
     // A peer's token is still to come: the descriptor is not readable, and there is no event.
     push(&channel, &cq, Some(5));
     assert!(is_empty(&channel));
     assert!(channel.put_token(0));
-    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == cq.handle())
+    );
     // The token comes before the event.
     assert!(channel.put_token(0));
     assert!(is_empty(&channel));
     push(&channel, &cq, Some(5));
-    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == cq.handle())
+    );
     assert!(is_empty(&channel));
 }
 
@@ -88,7 +100,11 @@ fn a_token_waits_for_the_thread_that_adds_its_event() {
     });
     channel.add(usize::MAX, Arc::downgrade(&other));
     assert!(channel.put_token(9));
-    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == cq.handle())
+    );
 }
 
 #[test]
@@ -99,13 +115,17 @@ fn the_token_of_a_peer_that_died_is_written_once() {
     assert!(is_empty(&channel));
     channel.write_tokens_owed_by(5);
     channel.write_tokens_owed_by(5);
-    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == cq.handle())
+    );
     assert!(is_empty(&channel));
     // The peer died after the write.
     push(&channel, &cq, Some(5));
     assert!(channel.put_token(0));
     channel.write_tokens_owed_by(5);
-    assert!(channel.next().is_ok());
+    assert!(channel.next(&|_| ()).is_ok());
     assert!(is_empty(&channel));
     assert_eq!(channel.tokens(), 0);
 }
@@ -118,7 +138,11 @@ fn tokens_go_with_the_events_that_they_announce() {
     push(&channel, &cq, None);
     push(&channel, &cq, Some(5));
     channel.remove_cq(cq.index, cq.handle(), None);
-    assert!(channel.next().is_ok_and(|taken| taken == other.handle()));
+    assert!(
+        channel
+            .next(&|_| ())
+            .is_ok_and(|taken| taken == other.handle())
+    );
     // The peer's late token no longer has an event, and does not take another event along.
     assert!(channel.put_token(0));
     assert!(is_empty(&channel));
@@ -135,7 +159,7 @@ fn more_events_than_tokens_fit_are_kept() {
     }
     assert!(channel.tokens() < EVENTS);
     for _ in 0..EVENTS {
-        channel.next().expect("an event");
+        channel.next(&|_| ()).expect("an event");
     }
     assert!(is_empty(&channel));
 }

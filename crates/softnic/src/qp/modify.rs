@@ -85,7 +85,9 @@ impl Qp {
         }
         self.copy_masked_attributes(&mut control.attr, new, mask);
         self.publish_attributes(&control);
-        self.set_state(to);
+        if !self.change_state(from, to) {
+            return Err(libc::EINVAL);
+        }
         if to == QpState::Rts && from != QpState::Rtr {
             self.sq.lock().resume_after_sqe();
             // Work requests that were held back continue even if the program does not poll.
@@ -95,9 +97,15 @@ impl Qp {
             && from != QpState::Sqd
             && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
             && new.en_sqd_async_notify != 0
-            && self.sq.lock().has_no_pending_wrs()
         {
-            self.raise(IBV_EVENT_SQ_DRAINED);
+            let mut sq = self.sq.lock();
+            sq.want_drained_event();
+            if sq.take_due_drained_event() {
+                self.raise(IBV_EVENT_SQ_DRAINED);
+            } else {
+                // The engine completes the requests even if the program does not poll.
+                self.nic.this_process().wake_engine();
+            }
         }
         if to == QpState::Rtr {
             let waiting = std::mem::take(&mut control.rings_waiting_for_rtr);

@@ -385,8 +385,9 @@ impl RecvSide {
                 }
             };
             if !UD && record.header.flags & FLAG_RECEIVER_SEND_COMPLETES_FIRST != 0 {
-                // A send queue's lock is taken before that of a receive queue.
+                // A send queue's lock is taken before that of a receive queue. A deferred WRITE pins two regions.
                 rq = None;
+                window.release_region();
                 if complete_earlier_sends(qp, sink) {
                     break;
                 }
@@ -424,6 +425,8 @@ impl RecvSide {
         drop(rq);
         ring.release_consumed(!UD);
         self.has_stopped_ring |= ring.stopped;
+        // A rendezvous pins two regions.
+        window.release_region();
         waiting | self.continue_rendezvous(sink)
     }
 
@@ -627,6 +630,8 @@ fn deliver_record<const UD: bool>(
             local_regions: local,
             sender_regions: remote,
         };
+        // A payload by reference is copied between two regions that are pinned.
+        window.release_region();
         match tags::deliver_to_matching_entry(qp, rq, record, source, flags, sink) {
             TagMatchResult::Handled(handled) => return handled,
             TagMatchResult::Unmatched(as_what) => opcode = as_what,

@@ -121,7 +121,14 @@ pub(crate) fn process_request_or_datagram(
                 fail_after_refusal(qp, failure);
             }
         }
-        ResponderMachine::Uc(machine) => machine.receive(packet, &mut target),
+        ResponderMachine::Uc(machine) => {
+            let had_failed = machine.has_failed();
+            machine.receive(packet, &mut target);
+            if machine.has_failed() && !had_failed {
+                drop(side);
+                fail_after_refusal(qp, RefusalReason::ReceiveWrFailed);
+            }
+        }
     }
     Ok(())
 }
@@ -383,7 +390,9 @@ impl ResponderTarget for QpTarget<'_> {
             RecordResult::NoReceiveWrYet => Err(Refusal::NotReady),
             RecordResult::Failed(status) => {
                 self.last_refusal_reason = Some(RefusalReason::ReceiveWrFailed);
-                Err(if status == IBV_WC_REM_INV_REQ_ERR {
+                // UC has no answer that would name the reason, and the queue pair fails for every reason.
+                let is_uc = self.qp.qp_type == QpType::Uc;
+                Err(if status == IBV_WC_REM_INV_REQ_ERR && !is_uc {
                     Refusal::InvalidRequest
                 } else {
                     Refusal::RemoteOperational

@@ -424,7 +424,7 @@ pub(super) fn send_datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> E
 /// Transmits posted requests. Their packets leave now or with the next post.
 #[cold]
 pub(super) fn transmit_posted(qp: &Qp, sq: &mut SendQueue) {
-    if sq.packet_requester.is_some() {
+    if sq.packet_requester.is_some() && !sq.is_flushed() {
         transmit(qp, sq, now_ns());
         qp.enqueue_owed_acknowledgement();
     }
@@ -498,7 +498,7 @@ pub(crate) fn process_answer_or_congestion_notice(
 pub(crate) fn transmit_after_answers(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
     // A WR that failed at this end stops the queue. The requests in front of it are repeated until they are done.
-    if !sq.is_stopped_by_failure || !sq.pending.is_empty() {
+    if !sq.is_flushed() {
         transmit(qp, &mut sq, now);
     } else if let Some(wire) = &mut sq.packet_requester {
         let counters = &qp.nic.packet_path.counters;

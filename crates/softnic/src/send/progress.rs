@@ -40,6 +40,13 @@ pub(crate) fn complete_finished_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         });
         sq.freed_wrs = freed;
     }
+    if sq.wants_drained_event {
+        if sq.take_due_drained_event() {
+            qp.raise(IBV_EVENT_SQ_DRAINED);
+        } else {
+            waiting = true;
+        }
+    }
     qp.send_poll_work
         .store(sq.poll_work() as u8, Ordering::Relaxed);
     if sq.traffic.is_publication_due(sq.posted_wrs) {

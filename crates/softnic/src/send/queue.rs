@@ -226,6 +226,8 @@ pub(crate) struct SendQueue {
     /// The cause of the failure of the failed WR in `pending`.
     pub(super) failure_cause: Option<FailureCause>,
     pub(super) is_stopped_by_failure: bool,
+    /// True if the program wants an event when the outcome of every executed WR is known (`en_sqd_async_notify`).
+    pub(super) wants_drained_event: bool,
 }
 
 impl SendQueue {
@@ -258,12 +260,26 @@ impl SendQueue {
             last_ordered_write_end: 0,
             failure_cause: None,
             is_stopped_by_failure: false,
+            wants_drained_event: false,
         })
     }
 
-    /// Returns true if the outcome of every executed WR is known.
-    pub(crate) fn has_no_pending_wrs(&self) -> bool {
-        self.pending.is_empty()
+    /// Makes the queue want an event when the outcome of every executed WR is known.
+    pub(crate) fn want_drained_event(&mut self) {
+        self.wants_drained_event = true;
+    }
+
+    /// Returns true once if the event is wanted and due.
+    pub(crate) fn take_due_drained_event(&mut self) -> bool {
+        let is_due = self.wants_drained_event && self.pending.is_empty();
+        self.wants_drained_event &= !is_due;
+        is_due
+    }
+
+    /// Returns true if the queue has failed and nothing in it is still executed. The program owns the memory of all its
+    /// WRs again, so no packet of them may leave.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.is_stopped_by_failure && self.pending.is_empty()
     }
 
     /// Returns the work that a poll finds in this queue.
@@ -355,6 +371,7 @@ impl SendQueue {
         self.last_ordered_write_end = 0;
         self.failure_cause = None;
         self.is_stopped_by_failure = false;
+        self.wants_drained_event = false;
     }
 
     /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
@@ -425,5 +442,6 @@ impl SendQueue {
     /// Lets the queue execute WRs again after it had failed (SQE to RTS).
     pub(crate) fn resume_after_sqe(&mut self) {
         self.is_stopped_by_failure = false;
+        self.wants_drained_event = false;
     }
 }

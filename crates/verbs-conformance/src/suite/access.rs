@@ -39,6 +39,7 @@ tests! { "access";
     receive_too_small_on_rc [],
     receive_too_small_on_rc_in_two_sges [],
     receive_too_small_on_uc [Uc] => |env| receive_too_small_unreliable(env, &QpSpec::uc()),
+    a_receive_without_memory_fails_its_queue_pair_of_uc [Uc],
     receive_too_small_on_ud [Ud] => |env| receive_too_small_unreliable(env, &QpSpec::ud()),
     remote_wrong_rkey [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::WrongKey),
     remote_rkey_zero [] => |env| check_failure_by_remote_range_flaw(env, AccessFlaw::KeyZero),
@@ -401,6 +402,19 @@ fn receive_too_small_unreliable(env: &TestEnv, spec: &QpSpec) {
     pair.a.await_send_completion().expect_sent(3, Verb::Send);
     pair.b.await_recv_completion().expect_received(1, grh + 63);
     target.memory.assert_pattern_at(grh, 63, 9);
+}
+
+/// A receive whose memory cannot be written ends the queue pair, so that no later receive waits for ever.
+fn a_receive_without_memory_fails_its_queue_pair_of_uc(env: &TestEnv) {
+    let pair = QpSpec::uc().create_connected_pair(env);
+    let source = pair.a.alloc_buf(64);
+    let target = pair.b.alloc_buf(64);
+    pair.b.post_recv(1, [ibv_sge { lkey: !target.whole_sge().lkey, ..target.whole_sge() }]);
+    pair.b.post_recv(2, [target.whole_sge()]);
+    pair.a.post(send([source.whole_sge()]).id(3));
+    pair.b.await_recv_completion().expect_failed(1, &env.accepted_failure_statuses(IBV_WC_LOC_PROT_ERR));
+    pair.b.await_recv_completion().expect_flushed(2);
+    assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
 }
 
 /// Returns the verbs that access remote memory, each with the access right that it needs.

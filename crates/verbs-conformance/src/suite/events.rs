@@ -6,9 +6,9 @@ use verbs_abi::*;
 
 use crate::TestEnv;
 use crate::env::NicCapability;
-use crate::objects::QUIET_PERIOD;
+use crate::objects::{QUIET_PERIOD, Qp};
 use crate::pair::{QpPair, QpSpec};
-use crate::wr::{RemoteAddress, read, send, write};
+use crate::wr::{RemoteAddress, Verb, read, send, write};
 
 tests! { "events";
     an_access_error_is_an_event_of_the_responder [Events, ErrorEvents],
@@ -19,6 +19,7 @@ tests! { "events";
     events_are_of_the_own_context [Events],
     the_last_wqe_of_an_srq_is_an_event [Events, Srq],
     draining_is_an_event [Events, Sqd],
+    draining_ends_when_the_last_request_is_acknowledged [Events, Sqd],
     nobody_has_to_listen [],
 }
 
@@ -42,10 +43,14 @@ fn raise_event_of_b(pair: &QpPair) -> ibv_event_type {
 
 /// Moves `b` to SQD, with a request for the event that reports the end of draining.
 fn move_b_to_sqd(pair: &QpPair) {
+    move_to_sqd(&pair.b.qp);
+}
+
+fn move_to_sqd(qp: &Qp) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_SQD;
     attr.en_sqd_async_notify = 1;
-    pair.b.qp.modify(&attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY).expect("RTS to SQD");
+    qp.modify(&attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY).expect("RTS to SQD");
 }
 
 fn an_access_error_is_an_event_of_the_responder(env: &TestEnv) {
@@ -140,6 +145,21 @@ fn draining_is_an_event(env: &TestEnv) {
     let event = pair.b.ctx.await_async_event_but_comm_est();
     assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
     assert!(event.is_of_qp(&pair.b.qp));
+}
+
+/// The program need not poll for the event.
+fn draining_ends_when_the_last_request_is_acknowledged(env: &TestEnv) {
+    let pair = QpSpec::rc().create_connected_pair(env);
+    pair.a.post(send([]).id(1));
+    move_to_sqd(&pair.a.qp);
+    assert!(pair.a.ctx.get_async_event_within(QUIET_PERIOD).is_none());
+    pair.b.post_recv(2, []);
+    pair.b.await_recv_completion().expect_received(2, 0);
+    let event = pair.a.ctx.await_async_event_but_comm_est();
+    assert_eq!(event.kind(), IBV_EVENT_SQ_DRAINED);
+    assert!(event.is_of_qp(&pair.a.qp));
+    drop(event);
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
 }
 
 /// A program that never reads its async events works, and closes without waiting.

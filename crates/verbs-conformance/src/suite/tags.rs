@@ -19,6 +19,7 @@ tests! { "tags";
     what_matches_nothing_is_unexpected [Tags],
     messages_without_a_tag_go_to_receives [Tags],
     what_comes_behind_an_unexpected_message_waits [Tags],
+    messages_of_all_kinds_arrive_in_one_poll [Tags],
     what_is_deleted_matches_nothing [Tags],
     a_rendezvous_is_read_and_finished [Tags],
     a_rendezvous_that_cannot_be_read_fails [Tags],
@@ -175,6 +176,34 @@ fn what_comes_behind_an_unexpected_message_waits(env: &TestEnv) {
     tags.send(2, &message);
     tags.expect_recv_cq_completion(1, IBV_WC_TM_RECV);
     tags.sender.await_send_completion().expect_sent(2, Verb::Send);
+}
+
+/// A short message without a tag, one whose payload may stay in the sender's memory, and a rendezvous.
+fn messages_of_all_kinds_arrive_in_one_poll(env: &TestEnv) {
+    let tags = TagMatchingPair::new(env);
+    let [plain, eager, large] = [64, 6000, 6000].map(|len| tags.receiver.alloc_buf(len));
+    let payload = tags.sender.alloc_buf(6000);
+    payload.memory.fill_with_pattern(3);
+    tags.add_tagged_recv(1, 7, &eager);
+    tags.add_tagged_recv(2, 8, &large);
+    let receives = [tags.sender.alloc_buf(64), tags.sender.alloc_buf(64)];
+    tags.sender.post_recv(9, [receives[0].whole_sge()]);
+    tags.tag_srq.srq.post_recv(3, [plain.whole_sge()]);
+    let messages = [
+        tags.message_buffer(&tmh_header(TMH_OP_NO_TAG, 0, 0), 8, 1),
+        tags.message_buffer(&tmh_header(TMH_OP_EAGER, 0, 7), 6000, 2),
+        rendezvous_message(&tags, 8, &payload, payload.mr.rkey()),
+    ];
+    let wrs = (0..).zip(&messages).map(|(i, message)| send([message.whole_sge()]).id(i));
+    tags.sender.post_list(wrs.collect());
+    let wcs = tags.receiver.rcq.wait_for_completions(4);
+    let expected =
+        [(3, IBV_WC_TM_NO_TAG), (1, IBV_WC_TM_RECV), (2, IBV_WC_TM_RECV), (2, IBV_WC_TM_RECV)];
+    for (wc, (wr_id, opcode)) in wcs.iter().zip(expected) {
+        wc.expect_success(wr_id, opcode);
+    }
+    eager.memory.assert_pattern_at(0, 6000, 2);
+    large.memory.assert_pattern_at(0, 6000, 3);
 }
 
 fn what_is_deleted_matches_nothing(env: &TestEnv) {
