@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
+use liveness::descriptors::{replace_by_dev_null_in_children, stop_replacing_in_children};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
@@ -63,6 +64,12 @@ fn family_of(ip: IpAddr) -> AddressFamily {
     }
 }
 
+impl Drop for BoundSocket {
+    fn drop(&mut self) {
+        stop_replacing_in_children(&self.fd);
+    }
+}
+
 impl BoundSocket {
     /// Opens the socket of `address`.
     pub(crate) fn open(
@@ -107,6 +114,9 @@ impl BoundSocket {
         if mode == PortSharing::First {
             share().map_err(failed("share the port"))?;
         }
+        // A child that inherits the socket would keep its place in the group when this process ends, and packets of
+        // other processes would go there.
+        replace_by_dev_null_in_children(&fd).map_err(failed("keep children from having it"))?;
         Ok(BoundSocket {
             address,
             port,

@@ -1,5 +1,9 @@
-//! Whether a process still runs, told by its pid and start time: a reused pid is another process.
-#![forbid(unsafe_code)]
+//! Whether a process still runs, told by its pid and start time: a reused pid is another process. Descriptors that end
+//! with their process.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod descriptors;
 
 use std::{fs, io};
 

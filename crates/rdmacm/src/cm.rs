@@ -11,8 +11,8 @@ use verbs_abi::{Gsi, Symbols};
 use crate::addr::{IdAddress, gid_of};
 use crate::device::DevicePort;
 use crate::errno::{Errno, Result};
-use crate::fork;
 use crate::gsi;
+use crate::libc_calls;
 use crate::lock::lock;
 use crate::mad::{MadConnections, Settings};
 use crate::ports::PortFolder;
@@ -163,7 +163,7 @@ impl Cm {
                 time_wait: TIMEWAIT,
             })?;
             let _ = self.mad_hub.set(hub);
-            AT_EXIT.call_once(|| fork::at_exit(notify_peers_at_exit));
+            AT_EXIT.call_once(|| libc_calls::at_exit(notify_peers_at_exit));
         }
         self.mad_hub.get().ok_or(Errno(libc::EOPNOTSUPP))
     }

@@ -5,7 +5,7 @@
 //!
 //! # The layers, bottom up
 //!
-//! - `errno`, `lock`, `addr`, `ib`, `process`, `fork`: utilities, and addresses of IP and `AF_IB`.
+//! - `errno`, `lock`, `addr`, `ib`, `process`, `libc_calls`: utilities, and addresses of IP and `AF_IB`.
 //! - `wire`: the messages between the two ends of a connection, named as in IBTA vol. 1, chapter 12.
 //! - `ports`: owners and listeners of port numbers; delivery of management datagrams to the right process.
 //! - `service`, `channel`: the sleeping thread that reads the peers' messages; queues of events.
@@ -41,8 +41,6 @@ mod connection_params;
 pub mod device;
 mod endpoint;
 pub mod errno;
-#[allow(unsafe_code)]
-mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[allow(unsafe_code)]
@@ -50,6 +48,8 @@ mod gsi;
 mod ib;
 #[allow(unsafe_code)]
 pub mod id;
+#[allow(unsafe_code)]
+mod libc_calls;
 mod lock;
 mod mad;
 mod multicast;

@@ -10,11 +10,12 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use liveness::descriptors::{replace_by_dev_null_in_children, stop_replacing_in_children};
 use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::errno::Result;
-use crate::fork;
+use crate::libc_calls;
 use crate::lock::lock;
 
 /// The purpose of a timer.
@@ -64,9 +65,8 @@ const WAKE_TOKEN: u64 = 0;
 impl ServiceThread {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
-        fork::open_dev_null_for_children()?;
         // Signals must be delivered to the program's threads, not to this one.
-        let mask = fork::block_signals();
+        let mask = libc_calls::block_signals();
         let builder = std::thread::Builder::new().name("rdmacm".to_owned());
         let (sender, receiver) = channel::<&'static Self>();
         let started = builder.spawn(move || {
@@ -74,7 +74,7 @@ impl ServiceThread {
                 service.run();
             }
         });
-        fork::restore_signals(&mask);
+        libc_calls::restore_signals(&mask);
         started?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -87,8 +87,8 @@ impl ServiceThread {
             timers: Mutex::default(),
             next: AtomicU64::new(WAKE_TOKEN + 1),
         }));
-        fork::replace_by_dev_null_in_children(&service.epoll);
-        fork::replace_by_dev_null_in_children(&service.wake);
+        replace_by_dev_null_in_children(&service.epoll)?;
+        replace_by_dev_null_in_children(&service.wake)?;
         // The send succeeds: the thread runs until it has received the service.
         let _ = sender.send(service);
         Ok(service)
@@ -105,7 +105,7 @@ impl ServiceThread {
         socket: &OwnedFd,
         watched: &Arc<W>,
     ) -> Result {
-        fork::replace_by_dev_null_in_children(socket);
+        replace_by_dev_null_in_children(socket)?;
         let token = watched.token();
         lock(&self.watched).insert(token, Arc::clone(watched) as Arc<dyn EventHandler>);
         let data = epoll::EventData::new_u64(token);
@@ -120,7 +120,7 @@ impl ServiceThread {
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.watched).remove(&token);
-        fork::stop_replacing_in_children(socket);
+        stop_replacing_in_children(socket);
     }
 
     /// Suspends calls of [`EventHandler::on_readable`] for a watched socket, or resumes them.

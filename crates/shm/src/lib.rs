@@ -40,6 +40,8 @@ mod fabric {
 }
 #[cfg(not(loom))]
 pub mod errno;
+#[cfg(not(loom))]
+mod file_len;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 pub mod fuzz;
 #[cfg(not(loom))]

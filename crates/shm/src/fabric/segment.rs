@@ -6,13 +6,14 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use rustix::fs::{FallocateFlags, fallocate, ftruncate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 
 use super::layout::*;
 use super::mailbox::{MAILBOX_SLOTS, Mailbox};
 use super::ring::{RingMemory, SLOT_BYTES};
+use crate::file_len::set_file_len;
 
 /// A shared mapping of a file, unmapped when dropped.
 pub struct FileMapping {
@@ -174,7 +175,7 @@ pub(super) fn allocate_file_blocks(file: &File, offset: usize, len: usize) -> st
 impl Segment {
     /// Makes the segment of this process in `file`.
     pub fn create(file: &File) -> std::io::Result<Self> {
-        ftruncate(file, SEGMENT_BYTES as u64)?;
+        set_file_len(file, SEGMENT_BYTES as u64)?;
         // Reserve the parts that are written without a further check, so that a full /dev/shm
         // causes an error and not a SIGBUS.
         let first = [

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::areas::{MappedArea, ProcSelfMaps, areas};
 use super::coverage::RangeCoverage;
+use crate::file_len::set_file_len;
 use crate::lock::lock;
 
 /// Bytes of the file: the size of a process's address space.
@@ -76,7 +77,7 @@ impl SharedPages {
             "verbatim-pages",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?;
-        ftruncate(&fd, FILE_BYTES)?;
+        set_file_len(&fd, FILE_BYTES)?;
         // Sealed against shrinking, so that a peer that has mapped the file never gets a SIGBUS.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
         let inode = rustix::fs::fstat(&fd)?.st_ino;

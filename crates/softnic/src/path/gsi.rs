@@ -73,12 +73,16 @@ impl Gsi {
         };
         // A short path, however long the folder's name is.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        if let MadRecipient::Slot(slot) = message.recipient()
-            && socket
-                .send_to(&bytes, folder.join(mad_socket_name(slot)))
-                .is_ok()
-        {
-            return Ok(());
+        if let MadRecipient::Slot(slot) = message.recipient() {
+            let sent = socket.send_to(&bytes, folder.join(mad_socket_name(slot)));
+            match sent.map_err(|e| e.kind()) {
+                Ok(_) => return Ok(()),
+                // The process has ended.
+                Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+                // The process has not read its earlier datagrams. Another process would answer that the connection is
+                // unknown. The sender repeats the datagram.
+                Err(_) => return Err(DropReason::NotReady),
+            }
         }
         // Any of the processes finds the listener, or answers for a process that has ended.
         let sent = fs::read_dir(&folder).is_ok_and(|names| {
@@ -175,6 +179,10 @@ mod tests {
         .emit(7);
         assert_eq!(deliver(&request, GSI_QKEY), Ok(()));
         assert_ne!(got(&three).is_some(), got(&four).is_some());
+        // No other process answers for one that is busy.
+        while deliver(&rtu(4), GSI_QKEY) == Ok(()) {}
+        assert_eq!(deliver(&rtu(4), GSI_QKEY), Err(DropReason::NotReady));
+        assert_eq!(got(&three), None);
         // Other processes answer for one that has ended.
         drop(four);
         assert_eq!(deliver(&rtu(4), GSI_QKEY), Ok(()));
