@@ -35,6 +35,7 @@ pub fn change_number_span(window: usize) -> u32 {
 pub struct Session {
     /// Numbers and answers of recent changes.
     recent_answers: Box<[(u32, u64)]>,
+    /// Highest number of an executed change; 0 before the first one.
     highest_change_number: u32,
     /// Maximum bytes of a request.
     max_request_bytes: usize,
@@ -56,7 +57,10 @@ impl Session {
     #[inline]
     pub fn change_state(&self, seq: u32) -> ChangeState {
         let behind = self.highest_change_number.wrapping_sub(seq);
-        if behind < 1 << 31 && behind as usize >= self.recent_answers.len() {
+        if self.highest_change_number != 0
+            && behind < 1 << 31
+            && behind as usize >= self.recent_answers.len()
+        {
             return ChangeState::Stale;
         }
         match self
@@ -73,7 +77,8 @@ impl Session {
     pub fn record_answer(&mut self, seq: u32, answer: u64) {
         let place = seq as usize % self.recent_answers.len();
         self.recent_answers[place] = (seq, answer);
-        if seq.wrapping_sub(self.highest_change_number) < 1 << 31 {
+        if self.highest_change_number == 0 || seq.wrapping_sub(self.highest_change_number) < 1 << 31
+        {
             self.highest_change_number = seq;
         }
     }
@@ -215,11 +220,6 @@ mod tests {
         let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
             assert_eq!(s.change_state(seq), ChangeState::New);
-            s.highest_change_number = if s.highest_change_number == 0 {
-                seq
-            } else {
-                s.highest_change_number
-            };
             s.record_answer(seq, 5);
             assert_eq!(s.change_state(seq), ChangeState::Answered(5));
         }
@@ -227,6 +227,18 @@ mod tests {
         assert_eq!(s.change_state(2), ChangeState::Stale);
         assert_eq!(s.change_state(3), ChangeState::New);
         assert_eq!(s.change_state(u32::MAX), ChangeState::Stale);
+    }
+
+    #[test]
+    fn a_new_session_accepts_any_first_number() {
+        for first in [1, 1000, 1 << 31, (1 << 31) + 1000, u32::MAX] {
+            let mut s = Session::new(64, 0);
+            assert_eq!(s.change_state(first), ChangeState::New);
+            s.record_answer(first, 7);
+            assert_eq!(s.change_state(first), ChangeState::Answered(7));
+            let older = first.wrapping_sub(change_number_span(64));
+            assert_eq!(s.change_state(older), ChangeState::Stale);
+        }
     }
 
     #[test]
