@@ -153,6 +153,17 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
 }
 
 #[test]
+fn the_server_keeps_its_lock() {
+    let table = Words::new(1);
+    let recovery = recovery(&table, Duration::ZERO);
+    let word = lock_word(SERVER_OWNER, 0, 0);
+    table.lock(0, word);
+    assert!(!recovery.try_free_lock_on_complaint(0, 0));
+    assert_eq!(table.get(0), (word, 0));
+    assert_eq!(recovery.recovered_lock_and_revoked_client_counts(), (0, 0));
+}
+
+#[test]
 fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     let table = Words::new(3);
     let recovery = recovery(&table, Duration::ZERO);
