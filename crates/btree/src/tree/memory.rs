@@ -310,22 +310,43 @@ impl<T: KeyOrValue> StoreMemory<T> {
     /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
     /// `None` if the memory is full.
     pub(crate) fn allocate_locked(&self, inner: bool) -> Option<(NodeNumber, LockedNode<'_, T>)> {
-        let number = {
-            let mut free = lock(&self.free_nodes);
-            let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
-            if free.free_count(self.node_capacity) <= reserve {
-                return None;
+        let reserve = if inner { 0 } else { SPLIT_RESERVE_NODES };
+        // A client may still hold the lock of a node that was merged away. Such a node stays free.
+        let mut skipped = Vec::new();
+        let mut allocated = None;
+        while let Some(number) = self.pop_free_node(reserve, skipped.len() as u64) {
+            allocated = self.try_lock(number).map(|locked| (number, locked));
+            if allocated.is_some() {
+                break;
             }
-            free.reusable_nodes.pop().unwrap_or_else(|| {
-                free.first_never_used += 1;
-                free.first_never_used - 1
-            })
-        };
-        // A client may still hold the lock of a node that was merged away: such a node stays unused.
-        match self.lock(number) {
-            Ok(locked) => Some((number, locked)),
-            Err(LockTimeout(_)) => None,
+            skipped.push(number);
         }
+        // The memory is full except for nodes that are locked now.
+        if allocated.is_none()
+            && let Some(&number) = skipped.last()
+            && let Ok(locked) = self.lock(number)
+        {
+            skipped.pop();
+            allocated = Some((number, locked));
+        }
+        if !skipped.is_empty() {
+            lock(&self.free_nodes).reusable_nodes.append(&mut skipped);
+        }
+        allocated
+    }
+
+    /// Takes a free node. Returns `None` if no more than `reserve` nodes are free, including `skipped` ones that the
+    /// caller took before.
+    fn pop_free_node(&self, reserve: u64, skipped: u64) -> Option<NodeNumber> {
+        let mut free = lock(&self.free_nodes);
+        let left = free.free_count(self.node_capacity);
+        if left == 0 || left + skipped <= reserve {
+            return None;
+        }
+        Some(free.reusable_nodes.pop().unwrap_or_else(|| {
+            free.first_never_used += 1;
+            free.first_never_used - 1
+        }))
     }
 
     /// Allocates `count` consecutive nodes that were never used, for a bulk load, and returns the first one's number.

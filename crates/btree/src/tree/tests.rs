@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
+use service::lock_recovery::lock_word;
 use verbs::{Access, ProtectionDomain};
 
 use super::*;
@@ -394,6 +395,59 @@ fn hand_over<T: TestItem>(giver: &Store<T>, taker: &Store<T>, range: (T, Option<
         .adopt(0, range, &entries, &mut reserved)
         .expect("room");
     taker.release_nodes(reserved);
+}
+
+/// Returns the leaves of a tree in order, each with its first key and number.
+fn leaves(store: &Store<u64>, tree: usize) -> Vec<(u64, u64)> {
+    let from = store.readable_trees.find_covering_node(tree, &0, 0);
+    let mut node = from.expect("not locked");
+    let mut found = Vec::new();
+    while node != 0 {
+        let words = store.readable_trees.memory.words_of_node(node);
+        found.push((Node::<_, u64>(words, NumberSizes).key_lower_bound(), node));
+        node = words[SIBLING_WORD].load(Ordering::Relaxed);
+    }
+    found
+}
+
+#[test]
+fn a_free_node_that_a_client_has_locked_is_skipped() {
+    let store = store::<u64>(100);
+    let put = |key| store.put(0, key, key, PutCondition::Always);
+    let remove_all = |keys: u64| {
+        for key in 0..keys {
+            assert!(store.remove(0, key).is_ok());
+        }
+    };
+    let used = || store.stats().nodes;
+    for key in 0..50 {
+        assert_eq!(put(key), Ok(None));
+    }
+    let before: Vec<_> = leaves(&store, 0);
+    remove_all(50);
+    let start = used();
+    // The node that was freed last is the first to be used again.
+    let merged = before.iter().map(|leaf| leaf.1);
+    let free: Vec<_> = merged
+        .filter(|number| !leaves(&store, 0).iter().any(|leaf| leaf.1 == *number))
+        .collect();
+    assert!(!free.is_empty());
+    let word = |number: u64| {
+        let word = store.readable_trees.memory.node_lock_word(number);
+        word.expect("a node")
+    };
+    for number in &free {
+        word(*number).store(lock_word(7, 9, 1), Ordering::Release);
+    }
+    for key in 0..50 {
+        assert_eq!(put(key), Ok(None));
+    }
+    assert!(used() > start, "a leaf was split");
+    for number in &free {
+        word(*number).store(0, Ordering::Release);
+    }
+    remove_all(50);
+    assert_eq!(used(), start);
 }
 
 proptest! {
