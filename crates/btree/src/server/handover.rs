@@ -1,7 +1,7 @@
 //! A server's state of handovers, and its load meter.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use service::worker::lock;
@@ -49,6 +49,8 @@ pub(crate) struct Handovers<T> {
     unfinished_takes: AtomicUsize,
     /// Number of entries taken.
     taken_entries: AtomicU64,
+    /// True if the server is stopping.
+    stopping: AtomicBool,
 }
 
 impl<T: KeyOrValue> Handovers<T> {
@@ -166,6 +168,16 @@ impl<T: KeyOrValue> Handovers<T> {
     /// Returns the number of entries taken so far.
     pub(crate) fn taken_entries(&self) -> u64 {
         self.taken_entries.load(Ordering::Relaxed)
+    }
+
+    /// Records that the server is stopping: a take no longer waits for its giver.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Returns true if the server is stopping.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
     }
 
     /// Returns the number of ranges that wait to be taken or are being taken.

@@ -5,7 +5,6 @@ mod mover;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rpc::herd::{self, DoorbellPolicy, RequestRegionLayout};
@@ -48,7 +47,6 @@ pub struct BtreeService<T: KeyOrValue = u64> {
     /// Clients that may change leaves themselves.
     lock_recovery: Arc<LockRecovery<Store<T>>>,
     handovers: Arc<Handovers<T>>,
-    stopping: AtomicBool,
     /// A random number that differs in every run.
     incarnation: u64,
     layout: RequestRegionLayout,
@@ -204,7 +202,6 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
             store,
             lock_recovery,
             handovers,
-            stopping: AtomicBool::new(false),
             incarnation: runtime.incarnation,
             layout,
             max_answer_bytes: mtu,
@@ -335,7 +332,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
                 };
                 PipelinedClient::connect_on(&context, client)
             });
-            while !btree.stopping.load(Ordering::Acquire) {
+            while !btree.handovers.is_stopping() {
                 if !mover.attempt_chunk_if_due() {
                     std::thread::sleep(Duration::from_micros(200));
                 }
@@ -345,7 +342,7 @@ impl<T: KeyOrValue> Service for BtreeService<T> {
     }
 
     fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+        self.handovers.stop();
         for worker in &self.workers {
             worker.mailbox.send(Command::Stop);
         }

@@ -139,7 +139,8 @@ impl<T: KeyOrValue> RangeMover<T> {
         };
         let to = self.server_number;
         let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
-        while matches!(ceded, StepResult::Unknown) {
+        // The giver may never answer again. A server that stops takes no more keys.
+        while matches!(ceded, StepResult::Unknown) && !self.handovers.is_stopping() {
             ceded = query_cession_outcome(giver, (tree, take.from), to, incarnation);
         }
         let StepResult::DoneWithVersion(version) = ceded else {
@@ -153,6 +154,10 @@ impl<T: KeyOrValue> RangeMover<T> {
         while let Err(e) = self.store.adopt(tree, range, &entries, &mut reserved) {
             if e == Refusal::Full {
                 tracing::error!("no memory for keys from {} on: lost", take.from);
+                break;
+            }
+            // Without workers, the lock of a stopped client is never freed.
+            if self.handovers.is_stopping() {
                 break;
             }
             waiter.idle();
