@@ -245,7 +245,8 @@ impl Lane {
     }
 }
 
-/// Stores the entries of a SCAN's message. Returns true if the answer is complete.
+/// Stores the entries of a SCAN's message. Returns true if the answer is complete. A datagram may arrive twice; the copy
+/// is ignored.
 fn store_scan_entries<T: KeyOrValue>(
     pending: &mut RequestSlot<T>,
     answer: &wire::Answer<'_, T>,
@@ -256,6 +257,13 @@ fn store_scan_entries<T: KeyOrValue>(
         pending
             .entries
             .resize(entries_before + answer.total_entries, Default::default());
+        pending.received_first_entry_numbers.clear();
+    }
+    if pending
+        .received_first_entry_numbers
+        .contains(&answer.first_entry_number)
+    {
+        return false;
     }
     let from = entries_before + answer.first_entry_number;
     if let Some(places) = pending.entries.get_mut(from..) {
@@ -264,5 +272,44 @@ fn store_scan_entries<T: KeyOrValue>(
             pending.received_entry_count += 1;
         }
     }
-    pending.received_entry_count >= answer.total_entries
+    let complete = pending.received_entry_count >= answer.total_entries;
+    if !complete {
+        pending
+            .received_first_entry_numbers
+            .push(answer.first_entry_number);
+    }
+    complete
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_arrives_twice_counts_once() {
+        let message = |first_entry_number, entry_bytes| wire::Answer::<u64> {
+            first_word: 0,
+            status: wire::Status::Ok,
+            found: false,
+            has_more_entries: false,
+            first_entry_number,
+            total_entries: 2,
+            value_or_next_key: 0,
+            entry_bytes,
+        };
+        let entry = |number: u64| [number, 10 * number].map(u64::to_le_bytes).concat();
+        let bytes = [1, 2, 3, 4].map(entry);
+        let mut pending = RequestSlot::unused(time::now());
+        for _ in 0..2 {
+            assert!(!store_scan_entries(&mut pending, &message(1, &bytes[1])));
+        }
+        assert!(store_scan_entries(&mut pending, &message(0, &bytes[0])));
+        assert_eq!(pending.entries, [(1, 10), (2, 20)]);
+        // The messages of the next answer count again.
+        pending.earlier_entry_count = 2;
+        pending.received_entry_count = 0;
+        assert!(!store_scan_entries(&mut pending, &message(1, &bytes[3])));
+        assert!(store_scan_entries(&mut pending, &message(0, &bytes[2])));
+        assert_eq!(pending.entries, [(1, 10), (2, 20), (3, 30), (4, 40)]);
+    }
 }

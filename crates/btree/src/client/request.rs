@@ -115,6 +115,8 @@ pub(super) struct RequestSlot<T: KeyOrValue> {
     /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(T, T)>,
     pub(super) received_entry_count: usize,
+    /// The first entry numbers of the messages that arrived, if the answer is not complete.
+    pub(super) received_first_entry_numbers: Vec<usize>,
     pub(super) submitted_at: Instant,
 }
 
@@ -144,6 +146,7 @@ impl<T: KeyOrValue> RequestSlot<T> {
             earlier_entry_count: 0,
             entries: Vec::new(),
             received_entry_count: 0,
+            received_first_entry_numbers: Vec::new(),
             submitted_at: now,
         }
     }

@@ -258,7 +258,7 @@ impl Lane {
     }
 }
 
-/// Stores a chunk of a value. Returns true if the value is complete.
+/// Stores a chunk of a value. Returns true if the value is complete. A datagram may arrive twice; the copy is ignored.
 #[cold]
 fn store_value_chunk_is_last(
     pending: &mut WindowSlot,
@@ -271,11 +271,36 @@ fn store_value_chunk_is_last(
         pending
             .chunked_value
             .resize(total.min(crate::store::MAX_VALUE_BYTES), 0);
+        pending.received_chunk_offsets.clear();
+    }
+    if pending.received_chunk_offsets.contains(&offset) {
+        return false;
     }
     let end = offset.saturating_add(bytes.len());
     if let Some(into) = pending.chunked_value.get_mut(offset..end) {
         into.copy_from_slice(bytes);
         pending.received_bytes += bytes.len();
+        pending.received_chunk_offsets.push(offset);
     }
     pending.received_bytes >= total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_that_arrives_twice_counts_once() {
+        let mut pending = WindowSlot::unused(time::now());
+        for _ in 0..2 {
+            assert!(!store_value_chunk_is_last(&mut pending, 6, 3, b"def"));
+        }
+        assert!(store_value_chunk_is_last(&mut pending, 6, 0, b"abc"));
+        assert_eq!(pending.chunked_value, b"abcdef");
+        // The same chunks of the next attempt count again.
+        pending.received_bytes = 0;
+        assert!(!store_value_chunk_is_last(&mut pending, 6, 3, b"xyz"));
+        assert!(store_value_chunk_is_last(&mut pending, 6, 0, b"uvw"));
+        assert_eq!(pending.chunked_value, b"uvwxyz");
+    }
 }

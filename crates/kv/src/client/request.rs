@@ -84,6 +84,8 @@ pub(super) struct WindowSlot {
     /// A value that is sent in chunks, and the number of bytes received.
     pub(super) chunked_value: Vec<u8>,
     pub(super) received_bytes: usize,
+    /// The offsets of the chunks that arrived, if the value is not complete.
+    pub(super) received_chunk_offsets: Vec<usize>,
     pub(super) submitted_at: Instant,
     /// True if the change may already have been made when the connection broke.
     pub(super) may_be_applied: bool,
@@ -113,6 +115,7 @@ impl WindowSlot {
             encoded_request: Vec::new(),
             chunked_value: Vec::new(),
             received_bytes: 0,
+            received_chunk_offsets: Vec::new(),
             submitted_at: now,
             may_be_applied: false,
         }
