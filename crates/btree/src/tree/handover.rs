@@ -17,7 +17,7 @@ use super::memory::{LockedNode, NodeNumber};
 use super::store::Store;
 use super::walk::{RangeOwner, Refusal};
 use crate::key_or_value::KeyOrValue;
-use crate::node::{FLAG_FROZEN, FLAG_MOVED, SIBLING_WORD};
+use crate::node::{FLAG_FROZEN, FLAG_MOVED, NextStep, SIBLING_WORD};
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
@@ -77,6 +77,37 @@ impl<T: KeyOrValue> Store<T> {
         }
     }
 
+    /// Locks all leaves of a range from the left, which must begin and end at leaf boundaries. No lock is held after an
+    /// error.
+    fn lock_all_leaves(
+        &self,
+        tree: usize,
+        (from, end): Range<T>,
+    ) -> Result<Vec<(NodeNumber, LockedNode<'_, T>)>, Refusal<T>> {
+        let node = self.readable_trees.find_covering_node(tree, &from, 0)?;
+        let mut leaves = vec![self.lock_covering_node(tree, &from, 0, node)?];
+        while let Some((_, leaf)) = leaves.last()
+            && let Some(key) = leaf.node().key_upper_bound()
+            && end.is_none_or(|end| key < end)
+        {
+            // The sibling stays the next leaf: a merge would need the lock of this one. Clients can WRITE leaves, so
+            // links may be wrong.
+            let next = leaf.node().0[SIBLING_WORD].load(Ordering::Relaxed);
+            if leaves.iter().any(|(held, _)| *held == next) {
+                return Err(Refusal::BusyNodeOrZero(0));
+            }
+            let locked = self.readable_trees.memory.lock(next)?;
+            if !matches!(
+                locked.node().next_walk_step(&key, tree as u64, 0),
+                NextStep::Leaf
+            ) {
+                return Err(Refusal::BusyNodeOrZero(0));
+            }
+            leaves.push((next, locked));
+        }
+        Ok(leaves)
+    }
+
     fn split_leaves_at_range_ends(
         &self,
         tree: usize,
@@ -121,55 +152,66 @@ impl<T: KeyOrValue> Store<T> {
     /// Executes step 3 of a handover: assigns the range to another server.
     ///
     /// # Errors
-    /// [`Refusal::BusyNodeOrZero`] if the range is not frozen, because it was thawed meanwhile; the range then stays here.
+    /// [`Refusal::BusyNodeOrZero`] if a leaf is locked for too long, or if the range is not frozen because it was thawed
+    /// meanwhile. The whole range then stays here.
     pub fn cede(
         &self,
         tree: usize,
         range: (T, Option<T>),
         owner: RangeOwner,
     ) -> Result<(), Refusal<T>> {
-        self.for_each_locked_leaf(tree, range, |_, leaf| {
-            if leaf.node().keys_may_change() {
-                return Err(Refusal::BusyNodeOrZero(0));
-            }
-            Ok(())
-        })?;
-        self.assign_range_to_other(tree, range, owner)
+        self.assign_range_if(tree, range, owner, |leaf| !leaf.node().keys_may_change())
     }
 
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
-    /// [`Refusal::Full`], [`Refusal::BusyNodeOrZero`].
+    /// [`Refusal::Full`], [`Refusal::BusyNodeOrZero`]; the whole range then stays here.
     pub fn assign_range_to_other(
         &self,
         tree: usize,
         range: (T, Option<T>),
         owner: RangeOwner,
     ) -> Result<(), Refusal<T>> {
+        self.assign_range_if(tree, range, owner, |_| true)
+    }
+
+    /// Assigns all leaves of a range to another server, or none: `may_assign` must hold for each.
+    fn assign_range_if(
+        &self,
+        tree: usize,
+        range: Range<T>,
+        owner: RangeOwner,
+        may_assign: impl Fn(&LockedNode<'_, T>) -> bool,
+    ) -> Result<(), Refusal<T>> {
         self.split_leaves_at_range_ends(tree, range)?;
-        let mut first = None;
-        self.for_each_locked_leaf(tree, range, |number, leaf| {
+        let mut leaves = self.lock_all_leaves(tree, range)?;
+        if !leaves.iter().all(|(_, leaf)| may_assign(leaf)) {
+            return Err(Refusal::BusyNodeOrZero(0));
+        }
+        for (_, leaf) in &mut leaves {
             let low = leaf.node().key_lower_bound();
             leaf.replace_entries(&[(low, owner.encode_word())]);
             leaf.set_and_clear_flags(FLAG_MOVED, FLAG_FROZEN);
-            first.get_or_insert((low, number));
-            Ok(())
-        })?;
+        }
+        let mut at = leaves
+            .first()
+            .map(|(number, leaf)| (leaf.node().key_lower_bound(), *number));
+        drop(leaves);
         // Leaves that cannot be merged stay separate and use memory.
-        let mut at = first;
         while let Some((low, number)) = at {
             while self
                 .try_merge_right_sibling(tree, &low, 0, number)
                 .is_some()
             {}
-            at = self.readable_trees.memory.read(number, |leaf| {
+            let next = self.readable_trees.memory.read(number, |leaf| {
                 let sibling = leaf.0[SIBLING_WORD].load(Ordering::Relaxed);
                 let next = leaf
                     .key_upper_bound()
                     .filter(|next| range.1.is_none_or(|end| *next < end));
                 next.map(|next| (next, sibling))
-            })?;
+            });
+            at = next.unwrap_or(None);
         }
         Ok(())
     }

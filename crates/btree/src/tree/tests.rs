@@ -411,6 +411,35 @@ fn leaves(store: &Store<u64>, tree: usize) -> Vec<(u64, u64)> {
 }
 
 #[test]
+fn a_range_with_a_locked_leaf_is_not_ceded_in_part() {
+    let store = store::<u64>(100);
+    for key in 0..100 {
+        store.put(0, key, key, PutCondition::Always).expect("room");
+    }
+    let leaves = leaves(&store, 0);
+    let range = (0, Some(leaves[3].0));
+    store.freeze(0, range).expect("all of it is the store's");
+    let owner = RangeOwner {
+        server: 1,
+        version: 1,
+    };
+    let locked = store.readable_trees.memory.node_lock_word(leaves[1].1);
+    let locked = locked.expect("a node");
+    locked.store(lock_word(7, 9, 1), Ordering::Release);
+    let refused = store.cede(0, range, owner);
+    assert_eq!(refused, Err(Refusal::BusyNodeOrZero(leaves[1].1)));
+    for key in [0, leaves[1].0, leaves[2].0] {
+        assert_eq!(store.get(0, key), Ok(Some(key)));
+    }
+    locked.store(0, Ordering::Release);
+    store.cede(0, range, owner).expect("it is frozen");
+    for key in [0, leaves[1].0, leaves[2].0] {
+        assert!(matches!(store.get(0, key), Err(Refusal::Moved(_))));
+    }
+    assert_eq!(store.get(0, leaves[3].0), Ok(Some(leaves[3].0)));
+}
+
+#[test]
 fn a_free_node_that_a_client_has_locked_is_skipped() {
     let store = store::<u64>(100);
     let put = |key| store.put(0, key, key, PutCondition::Always);
