@@ -200,8 +200,11 @@ impl PeerLink {
     /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails,
     /// and with it the connection.
     pub(crate) fn revoke_destination(&self, index: u32) {
-        // The caller's region is deregistered when this was the last use of it.
-        drop(self.state().protocol.take_destination(index));
+        let destination = self.state().protocol.take_destination(index);
+        // The region is deregistered when this was the last use of it.
+        if let Some(tensor) = destination {
+            tensor.memory.prevent_reuse();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use verbs::{Access, MemoryRegion, ProtectionDomain, VerbError};
@@ -41,6 +42,13 @@ impl TensorMemory {
             Self::Empty => None,
             Self::RegisteredByCaller(region) => Some(region),
             Self::Pooled(pooled) => pooled.region.as_ref(),
+        }
+    }
+
+    /// Has memory of a pool deregistered after its last use, as other memory is.
+    pub(crate) fn prevent_reuse(&self) {
+        if let Self::Pooled(pooled) = self {
+            pooled.never_reuse.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -127,6 +135,8 @@ struct FreeRegions {
 pub(crate) struct PooledMemory {
     region: Option<MemoryRegion>,
     pool: Arc<RegisteredPool>,
+    /// A peer may still WRITE here: the region is deregistered and does not go back.
+    never_reuse: AtomicBool,
 }
 
 impl RegisteredPool {
@@ -153,6 +163,7 @@ impl RegisteredPool {
         Ok(TensorMemory::Pooled(Arc::new(PooledMemory {
             region: Some(region),
             pool: Arc::clone(self),
+            never_reuse: AtomicBool::new(false),
         })))
     }
 
@@ -175,6 +186,9 @@ impl Drop for PooledMemory {
         let Some(region) = self.region.take() else {
             return;
         };
+        if *self.never_reuse.get_mut() {
+            return;
+        }
         let free = self.pool.free.lock();
         let mut free = free.unwrap_or_else(PoisonError::into_inner);
         if free.total_bytes + region.len() <= self.pool.max_free_bytes {
@@ -214,5 +228,17 @@ mod tests {
         let free = pool.free.lock().expect("whole").total_bytes;
         assert_eq!(free, 4096, "the large one was not kept");
         assert!(pool.allocate(&meta(0)).expect("nothing").region().is_none());
+    }
+
+    #[test]
+    fn memory_that_a_peer_may_write_is_not_used_again() {
+        let context = verbs::Provider::softnic().device(None).expect("there");
+        let pd = context.open().expect("opens").alloc_pd().expect("a PD");
+        let pool = RegisteredPool::new(pd, 8192);
+        let meta = TensorMeta::new(DType::U8, vec![100]).expect("small");
+        let memory = pool.allocate(&meta).expect("memory");
+        memory.clone().prevent_reuse();
+        drop(memory);
+        assert_eq!(pool.free.lock().expect("whole").total_bytes, 0);
     }
 }
