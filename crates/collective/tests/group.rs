@@ -190,6 +190,42 @@ fn messages_of_both_directions_pass_each_other() {
 }
 
 #[test]
+fn messages_after_one_of_a_wrong_size_are_errors() {
+    on_ranks(2, WAIT, |group, mut messages| {
+        let rank = group.rank();
+        let sizes: &[usize] = match rank {
+            0 => &[100 << 10, 64 << 10, 64 << 10, 64 << 10],
+            _ => &[256 << 10, 64 << 10],
+        };
+        let (outcome, outcomes) = mpsc::channel();
+        for size in sizes {
+            let outcome = outcome.clone();
+            let done = Box::new(move |_, done| outcome.send(done).expect("received"));
+            match rank {
+                0 => messages.send(1, Box::new(vec![7; *size]), 0, done),
+                _ => messages.recv(0, Box::new(vec![0; *size]), 0, done),
+            }
+        }
+        let begun = Instant::now();
+        while !messages.is_idle() && begun.elapsed() < WAIT {
+            if !messages.progress_all_peers() {
+                std::thread::yield_now();
+            }
+        }
+        let results: Vec<Result<(), Error>> = outcomes.try_iter().collect();
+        assert_eq!(results.len(), sizes.len());
+        if rank == 1 {
+            for result in results {
+                assert!(matches!(result, Err(Error::Protocol(_))), "{result:?}");
+            }
+            let done = Box::new(move |_, done| outcome.send(done).expect("received"));
+            messages.recv(0, Box::new(vec![0; 1]), 0, done);
+            assert!(matches!(outcomes.recv(), Ok(Err(Error::Protocol(_)))));
+        }
+    });
+}
+
+#[test]
 fn a_rank_that_goes_is_an_error_for_all_others() {
     fn reduce<const BYTES: usize>(mut group: Group, _: RankMessenger) -> Option<Result<(), Error>> {
         group.barrier().expect("all are there");

@@ -36,13 +36,15 @@ struct QueuedMessage<P> {
 
 /// A peer with the messages that are to go there and to come from there.
 struct PeerQueues {
-    link: RankLink,
+    /// The first error ends the link.
+    link: Result<RankLink, Error>,
     outgoing: VecDeque<QueuedMessage<SendProgress>>,
     incoming: VecDeque<QueuedMessage<ReceiveProgress>>,
 }
 
 /// Sends and receives between this rank and others. Those of a pair of ranks match in their order, and must have equal
-/// tags and sizes; those with different ranks do not wait for each other.
+/// tags and sizes; those with different ranks do not wait for each other. After an error of a message, all others with that
+/// rank fail with the same error.
 ///
 /// No call blocks. A message that never finds its match stays under way until this is dropped.
 pub struct RankMessenger {
@@ -62,7 +64,7 @@ impl RankMessenger {
     /// `links` are those of the other ranks, in order.
     pub(super) fn new(rank: usize, links: Vec<RankLink>) -> Self {
         let lanes = links.into_iter().map(|link| PeerQueues {
-            link,
+            link: Ok(link),
             outgoing: VecDeque::new(),
             incoming: VecDeque::new(),
         });
@@ -80,15 +82,18 @@ impl RankMessenger {
     }
 
     /// Sends to another rank. `done` is called by [`progress_all_peers`](Self::progress_all_peers), or at once if there
-    /// is no such rank.
+    /// is no such rank or an earlier message with it has failed.
     pub fn send(&mut self, peer: usize, payload: Box<dyn MessageMemory>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
-            Some(lane) => lane.outgoing.push_back(QueuedMessage {
-                payload,
-                tag,
-                progress: SendProgress::default(),
-                on_done: done,
-            }),
+            Some(lane) => match &lane.link {
+                Ok(_) => lane.outgoing.push_back(QueuedMessage {
+                    payload,
+                    tag,
+                    progress: SendProgress::default(),
+                    on_done: done,
+                }),
+                Err(e) => done(payload, Err(e.clone())),
+            },
             None => done(payload, Err(no_such_peer(peer))),
         }
     }
@@ -96,12 +101,15 @@ impl RankMessenger {
     /// Receives from another rank, as [`send`](Self::send) sends.
     pub fn recv(&mut self, peer: usize, payload: Box<dyn MessageMemory>, tag: u32, done: OnDone) {
         match self.peer_queues(peer) {
-            Some(lane) => lane.incoming.push_back(QueuedMessage {
-                payload,
-                tag,
-                progress: ReceiveProgress::default(),
-                on_done: done,
-            }),
+            Some(lane) => match &lane.link {
+                Ok(_) => lane.incoming.push_back(QueuedMessage {
+                    payload,
+                    tag,
+                    progress: ReceiveProgress::default(),
+                    on_done: done,
+                }),
+                Err(e) => done(payload, Err(e.clone())),
+            },
             None => done(payload, Err(no_such_peer(peer))),
         }
     }
@@ -130,37 +138,52 @@ fn no_such_peer(peer: usize) -> Error {
 
 impl PeerQueues {
     fn progress_front_messages(&mut self) -> bool {
-        let mut moved = false;
+        let Ok(link) = &mut self.link else {
+            return false;
+        };
+        let (mut moved, mut failure) = (false, None);
         if let Some(first) = self.outgoing.front_mut() {
             let bytes = first.payload.bytes();
-            let stepped = first.progress.step(&mut self.link, bytes, first.tag);
-            let done = stepped.is_err() || first.progress.is_done(bytes.len());
+            let stepped = first.progress.step(link, bytes, first.tag);
+            let done = first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done
-                && let Some(QueuedMessage {
-                    payload,
-                    on_done: done,
-                    ..
-                }) = self.outgoing.pop_front()
-            {
-                done(payload, stepped.map(drop));
+            failure = stepped.err();
+            if done && failure.is_none() {
+                complete_first(&mut self.outgoing);
             }
         }
         if let Some(first) = self.incoming.front_mut() {
             let bytes = first.payload.bytes_mut();
-            let stepped = first.progress.step(&mut self.link, bytes, first.tag);
-            let done = stepped.is_err() || first.progress.is_done(bytes.len());
+            let stepped = first.progress.step(link, bytes, first.tag);
+            let done = first.progress.is_done(bytes.len());
             moved |= *stepped.as_ref().unwrap_or(&true);
-            if done
-                && let Some(QueuedMessage {
-                    payload,
-                    on_done: done,
-                    ..
-                }) = self.incoming.pop_front()
-            {
-                done(payload, stepped.map(drop));
+            match stepped {
+                Ok(_) if done => complete_first(&mut self.incoming),
+                Ok(_) => {}
+                Err(e) => failure = Some(e),
             }
         }
+        if let Some(error) = failure {
+            self.fail(error);
+        }
         moved
+    }
+
+    /// Ends the link: receives that are posted for a failed message would take pieces of later ones.
+    fn fail(&mut self, error: Error) {
+        self.link = Err(error.clone());
+        for message in self.outgoing.drain(..) {
+            (message.on_done)(message.payload, Err(error.clone()));
+        }
+        for message in self.incoming.drain(..) {
+            (message.on_done)(message.payload, Err(error.clone()));
+        }
+    }
+}
+
+/// Takes the first message out of its queue: it has gone or come.
+fn complete_first<P>(queue: &mut VecDeque<QueuedMessage<P>>) {
+    if let Some(message) = queue.pop_front() {
+        (message.on_done)(message.payload, Ok(()));
     }
 }
