@@ -100,27 +100,36 @@ impl Buffer {
     }
 }
 
-/// Registered memory of Python's. It is registered until this goes or, if it belongs to an array, until that array goes.
+/// The region of a registration, until it is revoked.
+type RegionSlot = Arc<Mutex<Option<Arc<MemoryRegion>>>>;
+
+/// Registered memory of Python's. It is registered until this goes or is revoked or, if it belongs to an array, until that
+/// array goes.
 #[pyclass(frozen, module = "verbatim._native")]
 pub(crate) struct Registration {
-    region: Mutex<Option<Arc<MemoryRegion>>>,
+    region: RegionSlot,
     is_empty: bool,
     /// Takes the region away when the array goes.
     _weak: Option<Py<PyWeakrefReference>>,
 }
 
-/// Takes the region of a registration away.
+/// Takes the region of a registration away. It does not keep the registration, which keeps it.
 #[pyclass(frozen, module = "verbatim._native")]
-struct Invalidate(Mutex<Option<Py<Registration>>>);
+struct Invalidate(RegionSlot);
 
 #[pymethods]
 impl Invalidate {
-    fn __call__(&self, _weak: &Bound<'_, PyAny>) {
-        let registration = lock(&self.0).take();
-        if let Some(registration) = registration {
-            drop(lock(&registration.get().region).take());
-        }
+    fn __call__(&self, weak: &Bound<'_, PyAny>) {
+        empty_slot(weak.py(), &self.0);
     }
+}
+
+/// Takes the region out of a slot. Its last use deregisters it, which may wait for threads that need the interpreter.
+fn empty_slot(py: Python<'_>, slot: &RegionSlot) {
+    py.detach(|| {
+        let region = lock(slot).take();
+        drop(region);
+    });
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -138,8 +147,8 @@ impl Registration {
     ) -> PyResult<Bound<'py, Self>> {
         let py = memory.py();
         let (owner, addr, len) = export_memory(memory, writable)?;
-        // The callback comes before the registration, and gets to know it afterwards.
-        let invalidate = Bound::new(py, Invalidate(Mutex::new(None)))?;
+        let slot = RegionSlot::default();
+        let invalidate = Bound::new(py, Invalidate(Arc::clone(&slot)))?;
         let weak = array.map(|array| PyWeakrefReference::new_with(array, &invalidate));
         let weak = weak.transpose()?.map(Bound::unbind);
         let kept = weak.is_none().then_some(owner);
@@ -163,12 +172,11 @@ impl Registration {
             .map(Arc::new);
         let registration = Self {
             is_empty: region.is_none(),
-            region: Mutex::new(region),
+            region: slot,
             _weak: weak,
         };
-        let registration = Bound::new(py, registration)?;
-        *lock(&invalidate.get().0) = Some(registration.clone().unbind());
-        Ok(registration)
+        *lock(&registration.region) = region;
+        Bound::new(py, registration)
     }
 
     /// A tensor in this memory, which keeps `array` while it is used.
@@ -194,6 +202,17 @@ impl Registration {
     #[getter]
     fn valid(&self) -> bool {
         self.is_empty || lock(&self.region).is_some()
+    }
+
+    /// Deregisters the memory, once no tensor uses it.
+    fn revoke(&self, py: Python<'_>) {
+        empty_slot(py, &self.region);
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        Python::attach(|py| empty_slot(py, &self.region));
     }
 }
 

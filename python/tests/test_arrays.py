@@ -154,6 +154,16 @@ def test_registrations_end_with_their_array(both):
     assert len(sender._arrays._known) <= REGISTRATIONS
 
 
+def test_a_registration_that_is_forgotten_ends(both):
+    _, remote = both
+    out = np.zeros(1000)
+    source = remote._arrays.source(out, writable=True)
+    assert source[0].valid
+    remote._arrays.forget(source)
+    assert not source[0].valid
+    assert remote._arrays.source(out, writable=True)[0].valid
+
+
 def test_a_published_array_is_kept(both):
     sender, remote = both
     sender.publish("x", np.arange(100_000.0))

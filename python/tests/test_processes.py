@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,22 @@ def test_a_killed_sender_is_an_error(process):
         with pytest.raises(ConnectionError, match="has ended"):
             remote.get("never", timeout=60, out=out)
         assert remote.has_ended
+        assert (out == 5).all()
+
+
+def test_a_sender_that_was_stopped_does_not_write_later(process):
+    sender = process(SENDER)
+    with Peer() as peer, peer.connect(sender.line()) as remote:
+        out = np.zeros((300, 1000), dtype=np.float32)
+        remote.get("weights", step=3, out=out)
+        sender.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            remote.get("weights", step=3, timeout=0.1, out=out)
+        out[:] = 5
+        sender.process.send_signal(signal.SIGCONT)
+        # The late WRITE fails, and the connection with it.
+        with pytest.raises(ConnectionError):
+            remote.get("never", timeout=60)
         assert (out == 5).all()
 
 

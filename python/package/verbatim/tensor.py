@@ -89,8 +89,11 @@ class _Registrations:
                 self._known.popitem(last=False)
         return known
 
-    def forget(self, memory: np.ndarray) -> None:
+    def forget(self, source: tuple[Any, ...]) -> None:
         """Takes peers' access to this memory away."""
+        registration, memory = source[:2]
+        # Others, such as a traceback, may still have the registration.
+        registration.revoke()
         with self._lock:
             for key in [k for k in self._known if k[1:3] == (memory.ctypes.data, memory.nbytes)]:
                 del self._known[key]
@@ -167,7 +170,7 @@ class Remote:
         try:
             self._native.get(key, step, wait, timeout, into)
         except BaseException:
-            self._arrays.forget(into[1])
+            self._arrays.forget(into)
             raise
         return out
 
@@ -187,7 +190,7 @@ class Remote:
         try:
             await _outcome(self._native.begin_get(key, step, wait, into))
         except BaseException:
-            self._arrays.forget(into[1])
+            self._arrays.forget(into)
             raise
         return out
 
