@@ -110,7 +110,11 @@ impl WaitableState for StreamSocketState {
         };
         stream.cq.take_and_ack_channel_events();
         stream.cq.arm();
-        stream.process_completions_if_any()
+        let any = stream.process_completions_if_any();
+        if any {
+            self.waiters.wake_others();
+        }
+        any
     }
 
     fn descriptors(&self) -> Vec<libc::pollfd> {

@@ -70,18 +70,21 @@ impl SocketWaiters {
         }
     }
 
-    /// Wakes all waiting threads except the calling one, so that they check the socket again.
+    /// Wakes all waiting threads except the calling one, so that they check the socket again. The calling thread stays
+    /// in the list, since it may be about to sleep.
     pub(crate) fn wake_others(&mut self) {
         if self.0.is_empty() {
             return;
         }
         let own =
             THREAD_WAITER.with_borrow(|own| own.as_ref().map_or(std::ptr::null(), Arc::as_ptr));
-        for waiter in self.0.drain(..).filter_map(|w| w.upgrade()) {
-            if Arc::as_ptr(&waiter) != own {
+        self.0.retain(|waiter| {
+            let is_own = waiter.as_ptr() == own;
+            if !is_own && let Some(waiter) = waiter.upgrade() {
                 waiter.wake();
             }
-        }
+            is_own
+        });
     }
 }
 
@@ -277,4 +280,29 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize
     // SAFETY: `fds` has `count` entries.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, deadline.timeout_ms()) };
     usize::try_from(ready).map_err(|_| Errno::from(std::io::Error::last_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_woken(waiter: &WaitingThread) -> bool {
+        let mut fds = [for_reading(waiter.fd())];
+        poll(&mut fds, Deadline::from_poll_timeout_ms(0)).expect("poll(2)") == 1
+    }
+
+    #[test]
+    fn a_thread_that_wakes_others_stays_registered() {
+        let mut waiters = SocketWaiters::default();
+        let own = WaitingThread::of_this_thread().expect("an eventfd");
+        let other = std::thread::spawn(|| WaitingThread::of_this_thread().expect("an eventfd"))
+            .join()
+            .expect("no panic");
+        waiters.add(&own);
+        waiters.add(&other);
+        waiters.wake_others();
+        assert!(is_woken(&other) && !is_woken(&own));
+        assert!(std::ptr::eq(waiters.0[0].as_ptr(), Arc::as_ptr(&own)));
+        assert_eq!(waiters.0.len(), 1);
+    }
 }
