@@ -95,6 +95,10 @@ impl Conn {
                 SendAttempt::NoRoom => {
                     if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
                         self.send_found_no_room.store(true, Ordering::SeqCst);
+                        // Another thread may already sleep in `epoll_wait(2)`, where it asked for no wake byte.
+                        if self.request_wake_byte_on_room() {
+                            continue;
+                        }
                         return if done > 0 {
                             Ok(done)
                         } else {
@@ -641,6 +645,11 @@ impl Conn {
         fence(Ordering::SeqCst);
         is = self.readiness();
         for_data && is.readable || for_room && is.writable
+    }
+
+    /// Asks the peer for a wake byte when its ring has room. Returns true if a send would not find a full ring now.
+    fn request_wake_byte_on_room(&self) -> bool {
+        self.request_wake_bytes(false, true) || self.readiness().ask_kernel_out
     }
 
     /// Cancels the request for wake bytes, because the program is awake.
