@@ -192,6 +192,16 @@ unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> ResultUn
     if flags & libc::MSG_ERRQUEUE != 0 {
         return None;
     }
+    if header.msg_controllen > 0 {
+        let by_kernel = || {
+            // SAFETY: contract of this function.
+            let got = unsafe { real::recvmsg(fd, msg, flags) };
+            usize::try_from(got).map_err(|_| std::io::Error::last_os_error())
+        };
+        if let Some(got) = calls::recv_by_kernel_if_tcp(fd, flags, by_kernel) {
+            return Some(got);
+        }
+    }
     // SAFETY: contract of this function.
     let to = unsafe { Buffers::new(iovecs(header.msg_iov, header.msg_iovlen)) };
     let got = calls::recv_if_managed(fd, to, flags)?;

@@ -63,6 +63,18 @@ pub fn send_by_kernel_unless_rdma(
     table::conn(fd)?.send_by_kernel_unless_rdma(fd, by_kernel)
 }
 
+/// Handles a call that receives by the kernel's own means, such as `recvmsg(2)` with control messages.
+///
+/// `by_kernel` is that call, and `flags` are its flags. That call is executed, and its bytes are counted, while the
+/// connection is plain TCP. Otherwise the result is `None`, and the caller receives the bytes by [`recv_if_managed`].
+pub fn recv_by_kernel_if_tcp(
+    fd: c_int,
+    flags: c_int,
+    by_kernel: impl FnOnce() -> io::Result<usize>,
+) -> Option<io::Result<usize>> {
+    table::conn(fd)?.recv_by_kernel_if_tcp(fd, flags, by_kernel)
+}
+
 /// Returns true if the descriptor is a connection of this library.
 #[must_use]
 pub fn is_connection(fd: c_int) -> bool {

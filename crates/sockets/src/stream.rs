@@ -307,7 +307,7 @@ impl Conn {
         }
         let mut done = 0;
         loop {
-            match self.try_recv(fd, to, done, flags & libc::MSG_PEEK) {
+            match self.try_recv(fd, to, done, flags & (libc::MSG_PEEK | libc::MSG_TRUNC)) {
                 ReceiveAttempt::Bytes(n) => {
                     done += n;
                     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
@@ -335,16 +335,38 @@ impl Conn {
         }
     }
 
+    /// Receives by the kernel's call `by_kernel` while the connection is plain TCP; `None` if it is not.
+    pub(crate) fn recv_by_kernel_if_tcp(
+        &self,
+        fd: c_int,
+        flags: c_int,
+        by_kernel: impl FnOnce() -> io::Result<usize>,
+    ) -> Option<io::Result<usize>> {
+        if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
+            self.demote(fd, NotRdmaReason::Unsupported);
+        }
+        if self.begin_call(fd) == Phase::Ready {
+            return None;
+        }
+        let _call = self.try_enter_tcp_read()?;
+        Some(by_kernel().inspect(|got| self.count_tcp_read(*got, flags)))
+    }
+
     fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         let got = recv_by_kernel(fd, &to.iovecs_of_range(0, to.len()), flags)?;
+        self.count_tcp_read(got, flags);
+        Ok(got)
+    }
+
+    fn count_tcp_read(&self, got: usize, flags: c_int) {
         if flags & libc::MSG_PEEK == 0 {
             self.tcp_bytes_received
                 .fetch_add(got as u64, Ordering::SeqCst);
         }
-        Ok(got)
     }
 
-    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, peek: c_int) -> ReceiveAttempt {
+    /// Receives once. `flags` are those among `MSG_PEEK` and `MSG_TRUNC`, which discards bytes (`tcp(7)`).
+    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, flags: c_int) -> ReceiveAttempt {
         let mut rx = lock(&self.rx);
         let Rx {
             link: Some(link),
@@ -363,7 +385,7 @@ impl Conn {
                     self.set_tcp_after_rdma_data_drained();
                     return ReceiveAttempt::Tcp;
                 }
-                state::TCP => match self.recv_during_setup(fd, link, to.skip_bytes(skip), peek) {
+                state::TCP => match self.recv_during_setup(fd, link, to.skip_bytes(skip), flags) {
                     Some(got) => return got,
                     None => continue,
                 },
@@ -376,10 +398,10 @@ impl Conn {
                 .saturating_sub(by_tcp);
             if first > 0 {
                 let n = len.min(usize::try_from(first).unwrap_or(len));
-                return self.recv_tcp_bytes_before_rdma(fd, link, to, skip, n, peek);
+                return self.recv_tcp_bytes_before_rdma(fd, link, to, skip, n, flags);
             }
             if let Some(ring) = ring
-                && let Some(n) = self.recv_ring(fd, link, ring, to, skip, peek)
+                && let Some(n) = self.recv_ring(fd, link, ring, to, skip, flags)
             {
                 return ReceiveAttempt::Bytes(n);
             }
@@ -403,18 +425,18 @@ impl Conn {
         fd: c_int,
         link: &PageAndSide,
         to: Buffers<'_>,
-        peek: c_int,
+        flags: c_int,
     ) -> Option<ReceiveAttempt> {
         let parts = to.iovecs_of_range(0, to.len());
         let dir = link.page.direction_words(1 - link.own_side);
-        let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT | flags);
         if dir.state.load(Ordering::Acquire) != state::TCP {
             return None;
         }
         Some(match there {
             Ok(0) if !to.is_empty() => ReceiveAttempt::End,
-            Ok(n) if peek != 0 => ReceiveAttempt::Bytes(n),
-            Ok(n) => self.recv_tcp_bytes_before_rdma(fd, link, to, 0, n, 0),
+            Ok(n) if flags & libc::MSG_PEEK != 0 => ReceiveAttempt::Bytes(n),
+            Ok(n) => self.recv_tcp_bytes_before_rdma(fd, link, to, 0, n, flags),
             Err(err) => from_error(&err),
         })
     }
@@ -427,13 +449,13 @@ impl Conn {
         to: Buffers<'_>,
         skip: usize,
         len: usize,
-        peek: c_int,
+        flags: c_int,
     ) -> ReceiveAttempt {
         let parts = to.iovecs_of_range(skip, len);
-        match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | peek) {
+        match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | flags) {
             Ok(0) if len > 0 => ReceiveAttempt::End,
             Ok(n) => {
-                if peek == 0 {
+                if flags & libc::MSG_PEEK == 0 {
                     link.page
                         .direction_words(1 - link.own_side)
                         .tcp_bytes_received
@@ -452,7 +474,7 @@ impl Conn {
         ring: &Ring,
         to: Buffers<'_>,
         skip: usize,
-        peek: c_int,
+        flags: c_int,
     ) -> Option<usize> {
         let dir = link.page.direction_words(1 - link.own_side);
         let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
@@ -461,8 +483,10 @@ impl Conn {
         if n == 0 {
             return None;
         }
-        ring.copy_out(head, to, skip, n);
-        if peek == 0 {
+        if flags & libc::MSG_TRUNC == 0 {
+            ring.copy_out(head, to, skip, n);
+        }
+        if flags & libc::MSG_PEEK == 0 {
             dir.rdma_bytes_taken
                 .store(head.wrapping_add(n as u64), Ordering::Release);
             fence(Ordering::SeqCst);
