@@ -171,7 +171,9 @@ impl ManagedDescriptor {
         }
         let is = conn.readiness();
         let before = real::errno();
-        if is.readable || kernel & IN != 0 && real::peek(fd, libc::MSG_DONTWAIT) >= 0 {
+        // After an error a read does not wait. A peek would take the error from the program's read.
+        let has_unread = || kernel & HANGUP_EVENTS != 0 || real::peek(fd, libc::MSG_DONTWAIT) >= 0;
+        if is.readable || kernel & IN != 0 && has_unread() {
             events |= IN;
         }
         real::set_errno(before);

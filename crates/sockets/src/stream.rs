@@ -567,9 +567,14 @@ impl Conn {
         dir.receiver_sleeps.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
-        let slept = if ready() { 1 } else { real::peek(fd, 0) };
+        let is_ready = ready();
+        let slept = if is_ready { 1 } else { real::peek(fd, 0) };
         self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
         dir.receiver_sleeps.store(0, Ordering::Relaxed);
+        if slept > 0 && !is_ready {
+            // If the program exits before another read, the kernel resets a connection with unread bytes.
+            self.take_wake_bytes_unless_reader_sleeps(fd);
+        }
         self.wake_local_room_waiters();
         result(slept).map(|_| ())
     }
