@@ -18,6 +18,7 @@ use crate::conn::Conn;
 use crate::nic::lock;
 use crate::real;
 use crate::spin::Spin;
+use crate::stream::Readiness;
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
 const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
@@ -351,9 +352,9 @@ impl Watched {
                 watch.kernel_events = wanted;
                 watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
             }
-            let ready = watch.events_to_report(0);
+            let (ready, seen) = watch.events_to_report(0);
             if ready != 0 {
-                events[found] = watch.mark_reported_and_make_event(epoll, ready);
+                events[found] = watch.mark_reported_and_make_event(epoll, ready, seen);
                 found += 1;
             }
         }
@@ -372,7 +373,7 @@ impl Watched {
 
     fn any_ready(&self) -> bool {
         self.list.iter().any(|watch| {
-            !watch.conn.is_plain_tcp() && !watch.is_closed() && watch.events_to_report(0) != 0
+            !watch.conn.is_plain_tcp() && !watch.is_closed() && watch.events_to_report(0).0 != 0
         })
     }
 
@@ -385,7 +386,7 @@ impl Watched {
                     watch.requested_events & OUT != 0,
                 );
                 watch.conn.request_wake_bytes(data, room);
-                ready |= watch.events_to_report(0) != 0;
+                ready |= watch.events_to_report(0).0 != 0;
             }
         }
         ready
@@ -417,7 +418,7 @@ impl Watched {
         if kernel & IN != 0 {
             watch.conn.take_wake_bytes_unless_reader_sleeps(fd);
         }
-        let ready = watch.events_to_report(kernel);
+        let (ready, seen) = watch.events_to_report(kernel);
         if ready == 0 {
             // The kernel has disarmed a one-shot watch, so it is armed again.
             if watch.requested_events & ONESHOT != 0 {
@@ -425,7 +426,7 @@ impl Watched {
             }
             return None;
         }
-        Some(watch.mark_reported_and_make_event(epoll, ready))
+        Some(watch.mark_reported_and_make_event(epoll, ready, seen))
     }
 }
 
@@ -459,10 +460,10 @@ impl Watch {
         unsafe { real::epoll_ctl(epoll, op, self.fd, &raw mut event) }
     }
 
-    /// Returns the events to report, given those of the kernel.
-    fn events_to_report(&self, kernel: u32) -> u32 {
+    /// Returns the events to report, given those of the kernel, and the readiness from which they follow.
+    fn events_to_report(&self, kernel: u32) -> (u32, Readiness) {
         if self.has_oneshot_fired {
-            return 0;
+            return (0, Readiness::default());
         }
         let is = self.conn.readiness();
         let is_edge = self.requested_events & EDGE != 0;
@@ -487,17 +488,22 @@ impl Watch {
         {
             ready |= OUT;
         }
-        ready & (self.requested_events | UNMASKABLE)
+        (ready & (self.requested_events | UNMASKABLE), is)
     }
 
-    fn mark_reported_and_make_event(&mut self, epoll: c_int, ready: u32) -> epoll_event {
-        let is = self.conn.readiness();
-        // `u64::MAX` means that no data was reported: no connection receives that many bytes.
-        self.received_bytes_at_last_report = Some(if is.readable {
-            is.arrived_rdma_bytes
+    /// Marks the events as reported. `seen` is the readiness from which they follow: later data are a new edge.
+    fn mark_reported_and_make_event(
+        &mut self,
+        epoll: c_int,
+        ready: u32,
+        seen: Readiness,
+    ) -> epoll_event {
+        if ready & IN != 0 && seen.readable {
+            self.received_bytes_at_last_report = Some(seen.arrived_rdma_bytes);
         } else {
-            u64::MAX
-        });
+            // `u64::MAX` means that no data was reported: no connection receives that many bytes.
+            self.received_bytes_at_last_report.get_or_insert(u64::MAX);
+        }
         if ready & OUT != 0 {
             self.conn.send_found_no_room.store(false, Ordering::SeqCst);
         }
