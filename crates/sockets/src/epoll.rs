@@ -234,15 +234,14 @@ impl Epoll {
             // SAFETY: `rest` has room for `max` events.
             let n = unsafe { real::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
             if n > 0 {
-                let mut others = self.translate_others(epoll, events, found, n);
-                total += std::mem::take(&mut others);
+                total += self.translate_others(epoll, events, found, n);
             }
         }
         total
     }
 
-    /// Translates the kernel's `n` events after the first `found`. Drops events of connections that are already among
-    /// the found ones.
+    /// Translates the kernel's `n` events after the first `found`, and returns the number of further events. Events of
+    /// connections that are already among the found ones are added to those.
     fn translate_others(
         &self,
         epoll: c_int,
@@ -259,14 +258,10 @@ impl Epoll {
             let data = event.u64;
             let event = match fd_of(data) {
                 None => Some(event),
-                // A later call reports the dropped event: it is level-triggered, or remains a new edge.
-                Some(fd) => watched.translate(epoll, fd, event.events).filter(|new| {
-                    let data = new.u64;
-                    !events[..found].iter().any(|old| {
-                        let known = old.u64;
-                        known == data
-                    })
-                }),
+                // The kernel does not report an edge again, so no event is dropped.
+                Some(fd) => watched
+                    .translate(epoll, fd, event.events)
+                    .filter(|new| !add_to_event_of_same_data(&mut events[..found], *new)),
             };
             if let Some(event) = event {
                 events[kept] = event;
@@ -292,6 +287,21 @@ impl Epoll {
             }
         }
         c_int::try_from(kept).unwrap_or(0)
+    }
+}
+
+/// Adds the event to one of `events` with the same data. Returns false if there is none.
+fn add_to_event_of_same_data(events: &mut [epoll_event], new: epoll_event) -> bool {
+    let data = new.u64;
+    let same = events.iter_mut().find(|old| {
+        let known = old.u64;
+        known == data
+    });
+    if let Some(old) = same {
+        old.events |= new.events;
+        true
+    } else {
+        false
     }
 }
 
