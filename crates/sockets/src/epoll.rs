@@ -172,27 +172,22 @@ impl Epoll {
         deadline: Option<Instant>,
         mut sleep: impl FnMut(&mut [epoll_event], c_int) -> c_int,
     ) -> c_int {
-        if self.watched_count.load(Ordering::Relaxed) == 0 {
-            return sleep(events, remaining_ms(deadline));
-        }
         loop {
-            let found = lock(&self.watched).collect_ready(epoll, events);
-            if found > 0 {
-                return self.add_kernel_events_in_turn(epoll, events, found);
-            }
-            // Before sleeping, the kernel is asked once for all other events.
-            let n = sleep(events, 0);
-            let n = if n > 0 {
-                self.translate(epoll, events, n)
-            } else {
-                n
-            };
-            if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
-                return n;
-            }
-            let ready = || lock(&self.watched).any_ready();
-            if Spin::decide_whether_to_spin().spin_until(ready) {
-                continue;
+            if self.watched_count.load(Ordering::Relaxed) > 0 {
+                let found = lock(&self.watched).collect_ready(epoll, events);
+                if found > 0 {
+                    return self.add_kernel_events_in_turn(epoll, events, found);
+                }
+                // Before sleeping, the kernel is asked once for all other events.
+                let n = sleep(events, 0);
+                let n = self.translate_if_any(epoll, events, n);
+                if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
+                    return n;
+                }
+                let ready = || lock(&self.watched).any_ready();
+                if Spin::decide_whether_to_spin().spin_until(ready) {
+                    continue;
+                }
             }
             if lock(&self.watched).request_wake_bytes() {
                 lock(&self.watched).cancel_wake_byte_requests();
@@ -206,11 +201,8 @@ impl Epoll {
                 real::set_errno(woken_errno);
                 return n;
             }
-            let n = if n > 0 {
-                self.translate(epoll, events, n)
-            } else {
-                n
-            };
+            // Another thread may have added the first connection meanwhile, so each event may have a token.
+            let n = self.translate_if_any(epoll, events, n);
             if n > 0 || deadline.is_some_and(|end| Instant::now() >= end) {
                 return n;
             }
@@ -271,8 +263,11 @@ impl Epoll {
         c_int::try_from(kept - found).unwrap_or(0)
     }
 
-    /// Translates the kernel's `n` events into the program's, and returns their number.
-    fn translate(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
+    /// Translates the kernel's `n` events into the program's, and returns their number. Returns an `n` below 1 unchanged.
+    fn translate_if_any(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
+        if n <= 0 {
+            return n;
+        }
         let mut watched = lock(&self.watched);
         let mut kept = 0;
         for i in 0..usize::try_from(n).unwrap_or(0).min(events.len()) {
