@@ -224,6 +224,9 @@ pub fn after_fork_in_child() {
     for (_, conn) in table::all_conns() {
         conn.after_fork_in_child();
     }
+    for epoll in table::all_epolls() {
+        epoll.after_fork_in_child();
+    }
 }
 
 static OWN_PID: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);

@@ -71,10 +71,10 @@ pub(crate) struct Conn {
     pub(crate) tcp_bytes_sent: AtomicU64,
     /// True if a send found no room since the last reported edge of `EPOLLOUT`.
     pub(crate) send_found_no_room: AtomicBool,
-    /// Number of threads that sleep in a read.
-    pub(crate) sleeping_readers: AtomicU32,
-    /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps in a read, receives
-    /// the wake byte.
+    /// Number of threads and epoll instances that sleep until data arrive.
+    pub(crate) data_sleepers: AtomicU32,
+    /// The lock of `room_available`. Threads wait there for room while another thread, which sleeps until data arrive,
+    /// receives the wake byte.
     pub(crate) room_lock: Mutex<()>,
     pub(crate) room_available: Condvar,
     setup: Mutex<Setup>,
@@ -131,7 +131,7 @@ impl Default for Conn {
             tcp_bytes_received: AtomicU64::new(0),
             tcp_bytes_sent: AtomicU64::new(0),
             send_found_no_room: AtomicBool::new(false),
-            sleeping_readers: AtomicU32::new(0),
+            data_sleepers: AtomicU32::new(0),
             room_lock: Mutex::default(),
             room_available: Condvar::new(),
             setup: Mutex::default(),
@@ -511,6 +511,8 @@ impl Conn {
 
     /// Gives up the parent's queue pairs; called in a forked child.
     pub(crate) fn after_fork_in_child(&self) {
+        // The child has only the thread that forked.
+        self.data_sleepers.store(0, Ordering::SeqCst);
         let locks = (
             self.setup.try_lock(),
             self.rx.try_lock(),

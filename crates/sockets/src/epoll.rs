@@ -46,6 +46,8 @@ struct Watched {
     by_fd: HashMap<c_int, usize>,
     /// Index at which the next search begins, so that each connection gets its turn.
     next_search_index: usize,
+    /// Number of threads that sleep until an event occurs.
+    sleepers: u32,
 }
 
 struct Watch {
@@ -58,6 +60,8 @@ struct Watch {
     kernel_events: u32,
     /// True for a one-shot watch that has reported.
     has_oneshot_fired: bool,
+    /// True while the connection counts this instance as a sleeper until data arrive.
+    sleeps_for_data: bool,
     /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
     received_bytes_at_last_report: Option<u64>,
 }
@@ -90,7 +94,9 @@ fn fd_of(data: u64) -> Option<c_int> {
 impl Epoll {
     pub(crate) fn reset(&self) {
         self.descriptor_refs.store(1, Ordering::Relaxed);
-        *lock(&self.watched) = Watched::default();
+        let mut watched = lock(&self.watched);
+        watched.list.iter_mut().for_each(Watch::end_data_sleep);
+        *watched = Watched::default();
         self.watched_count.store(0, Ordering::Relaxed);
     }
 
@@ -112,9 +118,25 @@ impl Epoll {
                 .any(|watch| !watch.conn.is_plain_tcp())
     }
 
-    /// Asks the peers of all connections for wake bytes. Returns true if a connection is already ready.
-    pub(crate) fn request_wake_bytes_of_all(&self) -> bool {
-        lock(&self.watched).request_wake_bytes()
+    /// Counts a sleeping thread, and asks the peers of all connections for wake bytes. Returns true if a connection is
+    /// already ready.
+    pub(crate) fn begin_sleep(&self) -> bool {
+        lock(&self.watched).begin_sleep()
+    }
+
+    /// Ends what [`begin_sleep`](Self::begin_sleep) began.
+    pub(crate) fn end_sleep(&self) {
+        lock(&self.watched).end_sleep();
+    }
+
+    /// Forgets the sleeping threads of the parent; called in a forked child.
+    pub(crate) fn after_fork_in_child(&self) {
+        if let Ok(mut watched) = self.watched.try_lock() {
+            watched.sleepers = 0;
+            for watch in &mut watched.list {
+                watch.sleeps_for_data = false;
+            }
+        }
     }
 
     /// Handles `epoll_ctl(2)` for a descriptor. `conn` is its connection, if any. Returns `None` if only the kernel
@@ -149,6 +171,7 @@ impl Epoll {
                     data: event.u64,
                     kernel_events: event.events,
                     has_oneshot_fired: false,
+                    sleeps_for_data: false,
                     received_bytes_at_last_report: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
@@ -189,14 +212,14 @@ impl Epoll {
                     continue;
                 }
             }
-            if lock(&self.watched).request_wake_bytes() {
-                lock(&self.watched).cancel_wake_byte_requests();
+            if self.begin_sleep() {
+                self.end_sleep();
                 continue;
             }
             let ms = lock(&self.watched).max_sleep_ms(deadline);
             let n = sleep(events, ms);
             let woken_errno = real::errno();
-            lock(&self.watched).cancel_wake_byte_requests();
+            self.end_sleep();
             if n < 0 {
                 real::set_errno(woken_errno);
                 return n;
@@ -321,7 +344,7 @@ pub(crate) fn remaining_ms(deadline: Option<Instant>) -> c_int {
 impl Watched {
     fn put(&mut self, watch: Watch) {
         match self.by_fd.get(&watch.fd).copied() {
-            Some(at) => self.list[at] = watch,
+            Some(at) => std::mem::replace(&mut self.list[at], watch).end_data_sleep(),
             None => {
                 self.by_fd.insert(watch.fd, self.list.len());
                 self.list.push(watch);
@@ -330,7 +353,8 @@ impl Watched {
     }
 
     fn remove(&mut self, at: usize) {
-        let gone = self.list.swap_remove(at);
+        let mut gone = self.list.swap_remove(at);
+        gone.end_data_sleep();
         self.by_fd.remove(&gone.fd);
         if let Some(moved) = self.list.get(at) {
             self.by_fd.insert(moved.fd, at);
@@ -382,25 +406,22 @@ impl Watched {
         })
     }
 
-    fn request_wake_bytes(&self) -> bool {
+    fn begin_sleep(&mut self) -> bool {
+        self.sleepers += 1;
         let mut ready = false;
-        for watch in &self.list {
-            if !watch.conn.is_plain_tcp() && !watch.has_oneshot_fired {
-                let (data, room) = (
-                    watch.requested_events & IN != 0,
-                    watch.requested_events & OUT != 0,
-                );
-                watch.conn.request_wake_bytes(data, room);
-                ready |= watch.events_to_report(0).0 != 0;
-            }
+        for watch in &mut self.list {
+            ready |= watch.request_wake_bytes();
         }
         ready
     }
 
-    fn cancel_wake_byte_requests(&self) {
-        for watch in &self.list {
-            if !watch.conn.is_plain_tcp() {
-                watch.conn.cancel_wake_byte_request();
+    fn end_sleep(&mut self) {
+        self.sleepers = self.sleepers.saturating_sub(1);
+        for watch in &mut self.list {
+            if self.sleepers == 0 {
+                watch.end_data_sleep();
+            } else if watch.sleeps_for_data && !watch.conn.is_plain_tcp() {
+                watch.conn.request_next_wake_byte();
             }
         }
     }
@@ -421,7 +442,7 @@ impl Watched {
             });
         }
         if kernel & IN != 0 {
-            watch.conn.take_wake_bytes_unless_reader_sleeps(fd);
+            watch.conn.take_wake_bytes_unless_needed(fd);
         }
         let (ready, seen) = watch.events_to_report(kernel);
         if ready == 0 {
@@ -439,6 +460,33 @@ impl Watch {
     fn is_closed(&self) -> bool {
         self.conn.generation() != self.conn_generation
             || self.conn.descriptor_refs().load(Ordering::Relaxed) == 0
+    }
+
+    /// Asks the peer for wake bytes on what the program waits for. Returns true if an event is ready already.
+    fn request_wake_bytes(&mut self) -> bool {
+        if self.has_oneshot_fired || self.is_closed() {
+            return false;
+        }
+        let (data, room) = (
+            self.requested_events & IN != 0,
+            self.requested_events & OUT != 0,
+        );
+        if data && !self.sleeps_for_data {
+            // A connection on TCP counts its sleepers, too: it may change to RDMA during the sleep.
+            self.sleeps_for_data = true;
+            self.conn.begin_data_sleep();
+        }
+        if self.conn.is_plain_tcp() {
+            return false;
+        }
+        self.conn.request_wake_bytes(data, room);
+        self.events_to_report(0).0 != 0
+    }
+
+    fn end_data_sleep(&mut self) {
+        if std::mem::take(&mut self.sleeps_for_data) {
+            self.conn.end_data_sleep();
+        }
     }
 
     /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
@@ -514,6 +562,7 @@ impl Watch {
         }
         if self.requested_events & ONESHOT != 0 {
             self.has_oneshot_fired = true;
+            self.end_data_sleep();
             self.kernel_events = ONESHOT;
             self.update_kernel(epoll, libc::EPOLL_CTL_MOD);
         }

@@ -51,8 +51,11 @@ pub(crate) fn poll(
         if Spin::decide_whether_to_spin().spin_until(|| {
             ours.iter()
                 .any(|one| one.events_unknown_to_kernel(&asked) != 0)
-        }) || request_wake_bytes(&ours, &asked)
-        {
+        }) {
+            continue;
+        }
+        if begin_sleep(&ours, &asked) {
+            end_sleep(&ours, &asked);
             continue;
         }
         let waits = |one: &ManagedDescriptor| match one {
@@ -62,15 +65,15 @@ pub(crate) fn poll(
             ManagedDescriptor::Epoll(..) => false,
         };
         let ms = capped_ms(deadline, ours.iter().any(waits));
-        let n = poll_once(fds, &ours, &asked, ms, &mut sleep);
-        let errno = real::errno();
-        for one in &ours {
-            if let ManagedDescriptor::Conn(_, conn) = one {
-                conn.cancel_wake_byte_request();
-            }
-        }
-        if n != 0 {
+        let mut sleep_once = |fds: &mut [pollfd], ms| {
+            let n = sleep(fds, ms);
+            let errno = real::errno();
+            end_sleep(&ours, &asked);
             real::set_errno(errno);
+            n
+        };
+        let n = poll_once(fds, &ours, &asked, ms, &mut sleep_once);
+        if n != 0 {
             return n;
         }
     }
@@ -108,17 +111,34 @@ fn poll_once(
     c_int::try_from(ready).unwrap_or(c_int::MAX)
 }
 
-fn request_wake_bytes(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
+/// Counts this thread as a sleeper of each descriptor, and asks the peers for wake bytes. Returns true if something is
+/// ready already.
+fn begin_sleep(ours: &[ManagedDescriptor], asked: &[i16]) -> bool {
     let mut ready = false;
     for one in ours {
         ready |= match one {
             ManagedDescriptor::Conn(i, conn) => {
-                conn.request_wake_bytes(asked[*i] & IN != 0, asked[*i] & OUT != 0)
+                let (data, room) = (asked[*i] & IN != 0, asked[*i] & OUT != 0);
+                if data {
+                    conn.begin_data_sleep();
+                }
+                conn.request_wake_bytes(data, room)
             }
-            ManagedDescriptor::Epoll(_, epoll) => epoll.request_wake_bytes_of_all(),
+            ManagedDescriptor::Epoll(_, epoll) => epoll.begin_sleep(),
         };
     }
     ready
+}
+
+/// Ends what [`begin_sleep`] began.
+fn end_sleep(ours: &[ManagedDescriptor], asked: &[i16]) {
+    for one in ours {
+        match one {
+            ManagedDescriptor::Conn(i, conn) if asked[*i] & IN != 0 => conn.end_data_sleep(),
+            ManagedDescriptor::Conn(_, conn) => conn.wake_local_room_waiters(),
+            ManagedDescriptor::Epoll(_, epoll) => epoll.end_sleep(),
+        }
+    }
 }
 
 impl ManagedDescriptor {
@@ -167,7 +187,7 @@ impl ManagedDescriptor {
         };
         let mut events = kernel & HANGUP_EVENTS;
         if kernel & IN != 0 {
-            conn.take_wake_bytes_unless_reader_sleeps(fd);
+            conn.take_wake_bytes_unless_needed(fd);
         }
         let is = conn.readiness();
         let before = real::errno();

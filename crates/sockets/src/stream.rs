@@ -238,8 +238,8 @@ impl Conn {
         if deadline.is_none() {
             *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
         }
-        if self.sleeping_readers.load(Ordering::SeqCst) > 0 {
-            // The thread in the read receives the wake byte for this one, and notifies it.
+        if self.data_sleepers.load(Ordering::SeqCst) > 0 {
+            // A thread that sleeps until data arrive receives the wake byte for this one, and notifies it.
             let nap = Duration::from_millis(ROOM_CHECK_MS);
             let napping = lock(&self.room_lock);
             if full() {
@@ -262,7 +262,7 @@ impl Conn {
             return Err(fail(real::errno()));
         }
         if revents & libc::POLLIN != 0 {
-            self.take_wake_bytes_unless_reader_sleeps(fd);
+            self.take_wake_bytes_unless_needed(fd);
             if full() {
                 // A reader must take these plain bytes or the end of the stream.
                 std::thread::sleep(Duration::from_micros(200));
@@ -408,9 +408,9 @@ impl Conn {
             if len == 0 {
                 return ReceiveAttempt::Bytes(0);
             }
-            match self.take_wake_bytes_and_check_end(fd, link, now) {
-                // The peer wrote data before it closed, and the data became visible only now.
-                ReceiveAttempt::End | ReceiveAttempt::Failed(_)
+            match self.take_wake_bytes_and_check_end(fd, link, ring.as_ref(), now) {
+                // The peer wrote data, maybe before it closed, and the data became visible only now.
+                ReceiveAttempt::End | ReceiveAttempt::Failed(_) | ReceiveAttempt::WouldBlock
                     if has_data(ring.as_ref(), link) => {}
                 ReceiveAttempt::WouldBlock if dir.state.load(Ordering::Acquire) != now => {}
                 other => return other,
@@ -512,11 +512,13 @@ impl Conn {
         }
     }
 
-    /// Takes wake bytes when the ring is empty, and checks whether the stream has ended.
+    /// Takes wake bytes when the ring is empty, and checks whether the stream has ended. The result is `WouldBlock` if
+    /// data have come for other threads that sleep.
     fn take_wake_bytes_and_check_end(
         &self,
         fd: c_int,
         link: &PageAndSide,
+        ring: Option<&Ring>,
         now: u64,
     ) -> ReceiveAttempt {
         let dir = link.page.direction_words(1 - link.own_side);
@@ -524,6 +526,9 @@ impl Conn {
             let left = untaken_wake_bytes(&dir);
             if left == 0 {
                 break;
+            }
+            if !self.may_take_wake_bytes(link, ring) {
+                return ReceiveAttempt::WouldBlock;
             }
             match u64::try_from(real::discard(fd, left)) {
                 Ok(0) => return ReceiveAttempt::End,
@@ -559,42 +564,70 @@ impl Conn {
         if Spin::decide_whether_to_spin().spin_until(ready) {
             return Ok(());
         }
-        {
-            // From here on no other thread takes the wake byte for this one: see `take_wake_bytes_unless_reader_sleeps`.
-            let _held = lock(&self.rx);
-            self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
-        }
+        self.begin_data_sleep();
         dir.receiver_sleeps.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
         let is_ready = ready();
         let slept = if is_ready { 1 } else { real::peek(fd, 0) };
-        self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
-        dir.receiver_sleeps.store(0, Ordering::Relaxed);
+        let woken_errno = real::errno();
+        self.end_data_sleep();
         if slept > 0 && !is_ready {
             // If the program exits before another read, the kernel resets a connection with unread bytes.
-            self.take_wake_bytes_unless_reader_sleeps(fd);
+            self.take_wake_bytes_unless_needed(fd);
         }
-        self.wake_local_room_waiters();
+        real::set_errno(woken_errno);
         result(slept).map(|_| ())
     }
 
+    /// Counts a sleeper until data arrive. From here on no other thread takes the wake byte for which the sleeper asks:
+    /// see `may_take_wake_bytes`.
+    pub(crate) fn begin_data_sleep(&self) {
+        self.data_sleepers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends what `begin_data_sleep` began. The request for wake bytes remains while others sleep.
+    pub(crate) fn end_data_sleep(&self) {
+        {
+            let rx = lock(&self.rx);
+            let others_sleep = self.data_sleepers.fetch_sub(1, Ordering::SeqCst) > 1;
+            if let Some(link) = &rx.link {
+                link.page
+                    .direction_words(1 - link.own_side)
+                    .receiver_sleeps
+                    .store(u64::from(others_sleep), Ordering::SeqCst);
+            }
+        }
+        self.wake_local_room_waiters();
+    }
+
+    /// Returns true if the caller may take wake bytes, of which it has loaded the number before. The caller holds `rx`.
+    ///
+    /// The peer sends one wake byte for all sleepers, which stays until each of them has found the data. If no data are
+    /// there, the byte was for other data or for room; the peer is first asked for the next one.
+    fn may_take_wake_bytes(&self, link: &PageAndSide, ring: Option<&Ring>) -> bool {
+        if self.data_sleepers.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        let dir = link.page.direction_words(1 - link.own_side);
+        dir.receiver_sleeps.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        !has_data(ring, link)
+    }
+
     /// Wakes threads that wait for room, since the wake byte that was taken may have been for them.
-    fn wake_local_room_waiters(&self) {
+    pub(crate) fn wake_local_room_waiters(&self) {
         drop(lock(&self.room_lock));
         self.room_available.notify_all();
     }
 
-    /// Takes the wake bytes that have arrived, unless a thread sleeps in a read.
+    /// Takes the wake bytes that have arrived, unless a sleeper needs them.
     ///
-    /// The peer sends one wake byte to a sleeping reader. If another thread took that byte before the reader runs, the
-    /// reader would sleep on. The reader itself takes the byte, and wakes the threads that wait for room.
-    pub(crate) fn take_wake_bytes_unless_reader_sleeps(&self, fd: c_int) {
+    /// If a thread took a wake byte before a sleeper runs, the sleeper would sleep on.
+    pub(crate) fn take_wake_bytes_unless_needed(&self, fd: c_int) {
         let before = real::errno();
         let rx = lock(&self.rx);
-        if self.sleeping_readers.load(Ordering::SeqCst) == 0
-            && let Some(link) = &rx.link
-        {
+        if let Some(link) = &rx.link {
             let dir = link.page.direction_words(1 - link.own_side);
             let _held = dir.lock_receiving();
             let after_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed)
@@ -607,6 +640,7 @@ impl Conn {
             {
                 let left = untaken_wake_bytes(&dir);
                 if left > 0
+                    && self.may_take_wake_bytes(link, rx.ring.as_ref())
                     && let Ok(n) = u64::try_from(real::discard(fd, left))
                 {
                     dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed);
@@ -651,7 +685,7 @@ impl Conn {
     }
 
     /// Asks the peer for a wake byte on data, and on room if none is available. Returns true if something is ready
-    /// already.
+    /// already. A caller that asks for data has called `begin_data_sleep`.
     pub(crate) fn request_wake_bytes(&self, for_data: bool, for_room: bool) -> bool {
         let links = {
             let rx = lock(&self.rx);
@@ -681,15 +715,18 @@ impl Conn {
         self.request_wake_bytes(false, true) || self.readiness().ask_kernel_out
     }
 
-    /// Cancels the request for wake bytes, because the program is awake.
-    pub(crate) fn cancel_wake_byte_request(&self) {
-        let rx = lock(&self.rx);
-        if let Some(link) = &rx.link {
-            let dir = link.page.direction_words(1 - link.own_side);
-            if dir.receiver_sleeps.load(Ordering::Relaxed) != 0 {
-                dir.receiver_sleeps.store(0, Ordering::Relaxed);
+    /// Asks the peer for a further wake byte on data, because the last one woke only some of the sleepers.
+    pub(crate) fn request_next_wake_byte(&self) {
+        {
+            let rx = lock(&self.rx);
+            if let Some(link) = &rx.link {
+                link.page
+                    .direction_words(1 - link.own_side)
+                    .receiver_sleeps
+                    .store(1, Ordering::SeqCst);
             }
         }
+        self.wake_local_room_waiters();
     }
 
     /// Returns the number of bytes that a read would return at once (`FIONREAD`), if the kernel does not know it.

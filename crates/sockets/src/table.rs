@@ -167,6 +167,11 @@ pub(crate) fn all_conns() -> impl Iterator<Item = (i32, &'static Conn)> {
     fds_with_entry(0, u32::MAX).filter_map(|fd| Some((fd, conn(fd)?)))
 }
 
+/// Returns every epoll instance of a descriptor.
+pub(crate) fn all_epolls() -> impl Iterator<Item = &'static Epoll> {
+    fds_with_entry(0, u32::MAX).filter_map(epoll)
+}
+
 /// Returns the descriptors from `first` to `last` that have an entry.
 pub(crate) fn fds_with_entry(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let (first, last) = (first as usize, last as usize);
