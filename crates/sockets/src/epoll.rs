@@ -175,11 +175,16 @@ impl Epoll {
                     received_bytes_at_last_report: None,
                 };
                 watch.kernel_events = watch.kernel_interest();
+                if watched.sleepers > 0 {
+                    watch.request_wake_bytes_for_sleeper();
+                }
                 let done = watch.update_kernel(epoll, op);
                 if done == 0 {
                     watched.put(watch);
                     self.watched_count
                         .store(watched.list.len(), Ordering::Relaxed);
+                } else {
+                    watch.end_data_sleep();
                 }
                 Some(done)
             }
@@ -448,6 +453,7 @@ impl Watched {
         if ready == 0 {
             // The kernel has disarmed a one-shot watch, so it is armed again.
             if watch.requested_events & ONESHOT != 0 {
+                watch.kernel_events = watch.kernel_interest();
                 watch.update_kernel(epoll, libc::EPOLL_CTL_MOD);
             }
             return None;
@@ -481,6 +487,16 @@ impl Watch {
         }
         self.conn.request_wake_bytes(data, room);
         self.events_to_report(0).0 != 0
+    }
+
+    /// Asks for wake bytes in place of the threads that already sleep. If a sleeper must examine the connection at once,
+    /// the kernel is told to watch for room, which a TCP socket has: that wakes a sleeper.
+    fn request_wake_bytes_for_sleeper(&mut self) {
+        let is_ready = self.request_wake_bytes();
+        // A sleeper that waits for room also checks whether the peer still exists.
+        if !self.conn.is_plain_tcp() && (is_ready || self.requested_events & OUT != 0) {
+            self.kernel_events |= EPOLLOUT.cast_unsigned();
+        }
     }
 
     fn end_data_sleep(&mut self) {
