@@ -41,6 +41,41 @@ fn poll_select_timeouts_and_half_close() {
 }
 
 #[test]
+fn a_connection_is_added_while_a_thread_sleeps_in_epoll_wait() {
+    brings("added");
+}
+
+#[test]
+fn a_thread_in_epoll_wait_learns_that_a_full_connection_has_room() {
+    brings("full");
+}
+
+#[test]
+fn threads_that_sleep_on_one_connection_do_not_miss_data() {
+    brings("sleepers");
+}
+
+#[test]
+fn threads_share_an_epoll_instance() {
+    brings("pool");
+}
+
+#[test]
+fn an_exit_after_a_read_is_an_end_and_no_reset() {
+    brings("left");
+}
+
+#[test]
+fn a_reset_stays_a_reset_after_poll() {
+    brings("reset");
+}
+
+#[test]
+fn discarded_bytes_and_control_messages() {
+    brings("messages");
+}
+
+#[test]
 fn a_killed_sender_leaves_a_prefix_and_an_end() {
     brings("killed");
 }

@@ -2,12 +2,15 @@
 prints the connections. Ends with status 0 if everything came as TCP brings it."""
 
 import array
+import ctypes
 import os
+import queue
 import random
 import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -140,6 +143,232 @@ def polled(sock, is_server):
         assert read_exactly(sock, 9) == b"all of it"
         assert sock.recv(1) == b""
         sock.sendall(b"x" * 500_000)
+
+
+class EpollEvent(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("events", ctypes.c_uint32), ("data", ctypes.c_uint64)]
+
+
+DATA = 0x1122334455667788
+
+
+def answer_commands(sock):
+    """Sends one byte for each byte, until the peer closes."""
+    while command := sock.recv(1):
+        sock.sendall(command)
+
+
+def added(sock, is_server):
+    """A thread sleeps in `epoll_wait` while another adds the connection, and then changes its events."""
+    if is_server:
+        return answer_commands(sock)
+    libc = ctypes.CDLL(None)
+    poller = libc.epoll_create1(0)
+
+    def control(operation, fd, events, data):
+        assert libc.epoll_ctl(poller, operation, fd, ctypes.byref(EpollEvent(events, data))) == 0
+
+    def wait():
+        events = (EpollEvent * 8)()
+        count = libc.epoll_wait(poller, events, 8, 10_000)
+        found.put([(event.events, event.data) for event in events[:count]])
+
+    def while_a_thread_sleeps(change):
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.2)
+        change()
+        return found.get(timeout=20)
+
+    def add():
+        control(1, sock.fileno(), select.EPOLLIN, DATA)
+        sock.sendall(b"1")
+
+    def rearm():
+        control(3, sock.fileno(), select.EPOLLIN | select.EPOLLONESHOT, DATA)
+
+    def rearm_and_ask():
+        rearm()
+        sock.sendall(b"2")
+
+    found = queue.Queue()
+    idle, _kept = os.pipe()
+    control(1, idle, select.EPOLLIN, 7)
+    assert while_a_thread_sleeps(add) == [(select.EPOLLIN, DATA)]
+    assert sock.recv(1) == b"1"
+    control(3, sock.fileno(), 0, DATA)
+    assert while_a_thread_sleeps(rearm_and_ask) == [(select.EPOLLIN, DATA)]
+    # The byte is still unread, so the changed instance is ready.
+    assert while_a_thread_sleeps(rearm) == [(select.EPOLLIN, DATA)]
+    assert sock.recv(1) == b"2"
+
+
+def full(sock, is_server):
+    """A thread sleeps in an edge-triggered `epoll_wait` while another fills the connection; then the peer reads."""
+    if is_server:
+        time.sleep(1)
+        while not sock.recv(100_000).endswith(b"!"):
+            pass
+        return
+    sock.setblocking(False)
+    poller = select.epoll()
+    poller.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    assert poller.poll(1) == [(sock.fileno(), select.EPOLLOUT)]
+    edges = queue.Queue()
+    threading.Thread(target=lambda: edges.put(poller.poll(20)), daemon=True).start()
+    time.sleep(0.2)
+    try:
+        while True:
+            sock.send(b"x" * 10_000)
+    except BlockingIOError:
+        pass
+    assert edges.get(timeout=10) == [(sock.fileno(), select.EPOLLOUT)]
+    sock.setblocking(True)
+    sock.sendall(b"!")
+
+
+def sleepers(sock, is_server):
+    """Several threads of a process sleep on one connection, and one of them wakes."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        other, _ = listener.accept()
+        warm(other, True)
+        threading.Thread(target=answer_commands, args=[other], daemon=True).start()
+        return answer_commands(sock)
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    other = socket.create_connection(("127.0.0.1", port))
+    warm(other, False)
+    found = queue.Queue()
+
+    # A poll ends by its timeout while a read sleeps.
+    threading.Thread(target=lambda: found.put(sock.recv(1)), daemon=True).start()
+    time.sleep(0.2)
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    assert poller.poll(50) == []
+    sock.sendall(b"1")
+    assert found.get(timeout=5) == b"1"
+
+    # A thread that got an event does not come back, while another sleeps in the same instance.
+    instance = select.epoll()
+    for one in (sock, other):
+        instance.register(one, select.EPOLLIN | select.EPOLLET)
+    for _ in range(2):
+        threading.Thread(target=lambda: found.put(instance.poll(20)), daemon=True).start()
+    time.sleep(0.2)
+    for one in (sock, other):
+        one.sendall(b"2")
+        assert found.get(timeout=5) == [(one.fileno(), select.EPOLLIN)]
+    assert sock.recv(1) + other.recv(1) == b"22"
+
+    # A read that does not block, while another thread sleeps in an instance.
+    sock.setblocking(False)
+    for _ in range(50):
+        threading.Thread(target=lambda: found.put(instance.poll(20)), daemon=True).start()
+        sock.sendall(b"3")
+        got, end = b"", time.monotonic() + 10
+        while not got and time.monotonic() < end:
+            try:
+                got = sock.recv(1)
+            except BlockingIOError:
+                pass
+        assert got == b"3"
+        other.sendall(b"4")
+        assert other.recv(1) == b"4"
+    other.close()
+    sock.setblocking(True)
+
+
+def pool(sock, is_server):
+    """Four threads share an instance, and arm each connection again when they have answered it."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        others = [listener.accept()[0] for _ in range(3)]
+        instance = select.epoll()
+        ends = queue.Queue()
+
+        def serve():
+            while True:
+                for fd, _ in instance.poll(20, 1):
+                    part = clients[fd].recv(3)
+                    if not part:
+                        return ends.put(fd)
+                    clients[fd].sendall(part)
+                    instance.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
+
+        clients = {one.fileno(): one for one in [sock, *others]}
+        for fd in clients:
+            instance.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+        for _ in clients:
+            threading.Thread(target=serve, daemon=True).start()
+        for _ in clients:
+            ends.get(timeout=60)
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    clients = [sock] + [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    numbers = random.Random(5)
+    for _ in range(1000):
+        chosen = numbers.sample(clients, numbers.choice([1, 1, 2, 4]))
+        part = numbers.randbytes(numbers.choice([1, 3, 10]))
+        for one in chosen:
+            one.settimeout(10)
+            one.sendall(part)
+        for one in chosen:
+            assert read_exactly(one, len(part)) == part
+        time.sleep(numbers.choice([0, 0, 0.0001, 0.002]))
+    for one in clients:
+        one.close()
+
+
+def left(sock, is_server):
+    """The client exits, without a close, after a read that slept: the server finds the end of the stream."""
+    if not is_server:
+        assert sock.recv(1) == b"x"
+        os._exit(0)
+    time.sleep(0.3)
+    sock.sendall(b"x")
+    assert sock.recv(1) == b""
+
+
+def reset(sock, is_server):
+    """The server resets the connection while the client sleeps in `poll`."""
+    if is_server:
+        time.sleep(0.3)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    assert poller.poll(10_000)[0][1] & select.POLLIN
+    try:
+        assert sock.recv(1) is None, "the reset looks like an end"
+    except ConnectionResetError:
+        pass
+
+
+def messages(sock, is_server):
+    """`MSG_TRUNC` discards bytes; control messages arrive on a connection that is not on RDMA."""
+    if is_server:
+        sock.sendall(b"discarded and read")
+        return
+    assert sock.recv(18, socket.MSG_PEEK | socket.MSG_WAITALL) == b"discarded and read"
+    libc = ctypes.CDLL(None)
+    assert libc.recv(sock.fileno(), None, 10, socket.MSG_TRUNC) == 10
+    assert read_exactly(sock, 8) == b"and read"[-8:]
+    listener = socket.create_server(("127.0.0.1", 0))
+    plain = socket.create_connection(listener.getsockname())
+    accepted, _ = listener.accept()
+    tcp_inq = 36
+    accepted.setsockopt(socket.IPPROTO_TCP, tcp_inq, 1)
+    plain.sendall(b"abc")
+    data, control, _, _ = accepted.recvmsg(2, 64)
+    assert (data, control) == (b"ab", [(socket.IPPROTO_TCP, tcp_inq, struct.pack("i", 1))])
+    for i in range(20):
+        plain.sendall(b"%05d" % i)
+        assert read_exactly(accepted, 5 + (i == 0))[-5:] == b"%05d" % i
+        accepted.sendall(b"y")
+        assert plain.recv(1) == b"y"
 
 
 def killed(sock, is_server):
