@@ -420,6 +420,24 @@ impl OperationProfile {
         max_overlapping(posting.map(|thread| thread.posted)).max(1)
     }
 
+    /// Effective number of locks of the atomics of all queue pairs: equally busy locks with the load of the busiest
+    /// would serve the same atomics. `None` without atomics.
+    pub fn effective_atomic_locks(&self) -> Option<u32> {
+        let mut count_by_slot = BTreeMap::<u32, u64>::new();
+        for slot in self.queue_pairs.iter().flat_map(|qp| &qp.atomic_slots) {
+            let count = count_by_slot.entry(slot.slot).or_default();
+            *count = count.saturating_add(slot.count);
+        }
+        let busiest = *count_by_slot
+            .values()
+            .max()
+            .filter(|busiest| **busiest > 0)?;
+        let all = saturating_sum(count_by_slot.into_values());
+        Some(round_to_u32_at_least_1(
+            count_to_f64(all) / count_to_f64(busiest),
+        ))
+    }
+
     /// The work of the program's machine for one posted operation. If the program posts nothing, the work for one
     /// received message.
     ///
@@ -431,6 +449,7 @@ impl OperationProfile {
         }
         let queue_pairs = self.effective_queue_pairs();
         let receiving = self.effective_receiving_qps();
+        let lock_slots = self.effective_atomic_locks();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             for lists in qp.postlists_by_method() {
@@ -439,7 +458,7 @@ impl OperationProfile {
                         method: PostMethod::of_postlist(lists.mean_len),
                         postlist: lists.mean_len,
                         queue_pairs: Some(queue_pairs),
-                        lock_slots: qp.effective_atomic_locks(),
+                        lock_slots,
                         per_request: lists.work_request_share * count_to_f64(counted.count)
                             / count_to_f64(total),
                         ..MixOperation::new(counted.operation, Role::Requester)
@@ -596,17 +615,6 @@ impl QueuePair {
     /// Atomics whose address is known.
     pub fn atomics_of_known_address(&self) -> u64 {
         saturating_sum(self.atomic_slots.iter().map(|slot| slot.count))
-    }
-
-    /// Effective number of locks: equally busy locks with the load of the busiest would serve the same atomics.
-    /// `None` without atomics.
-    pub fn effective_atomic_locks(&self) -> Option<u32> {
-        let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
-        (busiest > 0).then(|| {
-            round_to_u32_at_least_1(
-                count_to_f64(self.atomics_of_known_address()) / count_to_f64(busiest),
-            )
-        })
     }
 }
 
@@ -844,12 +852,50 @@ mod tests {
         );
     }
 
+    /// Returns the bound of the locks of a program whose queue pairs do atomics on these slots, 100 on each.
+    fn lock_bound(slots_of_queue_pairs: &[&[u32]]) -> f64 {
+        let queue_pairs = slots_of_queue_pairs.iter().zip(1..).map(|(slots, qpn)| {
+            let count = 100 * slots.len() as u64;
+            let operation = Operation::new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
+            QueuePair {
+                sent: vec![CountedOperations { operation, count }],
+                postlists: count,
+                runs: count,
+                atomic_slots: slots
+                    .iter()
+                    .map(|&slot| SlotCount { slot, count: 100 })
+                    .collect(),
+                ..QueuePair::new(qpn, Transport::Rc)
+            }
+        });
+        let profile = OperationProfile {
+            version: VERSION,
+            queue_pairs: queue_pairs.collect(),
+            ..OperationProfile::default()
+        };
+        let cib = builtin("cib").expect("built in");
+        let predicted = profile.predict(cib).expect("possible").expect("sent");
+        let bound = predicted.responder.rate_mops(Resource::AtomicLocks);
+        bound.expect("atomics need locks")
+    }
+
+    #[test]
+    fn atomics_of_several_queue_pairs_share_the_locks() {
+        let one = lock_bound(&[&[0, 8, 16, 24, 32, 40, 48, 56]]);
+        let each_its_own = lock_bound(&[&[0], &[8], &[16], &[24], &[32], &[40], &[48], &[56]]);
+        assert!((each_its_own / one - 1.0).abs() < 1e-9);
+        let hot = lock_bound(&[&[0], &[0], &[0], &[0], &[0], &[0], &[0], &[0]]);
+        assert!((one / hot - 8.0).abs() < 1e-9, "{one} {hot}");
+    }
+
     #[test]
     fn uneven_locks_count_as_fewer() {
         let slot = |slot, count| SlotCount { slot, count };
+        let mut profile = OperationProfile::default();
+        assert_eq!(profile.effective_atomic_locks(), None);
         let mut qp = QueuePair::new(1, Transport::Rc);
-        assert_eq!(qp.effective_atomic_locks(), None);
         qp.atomic_slots = vec![slot(0, 50), slot(8, 25), slot(16, 25)];
-        assert_eq!(qp.effective_atomic_locks(), Some(2));
+        profile.queue_pairs.push(qp);
+        assert_eq!(profile.effective_atomic_locks(), Some(2));
     }
 }

@@ -18,26 +18,26 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     if prediction.bottleneck != Resource::AtomicLocks {
         return None;
     }
-    let mut all: Vec<_> = observed
+    let all: Vec<_> = observed
         .posting_queue_pairs()
-        .filter_map(|qp| Some((qp, qp.effective_atomic_locks()?)))
+        .filter(|qp| qp.atomics_of_known_address() > 0)
         .collect();
-    all.sort_by_key(|(_, slots)| *slots);
     // The addresses cannot use more locks than the NIC has.
     let has = locks::reachable_lock_count(profile);
-    let seen = match (all.first(), has) {
+    let seen = match (all.first().zip(observed.effective_atomic_locks()), has) {
         (Some((qp, _)), Some(1)) => format!(
             "{}: atomics wait for the NIC's only lock",
             queue_pair_text(qp.qpn, all.len() - 1)
         ),
         (Some((qp, slots)), _) => {
-            let slots = (*slots).min(has.unwrap_or(u32::MAX));
-            let like = all.iter().filter(|(_, other)| *other == all[0].1).count();
-            let locks = match slots {
+            let locks = match slots.min(has.unwrap_or(u32::MAX)) {
                 1 => "1 of the NIC's locks, and wait for it".to_owned(),
                 more => format!("{more} of the NIC's locks evenly, and wait for them"),
             };
-            format!("{}: atomics use {locks}", queue_pair_text(qp.qpn, like - 1))
+            format!(
+                "{}: atomics use {locks}",
+                queue_pair_text(qp.qpn, all.len() - 1)
+            )
         }
         (None, _) => "atomics wait for the NIC's locks".to_owned(),
     };

@@ -160,10 +160,7 @@ fn peers_work(
 ) -> PeersWork {
     let host = &profile.host;
     let cores = host.cores.value;
-    let words = observed
-        .posting_queue_pairs()
-        .filter_map(QueuePair::effective_atomic_locks)
-        .min();
+    let words = observed.effective_atomic_locks();
     // Cores that add to few shared words wait for each other's cache lines.
     let contended = cores > 1 && words.is_some_and(|words| words < cores);
     let add = if contended {
