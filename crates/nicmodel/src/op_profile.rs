@@ -414,10 +414,13 @@ impl OperationProfile {
         (counted && all > 0).then(|| (count_to_f64(all) * share).max(1.0))
     }
 
-    /// Threads that posted to send queues at a time; at least 1.
+    /// Threads that posted to send queues at a time; at least 1. If nothing was posted, threads that received.
     pub fn max_concurrent_posters(&self) -> u32 {
-        let posting = self.threads.iter().filter(|thread| thread.posts > 0);
-        max_overlapping(posting.map(|thread| thread.posted)).max(1)
+        let only_receives = self.posted_operations() == 0;
+        let working = self.threads.iter().filter(|thread| {
+            thread.posts > 0 || only_receives && (thread.recv_posts > 0 || thread.completions > 0)
+        });
+        max_overlapping(working.map(|thread| thread.posted)).max(1)
     }
 
     /// Effective number of locks of the atomics of all queue pairs: equally busy locks with the load of the busiest
@@ -886,6 +889,27 @@ mod tests {
         assert!((each_its_own / one - 1.0).abs() < 1e-9);
         let hot = lock_bound(&[&[0], &[0], &[0], &[0], &[0], &[0], &[0], &[0]]);
         assert!((one / hot - 8.0).abs() < 1e-9, "{one} {hot}");
+    }
+
+    #[test]
+    fn threads_that_only_receive_work_in_parallel() {
+        let mut profile = sends(32, 1600, 100);
+        let qp = &mut profile.queue_pairs[0];
+        qp.received = std::mem::take(&mut qp.sent);
+        (qp.postlists, qp.runs) = (0, 0);
+        profile.queue_pairs = vec![qp.clone(); 4];
+        profile.threads = (0..4)
+            .map(|id| Thread {
+                id,
+                recv_posts: 100,
+                completions: 1600,
+                ..Thread::default()
+            })
+            .collect();
+        assert_eq!(profile.max_concurrent_posters(), 4);
+        let cib = builtin("cib").expect("built in");
+        let predicted = profile.predict(cib).expect("possible").expect("received");
+        assert_eq!(predicted.bottleneck, Resource::NicInbound);
     }
 
     #[test]
