@@ -46,6 +46,8 @@ fn count_each_posted(
 ) {
     let before = qp.posted_wrs.load(Relaxed);
     let signaled_before = qp.posted_signaled_wrs.load(Relaxed);
+    // Another thread may already have polled the completions of these work requests. They count as later ones.
+    let completed = qp.completed_signaled_wrs.load(Relaxed).min(signaled_before);
     let (mut count, mut signaled) = (0u64, 0u64);
     let (mut key, mut in_row, mut signaled_in_row) = (OperationKey(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
@@ -117,7 +119,9 @@ fn count_each_posted(
     );
     raise_to(&cell.outstanding_max, outstanding + count);
     let found = entry.thread.successful_polls.load(Relaxed);
-    if entry.successful_polls_at_post.load(Relaxed) != found {
+    store_if_changed(&entry.completed_signaled_wrs_at_post, completed);
+    // Without outstanding work requests, other threads have found all completions.
+    if entry.successful_polls_at_post.load(Relaxed) != found || outstanding == 0 {
         entry.successful_polls_at_post.store(found, Relaxed);
         add_single_writer(&cell.postlist_runs_between_completions, 1);
     }
@@ -150,7 +154,8 @@ fn must_read_clock(before: u64, more: u64) -> bool {
 
 impl QpThread {
     /// Returns true if a post of one work request equals the previous post, so that only a counter of
-    /// repetitions must be incremented.
+    /// repetitions must be incremented. No completion may lie between the two posts. Another thread may have
+    /// found it.
     ///
     /// The stores of a post to the receiver's ring are still in flight, and each further store waits behind
     /// them. Between distant cores the ten stores of a full count cost a third of the message rate.
@@ -165,6 +170,8 @@ impl QpThread {
             && self.last_post_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
             && self.successful_polls_at_post.load(Relaxed)
                 == self.thread.successful_polls.load(Relaxed)
+            && self.completed_signaled_wrs_at_post.load(Relaxed)
+                == qp.completed_signaled_wrs.load(Relaxed)
             && RepeatedPosts(self.cell.packed_repeated_posts.load(Relaxed)).count()
                 < MAX_REPEATED_POSTS
             && (qp.qp_type != IBV_QPT_UD || self.is_known_destination(destination()))

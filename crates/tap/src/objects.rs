@@ -167,6 +167,8 @@ pub(crate) struct QpThread {
     pub(crate) thread: &'static TappedThread,
     /// Value of `thread.successful_polls_at_post` at the thread's last post.
     pub(crate) successful_polls_at_post: AtomicU64,
+    /// Value of [`Qp::completed_signaled_wrs`] at the thread's last post.
+    pub(crate) completed_signaled_wrs_at_post: AtomicU64,
     /// Key and index of the kind of work requests that was counted last.
     pub(crate) last_sent_kind_key: AtomicU64,
     pub(crate) last_sent_kind_index: AtomicU64,
@@ -285,6 +287,7 @@ impl Qp {
             cell,
             thread,
             successful_polls_at_post: AtomicU64::new(u64::MAX),
+            completed_signaled_wrs_at_post: AtomicU64::new(0),
             last_sent_kind_key: AtomicU64::new(0),
             last_sent_kind_index: AtomicU64::new(0),
             last_post_opcode_and_sges: AtomicU64::new(NO_REPEATABLE_PATTERN),

@@ -18,7 +18,7 @@ const PROGRAM: &str = "TAP_TEST_PROGRAM";
 type Anything = Result<(), Box<dyn std::error::Error>>;
 type Program = (&'static str, fn() -> Anything);
 
-const PROGRAMS: [Program; 10] = [
+const PROGRAMS: [Program; 11] = [
     ("rc", rc),
     ("ud", ud),
     ("full", full),
@@ -27,6 +27,7 @@ const PROGRAMS: [Program; 10] = [
     ("in_turn", in_turn),
     ("together", together),
     ("repeats", repeats),
+    ("polls_elsewhere", polls_elsewhere),
     ("recvs", recvs),
     ("dies", dies),
 ];
@@ -269,6 +270,28 @@ fn repeats() -> Anything {
     Ok(())
 }
 
+/// Posts equal work requests one at a time, each after the completion of the one before, which another thread polls.
+fn polls_elsewhere() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(128)?;
+    let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let (tell, completions) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..1000 {
+                poll(&cq, 1).expect("it completes");
+                tell.send(()).expect("the poster waits");
+            }
+        });
+        for _ in 0..1000 {
+            a.post_one(|list| {
+                list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+            })?;
+            completions.recv()?;
+        }
+        Ok(())
+    })
+}
+
 /// Posts receives one at a time, most of the same size as the previous one, and some together.
 fn recvs() -> Anything {
     let Pair { pd, a, .. } = pair(64)?;
@@ -474,6 +497,15 @@ fn threads_one_after_the_other_are_not_there_together() {
         ];
         assert_eq!(counts, [at_a_time; 3], "{name}: {profile:?}");
     }
+}
+
+#[test]
+fn completions_that_another_thread_polls_end_repetitions() {
+    let profile = profile("polls_elsewhere");
+    let qp = sender(&profile);
+    assert_eq!((qp.posted_operations(), qp.postlists), (1000, 1000));
+    assert_eq!((qp.runs, qp.max_outstanding), (1000, 1), "{qp:?}");
+    assert!((qp.mean_outstanding - 1.0).abs() < 1e-9, "{qp:?}");
 }
 
 #[test]
