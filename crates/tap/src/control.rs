@@ -16,8 +16,12 @@ use crate::{data_path, extended, memory, session, trace};
 /// # Safety
 /// `handle` is a context that the provider has just returned and no other code has seen.
 unsafe fn install_counting_in_device<P: Provider>(handle: *mut ibv_context) {
-    // A second open of the same device may return the same context.
-    if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
+    // A second open of the same device may return the same context, which counts already. A new context may have
+    // the address of a closed one.
+    // SAFETY: contract of this function.
+    let counts = unsafe { handle.as_ref() }.map(|context| data_path::is_counting(&context.ops));
+    let known = CONTEXTS.find(key_of(handle)).is_some();
+    if counts.is_none_or(|counts| counts && known) {
         return;
     }
     let Some(session) = session::counter_file_of_process_or_begin(P::NAME) else {
@@ -36,6 +40,7 @@ unsafe fn install_counting_in_device<P: Provider>(handle: *mut ibv_context) {
             qpn_process_shift: P::QPN_PROCESS_SHIFT,
         }));
         let _one = lock_registry();
+        CONTEXTS.remove(key_of(handle));
         if !CONTEXTS.insert_unless_full(key_of(handle), context) {
             return;
         }
@@ -472,5 +477,52 @@ unsafe extern "C" fn create_ah_from_wc<P: Provider>(
             }
         }
         ah
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A provider of which only the name is used.
+    struct NamedProvider;
+
+    impl Provider for NamedProvider {
+        const NAME: &'static str = "test";
+        const QPN_PROCESS_SHIFT: Option<u32> = None;
+
+        fn symbols() -> &'static Symbols {
+            unreachable!("no verb is called")
+        }
+
+        fn later_symbols() -> Option<&'static LaterSymbols> {
+            None
+        }
+    }
+
+    unsafe extern "C" fn poll_nothing(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
+        0
+    }
+
+    #[test]
+    fn a_device_that_is_reopened_at_the_same_address_is_counted() {
+        // SAFETY: zeros are NULL pointers, absent operations and numbers.
+        let mut memory: Box<ibv_context> = Box::new(unsafe { std::mem::zeroed() });
+        let handle: *mut ibv_context = &raw mut *memory;
+        for _open in 0..2 {
+            // SAFETY: the context lives until the end of the test, and no other thread uses it.
+            unsafe {
+                handle.write(std::mem::zeroed());
+                (*handle).ops.poll_cq = Some(poll_nothing);
+                install_counting_in_device::<NamedProvider>(handle);
+                assert!(data_path::is_counting(&(*handle).ops));
+                // A second open of the same context.
+                install_counting_in_device::<NamedProvider>(handle);
+            }
+            let known = CONTEXTS.find(key_of(handle)).expect("it is recorded");
+            assert!(!data_path::is_counting(&known.ops));
+        }
+        let _one = lock_registry();
+        CONTEXTS.remove(key_of(handle));
     }
 }

@@ -33,6 +33,12 @@ pub(crate) fn install_counting_ops(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
 }
 
+/// Returns true if these are operations that count.
+pub(crate) fn is_counting(ops: &ibv_context_ops) -> bool {
+    ops.poll_cq
+        .is_some_and(|installed| installed as usize == poll_cq as *const () as usize)
+}
+
 /// Returns the key of a queue pair in the table [`QPS`].
 ///
 /// # Safety

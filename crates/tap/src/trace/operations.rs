@@ -146,6 +146,8 @@ pub(crate) fn install_tracing_operations(
     mut extended: Option<&mut verbs_context>,
 ) {
     let before = Box::leak(Box::new(UntracedOperations::of(ops, extended.as_deref())));
+    // A closed context may have had the same address.
+    OPERATIONS_BY_CONTEXT.remove(key);
     if !OPERATIONS_BY_CONTEXT.insert_unless_full(key, before) {
         return;
     }
