@@ -1,6 +1,6 @@
 //! The flags that select lines of a trace.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tap::trace::{TraceEvent, TraceLine};
 
@@ -19,17 +19,19 @@ pub(super) struct TraceFilter {
 }
 
 /// The QP number of each queue pair by its name, and the name by the number. Completions contain the number, and
-/// posts contain the name.
+/// posts contain the name. Also the queue pairs whose work requests are all signaled.
 #[derive(Debug, Default)]
 pub(super) struct QpNamesAndNumbers {
     qpn_by_name: HashMap<(u32, String), u32>,
     name_by_qpn: HashMap<(u32, u32), String>,
+    names_with_sq_sig_all: HashSet<(u32, String)>,
 }
 
 impl QpNamesAndNumbers {
     /// Records the queue pair that a line creates.
     pub(super) fn record_created_qp(&mut self, line: &TraceLine) {
         let TraceEvent::Call {
+            arguments,
             result: Some(result),
             ..
         } = &line.event
@@ -43,13 +45,22 @@ impl QpNamesAndNumbers {
             return;
         };
         if let Some(number) = parse_0x_number(number).filter(|_| name.starts_with("qp")) {
-            self.qpn_by_name.insert((line.pid, name.to_owned()), number);
+            let key = (line.pid, name.to_owned());
+            if arguments.contains("sq_sig_all 1") {
+                self.names_with_sq_sig_all.insert(key.clone());
+            }
+            self.qpn_by_name.insert(key, number);
             self.name_by_qpn.insert((line.pid, number), name.to_owned());
         }
     }
 
     pub(super) fn find_qpn(&self, pid: u32, name: &str) -> Option<u32> {
         self.qpn_by_name.get(&(pid, name.to_owned())).copied()
+    }
+
+    /// Returns true if the queue pair signals all work requests.
+    pub(super) fn signals_all(&self, pid: u32, name: &str) -> bool {
+        self.names_with_sq_sig_all.contains(&(pid, name.to_owned()))
     }
 
     pub(super) fn name(&self, pid: u32, number: u32) -> Option<&str> {

@@ -56,7 +56,8 @@ impl PostToCompletionMatcher {
                     verb: post.opcode.clone(),
                     bytes: post.bytes,
                     is_first_of_postlist: post.index == 1,
-                    signaled: post.flags.iter().any(|flag| flag == "SIGNALED"),
+                    signaled: post.flags.iter().any(|flag| flag == "SIGNALED")
+                        || queues.signals_all(line.pid, &post.qp),
                     posted_ns: line.at_ns,
                     known_complete_at_ns: None,
                     status: None,
@@ -106,7 +107,7 @@ impl PostToCompletionMatcher {
             .is_some_and(|opcode| opcode.starts_with(RECV));
         if let Some(name) = name.as_ref().filter(|_| !is_recv)
             && let Some(queue) = self.incomplete_sends.get_mut(&(line.pid, name.clone()))
-            && let Some(at) = queue.iter().position(|work| work.wr_id == found.wr_id)
+            && let Some(at) = position_of_completed(queue, found)
         {
             // Earlier work requests without their own completion are complete, too.
             return queue
@@ -165,6 +166,16 @@ impl PostToCompletionMatcher {
     }
 }
 
+/// Returns the position of the work request to which a completion belongs. Several may have the same `wr_id`. Of
+/// these, only a signaled one completes with success.
+fn position_of_completed(queue: &VecDeque<TracedWork>, found: &TracedCompletion) -> Option<usize> {
+    let is_it = |work: &TracedWork| work.wr_id == found.wr_id;
+    let signaled = queue.iter().position(|work| is_it(work) && work.signaled);
+    signaled
+        .filter(|_| found.status == "SUCCESS")
+        .or_else(|| queue.iter().position(is_it))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,6 +209,23 @@ mod tests {
         assert_eq!(done[0].status, None);
         assert_eq!(done[1].status.as_deref(), Some("SUCCESS"));
         assert_eq!((left.len(), left[0].verb.as_str()), (1, "SEND"));
+    }
+
+    #[test]
+    fn a_completion_is_of_a_signaled_post() {
+        let create = "ibv_create_qp(pd=pd1) = qp1, QPN 0x8000";
+        let post = "post_send qp1 1/1 wr_id=0 RDMA_WRITE 8 B";
+        let signaled = "post_send qp1 1/1 wr_id=0 RDMA_WRITE 8 B SIGNALED";
+        let found = "poll_cq cq1 1/1 wr_id=0 SUCCESS RDMA_WRITE QPN 0x8000";
+        let (done, left) = paired(&[create, post, post, post, signaled, found]);
+        assert_eq!((done.len(), left.len()), (4, 0));
+        let failed = "poll_cq cq1 1/1 wr_id=0 REM_ACCESS_ERR QPN 0x8000";
+        let (done, left) = paired(&[create, post, post, post, signaled, failed]);
+        assert_eq!((done.len(), left.len()), (1, 3));
+        let create = "ibv_create_qp(pd=pd1, qp_init_attr=&ibv_qp_init_attr{IBV_QPT_RC, sq_sig_all 1}) = qp1, QPN 0x8000";
+        let (done, left) = paired(&[create, post, post, found]);
+        assert_eq!((done.len(), left.len()), (1, 1));
+        assert!(done[0].signaled);
     }
 
     #[test]
