@@ -8,7 +8,8 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
 use tempfile::TempDir;
 
 use crate::CommandOutcome;
@@ -19,18 +20,19 @@ const PREFERRED_FOLDER_PARENT: &str = "/dev/shm";
 /// Runs a command until it ends and returns its outcome. Signals do not end this process before the
 /// command, since this process still has to write results.
 pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOutcome> {
-    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
+    let mut signals = SignalsInfo::<WithOrigin>::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
     let handle = signals.handle();
     let mut child = command
         .spawn()
         .with_context(|| format!("cannot run {}{}", words, program_not_found_hint(command)))?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let forward = std::thread::spawn(move || {
-        for signal in &mut signals {
-            // The terminal sends SIGINT and SIGQUIT to the whole foreground process group.
-            let to_all = matches!(signal, SIGINT | SIGQUIT);
-            if let (Some(pid), Some(signal), false) = (pid, Signal::from_named_raw(signal), to_all)
-            {
+        for origin in &mut signals {
+            // The terminal sends SIGINT and SIGQUIT to the whole foreground process group. A process may send them
+            // to this process only.
+            let to_all = matches!(origin.signal, SIGINT | SIGQUIT) && origin.process.is_none();
+            let signal = Signal::from_named_raw(origin.signal);
+            if let (Some(pid), Some(signal), false) = (pid, signal, to_all) {
                 let _ = kill_process(pid, signal);
             }
         }

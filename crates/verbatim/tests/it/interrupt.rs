@@ -6,7 +6,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
 use crate::common::{alone, verbatim};
@@ -241,6 +241,27 @@ fn benchmarks_show_what_was_measured() {
         let lines = interrupted_lines(&[args, &["--json"]].concat());
         assert!(count(&lines, kind) >= 1, "{args:?}: {lines:?}");
     }
+}
+
+/// Other than a terminal, a process may interrupt the command without its program.
+#[test]
+fn an_interrupt_of_the_command_alone_ends_its_program() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ledger = folder.path().join("ledger.json");
+    let file = ledger.to_str().expect("text");
+    let running = Running::start(&["run", "--ledger", file, "--", "sleep", "600"]);
+    let pid = Pid::from_child(&running.child);
+    let id = pid.as_raw_nonzero();
+    let children = format!("/proc/{id}/task/{id}/children");
+    let deadline = Instant::now() + PATIENCE;
+    while std::fs::read_to_string(&children).is_ok_and(|children| children.is_empty()) {
+        assert!(Instant::now() < deadline, "the program does not start");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(pid, Signal::INT).expect("it is not waited for");
+    let (status, results) = running.end(|_| {});
+    assert_eq!(status.code(), Some(130), "{results}");
+    assert!(ledger.exists(), "{results}");
 }
 
 #[test]
