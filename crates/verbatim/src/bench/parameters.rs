@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use bench::micro::{
     MAX_ATOMIC_COUNTERS, MAX_COUNTER_SPACING_BYTES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS_PER_THREAD,
-    MAX_THREADS, MAX_WINDOW, MeasuredRole, MemoryPages, MicroParameters, Verb,
+    MAX_THREADS, MAX_WINDOW, MeasuredRole, MemoryPages, MicroParameters, Verb, VerbStream,
 };
 use bench::nic::NicChoice;
 use clap::ValueEnum;
@@ -119,17 +119,23 @@ impl CommonArgs {
         }
     }
 
-    /// Returns the duration of a round with this payload, in milliseconds.
+    /// Returns the stream of a verb with these parameters, with the duration of a round.
+    ///
+    /// # Errors
+    /// Returns an error if the parameters contradict each other, or if the duration is too short for a measurement.
+    pub(super) fn stream(&self, verb: Verb, parameters: &MicroParameters) -> Result<VerbStream> {
+        let mut stream = VerbStream::new(verb, parameters, 1)?;
+        stream.duration_ms = self.round_duration_ms(default_virtual_duration_ms(&stream))?;
+        Ok(stream)
+    }
+
+    /// Returns the duration of a round in milliseconds; on a simulated NIC `virtual_ms` by default.
     ///
     /// # Errors
     /// Returns an error if the duration is too short for a measurement.
-    pub(super) fn round_duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
+    pub(super) fn round_duration_ms(&self, virtual_ms: u64) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
-        let usual = if simulated {
-            default_virtual_duration_ms(payload_bytes.unwrap_or(0))
-        } else {
-            500
-        };
+        let usual = if simulated { virtual_ms } else { 500 };
         if !simulated {
             args::refuse_too_short_for_real_time(self.duration)?;
         }
@@ -150,11 +156,17 @@ fn max_reads_without_wqe_eviction(profile: &Profile) -> Option<usize> {
     usize::try_from(u64::from(window) * u64::from(threads)).ok()
 }
 
-/// Returns the virtual time in milliseconds in which 32 windows pass at 10 GB/s; at least 1 ms. In a shorter run,
-/// messages in flight at the start and the end would distort the rate.
-fn default_virtual_duration_ms(payload_bytes: usize) -> u64 {
-    let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
-    (32 * window_bytes as u64 / 10_000_000).max(1)
+/// The virtual time of a round of short messages, in milliseconds.
+pub(super) const MIN_VIRTUAL_DURATION_MS: u64 = 1;
+
+/// Returns the virtual time in milliseconds in which the windows of all queue pairs pass 32 times at 10 GB/s. A short
+/// window counts as the default one. In a shorter run, messages in flight at the start and the end would distort the
+/// rate.
+fn default_virtual_duration_ms(stream: &VerbStream) -> u64 {
+    let queue_pairs = stream.threads as u64 * stream.queue_pairs as u64;
+    let usual_bytes = (256 * stream.payload_bytes).min((8 << 20).max(2 * stream.payload_bytes));
+    let window_bytes = (stream.window * stream.payload_bytes).max(usual_bytes) as u64;
+    (32 * queue_pairs * window_bytes / 10_000_000).max(MIN_VIRTUAL_DURATION_MS)
 }
 
 /// Arguments of a command that measures a rate.
@@ -274,5 +286,33 @@ impl StreamArgs {
         let cores = bench::pin::allowed_cores()?.len();
         let busy = if verb.is_send() { 2 } else { 1 };
         Ok((cores / busy).clamp(1, MAX_THREADS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_round_is_long_enough_for_all_queue_pairs() {
+        let duration_ms = |parameters: MicroParameters| {
+            let stream = VerbStream::new(Verb::RcWrite, &parameters, 1);
+            default_virtual_duration_ms(&stream.expect("parameters that fit"))
+        };
+        assert_eq!(duration_ms(MicroParameters::default()), 1);
+        let many = MicroParameters {
+            payload_bytes: Some(1024),
+            threads: Some(14),
+            queue_pairs_per_thread: Some(4),
+            ..MicroParameters::default()
+        };
+        // 14 x 4 windows of 256 KiB, 32 times, at 10 GB/s.
+        assert_eq!(duration_ms(many), 46);
+        let long = MicroParameters {
+            payload_bytes: Some(1 << 20),
+            window: Some(2),
+            ..MicroParameters::default()
+        };
+        assert_eq!(duration_ms(long), 26);
     }
 }

@@ -251,11 +251,7 @@ fn values_and_streams(
     }
     let stream = |value: usize| {
         *args.over.parameter_mut(&mut parameters) = Some(value);
-        let duration_ms = args
-            .stream
-            .common
-            .round_duration_ms(parameters.payload_bytes)?;
-        let stream = VerbStream::new(verb, &parameters, duration_ms);
+        let stream = args.stream.common.stream(verb, &parameters);
         Ok((
             value,
             stream.with_context(|| format!("{} of {value}", args.over.name()))?,

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::common::{
     JsonLineWriter, format_byte_count, format_median_and_range, warn_of_debug_build_and_load,
 };
-use super::parameters::{CommonArgs, StreamArgs};
+use super::parameters::{CommonArgs, MIN_VIRTUAL_DURATION_MS, StreamArgs};
 use crate::CommandOutcome;
 use crate::output::{format_three_digits, print_line};
 use crate::picture::axis_coordinate;
@@ -96,8 +96,7 @@ pub(super) fn run_rate(
 ) -> Result<CommandOutcome> {
     let profile = args.common.simulation.profile()?;
     let parameters = args.parameters(verb, direction, profile.as_ref())?;
-    let duration_ms = args.common.round_duration_ms(parameters.payload_bytes)?;
-    let stream = VerbStream::new(verb, &parameters, duration_ms)?;
+    let stream = args.common.stream(verb, &parameters)?;
     measure(
         &MeasurementTask::Stream(stream),
         &args.common,
@@ -111,7 +110,7 @@ pub(super) fn run_latency(args: &LatencyArgs) -> Result<CommandOutcome> {
     let ping = PingPong::new(
         args.verb.verb(),
         &common.parameters(),
-        common.round_duration_ms(None)?,
+        common.round_duration_ms(MIN_VIRTUAL_DURATION_MS)?,
     )?;
     measure(
         &MeasurementTask::PingPong(ping),

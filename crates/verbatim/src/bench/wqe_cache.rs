@@ -175,8 +175,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<VerbStream>> 
                 WindowVerb::RcRead => Verb::RcRead,
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
-            let duration_ms = args.common.round_duration_ms(parameters.payload_bytes)?;
-            streams.push(VerbStream::new(verb, &parameters, duration_ms)?);
+            streams.push(args.common.stream(verb, &parameters)?);
         }
     }
     Ok(streams)
