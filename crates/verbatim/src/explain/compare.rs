@@ -150,5 +150,52 @@ fn mean_cost_per_operation(
     let sum: f64 = all
         .map(|kind| of(kind) * super::report::count_as_f64(kind.count))
         .sum();
-    sum / super::report::count_as_f64(process.posted.max(process.received).max(1))
+    sum / super::report::count_as_f64(process.posted_or_received_count().max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use nicmodel::op_profile::{CountedOperations, OperationProfile, QueuePair};
+    use nicmodel::{Operation, Transport, Verb};
+
+    use super::*;
+
+    /// A process that posts one SEND and receives four, on a profile.
+    fn posts_one_and_receives_four(nic: &str) -> ExplainedProcess {
+        let operation = Operation::new(Verb::Send, Transport::Ud, 32).inlined();
+        let counted = |count| vec![CountedOperations { operation, count }];
+        let qp = QueuePair {
+            sent: counted(1),
+            received: counted(4),
+            postlists: 1,
+            runs: 1,
+            ..QueuePair::new(1, Transport::Ud)
+        };
+        let observed = OperationProfile {
+            version: nicmodel::op_profile::VERSION,
+            queue_pairs: vec![qp],
+            ..OperationProfile::default()
+        };
+        let profile = nicmodel::profile::builtin(nic).expect("built in");
+        let process = ExplainedProcess::new(&observed, profile).expect("possible");
+        process.expect("it posts")
+    }
+
+    #[test]
+    fn costs_are_of_one_posted_operation() {
+        let process = posts_one_and_receives_four("cib");
+        let mean = mean_cost_per_operation(&process, |kind| kind.mmio_writes);
+        let sent = process.kinds.iter().find(|kind| kind.count == 1);
+        assert!((mean - sent.expect("the SEND").mmio_writes).abs() < 1e-9);
+        assert!(mean > 0.0);
+    }
+
+    #[test]
+    fn an_unknown_number_of_either_machine_makes_the_rate_a_limit() {
+        let process = posts_one_and_receives_four("cx");
+        let requester = process.bounds.unknown.iter();
+        assert!(requester.clone().count() > 0 && process.likely_rate.is_none());
+        assert!(requester.clone().all(|of| process.unknown.contains(of)));
+        assert!(process.unknown.is_sorted_by(|a, b| a < b));
+    }
 }

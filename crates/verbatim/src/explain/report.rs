@@ -230,7 +230,10 @@ impl Report {
 }
 
 impl ExplainedProcess {
-    fn new(observed: &OperationProfile, profile: &Profile) -> Result<Option<Self>, OperationError> {
+    pub(super) fn new(
+        observed: &OperationProfile,
+        profile: &Profile,
+    ) -> Result<Option<Self>, OperationError> {
         let (fitted, not_possible) = observed.restricted_to_executable(profile);
         let Some(prediction) = fitted.predict(profile)? else {
             return Ok(None);
@@ -242,11 +245,11 @@ impl ExplainedProcess {
             .iter()
             .flat_map(|qp| &qp.received)
             .fold(0u64, |sum, counted| sum.saturating_add(counted.count));
-        let slower: &Bounds = match prediction.slower {
-            Role::Requester => &prediction.requester,
-            Role::Responder => &prediction.responder,
-        };
-        let unknown = slower.unknown.clone();
+        // An unknown number of either machine may be the bottleneck.
+        let mut unknown = prediction.requester.unknown.clone();
+        unknown.extend(&prediction.responder.unknown);
+        unknown.sort();
+        unknown.dedup();
         let Prediction {
             requester: bounds,
             rate_mops: predicted_mops,
