@@ -65,13 +65,20 @@ int main(void)
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	struct ibv_context *context;
 	struct ibv_pd *pd;
-	char *memory = allocator(65536);
+	int shared = 0;
 
-	CHECK(devices && devices[0] && memory);
+	CHECK(devices && devices[0]);
 	CHECK(context = ibv_open_device(devices[0]));
 	CHECK(pd = ibv_alloc_pd(context));
-	memset(memory, 1, 65536);
-	CHECK(ibv_reg_mr(pd, memory, 65536, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
-	puts(lies_in_a_file((uintptr_t)memory + 32768) ? "shared" : "private");
+	/* Memory stays private if another thread, such as the engine, does not sleep within a millisecond: try again. */
+	for (int i = 0; i < 50 && !shared; i++) {
+		char *memory = allocator(65536);
+
+		CHECK(memory);
+		memset(memory, 1, 65536);
+		CHECK(ibv_reg_mr(pd, memory, 65536, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+		shared = lies_in_a_file((uintptr_t)memory + 32768);
+	}
+	puts(shared ? "shared" : "private");
 	return 0;
 }

@@ -290,6 +290,12 @@ const STATES: &[Deviation] = &[
         "left: 6",
     ),
     Deviation::new(
+        Wrong,
+        "events::draining_ends_when_the_last_request_is_acknowledged",
+        "`IBV_EVENT_SQ_DRAINED` comes while a request still waits for a receive WR",
+        "get_async_event_within(QUIET_PERIOD).is_none()",
+    ),
+    Deviation::new(
         Hangs,
         "state::sqd_holds_sends_back_and_rts_resumes",
         "WRs that were posted in SQD are not begun when the QP is back in RTS",
