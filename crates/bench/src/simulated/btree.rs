@@ -25,7 +25,7 @@ use verbs::Context;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::check_cores;
-use super::{SimulatedCluster, rate_mops};
+use super::{SimulatedCluster, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -67,9 +67,6 @@ pub struct BtreeParameters {
 
 /// Maximum number of keys of the real tree.
 const MAX_REAL_TREE_KEYS: u64 = 1 << 14;
-
-/// Minimum warm-up, because clients begin with whole windows.
-const MIN_WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
@@ -227,7 +224,7 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
     let clients = start_clients(&cluster, setup, &parts, &servers, &answered_requests);
     clients.begin_when_connected(&cluster)?;
     let read = || answered_requests.get();
-    let read = cluster.read_around(warm_up_duration(setup), setup.time, read);
+    let read = cluster.read_around(warm_up_duration(setup.time), setup.time, read);
     cluster.run_until_threads_end()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.take_failure()) {
@@ -294,10 +291,6 @@ pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Res
 
 /// Number of look-ups of each core in [`run_local_lookups_mops`].
 const LOCAL_LOOKUPS_PER_CORE: u32 = 1000;
-
-fn warm_up_duration(setup: &BtreeParameters) -> Duration {
-    (setup.time / 5).max(MIN_WARM_UP)
-}
 
 /// Fails for a profile that lacks the costs of a server's cores.
 fn check_costs(
@@ -398,7 +391,7 @@ fn start_clients(
         batch: setup.postlist.min(setup.window),
         ..ClientConfig::default()
     };
-    let time = warm_up_duration(setup) + setup.time + CLIENT_OVERRUN;
+    let time = warm_up_duration(setup.time) + setup.time + CLIENT_OVERRUN;
     let clients = SimulatedClients::default();
     for i in 0..setup.clients {
         let machine = 1 + i % setup.machines;

@@ -20,7 +20,7 @@ use simnic::NicCounters;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
 use super::sequencer::{ATC16_SEND_DEPTH, check_cores, client_start_spread_ns};
-use super::{SimulatedCluster, rate_mops};
+use super::{SimulatedCluster, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,11 +58,6 @@ pub struct KvParameters {
     /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
     pub time: Duration,
 }
-
-/// Minimum warm-up. Clients begin simultaneously with whole windows, and the server needs some
-/// round trips to reach a steady state. At 98 M/s, a round trip of 128 clients with 32 requests
-/// each takes 42 µs.
-const MIN_WARM_UP: Duration = Duration::from_micros(150);
 
 /// Time for which clients continue after the measured time, because their last requests have no
 /// successors.
@@ -183,7 +178,7 @@ pub fn run(profile: &Profile, setup: &KvParameters) -> Result<KvResult> {
         true => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         false => 0,
     };
-    let warm_up = (setup.time / 5).max(MIN_WARM_UP) + Duration::from_nanos(within);
+    let warm_up = warm_up_duration(setup.time) + Duration::from_nanos(within);
     let clients = SimulatedClients::default();
     let answered_requests = Rc::new(Cell::new(0u64));
     for i in 0..setup.clients {

@@ -13,7 +13,7 @@ use sequencer::{
 use serde::Serialize;
 
 use super::clients::{SimulatedBarrier, SimulatedClients};
-use super::{SimulatedCluster, rate_mops};
+use super::{SimulatedCluster, rate_mops, warm_up_duration};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -49,7 +49,7 @@ pub struct SequencerParameters {
     pub loops: LoopPolicies,
     /// Seed of random numbers, which determine when each client begins, and the keys of the NICs.
     pub seed: u64,
-    /// Virtual time that is measured. A warm-up of a fifth of it precedes it.
+    /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
     pub time: Duration,
 }
 
@@ -261,7 +261,8 @@ pub fn run(profile: &Profile, setup: &SequencerParameters) -> Result<SequencerRe
         WindowPolicy::StopAndGo => client_start_spread_ns(setup.clients, setup.window, setup.cores),
         _ => CLIENT_START_SPREAD_NS,
     };
-    let warm_up = setup.time / 5 + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
+    let warm_up =
+        warm_up_duration(setup.time) + Duration::from_nanos(within - CLIENT_START_SPREAD_NS);
     let clients = start_clients(&cluster, setup, &server, within, warm_up);
     clients.begin_when_connected(&cluster)?;
     let read = || server.service().next_number();
