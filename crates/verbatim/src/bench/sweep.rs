@@ -282,8 +282,9 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
             .map(|profile| values_and_streams(args, Some(profile)));
         let each: Vec<_> = each.collect::<Result<_>>()?;
         let steps = CommandSteps::new(each.iter().map(|streams| streams.len() as u64).sum())?;
+        let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
         for (profile, streams) in profiles.iter().zip(&each) {
-            swept.push(simulate(args, streams, profile, &steps)?);
+            swept.push(simulate(args, streams, profile, &steps, &mut lines)?);
         }
     }
     if let Some(file) = &picture.csv {
@@ -345,9 +346,8 @@ fn simulate(
     streams: &[(usize, VerbStream)],
     profile: &Profile,
     steps: &CommandSteps,
+    lines: &mut JsonLineWriter,
 ) -> Result<PerNicResult> {
-    let common = &args.stream.common;
-    let mut lines = JsonLineWriter::new(common.record.as_deref(), common.json)?;
     let title = format!("{}, simulated: {}", describe_verb(args), profile.title);
     lines.write_line(&Line::Simulated {
         nic: &profile.name,

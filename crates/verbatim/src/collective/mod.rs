@@ -78,6 +78,9 @@ const MAX_BUFFER_BYTES: usize = 1 << 30;
 /// The maximum number of ranks on this machine, each of which is a polling thread.
 const MAX_LOCAL_RANKS: usize = 8;
 
+/// Minimum bytes of a slice: two elements.
+const MIN_SLICE_BYTES: usize = 8;
+
 const EXAMPLES: &str = "\
 Each rank has a buffer of f32 and sends to the next rank of a ring, through the transport that NCCL gets from \
 libnccl-net-verbatim.so. The result is checked before and after each measurement.
@@ -118,6 +121,12 @@ impl From<CollectiveKind> for Collective {
 pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
     if args.min > args.max {
         bail!("-b {} is more than -e {}", args.min, args.max);
+    }
+    if args.slice < MIN_SLICE_BYTES {
+        bail!(
+            "--slice {}: a slice has {MIN_SLICE_BYTES} bytes or more",
+            args.slice
+        );
     }
     if args.min < 4 * args.ranks {
         bail!(
@@ -174,7 +183,7 @@ fn measure_row_per_size(
             bytes: bytes / 4 * 4,
             iterations: args.iterations.unwrap_or(iterations),
             lanes: args.lanes,
-            slice_bytes: args.slice.max(8),
+            slice_bytes: args.slice,
         });
     let name = |setup: &CollectiveParameters| format!("{} bytes", setup.bytes);
     simulate(setups.collect(), name, |setup, _| {

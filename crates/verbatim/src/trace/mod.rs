@@ -91,8 +91,14 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
 
 /// Replaces the error of a closed pipe by [`StdoutClosed`], which ends the command quietly.
 fn broken_pipe_to_stdout_closed(err: anyhow::Error) -> anyhow::Error {
-    let pipe = err.downcast_ref::<std::io::Error>();
-    if pipe.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
+    let is_closed_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        let of_json = cause
+            .downcast_ref()
+            .and_then(serde_json::Error::io_error_kind);
+        let kind = cause.downcast_ref().map(std::io::Error::kind).or(of_json);
+        kind == Some(std::io::ErrorKind::BrokenPipe)
+    };
+    if err.chain().any(is_closed_pipe) {
         return StdoutClosed.into();
     }
     err
