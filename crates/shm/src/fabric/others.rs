@@ -19,7 +19,7 @@ pub struct OtherFabric {
     pub name: Option<String>,
 }
 
-/// Returns the fabrics in this process's `/dev/shm` except the one in `own`.
+/// Returns the fabrics in this process's `/dev/shm` except the one in `own`, the one that changed last first.
 ///
 /// Fabrics in another mount of `/dev/shm`, or in a folder named by `VERBATIM_FABRIC_DIR`, are not found.
 #[must_use]
@@ -33,7 +33,11 @@ pub fn other_fabrics(own: &Path) -> Vec<OtherFabric> {
         .filter(|path| path != own && path.is_dir())
         .filter_map(|path| parse(&path))
         .collect();
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    // A process that joins or leaves changes its fabric's folder.
+    found.sort_by_cached_key(|of| {
+        let changed = of.path.metadata().and_then(|of| of.modified()).ok();
+        (std::cmp::Reverse(changed), of.path.clone())
+    });
     found
 }
 

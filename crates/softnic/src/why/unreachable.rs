@@ -24,6 +24,9 @@ pub(crate) fn report_peer_not_in_fabric(fabric: &Path, (qpn, peer_qpn): (u32, u3
     write_to_stderr(&text);
 }
 
+/// Number of fabrics that the report names: those that changed last.
+const SHOWN_FABRICS_MAX: usize = 5;
+
 fn explain(
     (qpn, peer_qpn): (u32, u32),
     own: &str,
@@ -40,9 +43,19 @@ fn explain(
     } else {
         text += "  the peer has ended, or is in another fabric of this host:\n";
     }
-    for other in others {
+    for other in others.iter().take(SHOWN_FABRICS_MAX) {
         let _ = write!(text, "    {}: ", other.path.display());
         text += &describe(other, here);
+    }
+    if let Some(more) = others
+        .len()
+        .checked_sub(SHOWN_FABRICS_MAX)
+        .filter(|more| *more > 0)
+    {
+        let _ = writeln!(
+            text,
+            "    and {more} more, which no process has joined or left since"
+        );
     }
     text += "  two processes reach each other in one fabric: the same user, --fabric (VERBATIM_FABRIC), PID namespace and \
              /dev/shm; containers share them by --ipc and --pid, and else each needs an address of its own\n";
@@ -93,6 +106,10 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let many = vec![other.clone(); SHOWN_FABRICS_MAX + 2];
+        let short = explain((1, 2), "x", (1, 1), &many);
+        assert_eq!(short.matches("fabric \"b\"").count(), SHOWN_FABRICS_MAX);
+        assert!(short.contains("and 2 more"), "{short}");
         let own = explain((1, 2), "x", (1000, 7), &[other]);
         assert!(own.contains("of this user\n"), "{own}");
         assert!(explain((1, 2), "x", (1, 1), &[]).contains("has no other fabric"));
