@@ -1,5 +1,5 @@
-//! Whether a process still runs, told by its pid and start time: a reused pid is another process. Descriptors that end
-//! with their process.
+//! The lifetime of a process: whether it still runs, and which of its descriptors end with it. A pid alone does not tell,
+//! since it may be reused, so a process is known by its pid and start time.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -92,7 +92,7 @@ fn run(nic: &'static Nic) {
         let ticks = nic.engine_ticks_on.load(Ordering::Relaxed);
         let watches_peers = peers.iter().any(|peer| peer.pidfd.is_none());
         let timeout = if program_polls || registry::of(nic).has_owed_answers() {
-            // A program that has stopped to poll may have left acknowledgements.
+            // A program that polls no more may have left acknowledgements.
             Some(tick)
         } else if ticks {
             Some(DEADLINE_CHECK_INTERVAL)

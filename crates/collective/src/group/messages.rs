@@ -181,7 +181,7 @@ impl PeerQueues {
     }
 }
 
-/// Takes the first message out of its queue: it has gone or come.
+/// Takes the first message out of its queue after it was sent or received.
 fn complete_first<P>(queue: &mut VecDeque<QueuedMessage<P>>) {
     if let Some(message) = queue.pop_front() {
         (message.on_done)(message.payload, Ok(()));
