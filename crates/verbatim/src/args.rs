@@ -14,6 +14,9 @@ use softnic::{DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR};
 
 use crate::capture::{self, CaptureArgs};
 
+/// The groups of arguments that choose a NIC, its port and its paths. A simulated NIC has no use for them.
+pub(crate) const NIC_IN_USE: [&str; 4] = ["NicArgs", "PortArgs", "LinkLayerArgs", "CaptureArgs"];
+
 /// The choice of the NIC that a command uses.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "NIC")]
@@ -368,26 +371,50 @@ pub(crate) fn decimal_in_range(
 pub(crate) fn byte_count_up_to(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    byte_count_in(0..=most)
+}
+
+/// Returns a parser of byte counts within `range`, such as `64`, `4K` (KiB) and `1M` (MiB).
+pub(crate) fn byte_count_in(
+    range: RangeInclusive<usize>,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     move |text| {
-        let plain = text.trim().replace('_', "");
-        let (digits, unit) = match plain.strip_suffix(['K', 'k']) {
-            Some(digits) => (digits, 1 << 10),
-            None => match plain.strip_suffix(['M', 'm']) {
-                Some(digits) => (digits, 1 << 20),
-                None => (plain.as_str(), 1),
-            },
-        };
-        let count = digits.parse::<usize>().ok();
-        count
-            .and_then(|count| count.checked_mul(unit))
-            .filter(|bytes| *bytes <= most)
-            .ok_or_else(|| {
-                format!(
-                    "a payload is a number of bytes from 0 to {most}, also with K (KiB) or M (MiB) \
-                     behind, such as 64 or 4K"
-                )
-            })
+        let count = count_with_binary_suffix(text).filter(|bytes| range.contains(bytes));
+        count.ok_or_else(|| {
+            format!(
+                "this is a number of bytes from {} to {}, also with K (KiB) or M (MiB) behind, such as 64 or 4K",
+                range.start(),
+                range.end()
+            )
+        })
     }
+}
+
+/// Returns a parser of counts up to `most`, such as `64`, `4K` (4,096) and `1M` (1,048,576).
+pub(crate) fn count_up_to(
+    most: usize,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let count = count_with_binary_suffix(text).filter(|count| *count <= most);
+        count.ok_or_else(|| {
+            format!(
+                "a value is a whole number from 0 to {most}, also with K (1024) or M (1024²) behind"
+            )
+        })
+    }
+}
+
+/// Parses a whole number that may have `K` (1024) or `M` (1024²) behind it.
+fn count_with_binary_suffix(text: &str) -> Option<usize> {
+    let plain = text.trim().replace('_', "");
+    let (digits, unit) = match plain.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 1 << 10),
+        None => match plain.strip_suffix(['M', 'm']) {
+            Some(digits) => (digits, 1 << 20),
+            None => (plain.as_str(), 1),
+        },
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
 /// The shortest time that [`parse_duration_from_10ms`] accepts.

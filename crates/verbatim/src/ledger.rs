@@ -114,6 +114,12 @@ fn run_and_write_file(
     counters: Option<&PcieCounters>,
 ) -> Result<(CommandOutcome, Ledger)> {
     // Check the file first: hours of work must not be lost because a file cannot be written.
+    if file.is_dir() {
+        bail!(
+            "cannot write {}: it is a folder; name a file in it",
+            file.display()
+        );
+    }
     let place = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());

@@ -43,6 +43,7 @@ mod sweeps;
 mod tensor;
 mod trace;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -131,9 +132,10 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     if let Err(err) = run::exec_system_rdma_if_called_rdma() {
-        eprintln!("error: {err:#}");
+        print_error(&err);
         return ExitCode::from(2);
     }
     let matches = Cli::command().get_matches();
@@ -170,10 +172,27 @@ fn main() -> ExitCode {
         // The reader of the results has closed the pipe, which is not an error.
         Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
         Err(err) => {
-            eprintln!("error: {err:#}");
+            print_error(&err);
             ExitCode::from(2)
         }
     }
+}
+
+/// Prints an error and its causes on one line of standard error.
+fn print_error(error: &anyhow::Error) {
+    eprintln!("error: {}", error_with_causes(error));
+}
+
+/// Joins an error and its causes. Leaves out a cause that the text has already: errors of verbs quote their errno.
+fn error_with_causes(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 /// Returns true if the command line has `--json`.
@@ -212,6 +231,17 @@ fn exit_code_with_partial_result_note(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = anyhow::anyhow!("no such device");
+        let error = cause.context("ibv_open_device failed: no such device (rxe0)");
+        let error = error.context("cannot start the server");
+        assert_eq!(
+            error_with_causes(&error),
+            "cannot start the server: ibv_open_device failed: no such device (rxe0)"
+        );
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {

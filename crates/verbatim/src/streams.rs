@@ -63,5 +63,5 @@ pub(crate) fn parse_socket_address(text: &str) -> Result<SocketAddr, String> {
 /// Returns a parser of payload sizes.
 pub(crate) fn payload_size_parser()
 -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
-    args::integer_in_range("a payload in bytes", 0..=1_048_576usize)
+    args::byte_count_up_to(1 << 20)
 }

@@ -70,7 +70,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
     pub(crate) over: Option<SweepSetting>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
-    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::byte_count_up_to(1 << 30))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::count_up_to(1 << 30))]
     pub(crate) values: Vec<usize>,
 }
 
@@ -107,11 +107,20 @@ impl SweepArgs {
         values.into_iter().map(one).collect()
     }
 
-    /// Describes the settings of a measurement, and names the swept knob.
+    /// Describes the settings of a measurement, and says which of them is `N`, the swept one.
     pub(crate) fn caption_with_knob(&self, settings: &str) -> String {
         match self.over {
-            Some(knob) => format!("{settings}; {} as listed", knob.name()),
+            Some(knob) => format!("{settings}; N: {} as listed", knob.name()),
             None => settings.to_owned(),
+        }
+    }
+
+    /// Returns the value of a setting for a caption: `N` if the sweep varies the setting.
+    pub(crate) fn value_or_n(&self, knob: SweepSetting, value: impl ToString) -> String {
+        if self.over == Some(knob) {
+            "N".to_owned()
+        } else {
+            value.to_string()
         }
     }
 

@@ -68,6 +68,7 @@ impl Qp {
         self.nic.open_network().inspect_err(|_| {
             let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
+            crate::why::record_refusal_reason(|| why);
         })?;
         crate::path::note_packets_in_use();
         let mtu_bytes = self.flow_mtu_bytes(&flow, new.path_mtu);

@@ -63,6 +63,10 @@ fn errno_name(errno: i32) -> String {
         libc::EOPNOTSUPP => "EOPNOTSUPP".to_owned(),
         libc::ETIMEDOUT => "ETIMEDOUT".to_owned(),
         libc::EFAULT => "EFAULT".to_owned(),
+        libc::EADDRINUSE => "EADDRINUSE".to_owned(),
+        libc::EADDRNOTAVAIL => "EADDRNOTAVAIL".to_owned(),
+        libc::EHOSTUNREACH => "EHOSTUNREACH".to_owned(),
+        libc::ENETUNREACH => "ENETUNREACH".to_owned(),
         other => format!("errno {other}"),
     }
 }

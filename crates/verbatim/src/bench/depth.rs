@@ -59,10 +59,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", value_parser = args::parse_duration_from_10ms)]
     duration: Option<Duration>,
     /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; several are compared
-    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", help_heading = "Simulation", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "cores", "memory"])]
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", help_heading = "Simulation", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "cores", "memory"])]
     simulated_nics: Vec<String>,
     /// The same with a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", help_heading = "Simulation", conflicts_with_all = ["provider", "device", "pcap", "rounds", "cores", "memory"])]
+    #[arg(long, value_name = "FILE", help_heading = "Simulation", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "cores", "memory"])]
     nic_file: Option<PathBuf>,
     #[command(flatten)]
     cores: CoresArgs,

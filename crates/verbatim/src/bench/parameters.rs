@@ -66,10 +66,10 @@ pub(super) struct CommonArgs {
 pub(super) struct SimulationArgs {
     /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; sweep compares
     /// several. One round is measured: the others would be the same
-    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "cores", "listen", "connect"])]
+    #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "cores", "listen", "connect"])]
     names: Vec<String>,
     /// The same with a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "cores", "listen", "connect"])]
+    #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "cores", "listen", "connect"])]
     file: Option<PathBuf>,
 }
 

@@ -326,12 +326,13 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
 /// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
+    let value = |knob, value: usize| args.sweep.value_or_n(knob, value);
     format!(
         "{kind} {device}: {} keys of {key_bytes} bytes, values of {value_bytes}, nodes of {} bytes; 1 client with {} outstanding; workers: {}; median of {} rounds of {} ms, interleaved",
-        args.keys,
+        args.sweep.value_or_n(SweepSetting::Keys, args.keys),
         args.node_size(),
-        args.window(),
-        args.workers,
+        value(SweepSetting::Window, args.window()),
+        value(SweepSetting::Cores, args.workers),
         args.rounds,
         args.duration().as_millis(),
     )

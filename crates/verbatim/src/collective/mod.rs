@@ -66,10 +66,10 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Simulation")]
 struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file"])]
     nic: Option<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE)]
     nic_file: Option<PathBuf>,
 }
 

@@ -99,10 +99,10 @@ pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several
     /// are compared. Clients
     /// and windows are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "workers"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "workers", "batch", "queues", "keys", "key_size", "postlist"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
     /// profile]

@@ -27,7 +27,7 @@ use crate::side_by_side::{
     assign_cores, format_or_empty, format_rate_mops, outcome_of_comparison, refuse_many_clients,
     run_interleaved, spread, yes_or_no,
 };
-use crate::sweeps::{self, DesignResult, SweptResult};
+use crate::sweeps::{self, DesignResult, SweepSetting, SweptResult};
 
 /// A design that is measured, or its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,14 +225,15 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
 
 /// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
+    let value = |knob, value: usize| args.sweep.value_or_n(knob, value);
     format!(
         "{kind} {device}: {} keys, values of {} bytes; {} clients with {} outstanding each, {} workers; median of {} rounds of {} ms, \
          interleaved",
         args.workload.keys,
-        args.workload.value_size,
-        args.clients(),
-        args.workload.window(),
-        args.workers,
+        value(SweepSetting::ValueSize, args.workload.value_size),
+        value(SweepSetting::Clients, args.clients()),
+        value(SweepSetting::Window, args.workload.window()),
+        value(SweepSetting::Cores, args.workers),
         args.rounds,
         args.duration().as_millis(),
     )

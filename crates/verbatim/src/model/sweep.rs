@@ -19,7 +19,7 @@ pub(super) struct SweepArgs {
     #[arg(long, value_enum, value_name = "KNOB", conflicts_with_all = ["mix", "mix_file", "profiles", "template"])]
     over: Option<SweptKnob>,
     /// Its values, with commas between them; also with K (KiB) or M (MiB) behind [default: powers of two]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::byte_count_up_to(1 << 30), requires = "over")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::count_up_to(1 << 30), requires = "over")]
     values: Vec<usize>,
     #[command(flatten)]
     picture: PictureArgs,

@@ -123,10 +123,10 @@ impl Args {
 pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
     /// goes; several are compared. Clients, windows and batches are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "threads", "workers", "start"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "threads", "workers", "start"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its counter are: host, or dpu on a NIC that has one, such as bf2 [default: host]
     #[arg(long, value_name = "PLACE")]

@@ -19,7 +19,7 @@ use crate::side_by_side::{
     assign_cores, outcome_of_comparison, refuse_many_clients, refuse_postlist_above_window,
     run_interleaved,
 };
-use crate::sweeps::{self, DesignResult, SweptResult};
+use crate::sweeps::{self, DesignResult, SweepSetting, SweptResult};
 
 /// The maximum number of clients of a server process; each client costs the server a thread.
 const MAX_CLIENTS: usize = 256;
@@ -124,14 +124,15 @@ fn design_result(at: usize, row: &Row) -> DesignResult {
 
 /// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
+    let value = |knob, value: usize| args.sweep.value_or_n(knob, value);
     format!(
         "{kind} {device}: {} client processes with {} threads, {} outstanding each, {} to a postlist, {} workers; median of {} rounds of \
          {} ms, interleaved",
-        args.clients(),
-        args.threads,
-        args.window(),
-        args.postlist,
-        args.workers,
+        value(SweepSetting::Clients, args.clients()),
+        value(SweepSetting::Threads, args.threads),
+        value(SweepSetting::Window, args.window()),
+        value(SweepSetting::Postlist, args.postlist),
+        value(SweepSetting::Cores, args.workers),
         args.rounds,
         args.duration().as_millis(),
     )

@@ -20,8 +20,9 @@ pub(crate) struct Args {
     /// Where others find it, over TCP; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::check_host_and_port)]
     listen: String,
-    /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go
-    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_up_to(1 << 42))]
+    /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go. Tensors that are on
+    /// their way to the store take memory beside this
+    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::byte_count_in(1..=1 << 42))]
     capacity: usize,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]

@@ -20,6 +20,8 @@ pub(super) struct FilteredLineReader<'a> {
     buffer: Vec<u8>,
     /// Number of lines about verbs that were read so far.
     pub(super) verb_lines_read: u64,
+    /// Number of those that passed the filter.
+    pub(super) lines_admitted: u64,
     /// Number of lines that are neither about verbs nor comments.
     pub(super) unparsed_lines: u64,
 }
@@ -34,6 +36,7 @@ impl<'a> FilteredLineReader<'a> {
             path: path.to_owned(),
             buffer: Vec::new(),
             verb_lines_read: 0,
+            lines_admitted: 0,
             unparsed_lines: 0,
         })
     }
@@ -55,6 +58,7 @@ impl<'a> FilteredLineReader<'a> {
                     self.verb_lines_read += 1;
                     self.qp_names.record_created_qp(&line);
                     if self.filter.admits(&line, &self.qp_names) {
+                        self.lines_admitted += 1;
                         return Ok(Some(line));
                     }
                 }

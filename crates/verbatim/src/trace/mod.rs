@@ -86,6 +86,14 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
             args.file.display()
         );
     }
+    if lines.lines_admitted == 0 {
+        eprintln!(
+            "note: none of the {} lines of {} passes the filter; without a filter the statistics list verbs, processes and \
+             queue pairs (--by-qp)",
+            lines.verb_lines_read,
+            args.file.display()
+        );
+    }
     Ok(CommandOutcome::Done)
 }
 

@@ -183,8 +183,9 @@ impl Statistics {
                 shown(|t| t.max),
             ]);
         }
-        let mut text =
-            format!("From post to completion; of a RECV, until a message was there\n\n{rows}\n");
+        let mut text = format!(
+            "From post to completion; of a RECV, until a message was there. Pending: the trace has no completion\n\n{rows}\n"
+        );
         for polls in self.polls() {
             text += &format!(
                 "\nprocess {} {}: {} completions, {} a poll; {} empty polls before them",

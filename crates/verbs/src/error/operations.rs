@@ -196,7 +196,7 @@ operation_errors! {
         LockedMemory {
             /// The length in bytes.
             len: usize,
-        } => "{verb} failed: {source} (locked memory may be limited: see `ulimit -l`)";
+        } => "{verb} failed: {source}: locked memory may be limited (see `ulimit -l`); the software NIC's memory may be full (see `df /dev/shm`)";
         /// The system has no memory of this length.
         NoMemory {
             /// The length in bytes that the caller asked for.
