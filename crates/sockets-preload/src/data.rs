@@ -163,25 +163,32 @@ unsafe fn sent_to(
 /// # Safety
 /// `got` is the result of `recvmsg(2)`, and `msg` its message.
 unsafe fn adopt_passed_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
-    // SAFETY: contract of this function: the kernel has written the control messages.
+    if got >= 0 {
+        // SAFETY: contract of this function: the kernel has written the control messages.
+        unsafe { for_each_passed_descriptor(msg, calls::adopt_socket) };
+    }
+    got
+}
+
+/// Calls `act` with each descriptor in the control messages of a message.
+///
+/// # Safety
+/// `msg` is a message of `sendmsg(2)`, or one that `recvmsg(2)` has filled.
+unsafe fn for_each_passed_descriptor(msg: *const msghdr, act: impl Fn(c_int)) {
+    // SAFETY: contract of this function.
     unsafe {
-        let mut next = if got >= 0 {
-            libc::CMSG_FIRSTHDR(msg)
-        } else {
-            std::ptr::null_mut()
-        };
+        let mut next = libc::CMSG_FIRSTHDR(msg);
         while let Some(header) = next.as_ref() {
             if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let data: *const c_int = libc::CMSG_DATA(next).cast();
                 let bytes = (next.addr() + header.cmsg_len).saturating_sub(data.addr());
                 for i in 0..bytes / size_of::<c_int>() {
-                    calls::adopt_socket(data.add(i).read_unaligned());
+                    act(data.add(i).read_unaligned());
                 }
             }
             next = libc::CMSG_NXTHDR(msg, next);
         }
     }
-    got
 }
 
 /// # Safety
@@ -216,6 +223,10 @@ unsafe fn receive_message(fd: c_int, msg: *mut msghdr, flags: c_int) -> ResultUn
 unsafe fn send_message(fd: c_int, msg: *const msghdr, flags: c_int) -> ResultUnlessLeftToKernel {
     // SAFETY: contract of this function.
     let header = unsafe { msg.as_ref() }?;
+    if header.msg_controllen > 0 {
+        // SAFETY: contract of this function.
+        unsafe { for_each_passed_descriptor(msg, calls::before_passing_descriptor) };
+    }
     if header.msg_controllen > 0 || flags & libc::MSG_FASTOPEN != 0 {
         calls::demote(fd);
         return None;

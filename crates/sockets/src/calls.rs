@@ -193,6 +193,13 @@ pub fn after_fork_in_parent() {
     }
 }
 
+/// Marks a connection as shared, because its descriptor goes to another process in a message.
+pub fn before_passing_descriptor(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn.mark_shared();
+    }
+}
+
 /// Registers a socket that came from another process by a message or by `exec`. A connection that is on RDMA is demoted
 /// to TCP.
 pub fn adopt_socket(fd: c_int) {

@@ -61,6 +61,8 @@ pub(crate) struct Conn {
     /// Increases with each connection for which this object is reused.
     generation: AtomicU32,
     data_calls_before_setup: AtomicU32,
+    /// True if another process may have a descriptor of the connection.
+    is_shared: AtomicBool,
     /// True if this side connected; false if it accepted.
     pub(crate) called_connect: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
@@ -125,6 +127,7 @@ impl Default for Conn {
             phase: AtomicU8::new(Phase::Tcp as u8),
             generation: AtomicU32::new(0),
             data_calls_before_setup: AtomicU32::new(0),
+            is_shared: AtomicBool::new(false),
             called_connect: AtomicBool::new(false),
             running_tcp_reads: AtomicU32::new(0),
             running_tcp_writes: AtomicU32::new(0),
@@ -146,6 +149,7 @@ impl Conn {
     pub(crate) fn reset(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.data_calls_before_setup.store(0, Ordering::Relaxed);
+        self.is_shared.store(false, Ordering::Relaxed);
         self.called_connect.store(false, Ordering::Relaxed);
         self.tcp_bytes_received.store(0, Ordering::Relaxed);
         self.tcp_bytes_sent.store(0, Ordering::Relaxed);
@@ -200,6 +204,7 @@ impl Conn {
 
     /// Records that another process may use the connection: the next call then looks for the page at once.
     pub(crate) fn mark_shared(&self) {
+        self.is_shared.store(true, Ordering::Relaxed);
         self.data_calls_before_setup
             .fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
     }
@@ -471,6 +476,8 @@ impl Conn {
             let owner = link.page.side(link.own_side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
                 let ring = rx.ring.take().filter(|_| setup.page.is_some());
+                // Without a queue pair no packet of the peer reaches the ring, which another connection may have next.
+                tx.sender = None;
                 self.close_side(fd, &link, &setup, ring);
             }
         }
@@ -500,13 +507,21 @@ impl Conn {
         if crate::stale::has_ended(&link.page) {
             totals::remove_page_and_add_to_totals(&link.page);
         }
-        // The ring is freed only if it is empty: another process may still have to read from it.
+        // A process that shares the connection may still have to read from the ring.
         let is_read = ring
             .as_ref()
             .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
-        if let (Some(ring), Some(nic), true) = (ring, nic::get_if_made(), is_read) {
+        if let (Some(ring), Some(nic)) = (ring, nic::get_if_made())
+            && (is_read || !self.may_be_shared())
+        {
             nic.free_ring(setup.ring_arena_number, ring.offset());
         }
+    }
+
+    /// Returns true if another process may have a descriptor of the connection. Descriptors that a program passes to
+    /// children without `fork(2)`, by `posix_spawn(3)` or `vfork(2)`, are not known: any child counts.
+    fn may_be_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed) || real::has_children()
     }
 
     /// Gives up the parent's queue pairs; called in a forked child.

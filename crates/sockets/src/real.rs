@@ -126,6 +126,16 @@ pub(crate) fn getpid() -> pid_t {
     unsafe { libc::getpid() }
 }
 
+/// Returns true if this process has child processes.
+pub(crate) fn has_children() -> bool {
+    // SAFETY: any bytes are a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: `info` has room for the answer. `WNOWAIT` leaves a child that has ended to the program.
+    let answer = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) };
+    answer == 0 || errno() != libc::ECHILD
+}
+
 /// Discards up to `len` bytes (at most 64) of the stream, without waiting.
 pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
     let mut bytes = [0u8; 64];

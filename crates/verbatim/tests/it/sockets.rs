@@ -71,6 +71,11 @@ fn a_reset_stays_a_reset_after_poll() {
 }
 
 #[test]
+fn a_connection_that_closes_with_unread_bytes_frees_its_ring() {
+    brings("unread");
+}
+
+#[test]
 fn discarded_bytes_and_control_messages() {
     brings("messages");
 }

@@ -347,6 +347,33 @@ def reset(sock, is_server):
         pass
 
 
+def unread(sock, is_server):
+    """The client closes connections before it has read all, and its memory for receiving is used again."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        for _ in range(80):
+            other, _ = listener.accept()
+            warm(other, True)
+            other.sendall(b"nobody reads this")
+            sock.sendall(b"!")
+            assert sock.recv(1) == b"?"
+            other.close()
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    segments = []
+    for _ in range(80):
+        other = socket.create_connection(("127.0.0.1", port))
+        warm(other, False)
+        assert sock.recv(1) == b"!"
+        other.close()
+        with open("/proc/sysvipc/shm") as all_segments:
+            creators = [line.split()[4] for line in all_segments]
+        segments.append(creators.count(str(os.getpid())))
+        sock.sendall(b"?")
+    assert segments[0] > 0 and segments[-1] == segments[0], segments
+
+
 def messages(sock, is_server):
     """`MSG_TRUNC` discards bytes; control messages arrive on a connection that is not on RDMA."""
     if is_server:
