@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::link::{WorkerCommand, WorkerLink};
-use bench::peers::lmdb::{LmdbMeasurement, LmdbParameters, LmdbPeer};
+use bench::peers::lmdb::{LmdbEntries, LmdbMeasurement, LmdbParameters, LmdbPeer};
 use bench::pin::{CorePair, run_pinned};
 
 /// Entries that each scan reads.
@@ -47,7 +47,9 @@ fn measure(link: &mut WorkerLink, keys: u64, duration: Duration) -> Result<()> {
     };
     let setup = LmdbParameters {
         keys,
-        value_of_key: service::random::mix_bits,
+        entries: LmdbEntries::Numbers {
+            value_of_key: service::random::mix_bits,
+        },
         window: 64,
         seed: 1,
     };

@@ -111,8 +111,8 @@ impl ByteString {
         bytes
     }
 
-    /// Copies as many bytes as `into` has room for.
-    fn copy_to(&self, into: &mut [u8]) {
+    /// Copies as many bytes as `into` has room for. The room behind the string becomes zero.
+    pub fn copy_to(&self, into: &mut [u8]) {
         for (chunk, word) in into.chunks_mut(8).zip(self.words) {
             chunk.copy_from_slice(&word.to_be_bytes()[..chunk.len()]);
         }

@@ -27,6 +27,15 @@ pub enum MemKind {
 impl MemKind {
     /// All kinds of memory.
     pub const ALL: [Self; 2] = [Self::Private, Self::Shared];
+
+    /// Returns the kinds that are different memory on the provider under test.
+    pub fn distinct(env: &TestEnv) -> impl Iterator<Item = Self> + use<> {
+        let count = match env.settings.provider {
+            ProviderKind::Softnic => 2,
+            ProviderKind::System => 1,
+        };
+        Self::ALL.into_iter().take(count)
+    }
 }
 
 /// Number of bytes in a page.

@@ -1,14 +1,15 @@
 //! LMDB behind a plain TCP server with pipelining: the rate of an ordered store that does not use
 //! remote memory.
 //!
-//! The worker is the server. It keeps LMDB's file in memory, without syncing and without locks, and
-//! compares keys as integers. One transaction executes all requests that have arrived, and one
+//! The worker is the server. It keeps LMDB's file in memory, without syncing and without locks. Keys and values are
+//! integers, which LMDB compares as such, or byte strings. One transaction executes all requests that have arrived, and one
 //! write sends their answers. Both ends poll their sockets for a while before they sleep.
 //!
 //! Loaded keys are even numbers, inserted keys are odd. Values are a function of their keys, and
 //! every value is checked.
 
 mod client;
+mod entries;
 pub(crate) mod order;
 mod server;
 mod socket;
@@ -24,10 +25,12 @@ use service::random::Random;
 use crate::job::Job;
 use crate::link::WorkerLink;
 use client::{Client, LmdbRequests};
+use entries::EntryBytes;
 use order::LmdbServeJob;
 use wire::{MAX_SCAN_ENTRIES, Request};
 
 pub use client::LmdbMeasurement;
+pub use entries::LmdbEntries;
 pub(crate) use server::run_worker_side;
 
 /// Maximum outstanding requests while keys are loaded.
@@ -38,8 +41,8 @@ const LOAD_WINDOW: usize = 8192;
 pub struct LmdbParameters {
     /// Number of loaded keys; as many can be inserted afterwards.
     pub keys: u64,
-    /// Function from a key to its value.
-    pub value_of_key: fn(u64) -> u64,
+    /// The keys and values that stand for numbers.
+    pub entries: LmdbEntries,
     /// Maximum outstanding requests, 1 or more.
     pub window: usize,
     /// Seed of random choices.
@@ -69,12 +72,15 @@ impl<'l> LmdbPeer<'l> {
             setup.keys
         );
         ensure!(setup.window > 0, "a window has at least one request");
+        let sizes = setup.entries.sizes();
         link.send(&Job::Lmdb(LmdbServeJob {
             keys: 2 * setup.keys,
+            sizes,
+            key_order: setup.entries.key_order(),
         }))?;
         let address: SocketAddr = link.recv()?;
         Ok(Self {
-            client: Client::connect(address)?,
+            client: Client::connect(address, sizes)?,
             link,
             setup,
             random: Random::new(setup.seed),
@@ -87,14 +93,12 @@ impl<'l> LmdbPeer<'l> {
     /// # Errors
     /// The server fails.
     pub fn load(&mut self) -> Result<LmdbMeasurement> {
-        let LmdbParameters {
-            keys,
-            value_of_key: value,
-            ..
-        } = self.setup;
-        let pairs = (0..keys).map(|n| (loaded_key(n), value(loaded_key(n))));
-        let append = |(key, value)| Request::Append { key, value };
-        let mut load = LmdbChanges(pairs.map(append));
+        let LmdbParameters { keys, entries, .. } = self.setup;
+        let mut load = LmdbChanges {
+            numbers: (0..keys).map(loaded_key),
+            entries: EntryBytes::new(entries),
+            is_append: true,
+        };
         self.client.run_requests(&mut load, LOAD_WINDOW, None)
     }
 
@@ -105,8 +109,8 @@ impl<'l> LmdbPeer<'l> {
     pub fn lookups(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let (random, keys) = (&mut self.random, self.setup.keys);
         let mut lookups = LmdbLookups {
-            keys: std::iter::repeat_with(|| loaded_key(random.below(keys))),
-            value_of_key: self.setup.value_of_key,
+            numbers: std::iter::repeat_with(|| loaded_key(random.below(keys))),
+            entries: EntryBytes::new(self.setup.entries),
         };
         let until = Some(Instant::now() + duration);
         self.client
@@ -130,7 +134,8 @@ impl<'l> LmdbPeer<'l> {
         );
         let mut scans = LmdbScans {
             random: &mut self.random,
-            setup: self.setup,
+            keys: self.setup.keys,
+            entries: EntryBytes::new(self.setup.entries),
             entries_per_scan: entries,
         };
         let until = Some(Instant::now() + duration);
@@ -146,23 +151,22 @@ impl<'l> LmdbPeer<'l> {
     pub fn inserts(&mut self, duration: Duration) -> Result<LmdbMeasurement> {
         let LmdbParameters {
             keys,
-            value_of_key: value,
+            entries,
             window,
             ..
         } = self.setup;
         let first = self.inserted_keys;
-        let new = (first..keys).map(|n| inserted_key(n, keys));
-        let put = |key| Request::Put {
-            key,
-            value: value(key),
-        };
         let until = Some(Instant::now() + duration);
-        let mut inserts = LmdbChanges(new.map(put));
+        let mut inserts = LmdbChanges {
+            numbers: (first..keys).map(|n| inserted_key(n, keys)),
+            entries: EntryBytes::new(entries),
+            is_append: false,
+        };
         let rate = self.client.run_requests(&mut inserts, window, until)?;
         self.inserted_keys += rate.operations;
         let mut lookups = LmdbLookups {
-            keys: (first..self.inserted_keys).map(|n| inserted_key(n, keys)),
-            value_of_key: value,
+            numbers: (first..self.inserted_keys).map(|n| inserted_key(n, keys)),
+            entries: EntryBytes::new(entries),
         };
         self.client.run_requests(&mut lookups, window, None)?;
         Ok(rate)
@@ -197,14 +201,27 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Changes of the store; each must succeed.
-struct LmdbChanges<I>(I);
+/// PUTs of the entries of numbers; each must succeed.
+struct LmdbChanges<I> {
+    numbers: I,
+    entries: EntryBytes,
+    /// True if each key is behind all keys of the store.
+    is_append: bool,
+}
 
-impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
+impl<I: Iterator<Item = u64>> LmdbRequests for LmdbChanges<I> {
     type AnswerExpectation = ();
 
-    fn next(&mut self) -> Option<(Request, ())> {
-        Some((self.0.next()?, ()))
+    #[inline]
+    fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<()> {
+        let (key, value) = self.entries.entry(self.numbers.next()?);
+        let request = if self.is_append {
+            Request::Append { key, value }
+        } else {
+            Request::Put { key, value }
+        };
+        request.encode(into);
+        Some(())
     }
 
     fn check_answer_and_len(&mut self, (): &(), bytes: &[u8]) -> Result<Option<usize>> {
@@ -216,30 +233,33 @@ impl<I: Iterator<Item = Request>> LmdbRequests for LmdbChanges<I> {
     }
 }
 
-/// Lookups of existing keys.
+/// Lookups of existing keys, by their numbers.
 struct LmdbLookups<I> {
-    keys: I,
-    value_of_key: fn(u64) -> u64,
+    numbers: I,
+    entries: EntryBytes,
 }
 
 impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
+    /// The number of the key.
     type AnswerExpectation = u64;
 
     #[inline]
-    fn next(&mut self) -> Option<(Request, u64)> {
-        let key = self.keys.next()?;
-        Some((Request::Get { key }, key))
+    fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<u64> {
+        let number = self.numbers.next()?;
+        let key = self.entries.key(number);
+        Request::Get { key }.encode(into);
+        Some(number)
     }
 
     #[inline]
-    fn check_answer_and_len(&mut self, key: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((found, length)) = wire::decode_get_answer(bytes) else {
+    fn check_answer_and_len(&mut self, number: &u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let Some((found, length)) = wire::decode_get_answer(bytes, self.entries.sizes()) else {
             return Ok(None);
         };
-        let expected = (self.value_of_key)(*key);
+        let (key, expected) = self.entries.entry(*number);
         ensure!(
             found == Some(expected),
-            "LMDB has {found:?} for key {key}, not {expected}"
+            "LMDB has {found:02x?} for key {key:02x?}, not {expected:02x?}"
         );
         Ok(Some(length))
     }
@@ -248,7 +268,8 @@ impl<I: Iterator<Item = u64>> LmdbRequests for LmdbLookups<I> {
 /// Scans, each from a loaded key on.
 struct LmdbScans<'r> {
     random: &'r mut Random,
-    setup: LmdbParameters,
+    keys: u64,
+    entries: EntryBytes,
     entries_per_scan: u32,
 }
 
@@ -256,30 +277,30 @@ impl LmdbRequests for LmdbScans<'_> {
     /// Number of the first key.
     type AnswerExpectation = u64;
 
-    fn next(&mut self) -> Option<(Request, u64)> {
-        let first = self.random.below(self.setup.keys);
-        let (from, entries) = (loaded_key(first), self.entries_per_scan);
-        Some((Request::Scan { from, entries }, first))
+    fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<u64> {
+        let first = self.random.below(self.keys);
+        let scan = Request::Scan {
+            from: self.entries.key(loaded_key(first)),
+            entries: self.entries_per_scan,
+        };
+        scan.encode(into);
+        Some(first)
     }
 
     fn check_answer_and_len(&mut self, first: &u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let Some((entries, length)) = wire::decode_scan_answer(bytes) else {
+        let Some((entries, length)) = wire::decode_scan_answer(bytes, self.entries.sizes()) else {
             return Ok(None);
         };
         let mut next = *first;
-        for (key, value) in entries {
-            let expected = (
-                loaded_key(next),
-                (self.setup.value_of_key)(loaded_key(next)),
-            );
+        for found in entries {
+            let expected = self.entries.entry(loaded_key(next));
             ensure!(
-                (key, value) == expected,
-                "LMDB has {:?} where {expected:?} is next in a scan",
-                (key, value)
+                found == expected,
+                "LMDB has {found:02x?} where {expected:02x?} is next in a scan"
             );
             next += 1;
         }
-        let end = (first + u64::from(self.entries_per_scan)).min(self.setup.keys);
+        let end = (first + u64::from(self.entries_per_scan)).min(self.keys);
         ensure!(
             next == end,
             "a scan of {} entries from key {} on ends before key {}",

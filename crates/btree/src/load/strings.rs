@@ -23,6 +23,11 @@ impl NumberStrings {
         (least >= MIN_STRING_BYTES).then_some(Self(sizes))
     }
 
+    /// Returns the lengths of all keys and of all values.
+    pub fn sizes(self) -> StringSizes {
+        self.0
+    }
+
     /// Returns the key for a number.
     pub fn key(self, number: u64) -> ByteString {
         string_of(number, self.0.key_bytes)

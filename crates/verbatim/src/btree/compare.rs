@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use bench::link::WorkerLink;
 use bench::peers::KillOnDrop;
-use bench::peers::lmdb::{self, LmdbPeer};
+use bench::peers::lmdb::{self, LmdbEntries, LmdbPeer};
 use bench::pin::run_pinned;
 use bench::stats::MedianAndSpread;
 use btree::AccessDesign;
@@ -19,7 +19,7 @@ use verbs::Capabilities;
 
 use super::arguments::SimulationArgs;
 use super::lines::ServeOrLoadLine;
-use super::strings::StringArgs;
+use super::strings::{StringArgs, number_strings};
 use crate::CommandOutcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::bench::worker_command;
@@ -358,10 +358,8 @@ fn contenders_and_unsupported_notes(
             notes.join("; ")
         );
     }
-    match args.strings.sizes() {
-        _ if args.no_peers => {}
-        None => contenders.push(Contender::Lmdb),
-        Some(_) => notes.push("LMDB is measured with keys and values of 8 bytes only".to_owned()),
+    if !args.no_peers {
+        contenders.push(Contender::Lmdb);
     }
     Ok((contenders, notes))
 }
@@ -443,9 +441,17 @@ fn measure_lmdb(args: &Args, placement: &ServerAndClientCores, round: u32) -> Re
     let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
     let (server, client) = (core(&placement.server)?, core(&placement.clients[0])?);
     let mut link = WorkerLink::spawn(&worker_command()?, server)?;
+    let value_of_key = |key| value_of(key, 0);
+    let entries = match args.strings.sizes() {
+        None => LmdbEntries::Numbers { value_of_key },
+        Some(sizes) => LmdbEntries::Strings {
+            strings: number_strings(sizes)?,
+            value_of_key,
+        },
+    };
     let setup = |window| lmdb::LmdbParameters {
         keys: args.keys,
-        value_of_key: |key| value_of(key, 0),
+        entries,
         window,
         seed: u64::from(round) + 1,
     };

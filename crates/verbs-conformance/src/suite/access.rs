@@ -140,7 +140,7 @@ fn supported_verbs(env: &TestEnv) -> Vec<Verb> {
 
 /// A local protection error (`ibv_poll_cq(3)`) moves the RC QP to ERR, and flushes the following WRs.
 fn check_failure_by_local_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for verb in supported_verbs(env) {
             record_case(format!("{verb:?}, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
@@ -274,7 +274,7 @@ fn local_second_sge_is_checked_too(env: &TestEnv) {
 }
 
 fn local_read_target_needs_local_write(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let local = pair.a.alloc_buf_with_access(64, IBV_ACCESS_REMOTE_READ);
         let remote = pair.b.alloc_buf(64);
@@ -330,7 +330,7 @@ fn check_error_moves_qp_to_sqe(env: &TestEnv, spec: &QpSpec) {
 /// The receive fails with LOC_PROT_ERR, and the requester gets NAK-Remote Operational Error (IBTA vol. 1,
 /// 9.9.3.1: a local QP error at the responder).
 fn check_failure_by_recv_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let target = TargetRegion::new(&pair.b, flaw, IBV_ACCESS_LOCAL_WRITE);
@@ -351,7 +351,7 @@ fn check_failure_by_recv_sge_flaw(env: &TestEnv, flaw: AccessFlaw) {
 }
 
 fn receive_too_small_on_rc(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for (room, len) in [(0, 1), (63, 64), (100, 5000), (4096, 1 << 20)] {
             record_case(format!("{len} bytes into {room}, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
@@ -436,7 +436,7 @@ fn one_sided_verbs_and_needed_access(env: &TestEnv) -> Vec<(Verb, i32)> {
 /// IBTA vol. 1, 9.9.3.1: the requester gets NAK-Remote Access Error. The responder's QP goes to ERR and
 /// raises an access violation event. Both sides flush the remaining WRs.
 fn check_failure_by_remote_range_flaw(env: &TestEnv, flaw: AccessFlaw) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for (verb, right) in one_sided_verbs_and_needed_access(env) {
             record_case(format!("{verb:?}, {memory:?}"));
             let qp_access = if flaw == AccessFlaw::QpLacksRight { ALL_ACCESS & !right } else { ALL_ACCESS };
@@ -540,7 +540,7 @@ fn remote_rights_do_not_imply_each_other(env: &TestEnv) {
 
 /// UC has no NAK: the request is dropped, and the connection remains usable (IBTA vol. 1, 9.9.3.3, class D).
 fn remote_write_on_uc_is_dropped(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::uc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(64);
         source.memory.fill_with_pattern(1);
@@ -599,7 +599,7 @@ fn remote_rights_of_a_queue_pair_can_change(env: &TestEnv) {
 
 /// A peer uses a key before and after the deregistration of its region.
 fn a_deregistered_remote_region_is_refused(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let local = pair.a.alloc_buf(4096);
@@ -621,7 +621,7 @@ fn a_deregistered_remote_region_is_refused(env: &TestEnv) {
 
 /// A WRITE to a range that is partly outside the region changes no byte inside it.
 fn a_failed_write_touches_nothing(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let local = pair.a.alloc_buf(200);
         local.memory.fill_with_pattern(1);

@@ -30,7 +30,7 @@ tests! { "order";
 
 /// The requester writes data by RDMA WRITE, and then notifies the receiver, another thread, by a SEND.
 fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         const LEN: usize = 1000;
@@ -63,7 +63,7 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &TestEnv) {
 }
 
 fn a_write_is_visible_when_it_completes(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
@@ -77,7 +77,7 @@ fn a_write_is_visible_when_it_completes(env: &TestEnv) {
 }
 
 fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let first = pair.a.alloc_buf(64);
@@ -101,7 +101,7 @@ fn a_write_follows_a_send_into_the_same_memory(env: &TestEnv) {
 /// A WRITE does not overtake an earlier SEND that waits for a receive, and is visible when a later SEND
 /// arrives.
 fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for len in [8usize, 64, 1024, 4096, 20_000] {
             record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).rnr_retry(7).create_connected_pair(env);
@@ -139,7 +139,7 @@ fn a_write_between_sends_keeps_its_place(env: &TestEnv) {
 
 /// A receiver that has received the first SEND may poll only its memory, and the requester need not poll.
 fn a_write_between_sends_needs_no_second_poll(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
@@ -190,7 +190,7 @@ fn a_write_between_sends_is_refused_in_its_place(env: &TestEnv) {
 }
 
 fn a_read_sees_the_write_before_it(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(3000);
         let back = pair.a.alloc_buf(3000);
@@ -209,7 +209,7 @@ fn a_read_sees_the_write_before_it(env: &TestEnv) {
 
 /// IBTA vol. 1, 9.5: a responder executes requests in the order in which they were sent.
 fn a_read_sees_the_send_before_it(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(64);
@@ -230,7 +230,7 @@ fn a_read_sees_the_send_before_it(env: &TestEnv) {
 }
 
 fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let back = pair.a.alloc_buf(8);
         let target = pair.b.alloc_buf(8);
@@ -244,7 +244,7 @@ fn a_read_returns_what_was_there_when_it_completes(env: &TestEnv) {
 }
 
 fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(8);
         let old = pair.a.alloc_buf(8);
@@ -267,7 +267,7 @@ fn an_atomic_sees_the_write_before_it(env: &TestEnv) {
 /// No specification requires that, but programs rely on it. In Kalia et al., "Using RDMA efficiently for
 /// key-value services", a server polls the last byte of a request region.
 fn the_last_byte_of_a_write_arrives_last(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for len in [9usize, 16, 33, 48, 63, 64] {
             record_case(format!("{len} bytes, {memory:?}"));
             let pair = QpSpec::rc().memory(memory).create_connected_pair(env);
@@ -373,7 +373,7 @@ fn memory_of_a_completed_send_may_be_reused(env: &TestEnv) {
 }
 
 fn writes_of_one_queue_pair_land_in_order(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let pair = QpSpec::rc().with_queue_depth(64).memory(memory).create_connected_pair(env);
         let source = pair.a.alloc_buf(64 * 8);
         let target = pair.b.alloc_buf(8);

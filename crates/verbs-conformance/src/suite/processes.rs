@@ -52,14 +52,14 @@ fn expect_received(answer: PeerAnswer, id: u64, byte_len: usize, imm: Option<u32
 const MESSAGE_LENGTHS: [usize; 10] = [0, 1, 8, 64, 65, 500, 1100, 4096, 70_000, MAX_PAYLOAD_BYTES];
 
 fn rc_every_verb(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         every_verb(env, &QpSpec::rc().memory(memory), &Verb::ALL);
     }
 }
 
 fn uc_every_verb(env: &TestEnv) {
     let verbs = [Verb::Send, Verb::SendWithImm, Verb::RdmaWrite, Verb::RdmaWriteWithImm];
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         every_verb(env, &QpSpec::uc().memory(memory), &verbs);
     }
 }
@@ -129,7 +129,7 @@ fn every_verb(env: &TestEnv, spec: &QpSpec, verbs: &[Verb]) {
 }
 
 fn ud_ping_pong(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &QpSpec::ud().memory(memory), 8192);
         let local = side.alloc_buf(8192);
         for len in [0, 1, 8, 64, 200, 1024] {
@@ -151,7 +151,7 @@ fn ud_ping_pong(env: &TestEnv) {
 
 /// The requester executes one-sided verbs while the responder's threads sleep.
 fn one_sided_verbs_complete_while_the_responder_sleeps(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
         let local = side.alloc_buf(4096);
         let PeerAnswer::Word(before) = peer.command(&PeerCommand::CpuTime) else { panic!("no word") };
@@ -176,7 +176,7 @@ fn one_sided_verbs_complete_while_the_responder_sleeps(env: &TestEnv) {
 
 /// The NIC of a stopped process (SIGSTOP) continues to work.
 fn a_stopped_responder_serves_one_sided_verbs(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
         let local = side.alloc_buf(4096);
@@ -259,7 +259,7 @@ fn an_event_wakes_another_process(env: &TestEnv) {
 }
 
 fn bad_keys_are_refused(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for flaw in 0..3 {
             record_case(format!("{memory:?}, flaw {flaw}"));
             let (peer, side, remote) = PeerProcess::start_with_new_side(env, &QpSpec::rc().memory(memory), 4096);
@@ -278,7 +278,7 @@ fn bad_keys_are_refused(env: &TestEnv) {
 
 /// A peer uses a region of another process before and after its deregistration.
 fn freed_memory_is_refused(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);
         let (mut peer, side, remote) = PeerProcess::start_with_new_side(env, &spec, 1 << 16);
@@ -327,7 +327,7 @@ fn not_ready_and_later_ready(env: &TestEnv) {
 /// Two other processes, and this process through a queue pair connected to itself, add to one word.
 fn fetch_add_from_three_processes(env: &TestEnv) {
     const EACH: u64 = 2000;
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         record_case(format!("{memory:?}"));
         let spec = QpSpec::rc().with_queue_depth(32).memory(memory);
         let mut own = spec.create_qp_side(env);
@@ -360,7 +360,7 @@ fn fetch_add_from_three_processes(env: &TestEnv) {
 }
 
 fn a_killed_peer_ends_in_retry_exceeded(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);
         let (mut peer, side, _) = PeerProcess::start_with_new_side(env, &spec, 4096);
         let local = side.alloc_buf(64);
@@ -396,7 +396,7 @@ fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &TestEnv) {
 }
 
 fn one_sided_verbs_to_a_killed_peer_fail(env: &TestEnv) {
-    for memory in MemKind::ALL {
+    for memory in MemKind::distinct(env) {
         for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd, Verb::RdmaWriteWithImm] {
             record_case(format!("{verb:?}, {memory:?}"));
             let spec = QpSpec::rc().with_short_timeout_and_few_retries().memory(memory);

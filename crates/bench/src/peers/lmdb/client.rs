@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::order::EntrySizes;
 use super::socket::IdlePeriod;
-use super::wire::{MAX_ANSWER_BYTES, Request};
+use super::wire::max_answer_bytes;
 
 /// Time without an answer after which the client gives up.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -19,8 +20,8 @@ pub(super) trait LmdbRequests {
     /// Data of a request that the check of its answer needs.
     type AnswerExpectation;
 
-    /// Returns the next request, or `None` at the end.
-    fn next(&mut self) -> Option<(Request, Self::AnswerExpectation)>;
+    /// Appends the next request to `into`, or returns `None` at the end.
+    fn encode_next(&mut self, into: &mut Vec<u8>) -> Option<Self::AnswerExpectation>;
 
     /// Checks the answer at the start of `bytes`. Returns its length, or `None` while it is
     /// incomplete.
@@ -60,14 +61,14 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn connect(to: SocketAddr) -> Result<Self> {
+    pub(super) fn connect(to: SocketAddr, sizes: EntrySizes) -> Result<Self> {
         let stream = TcpStream::connect(to).context("cannot reach the LMDB server")?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
             encoded_requests: Vec::new(),
-            input: vec![0; 4 * MAX_ANSWER_BYTES].into(),
+            input: vec![0; 4 * max_answer_bytes(sizes)].into(),
             unchecked_input_bytes: 0,
         })
     }
@@ -86,11 +87,10 @@ impl Client {
         loop {
             over |= until.is_some_and(|until| Instant::now() >= until);
             while !over && outstanding.len() < window {
-                let Some((request, sent)) = requests.next() else {
+                let Some(sent) = requests.encode_next(&mut self.encoded_requests) else {
                     over = true;
                     break;
                 };
-                request.encode(&mut self.encoded_requests);
                 outstanding.push_back(sent);
             }
             if outstanding.is_empty() {

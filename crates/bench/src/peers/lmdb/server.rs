@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use heed::{Comparator, DefaultComparator, IntegerComparator};
 
-use super::order::LmdbServeJob;
+use super::order::{EntrySizes, KeyOrder, LmdbServeJob};
 use super::socket::IdlePeriod;
 use super::store::Store;
 use super::wire::Request;
@@ -28,7 +29,16 @@ const ROUNDS_PER_ACCEPT: u32 = 256;
 /// # Errors
 /// The store has no room, LMDB fails, or the system cannot create a socket.
 pub(crate) fn run_worker_side(link: &mut WorkerLink, order: LmdbServeJob) -> Result<()> {
-    let mut store = Store::new(order.keys)?;
+    match order.key_order {
+        KeyOrder::Integers => serve_until_told(link, Store::<IntegerComparator>::new(order)?),
+        KeyOrder::Bytes => serve_until_told(link, Store::<DefaultComparator>::new(order)?),
+    }
+}
+
+fn serve_until_told<C: Comparator + Send + 'static>(
+    link: &mut WorkerLink,
+    mut store: Store<C>,
+) -> Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for clients")?;
     listener.set_nonblocking(true)?;
     link.send(&listener.local_addr()?)?;
@@ -43,7 +53,11 @@ pub(crate) fn run_worker_side(link: &mut WorkerLink, order: LmdbServeJob) -> Res
     })
 }
 
-fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result<()> {
+fn serve<C: Comparator + 'static>(
+    listener: &TcpListener,
+    store: &mut Store<C>,
+    stop: &AtomicBool,
+) -> Result<()> {
     /// Maximum time until the server notices that it should stop.
     const MAX_SLEEP: Duration = Duration::from_millis(20);
     let mut connections: Vec<Connection> = Vec::new();
@@ -54,8 +68,8 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
             accept(listener, &mut connections)?;
         }
         // Close the connections of clients that are gone or violate the protocol.
-        connections.retain_mut(|connection| connection.receive().is_ok());
-        if connections.iter().all(|c| c.requests.is_empty()) {
+        connections.retain_mut(|connection| connection.receive(store.sizes()).is_ok());
+        if connections.iter().all(|c| c.complete_bytes == 0) {
             let sockets = connections.iter().map(|c| c.stream.as_fd());
             let slept =
                 idle.spin_or_sleep_and_idle_time(sockets.chain([listener.as_fd()]), MAX_SLEEP)?;
@@ -65,10 +79,10 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
             continue;
         }
         idle.end_idle_period();
-        let writes = |c: &Connection| c.requests.iter().any(Request::is_write);
-        let writes = connections.iter().any(writes);
+        let writes = connections.iter().any(|c| c.writes);
         let turns = connections.iter_mut();
-        store.execute(turns.map(|c| (&c.requests[..], &mut c.answers)), writes)?;
+        let turns = turns.map(|c| (&c.input[..c.complete_bytes], &mut c.answers));
+        store.execute(turns, writes)?;
         connections.retain_mut(|connection| connection.send().is_ok());
     }
     Ok(())
@@ -89,10 +103,12 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<(
 struct Connection {
     stream: TcpStream,
     input: Box<[u8]>,
-    /// Bytes of the input that were received and are not decoded yet.
-    undecoded_input_bytes: usize,
-    /// Decoded requests.
-    requests: Vec<Request>,
+    /// Bytes of the input that were received and are not executed yet.
+    unexecuted_bytes: usize,
+    /// Bytes of complete requests at the start of the input.
+    complete_bytes: usize,
+    /// True if one of the complete requests changes the store.
+    writes: bool,
     answers: Vec<u8>,
     /// Number of answer bytes that have been sent.
     answer_bytes_sent: usize,
@@ -105,47 +121,42 @@ impl Connection {
         Ok(Self {
             stream,
             input: vec![0; INPUT_BYTES].into(),
-            undecoded_input_bytes: 0,
-            requests: Vec::new(),
+            unexecuted_bytes: 0,
+            complete_bytes: 0,
+            writes: false,
             answers: Vec::new(),
             answer_bytes_sent: 0,
         })
     }
 
-    /// Receives and decodes requests. While a client leaves answers unread, the server does not
-    /// read from it.
-    fn receive(&mut self) -> Result<()> {
+    /// Receives requests. While a client leaves answers unread, the server does not read from it.
+    fn receive(&mut self, sizes: EntrySizes) -> Result<()> {
         if !self.answers.is_empty() {
             return self.send();
         }
-        if self.undecoded_input_bytes < self.input.len() {
-            match self
-                .stream
-                .read(&mut self.input[self.undecoded_input_bytes..])
-            {
+        if self.unexecuted_bytes < self.input.len() {
+            match self.stream.read(&mut self.input[self.unexecuted_bytes..]) {
                 Ok(0) => return Err(anyhow!("the client is gone")),
-                Ok(bytes) => self.undecoded_input_bytes += bytes,
+                Ok(bytes) => self.unexecuted_bytes += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        let (mut at, mut entries) = (0, 0);
+        let mut entries = 0;
         while entries < ENTRIES_PER_FLUSH
-            && let Some((request, length)) =
-                Request::decode(&self.input[at..self.undecoded_input_bytes])?
+            && let rest = &self.input[self.complete_bytes..self.unexecuted_bytes]
+            && let Some((request, length)) = Request::decode(rest, sizes)?
         {
             entries += request.scan_entries();
-            self.requests.push(request);
-            at += length;
+            self.writes |= request.is_write();
+            self.complete_bytes += length;
         }
-        self.input.copy_within(at..self.undecoded_input_bytes, 0);
-        self.undecoded_input_bytes -= at;
         Ok(())
     }
 
     /// Sends as many bytes of the answers as the socket takes.
     fn send(&mut self) -> Result<()> {
-        self.requests.clear();
+        self.discard_executed_requests();
         while self.answer_bytes_sent < self.answers.len() {
             match self.stream.write(&self.answers[self.answer_bytes_sent..]) {
                 Ok(bytes) => self.answer_bytes_sent += bytes,
@@ -156,5 +167,12 @@ impl Connection {
         self.answers.clear();
         self.answer_bytes_sent = 0;
         Ok(())
+    }
+
+    fn discard_executed_requests(&mut self) {
+        let executed = std::mem::take(&mut self.complete_bytes);
+        self.input.copy_within(executed..self.unexecuted_bytes, 0);
+        self.unexecuted_bytes -= executed;
+        self.writes = false;
     }
 }

@@ -2,16 +2,41 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use btree::StringSizes;
+use btree::load::NumberStrings;
+use service::random::mix_bits;
+
+use super::order::{EntrySizes, KeyOrder};
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(30);
 
+const NUMBERS: LmdbEntries = LmdbEntries::Numbers {
+    value_of_key: mix_bits,
+};
+
 fn setup(keys: u64) -> LmdbParameters {
     LmdbParameters {
         keys,
-        value_of_key: service::random::mix_bits,
+        entries: NUMBERS,
         window: 64,
         seed: 1,
+    }
+}
+
+/// Returns the setup with byte strings as keys and values.
+fn setup_of_strings(keys: u64) -> LmdbParameters {
+    let sizes = StringSizes {
+        key_bytes: 32,
+        value_bytes: 100,
+    };
+    let entries = LmdbEntries::Strings {
+        strings: NumberStrings::new(sizes).expect("long enough"),
+        value_of_key: mix_bits,
+    };
+    LmdbParameters {
+        entries,
+        ..setup(keys)
     }
 }
 
@@ -27,8 +52,9 @@ fn with_worker(run: impl FnOnce(&mut WorkerLink)) {
 #[test]
 fn all_is_measured_and_checked_and_the_worker_goes_on() {
     with_worker(|link| {
-        for keys in [3000, 1] {
-            let mut lmdb = LmdbPeer::start(link, setup(keys)).expect("started");
+        for setup in [setup(3000), setup(1), setup_of_strings(3000)] {
+            let keys = setup.keys;
+            let mut lmdb = LmdbPeer::start(link, setup).expect("started");
             assert_eq!(lmdb.load().expect("loaded").operations, keys);
             let all = [
                 lmdb.lookups(SHORT),
@@ -64,10 +90,15 @@ fn wrong_and_missing_values_are_noticed() {
             lmdb.load().expect("loaded");
             // Put a wrong value for a key, or an unexpected key.
             let key = if wrong { 50 } else { 51 };
-            let put = std::iter::once(Request::Put { key, value: 7 });
-            lmdb.client
-                .run_requests(&mut LmdbChanges(put), 1, None)
-                .expect("put");
+            let other_values = LmdbEntries::Numbers {
+                value_of_key: |_| 7,
+            };
+            let mut put = LmdbChanges {
+                numbers: std::iter::once(key),
+                entries: EntryBytes::new(other_values),
+                is_append: false,
+            };
+            lmdb.client.run_requests(&mut put, 1, None).expect("put");
             let seen = lmdb.scans(100, Duration::from_secs(60));
             assert!(seen.expect_err("wrong").to_string().contains("in a scan"));
             lmdb.stop().expect("stopped");
@@ -78,27 +109,34 @@ fn wrong_and_missing_values_are_noticed() {
 #[test]
 fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
     with_worker(|link| {
-        link.send(&Job::Lmdb(LmdbServeJob { keys: 1000 }))
-            .expect("sent");
+        let sizes = EntrySizes::NUMBERS;
+        link.send(&Job::Lmdb(LmdbServeJob {
+            keys: 1000,
+            sizes,
+            key_order: KeyOrder::Integers,
+        }))
+        .expect("sent");
         let address: SocketAddr = link.recv().expect("an address");
-        let connect = || Client::connect(address).expect("connects");
+        let connect = || Client::connect(address, sizes).expect("connects");
         let (mut one, mut two) = (connect(), connect());
         let mut stranger = TcpStream::connect(address).expect("connects");
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
         // The server closes or resets the stranger's connection and sends nothing.
         assert!(!matches!(stranger.read(&mut [0; 8]), Ok(1..)));
-        let put = |key| Request::Put { key, value: key };
-        let mut puts = LmdbChanges((0..200).map(put));
+        let mut puts = LmdbChanges {
+            numbers: 0..200,
+            entries: EntryBytes::new(NUMBERS),
+            is_append: false,
+        };
         assert_eq!(
             one.run_requests(&mut puts, 64, None)
                 .expect("put")
                 .operations,
             200
         );
-        let (keys, value) = (0..200, |key| key);
         let mut lookups = LmdbLookups {
-            keys,
-            value_of_key: value,
+            numbers: 0..200,
+            entries: EntryBytes::new(NUMBERS),
         };
         two.run_requests(&mut lookups, 64, None).expect("found");
         link.send(&true).expect("sent");
