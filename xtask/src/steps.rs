@@ -266,7 +266,14 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         lane: StepGroup::VirtualMachine,
         // The command itself boots the virtual machine.
-        args: &["xtask", "conformance", "--on", "rxe", "--check"],
+        args: &[
+            "xtask",
+            "conformance",
+            "--on",
+            "rxe",
+            "--check",
+            "--sample-if-unchanged",
+        ],
         env: &[],
         runs_programs_in_rxe_vm: false,
         own_build_folder: None,

@@ -28,6 +28,10 @@ pub(crate) struct Args {
     /// Print what cargo test prints: ok as recorded or better, ignored if it is known not to pass
     #[arg(long, conflicts_with = "write")]
     pub(super) check: bool,
+    /// Run only the target's sample of suites if the kernel and all packages are those of the record. For targets without
+    /// any program of this repository
+    #[arg(long, conflicts_with_all = ["only", "write"])]
+    pub(super) sample_if_unchanged: bool,
     /// Record the results in conformance/results and conformance/RESULTS.md
     #[arg(long)]
     pub(super) write: bool,

@@ -14,10 +14,10 @@ use super::args::Args;
 use super::line::{CaseLine, JsonLine};
 use super::pool;
 use super::record::{CaseResult, PackageVersions};
-use super::suite::{FOLDER, Machine, Suite, Target, VERBATIM, folder};
+use super::suite::{FOLDER, Machine, Suite, TARGET_DIR, Target, VERBATIM, folder};
 use crate::dropin;
 use crate::packages::{self, DebianPackage};
-use crate::paths::workspace;
+use crate::paths::{target_dir, workspace};
 use crate::rxe;
 
 /// Runs `suites` on the machine of `target`, `jobs` cases at a time. The function first installs the
@@ -41,6 +41,9 @@ pub(crate) fn run_on_target_machine(
     }
     if let Some(arguments) = &target.build {
         build(arguments)?;
+    }
+    for command in suites.iter().filter_map(|suite| suite.build.as_ref()) {
+        run_in_shell(command)?;
     }
     match target.machine {
         Machine::Host => run_on_this_machine(target, suites, args.jobs, report),
@@ -80,9 +83,14 @@ pub(crate) fn run_on_this_machine(
     jobs: Option<NonZeroUsize>,
     report: &mut dyn FnMut(JsonLine) -> Result<()>,
 ) -> Result<()> {
-    report(JsonLine::Environment(package_versions(target, suites)?))?;
+    let kernel = match target.machine {
+        Machine::Host => None,
+        Machine::Rxe => Some(std::fs::read_to_string("/proc/sys/kernel/osrelease")?),
+    };
+    let kernel = kernel.map(|release| release.trim().to_owned());
+    report(JsonLine::Environment(package_versions(kernel, suites)))?;
     if let Some(network) = &target.network {
-        make_network(network)?;
+        run_in_shell(network)?;
     }
     let jobs = jobs.unwrap_or_else(|| pool::default_jobs(target));
     pool::run(target, suites, jobs, &mut |suite, number, ran| {
@@ -113,9 +121,11 @@ fn build(arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command that creates the network of a target.
-fn make_network(command: &str) -> Result<()> {
-    let command = command.replace(FOLDER, &folder().to_string_lossy());
+/// Runs a shell command that prepares the machine, such as one that creates the network of a target.
+fn run_in_shell(command: &str) -> Result<()> {
+    let command = command
+        .replace(FOLDER, &folder().to_string_lossy())
+        .replace(TARGET_DIR, &target_dir().to_string_lossy());
     let out = Command::new("sh")
         .args(["-c", &command])
         .stdin(Stdio::null())
@@ -143,14 +153,24 @@ fn needed(target: &Target, suites: &[&Suite]) -> Result<Vec<DebianPackage>> {
     Ok(needed)
 }
 
+/// Returns the versions of [`package_versions`] for a target before its machine starts.
+///
+/// # Errors
+/// Returns an error if packages are missing and cannot be installed.
+pub(crate) fn installed_versions(target: &Target, suites: &[&Suite]) -> Result<PackageVersions> {
+    packages::install_missing(&needed(target, suites)?)?;
+    let kernel = match target.machine {
+        Machine::Host => None,
+        Machine::Rxe => Some(rxe::kernel_release()?),
+    };
+    Ok(package_versions(kernel, suites))
+}
+
 /// Returns the versions of the packages that provide the programs, and of the kernel if the kernel
 /// provides the device.
-fn package_versions(target: &Target, suites: &[&Suite]) -> Result<PackageVersions> {
+fn package_versions(kernel: Option<String>, suites: &[&Suite]) -> PackageVersions {
     let mut versions = BTreeMap::new();
-    if target.machine == Machine::Rxe {
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-        versions.insert("linux".to_owned(), kernel.trim().to_owned());
-    }
+    versions.extend(kernel.map(|release| ("linux".to_owned(), release)));
     for package in suites.iter().flat_map(|suite| &suite.packages) {
         let out = Command::new("dpkg-query")
             .args(["--show", "--showformat", "${Version}", package])
@@ -165,7 +185,7 @@ fn package_versions(target: &Target, suites: &[&Suite]) -> Result<PackageVersion
             versions.insert(package.clone(), version);
         }
     }
-    Ok(versions)
+    versions
 }
 
 /// Runs `command` in the virtual machine. The command prints [`JsonLine`]s.

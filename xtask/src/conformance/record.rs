@@ -75,6 +75,13 @@ impl TargetRecord {
         })
     }
 
+    /// Returns true if the record was made with these versions.
+    pub(crate) fn is_of(&self, versions: &PackageVersions) -> bool {
+        versions
+            .iter()
+            .all(|(package, version)| self.environment.get(package) == Some(version))
+    }
+
     /// Writes the record of `target`.
     ///
     /// # Errors

@@ -369,7 +369,7 @@ impl Runner<'_> {
             .replace("{server}", &self.target.server)
             .replace("{port}", &self.port.to_string())
             .replace(suite::FOLDER, &suite::folder().to_string_lossy())
-            .replace("{target}", &target_dir().to_string_lossy())
+            .replace(suite::TARGET_DIR, &target_dir().to_string_lossy())
             .replace("{folder}", &self.folder.to_string_lossy())
             .replace(VERBATIM, &dropin::program().to_string_lossy())
     }

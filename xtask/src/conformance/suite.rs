@@ -50,6 +50,9 @@ pub(crate) struct Target {
     pub(crate) network: Option<String>,
     /// Names of the only suites that run on this target [default: all].
     suites: Option<Vec<String>>,
+    /// Names of the suites that `--sample-if-unchanged` runs.
+    #[serde(default)]
+    pub(crate) sample: Vec<String>,
     pub(crate) cm_listeners: CmListeners,
     /// Number of cases that run at a time without `--jobs` [default: two for each processor].
     pub(crate) jobs: Option<NonZeroUsize>,
@@ -115,6 +118,8 @@ pub(crate) struct Suite {
     pub(crate) title: String,
     /// Debian packages that provide the programs.
     pub(crate) packages: Vec<String>,
+    /// Shell command that builds programs, once and on this machine, for whatever machine runs them.
+    pub(crate) build: Option<String>,
     /// Shell command that puts files into the programs' folder that the programs need.
     pub(crate) setup: Option<String>,
     pub(crate) kind: Kind,
@@ -241,6 +246,7 @@ struct File {
     /// Position of the suite in the table.
     order: u32,
     packages: Vec<String>,
+    build: Option<String>,
     setup: Option<String>,
     machine: Option<Machine>,
     timeout_s: Option<u64>,
@@ -423,6 +429,7 @@ impl Suite {
             name: name.to_owned(),
             title: file.title,
             packages: file.packages,
+            build: file.build,
             setup: file.setup,
             kind,
             machine: file.machine,
@@ -537,6 +544,9 @@ pub(crate) const VERBATIM: &str = "{verbatim}";
 
 /// Placeholder in commands for [`folder`].
 pub(crate) const FOLDER: &str = "{conformance}";
+
+/// Stands for the build folder in commands.
+pub(crate) const TARGET_DIR: &str = "{target}";
 
 /// Returns the folder of the data files.
 pub(crate) fn folder() -> PathBuf {

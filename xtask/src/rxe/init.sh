@@ -48,6 +48,10 @@ try mount -t tmpfs tmpfs /layer
 mkdir /layer/upper /layer/work
 try mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root
 try mount -t tmpfs tmpfs /root/run
+# libibverbs loads the library of each provider that is named here into every program. The only devices are Soft-RoCE's.
+for driver in /root/etc/libibverbs.d/*.driver; do
+    [ "$driver" = /root/etc/libibverbs.d/rxe.driver ] || rm -f "$driver"
+done
 mkdir -p /dev/shm /dev/pts
 try mount -t tmpfs tmpfs /dev/shm
 try mount -t devpts devpts /dev/pts

@@ -104,6 +104,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
+/// Returns the release of the machine's kernel, such as `6.1.0-56-amd64`.
+///
+/// # Errors
+/// Returns an error if the kernel's package is unavailable.
+pub(crate) fn kernel_release() -> Result<String> {
+    Ok(kernel::get()?.release)
+}
+
 /// Runs `command` in a machine of the default size, in the current folder; returns its exit status.
 ///
 /// # Errors
