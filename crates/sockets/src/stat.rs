@@ -117,8 +117,33 @@ pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
             wakes: dir.wake_bytes_sent.load(Relaxed),
         }
     };
+    let reason = page.not_rdma_reason().load(Relaxed);
+    let waits = reason == NotRdmaReason::None as u64 && pids.contains(&0);
     Some(Connection {
         ways: [way(0), way(1)],
-        reason: NotRdmaReason::describe(page.not_rdma_reason().load(Relaxed)),
+        reason: if waits {
+            PEER_IS_MISSING
+        } else {
+            NotRdmaReason::describe(reason)
+        },
     })
+}
+
+/// The reason of a connection to which one end has not come. It may still come: a peer joins after some calls.
+const PEER_IS_MISSING: &str = "no peer under verbatim sockets yet";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_without_a_peer_says_so() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let page = Page::open(&dir.path().join("c-1"), true).expect("a page");
+        let reason = || connection("c_1.2.3.4:5_1.2.3.4:6_7", &page).map(|shown| shown.reason);
+        page.side(0).pid.store(1, Relaxed);
+        assert_eq!(reason(), Some(PEER_IS_MISSING));
+        page.side(1).pid.store(2, Relaxed);
+        assert_eq!(reason(), Some("-"));
+    }
 }
