@@ -13,18 +13,22 @@
 //!
 //! The modelled tree can be larger than the real tree ([`TreeSize`]): a simulation of 256 million keys needs no memory for
 //! them.
+//!
+//! Byte strings have slots of several words, so a node has fewer of them, and its keys and values are more lines. A search
+//! reads the first line of a key, and the answer reads all lines of its value.
 
 use std::time::Duration;
 
 use verbs::time;
 
-use crate::key_or_value::NumberSizes;
+use crate::key_or_value::private::Sizes;
+use crate::key_or_value::{ByteString, KeyOrValue, NumberSizes, StringSizes};
 use crate::node::NodeShape;
 
 /// Bytes of a cache line.
 const CACHE_LINE_BYTES: u64 = 64;
 
-/// Entries of 8 bytes in a cache line.
+/// Words of 8 bytes in a cache line.
 const WORDS_PER_LINE: u64 = CACHE_LINE_BYTES / 8;
 
 /// Time in ns that a host's core needs for a step of a binary search, without waiting for memory. The value was fitted,
@@ -40,37 +44,83 @@ pub struct TreeSize {
     pub node_bytes: usize,
     /// The fill factor of nodes, up to 1.
     pub fill: f64,
+    /// The limits of keys and values if these are byte strings; otherwise they are 64-bit numbers.
+    pub strings: Option<StringSizes>,
 }
 
-impl TreeSize {
-    /// Returns the number of entries that fit into a node.
-    fn node_capacity(&self) -> usize {
-        let words = self.node_bytes / 8;
-        let sizes = NumberSizes;
-        NodeShape::<u64> { words, sizes }.capacity(0)
-    }
+/// The cache lines of a node.
+#[derive(Debug, Clone, Copy)]
+struct NodeLines {
+    entries: u64,
+    /// Lines in front of the keys.
+    header: u64,
+    keys: u64,
+    /// Values, or numbers of children.
+    values: u64,
+    /// Lines of one value.
+    of_one_value: u64,
+}
 
-    /// Returns the number of entries of a node, at least 2.
-    pub fn entries_per_node(&self) -> u64 {
-        let room = self.node_capacity();
+impl NodeLines {
+    fn of<T: KeyOrValue>(node: NodeShape<T>, level: u16, fill: f64) -> Self {
+        let room = node.capacity(level);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             clippy::cast_precision_loss,
             reason = "a share of a small number"
         )]
-        let entries = (room as f64 * self.fill.clamp(0.0, 1.0)) as u64;
-        entries.max(2)
+        let entries = (room as f64 * fill.clamp(0.0, 1.0)) as u64;
+        // As after a bulk load.
+        let entries = entries.max(if level == 0 { 1 } else { 2 });
+        let lines = |words: usize| (entries * words as u64).div_ceil(WORDS_PER_LINE);
+        let value_words = node.payload_words(level);
+        Self {
+            entries,
+            header: (node.keys_index() as u64).div_ceil(WORDS_PER_LINE),
+            keys: lines(node.sizes.key_words()),
+            values: lines(value_words),
+            of_one_value: (value_words as u64).div_ceil(WORDS_PER_LINE),
+        }
+    }
+
+    /// Returns the lines in which a key begins.
+    fn first_of_keys(&self) -> u64 {
+        self.keys.min(self.entries)
+    }
+
+    fn all(&self) -> u64 {
+        self.header + self.keys + self.values
+    }
+}
+
+impl TreeSize {
+    fn node_lines(&self, level: u16) -> NodeLines {
+        let words = self.node_bytes / 8;
+        match self.strings {
+            None => {
+                let sizes = NumberSizes;
+                NodeLines::of(NodeShape::<u64> { words, sizes }, level, self.fill)
+            }
+            Some(sizes) => {
+                NodeLines::of(NodeShape::<ByteString> { words, sizes }, level, self.fill)
+            }
+        }
+    }
+
+    /// Returns the number of entries of a node of this level; leaves are level 0.
+    pub fn entries_per_node(&self, level: u16) -> u64 {
+        self.node_lines(level).entries
     }
 
     /// Returns the number of nodes of each level, from the leaves up to the root.
     pub fn nodes_per_level(&self) -> Vec<u64> {
-        let entries = self.entries_per_node();
-        let mut levels = vec![self.keys.div_ceil(entries).max(1)];
+        let mut levels = vec![self.keys.div_ceil(self.entries_per_node(0)).max(1)];
+        let per_inner_node = self.entries_per_node(1);
         while let Some(&below) = levels.last()
             && below > 1
         {
-            levels.push(below.div_ceil(entries));
+            levels.push(below.div_ceil(per_inner_node));
         }
         levels
     }
@@ -79,9 +129,11 @@ impl TreeSize {
     /// the same or as close as possible.
     #[must_use]
     pub fn with_keys_same_levels(&self, keys: u64) -> Self {
-        let (room, levels) = (self.node_capacity(), self.nodes_per_level().len());
+        let full = Self { fill: 1.0, ..*self };
+        let room = full.entries_per_node(0).max(full.entries_per_node(1));
+        let levels = self.nodes_per_level().len();
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
-        let filled = |entries: usize| Self {
+        let filled = |entries: u64| Self {
             keys: keys.min(self.keys),
             // The extra half entry keeps rounding from removing an entry.
             fill: (entries as f64 + 0.5) / room as f64,
@@ -109,7 +161,7 @@ struct CacheLineGroup {
 }
 
 /// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct WalkCost {
     lines_of_sequential_walks: Vec<CacheLineGroup>,
     lines_of_interleaved_walks: Vec<CacheLineGroup>,
@@ -117,37 +169,37 @@ pub struct WalkCost {
     tree_bytes: u64,
     /// Time of a walk's comparisons on the core.
     comparison_time_per_walk: Duration,
-    /// Lines of the keys of a node; its values have as many.
-    key_lines_per_node: u64,
+    /// The lines of a leaf.
+    leaf: NodeLines,
 }
 
 impl WalkCost {
     /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
     pub fn of(shape: &TreeSize, interleaved_levels: usize) -> Self {
-        let entries = shape.entries_per_node();
-        let node_lines = entries.div_ceil(WORDS_PER_LINE);
         let levels = shape.nodes_per_level();
         let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
+        let (mut all_lines, mut steps) = (0, 0);
         for (depth, &nodes) in levels.iter().rev().enumerate() {
-            let single = lines_without_prefetch(nodes, node_lines);
+            let is_leaf = depth + 1 == levels.len();
+            let node = shape.node_lines(if is_leaf { 0 } else { 1 });
+            let single = lines_without_prefetch(nodes, node);
             if depth < interleaved_levels {
-                let is_leaf = depth + 1 == levels.len();
-                interleaved.extend(lines_with_prefetch(nodes, node_lines, is_leaf));
+                interleaved.extend(lines_with_prefetch(nodes, node, is_leaf));
             } else {
                 interleaved.extend_from_slice(&single);
             }
             sequential.extend(single);
+            all_lines += nodes * node.all();
+            steps += u64::from(node.entries.ilog2() + 1);
         }
-        let steps = u64::from(entries.ilog2() + 1) * levels.len() as u64;
-        let comparison_time = Duration::from_nanos(SEARCH_STEP_NS * steps);
-        let bytes = set_working_sets_and_sum_bytes(&mut sequential);
-        set_working_sets_and_sum_bytes(&mut interleaved);
+        set_working_sets(&mut sequential);
+        set_working_sets(&mut interleaved);
         Self {
             lines_of_sequential_walks: sequential,
             lines_of_interleaved_walks: interleaved,
-            tree_bytes: bytes,
-            comparison_time_per_walk: comparison_time,
-            key_lines_per_node: node_lines,
+            tree_bytes: all_lines * CACHE_LINE_BYTES,
+            comparison_time_per_walk: Duration::from_nanos(SEARCH_STEP_NS * steps),
+            leaf: shape.node_lines(0),
         }
     }
 
@@ -172,43 +224,46 @@ impl WalkCost {
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
     pub(crate) fn charge_scan(&self, entries: usize) {
-        let lines = 2 * (entries as u64).div_ceil(WORDS_PER_LINE);
+        let leaf = &self.leaf;
+        let lines = |of_leaf: u64| (entries as u64 * of_leaf).div_ceil(leaf.entries);
+        let lines = lines(leaf.keys) + lines(leaf.values);
         time::charge_cache_lines(self.tree_bytes, 1, lines);
     }
 
     /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
     /// recomputes the checksum.
     pub(crate) fn charge_change(&self) {
-        time::charge_cache_lines(self.tree_bytes, 1, 2 * self.key_lines_per_node);
+        time::charge_cache_lines(self.tree_bytes, 1, self.leaf.keys + self.leaf.values);
     }
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes, of which nothing was prefetched.
-fn lines_without_prefetch(nodes: u64, node_lines: u64) -> Vec<CacheLineGroup> {
-    let group = |choices: u64, lines: u64| CacheLineGroup {
+fn lines_without_prefetch(nodes: u64, node: NodeLines) -> Vec<CacheLineGroup> {
+    let group = |choices: u64, lines: u64, lines_per_walk: u64| CacheLineGroup {
         walks_per_touch: nodes * choices,
         lines: nodes * lines,
-        lines_per_walk: 1,
+        lines_per_walk,
         is_prefetched: false,
         working_set_bytes: 0,
     };
-    let mut groups = vec![group(1, 1)];
+    let mut groups = vec![group(1, node.header, node.header)];
     // When half of the keys are left, consecutive search steps are within a line or two of each other.
+    let searched = node.first_of_keys();
     let (mut choices, mut counted) = (1, 0);
-    while choices < node_lines {
-        groups.push(group(choices, choices.min(node_lines - counted)));
-        counted = (counted + choices).min(node_lines);
+    while choices < searched {
+        groups.push(group(choices, choices.min(searched - counted), 1));
+        counted = (counted + choices).min(searched);
         choices *= 2;
     }
-    groups.push(group(node_lines, node_lines - counted));
-    // The value.
-    groups.push(group(node_lines, node_lines));
+    groups.push(group(searched, searched - counted, 1));
+    let values = node.values.div_ceil(node.of_one_value);
+    groups.push(group(values, node.values, node.of_one_value));
     groups
 }
 
 /// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
-fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [CacheLineGroup; 2] {
-    let fetched = 1 + node_lines;
+fn lines_with_prefetch(nodes: u64, node: NodeLines, is_leaf: bool) -> [CacheLineGroup; 2] {
+    let fetched = node.header + node.keys;
     [
         CacheLineGroup {
             walks_per_touch: nodes,
@@ -218,22 +273,23 @@ fn lines_with_prefetch(nodes: u64, node_lines: u64, is_leaf: bool) -> [CacheLine
             working_set_bytes: 0,
         },
         CacheLineGroup {
-            walks_per_touch: nodes * node_lines,
-            lines: nodes * node_lines,
-            lines_per_walk: 1,
+            walks_per_touch: nodes * node.values.div_ceil(node.of_one_value),
+            lines: nodes * node.values,
+            lines_per_walk: node.of_one_value,
             is_prefetched: is_leaf,
             working_set_bytes: 0,
         },
     ]
 }
 
-/// Sets the working sets and returns the bytes of all lines.
-fn set_working_sets_and_sum_bytes(groups: &mut [CacheLineGroup]) -> u64 {
+/// Sets the working set of each group.
+fn set_working_sets(groups: &mut [CacheLineGroup]) {
     groups.sort_by_key(|group| group.walks_per_touch);
-    groups.iter_mut().fold(0, |sum, group| {
-        group.working_set_bytes = sum + group.lines * CACHE_LINE_BYTES;
-        group.working_set_bytes
-    })
+    let mut bytes = 0;
+    for group in groups {
+        bytes += group.lines * CACHE_LINE_BYTES;
+        group.working_set_bytes = bytes;
+    }
 }
 
 /// Time in ns that a client's core needs for a line of a node that it READ: it copies the node and sums all its words.
@@ -259,6 +315,18 @@ mod tests {
             keys,
             node_bytes,
             fill: 1.0,
+            strings: None,
+        }
+    }
+
+    fn shape_of_strings(keys: u64) -> TreeSize {
+        let sizes = StringSizes {
+            key_bytes: 24,
+            value_bytes: 100,
+        };
+        TreeSize {
+            strings: Some(sizes),
+            ..shape(keys, 2048)
         }
     }
 
@@ -285,6 +353,9 @@ mod tests {
                 assert_eq!(small.keys, keys);
             }
         }
+        let large = shape_of_strings(10_000_000);
+        let small = large.with_keys_same_levels(1 << 14);
+        assert_eq!(small.nodes_per_level().len(), large.nodes_per_level().len());
         // 8 levels; 16 K keys would have them only with between 3 and 4 entries per node.
         let large = shape(256_000_000, 256);
         assert_eq!(large.nodes_per_level().len(), 8);
@@ -296,7 +367,7 @@ mod tests {
     fn every_line_is_of_one_kind() {
         for (keys, node_bytes) in [(100, 512), (1_000_000, 2048), (256_000_000, 4096)] {
             let shape = shape(keys, node_bytes);
-            let node = 1 + 2 * shape.entries_per_node().div_ceil(WORDS_PER_LINE);
+            let node = 1 + 2 * shape.entries_per_node(0).div_ceil(WORDS_PER_LINE);
             let all = shape.nodes_per_level().iter().sum::<u64>() * node * CACHE_LINE_BYTES;
             for together in [0, 2, 5] {
                 let cost = WalkCost::of(&shape, together);
@@ -323,5 +394,31 @@ mod tests {
         );
         // Each of three levels has the header, five steps among 16 lines of keys, and the value.
         assert_eq!(cost.lines_of_sequential_walks.len(), 3 * 7);
+    }
+
+    /// A slot has the length and the bytes: 4 words of a key and 14 of a value. A leaf of 256 words has 8 words of header and 8
+    /// of fences, and so room for 13 entries.
+    #[test]
+    fn byte_strings_are_more_lines() {
+        let shape = shape_of_strings(1_000_000);
+        assert_eq!(
+            [0, 1].map(|level| shape.entries_per_node(level)),
+            [240 / 18, 240 / 5]
+        );
+        let leaf = shape.node_lines(0);
+        assert_eq!(
+            (leaf.header, leaf.keys, leaf.values, leaf.of_one_value),
+            (2, 7, 23, 2)
+        );
+        let (strings, numbers) = (
+            WalkCost::of(&shape, 2),
+            WalkCost::of(&self::shape(1_000_000, 2048), 2),
+        );
+        assert!(strings.tree_bytes > 8 * numbers.tree_bytes);
+        let lines = |cost: &WalkCost| -> u64 {
+            let groups = cost.lines_of_sequential_walks.iter();
+            groups.map(|group| group.lines_per_walk).sum()
+        };
+        assert!(lines(&strings) > lines(&numbers));
     }
 }

@@ -320,6 +320,7 @@ fn start_server(
         keys: (share * setup.keys as f64) as u64,
         node_bytes: 2048,
         fill: 1.0,
+        strings: None,
     };
     let runtime =
         ServerRuntime::simulated(setup.seed ^ u64::from(server_number)).charging_walks(shape);

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::load::{self, LoadEnd, LoadReport, Workload, stable_key, value_of};
+use btree::load::{
+    self, LoadEnd, LoadReport, NumberStrings, NumberedClient, Workload, stable_key, value_of,
+};
 use btree::walk_cost::{TreeSize, WalkCost};
 use btree::{
-    AccessDesign, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests,
-    LocalConnector, LocalServer, Op, PipelinedClient, RangeOwner, Router, ServerConfig,
-    ServerRuntime,
+    AccessDesign, ByteString, ClientConfig, ClientError, ClientStats, Completion, ExecuteRequests,
+    KeyOrValue, LocalConnector, LocalServer, NumberSizes, Op, PipelinedClient, RangeOwner, Router,
+    ServerConfig, ServerRuntime, StringSizes,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -44,6 +46,9 @@ pub struct BtreeParameters {
     pub node_bytes: usize,
     /// Fill level of the nodes, up to 1.
     pub fill: f64,
+    /// Lengths of all keys and values if they are byte strings; otherwise they are 64-bit numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strings: Option<StringSizes>,
     /// Inner nodes that a client with one-sided READs caches.
     pub cache_nodes: usize,
     /// Cores of a server, with one worker each.
@@ -88,6 +93,7 @@ impl BtreeParameters {
             keys,
             node_bytes: 2048,
             fill: 1.0,
+            strings: None,
             cache_nodes: 0,
             cores: 8,
             clients: 32,
@@ -131,6 +137,7 @@ impl BtreeParameters {
             keys,
             node_bytes: self.node_bytes,
             fill: self.fill,
+            strings: self.strings,
         }
     }
 
@@ -167,6 +174,66 @@ impl BtreeParameters {
         let has_keys = |part: &ServerKeyRange| part.real_tree_size.keys > 0;
         parts.into_iter().filter(has_keys).collect()
     }
+}
+
+/// The keys and values that stand for the numbers of a workload.
+trait SimulatedEntries<T: KeyOrValue>: Copy + Sync + 'static {
+    fn sizes(self) -> T::Sizes;
+    fn key(self, number: u64) -> T;
+    fn value(self, number: u64) -> T;
+    /// Returns a client that executes requests with numbers.
+    fn client_of_numbers(self, router: Router<T>) -> impl ExecuteRequests;
+
+    /// Returns loaded entry number `i`.
+    fn loaded_entry(self, i: u64) -> (T, T) {
+        let key = stable_key(i);
+        (self.key(key), self.value(value_of(key, 0)))
+    }
+}
+
+/// The numbers themselves.
+#[derive(Clone, Copy)]
+struct Numbers;
+
+impl SimulatedEntries<u64> for Numbers {
+    fn sizes(self) -> NumberSizes {
+        NumberSizes
+    }
+
+    fn key(self, number: u64) -> u64 {
+        number
+    }
+
+    fn value(self, number: u64) -> u64 {
+        number
+    }
+
+    fn client_of_numbers(self, router: Router) -> impl ExecuteRequests {
+        router
+    }
+}
+
+impl SimulatedEntries<ByteString> for NumberStrings {
+    fn sizes(self) -> StringSizes {
+        NumberStrings::sizes(self)
+    }
+
+    fn key(self, number: u64) -> ByteString {
+        NumberStrings::key(self, number)
+    }
+
+    fn value(self, number: u64) -> ByteString {
+        NumberStrings::value(self, number)
+    }
+
+    fn client_of_numbers(self, router: Router<ByteString>) -> impl ExecuteRequests {
+        NumberedClient::new(router, self)
+    }
+}
+
+/// Returns the strings of a setup.
+fn number_strings(sizes: StringSizes) -> Result<NumberStrings> {
+    NumberStrings::new(sizes).context("byte strings of a simulation have 8 bytes or more")
 }
 
 /// A server's part of the keys.
@@ -211,17 +278,29 @@ pub struct BtreeResult {
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
 pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
+    match setup.strings {
+        None => run_with(profile, setup, Numbers),
+        Some(sizes) => run_with(profile, setup, number_strings(sizes)?),
+    }
+}
+
+fn run_with<T: KeyOrValue>(
+    profile: &Profile,
+    setup: &BtreeParameters,
+    entries: impl SimulatedEntries<T>,
+) -> Result<BtreeResult> {
     let parts = setup.server_key_ranges();
     for part in &parts {
         check_cores(profile, part.place, setup.cores)?;
     }
     let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
     check_costs(&cluster, profile, setup)?;
-    let servers = parts.iter().map(|part| start_server(&cluster, setup, part));
-    let servers = servers.collect::<Result<Vec<_>>>()?;
-    announce_key_ranges(&parts, &servers)?;
+    let start = |part| start_server(&cluster, setup, part, entries);
+    let servers = parts.iter().map(start).collect::<Result<Vec<_>>>()?;
+    announce_key_ranges(&parts, &servers, entries)?;
     let answered_requests = Rc::new(Cell::new(0));
-    let clients = start_clients(&cluster, setup, &parts, &servers, &answered_requests);
+    let served = (&parts[..], &servers[..]);
+    let clients = start_clients(&cluster, setup, served, entries, &answered_requests);
     clients.begin_when_connected(&cluster)?;
     let read = || answered_requests.get();
     let read = cluster.read_around(warm_up_duration(setup.time), setup.time, read);
@@ -247,6 +326,17 @@ pub fn run(profile: &Profile, setup: &BtreeParameters) -> Result<BtreeResult> {
 /// # Errors
 /// As [`run`].
 pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Result<f64> {
+    match setup.strings {
+        None => run_local_lookups_with(profile, setup, Numbers),
+        Some(sizes) => run_local_lookups_with(profile, setup, number_strings(sizes)?),
+    }
+}
+
+fn run_local_lookups_with<T: KeyOrValue>(
+    profile: &Profile,
+    setup: &BtreeParameters,
+    entries: impl SimulatedEntries<T>,
+) -> Result<f64> {
     check_cores(profile, setup.place, setup.cores)?;
     let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
     let (context, machine) = cluster.context_and_machine(0, setup.place)?;
@@ -258,7 +348,7 @@ pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Res
             .tree_size(setup.keys)
             .with_keys_same_levels(MAX_REAL_TREE_KEYS),
     };
-    let server = create_loaded_server(context, setup, &all)?;
+    let server = create_loaded_server(context, setup, &all, entries)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
     let walk_cost = Rc::new(WalkCost::of(&all.cost_tree_size, 0));
     for i in 0..setup.cores as u64 {
@@ -270,9 +360,10 @@ pub fn run_local_lookups_mops(profile: &Profile, setup: &BtreeParameters) -> Res
             .spawn(machine, format!("core {i}"), move || {
                 let begun = verbs::time::now();
                 for _ in 0..LOCAL_LOOKUPS_PER_CORE {
-                    let key = stable_key(random.below(all.real_tree_size.keys));
+                    let number = random.below(all.real_tree_size.keys);
+                    let (key, value) = entries.loaded_entry(number);
                     walk_cost.charge_walks(1);
-                    if store.get(0, key) != Ok(Some(value_of(key, 0))) {
+                    if store.get(0, key) != Ok(Some(value)) {
                         wrong.set(true);
                     }
                 }
@@ -306,14 +397,16 @@ fn check_costs(
 }
 
 /// Creates a server and loads its tree.
-fn create_loaded_server(
+fn create_loaded_server<T: KeyOrValue>(
     context: &Context,
     setup: &BtreeParameters,
     part: &ServerKeyRange,
-) -> Result<LocalServer> {
+    entries: impl SimulatedEntries<T>,
+) -> Result<LocalServer<T>> {
     let small = part.real_tree_size;
     let config = ServerConfig {
         node_bytes: setup.node_bytes,
+        sizes: entries.sizes(),
         // Capacity for nodes that are not full.
         keys: small.keys * (setup.node_bytes as u64 / 16),
         workers: setup.cores,
@@ -324,24 +417,24 @@ fn create_loaded_server(
     };
     let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.cost_tree_size);
     let server = LocalServer::new(context, config, runtime)?;
-    let entry = |i| {
-        let key = stable_key(part.first_key_number + i);
-        (key, value_of(key, 0))
-    };
+    let first = part.first_key_number;
+    let entry = |i| entries.loaded_entry(first + i);
     let store = server.service().store();
     store.bulk_load(0, small.keys, small.fill, 1, entry)?;
     Ok(server)
 }
 
 /// Tells each server which keys the other servers have, so that it redirects clients.
-fn announce_key_ranges(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Result<()> {
+fn announce_key_ranges<T: KeyOrValue>(
+    parts: &[ServerKeyRange],
+    servers: &[LocalServer<T>],
+    entries: impl SimulatedEntries<T>,
+) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
-            let range = (
-                stable_key(part.first_key_number),
-                next.map(|next| stable_key(next.first_key_number)),
-            );
+            let first_key = |part: &ServerKeyRange| entries.key(stable_key(part.first_key_number));
+            let range = (first_key(part), next.map(first_key));
             let owner = RangeOwner {
                 server: other,
                 version: 0,
@@ -356,13 +449,14 @@ fn announce_key_ranges(parts: &[ServerKeyRange], servers: &[LocalServer]) -> Res
 }
 
 /// Creates a server, loads its tree, and starts its workers.
-fn start_server(
+fn start_server<T: KeyOrValue>(
     cluster: &SimulatedCluster,
     setup: &BtreeParameters,
     part: &ServerKeyRange,
-) -> Result<LocalServer> {
+    entries: impl SimulatedEntries<T>,
+) -> Result<LocalServer<T>> {
     let (context, machine) = cluster.context_and_machine(0, part.place)?;
-    let mut server = create_loaded_server(context, setup, part)?;
+    let mut server = create_loaded_server(context, setup, part, entries)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {}", part.place);
         cluster
@@ -373,11 +467,11 @@ fn start_server(
 }
 
 /// Starts all clients.
-fn start_clients(
+fn start_clients<T: KeyOrValue>(
     cluster: &SimulatedCluster,
     setup: &BtreeParameters,
-    parts: &[ServerKeyRange],
-    servers: &[LocalServer],
+    (parts, servers): (&[ServerKeyRange], &[LocalServer<T>]),
+    entries: impl SimulatedEntries<T>,
     answered_requests: &Rc<Cell<u64>>,
 ) -> SimulatedClients<LoadReport> {
     let workload = Workload {
@@ -406,14 +500,15 @@ fn start_clients(
             let connect =
                 |connector| PipelinedClient::connect_through(connector, &context, config.clone());
             let pipelines = connectors.into_iter().map(connect);
-            let mut router = CountingRouter {
-                router: Router::new(pipelines.collect::<Result<Vec<_>, _>>()?),
+            let router = Router::new(pipelines.collect::<Result<Vec<_>, _>>()?);
+            let mut client = CountingClient {
+                client: entries.client_of_numbers(router),
                 answered_requests,
             };
             barrier.wait();
             verbs::time::charge_time(Duration::from_nanos(delay_ns));
             let until = LoadEnd::At(verbs::time::now() + time);
-            load::run(&mut router, &workload, until, seed)
+            load::run(&mut client, &workload, until, seed)
         };
         let stop = move || stoppers.iter().for_each(LocalConnector::stop);
         clients.start(cluster, machine, run, stop);
@@ -422,7 +517,10 @@ fn start_clients(
 }
 
 /// Combines the clients' reports and the servers' counts. The rate, the levels and the time are 0.
-fn combined_result(reports: &[LoadReport], servers: &[LocalServer]) -> Result<BtreeResult> {
+fn combined_result<T: KeyOrValue>(
+    reports: &[LoadReport],
+    servers: &[LocalServer<T>],
+) -> Result<BtreeResult> {
     let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
     medians.sort_unstable();
     let sum = |of: fn(&LoadReport) -> u64| reports.iter().map(of).sum::<u64>();
@@ -449,42 +547,42 @@ fn combined_result(reports: &[LoadReport], servers: &[LocalServer]) -> Result<Bt
     })
 }
 
-/// A router that counts answers while it runs.
-struct CountingRouter {
-    router: Router,
+/// A client whose answers are counted while it runs.
+struct CountingClient<C> {
+    client: C,
     answered_requests: Rc<Cell<u64>>,
 }
 
-impl ExecuteRequests for CountingRouter {
+impl<C: ExecuteRequests> ExecuteRequests for CountingClient<C> {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
-        self.router.submit(tree, op, token)
+        self.client.submit(tree, op, token)
     }
 
     fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
-        let done = self.router.poll(each)?;
+        let done = self.client.poll(each)?;
         self.answered_requests
             .set(self.answered_requests.get() + done as u64);
         Ok(done)
     }
 
     fn outstanding(&self) -> usize {
-        self.router.outstanding()
+        self.client.outstanding()
     }
 
     fn window(&self) -> usize {
-        self.router.window()
+        self.client.window()
     }
 
     fn refresh_clock(&mut self) {
-        self.router.refresh_clock();
+        self.client.refresh_clock();
     }
 
     fn stats(&self) -> ClientStats {
-        self.router.stats()
+        self.client.stats()
     }
 
     fn doorbells(&self) -> u64 {
-        self.router.doorbells()
+        self.client.doorbells()
     }
 }
 

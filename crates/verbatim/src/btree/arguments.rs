@@ -14,10 +14,10 @@ pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several are
     /// compared. --keys is the
     /// size of the tree whose walks cost time, and takes no memory
-    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "workers", "scan_length", "key_size", "value_size"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["nic_file", "rounds", "workers", "scan_length"])]
     pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
-    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "workers", "scan_length", "key_size", "value_size"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = args::NIC_IN_USE, conflicts_with_all = ["rounds", "workers", "scan_length"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its tree are: host, or dpu on a NIC that has one, such as bf2 [default: each in turn]
     #[arg(long, value_name = "PLACE")]

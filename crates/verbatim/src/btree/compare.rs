@@ -46,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::integer_in_range("a count of keys", 64..=1u64 << 34))]
     pub(super) keys: u64,
     #[command(flatten)]
-    strings: StringArgs,
+    pub(super) strings: StringArgs,
     /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K, or more if keys and values are long; 2K on a simulated NIC]
     #[arg(long, value_name = "BYTES", value_parser = args::byte_count_up_to(btree::MAX_NODE_BYTES))]
     pub(super) node_size: Option<usize>,

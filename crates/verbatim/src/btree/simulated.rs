@@ -128,6 +128,7 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
         [] => &[AccessDesign::Rpc, AccessDesign::Read],
         some => some,
     };
+    let strings = args.strings.sizes();
     let mut setups = Vec::new();
     for place in places {
         let there = profile
@@ -149,7 +150,12 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, BtreePara
         for (name, setup, cores) in runs {
             let setup = BtreeParameters {
                 keys: args.keys,
-                node_bytes: args.node_size.unwrap_or(setup.node_bytes),
+                node_bytes: args.node_size.unwrap_or_else(|| {
+                    strings.map_or(setup.node_bytes, |sizes| {
+                        setup.node_bytes.max(sizes.suggested_node_bytes())
+                    })
+                }),
+                strings,
                 window: args.window.unwrap_or(setup.window),
                 time: args.duration.unwrap_or(setup.time),
                 clients: simulation.clients.unwrap_or(setup.clients),
@@ -258,8 +264,9 @@ fn print_rows(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let Some(Row { setup, .. }) = rows.first() else {
         return Ok(());
     };
+    let (key_bytes, value_bytes) = args.strings.key_and_value_bytes();
     print_line(format_args!(
-        "Simulated in virtual time, not measured: {}\n{} keys of 8 bytes with values of 8, nodes of {} bytes\n",
+        "Simulated in virtual time, not measured: {}\n{} keys of {key_bytes} bytes with values of {value_bytes}, nodes of {} bytes\n",
         titles.join("; "),
         setup.keys,
         setup.node_bytes

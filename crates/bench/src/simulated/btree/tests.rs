@@ -121,3 +121,32 @@ fn a_place_that_is_not_there_is_refused() {
         assert!(error.contains("cib has no DPU"), "{error}");
     }
 }
+
+/// Byte strings are more cache lines of the server and more bytes of the network, by RPCs and by READs.
+#[test]
+fn byte_strings_cost_more_than_numbers() {
+    let strings = |setup: &BtreeParameters| BtreeParameters {
+        strings: Some(StringSizes {
+            key_bytes: 24,
+            value_bytes: 100,
+        }),
+        ..setup.clone()
+    };
+    let rpc = BtreeParameters::bluefield2_study(CorePlace::Host, 1_000_000);
+    let read = BtreeParameters::bluefield2_study_one_sided(CorePlace::Host, 2048);
+    for numbers in [short(rpc), short(read)] {
+        let strings = strings(&numbers);
+        let (rate, less) = (ran(&numbers).rate_mops, ran(&strings).rate_mops);
+        assert!(less < 0.95 * rate && less > 0.1 * rate, "{less} {rate}");
+        let local = |setup| run_local_lookups_mops(bf2(), setup).expect("it runs");
+        assert!(local(&strings) < local(&numbers));
+    }
+    let too_short = BtreeParameters {
+        strings: Some(StringSizes {
+            key_bytes: 4,
+            value_bytes: 8,
+        }),
+        ..BtreeParameters::bluefield2_study(CorePlace::Host, 1000)
+    };
+    assert!(run(bf2(), &too_short).is_err());
+}
