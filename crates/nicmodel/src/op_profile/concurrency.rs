@@ -1,4 +1,4 @@
-//! What a program used at a time: queue pairs, threads, outstanding operations and locks.
+//! Queue pairs, threads, outstanding operations and locks that a program used at a time.
 
 use std::collections::BTreeMap;
 
