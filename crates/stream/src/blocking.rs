@@ -16,6 +16,7 @@ use crate::handshake::{
 };
 use crate::nic::{Config, ConfigAndNic, Nic, RdmaPolicy};
 use crate::pool::Pool;
+use crate::tcp;
 
 /// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
 const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -295,15 +296,9 @@ impl Stream {
 
     /// Returns the reason why the stream has ended. If a work request failed because the peer has
     /// closed the connection, the function returns that close as the reason.
-    fn failure(tcp: &TcpStream, connection: &Connection) -> Option<StreamError> {
-        let failure = connection.failure()?;
-        let closed =
-            matches!(failure, StreamError::Failed(_)) && matches!((&*tcp).read(&mut [0; 1]), Ok(0));
-        Some(if closed {
-            StreamError::Closed
-        } else {
-            failure.clone()
-        })
+    fn failure(tcp: &TcpStream, connection: &mut Connection) -> Option<StreamError> {
+        connection.set_cause_of_failed_wr(|| tcp::peek(tcp));
+        connection.failure().cloned()
     }
 
     /// Waits for received bytes. Returns false at the end of the stream.
@@ -312,7 +307,7 @@ impl Stream {
             (connection.has_unread() || connection.failure().is_some())
                 .then(|| connection.has_unread())
         })?;
-        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        let connection = self.rdma.as_mut().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {
             _ if unread => Ok(true),
             None | Some(StreamError::Closed) => Ok(false),
@@ -338,7 +333,7 @@ impl Stream {
             marker_posted = marker_posted || connection.post_flush_marker();
             (marker_posted && connection.is_flushed_or_failed()).then_some(())
         })?;
-        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        let connection = self.rdma.as_mut().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {
             None | Some(StreamError::Closed) => Ok(()),
             Some(e) => Err(e.into()),
@@ -386,7 +381,7 @@ impl Stream {
                 Ok(0) => None,
                 other => Some(other),
             })?;
-        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        let connection = self.rdma.as_mut().expect("a stream by RDMA");
         posted.map_err(|e| Self::failure(&self.tcp, connection).unwrap_or(e).into())
     }
 }
@@ -411,12 +406,8 @@ fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -
         // No other queue uses the channel.
         while channel.wait_for_cq_event().is_ok() {}
     }
-    if silent {
-        match (&*tcp).read(&mut [0; 1]) {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(1..) => connection.close(StreamError::BytesOnTcp),
-            Ok(0) | Err(_) => connection.close(StreamError::Closed),
-        }
+    if silent && let Some(why) = tcp::peek(tcp) {
+        connection.close(why);
     }
     Ok(())
 }

@@ -223,12 +223,24 @@ impl Connection {
     /// Ends the connection and records the reason; only the first reason is kept. Received bytes
     /// can still be read.
     pub(crate) fn close(&mut self, why: StreamError) {
-        if matches!(why, StreamError::Closed) {
-            // The peer's messages are in the completion queue before its end of file is in the
-            // socket, so poll first.
+        if matches!(why, StreamError::Closed | StreamError::Tcp(_)) {
+            // The peer's messages are in the completion queue before the end of its connection is
+            // in the socket, so poll first.
             self.progress();
         }
         self.record_failure(why);
+    }
+
+    /// Replaces the failure of a work request by its cause, the end of the TCP connection.
+    pub(crate) fn set_cause_of_failed_wr(
+        &mut self,
+        tcp_ended: impl FnOnce() -> Option<StreamError>,
+    ) {
+        if matches!(self.failure, Some(StreamError::Failed(_)))
+            && let Some(cause @ (StreamError::Closed | StreamError::Tcp(_))) = tcp_ended()
+        {
+            self.failure = Some(cause);
+        }
     }
 
     /// Returns the reason why the connection has ended, if it has.

@@ -27,6 +27,9 @@ pub enum StreamError {
     /// The peer sent bytes on the TCP connection, which must carry no bytes once RDMA is used.
     #[error("the peer sends bytes on the TCP connection, which must be silent after the handshake")]
     BytesOnTcp,
+    /// The TCP connection failed: the peer could not deliver all that it had sent, or the peer's host is gone.
+    #[error("the TCP connection of the stream failed ({0}): bytes of the peer may be lost")]
+    Tcp(String),
     /// A verb failed.
     #[error("{0}")]
     Verb(String),
@@ -50,7 +53,7 @@ impl From<StreamError> for io::Error {
     fn from(e: StreamError) -> Self {
         let kind = match &e {
             StreamError::Closed => io::ErrorKind::BrokenPipe,
-            StreamError::Failed(_) => io::ErrorKind::ConnectionReset,
+            StreamError::Failed(_) | StreamError::Tcp(_) => io::ErrorKind::ConnectionReset,
             StreamError::Verb(_) => io::ErrorKind::Other,
             StreamError::TooManyCredits(_) | StreamError::NoImmediate | StreamError::BytesOnTcp => {
                 io::ErrorKind::InvalidData

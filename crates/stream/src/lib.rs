@@ -57,6 +57,7 @@ mod reactor;
 mod read_limit;
 mod spin;
 mod stream;
+mod tcp;
 #[cfg(feature = "tonic")]
 pub mod tonic;
 pub mod window;

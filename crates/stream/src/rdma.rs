@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::io::ReadBuf;
+use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::connection::Connection;
@@ -15,6 +15,7 @@ use crate::error::StreamError;
 use crate::reactor::{Reactor, Registration};
 use crate::read_limit::ReadLimit;
 use crate::spin::Spin;
+use crate::tcp;
 
 /// Maximum time for which a dropped stream continues to deliver sent data.
 const DROP_DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -138,11 +139,16 @@ impl RdmaStream {
     fn check_tcp(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {
-            let read = ready.and_then(|()| self.tcp.try_read(&mut [0; 1]));
-            let why = match read {
+            let peeked = ready.and_then(|()| {
+                // The runtime forgets the readiness of the socket at `WouldBlock`.
+                self.tcp.try_io(Interest::READABLE, || {
+                    tcp::peek(&self.tcp).ok_or(io::ErrorKind::WouldBlock.into())
+                })
+            });
+            let why = match peeked {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-                Ok(1..) => StreamError::BytesOnTcp,
-                Ok(0) | Err(_) => StreamError::Closed,
+                Ok(why) => why,
+                Err(e) => StreamError::Tcp(e.to_string()),
             };
             self.connection.close(why);
             return true;
@@ -152,15 +158,11 @@ impl RdmaStream {
 
     /// Returns the reason why the stream has ended. If a work request failed because the peer has
     /// closed the connection, the function returns that close as the reason.
-    fn failure(&self) -> Option<StreamError> {
-        let failure = self.connection.failure()?;
-        let closed = matches!(failure, StreamError::Failed(_))
-            && matches!(self.tcp.try_read(&mut [0; 1]), Ok(0));
-        Some(if closed {
-            StreamError::Closed
-        } else {
-            failure.clone()
-        })
+    fn failure(&mut self) -> Option<StreamError> {
+        // Ask the socket and not the runtime, which may not have noticed the close yet.
+        self.connection
+            .set_cause_of_failed_wr(|| tcp::peek(&self.tcp));
+        self.connection.failure().cloned()
     }
 
     /// Waits for received bytes. Returns false at the end of the stream.

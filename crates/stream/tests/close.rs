@@ -1,0 +1,150 @@
+//! Tests of the end of tokio streams: delivery after a drop, and errors instead of lost bytes.
+
+use std::future::Future;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+use stream::handshake::{ClientRequest, Hello, ServerHandshake};
+use stream::{Config, Connector, RdmaPolicy, Stream, blocking};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::runtime::Runtime;
+
+fn rdma_only() -> Config {
+    Config {
+        policy: RdmaPolicy::RdmaOnly,
+        ..Config::default()
+    }
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+async fn in_time<T>(test: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), test)
+        .await
+        .expect("the test hangs")
+}
+
+/// Returns a stream of `runtime`, and the blocking stream of its peer.
+fn pair(runtime: &Runtime) -> (Stream, blocking::Stream) {
+    let listener = blocking::Listener::bind(any(), rdma_only()).expect("listens");
+    let address = listener.local_addr().expect("an address");
+    let accepting = std::thread::spawn(move || listener.accept().expect("accepts"));
+    let connector = Connector::new(rdma_only()).expect("a device");
+    let client = runtime.block_on(in_time(connector.connect(address)));
+    let mut server = accepting.join().expect("the server");
+    let limit = Some(Duration::from_secs(60));
+    server.set_timeout(limit).expect("a timeout");
+    (client.expect("connects"), server)
+}
+
+/// Returns a server whose first client gets the answer that `answer` makes of its hello. The thread returns the TCP
+/// connection after the handshake.
+fn handshake_by_hand(
+    answer: impl FnOnce(Hello) -> Hello + Send + 'static,
+) -> (SocketAddr, std::thread::JoinHandle<TcpStream>) {
+    let listener = TcpListener::bind(any()).expect("listens");
+    let address = listener.local_addr().expect("an address");
+    let accepting = std::thread::spawn(move || {
+        let (tcp, _) = listener.accept().expect("accepts");
+        let mut server = ServerHandshake::new();
+        let read = |wants: usize| {
+            let mut bytes = vec![0; wants];
+            let len = (&tcp).read(&mut bytes).expect("reads");
+            bytes.truncate(len);
+            bytes
+        };
+        let hello = loop {
+            let bytes = read(server.max_bytes_to_read());
+            match server.receive(&bytes).expect("a hello") {
+                None => {}
+                Some(ClientRequest::Rdma(hello)) => break hello,
+                Some(_) => panic!("the client wants no RDMA"),
+            }
+        };
+        let answer = server.encode_answer(Some(&answer(hello)));
+        (&tcp).write_all(&answer).expect("writes");
+        let acknowledged = loop {
+            let bytes = read(server.max_bytes_to_read());
+            if let Some(acknowledged) = server.receive_ack(&bytes).expect("an acknowledgement") {
+                break acknowledged;
+            }
+        };
+        assert!(acknowledged, "the client wants no RDMA");
+        tcp
+    });
+    (address, accepting)
+}
+
+/// Closes a TCP connection by a reset.
+fn reset(tcp: TcpStream) {
+    set_socket_linger(&tcp, Some(Duration::ZERO)).expect("an open socket");
+    drop(tcp);
+}
+
+#[test]
+fn a_close_that_the_runtime_has_not_noticed_is_an_end_of_file() {
+    let runtime = runtime();
+    let (mut client, server) = pair(&runtime);
+    runtime.block_on(in_time(async {
+        // The runtime knows that the socket has nothing to read. The server closes while the thread of the runtime looks
+        // at no socket.
+        let mut room = [0; 1];
+        let idle = tokio::time::timeout(Duration::from_millis(50), client.read(&mut room));
+        idle.await.expect_err("nothing is sent");
+        drop(server);
+        client.write_all(b"too late").await.expect("is posted");
+        let begun = Instant::now();
+        let read = std::future::poll_fn(|cx| {
+            while begun.elapsed() < Duration::from_secs(30) {
+                let mut buf = ReadBuf::new(&mut room);
+                if let Poll::Ready(read) = Pin::new(&mut client).poll_read(cx, &mut buf) {
+                    return Poll::Ready(Some(read.map(|()| buf.filled().len())));
+                }
+            }
+            Poll::Ready(None)
+        });
+        let read = read.await.expect("the stream ends");
+        assert_eq!(read.expect("an end of file"), 0);
+        let refused = client.write_all(b"too late").await.expect_err("closed");
+        assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
+    }));
+}
+
+#[test]
+fn a_reset_of_the_tcp_connection_is_an_error() {
+    let (address, server) = handshake_by_hand(|hello| hello);
+    let runtime = runtime();
+    runtime.block_on(in_time(async {
+        let connector = Connector::new(rdma_only()).expect("a device");
+        let mut client = connector.connect(address).await.expect("connects");
+        reset(server.join().expect("the server"));
+        for _ in 0..2 {
+            let lost = client.read(&mut [0; 1]).await.expect_err("is reset");
+            assert_eq!(lost.kind(), ErrorKind::ConnectionReset);
+        }
+    }));
+
+    let (address, server) = handshake_by_hand(|hello| hello);
+    let connector = blocking::Connector::new(rdma_only()).expect("a device");
+    let mut client = connector.connect(address).expect("connects");
+    let limit = Some(Duration::from_secs(60));
+    client.set_timeout(limit).expect("a timeout");
+    reset(server.join().expect("the server"));
+    for _ in 0..2 {
+        let lost = client.read(&mut [0; 1]).expect_err("is reset");
+        assert_eq!(lost.kind(), ErrorKind::ConnectionReset);
+    }
+}
