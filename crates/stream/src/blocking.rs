@@ -201,7 +201,8 @@ fn negotiate_rdma_or_tcp_as_server(
 /// A byte stream to a peer, whose calls block.
 ///
 /// [`Read`] and [`Write`] work as for a `TcpStream`. [`close`](Self::close) waits until the peer's
-/// NIC has received all sent bytes. Dropping a stream waits for the same event, for at most 1 s.
+/// NIC has received all sent bytes. Dropping a stream waits for the same event, for at most 1 s. After that the peer's
+/// reads fail with `ConnectionReset`.
 #[derive(Debug)]
 pub struct Stream {
     tcp: TcpStream,
@@ -461,10 +462,10 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // Ignore the error, because a drop cannot report an error.
         let _ = self.flush_out(Some(DROP_FLUSH_TIMEOUT));
-        if self.is_rdma() {
-            // Shut down before the queue pair is destroyed: the peer checks this connection when
-            // its work requests fail.
-            let _ = self.tcp.shutdown(std::net::Shutdown::Both);
+        if let Some(connection) = &self.rdma {
+            // End the TCP connection before the queue pair is destroyed: the peer checks this
+            // connection when its work requests fail.
+            tcp::end(&self.tcp, connection.may_lack_sent_bytes());
         }
     }
 }

@@ -487,6 +487,11 @@ impl Connection {
         self.window.is_idle() || self.failure.is_some()
     }
 
+    /// Returns true if the peer's NIC may not have received all sent bytes, and the peer still expects them.
+    pub(crate) fn may_lack_sent_bytes(&self) -> bool {
+        self.window.in_flight_messages() > 0 && !matches!(self.failure, Some(StreamError::Closed))
+    }
+
     /// Arms the [completion queue](Self::cq), whose channel becomes readable at the next message. Earlier
     /// messages raise no event, so call [progress](Self::progress) once more. If `sends` is set,
     /// completions of sends raise events, too.

@@ -19,6 +19,11 @@ use crate::tcp;
 
 /// Maximum time for which a dropped stream continues to deliver sent data.
 const DROP_DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time for which the drop of a stream blocks without a runtime to deliver sent data, as the drop of a blocking
+/// stream does.
+const DROP_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// First and longest pause between two polls while the drop of a stream blocks.
+const FLUSH_PAUSES: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(5));
 
 /// The half of a stream, reader or writer, whose task waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +69,7 @@ pub(crate) struct RdmaStream {
     /// has closed the stream.
     tcp: TcpStream,
     connection: Connection,
-    _registration: Registration,
+    registration: Registration,
     spin: Spin,
     read_limit: ReadLimit,
     half_wakers: Arc<HalfWakers>,
@@ -72,6 +77,8 @@ pub(crate) struct RdmaStream {
     waker: Waker,
     /// True once the marker that ends this side's data is posted.
     flush_marker_posted: bool,
+    /// End of the delivery of sent data, once the stream is dropped.
+    delivery_deadline: Option<Instant>,
 }
 
 impl RdmaStream {
@@ -86,13 +93,14 @@ impl RdmaStream {
         let waker = Waker::from(Arc::clone(&waiting));
         Self {
             tcp,
-            _registration: reactor.register(connection.cq(), waker.clone()),
+            registration: reactor.register(connection.cq(), waker.clone()),
             connection,
             spin: Spin::new(spin),
             read_limit: ReadLimit::new(),
             waker,
             half_wakers: waiting,
             flush_marker_posted: false,
+            delivery_deadline: None,
         }
     }
 
@@ -266,15 +274,17 @@ impl RdmaStream {
         self.poll_write_until_some_bytes(cx, |connection| connection.write_bytes(bytes))
     }
 
+    /// Posts the flush marker if possible. Returns true if the peer's NIC has received all sent bytes, or the stream has
+    /// failed.
+    fn try_flush(&mut self) -> bool {
+        self.flush_marker_posted = self.flush_marker_posted || self.connection.post_flush_marker();
+        self.flush_marker_posted && self.connection.is_flushed_or_failed()
+    }
+
     /// Waits until the peer's NIC has received all sent bytes, then shuts down the TCP connection's
     /// write side.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        loop {
-            self.flush_marker_posted =
-                self.flush_marker_posted || self.connection.post_flush_marker();
-            if self.flush_marker_posted && self.connection.is_flushed_or_failed() {
-                break;
-            }
+        while !self.try_flush() {
             if !self.progress(Half::Writer) {
                 ready!(self.poll_wait(Half::Writer, true, cx));
             }
@@ -295,6 +305,8 @@ impl RdmaStream {
         if self.connection.is_flushed_or_failed() {
             return;
         }
+        self.delivery_deadline = Some(Instant::now() + DROP_DELIVERY_TIMEOUT);
+        // Without a runtime, and in a runtime that ends, the stream is dropped at once.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let shutdown = std::future::poll_fn(|cx| self.poll_shutdown(cx));
@@ -303,12 +315,43 @@ impl RdmaStream {
             });
         }
     }
+
+    /// Blocks until the peer's NIC has received all sent bytes, or `timeout` has passed. No runtime drives this function, so
+    /// it polls. Other streams use the completion channel, too, so it cannot sleep there.
+    fn flush_without_runtime(&mut self, timeout: Duration) {
+        let begun = Instant::now();
+        let (mut pause, longest) = FLUSH_PAUSES;
+        while !self.try_flush() {
+            if self.connection.progress() {
+                continue;
+            }
+            if let Some(why) = tcp::peek(&self.tcp) {
+                self.connection.close(why);
+                continue;
+            }
+            let Some(left) = timeout.checked_sub(begun.elapsed()) else {
+                self.registration.record_failed_flush(timeout);
+                return;
+            };
+            std::thread::sleep(pause.min(left));
+            pause = longest.min(2 * pause);
+        }
+    }
 }
 
 impl Drop for RdmaStream {
     fn drop(&mut self) {
-        // Shut down before the queue pair is destroyed: the peer checks this connection when its
-        // work requests fail.
-        let _ = rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Both);
+        if self.connection.may_lack_sent_bytes() {
+            // The task of a dropped stream has ended without success at its deadline, and must not block its thread then.
+            let until_deadline = self.delivery_deadline.map_or(Duration::ZERO, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
+            let allowed = self.registration.remaining_flush_time();
+            self.flush_without_runtime(DROP_FLUSH_TIMEOUT.min(until_deadline).min(allowed));
+            self.failure();
+        }
+        // End the TCP connection before the queue pair is destroyed: the peer checks this connection when its work requests
+        // fail.
+        tcp::end(&self.tcp, self.connection.may_lack_sent_bytes());
     }
 }

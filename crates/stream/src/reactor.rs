@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::Interest;
@@ -18,6 +19,10 @@ use tokio::task::AbortHandle;
 use verbs::{CompletionChannel, CompletionQueue, Context};
 
 use crate::error::SetupError;
+
+/// Maximum total time for which dropped streams of a runtime block in flushes without success. Otherwise a runtime with
+/// many streams to a stopped peer would take a second for each of them to end.
+const MAX_FAILED_FLUSH_TIME: Duration = Duration::from_secs(5);
 
 /// Creates a completion channel whose descriptor does not block.
 pub(crate) fn nonblocking_channel(context: &Context) -> Result<CompletionChannel, SetupError> {
@@ -60,6 +65,8 @@ pub(crate) struct Reactor {
     channel: CompletionChannel,
     sleepers: Arc<WakersByCq>,
     task: AbortHandle,
+    /// Time that dropped streams of the runtime have spent in flushes without success.
+    failed_flush_time: Mutex<Duration>,
 }
 
 /// The wakers of streams, by the id of their completion queue.
@@ -75,6 +82,7 @@ impl Reactor {
             channel,
             sleepers,
             task,
+            failed_flush_time: Mutex::new(Duration::ZERO),
         })
     }
 
@@ -104,6 +112,18 @@ impl Drop for Reactor {
 pub(crate) struct Registration {
     reactor: Arc<Reactor>,
     cq: u64,
+}
+
+impl Registration {
+    /// Returns the time that streams of the runtime may still spend in flushes without success.
+    pub(crate) fn remaining_flush_time(&self) -> Duration {
+        MAX_FAILED_FLUSH_TIME.saturating_sub(*lock(&self.reactor.failed_flush_time))
+    }
+
+    /// Records a flush that took `time` and did not succeed.
+    pub(crate) fn record_failed_flush(&self, time: Duration) {
+        *lock(&self.reactor.failed_flush_time) += time;
+    }
 }
 
 impl Drop for Registration {

@@ -2,9 +2,10 @@
 //! the stream.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown, sockopt};
 
 use crate::error::StreamError;
 
@@ -17,4 +18,15 @@ pub(crate) fn peek(tcp: impl AsFd) -> Option<StreamError> {
         Err(Errno::AGAIN | Errno::INTR) => None,
         Err(e) => Some(StreamError::Tcp(e.to_string())),
     }
+}
+
+/// Ends a connection that is dropped next. If sent bytes are lost, the connection is reset, so that the peer reads an
+/// error and no end of file.
+pub(crate) fn end(tcp: impl AsFd, bytes_are_lost: bool) {
+    // The drop has nobody to whom it could report an error.
+    let _ = if bytes_are_lost {
+        sockopt::set_socket_linger(tcp, Some(Duration::ZERO))
+    } else {
+        shutdown(tcp, Shutdown::Both)
+    };
 }

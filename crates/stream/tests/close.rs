@@ -94,6 +94,74 @@ fn reset(tcp: TcpStream) {
     drop(tcp);
 }
 
+fn noise(len: u32) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 11).to_le_bytes()[0])
+        .collect()
+}
+
+#[test]
+fn a_stream_that_is_dropped_with_its_runtime_or_without_one_delivers_what_it_sent() {
+    let sent = noise(200_000);
+    for drop_in_runtime in [false, true] {
+        let runtime = runtime();
+        let (mut client, mut server) = pair(&runtime);
+        let reading = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            let mut got = Vec::new();
+            server.read_to_end(&mut got).map(|_| got)
+        });
+        let all = sent.clone();
+        let client = runtime.block_on(in_time(async move {
+            client.write_all(&all).await.expect("writes");
+            (!drop_in_runtime).then_some(client)
+        }));
+        drop(client);
+        drop(runtime);
+        let got = reading.join().expect("the server").expect("reads");
+        assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+    }
+}
+
+/// Returns the hello of a queue pair that does not exist.
+fn unreachable(hello: Hello) -> Hello {
+    Hello {
+        qpn: 0xff_fff0,
+        ..hello
+    }
+}
+
+/// Asserts that the peer of a handshake by hand reads no clean end of file.
+fn assert_is_reset(mut server: TcpStream) {
+    let limit = Some(Duration::from_secs(60));
+    server.set_read_timeout(limit).expect("a timeout");
+    let lost = server.read(&mut [0; 1]).expect_err("is reset");
+    assert_eq!(lost.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_dropped_stream_that_cannot_deliver_resets_the_tcp_connection() {
+    for drop_in_runtime in [false, true] {
+        let (address, server) = handshake_by_hand(unreachable);
+        let runtime = runtime();
+        let client = runtime.block_on(in_time(async {
+            let connector = Connector::new(rdma_only()).expect("a device");
+            let mut client = connector.connect(address).await.expect("connects");
+            client.write_all(b"for nobody").await.expect("is posted");
+            (!drop_in_runtime).then_some(client)
+        }));
+        drop(client);
+        drop(runtime);
+        assert_is_reset(server.join().expect("the server"));
+    }
+    let (address, server) = handshake_by_hand(unreachable);
+    let connector = blocking::Connector::new(rdma_only()).expect("a device");
+    let mut client = connector.connect(address).expect("connects");
+    client.write_all(b"for nobody").expect("is posted");
+    drop(client);
+    assert_is_reset(server.join().expect("the server"));
+}
+
 #[test]
 fn a_close_that_the_runtime_has_not_noticed_is_an_end_of_file() {
     let runtime = runtime();
