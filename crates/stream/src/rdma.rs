@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::io::{Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::coop;
 
 use crate::connection::Connection;
 use crate::error::StreamError;
@@ -173,22 +174,26 @@ impl RdmaStream {
         self.connection.failure().cloned()
     }
 
-    /// Waits for received bytes. Returns false at the end of the stream.
+    /// Waits for received bytes. Returns false at the end of the stream. A task that has used up its budget in the runtime
+    /// yields first, although bytes may have been received.
     fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        loop {
+        let budget = ready!(coop::poll_proceed(cx));
+        let unread = loop {
             if self.connection.has_unread() {
                 self.spin.record_progress(Instant::now);
-                return Poll::Ready(Ok(true));
+                break Ok(true);
             }
             if self.progress(Half::Reader) {
                 continue;
             }
             match self.failure() {
-                Some(StreamError::Closed) => return Poll::Ready(Ok(false)),
-                Some(e) => return Poll::Ready(Err(e.into())),
+                Some(StreamError::Closed) => break Ok(false),
+                Some(e) => break Err(e.into()),
                 None => ready!(self.poll_wait(Half::Reader, false, cx)),
             }
-        }
+        };
+        budget.made_progress();
+        Poll::Ready(unread)
     }
 
     pub(crate) fn poll_read(
@@ -224,13 +229,14 @@ impl RdmaStream {
         Poll::Ready(Ok(None))
     }
 
-    /// Calls `write` until it has written some bytes.
+    /// Calls `write` until it has written some bytes. A task that has used up its budget in the runtime yields first.
     fn poll_write_until_some_bytes(
         &mut self,
         cx: &mut Context<'_>,
         mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
     ) -> Poll<io::Result<usize>> {
-        loop {
+        let budget = ready!(coop::poll_proceed(cx));
+        let written = loop {
             match write(&mut self.connection) {
                 Ok(0) => {}
                 Ok(written) => {
@@ -238,9 +244,9 @@ impl RdmaStream {
                     self.read_limit.record_write();
                     // The peer may answer soon, so make the reader poll again for a while.
                     self.half_wakers.wake_half(Half::Reader);
-                    return Poll::Ready(Ok(written));
+                    break Ok(written);
                 }
-                Err(e) => return Poll::Ready(Err(self.failure().unwrap_or(e).into())),
+                Err(e) => break Err(self.failure().unwrap_or(e).into()),
             }
             loop {
                 self.progress(Half::Writer);
@@ -249,7 +255,9 @@ impl RdmaStream {
                 }
                 ready!(self.poll_wait(Half::Writer, false, cx));
             }
-        }
+        };
+        budget.made_progress();
+        Poll::Ready(written)
     }
 
     pub(crate) fn poll_write(

@@ -2,11 +2,13 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use stream::{Config, Connector, Listener, RdmaPolicy, Stream};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 /// Runs a test with a time limit.
 fn run(test: impl Future<Output = ()>) {
@@ -259,6 +261,64 @@ fn an_idle_stream_is_not_polled() {
         client.read_exact(&mut got).await.expect("reads");
         assert_eq!(&got, b"again");
     });
+}
+
+#[test]
+fn a_task_whose_reads_and_writes_are_always_ready_yields() {
+    const CALLS: usize = 1000;
+    run(async {
+        // The window has room for all writes.
+        let config = Config {
+            queue_size: 1024,
+            ..Config::default()
+        };
+        let pair = || pair_of(config.clone(), config.clone());
+        let (mut client, _server) = pair().await;
+        let writes = ready_calls_in_one_turn(CALLS, |cx| {
+            Pin::new(&mut client).poll_write(cx, b"x").map_ok(drop)
+        });
+        let writes = writes.await;
+        let full_pair = async || {
+            let (mut client, server) = pair().await;
+            for _ in 0..CALLS {
+                client.write_all(b"x").await.expect("writes");
+            }
+            client.shutdown().await.expect("everything arrives");
+            server
+        };
+        let mut server = full_pair().await;
+        let reads = ready_calls_in_one_turn(CALLS, |cx| {
+            let mut room = [0; 1];
+            let mut buf = ReadBuf::new(&mut room);
+            Pin::new(&mut server).poll_read(cx, &mut buf)
+        });
+        let reads = reads.await;
+        let mut server = full_pair().await;
+        let receives = ready_calls_in_one_turn(CALLS, |cx| server.poll_receive(cx).map_ok(drop));
+        let receives = receives.await;
+        let ready = [writes, reads, receives];
+        assert!(
+            ready.iter().all(|calls| *calls < CALLS / 2),
+            "{ready:?} calls"
+        );
+    });
+}
+
+/// Calls `poll` up to `calls` times in one poll of the task. Returns the number of calls before the first `Pending`.
+async fn ready_calls_in_one_turn(
+    calls: usize,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<()>>,
+) -> usize {
+    // A task begins each of its polls with its whole budget.
+    tokio::task::yield_now().await;
+    std::future::poll_fn(|cx| {
+        let ready = (0..calls).take_while(|_| match poll(cx) {
+            Poll::Ready(done) => done.map(|()| true).expect("the stream is open"),
+            Poll::Pending => false,
+        });
+        Poll::Ready(ready.count())
+    })
+    .await
 }
 
 /// Returns the number of descriptors that this process has open.
