@@ -11,11 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::connection::Connection;
 use crate::error::{SetupError, StreamError};
-use crate::handshake::{
-    ClientHandshake, ClientRequest, HandshakeError, ServerAnswer, ServerHandshake, encode_ack,
-};
+use crate::handshake::{ClientHandshake, ClientRequest, ServerAnswer, ServerHandshake, encode_ack};
 use crate::nic::{Config, ConfigAndNic, Nic, RdmaPolicy};
 use crate::pool::Pool;
+use crate::prepared::PreparedConnection;
 use crate::tcp;
 
 /// Maximum time for which dropping a stream waits until the peer's NIC has received all sent data.
@@ -40,17 +39,23 @@ impl Connector {
     }
 
     /// Connects to a server: TCP first, then the handshake. If the server speaks another protocol,
-    /// the connector connects again by plain TCP, unless RDMA is required.
+    /// the connector connects again by plain TCP, unless RDMA is required. Such a server answers
+    /// the hello with other bytes, closes the connection, or sends nothing within
+    /// [`handshake_timeout`](Config::handshake_timeout).
     ///
     /// # Errors
     /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
     /// required and unavailable.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        match negotiate_rdma_or_tcp_as_client(connect_tcp(address)?, &self.setup, address) {
-            Err(SetupError::Handshake(HandshakeError::WrongMagic(_)))
-                if self.setup.config.policy == RdmaPolicy::FallBack =>
-            {
-                tracing::debug!(%address, "no hello from the server: plain TCP");
+        let setup = &*self.setup;
+        let tcp = connect_tcp(address)?;
+        let Some(prepared) = setup.prepare_client(Nic::prepare_qp_with_own_channel)? else {
+            return Ok(Stream::tcp(tcp, Vec::new()));
+        };
+        let mut answered = false;
+        match negotiate_rdma_or_tcp_as_client(tcp, prepared, setup, address, &mut answered) {
+            Err(why) if setup.must_connect_by_tcp(&why, answered) => {
+                tracing::debug!(%address, %why, "no hello from the server: plain TCP");
                 Ok(Stream::tcp(connect_tcp(address)?, Vec::new()))
             }
             other => Ok(other?),
@@ -129,20 +134,18 @@ fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Ve
 
 fn negotiate_rdma_or_tcp_as_client(
     mut tcp: TcpStream,
+    prepared: PreparedConnection,
     setup: &ConfigAndNic,
     address: SocketAddr,
+    answered: &mut bool,
 ) -> Result<Stream, SetupError> {
-    let Some(nic) = &setup.nic else {
-        return Ok(Stream::tcp(tcp, Vec::new()));
-    };
     let until = Instant::now() + setup.config.handshake_timeout;
-    let prepared = nic.prepare_qp_with_own_channel()?;
     let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello)?;
     let answer = loop {
-        if let Some(answer) =
-            client.receive(&read_some(&mut tcp, client.max_bytes_to_read(), until)?)?
-        {
+        let bytes = read_some(&mut tcp, client.max_bytes_to_read(), until)?;
+        *answered = true;
+        if let Some(answer) = client.receive(&bytes)? {
             break answer;
         }
     };

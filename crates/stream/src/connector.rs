@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::error::SetupError;
-use crate::handshake::{ClientHandshake, HandshakeError, ServerAnswer, encode_ack};
+use crate::handshake::{ClientHandshake, ServerAnswer, encode_ack};
 use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
 use crate::prepared::PreparedConnection;
 use crate::rdma::RdmaStream;
@@ -48,26 +48,29 @@ impl Connector {
     }
 
     /// Connects to a server: TCP first, then the handshake. If the server speaks another protocol,
-    /// the connector connects again by plain TCP, unless RDMA is required.
+    /// the connector connects again by plain TCP, unless RDMA is required. Such a server answers
+    /// the hello with other bytes, closes the connection, or sends nothing within
+    /// [`handshake_timeout`](Config::handshake_timeout).
     ///
     /// # Errors
     /// Returns an error if no server listens at the address, the handshake fails, or RDMA is
     /// required and unavailable.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        let config = &self.setup.config;
-        let Some(nic) = &self.setup.nic else {
-            return Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()));
-        };
-        let reactor = nic.reactor()?;
-        let prepared = nic.prepare(reactor.channel())?;
+        let setup = &*self.setup;
         let tcp = connect_tcp(address).await?;
-        let handshake = connect(tcp, prepared, reactor, &self.setup, address);
-        let finished = tokio::time::timeout(config.handshake_timeout, handshake).await;
+        let prepared = setup.prepare_client(|nic| {
+            let reactor = nic.reactor()?;
+            Ok((nic.prepare(reactor.channel())?, reactor))
+        })?;
+        let Some((prepared, reactor)) = prepared else {
+            return Ok(Stream::tcp(tcp, Vec::new()));
+        };
+        let mut answered = false;
+        let handshake = connect(tcp, prepared, reactor, setup, address, &mut answered);
+        let finished = tokio::time::timeout(setup.config.handshake_timeout, handshake).await;
         match finished.unwrap_or(Err(SetupError::TimedOut(address))) {
-            Err(SetupError::Handshake(HandshakeError::WrongMagic(_)))
-                if config.policy == RdmaPolicy::FallBack =>
-            {
-                tracing::debug!(%address, "no hello from the server: plain TCP");
+            Err(why) if setup.must_connect_by_tcp(&why, answered) => {
+                tracing::debug!(%address, %why, "no hello from the server: plain TCP");
                 Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()))
             }
             other => Ok(other?),
@@ -97,11 +100,13 @@ async fn connect(
     reactor: Arc<Reactor>,
     setup: &ConfigAndNic,
     address: SocketAddr,
+    answered: &mut bool,
 ) -> Result<Stream, SetupError> {
     let (mut client, hello) = ClientHandshake::new(setup.config.version, &prepared.hello());
     tcp.write_all(&hello).await?;
     let answer = loop {
         let bytes = read_some(&mut tcp, client.max_bytes_to_read()).await?;
+        *answered = true;
         if let Some(answer) = client.receive(&bytes)? {
             break answer;
         }

@@ -1,6 +1,7 @@
 //! The device of streams, and its queue pairs that are ready to be connected.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use verbs::{Access, CompletionChannel, Context, Mtu, ProtectionDomain, Psn, Rc};
 
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::handshake::{Hello, Version};
+use crate::handshake::{HandshakeError, Hello, Version};
 use crate::pool::{ALLOWED_BLOCK_BYTES, Pool};
 use crate::prepared::{INLINE_BYTES, PreparedConnection};
 use crate::reactor::{Reactor, Reactors, nonblocking_channel};
@@ -16,10 +17,19 @@ use crate::reactor::{Reactor, Reactors, nonblocking_channel};
 /// Maximum number of scatter/gather elements of a message.
 const MAX_SGE: u32 = 16;
 
+/// The errors of a connection that a server closes or resets, or on which it sends nothing.
+const CONNECTION_ENDS: [io::ErrorKind; 5] = [
+    io::ErrorKind::BrokenPipe,
+    io::ErrorKind::ConnectionAborted,
+    io::ErrorKind::ConnectionReset,
+    io::ErrorKind::TimedOut,
+    io::ErrorKind::UnexpectedEof,
+];
+
 /// The policy by which a stream chooses between RDMA and TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RdmaPolicy {
-    /// Use TCP if one of the sides cannot use RDMA.
+    /// Use TCP if one of the sides cannot use RDMA, or the server does not answer the hello.
     #[default]
     FallBack,
     /// Use RDMA only; connecting fails without it.
@@ -117,6 +127,40 @@ impl ConfigAndNic {
                 .ok(),
         };
         Ok(Self { config, nic })
+    }
+
+    /// Returns a client's queue pair, which `prepare` creates, or `None` if the stream goes by TCP.
+    ///
+    /// # Errors
+    /// Returns the error of `prepare` if RDMA is required.
+    pub(crate) fn prepare_client<P>(
+        &self,
+        prepare: impl FnOnce(&Nic) -> Result<P, SetupError>,
+    ) -> Result<Option<P>, SetupError> {
+        let Some(nic) = &self.nic else {
+            return Ok(None);
+        };
+        match prepare(nic) {
+            Err(why) if self.config.policy == RdmaPolicy::FallBack => {
+                tracing::warn!(%why, "a stream goes by TCP");
+                Ok(None)
+            }
+            prepared => prepared.map(Some),
+        }
+    }
+
+    /// Returns true if a client must connect again by plain TCP, because the server seems to speak another protocol: it
+    /// answers a hello with other bytes, or with none. `answered` is true if it has sent any bytes.
+    ///
+    /// The client has sent no bytes of the program then, so connecting again repeats none.
+    pub(crate) fn must_connect_by_tcp(&self, why: &SetupError, answered: bool) -> bool {
+        let is_other_protocol = match why {
+            SetupError::Handshake(HandshakeError::WrongMagic(_)) => true,
+            SetupError::TimedOut(_) => !answered,
+            SetupError::Io(e) => !answered && CONNECTION_ENDS.contains(&e.kind()),
+            _ => false,
+        };
+        is_other_protocol && self.config.policy == RdmaPolicy::FallBack
     }
 
     /// Connects a server's queue pair, which `prepare` creates, for a client's hello. Returns the connection and the
