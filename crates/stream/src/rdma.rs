@@ -76,8 +76,10 @@ pub(crate) struct RdmaStream {
     half_wakers: Arc<HalfWakers>,
     /// Waker that wakes the tasks of both halves.
     waker: Waker,
-    /// True once the marker that ends this side's data is posted.
+    /// True once a marker is posted behind all data of this side.
     flush_marker_posted: bool,
+    /// True once `shutdown` has ended this side's data.
+    is_shut_down: bool,
     /// End of the delivery of sent data, once the stream is dropped.
     delivery_deadline: Option<Instant>,
 }
@@ -101,6 +103,7 @@ impl RdmaStream {
             waker,
             half_wakers: waiting,
             flush_marker_posted: false,
+            is_shut_down: false,
             delivery_deadline: None,
         }
     }
@@ -235,6 +238,10 @@ impl RdmaStream {
         cx: &mut Context<'_>,
         mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
     ) -> Poll<io::Result<usize>> {
+        if self.is_shut_down {
+            let why = "the stream is shut down, so it sends no more bytes";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::BrokenPipe, why)));
+        }
         let budget = ready!(coop::poll_proceed(cx));
         let written = loop {
             match write(&mut self.connection) {
@@ -242,6 +249,8 @@ impl RdmaStream {
                 Ok(written) => {
                     self.spin.record_progress(Instant::now);
                     self.read_limit.record_write();
+                    // These bytes need a marker of their own, if a shutdown was begun and given up.
+                    self.flush_marker_posted = false;
                     // The peer may answer soon, so make the reader poll again for a while.
                     self.half_wakers.wake_half(Half::Reader);
                     break Ok(written);
@@ -301,6 +310,7 @@ impl RdmaStream {
             None | Some(StreamError::Closed) => {}
             Some(e) => return Poll::Ready(Err(e.into())),
         }
+        self.is_shut_down = true;
         match rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Write) {
             // `NOTCONN`: the peer has closed first.
             Ok(()) | Err(rustix::io::Errno::NOTCONN) => Poll::Ready(Ok(())),

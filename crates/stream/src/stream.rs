@@ -19,8 +19,8 @@ use crate::rdma::RdmaStream;
 ///
 /// - *Back-pressure*: if a peer does not read, its blocks stay occupied, and writes of this side wait.
 /// - *Close*: `shutdown` waits until the peer's NIC has received all sent bytes. The peer then reads these
-///   bytes and the end of file. The protocol has no half close: after `shutdown`, no more data can be
-///   expected from the peer. A dropped stream continues to deliver sent data for up to 5 s, in a task of the runtime.
+///   bytes and the end of file. Later writes fail with `BrokenPipe`. The protocol has no half close: after `shutdown`,
+///   no more data can be expected from the peer. A dropped stream continues to deliver sent data for up to 5 s, in a task of the runtime.
 ///   If the runtime ends, or no runtime is there, the drop blocks instead, for up to 1 s. After that the peer's reads fail
 ///   with `ConnectionReset`.
 /// - *Two halves* (`tokio::io::split`) of a stream may be used by two tasks.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_linger;
 use stream::handshake::{ClientRequest, Hello, ServerHandshake};
 use stream::{Config, Connector, RdmaPolicy, Stream, blocking};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::runtime::Runtime;
 
 fn rdma_only() -> Config {
@@ -215,4 +215,49 @@ fn a_reset_of_the_tcp_connection_is_an_error() {
         let lost = client.read(&mut [0; 1]).expect_err("is reset");
         assert_eq!(lost.kind(), ErrorKind::ConnectionReset);
     }
+}
+
+#[test]
+fn bytes_after_a_shutdown_are_refused() {
+    let runtime = runtime();
+    let (mut client, mut server) = pair(&runtime);
+    runtime.block_on(in_time(async {
+        client.write_all(b"all").await.expect("writes");
+        client.shutdown().await.expect("shuts down");
+        let refused = client.write_all(b"more").await.expect_err("is shut down");
+        assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
+        let refused = client.send("more".into()).await.expect_err("is shut down");
+        assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
+        client.shutdown().await.expect("is shut down already");
+    }));
+    let mut got = Vec::new();
+    server.read_to_end(&mut got).expect("reads");
+    assert_eq!(got, b"all");
+}
+
+#[test]
+fn a_shutdown_that_was_given_up_can_be_repeated_after_more_bytes() {
+    // The first poll of a shutdown is ready if the peer's NIC is very fast.
+    for _ in 0..20 {
+        let runtime = runtime();
+        let (mut client, mut server) = pair(&runtime);
+        let given_up = runtime.block_on(in_time(async {
+            client.write_all(b"first").await.expect("writes");
+            let shutdown =
+                std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut client).poll_shutdown(cx)));
+            let given_up = shutdown.await.is_pending();
+            if given_up {
+                client.write_all(b"later").await.expect("writes");
+                client.shutdown().await.expect("shuts down");
+            }
+            given_up
+        }));
+        if given_up {
+            let mut got = Vec::new();
+            server.read_to_end(&mut got).expect("reads");
+            assert_eq!(got, b"firstlater");
+            return;
+        }
+    }
+    panic!("no shutdown waits for the peer");
 }
