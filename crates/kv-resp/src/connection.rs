@@ -11,9 +11,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use liveness::keepalive::enable_keepalive;
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
+
+/// Time without a packet after which the kernel asks whether a client's host still answers: the default of Redis's
+/// `tcp-keepalive`.
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(5);
 
 /// A connection. Reads and writes do not block, but return [`io::ErrorKind::WouldBlock`]. The connection becomes ready
 /// again when another attempt can succeed. It also becomes ready when data arrives after a read that did not fill the
@@ -145,12 +150,18 @@ fn remove_stale(path: &Path) {
     }
 }
 
+/// Accepts a client, and sets the options of its connection.
+fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept()?;
+    // Replies are written when they are complete, and must not wait for later ones.
+    stream.set_nodelay(true)?;
+    enable_keepalive(&stream, KEEPALIVE_IDLE)?;
+    Ok(stream)
+}
+
 impl Listener for TcpListener {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
-        let (stream, _) = TcpListener::accept(self)?;
-        // Replies are written when they are complete, and must not wait for later ones.
-        stream.set_nodelay(true)?;
-        Ok(Box::new(stream))
+        Ok(Box::new(accept_tcp(self)?))
     }
 
     fn address(&self) -> ListenAddress {
@@ -199,6 +210,21 @@ impl Source for UnixSocketListener {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clients_have_the_keepalive_of_redis() {
+        use rustix::net::sockopt::{socket_keepalive, tcp_keepidle, tcp_keepintvl};
+
+        let any = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(any).expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let _client = std::net::TcpStream::connect(address).expect("connects");
+        let stream = accept_tcp(&listener).expect("accepts");
+        assert!(socket_keepalive(&stream).expect("an option"));
+        let seconds = [tcp_keepidle(&stream), tcp_keepintvl(&stream)];
+        let seconds = seconds.map(|time| time.expect("an option").as_secs());
+        assert_eq!(seconds, [300, 100]);
+    }
 
     #[test]
     fn addresses_are_told_apart() {

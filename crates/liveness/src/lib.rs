@@ -1,9 +1,11 @@
 //! The lifetime of a process: whether it still runs, and which of its descriptors end with it. A pid alone does not tell,
-//! since it may be reused, so a process is known by its pid and start time.
+//! since it may be reused, so a process is known by its pid and start time. A peer on another host is known by its answers
+//! to probes of TCP ([`keepalive`]).
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
 pub mod descriptors;
+pub mod keepalive;
 
 use std::{fs, io};
 

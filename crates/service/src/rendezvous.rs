@@ -10,6 +10,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use liveness::keepalive::enable_keepalive;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,10 @@ use serde::{Deserialize, Serialize};
 const MAX_LINE_BYTES: u64 = 64 * 1024;
 /// Time that a client may take to send its message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time without a packet after which the kernel asks whether the peer's host still answers. The connection is silent while
+/// a client is connected, and a server frees the client's resources when the connection ends.
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 
 /// Answer of a server to a client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +59,12 @@ impl ClientRefusal {
             retry: true,
         }
     }
+}
+
+/// Sets the options of a connection.
+fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    enable_keepalive(stream, KEEPALIVE_IDLE)
 }
 
 /// Sends one message.
@@ -135,7 +146,7 @@ impl Handshake {
         timeout: Duration,
     ) -> io::Result<(Self, W)> {
         let mut stream = connect_tcp(server, timeout)?;
-        stream.set_nodelay(true)?;
+        configure(&stream)?;
         let welcome = receive_line(&mut stream, whose, timeout)?;
         let handshake = Self {
             stream,
@@ -203,7 +214,7 @@ pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     accept: impl FnOnce(&H) -> Result<(A, S), ClientRefusal>,
 ) {
     let mut receive_hello = || {
-        stream.set_nodelay(true)?;
+        configure(&stream)?;
         send_line(&mut stream, welcome)?;
         receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
@@ -252,6 +263,33 @@ mod tests {
         assert_eq!(e.kind(), ErrorKind::TimedOut, "{e}");
         drop(here);
         drip.join().expect("ended");
+    }
+
+    #[test]
+    fn both_ends_have_keepalive() {
+        use rustix::net::sockopt::{socket_keepalive, tcp_keepidle};
+
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let serving = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("it came");
+            let server = stream.try_clone().expect("a descriptor");
+            serve_connection(stream, "test", &1, |_: &u64| Ok((2, ())));
+            server
+        });
+        let timeout = Duration::from_secs(60);
+        let (handshake, _) =
+            Handshake::connect_and_receive_welcome::<u64>(&address, "test", timeout)
+                .expect("it connects");
+        let (_, client) = handshake.send_hello::<u64>(&1).expect("an answer");
+        let keepalive = |stream: &TcpStream| {
+            let idle = tcp_keepidle(stream).expect("an option");
+            socket_keepalive(stream).expect("an option").then_some(idle)
+        };
+        assert_eq!(keepalive(&client), Some(Duration::from_secs(60)));
+        drop(client);
+        let server = serving.join().expect("it ends");
+        assert_eq!(keepalive(&server), Some(Duration::from_secs(60)));
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Connector {
 
 fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address)?;
-    tcp.set_nodelay(true)?;
+    tcp::configure(&tcp)?;
     Ok(tcp)
 }
 
@@ -105,7 +105,7 @@ impl Listener {
     /// Returns an error if the client's handshake fails; the listener remains usable.
     pub fn accept(&self) -> io::Result<Stream> {
         let (tcp, client) = self.tcp.accept()?;
-        tcp.set_nodelay(true)?;
+        tcp::configure(&tcp)?;
         Ok(negotiate_rdma_or_tcp_as_server(tcp, &self.setup, client)?)
     }
 }
@@ -469,6 +469,39 @@ impl Drop for Stream {
             // End the TCP connection before the queue pair is destroyed: the peer checks this
             // connection when its work requests fail.
             tcp::end(&self.tcp, connection.may_lack_sent_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepidle};
+
+    use super::*;
+
+    #[test]
+    fn connections_have_keepalive() {
+        for policy in [RdmaPolicy::FallBack, RdmaPolicy::TcpOnly] {
+            let config = Config {
+                policy,
+                ..Config::default()
+            };
+            let any = "127.0.0.1:0".parse().expect("an address");
+            let listener = Listener::bind(any, config.clone()).expect("listens");
+            let address = listener.local_addr().expect("an address");
+            let client = std::thread::spawn(move || {
+                let connector = Connector::new(config).expect("a device");
+                let mut client = connector.connect(address).expect("connects");
+                // A plain client speaks first.
+                client.write_all(b"x").expect("writes");
+                client
+            });
+            let server = listener.accept().expect("accepts");
+            for stream in [client.join().expect("the client"), server] {
+                assert!(socket_keepalive(&stream.tcp).expect("an option"));
+                let idle = tcp_keepidle(&stream.tcp).expect("an option");
+                assert_eq!(idle, Duration::from_secs(60));
+            }
         }
     }
 }

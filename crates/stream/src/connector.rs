@@ -14,6 +14,7 @@ use crate::prepared::PreparedConnection;
 use crate::rdma::RdmaStream;
 use crate::reactor::Reactor;
 use crate::stream::Stream;
+use crate::tcp;
 
 /// Connects tokio streams to servers. Clones of a connector share the device and its pool.
 #[derive(Debug, Clone)]
@@ -90,7 +91,7 @@ impl Stream {
 
 async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address).await?;
-    tcp.set_nodelay(true)?;
+    tcp::configure(&tcp)?;
     Ok(tcp)
 }
 
@@ -143,4 +144,35 @@ pub(crate) async fn read_some(tcp: &mut TcpStream, wants: usize) -> io::Result<V
     }
     bytes.truncate(read);
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::net::sockopt::{socket_keepalive, tcp_keepidle};
+
+    use crate::Listener;
+
+    use super::*;
+
+    #[test]
+    fn connections_have_keepalive() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let any = "127.0.0.1:0".parse().expect("an address");
+            let mut listener = Listener::bind(any).await.expect("listens");
+            let address = listener.local_addr().expect("an address");
+            let (client, server) = tokio::join!(Stream::connect(address), listener.accept());
+            for stream in [client.expect("connects"), server.expect("accepts")] {
+                let tcp = stream.tcp_stream();
+                assert!(socket_keepalive(tcp).expect("an option"));
+                let idle = tcp_keepidle(tcp).expect("an option");
+                assert_eq!(idle, Duration::from_secs(60));
+            }
+        });
+    }
 }

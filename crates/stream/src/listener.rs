@@ -15,6 +15,7 @@ use crate::handshake::{ClientRequest, ServerHandshake};
 use crate::nic::{Config, ConfigAndNic, RdmaPolicy};
 use crate::rdma::RdmaStream;
 use crate::stream::Stream;
+use crate::tcp;
 
 /// Maximum number of simultaneous handshakes.
 const MAX_PENDING_HANDSHAKES: usize = 1024;
@@ -107,7 +108,7 @@ async fn connect(
     setup: &ConfigAndNic,
     client: SocketAddr,
 ) -> Result<Stream, SetupError> {
-    tcp.set_nodelay(true)?;
+    tcp::configure(&tcp)?;
     let mut server = ServerHandshake::new();
     let request = loop {
         let bytes = read_some(&mut tcp, server.max_bytes_to_read()).await?;

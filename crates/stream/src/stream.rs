@@ -68,7 +68,7 @@ impl Stream {
         }
     }
 
-    fn tcp_stream(&self) -> &TcpStream {
+    pub(crate) fn tcp_stream(&self) -> &TcpStream {
         match &self.kind {
             Kind::Rdma(Some(rdma)) => rdma.tcp(),
             Kind::Rdma(None) => unreachable!("a dropped stream is not used"),
