@@ -6,12 +6,12 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use liveness::keepalive::enable_keepalive;
+use liveness::socket_file::SocketFile;
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
@@ -128,25 +128,12 @@ impl ListenAddress {
                 Ok(Box::new(TcpListener::from_std(listener)))
             }
             Self::Unix(path) => {
-                remove_stale(path);
-                Ok(Box::new(UnixSocketListener {
-                    listener: UnixListener::bind(path)?,
-                    path: path.clone(),
-                }))
+                let (listener, file) = SocketFile::listen(path)?;
+                listener.set_nonblocking(true)?;
+                let listener = UnixListener::from_std(listener);
+                Ok(Box::new(UnixSocketListener { listener, file }))
             }
         }
-    }
-}
-
-/// Removes the socket file of a process that was killed. Any other file makes `bind` fail.
-fn remove_stale(path: &Path) {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    let refused = || {
-        let connected = std::os::unix::net::UnixStream::connect(path);
-        connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
-    };
-    if is_socket && refused() {
-        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -174,7 +161,7 @@ impl Listener for TcpListener {
 #[derive(Debug)]
 struct UnixSocketListener {
     listener: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
 
 impl Listener for UnixSocketListener {
@@ -183,13 +170,7 @@ impl Listener for UnixSocketListener {
     }
 
     fn address(&self) -> ListenAddress {
-        ListenAddress::Unix(self.path.clone())
-    }
-}
-
-impl Drop for UnixSocketListener {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        ListenAddress::Unix(self.file.path().to_owned())
     }
 }
 

@@ -6,6 +6,7 @@
 #[allow(unsafe_code)]
 pub mod descriptors;
 pub mod keepalive;
+pub mod socket_file;
 
 use std::{fs, io};
 

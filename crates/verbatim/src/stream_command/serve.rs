@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use liveness::socket_file::SocketFile;
 use serde::{Deserialize, Serialize};
 use stream::{Listener, RdmaPolicy};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -86,11 +87,8 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
     runtime()?.block_on(async {
         let listener = Listener::with_config(args.listen, config).await;
         let mut listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
-        if let Some(path) = &args.unix {
-            let unix = UnixListener::bind(path);
-            let unix = unix.with_context(|| format!("cannot listen at {}", path.display()))?;
-            tokio::spawn(serve_unix(unix));
-        }
+        // The file of the Unix socket is removed when the server ends.
+        let _unix_file = args.unix.as_deref().map(listen_unix).transpose()?;
         let address = listener.local_addr()?;
         if args.json {
             print_typed_json("listening", &Listening { address, rsocket })?;
@@ -115,6 +113,19 @@ pub(super) fn run(args: &Args) -> Result<CommandOutcome> {
         }
         Ok(CommandOutcome::Done)
     })
+}
+
+/// Serves a Unix socket at `path` in a task.
+fn listen_unix(path: &Path) -> Result<SocketFile> {
+    let listen = || {
+        let (listener, file) = SocketFile::listen(path)?;
+        listener.set_nonblocking(true)?;
+        Ok::<_, io::Error>((UnixListener::from_std(listener)?, file))
+    };
+    let (listener, file) =
+        listen().with_context(|| format!("cannot listen at {}", path.display()))?;
+    tokio::spawn(serve_unix(listener));
+    Ok(file)
 }
 
 async fn serve_unix(listener: UnixListener) {

@@ -2,7 +2,8 @@
 //! server in Python. The Python sides were written from the description of brpc's protocol, and use
 //! `verbatim run` and rdma-core's pyverbs.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -50,6 +51,26 @@ fn handshakes_that_are_none_end_their_connection_and_no_other() {
 #[test]
 fn clients_that_break_the_protocol_lose_their_connection_and_no_other() {
     scenario("noisy");
+}
+
+#[test]
+fn the_unix_socket_of_a_server_is_removed_and_that_of_a_killed_one_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("socket");
+    let unix = ["--unix", socket.to_str().expect("a path of ASCII")];
+    let mut killed = Server::start("stream", ANYWHERE, &unix);
+    killed.child.kill().expect("it runs");
+    killed.child.wait().expect("it is killed");
+    assert!(socket.exists());
+    let mut server = Server::start("stream", ANYWHERE, &unix);
+    let mut client = UnixStream::connect(&socket).expect("connects");
+    client.write_all(b"echo").expect("writes");
+    let mut got = [0; 4];
+    client.read_exact(&mut got).expect("reads");
+    assert_eq!(&got, b"echo");
+    drop(server.child.stdin.take());
+    server.child.wait().expect("it ends");
+    assert!(!socket.exists());
 }
 
 #[test]
