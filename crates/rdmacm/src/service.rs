@@ -156,6 +156,12 @@ impl ServiceThread {
         }
     }
 
+    /// Returns the number of timers that have not expired.
+    #[cfg(test)]
+    pub(crate) fn pending_timers(&self) -> usize {
+        lock(&self.timers).len()
+    }
+
     fn run(&self) {
         let mut events = Vec::with_capacity(64);
         loop {

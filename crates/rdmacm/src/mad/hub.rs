@@ -324,13 +324,15 @@ impl MadConnections {
         if table.waiting_requests.len() < MAX_WAITING_REQUESTS
             && !table.waiting_requests.contains(&delivery)
         {
+            // One alarm is for all waiting requests. Otherwise each alarm would set one for each of them.
+            if table.waiting_requests.is_empty() {
+                self.shared.service.set_alarm(
+                    LISTENER_RETRY_PAUSE,
+                    self,
+                    TimerPurpose::RetryQueuedMadRequests,
+                );
+            }
             table.waiting_requests.push(delivery);
-            let service = self.shared.service;
-            service.set_alarm(
-                LISTENER_RETRY_PAUSE,
-                self,
-                TimerPurpose::RetryQueuedMadRequests,
-            );
         }
     }
 }
@@ -390,3 +392,6 @@ impl EventHandler for MadConnections {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
