@@ -8,6 +8,8 @@
 //! - verbs hold cancellation off while they run ([`HoldOff`]): one that was asked for takes effect at the program's next
 //!   cancellation point. The data path does without, and calls nothing in the C library that is one;
 //! - the three that wait do so in the outermost frame ([`take_or_wait`]), which has nothing to be unwound.
+//!
+//! A signal ends a wait for events only if its handler has no `SA_RESTART` ([`is_restarted`]).
 
 #![deny(unsafe_code)]
 
@@ -17,6 +19,10 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use rustix::thread::{Timespec, nanosleep};
+
+mod interruption;
+
+pub use interruption::{is_restarted, wait_until_readable};
 
 /// Cancellation of the calling thread is held off while this lives.
 #[must_use]
@@ -110,13 +116,14 @@ pub unsafe extern "C-unwind" fn take_or_wait(take: impl Fn() -> c_int) -> c_int 
             return taken;
         }
         // SAFETY: contract of this function; nothing here has a destructor.
-        if unsafe { wait(fd) } < 0 {
+        let failed = unsafe { wait(fd) } < 0;
+        if failed && !(errno() == libc::EINTR && is_restarted()) {
             return -1;
         }
     }
 }
 
-/// Waits until a descriptor is readable, or is none any more; -1 with errno if a signal comes.
+/// Waits until a descriptor is readable, or is none any more; -1 with errno if a signal comes, whatever its handler.
 ///
 /// # Safety
 /// As [`take_or_wait`].

@@ -48,7 +48,8 @@ impl<E> Channel<E> {
     /// `prepare` is called before another thread can take a later event. It must not lock a channel.
     ///
     /// # Errors
-    /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` if a signal interrupted the wait.
+    /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` after a signal
+    /// whose handler has no `SA_RESTART`.
     pub(crate) fn next(&self, prepare: impl Fn(&E)) -> Result<E> {
         loop {
             {
@@ -63,7 +64,7 @@ impl<E> Channel<E> {
             if !blocks || cancellation::is_wait_deferred(self.fd.as_raw_fd()) {
                 return Err(Errno(libc::EAGAIN));
             }
-            poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], None)?;
+            cancellation::wait_until_readable(&self.fd)?;
         }
     }
 

@@ -69,7 +69,8 @@ fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
 /// Returns the next event for the program. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
 ///
 /// # Errors
-/// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` if a signal interrupted the wait.
+/// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` after a signal whose
+/// handler has no `SA_RESTART`.
 pub fn next_event(channel: &Channel<EndpointEvent>) -> Result<*mut rdma_cm_event> {
     loop {
         let event = channel.next(|event| {

@@ -255,6 +255,9 @@ impl DatagramSocket {
 }
 
 impl WaitableState for DatagramState {
+    /// rdma-core waits for datagrams in `epoll_wait(2)`, which is never restarted (`ds_get_cq_event` of `rsocket.c`).
+    const IS_RESTARTABLE: bool = false;
+
     fn progress(&mut self) {
         let mut any = false;
         if let Some(pair) = &mut self.ud_qp {

@@ -63,6 +63,9 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<EndpointEvent>>
 }
 
 impl WaitableState for StreamSocketState {
+    /// rdma-core waits for streams in `ibv_get_cq_event` (`rs_get_cq_event` of `rsocket.c`).
+    const IS_RESTARTABLE: bool = true;
+
     fn progress(&mut self) {
         let mut any = false;
         if !self.channel.is_empty() && self.phase != SocketPhase::Listening {

@@ -131,6 +131,9 @@ impl Deadline {
 
 /// The state behind a socket's lock, for the functions that wait for it.
 pub(crate) trait WaitableState {
+    /// True if a wait is restarted after a signal whose handler has `SA_RESTART`.
+    const IS_RESTARTABLE: bool;
+
     /// Processes completions and events, and wakes waiting threads.
     fn progress(&mut self);
 
@@ -173,7 +176,7 @@ impl BlockingMode {
 /// Waits until `ready` returns a value, and returns that value.
 ///
 /// # Errors
-/// `EAGAIN` at the deadline, `EINTR` if a signal interrupted the wait.
+/// `EAGAIN` at the deadline, `EINTR` if a signal interrupted the wait and the wait is not restarted.
 pub(crate) fn wait_until<S: WaitableState, T>(
     socket: &Mutex<S>,
     deadline: Deadline,
@@ -207,8 +210,13 @@ pub(crate) fn wait_until<S: WaitableState, T>(
             fds.push(for_reading(waiter.fd()));
             fds
         };
-        if poll(&mut fds, deadline)? == 0 && deadline.has_passed() {
-            return Err(Errno(libc::EAGAIN));
+        match poll(&mut fds, deadline) {
+            Err(Errno(libc::EINTR)) if S::IS_RESTARTABLE && cancellation::is_restarted() => {}
+            polled => {
+                if polled? == 0 && deadline.has_passed() {
+                    return Err(Errno(libc::EAGAIN));
+                }
+            }
         }
     }
 }
@@ -284,6 +292,9 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::sync::mpsc::channel;
+
     use super::*;
 
     fn is_woken(waiter: &WaitingThread) -> bool {
@@ -304,5 +315,94 @@ mod tests {
         assert!(is_woken(&other) && !is_woken(&own));
         assert!(std::ptr::eq(waiters.0[0].as_ptr(), Arc::as_ptr(&own)));
         assert_eq!(waiters.0.len(), 1);
+    }
+
+    static HANDLED: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A socket without descriptors.
+    struct Socket<const IS_RESTARTABLE: bool>(SocketWaiters, BlockingMode);
+
+    impl<const IS_RESTARTABLE: bool> WaitableState for Socket<IS_RESTARTABLE> {
+        const IS_RESTARTABLE: bool = IS_RESTARTABLE;
+
+        fn progress(&mut self) {}
+
+        fn events(&mut self, _: libc::c_short) -> libc::c_short {
+            0
+        }
+
+        fn arm(&mut self) -> bool {
+            false
+        }
+
+        fn descriptors(&self) -> Vec<libc::pollfd> {
+            Vec::new()
+        }
+
+        fn waiters(&mut self) -> &mut SocketWaiters {
+            &mut self.0
+        }
+
+        fn blocking_mode(&mut self) -> &mut BlockingMode {
+            &mut self.1
+        }
+    }
+
+    /// Waits for a socket in a thread that gets signals until the wait returns. It is ready after ten signals.
+    fn wait_under_signals<const IS_RESTARTABLE: bool>() -> Result<()> {
+        let waiters = SocketWaiters::default();
+        let socket = Mutex::new(Socket::<IS_RESTARTABLE>(waiters, BlockingMode::new(false)));
+        let (started, thread_id) = channel();
+        let (end, may_end) = channel();
+        let returned = &AtomicBool::new(false);
+        HANDLED.store(0, Ordering::Relaxed);
+        let is_ready = || HANDLED.load(Ordering::Relaxed) >= 10;
+        std::thread::scope(|scope| {
+            let socket = &socket;
+            let waiting = scope.spawn(move || {
+                // SAFETY: no arguments.
+                started
+                    .send(unsafe { libc::pthread_self() })
+                    .expect("the test waits");
+                let found = wait_until(socket, Deadline::NEVER, |_| is_ready().then_some(()));
+                returned.store(true, Ordering::Relaxed);
+                // Signals are sent only to a thread that lives.
+                may_end.recv().expect("the test ends it");
+                found
+            });
+            let waiter = thread_id.recv().expect("it starts");
+            while !returned.load(Ordering::Relaxed) {
+                if is_ready() {
+                    lock(socket).0.wake_others();
+                }
+                // SAFETY: the thread lives until `end` is used.
+                unsafe { libc::pthread_kill(waiter, libc::SIGUSR1) };
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            end.send(()).expect("it lives");
+            waiting.join().expect("no panic")
+        })
+    }
+
+    #[test]
+    fn waits_are_restarted_as_those_of_rdma_core() {
+        let set_flags = |flags| {
+            // SAFETY: zeros are valid, and the handler is async-signal-safe.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = count as *const () as usize;
+                action.sa_flags = flags;
+                libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut())
+            };
+        };
+        set_flags(libc::SA_RESTART);
+        assert_eq!(wait_under_signals::<true>(), Ok(()));
+        assert_eq!(wait_under_signals::<false>(), Err(Errno(libc::EINTR)));
+        set_flags(0);
+        assert_eq!(wait_under_signals::<true>(), Err(Errno(libc::EINTR)));
     }
 }

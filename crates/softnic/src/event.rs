@@ -56,8 +56,8 @@ impl<T> EventQueue<T> {
     /// another thread can find that the value is gone, and destroy its object.
     ///
     /// # Errors
-    /// `EAGAIN` if there is no value and the descriptor is non-blocking, `EINTR` after a signal, `EBADF` if the
-    /// descriptor is closed.
+    /// `EAGAIN` if there is no value and the descriptor is non-blocking, `EINTR` after a signal
+    /// whose handler has no `SA_RESTART`, `EBADF` if the descriptor is closed.
     pub(crate) fn next(&self, count: impl Fn(&T)) -> io::Result<T> {
         loop {
             let fd = {
@@ -74,7 +74,7 @@ impl<T> EventQueue<T> {
             if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
-            poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+            cancellation::wait_until_readable(&fd)?;
         }
     }
 

@@ -38,6 +38,8 @@ mod provider;
 pub mod raw;
 mod rng;
 mod role;
+#[allow(unsafe_code)]
+mod signals;
 mod suite;
 #[allow(unsafe_code)]
 pub mod tags;

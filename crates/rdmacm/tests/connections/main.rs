@@ -12,6 +12,7 @@ mod deaths;
 mod made;
 mod scenes;
 mod services;
+mod signals;
 
 use common::Parts;
 
@@ -40,6 +41,7 @@ const PARTS: &Parts = &[
     ("crowd/server", services::crowd_server),
     ("crowd/client", services::crowd_client),
     ("states", made::states),
+    ("signals", signals::signals),
 ];
 
 #[test]

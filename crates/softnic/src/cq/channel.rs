@@ -11,7 +11,6 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, Weak};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use verbs_abi::ibv_cq;
@@ -165,7 +164,8 @@ impl CompletionChannel {
     /// another thread can find that the event is gone, and destroy its queue.
     ///
     /// # Errors
-    /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal.
+    /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal whose
+    /// handler has no `SA_RESTART`.
     pub(crate) fn next(&self, count: &dyn Fn(*mut ibv_cq)) -> io::Result<CqHandle> {
         loop {
             if let Some(named) = self.fifo.take_token_cq_index() {
@@ -179,7 +179,7 @@ impl CompletionChannel {
             if !blocks || cancellation::is_wait_deferred(fd.as_raw_fd()) {
                 return Err(rustix::io::Errno::AGAIN.into());
             }
-            poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+            cancellation::wait_until_readable(fd)?;
         }
     }
 

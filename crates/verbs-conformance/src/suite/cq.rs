@@ -9,6 +9,7 @@ use crate::env::NicCapability;
 use crate::harness::record_case;
 use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{QpPair, QpSpec};
+use crate::signals::wait_under_signals;
 use crate::wr::{RemoteAddress, Verb, send, write};
 use crate::xrc::set_cq_event_moderation;
 
@@ -25,6 +26,7 @@ tests! { "cq";
     the_descriptor_polls_and_does_not_block [],
     a_blocked_thread_is_woken [],
     a_blocked_thread_is_woken_by_a_failure [],
+    a_signal_ends_a_wait_only_without_sa_restart [],
     a_completion_that_another_thread_polls_makes_an_event [],
     arming_again_loses_no_event [],
     solicited_only_waits_for_a_solicited_send [Solicited],
@@ -232,6 +234,20 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &TestEnv) {
         pair.a.scq.ack(1);
         pair.a.await_send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
     });
+}
+
+/// `read(2)` of the channel is restarted as `signal(7)` says.
+fn a_signal_ends_a_wait_only_without_sa_restart(env: &TestEnv) {
+    let pair = pair(env);
+    let channel = pair.b.rchannel.as_ref().expect("a channel");
+    channel.set_nonblocking(false);
+    pair.b.rcq.arm(false);
+    let take = || channel.take_unacked_event().map(|event| event.0.addr());
+    let taken = wait_under_signals(libc::SA_RESTART, take, || post_recv_and_send(&pair, 0));
+    assert_eq!(taken, Ok(pair.b.rcq.raw().addr()));
+    pair.b.rcq.ack(1);
+    pair.b.await_recv_completion().expect_received(5, 0);
+    assert_eq!(wait_under_signals(0, take, || {}), Err(libc::EINTR));
 }
 
 /// "Upon the addition of a new CQ entry … a completion event will be added to the completion channel"
