@@ -253,14 +253,29 @@ impl Endpoint {
         self.push_event(&state, kind, status, detail);
     }
 
-    /// Moves the endpoint to another channel, including its queued events.
+    /// Moves the endpoint to another channel, including its queued events and the endpoints of queued requests.
     pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<Channel<EndpointEvent>>) {
-        let mut state = lock(&self.state);
-        let from = std::mem::replace(&mut state.channel, Arc::clone(to));
-        if !Arc::ptr_eq(&from, to) {
-            for event in from.remove_events(|event| Arc::ptr_eq(&event.endpoint, self)) {
-                to.push(event);
+        let mut requests = Vec::new();
+        {
+            let mut state = lock(&self.state);
+            let from = std::mem::replace(&mut state.channel, Arc::clone(to));
+            if Arc::ptr_eq(&from, to) {
+                return;
             }
+            for event in from.remove_events(|event| Arc::ptr_eq(&event.endpoint, self)) {
+                match event.detail {
+                    EventDetail::Request { .. } => requests.push(event),
+                    _ => to.push(event),
+                }
+            }
+        }
+        // A requested endpoint locks its listener, so the listener is not locked here. The program gets the request
+        // last: from then on it may move the requested endpoint itself.
+        for event in requests {
+            if let EventDetail::Request { new, .. } = &event.detail {
+                new.migrate(to);
+            }
+            to.push(event);
         }
     }
 

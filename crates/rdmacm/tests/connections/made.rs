@@ -122,6 +122,48 @@ pub(crate) fn refuse_client(_: &mut Stage) {
     channel.destroy();
 }
 
+/// A queued request moves with its listener, and so do the later events of the connection.
+#[test]
+fn requests_move_with_their_listener() {
+    play("moved/server", "moved/client");
+}
+
+pub(crate) fn moved_server(stage: &mut Stage) {
+    let first = Channel::new();
+    let (listener, port) = listener(&first, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    while !first.is_readable() {
+        std::thread::yield_now();
+    }
+    let second = Channel::new();
+    ok!(rdma_migrate_id(listener, second.0));
+    assert!(!first.is_readable());
+    let id = second.expect(RDMA_CM_EVENT_CONNECT_REQUEST).id;
+    create_qp(id);
+    let mut answer = param(b"");
+    ok!(rdma_accept(id, &raw mut answer));
+    second.expect(RDMA_CM_EVENT_ESTABLISHED);
+    second.expect(RDMA_CM_EVENT_DISCONNECTED);
+    assert!(!first.is_readable());
+    destroy(id);
+    ok!(rdma_destroy_id(listener));
+    first.destroy();
+    second.destroy();
+}
+
+pub(crate) fn moved_client(_: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    create_qp(id);
+    let mut asked = param(b"");
+    ok!(rdma_connect(id, &raw mut asked));
+    channel.expect(RDMA_CM_EVENT_ESTABLISHED);
+    ok!(rdma_disconnect(id));
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    destroy(id);
+    channel.destroy();
+}
+
 #[test]
 fn where_nobody_listens_the_service_is_unknown() {
     let scene = Scene::new("roce");

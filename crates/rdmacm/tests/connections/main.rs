@@ -40,6 +40,8 @@ const PARTS: &Parts = &[
     ("own_qp/client", services::own_qp_client),
     ("crowd/server", services::crowd_server),
     ("crowd/client", services::crowd_client),
+    ("moved/server", made::moved_server),
+    ("moved/client", made::moved_client),
     ("states", made::states),
     ("signals", signals::signals),
 ];
