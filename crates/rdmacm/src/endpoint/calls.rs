@@ -243,9 +243,17 @@ impl Endpoint {
         {
             return state.phase == EndpointPhase::DreqSent;
         }
-        let sent = self.send(&state, &CmMessage::Disconnect);
+        // By packets, a REP that the program does not accept is rejected: a DREQ needs an established connection (IBTA vol.
+        // 1, 12.9.6). A REJ has no answer.
+        let rejects = state.phase == EndpointPhase::RepReceived && state.connection.is_some();
+        let message = if rejects {
+            reject_message(reason::CONSUMER_DEFINED)
+        } else {
+            CmMessage::Disconnect
+        };
+        let sent = self.send(&state, &message);
         state.phase = EndpointPhase::DreqSent;
-        if sent.is_err() {
+        if rejects || sent.is_err() {
             self.on_disconnected(&mut state);
         } else {
             self.start_response_timer(&mut state);

@@ -38,6 +38,8 @@ const PARTS: &Parts = &[
     ("sync/client", services::sync_client),
     ("own_qp/server", services::own_qp_server),
     ("own_qp/client", services::own_qp_client),
+    ("early/server", services::early_server),
+    ("early/client", services::early_client),
     ("crowd/server", services::crowd_server),
     ("crowd/client", services::crowd_client),
     ("moved/server", made::moved_server),

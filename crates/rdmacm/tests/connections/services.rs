@@ -269,6 +269,47 @@ pub(crate) fn own_qp_client(_: &mut Stage) {
     channel.destroy();
 }
 
+/// A client that disconnects after the reply, instead of sending the RTU, rejects the reply.
+#[test]
+fn a_client_may_disconnect_before_it_is_ready() {
+    let scene = Scene::new("roce").with(network::LOSS, "0");
+    let mut server = scene.start("early/server");
+    let mut client = scene.start("early/client");
+    client.say(&server.hear());
+    server.done();
+    client.say("end");
+    client.done();
+}
+
+pub(crate) fn early_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let mut answer = param(b"");
+    answer.qp_num = 5;
+    ok!(rdma_accept(request.id, &raw mut answer));
+    // Without a message of the client, the server would get UNREACHABLE after a minute.
+    assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 28);
+    ok!(rdma_destroy_id(request.id));
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn early_client(stage: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    let mut asked = param(b"");
+    asked.qp_num = 77;
+    ok!(rdma_connect(id, &raw mut asked));
+    channel.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    ok!(rdma_disconnect(id));
+    channel.expect(RDMA_CM_EVENT_DISCONNECTED);
+    assert_eq!(stage.hear(), "end");
+    ok!(rdma_destroy_id(id));
+    channel.destroy();
+}
+
 // Many clients.
 
 const CROWD: usize = 200;
