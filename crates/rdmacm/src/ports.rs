@@ -19,6 +19,7 @@ use rustix::fs::{
     AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdirat, openat, readlinkat,
     renameat_with, statat, symlinkat, unlinkat,
 };
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -71,6 +72,16 @@ pub(crate) enum UnreachedReason {
     BacklogFull,
     /// A system call failed.
     Failed(Errno),
+}
+
+/// The lock of the folder.
+struct FolderLock(OwnedFd);
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child that another thread has forked meanwhile has it open, too.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 impl PortFolder {
@@ -300,15 +311,15 @@ impl PortFolder {
     }
 
     /// Locks the folder against other processes until the result is dropped.
-    fn lock_folder(&self) -> Result<OwnedFd> {
+    fn lock_folder(&self) -> Result<FolderLock> {
         let lock = openat(
             &self.folder,
             "lock",
             OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW,
             Mode::RUSR | Mode::WUSR,
         )?;
-        flock(&lock, FlockOperation::LockExclusive)?;
-        Ok(lock)
+        retry_on_intr(|| flock(&lock, FlockOperation::LockExclusive))?;
+        Ok(FolderLock(lock))
     }
 
     /// Checks the binding by the rules of `cma_check_port` in `linux:drivers/infiniband/core/cma.c`.

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use rustix::fs::symlinkat;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat, symlinkat};
 use rustix::net::accept;
 
 use super::names::{AddressFamily, wildcard_of_all_families};
@@ -208,6 +208,32 @@ fn free_ports_differ_and_are_not_those_of_wildcards() {
         let port = claim.binding.addr.port();
         assert!(port >= 1024 && seen.insert(port));
     }
+}
+
+/// A child that another thread has forked meanwhile inherits the descriptor of the lock.
+#[test]
+#[allow(unsafe_code)]
+fn a_forked_child_does_not_keep_the_folder_locked() {
+    let (_dir, ports) = ports();
+    let held = ports.lock_folder().unwrap();
+    // SAFETY: the child only calls async-signal-safe functions.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::sleep(60);
+            libc::_exit(0);
+        }
+    }
+    drop(held);
+    let lock = openat(&ports.folder, "lock", OFlags::RDWR, Mode::empty()).unwrap();
+    let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    // SAFETY: the child of this test, which no one else waits for.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(locked, Ok(()));
 }
 
 #[test]
