@@ -80,12 +80,14 @@ fn leave_multicast(id: IdArg<'_>, addr: AddressArg) -> Result {
         let at = memberships.iter().position(|m| m.addr == group);
         memberships.remove(at.ok_or(Errno(libc::EADDRNOTAVAIL))?)
     };
+    // The queue pair is attached when the program takes the event.
+    id.endpoint.remove_join_event(&membership);
     if !id.qp().is_null() && !membership.send_only {
         let gid = ibv_gid {
             raw: membership.mgid,
         };
-        // SAFETY: the id's live queue pair. If the program has not taken the event yet, the queue pair is not attached,
-        // and stays so.
+        // SAFETY: the id's live queue pair. If the program had not taken the event, the queue pair is not attached, and
+        // the call fails.
         unsafe {
             (id.device_port().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid)
         };

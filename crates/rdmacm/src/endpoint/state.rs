@@ -279,6 +279,15 @@ impl Endpoint {
         }
     }
 
+    /// Removes the queued event of a membership that has ended, as `ucma_cleanup_mc_events` of
+    /// `linux:drivers/infiniband/core/ucma.c`.
+    pub(crate) fn remove_join_event(&self, of: &Arc<GroupMembership>) {
+        let state = lock(&self.state);
+        state.channel.remove_events(
+            |event| matches!(&event.detail, EventDetail::Joined(joined) if Arc::ptr_eq(joined, of)),
+        );
+    }
+
     /// Records that the program has taken a request from the queue.
     pub(crate) fn decrement_pending_requests(&self) {
         let mut state = lock(&self.state);

@@ -306,6 +306,14 @@ impl Channel {
         }
     }
 
+    pub fn set_nonblocking(&self) {
+        // SAFETY: the descriptor of a live channel.
+        unsafe {
+            let flags = libc::fcntl((*self.0).fd, libc::F_GETFL);
+            libc::fcntl((*self.0).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        }
+    }
+
     pub fn is_readable(&self) -> bool {
         let mut fd = libc::pollfd {
             // SAFETY: a live channel.

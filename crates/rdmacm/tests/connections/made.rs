@@ -240,11 +240,7 @@ pub(crate) fn states(_: &mut Stage) {
     );
 
     // A channel with O_NONBLOCK fails with EAGAIN if it is empty, and is readable exactly while it has an event.
-    // SAFETY: the descriptor of a live channel.
-    unsafe {
-        let flags = libc::fcntl((*channel.0).fd, libc::F_GETFL);
-        libc::fcntl((*channel.0).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
-    }
+    channel.set_nonblocking();
     let mut event = ptr::null_mut();
     fails!(libc::EAGAIN, rdma_get_cm_event(channel.0, &raw mut event));
     assert!(!channel.is_readable());

@@ -34,6 +34,7 @@ const PARTS: &Parts = &[
     ("lookup/client", services::lookup_client),
     ("stale/server", services::stale_server),
     ("stale/client", services::stale_client),
+    ("left", services::left),
     ("sync/server", services::sync_server),
     ("sync/client", services::sync_client),
     ("own_qp/server", services::own_qp_server),

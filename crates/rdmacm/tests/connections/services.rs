@@ -1,6 +1,6 @@
 //! Tests of datagram services, synchronous calls, queue pairs that ids do not own, and many clients.
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CString, c_int, c_void};
 use std::ptr;
 
 use rdmacm::abi::*;
@@ -77,6 +77,36 @@ pub(crate) fn lookup_client(_: &mut Stage) {
     let mut asked = param(b"");
     ok!(rdma_connect(id, &raw mut asked));
     assert_eq!(channel.expect(RDMA_CM_EVENT_UNREACHABLE).status, 2);
+    destroy(id);
+    channel.destroy();
+}
+
+// Multicast groups.
+
+#[test]
+fn a_group_that_was_left_makes_no_event() {
+    Scene::new("roce").start("left").done();
+}
+
+pub(crate) fn left(_: &mut Stage) {
+    let channel = Channel::new();
+    let id = channel.id(RDMA_PS_UDP);
+    let mut here = sockaddr("127.0.0.1:0");
+    ok!(rdma_bind_addr(id, as_sockaddr(&mut here)));
+    create_qp(id);
+    channel.set_nonblocking();
+    let mut groups = [sockaddr("239.1.1.1:0"), sockaddr("239.1.1.2:0")];
+    let contexts: [*mut c_void; 2] = [1, 2].map(ptr::without_provenance_mut);
+    for (group, context) in groups.iter_mut().zip(contexts) {
+        ok!(rdma_join_multicast(id, as_sockaddr(group), context));
+    }
+    ok!(rdma_leave_multicast(id, as_sockaddr(&mut groups[0])));
+    let joined = channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN);
+    assert_eq!(joined.ud.private_data, contexts[1].cast_const());
+    let mut event = ptr::null_mut();
+    fails!(libc::EAGAIN, rdma_get_cm_event(channel.0, &raw mut event));
+    assert!(!channel.is_readable());
+    ok!(rdma_leave_multicast(id, as_sockaddr(&mut groups[1])));
     destroy(id);
     channel.destroy();
 }
