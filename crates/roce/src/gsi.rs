@@ -1,8 +1,8 @@
 //! Delivery of communication management messages to the right process of a host.
 //!
 //! All processes of a host share QP1 of an address. REQ and SIDR_REQ name a service and go to the process that listens
-//! at it. All other messages name a communication id of their receiver, whose upper bits are the slot of the receiving
-//! process.
+//! at it. Other messages name a communication id of their receiver, whose upper bits are the slot of the receiving
+//! process. A requester that gives up before the reply does not know that id, so its REJ goes to all processes.
 
 use crate::cm::CmMessage;
 use crate::mad::MAD_BYTES;
@@ -21,6 +21,8 @@ pub enum MadRecipient {
     Listener,
     /// The process in this slot.
     Slot(u16),
+    /// All processes: the message is a REJ that names no communication id of its receiver.
+    All,
 }
 
 impl CmMessage {
@@ -30,6 +32,7 @@ impl CmMessage {
         let id = match self {
             Self::Req(_) | Self::SidrReq(_) => return MadRecipient::Listener,
             Self::Mra(mra) => mra.remote_comm_id,
+            Self::Rej(rej) if rej.remote_comm_id == 0 => return MadRecipient::All,
             Self::Rej(rej) => rej.remote_comm_id,
             Self::Rep(rep) => rep.remote_comm_id,
             Self::Rtu(notice) | Self::Drep(notice) => notice.remote_comm_id,
@@ -92,7 +95,7 @@ pub const MAD_SOCKET_NAME_PREFIX: &str = "mads-";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cm::{BoundedData, RtuOrDrep, SidrRep, SidrReq};
+    use crate::cm::{BoundedData, ReferredMessage, Rej, RtuOrDrep, SidrRep, SidrReq, reason};
 
     #[test]
     fn the_upper_ten_bits_of_an_id_are_the_slot() {
@@ -123,6 +126,22 @@ mod tests {
             CmMessage::parse(&mad).unwrap().1.recipient(),
             MadRecipient::Slot(3)
         );
+    }
+
+    #[test]
+    fn a_rej_without_the_id_of_its_receiver_goes_to_all() {
+        let rej = |remote_comm_id| {
+            CmMessage::Rej(Rej {
+                local_comm_id: 5,
+                remote_comm_id,
+                rejected: ReferredMessage::LapOrUnspecified,
+                reason: reason::TIMEOUT,
+                additional_info: BoundedData::default(),
+                private_data: BoundedData::default(),
+            })
+        };
+        assert_eq!(rej(0).recipient(), MadRecipient::All);
+        assert_eq!(rej(77).recipient(), MadRecipient::Slot(0));
     }
 
     #[test]

@@ -160,12 +160,14 @@ impl Connection {
         };
         let message = match inner.machine.state() {
             CmState::EstablishedActive | CmState::EstablishedPassive => CmMessage::Disconnect,
-            CmState::ReqSent | CmState::ReqReceived | CmState::RepReceived | CmState::RepSent => {
-                CmMessage::Reject {
-                    reason: reason::CONSUMER_DEFINED,
-                    private_data: Vec::new(),
-                }
-            }
+            CmState::ReqSent => CmMessage::Reject {
+                reason: reason::TIMEOUT,
+                private_data: Vec::new(),
+            },
+            CmState::ReqReceived | CmState::RepReceived | CmState::RepSent => CmMessage::Reject {
+                reason: reason::CONSUMER_DEFINED,
+                private_data: Vec::new(),
+            },
             _ => return,
         };
         // No alarm is set: the process cannot repeat the message.

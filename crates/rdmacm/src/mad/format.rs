@@ -119,6 +119,16 @@ pub(crate) fn encode_request(r: &Request, ids: &CommunicationIds) -> Option<Mad>
     }))
 }
 
+/// Returns the additional information of a REJ. For a timeout it is the GUID of the sender's device, as on Linux
+/// (`ib_destroy_cm_id` of `linux:drivers/infiniband/core/cm.c`). A requester that gives up before the REP does not know
+/// its peer's communication id. So the peer finds the request by the GUID.
+fn additional_info(why: u16, ids: &CommunicationIds) -> Option<BoundedData<72>> {
+    match why {
+        reason::TIMEOUT => BoundedData::new(&ids.ca_guid.to_be_bytes()),
+        _ => Some(BoundedData::default()),
+    }
+}
+
 /// Makes the MAD of a message other than a request. `None` if the private data does not fit.
 pub(crate) fn encode_non_request(
     message: &CmMessage,
@@ -174,7 +184,7 @@ pub(crate) fn encode_non_request(
             remote_comm_id: ids.remote,
             rejected,
             reason: *reason,
-            additional_info: BoundedData::default(),
+            additional_info: additional_info(*reason, ids)?,
             private_data: BoundedData::new(private_data)?,
         }),
         CmMessage::ReadyToUse => Mad::Rtu(rtu_or_drep(ids)),
@@ -272,6 +282,27 @@ pub(crate) fn sender_comm_id(mad: &Mad) -> u32 {
         Mad::Dreq(dreq) => dreq.local_comm_id,
         Mad::SidrReq(req) => req.request_id,
         Mad::SidrRep(_) => 0,
+    }
+}
+
+/// Returns the GUID of the requester's device; 0 if the MAD is not a REQ.
+pub(crate) fn requester_ca_guid(mad: &Mad) -> u64 {
+    match mad {
+        Mad::Req(req) => req.local_ca_guid,
+        _ => 0,
+    }
+}
+
+/// Returns the GUID of the requester's device and the requester's communication id. `None` if the MAD is not a REJ of a
+/// requester that has given up before the REP. Linux looks the request up in the same way (`cm_acquire_rejected_id` of
+/// `linux:drivers/infiniband/core/cm.c`).
+pub(crate) fn abandoned_request(mad: &Mad) -> Option<(u64, u32)> {
+    match mad {
+        Mad::Rej(rej) if rej.reason == reason::TIMEOUT && rej.remote_comm_id == 0 => {
+            let ca_guid = rej.additional_info.first_chunk()?;
+            Some((u64::from_be_bytes(*ca_guid), rej.local_comm_id))
+        }
+        _ => None,
     }
 }
 

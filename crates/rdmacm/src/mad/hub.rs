@@ -38,8 +38,9 @@ const LISTENER_RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// Largest number of requests that wait for a listener. Further requests are dropped, and their senders repeat them.
 const MAX_WAITING_REQUESTS: usize = 256;
 
-/// The sender of a request: its port, its communication id or SIDR request id, and true for a SIDR request.
-type RequestSource = ([u8; 16], u32, bool);
+/// The sender of a request: its port, the GUID of its device (0 for a SIDR request), its communication id or SIDR
+/// request id, and true for a SIDR request.
+type RequestSource = ([u8; 16], u64, u32, bool);
 
 /// A queue pair of a peer: GID of its port, GUID of its device, its number.
 type PeerQp = ([u8; 16], u64, u32);
@@ -199,10 +200,14 @@ impl MadConnections {
         }
         let connection = {
             let table = lock(&self.table);
-            table
-                .connections
-                .get(&format::receiver_comm_id(&mad))
-                .cloned()
+            let id = match format::abandoned_request(&mad) {
+                Some((ca_guid, sender)) => table
+                    .ids_by_request_source
+                    .get(&(delivery.source, ca_guid, sender, false))
+                    .copied(),
+                None => Some(format::receiver_comm_id(&mad)),
+            };
+            id.and_then(|id| table.connections.get(&id).cloned())
         };
         match connection {
             // MADs from another port than the peer's are ignored.
@@ -229,7 +234,12 @@ impl MadConnections {
 
     fn on_request(self: &Arc<Self>, delivery: DeliveredMad, transaction: u64, mad: &Mad) {
         let is_datagram = matches!(mad, Mad::SidrReq(_));
-        let asker = (delivery.source, format::sender_comm_id(mad), is_datagram);
+        let asker = (
+            delivery.source,
+            format::requester_ca_guid(mad),
+            format::sender_comm_id(mad),
+            is_datagram,
+        );
         let known = {
             let mut table = lock(&self.table);
             table.remove_ended(&self.shared.ended_ids.take());

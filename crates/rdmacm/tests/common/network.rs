@@ -97,8 +97,7 @@ fn deliver(delivery: &DeliveredMad) {
     let (_, message) = CmMessage::parse(&delivery.mad).expect("a message");
     let sockets: Vec<PathBuf> = match message.recipient() {
         MadRecipient::Slot(slot) => vec![folder.join(mad_socket_name(slot))],
-        // Every process must be able to find the listener, so the network selects the last name in alphabetical order.
-        MadRecipient::Listener => {
+        recipient => {
             let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)
                 .expect("a folder")
                 .map(|entry| entry.expect("an entry").path())
@@ -110,7 +109,11 @@ fn deliver(delivery: &DeliveredMad) {
                 })
                 .collect();
             names.sort();
-            names.pop().into_iter().collect()
+            // Every process must be able to find the listener, so the network selects the last name in alphabetical order.
+            if recipient == MadRecipient::Listener {
+                names.drain(..names.len().saturating_sub(1));
+            }
+            names
         }
     };
     let socket = UnixDatagram::unbound().expect("a socket");

@@ -41,6 +41,8 @@ const PARTS: &Parts = &[
     ("own_qp/client", services::own_qp_client),
     ("early/server", services::early_server),
     ("early/client", services::early_client),
+    ("giving_up/server", services::giving_up_server),
+    ("giving_up/client", services::giving_up_client),
     ("crowd/server", services::crowd_server),
     ("crowd/client", services::crowd_client),
     ("moved/server", made::moved_server),

@@ -340,6 +340,49 @@ pub(crate) fn early_client(stage: &mut Stage) {
     channel.destroy();
 }
 
+/// By packets: a client that gives up before the reply does not know the communication id of its listener.
+#[test]
+fn a_listener_hears_of_clients_that_give_up_before_its_reply() {
+    for way in ["destroy", "exit"] {
+        let scene = Scene::new("roce").with(network::LOSS, "0");
+        let mut server = scene.start("giving_up/server");
+        let mut client = scene.start("giving_up/client");
+        client.say(&server.hear());
+        assert_eq!(server.hear(), "asked");
+        client.say(way);
+        client.done();
+        server.done();
+    }
+}
+
+pub(crate) fn giving_up_server(stage: &mut Stage) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
+    stage.say(&port.to_string());
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    stage.say("asked");
+    let rejected = channel.expect(RDMA_CM_EVENT_REJECTED);
+    // The reason code for a timeout.
+    assert_eq!((rejected.id, rejected.status), (request.id, 4));
+    let mut answer = param(b"");
+    fails!(libc::EINVAL, rdma_accept(request.id, &raw mut answer));
+    ok!(rdma_destroy_id(request.id));
+    ok!(rdma_destroy_id(listener));
+    channel.destroy();
+}
+
+pub(crate) fn giving_up_client(stage: &mut Stage) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    let mut asked = param(b"");
+    asked.qp_num = 77;
+    ok!(rdma_connect(id, &raw mut asked));
+    if stage.hear() == "destroy" {
+        ok!(rdma_destroy_id(id));
+        channel.destroy();
+    }
+}
+
 // Many clients.
 
 const CROWD: usize = 200;

@@ -73,7 +73,8 @@ impl Gsi {
         };
         // A short path, however long the folder's name is.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        if let MadRecipient::Slot(slot) = message.recipient() {
+        let recipient = message.recipient();
+        if let MadRecipient::Slot(slot) = recipient {
             let sent = socket.send_to(&bytes, folder.join(mad_socket_name(slot)));
             match sent.map_err(|e| e.kind()) {
                 Ok(_) => return Ok(()),
@@ -85,13 +86,19 @@ impl Gsi {
             }
         }
         // Any of the processes finds the listener, or answers for a process that has ended.
-        let sent = fs::read_dir(&folder).is_ok_and(|names| {
+        let limit = match recipient {
+            MadRecipient::All => usize::MAX,
+            MadRecipient::Listener | MadRecipient::Slot(_) => 1,
+        };
+        let sent = fs::read_dir(&folder).map_or(0, |names| {
             names
                 .filter_map(|name| name.ok()?.file_name().into_string().ok())
                 .filter(|name| name.starts_with(MAD_SOCKET_NAME_PREFIX))
-                .any(|name| socket.send_to(&bytes, folder.join(name)).is_ok())
+                .filter(|name| socket.send_to(&bytes, folder.join(name)).is_ok())
+                .take(limit)
+                .count()
         });
-        if sent {
+        if sent > 0 {
             Ok(())
         } else {
             Err(DropReason::UnknownQueuePair)
@@ -103,7 +110,7 @@ impl Gsi {
 mod tests {
     use super::super::DEFAULT_PKEY;
     use super::*;
-    use roce::cm::{BoundedData, RtuOrDrep, SidrReq};
+    use roce::cm::{BoundedData, ReferredMessage, Rej, RtuOrDrep, SidrReq, reason};
     use roce::mad::GSI_QPN;
     use roce::opcode::{MessagePosition, PacketOperation, Transport};
     use roce::packet::{Bth, Deth, ExtendedHeaders};
@@ -141,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_datagram_goes_to_its_process_and_requests_to_any() {
+    fn each_datagram_goes_to_its_process_requests_to_any_and_some_to_all() {
         let fabric = tempfile::tempdir().unwrap();
         let gsi = Gsi::default();
         let deliver =
@@ -179,6 +186,17 @@ mod tests {
         .emit(7);
         assert_eq!(deliver(&request, GSI_QKEY), Ok(()));
         assert_ne!(got(&three).is_some(), got(&four).is_some());
+        let rej = CmMessage::Rej(Rej {
+            local_comm_id: 1,
+            remote_comm_id: 0,
+            rejected: ReferredMessage::LapOrUnspecified,
+            reason: reason::TIMEOUT,
+            additional_info: BoundedData::default(),
+            private_data: BoundedData::default(),
+        })
+        .emit(7);
+        assert_eq!(deliver(&rej, GSI_QKEY), Ok(()));
+        assert!(got(&three).is_some() && got(&four).is_some());
         // No other process answers for one that is busy.
         while deliver(&rtu(4), GSI_QKEY) == Ok(()) {}
         assert_eq!(deliver(&rtu(4), GSI_QKEY), Err(DropReason::NotReady));

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::path::Path;
 
+use roce::cm::ReferredMessage;
 use verbs_abi::IBV_QPT_RC;
 
 use super::*;
@@ -12,6 +13,9 @@ use crate::wire::{NegotiatedParams, QpAddress};
 
 const PORT_SPACE: u32 = 0x0106;
 const LISTENER: &str = "10.0.0.1:7471";
+/// GID of the requester's port.
+const REQUESTER: [u8; 16] = [2; 16];
+const REQUESTER_GUID: u64 = 0x1234_5678_9abc_def0;
 
 extern "C" fn open() -> c_int {
     1
@@ -66,26 +70,91 @@ fn req(id: u32) -> DeliveredMad {
     };
     let ids = CommunicationIds {
         local: id,
+        ca_guid: REQUESTER_GUID,
         service_id: format::service_id(&request).unwrap(),
         ..CommunicationIds::default()
     };
     DeliveredMad {
-        source: [2; 16],
+        source: REQUESTER,
         destination: [1; 16],
         mad: format::encode_request(&request, &ids).unwrap().emit(7),
     }
+}
+
+fn binding() -> IdBinding {
+    IdBinding {
+        addr: ip(LISTENER),
+        afonly: false,
+        reuse: false,
+    }
+}
+
+/// A listener that keeps the last connection, and what came over it.
+#[derive(Default)]
+struct Recorder {
+    connection: Mutex<Option<Arc<Connection>>>,
+    messages: Mutex<Vec<CmMessage>>,
+}
+
+impl Listener for Recorder {
+    fn on_request(self: Arc<Self>, connection: Arc<Connection>, _: Request) {
+        let consumer: Arc<dyn MessageConsumer> = Arc::clone(&self) as _;
+        connection.set_consumer(Arc::downgrade(&consumer));
+        *lock(&self.connection) = Some(connection);
+    }
+}
+
+impl MessageConsumer for Recorder {
+    fn on_peer_message(self: Arc<Self>, message: CmMessage) {
+        lock(&self.messages).push(message);
+    }
+
+    fn on_timeout(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_requester_that_gives_up_is_found_by_its_guid_and_its_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = hub(dir.path());
+    let mut claim = hub.ports.claim(PORT_SPACE, binding()).unwrap();
+    let _socket = hub.ports.listen(&mut claim).unwrap();
+    let recorder = Arc::new(Recorder::default());
+    let listener: Arc<dyn Listener> = Arc::clone(&recorder) as _;
+    hub.listen(&claim, Arc::downgrade(&listener));
+    hub.on_delivery(req(9));
+    assert!(lock(&recorder.connection).is_some());
+    let give_up = CmMessage::Reject {
+        reason: reason::TIMEOUT,
+        // All that a REJ has room for.
+        private_data: vec![0; 148],
+    };
+    let rej = |source, local, ca_guid| {
+        let ids = CommunicationIds {
+            local,
+            ca_guid,
+            ..CommunicationIds::default()
+        };
+        let unspecified = ReferredMessage::LapOrUnspecified;
+        let mad = format::encode_non_request(&give_up, &ids, unspecified).unwrap();
+        DeliveredMad {
+            source,
+            destination: [1; 16],
+            mad: mad.emit(7),
+        }
+    };
+    hub.on_delivery(rej(REQUESTER, 8, REQUESTER_GUID));
+    hub.on_delivery(rej(REQUESTER, 9, REQUESTER_GUID + 1));
+    hub.on_delivery(rej([3; 16], 9, REQUESTER_GUID));
+    assert_eq!(*lock(&recorder.messages), []);
+    hub.on_delivery(rej(REQUESTER, 9, REQUESTER_GUID));
+    assert_eq!(*lock(&recorder.messages), [give_up]);
 }
 
 #[test]
 fn requests_that_wait_for_a_listener_share_one_alarm() {
     let dir = tempfile::tempdir().unwrap();
     let hub = hub(dir.path());
-    let binding = IdBinding {
-        addr: ip(LISTENER),
-        afonly: false,
-        reuse: false,
-    };
-    let _claim = hub.ports.claim(PORT_SPACE, binding).unwrap();
+    let _claim = hub.ports.claim(PORT_SPACE, binding()).unwrap();
     for id in 1..=2 {
         hub.on_delivery(req(id));
     }
