@@ -355,6 +355,36 @@ fn a_large_message_goes_on_behind_its_lost_packets() {
 }
 
 #[test]
+fn reads_and_atomics_return_the_data_of_an_earlier_write_of_their_queue_pair() {
+    const BYTES: usize = 64 << 10;
+    for atomic in [false, true] {
+        run(
+            &Setup::default(),
+            move |side| {
+                let last = BYTES - 8;
+                side.memory.write_u64(last, 4711).expect("in range");
+                let message = side.memory.slice(..BYTES).expect("in range");
+                let back = side.memory.slice(BYTES..BYTES + 8).expect("in range");
+                let from = side.remote.starting_at(last as u64).expect("in range");
+                let mut list = side.qp.postlist(2);
+                list.rdma_write(message, side.remote).wr_id(0).signaled();
+                if atomic {
+                    list.atomic_fetch_and_add(back, from, 1)
+                } else {
+                    list.rdma_read(back, from)
+                }
+                .wr_id(1)
+                .signaled();
+                side.qp.post_send(&mut list).expect("the queue has room");
+                assert_eq!(side.completions(2).0, successes(2));
+                assert_eq!(side.memory.read_u64(BYTES).expect("in range"), 4711);
+            },
+            |_| {},
+        );
+    }
+}
+
+#[test]
 fn after_a_remote_error_all_later_work_requests_are_flushed_in_order() {
     run(
         &Setup::default(),

@@ -205,7 +205,7 @@ impl Simulation {
                 .link_to_device
                 .reserve_time(at, dma.link_time_to_device);
             self.expect_next_message(self.messages[id].responder_qp);
-            self.schedule_response(id, machine, at, read.max(written));
+            self.schedule_response(id, machine, written, read);
             return;
         }
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
@@ -352,8 +352,9 @@ impl Simulation {
         }
     }
 
-    /// Schedules the response to a READ or atomic for the time when its data is available.
-    pub(super) fn schedule_response(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
+    /// Schedules the response to a READ or atomic for the time when its data is available. The DMA read has crossed the
+    /// link to the host at `requested`, behind the data of earlier WRITEs; its data the link to the device at `moved`.
+    pub(super) fn schedule_response(&mut self, id: u32, machine: u32, requested: Ps, moved: Ps) {
         let lock_bits = self.nic_parameters.atomic_lock_bits;
         let home = &mut self.machines[machine as usize];
         let (hold, pcie) = (home.costs.atomic_lock_hold, home.costs.pcie_latency);
@@ -361,7 +362,7 @@ impl Simulation {
         let (dest, addr) = (message.responder_qp, message.remote_addr);
         let shape = self.cost_table.get(message.cost_index);
         let mut leaves = if shape.operation.verb == Verb::RdmaRead {
-            moved.max(now + 2 * pcie)
+            moved.max(requested + 2 * pcie)
         } else {
             let locks = &mut home.atomic_locks;
             if locks.is_empty() {
@@ -369,10 +370,12 @@ impl Simulation {
             }
             // The lock is held during the DMA read and the DMA write.
             let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
-            locks[slot].reserve_time(now, hold).max(moved)
+            locks[slot].reserve_time(requested, hold).max(moved)
         };
         if let Some(target) = self.qp(dest) {
+            // A lock may be held for less than the latency of the link.
             leaves = leaves.max(target.last_response_at);
+            leaves = leaves.max(target.last_delivery_visible_at);
             target.last_response_at = leaves;
         }
         self.events
