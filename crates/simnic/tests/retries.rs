@@ -54,6 +54,8 @@ impl Side {
                 Err(wc) => (wc.wr_id(), Some(wc.status())),
             }));
             simnic::idle(500, None);
+            let now = simnic::now().expect("simulated");
+            assert!(now < Duration::from_secs(2), "only {all:?} of {count}");
         }
         (all, simnic::now().expect("simulated"))
     }
@@ -416,6 +418,75 @@ fn after_a_remote_error_all_later_work_requests_are_flushed_in_order() {
         },
         |_| {},
     );
+}
+
+/// A request that the responder refuses.
+#[derive(Clone, Copy, Debug)]
+enum Refused {
+    WriteWithoutRights,
+    ReadWithoutRights,
+    SendThatIsTooLong,
+}
+
+/// IBTA vol. 1, 9.9.3: after the NAK the responder is in error and executes nothing more.
+#[test]
+fn a_responder_executes_nothing_after_a_request_that_it_refused() {
+    for refused in [
+        Refused::WriteWithoutRights,
+        Refused::ReadWithoutRights,
+        Refused::SendThatIsTooLong,
+    ] {
+        let too_long = matches!(refused, Refused::SendThatIsTooLong);
+        run(
+            &Setup::default(),
+            move |side| {
+                wait(Duration::from_micros(10));
+                let mut wrong = side.remote;
+                wrong.rkey = verbs::RKey(wrong.rkey.0 + 100);
+                side.memory.write_u64(0, 4711).expect("in range");
+                let (short, long) = (side.memory.slice(..8), side.memory.slice(..64));
+                let (short, long) = (short.expect("in range"), long.expect("in range"));
+                let mut list = side.qp.postlist(3);
+                let first = match refused {
+                    Refused::WriteWithoutRights => list.rdma_write(short, wrong),
+                    Refused::ReadWithoutRights => list.rdma_read(short, wrong),
+                    Refused::SendThatIsTooLong => list.send(long),
+                };
+                first.wr_id(0).signaled();
+                let later = side.remote.starting_at(WRITES_AT as u64);
+                list.rdma_write(short, later.expect("in range"))
+                    .wr_id(1)
+                    .signaled();
+                list.send(short).wr_id(2).signaled();
+                side.qp.post_send(&mut list).expect("the queue has room");
+                let status = if too_long {
+                    WcStatus::RemInvReqErr
+                } else {
+                    WcStatus::RemAccessErr
+                };
+                let flushed = Some(WcStatus::WrFlushErr);
+                let expected = [(0, Some(status)), (1, flushed), (2, flushed)];
+                assert_eq!(side.completions(3).0, expected, "{refused:?}");
+            },
+            move |side| {
+                side.post_recvs(3, 8);
+                let flushed = Some(WcStatus::WrFlushErr);
+                let first = if too_long {
+                    Some(WcStatus::LocLenErr)
+                } else {
+                    flushed
+                };
+                let expected = [(0, first), (1, flushed), (2, flushed)];
+                assert_eq!(side.completions(3).0, expected, "{refused:?}");
+                wait(Duration::from_micros(10));
+                let written = side.memory.read_u64(WRITES_AT).expect("in range");
+                assert_eq!(written, 0, "{refused:?}");
+                // The queue pair is in error also for its own requests.
+                side.send(7, 8);
+                assert_eq!(side.completions(1).0, [(7, flushed)]);
+            },
+        );
+    }
 }
 
 #[test]

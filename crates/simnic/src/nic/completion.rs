@@ -99,6 +99,7 @@ impl Simulation {
             return;
         };
         let (mut recvs, recv_cq) = (std::mem::take(&mut qp.recvs), qp.recv_cq);
+        let visible_at = now.max(qp.last_delivery_visible_at);
         if qp.transport == Transport::Rc {
             // Earlier messages may still be in the network.
             let retransmission = qp.retransmission.get_or_insert_default();
@@ -115,7 +116,7 @@ impl Simulation {
         }
         while let Some(recv) = recvs.pop() {
             let cqe = Cqe {
-                visible_at: now,
+                visible_at,
                 wr_id: recv.wr_id,
                 byte_len: 0,
                 imm: 0,

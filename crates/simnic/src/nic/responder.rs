@@ -9,6 +9,7 @@ use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
 use crate::message::{SUCCESS_STATUS, code_u8};
+use crate::mr::Mr;
 use crate::port::{NicPort, QpPortIndex};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
@@ -199,11 +200,16 @@ impl Simulation {
         let dma = &shape.transfers_at(home.place).responder_dma;
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
         let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
+        let link_time_to_device = dma.link_time_to_device;
         if shape.has_response_data {
+            if let Err(status) = self.region_of_read_or_atomic(id, machine) {
+                self.refuse_request(id, status, at);
+                return;
+            }
+            let home = &mut self.machines[machine as usize];
+            let nic = &mut self.nics[home.nic as usize];
             nic.counters.received_messages += 1;
-            let read = home
-                .link_to_device
-                .reserve_time(at, dma.link_time_to_device);
+            let read = home.link_to_device.reserve_time(at, link_time_to_device);
             self.expect_next_message(self.messages[id].responder_qp);
             self.schedule_response(id, machine, written, read);
             return;
@@ -211,24 +217,47 @@ impl Simulation {
         // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
         // cores.
         home.link_to_device
-            .reserve_without_waiting(at, dma.link_time_to_device);
-        home.mmio_writes
-            .reserve_time(now, at, dma.link_time_to_device);
+            .reserve_without_waiting(at, link_time_to_device);
+        home.mmio_writes.reserve_time(now, at, link_time_to_device);
         let visible = written + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
-        if reliable {
-            let message = &mut self.messages[id];
-            message.status = code_u8(status);
-            let (requester, responder) = (message.requester_qp, message.responder_qp);
-            if status == abi::IBV_WC_RNR_RETRY_EXC_ERR {
-                self.record_rnr_nak(requester, id, at);
-            } else {
-                self.expect_next_message(responder);
-            }
-            self.schedule_acknowledgement(id, at);
-        } else {
+        if !reliable {
             self.messages.release_one_work_request(id);
+            return;
         }
+        let message = &mut self.messages[id];
+        message.status = code_u8(status);
+        let (requester, responder) = (message.requester_qp, message.responder_qp);
+        match status {
+            abi::IBV_WC_SUCCESS => self.expect_next_message(responder),
+            abi::IBV_WC_RNR_RETRY_EXC_ERR => self.record_rnr_nak(requester, id, at),
+            _ => return self.refuse_request(id, status, at),
+        }
+        self.schedule_acknowledgement(id, at);
+    }
+
+    /// Answers a request with the NAK of an error. The responder of a reliable queue pair enters the error state then
+    /// (IBTA vol. 1, 9.9.3), and executes no later request.
+    #[cold]
+    fn refuse_request(&mut self, id: u32, status: u32, at: Ps) {
+        self.messages[id].status = code_u8(status);
+        self.expect_next_message(self.messages[id].responder_qp);
+        self.schedule_acknowledgement(id, at);
+        self.fail_responder(self.messages[id].responder_qp, at);
+    }
+
+    /// Moves the responder of a reliable queue pair to the error state. The completions of its work requests follow
+    /// those of the messages that it has received.
+    #[cold]
+    fn fail_responder(&mut self, index: u32, at: Ps) {
+        let Some(machine) = self.machine_of_qp(index) else {
+            return;
+        };
+        let visible = at + self.machine(machine).costs.pcie_latency;
+        if let Some(qp) = self.qp(index) {
+            qp.last_delivery_visible_at = qp.last_delivery_visible_at.max(visible);
+        }
+        self.enter_error_state(index);
     }
 
     /// Schedules the acknowledgement of a message. Responses keep the order of their requests, also behind the data of
@@ -397,10 +426,13 @@ impl Simulation {
         let shape = self.cost_table.get(message.cost_index);
         // An atomic that is sent again is not executed again.
         let executed = shape.operation.verb.is_atomic() && !message.payload.bytes().is_empty();
-        if shape.has_response_data && !executed {
+        if shape.has_response_data && !executed && message.status == SUCCESS_STATUS {
             match self.execute_read_or_atomic(id, machine) {
                 Ok(answer) => self.messages[id].payload = answer,
-                Err(status) => self.messages[id].status = code_u8(status),
+                Err(status) => {
+                    self.messages[id].status = code_u8(status);
+                    self.fail_responder(responder, now);
+                }
             }
         }
         let Some(Departure {
@@ -458,6 +490,34 @@ impl Simulation {
         }
     }
 
+    /// Returns the region that a READ or atomic accesses, or the status of its refusal.
+    fn region_of_read_or_atomic(&self, id: u32, machine: u32) -> Result<Option<&Mr>, u32> {
+        let message = &self.messages[id];
+        let operation = &self.cost_table.get(message.cost_index).operation;
+        let length = operation.payload_bytes as usize;
+        if length == 0 {
+            return Ok(None);
+        }
+        let target = self.qps.get(message.responder_qp as usize);
+        let target = target.and_then(Option::as_ref);
+        let qp_access = target.map_or(0, |target| target.qkey_or_access_flags.cast_signed());
+        let read = operation.verb == Verb::RdmaRead;
+        let wanted = if read {
+            abi::IBV_ACCESS_REMOTE_READ
+        } else {
+            abi::IBV_ACCESS_REMOTE_ATOMIC
+        };
+        let addr = message.remote_addr;
+        let region = self.mr(machine, message.qkey_or_rkey).filter(|mr| {
+            mr.access_flags & qp_access & wanted != 0 && mr.region.contains(addr, length)
+        });
+        match region {
+            None => Err(abi::IBV_WC_REM_ACCESS_ERR),
+            Some(mr) if !read && mr.region.word(addr).is_none() => Err(abi::IBV_WC_REM_INV_REQ_ERR),
+            region => Ok(region),
+        }
+    }
+
     /// Reads or changes the responder's memory; returns the old contents, or the status of a failure.
     fn execute_read_or_atomic(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
         // Earlier WRITEs must be visible first.
@@ -468,29 +528,15 @@ impl Simulation {
             .copied()
             .unwrap_or_default();
         let message = &self.messages[id];
-        let refused = abi::IBV_WC_REM_ACCESS_ERR;
-        let target = self
-            .qps
-            .get(message.responder_qp as usize)
-            .and_then(Option::as_ref);
-        let qp_access = target.map_or(0, |target| target.qkey_or_access_flags.cast_signed());
-        let shape = self.cost_table.get(message.cost_index);
-        let (verb, length) = (shape.operation.verb, shape.operation.payload_bytes as usize);
-        let wanted = if verb == Verb::RdmaRead {
-            abi::IBV_ACCESS_REMOTE_READ
-        } else {
-            abi::IBV_ACCESS_REMOTE_ATOMIC
-        };
-        if length == 0 {
-            return Ok(Payload::EMPTY);
-        }
         let addr = message.remote_addr;
-        let mr = self.mr(machine, message.qkey_or_rkey).ok_or(refused)?;
-        if mr.access_flags & qp_access & wanted == 0 || !mr.region.contains(addr, length) {
-            return Err(refused);
-        }
+        let operation = &self.cost_table.get(message.cost_index).operation;
+        let (verb, length) = (operation.verb, operation.payload_bytes as usize);
+        let Some(mr) = self.region_of_read_or_atomic(id, machine)? else {
+            return Ok(Payload::EMPTY);
+        };
         if verb == Verb::RdmaRead {
-            return Payload::filled_by(length, |into| mr.region.read(addr, into)).ok_or(refused);
+            return Payload::filled_by(length, |into| mr.region.read(addr, into))
+                .ok_or(abi::IBV_WC_REM_ACCESS_ERR);
         }
         let invalid = abi::IBV_WC_REM_INV_REQ_ERR;
         let word = mr.region.word(addr).ok_or(invalid)?;

@@ -310,6 +310,11 @@ impl Simulation {
         let status = self.messages[id].status;
         self.finish_work_request(id, status, now, done);
         self.messages.release_one_work_request(id);
+        self.enter_error_state(index);
+    }
+
+    /// Moves a reliable queue pair to the error state, and flushes its work requests.
+    pub(super) fn enter_error_state(&mut self, index: u32) {
         if let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;
             // Messages that a unit still sends are flushed when they leave.
