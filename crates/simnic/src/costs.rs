@@ -268,6 +268,22 @@ pub(crate) struct PcieCost {
     pub(crate) dma_read_bytes: u64,
 }
 
+impl PcieCost {
+    /// Returns the transfers of `packets` of the `count` packets that the whole transfers are for.
+    #[inline(always)]
+    pub(crate) fn of_packets(&self, packets: u32, count: u32) -> Self {
+        if packets == count {
+            return *self;
+        }
+        let part = |whole: u64| whole * u64::from(packets) / u64::from(count);
+        Self {
+            link_time_to_device: part(self.link_time_to_device),
+            link_time_to_host: part(self.link_time_to_host),
+            dma_read_bytes: part(self.dma_read_bytes),
+        }
+    }
+}
+
 /// The fields that identify a [`OperationCosts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OperationCostKey {

@@ -2,7 +2,7 @@
 
 use nicmodel::profile::CorePlace;
 
-use crate::costs::PlaceCosts;
+use crate::costs::{PcieCost, PlaceCosts};
 use crate::fifo_queue::FifoQueue;
 use crate::port::NicPorts;
 use crate::queue::Ps;
@@ -72,6 +72,25 @@ pub(crate) struct HostOrDpuState {
     /// earliest of these times.
     pub(crate) regions_with_pending_writes: Vec<(Ps, u32)>,
     pub(crate) next_write_visible_at: Ps,
+}
+
+impl HostOrDpuState {
+    /// Fetches payload from this memory from `at` on; returns the time at which the NIC has all of it.
+    #[inline(always)]
+    pub(crate) fn fetch_payload(&mut self, at: Ps, fetch: &PcieCost) -> Ps {
+        self.link_to_host
+            .reserve_without_waiting(at, fetch.link_time_to_host);
+        let fetched = self
+            .link_to_device
+            .reserve_time(at, fetch.link_time_to_device);
+        fetched.max(at + 2 * self.costs.pcie_latency)
+    }
+
+    /// Returns the time at which the NIC would have payload that it fetches from `at` on.
+    pub(crate) fn payload_fetch_end(&self, at: Ps, fetch: &PcieCost) -> Ps {
+        let fetched = self.link_to_device.next_start(at) + fetch.link_time_to_device;
+        fetched.max(at + 2 * self.costs.pcie_latency)
+    }
 }
 
 /// A NIC and its ports.

@@ -3,7 +3,7 @@
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::{OperationCostKey, PcieCost};
+use crate::costs::OperationCostKey;
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::machine::lid_of_machine;
@@ -55,8 +55,6 @@ pub(crate) struct Postlist {
     pub(crate) free_send_queue_slots: u32,
     /// Shape of the first WQE.
     first_cost_index: u16,
-    /// PCIe transfers for payload that is not inline.
-    payload_fetch: PcieCost,
     /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
     last_empty_datagram: Option<u32>,
     last_empty_datagram_flags: u32,
@@ -195,14 +193,6 @@ impl Simulation {
             NO_READ_OR_ATOMIC_FIELDS
         };
         let shape = self.cost_table.get(id);
-        if shape.fetches_payload {
-            let fetch = &shape
-                .transfers_at(self.machines[home as usize].place)
-                .payload_fetch;
-            list.payload_fetch.link_time_to_device += fetch.link_time_to_device;
-            list.payload_fetch.link_time_to_host += fetch.link_time_to_host;
-            list.payload_fetch.dma_read_bytes += fetch.dma_read_bytes;
-        }
         if list.len == 0 {
             list.first_cost_index = id;
         }
@@ -332,7 +322,6 @@ impl Simulation {
         let Postlist {
             len,
             first_cost_index: shape,
-            payload_fetch: fetch,
             ..
         } = list;
         if len == 0 {
@@ -366,8 +355,7 @@ impl Simulation {
         let nic = &mut self.nics[from.nic as usize];
         let pcie = from.costs.pcie_latency;
         // The MMIO write stalls the core while earlier writes are in flight. Completions of DMA reads share the link:
-        // they delay the write by their time, but a burst of them does not block it. Payload is fetched over the link,
-        // too.
+        // they delay the write by their time, but a burst of them does not block it.
         let left = from
             .mmio_writes
             .reserve_time(now, clock, link.link_time_to_device);
@@ -375,10 +363,7 @@ impl Simulation {
         from.link_to_device
             .reserve_without_waiting(clock, link.link_time_to_device);
         from.link_to_host
-            .reserve_without_waiting(clock, link.link_time_to_host + fetch.link_time_to_host);
-        from.link_to_device
-            .reserve_without_waiting(clock, fetch.link_time_to_device);
-        nic.counters.dma_read_bytes += fetch.dma_read_bytes;
+            .reserve_without_waiting(clock, link.link_time_to_host);
         if rung {
             nic.counters.doorbells += 1;
         } else {

@@ -358,6 +358,33 @@ mod tests {
         }
     }
 
+    /// Payload that is not inline crosses the requester's PCIe link, also if each WQE has a post of its own.
+    #[test]
+    fn a_fetch_of_payload_binds_single_posts() {
+        for (verb, payload_bytes) in [
+            (Verb::RcWrite, 64),
+            (Verb::RcWrite, 256),
+            (Verb::UcWrite, 512),
+            (Verb::UdSend, 256),
+        ] {
+            let parameters = MicroParameters {
+                threads: Some(14),
+                wrs_per_doorbell: Some(1),
+                payload_bytes: Some(payload_bytes),
+                inline: Some(false),
+                ..MicroParameters::default()
+            };
+            let rate = stream(verb, &parameters).rate_mops;
+            let task = VerbStream::new(verb, &parameters, 1).expect("parameters that fit");
+            let bounds = task.bounds(cib()).expect("a Connect-IB does that");
+            let bound = bounds.predicted_mops.expect("a bound");
+            assert!(
+                rate < 1.02 * bound && rate > 0.97 * bound,
+                "{verb:?}, {payload_bytes}: {rate}, {bound}"
+            );
+        }
+    }
+
     #[test]
     fn a_profile_without_the_numbers_is_refused() {
         let task = MeasurementTask::Stream(

@@ -16,7 +16,8 @@ use crate::world::Simulation;
 /// How a message leaves its NIC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Departure {
-    /// Time on the port.
+    /// Number of packets that leave, and their time on the port.
+    pub(super) packets: u32,
     pub(super) wire_time: Ps,
     /// Further time until the message arrives.
     pub(super) delay: Ps,
@@ -123,10 +124,10 @@ impl Simulation {
         let sent = train.packets_within(nak_after.unwrap_or(Ps::MAX));
         let loss = (behind_gap || lost.is_some()).then_some(Loss { nak_after });
         if reliable && loss.is_some() {
-            let arrived = lost.map_or(0, |lost| lost - train.first);
-            self.record_wasted_send(index, id, at, sent.saturating_sub(arrived));
+            self.record_wasted_send(index);
         }
         Some(Departure {
+            packets: sent,
             wire_time: train.wire_time_of(sent),
             delay: outcome.delay,
             loss,
@@ -137,6 +138,7 @@ impl Simulation {
     /// waits for a receiver, is in error, or receives a NAK before the port is free.
     fn hold_unless_it_may_leave(&mut self, index: u32, id: u32, at: Ps) -> bool {
         let number = self.messages[id].sequence_number;
+        let shape = self.cost_table.get(self.messages[id].cost_index);
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return false;
         };
@@ -155,9 +157,15 @@ impl Simulation {
         else {
             return false;
         };
-        let ports = &mut self.nics[self.machines[qp.machine as usize].nic as usize].ports;
+        let home = &self.machines[qp.machine as usize];
+        let left = if shape.fetches_payload {
+            home.payload_fetch_end(at, &shape.transfers_at(home.place).payload_fetch)
+        } else {
+            at
+        };
+        let ports = &mut self.nics[home.nic as usize].ports;
         let port = ports.port_of_sending_qp(&mut qp.port);
-        let too_late = port.outgoing_link.next_start(at) >= retry;
+        let too_late = port.outgoing_link.next_start(left) >= retry;
         if too_late {
             self.hold(index, id, at, Retransmission::add_undelivered);
         }
@@ -208,26 +216,10 @@ impl Simulation {
         }
     }
 
-    /// Counts a wasted send. Charges the PCIe link for fetching `packets` packets of its payload again.
-    pub(super) fn record_wasted_send(&mut self, index: u32, id: u32, now: Ps, packets: u32) {
-        let shape = self.cost_table.get(self.messages[id].cost_index);
-        let Some(Some(qp)) = self.qps.get(index as usize) else {
-            return;
-        };
-        let machine = &mut self.machines[qp.machine as usize];
-        let nic = &mut self.nics[machine.nic as usize];
-        nic.counters.wasted_sends += 1;
-        if shape.fetches_payload {
-            let part =
-                |whole: u64| whole * u64::from(packets) / u64::from(shape.request_packets.count);
-            let fetch = &shape.transfers_at(machine.place).payload_fetch;
-            machine
-                .link_to_host
-                .reserve_without_waiting(now, part(fetch.link_time_to_host));
-            machine
-                .link_to_device
-                .reserve_without_waiting(now, part(fetch.link_time_to_device));
-            nic.counters.dma_read_bytes += part(fetch.dma_read_bytes);
+    /// Counts a wasted send of a queue pair.
+    pub(super) fn record_wasted_send(&mut self, index: u32) {
+        if let Some(machine) = self.machine_of_qp(index) {
+            self.nic(machine).counters.wasted_sends += 1;
         }
     }
 
@@ -246,6 +238,7 @@ impl Simulation {
         let machines = machines.filter(|&(from, to)| self.passes_network(from, to));
         let Some((machines, faults)) = machines.zip(self.network_faults.as_mut()) else {
             return Some(Departure {
+                packets: packets.count,
                 wire_time,
                 delay: 0,
                 loss: None,
@@ -298,8 +291,10 @@ impl Simulation {
                 nak_after: seen_by.map(|packet| train.time_to_end_of(packet) + latency),
             }
         });
+        let left = train.count - train.first;
         Some(Departure {
-            wire_time: train.wire_time_of(train.count - train.first),
+            packets: left,
+            wire_time: train.wire_time_of(left),
             delay: outcome.delay,
             loss,
         })

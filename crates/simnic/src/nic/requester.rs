@@ -10,6 +10,8 @@ use crate::qp::{PostedWqes, Qp};
 use crate::queue::Ps;
 use crate::world::Simulation;
 
+use super::departure::Departure;
+
 impl Simulation {
     /// Processes the arrival of a list of WQEs, or of its doorbell, at the NIC.
     pub(crate) fn handle_arrived_postlist(&mut self, index: u32, at: Ps) {
@@ -176,17 +178,17 @@ impl Simulation {
         // kind.
         let mut qp = qps.get_mut(index as usize)?.take()?;
         let mut left = qp.posted_lists.front().map_or(0, |list| list.len - 1);
-        let home = &machines[qp.machine as usize];
-        let payload_fetch = 2 * home.costs.pcie_latency;
+        let home = qp.machine as usize;
+        let (home_nic, place) = (machines[home].nic, machines[home].place);
         let mut port = qp.port;
-        let mut link_out = nics[home.nic as usize]
+        let mut link_out = nics[home_nic as usize]
             .ports
             .port_of_sending_qp(&mut port)
             .outgoing_link;
         qp.port = port;
         // Destination of a connected queue pair.
         let peer = (qp.transport != Transport::Ud).then_some(qp.remote_qpn);
-        let (mut sent, mut next) = (0, at);
+        let (mut sent, mut next, mut fetched_bytes) = (0, at, 0);
         while left > 0
             && next <= horizon
             && let second = qp.unsent_messages.second().copied()
@@ -212,18 +214,22 @@ impl Simulation {
             message.responder_qp = dest;
             let nic = machines[target.machine as usize].nic;
             // Messages between a host and its DPU do not use the network.
-            let passes_network = nic != home.nic || target.machine == qp.machine;
+            let passes_network = nic != home_nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
             let (wire, inbound) = (shape.request_wire_time, shape.inbound_processing_time);
-            let fetch = if shape.fetches_payload {
-                payload_fetch
-            } else {
-                0
-            };
+            let fetch = shape
+                .fetches_payload
+                .then(|| &shape.transfers_at(place).payload_fetch);
             // Sends all work requests that this message represents; the time after the last one belongs to the next
             // message.
             loop {
-                let leaves = next + fetch;
+                let leaves = match fetch {
+                    Some(fetch) => {
+                        fetched_bytes += fetch.dma_read_bytes;
+                        machines[home].fetch_payload(next, fetch)
+                    }
+                    None => next,
+                };
                 // The message leaves after its port has sent all earlier messages.
                 let out = if passes_network {
                     link_out.reserve_time(leaves, wire)
@@ -273,8 +279,9 @@ impl Simulation {
             if let Some(list) = qp.posted_lists.front_mut() {
                 list.len -= sent;
             }
-            let from = &mut nics[home.nic as usize];
+            let from = &mut nics[home_nic as usize];
             from.ports.port_of_sending_qp(&mut port).outgoing_link = link_out;
+            from.counters.dma_read_bytes += fetched_bytes;
             from.counters.sent_messages += u64::from(sent);
         }
         qps[index as usize] = Some(qp);
@@ -327,8 +334,17 @@ impl Simulation {
         } = self;
         let message = &messages[id];
         let shape = shapes.get(message.cost_index);
-        let (wire_time, delay, loss) = departure.map_or((shape.request_wire_time, 0, None), |it| {
-            (it.wire_time, it.delay, it.loss)
+        let count = shape.request_packets.count;
+        let Departure {
+            packets,
+            wire_time,
+            delay,
+            loss,
+        } = departure.unwrap_or(Departure {
+            packets: count,
+            wire_time: shape.request_wire_time,
+            delay: 0,
+            loss: None,
         });
         let (dest, reliable, signaled) = (
             message.responder_qp,
@@ -345,17 +361,21 @@ impl Simulation {
         let Some(Some(qp)) = qps.get_mut(index as usize) else {
             return;
         };
-        let home = &machines[qp.machine as usize];
+        let home = &mut machines[qp.machine as usize];
+        let home_nic = home.nic;
+        let sent = &mut nics[home_nic as usize];
         let left = if shape.fetches_payload {
-            at + 2 * home.costs.pcie_latency
+            let fetch = &shape.transfers_at(home.place).payload_fetch;
+            let fetch = fetch.of_packets(packets, count);
+            sent.counters.dma_read_bytes += fetch.dma_read_bytes;
+            home.fetch_payload(at, &fetch)
         } else {
             at
         };
         // Messages between a host and its DPU do not use the network.
         let nic_of = |machine: u32| machines[machine as usize].nic;
         let to = target.map(|(target, port)| (nic_of(target), target == qp.machine, port));
-        let passes_network = to.is_none_or(|(nic, itself, _)| nic != home.nic || itself);
-        let sent = &mut nics[home.nic as usize];
+        let passes_network = to.is_none_or(|(nic, itself, _)| nic != home_nic || itself);
         sent.counters.sent_messages += 1;
         let out = if passes_network {
             let port = sent.ports.port_of_sending_qp(&mut qp.port);

@@ -230,7 +230,7 @@ impl Simulation {
         let (requester, responder) = (message.requester_qp, message.responder_qp);
         match status {
             abi::IBV_WC_SUCCESS => self.expect_next_message(responder),
-            abi::IBV_WC_RNR_RETRY_EXC_ERR => self.record_rnr_nak(requester, id, at),
+            abi::IBV_WC_RNR_RETRY_EXC_ERR => self.record_rnr_nak(requester),
             _ => return self.refuse_request(id, status, at),
         }
         self.schedule_acknowledgement(id, at);
@@ -439,6 +439,7 @@ impl Simulation {
             wire_time: wire,
             delay,
             loss,
+            ..
         }) = self.decide_response_departure(id, now)
         else {
             return;

@@ -352,11 +352,11 @@ impl Simulation {
         let target = self.qps.get(message.responder_qp as usize);
         let target = target.and_then(Option::as_ref).filter(|qp| qp.can_receive);
         let shape = self.cost_table.get(message.cost_index);
-        let (has_data, packets) = (shape.has_response_data, shape.request_packets.count);
+        let has_data = shape.has_response_data;
         match target.map(|target| target.expected_sequence) {
             None => self.hold_undelivered(requester, id, at, None),
             Some(expected) if number.is_before(expected) => {
-                self.record_wasted_send(requester, id, at, packets);
+                self.record_wasted_send(requester);
                 if has_data {
                     self.schedule_response(id, machine, at, at);
                 } else {
@@ -364,7 +364,7 @@ impl Simulation {
                 }
             }
             Some(_) => {
-                self.record_wasted_send(requester, id, at, packets);
+                self.record_wasted_send(requester);
                 let held = self.hold(requester, id, at, Retransmission::add_undelivered);
                 let retransmission = self
                     .qp(requester)
@@ -379,9 +379,8 @@ impl Simulation {
 
     /// Records that a responder refuses a message with an RNR NAK. It drops later messages without a NAK until the
     /// message comes again.
-    pub(super) fn record_rnr_nak(&mut self, requester: u32, id: u32, now: Ps) {
-        let shape = self.cost_table.get(self.messages[id].cost_index);
-        self.record_wasted_send(requester, id, now, shape.request_packets.count);
+    pub(super) fn record_rnr_nak(&mut self, requester: u32) {
+        self.record_wasted_send(requester);
         if let Some(qp) = self.qp(requester) {
             let retransmission = qp.retransmission.get_or_insert_default();
             retransmission.record_rnr_nak_sent();
