@@ -48,6 +48,14 @@ fn count_each_posted(
     let signaled_before = qp.posted_signaled_wrs.load(Relaxed);
     // Another thread may already have polled the completions of these work requests. They count as later ones.
     let completed = qp.completed_signaled_wrs.load(Relaxed).min(signaled_before);
+    let in_flight = before.saturating_sub(qp.completed_wrs());
+    let found = entry.thread.successful_polls.load(Relaxed);
+    // Without outstanding work requests, other threads have found all completions.
+    let begins_run = entry.successful_polls_at_post.load(Relaxed) != found || in_flight == 0;
+    if begins_run {
+        // A READ is adjacent only to one of the same run.
+        store_if_changed(&entry.last_read_end_addr, u64::MAX);
+    }
     let (mut count, mut signaled) = (0u64, 0u64);
     let (mut key, mut in_row, mut signaled_in_row) = (OperationKey(0), 0, 0);
     let datagram = qp.qp_type == IBV_QPT_UD;
@@ -110,18 +118,14 @@ fn count_each_posted(
         &cell.postlists_by_length[power_of_two_class(count, POSTLIST_LENGTH_CLASSES)],
         1,
     );
-    let outstanding = before
-        .saturating_sub(qp.completed_wrs())
-        .min(qp.max_send_wr().saturating_sub(count));
+    let outstanding = in_flight.min(qp.max_send_wr().saturating_sub(count));
     add_single_writer(
         &cell.outstanding_sum,
         count * outstanding + count * (count + 1) / 2,
     );
     raise_to(&cell.outstanding_max, outstanding + count);
-    let found = entry.thread.successful_polls.load(Relaxed);
     store_if_changed(&entry.completed_signaled_wrs_at_post, completed);
-    // Without outstanding work requests, other threads have found all completions.
-    if entry.successful_polls_at_post.load(Relaxed) != found || outstanding == 0 {
+    if begins_run || outstanding == 0 {
         entry.successful_polls_at_post.store(found, Relaxed);
         add_single_writer(&cell.postlist_runs_between_completions, 1);
     }

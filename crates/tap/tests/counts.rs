@@ -97,6 +97,14 @@ fn rc() -> Anything {
         })?;
     }
     poll(&cq, 5)?;
+    // Each of these is a run of its own.
+    for index in 5..8 {
+        a.post_one(|list| {
+            let into = region.slice(4096..4128).expect("in it");
+            list.rdma_read(into, at(32 * index)).signaled();
+        })?;
+        poll(&cq, 1)?;
+    }
     for index in 0..6 {
         a.post_one(|list| {
             let into = region.slice(8192..8200).expect("in it");
@@ -398,16 +406,16 @@ fn every_verb_is_counted_with_what_it_costs() {
         kinds,
         [
             (Verb::RdmaWrite, 24, true, 160),
-            (Verb::RdmaRead, 32, false, 5),
+            (Verb::RdmaRead, 32, false, 8),
             (Verb::AtomicFetchAndAdd, 8, false, 6),
             (Verb::Send, 8, true, 3),
         ]
     );
     assert!((qp.sent[0].operation.signaled - 1.0 / 16.0).abs() < 1e-9);
     assert!((qp.sent[1].operation.signaled - 1.0).abs() < 1e-9);
-    assert_eq!(qp.postlists, 10 + 5 + 6 + 3);
-    // The five READs were posted without a poll between them; a poll followed every other post.
-    assert_eq!(qp.runs, 10 + 1 + 6 + 3);
+    assert_eq!(qp.postlists, 10 + 5 + 3 + 6 + 3);
+    // Five READs were posted without a poll between them; a poll followed every other post.
+    assert_eq!(qp.runs, 10 + 1 + 3 + 6 + 3);
     assert_eq!(qp.adjacent_reads, 4);
     assert_eq!(qp.max_outstanding, 16);
     let slot = |slot| SlotCount { slot, count: 3 };
@@ -419,7 +427,7 @@ fn every_verb_is_counted_with_what_it_costs() {
         .iter()
         .map(|l| (l.at_most, l.count))
         .collect();
-    assert_eq!(lengths, [(1, 14), (16, 10)]);
+    assert_eq!(lengths, [(1, 17), (16, 10)]);
     let receiver = profile
         .queue_pairs
         .iter()
@@ -440,8 +448,8 @@ fn every_verb_is_counted_with_what_it_costs() {
     let [thread] = &profile.threads[..] else {
         panic!("one thread: {profile:?}");
     };
-    assert_eq!((thread.posts, thread.recv_posts), (24, 1));
-    assert_eq!(thread.completions, 10 + 5 + 6 + 6);
+    assert_eq!((thread.posts, thread.recv_posts), (27, 1));
+    assert_eq!(thread.completions, 10 + 8 + 6 + 6);
     assert!(thread.polls >= 20 && thread.empty_polls < thread.polls);
 }
 
