@@ -81,8 +81,12 @@ impl Cq {
         self.armed_for != Arming::Disarmed && self.disarm_if_event(&cqe)
     }
 
-    /// Arms the queue. Returns the time of the event if a completion that the polling thread cannot see yet makes it.
+    /// Arms the queue. A queue that is armed for all completions stays so (IBTA vol. 1, 11.4.2.2). Returns the time of the event if a completion that the polling thread cannot see yet makes it.
     pub(crate) fn arm(&mut self, armed_for: Arming, clock: Ps) -> Option<Ps> {
+        let armed_for = match self.armed_for {
+            Arming::AnyCompletion => Arming::AnyCompletion,
+            _ => armed_for,
+        };
         self.armed_for = armed_for;
         let cqes = self.cqes.as_slice().iter();
         let mut invisible = cqes.filter(|cqe| cqe.visible_at > clock);

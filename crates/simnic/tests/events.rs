@@ -219,6 +219,26 @@ fn a_queue_armed_for_solicited_messages_sleeps_through_others() {
     assert!(woken_at > Duration::from_micros(100), "{woken_at:?}");
 }
 
+/// IBTA vol. 1, 11.4.2.2: a request for solicited completions does not replace one for the next completion.
+#[test]
+fn arming_for_solicited_messages_keeps_an_armed_queue_armed_for_all() {
+    run_two(
+        1,
+        |sender| {
+            wait(Duration::from_micros(50));
+            sender.send(0, 1, false);
+        },
+        |receiver| {
+            receiver.post_recvs(1);
+            receiver.cq.req_notify(false).expect("armed");
+            receiver.cq.req_notify(true).expect("armed");
+            let limit = Duration::from_micros(200);
+            let event = receiver.channel.wait_for_cq_event_timeout(limit);
+            assert_eq!(event.expect("no error"), Some(receiver.cq.id()));
+        },
+    );
+}
+
 #[test]
 fn threads_that_wait_for_one_channel_take_an_event_each() {
     let waits = |receiver: &Side| {
