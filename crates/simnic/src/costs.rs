@@ -193,6 +193,8 @@ pub(crate) struct OperationCosts {
     pub(crate) fetches_payload: bool,
     /// Number of cache lines of a WQE.
     pub(crate) wqe_cache_lines: u64,
+    /// Bytes of a WQE in the send queue.
+    pub(crate) send_queue_slot_bytes: u32,
     /// Time in a processing unit of the requester.
     pub(crate) requester_unit_time: Ps,
     /// Time in the responder's NIC, for all units together.
@@ -386,6 +388,32 @@ impl CostTable {
         fetches[index] = Some(time);
         time
     }
+
+    /// Returns the transfers that fetch a list of WQEs of different sizes, given by their costs. Equal sizes are
+    /// fetched together.
+    #[cold]
+    pub(crate) fn mixed_wqe_fetch_cost(
+        &mut self,
+        wqes: impl Iterator<Item = u16>,
+        place: CorePlace,
+    ) -> PcieCost {
+        let mut sizes: Vec<(u32, u16, u32)> = Vec::new();
+        for id in wqes {
+            let bytes = self.get(id).send_queue_slot_bytes;
+            match sizes.iter_mut().find(|(known, ..)| *known == bytes) {
+                Some((_, _, count)) => *count += 1,
+                None => sizes.push((bytes, id, 1)),
+            }
+        }
+        let mut sum = PcieCost::default();
+        for (_, id, count) in sizes {
+            let cost = self.wqe_fetch_cost(id, count, place);
+            sum.link_time_to_device += cost.link_time_to_device;
+            sum.link_time_to_host += cost.link_time_to_host;
+            sum.dma_read_bytes += cost.dma_read_bytes;
+        }
+        sum
+    }
 }
 
 fn compute_operation_costs(
@@ -429,6 +457,7 @@ fn compute_operation_costs(
         is_datagram_send: key.verb == Verb::Send && key.transport == Transport::Ud,
         waits_for_responder: key.transport == Transport::Rc,
         wqe_cache_lines: u64::from(lines),
+        send_queue_slot_bytes: wqe::send_queue_slot_bytes(operation.wqe_bytes(profile)),
         requester_unit_time: ps_from_ns(
             units * requester_processing_ns(profile, &operation, lines),
         ),

@@ -3,7 +3,7 @@
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::OperationCostKey;
+use crate::costs::{CostTable, OperationCostKey};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::machine::lid_of_machine;
@@ -55,9 +55,24 @@ pub(crate) struct Postlist {
     pub(crate) free_send_queue_slots: u32,
     /// Shape of the first WQE.
     first_cost_index: u16,
+    /// True if another WQE has a different size.
+    has_mixed_sizes: bool,
     /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
     last_empty_datagram: Option<u32>,
     last_empty_datagram_flags: u32,
+}
+
+impl Postlist {
+    /// Takes the size of the next WQE into account.
+    #[inline(always)]
+    fn add_wqe_size(&mut self, cost_index: u16, costs: &CostTable) {
+        if self.len == 0 {
+            self.first_cost_index = cost_index;
+        } else if cost_index != self.first_cost_index {
+            let bytes = |index| costs.get(index).send_queue_slot_bytes;
+            self.has_mixed_sizes |= bytes(cost_index) != bytes(self.first_cost_index);
+        }
+    }
 }
 
 impl Simulation {
@@ -128,9 +143,7 @@ impl Simulation {
                 work_request_count: 1,
             });
             qp.unsent_messages.push((message, 1));
-            if list.len == 0 {
-                list.first_cost_index = shape;
-            }
+            list.add_wqe_size(shape, &self.cost_table);
             list.last_empty_datagram = Some(message);
             list.last_empty_datagram_flags = datagram.flags;
         }
@@ -193,9 +206,7 @@ impl Simulation {
             NO_READ_OR_ATOMIC_FIELDS
         };
         let shape = self.cost_table.get(id);
-        if list.len == 0 {
-            list.first_cost_index = id;
-        }
+        list.add_wqe_size(id, &self.cost_table);
         let empty_datagram = shape.is_datagram_send && kind.num_sge == 0;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return Err(libc::EINVAL);
@@ -322,6 +333,7 @@ impl Simulation {
         let Postlist {
             len,
             first_cost_index: shape,
+            has_mixed_sizes,
             ..
         } = list;
         if len == 0 {
@@ -336,6 +348,7 @@ impl Simulation {
         qp.posted_lists.push(PostedWqes {
             len,
             by_doorbell: rung,
+            has_mixed_sizes,
             cost_index: shape,
         });
         if qp.state == abi::IBV_QPS_ERR {

@@ -17,6 +17,8 @@ pub(crate) struct PostedWqes {
     pub(crate) len: u32,
     /// True if posted by a doorbell, false if by an MMIO write of the WQE.
     pub(crate) by_doorbell: bool,
+    /// True if the WQEs have different sizes; otherwise they have that of `cost_index`.
+    pub(crate) has_mixed_sizes: bool,
     pub(crate) cost_index: u16,
 }
 

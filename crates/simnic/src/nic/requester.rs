@@ -57,6 +57,7 @@ impl Simulation {
             Some(&PostedWqes {
                 len,
                 by_doorbell: rung,
+                has_mixed_sizes,
                 cost_index: shape,
             }),
             Some(&(first, _)),
@@ -65,7 +66,15 @@ impl Simulation {
             return;
         };
         let ready = if rung {
-            let fetch = self.cost_table.wqe_fetch_cost(shape, len, machine.place);
+            let fetch = if has_mixed_sizes {
+                let wqes = qp.unsent_messages.as_slice().iter();
+                let wqes = wqes.flat_map(|&(id, count)| std::iter::repeat_n(id, count as usize));
+                let costs = wqes.map(|id| self.messages[id].cost_index);
+                self.cost_table
+                    .mixed_wqe_fetch_cost(costs.take(len as usize), machine.place)
+            } else {
+                self.cost_table.wqe_fetch_cost(shape, len, machine.place)
+            };
             nic.counters.dma_read_bytes += fetch.dma_read_bytes;
             machine
                 .link_to_host

@@ -162,6 +162,7 @@ impl Simulation {
         qp.posted_lists.prepend([PostedWqes {
             len: u32::try_from(messages.len()).unwrap_or(u32::MAX),
             by_doorbell: false,
+            has_mixed_sizes: false,
             cost_index: in_flight[first].cost_index,
         }]);
         self.handle_arrived_postlist(index, now);
