@@ -22,7 +22,8 @@
 //! A network loses no packets, unless a plan says so ([`Cluster::inject_faults`]). Reliable queue pairs send again what
 //! is lost, and SENDs that find no RECV.
 //!
-//! The following is not simulated: asynchronous events, limits on outstanding READs, and congestion control.
+//! The following is not simulated: asynchronous events, limits on outstanding READs, and congestion control. A post
+//! with a fence fails with `EOPNOTSUPP`, one of a READ with several buffers with `EINVAL`.
 
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 

@@ -46,6 +46,8 @@ pub(crate) struct EmptyDatagram {
 
 /// Largest number of scatter/gather elements in a work request.
 pub(crate) const MAX_SGE: usize = 4;
+/// Largest number of those of a READ: the NIC writes its data to one buffer.
+pub(crate) const MAX_READ_SGE: u32 = 1;
 
 /// A list of WQEs that are posted together.
 #[derive(Clone, Copy, Debug, Default)]
@@ -161,6 +163,9 @@ impl Simulation {
         request: &SendRequest<'_>,
         inlined: impl FnOnce(usize) -> Option<Payload>,
     ) -> Result<(), i32> {
+        if request.flags & abi::IBV_SEND_FENCE != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
         let length = match request.sges {
             [sge] => u64::from(sge.length),
             sges => sges.iter().map(|sge| u64::from(sge.length)).sum(),
@@ -279,6 +284,9 @@ impl Simulation {
             return Err(libc::ENOMEM);
         }
         if num_sge > cap.max_send_sge && !kind.inline {
+            return Err(libc::EINVAL);
+        }
+        if num_sge > MAX_READ_SGE && !verb.carries_payload_in_request() {
             return Err(libc::EINVAL);
         }
         if verb.is_atomic() && (length != 8 || !self.nic_parameters.has_atomics) {

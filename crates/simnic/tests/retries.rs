@@ -420,6 +420,36 @@ fn after_a_remote_error_all_later_work_requests_are_flushed_in_order() {
     );
 }
 
+/// The simulation writes the data of a READ to one buffer, and fences nothing. It must not seem to do either.
+#[test]
+fn posts_that_are_not_simulated_are_refused() {
+    run(
+        &Setup {
+            qp: Some(|qp| qp.max_send_sge(2)),
+            ..Setup::default()
+        },
+        |side| {
+            let buffers = [0, 64].map(|at| side.memory.slice(at..at + 8).expect("in range"));
+            let scattered = side.qp.post_one(|list| {
+                list.rdma_read(buffers, side.remote).signaled();
+            });
+            let error = scattered.expect_err("two buffers");
+            assert_eq!(error.errno(), libc::EINVAL);
+            let fenced = side.qp.post_one(|list| {
+                list.send(buffers[0]).fence().signaled();
+            });
+            assert_eq!(fenced.expect_err("a fence").errno(), libc::EOPNOTSUPP);
+            // Both leave the queue pair as it was. A WRITE gathers several buffers.
+            let posted = side.qp.post_one(|list| {
+                list.rdma_write(buffers, side.remote).wr_id(0).signaled();
+            });
+            posted.expect("the send queue has room");
+            assert_eq!(side.completions(1).0, successes(1));
+        },
+        |_| {},
+    );
+}
+
 /// The fetch of a list of WQEs depends on the sizes of all of them, and not on which comes first.
 #[test]
 fn the_fetch_of_a_list_costs_the_same_in_each_order() {

@@ -8,7 +8,7 @@ use verbs_abi::*;
 use super::data_path;
 use super::handle::{ObjectHandle, pointer_or_set_errno, set_errno, with_object, zero_or_errno};
 use crate::machine::{gid_of_machine, guid_of_machine, lid_of_machine};
-use crate::post::MAX_SGE;
+use crate::post::{MAX_READ_SGE, MAX_SGE};
 use crate::threads::with_simulation;
 use crate::world::Simulation;
 
@@ -153,7 +153,7 @@ fn attributes(world: &Simulation, machine: u32) -> ibv_device_attr {
     attr.max_qp = c_int::try_from(MAX_QP).unwrap_or(c_int::MAX);
     attr.max_qp_wr = most(MAX_WR);
     attr.max_sge = c_int::try_from(MAX_SGE).unwrap_or(1);
-    attr.max_sge_rd = 1;
+    attr.max_sge_rd = MAX_READ_SGE.cast_signed();
     attr.max_cq = c_int::MAX;
     attr.max_cqe = MAX_CQE;
     attr.max_mr = c_int::MAX;
