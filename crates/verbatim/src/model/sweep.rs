@@ -64,12 +64,30 @@ impl SweepArgs {
         values.dedup();
         let mut rows = Vec::new();
         for profile in profiles {
+            let (mut left_out, mut reason, mut some) = (Vec::new(), None, false);
             for &value in &values {
-                let row = row(profile, wanted, over, value)?;
+                let row = match row(profile, wanted, over, value) {
+                    Err(error) if self.values.is_empty() => {
+                        left_out.push(value.to_string());
+                        reason.get_or_insert(error);
+                        continue;
+                    }
+                    row => row?,
+                };
+                some = true;
                 if json {
                     print_typed_json("point", &row)?;
                 }
                 rows.push(row);
+            }
+            match reason {
+                Some(error) if !some => return Err(error),
+                Some(error) => eprintln!(
+                    "note: {}: without {}: {error}",
+                    profile.name,
+                    left_out.join(", ")
+                ),
+                None => {}
             }
         }
         let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();

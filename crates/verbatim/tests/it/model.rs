@@ -41,6 +41,35 @@ fn refused(args: &[&str], advice: &str) {
 }
 
 #[test]
+fn a_sweep_leaves_out_default_values_that_a_nic_cannot_execute() {
+    for (nic, more, left_out) in [
+        ("cx", None, "4096"),
+        ("bf2", Some("--inline"), "256, 512, 1024, 2048, 4096"),
+    ] {
+        let mut args = vec!["--over", "payload", "--nic", nic];
+        args.extend(more);
+        let out = model(&args);
+        let note = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{args:?}: {note}");
+        assert!(
+            note.contains(&format!("note: {nic}: without {left_out}: ")),
+            "{note}"
+        );
+        assert!(!json(&args, "point").is_empty());
+    }
+    // Values that the user chose are not left out.
+    refused(
+        &["--over", "payload", "--nic", "cx", "--values", "1024,4096"],
+        "at most 2048 bytes",
+    );
+    // Nor is anything left out if the NIC can execute none.
+    refused(
+        &["--over", "batch", "--nic", "cx", "--payload", "4096"],
+        "at most 2048 bytes",
+    );
+}
+
+#[test]
 fn the_papers_mixes_are_there_without_flags() {
     let shown = text(&[]);
     for part in [
