@@ -450,6 +450,33 @@ fn posts_that_are_not_simulated_are_refused() {
     );
 }
 
+/// A SEND without a RECV is dropped, and its payload and RECV cross no link, however often it comes.
+#[test]
+fn a_send_that_finds_no_recv_costs_its_receiver_no_transfers() {
+    let read_bytes = [0, 100].map(|late_us| {
+        let [_, receiver] = run(
+            &Setup {
+                // 10 µs.
+                qp: Some(|qp| qp.min_rnr_timer(1)),
+                ..Setup::default()
+            },
+            |side| {
+                wait(Duration::from_micros(5));
+                side.send(0, 4096);
+                assert_eq!(side.completions(1).0, successes(1));
+            },
+            move |side| {
+                wait(Duration::from_micros(late_us));
+                side.post_recvs(1, 4096);
+                assert_eq!(side.completions(1).0, successes(1));
+            },
+        );
+        assert_eq!(receiver.rnr_naks > 0, late_us > 0);
+        receiver.dma_read_bytes
+    });
+    assert_eq!(read_bytes[0], read_bytes[1]);
+}
+
 /// The fetch of a list of WQEs depends on the sizes of all of them, and not on which comes first.
 #[test]
 fn the_fetch_of_a_list_costs_the_same_in_each_order() {

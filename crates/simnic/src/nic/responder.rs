@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
+use crate::costs::PcieCost;
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
@@ -105,6 +106,31 @@ impl Simulation {
             nic.messages_by_processed_at.drop_front(1);
             let machine = target.machine;
             let home = &mut machines[machine as usize];
+            // A message that is dropped makes no transfers.
+            let (recv, dropped) = if is_write {
+                let (key, addr) = (message.qkey_or_rkey, message.remote_addr);
+                let length = message.payload.bytes().len();
+                let access =
+                    target.qkey_or_access_flags.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let region = mrs.get(key as usize).and_then(Option::as_ref);
+                let allowed = region.is_some_and(|mr| {
+                    mr.machine == machine
+                        && access & mr.access_flags != 0
+                        && mr.region.contains(addr, length)
+                });
+                (None, length > 0 && !allowed)
+            } else if target.qkey_or_access_flags == message.qkey_or_rkey {
+                let recv = pop_recv(target, srqs);
+                (recv, recv.is_none())
+            } else {
+                (None, true)
+            };
+            if dropped {
+                nic.counters.dropped_messages += 1;
+                messages.release_one_work_request(id);
+                continue;
+            }
+            nic.counters.received_messages += 1;
             let dma = &shape.transfers_at(home.place).responder_dma;
             nic.counters.dma_read_bytes += dma.dma_read_bytes;
             let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
@@ -117,37 +143,15 @@ impl Simulation {
             if is_write {
                 let (key, addr) = (message.qkey_or_rkey, message.remote_addr);
                 let payload = std::mem::replace(&mut messages[id].payload, Payload::EMPTY);
-                let length = payload.bytes().len();
-                let access =
-                    target.qkey_or_access_flags.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
-                let region = mrs.get_mut(key as usize).and_then(Option::as_mut);
-                let region = region.filter(|mr| {
-                    mr.machine == machine
-                        && access & mr.access_flags != 0
-                        && mr.region.contains(addr, length)
-                });
-                if length == 0 {
-                    nic.counters.received_messages += 1;
-                } else if let Some(mr) = region {
-                    nic.counters.received_messages += 1;
+                if !payload.bytes().is_empty()
+                    && let Some(Some(mr)) = mrs.get_mut(key as usize)
+                {
                     mr.add_pending_write(key, home, visible, addr, payload, threads, events);
-                } else {
-                    nic.counters.dropped_messages += 1;
                 }
                 messages.release_one_work_request(id);
                 continue;
             }
-            let recv = if target.qkey_or_access_flags == message.qkey_or_rkey {
-                pop_recv(target, srqs)
-            } else {
-                None
-            };
-            let Some(recv) = recv else {
-                nic.counters.dropped_messages += 1;
-                messages.release_one_work_request(id);
-                continue;
-            };
-            nic.counters.received_messages += 1;
+            let Some(recv) = recv else { continue };
             let length = shape.operation.payload_bytes;
             let placed = length.saturating_add(GRH_BYTES);
             let mut status = SUCCESS_STATUS;
@@ -194,10 +198,17 @@ impl Simulation {
         if reliable && !self.is_in_sequence(id, machine, at) {
             return;
         }
+        // A message that is refused makes no transfers.
+        let accepted = self.accepts_message(id, machine);
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
-        let dma = &shape.transfers_at(home.place).responder_dma;
+        let none = PcieCost::default();
+        let dma = if accepted {
+            &shape.transfers_at(home.place).responder_dma
+        } else {
+            &none
+        };
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
         let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
         let link_time_to_device = dma.link_time_to_device;
@@ -234,6 +245,39 @@ impl Simulation {
             _ => return self.refuse_request(id, status, at),
         }
         self.schedule_acknowledgement(id, at);
+    }
+
+    /// Returns true if a message has a RECV if it takes one, and the right key and access rights.
+    fn accepts_message(&self, id: u32, machine: u32) -> bool {
+        let message = &self.messages[id];
+        let shape = self.cost_table.get(message.cost_index);
+        if shape.has_response_data {
+            return self.region_of_read_or_atomic(id, machine).is_ok();
+        }
+        let target = self.qps.get(message.responder_qp as usize);
+        let Some(target) = target.and_then(Option::as_ref) else {
+            return false;
+        };
+        let length = message.payload.bytes().len();
+        let write = shape.is_rdma_write;
+        let allowed = if write && length > 0 {
+            let access = target.qkey_or_access_flags.cast_signed();
+            let region = self.mr(machine, message.qkey_or_rkey);
+            region.is_some_and(|mr| {
+                access & mr.access_flags & abi::IBV_ACCESS_REMOTE_WRITE != 0
+                    && mr.region.contains(message.remote_addr, length)
+            })
+        } else {
+            target.transport != Transport::Ud || target.qkey_or_access_flags == message.qkey_or_rkey
+        };
+        let recvs = match target.srq {
+            Some(srq) => match self.srqs.get(srq as usize) {
+                Some(Some(srq)) => srq.recvs.len(),
+                _ => 0,
+            },
+            None => target.recvs.len(),
+        };
+        allowed && (write && !shape.with_imm || recvs > 0)
     }
 
     /// Answers a request with the NAK of an error. The responder of a reliable queue pair enters the error state then
