@@ -90,6 +90,30 @@ fn all_say_what_is_there(server: &Server) {
     }
 }
 
+/// A client that has READ the empty root finds the entries that are loaded later, and loses no insert.
+#[test]
+fn a_client_that_knows_the_empty_tree_finds_what_is_loaded_later() {
+    for (access, remote_writes) in [
+        (AccessDesign::Rpc, false),
+        (AccessDesign::Read, false),
+        (AccessDesign::Read, true),
+    ] {
+        let server = server_with(0, 256, 1, remote_writes);
+        let mut client = Client::connect(config(&server, access)).expect("connects");
+        assert_eq!(client.get(0, stable_key(5)).expect("answered"), None);
+        let entry = |i| (stable_key(i), value_of(stable_key(i), 0));
+        let loaded = server.service().bulk_load(0, 1000, 0.9, entry);
+        loaded.expect("loads");
+        for i in [0, 5, 999] {
+            let value = client.get(0, stable_key(i)).expect("answered");
+            assert_eq!(value, Some(value_of(stable_key(i), 0)), "{access}");
+        }
+        assert!(!client.put(0, 1, 2).expect("answered"));
+        let store = server.service().store();
+        assert_eq!(store.get(0, 1), Ok(Some(2)), "{access}, {remote_writes}");
+    }
+}
+
 /// Clients insert, delete, update, look up and scan at once, on nodes so small that they split and merge all the time.
 #[test]
 fn answers_are_right_while_the_tree_changes() {

@@ -39,14 +39,28 @@ impl<S: Service> Server<S> {
     /// When the server cannot start. The first check is for [`ServerError::Unsupported`]: the
     /// device lacks what the design needs.
     pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
+        Self::start_prepared_on(context, config, |_| Ok(()))
+    }
+
+    /// Starts a server on an open device after `prepare` has returned, for a service that is filled before clients see
+    /// it. The address is bound before: clients that connect meanwhile wait.
+    ///
+    /// # Errors
+    /// Those of [`start_on`](Self::start_on), and those of `prepare`.
+    pub fn start_prepared_on<E: From<ServerError>>(
+        context: &Context,
+        config: S::Config,
+        prepare: impl FnOnce(&S) -> Result<(), E>,
+    ) -> Result<Self, E> {
         RunningService::<S>::check_config_and_device(context, &config)?;
         let listen = |source| ServerError::Listen {
             address: config.listen_address().to_owned(),
             source,
         };
         let listener = TcpListener::bind(config.listen_address()).map_err(listen)?;
-        let address = listener.local_addr()?;
+        let address = listener.local_addr().map_err(ServerError::from)?;
         let (host, workers) = RunningService::new(context, config, S::Runtime::default())?;
+        prepare(&host.service)?;
         let mut server = Self {
             running_service: host,
             address,

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use service::worker::lock;
+
 use super::memory::NodeNumber;
 use super::store::Store;
 use super::walk::encode_root;
@@ -21,6 +23,9 @@ pub enum LoadError {
     /// The tree already has entries.
     #[error("the tree is not empty: a bulk load fills empty trees only")]
     NotEmpty,
+    /// A client holds the lock of the empty root for too long.
+    #[error("a client has locked the root of the tree for too long: load before clients connect")]
+    RootLocked,
     /// A key or a value is longer than the trees allow.
     #[error(transparent)]
     TooLong(#[from] TooLongError),
@@ -37,7 +42,8 @@ impl<T: KeyOrValue> Store<T> {
     /// is the fill factor of the nodes, which leaves room for inserts; inner nodes get at least 2 entries. `threads`
     /// threads share the work.
     ///
-    /// The caller must not change the tree meanwhile. Readers see an empty tree until the load is complete.
+    /// Readers see an empty tree until the load is complete. If another thread or a client inserts an entry meanwhile,
+    /// the load fails and the entry stays.
     ///
     /// # Errors
     /// [`LoadError`]; the tree is then unchanged.
@@ -104,9 +110,40 @@ impl<T: KeyOrValue> Store<T> {
             first += nodes;
         }
         let top = u16::try_from(sizes.len() - 1).unwrap_or(u16::MAX);
-        let word = self.readable_trees.memory.root_word(tree);
-        word.store(encode_root(first - 1, top), Ordering::Release);
-        self.readable_trees.memory.free_node(old);
+        let replaced = self.replace_empty_root(tree, old, (first - 1, top));
+        if replaced.is_err() {
+            // No walk has reached these nodes.
+            for number in first - needed..first {
+                self.readable_trees.memory.free_node(number);
+            }
+        }
+        replaced
+    }
+
+    /// Publishes the root of a loaded tree in place of an empty leaf. That leaf becomes dead, so that walks which begin
+    /// at it read the root again.
+    fn replace_empty_root(
+        &self,
+        tree: usize,
+        old: NodeNumber,
+        (new, level): (NodeNumber, u16),
+    ) -> Result<(), LoadError> {
+        let _one = lock(&self.root_change_lock);
+        let memory = &self.readable_trees.memory;
+        let mut locked = memory.lock(old).map_err(|_| LoadError::RootLocked)?;
+        let leaf = locked.node();
+        let is_empty_root = self.readable_trees.root_and_level(tree) == (old, 0)
+            && leaf.entry_count() == 0
+            && leaf.key_upper_bound().is_none()
+            && leaf.keys_may_change();
+        if !is_empty_root {
+            return Err(LoadError::NotEmpty);
+        }
+        let word = memory.root_word(tree);
+        word.store(encode_root(new, level), Ordering::Release);
+        locked.mark_dead_and_empty();
+        drop(locked);
+        memory.free_node(old);
         Ok(())
     }
 

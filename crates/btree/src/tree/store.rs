@@ -65,7 +65,7 @@ pub struct TreeStats {
 pub struct Store<T: KeyOrValue = u64> {
     pub(super) readable_trees: ReadableTrees<T>,
     /// Held while a tree gets a new root.
-    root_change_lock: Mutex<()>,
+    pub(super) root_change_lock: Mutex<()>,
     splits: AtomicU64,
     merges: AtomicU64,
 }

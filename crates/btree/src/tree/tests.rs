@@ -275,6 +275,39 @@ fn loads_refuse_what_is_wrong() {
 }
 
 #[test]
+fn an_insert_during_a_load_is_kept_and_the_load_refused() {
+    let store = store::<u64>(100);
+    let free = |store: &Store<u64>| store.stats().room - store.stats().nodes;
+    let before = free(&store);
+    let loaded = store.bulk_load(0, 100, 1.0, 1, |i| {
+        store.put(0, 1000, 7, PutCondition::Always).expect("room");
+        (i, i)
+    });
+    assert_eq!(loaded, Err(LoadError::NotEmpty));
+    assert_eq!(check(&store, 0), [(1000, 7)]);
+    assert_eq!(free(&store), before, "the nodes of the load are free again");
+}
+
+#[test]
+fn a_root_that_a_client_has_locked_is_not_replaced() {
+    let store = store::<u64>(100);
+    let root = store.readable_trees.root_and_level(0).0;
+    let word = store.readable_trees.memory.node_lock_word(root);
+    let word = word.expect("a node");
+    let load = || {
+        store.bulk_load(0, 100, 1.0, 1, |i| {
+            word.store(lock_word(7, 9, 1), Ordering::Release);
+            (i, i)
+        })
+    };
+    assert_eq!(load(), Err(LoadError::RootLocked));
+    word.store(0, Ordering::Release);
+    assert_eq!(check(&store, 0), []);
+    store.bulk_load(0, 100, 1.0, 1, |i| (i, i)).expect("loads");
+    assert_eq!(check(&store, 0).len(), 100);
+}
+
+#[test]
 fn a_full_store_refuses_and_keeps_what_it_has() {
     let store = store::<u64>(20);
     let mut there = 0;

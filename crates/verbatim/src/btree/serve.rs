@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use btree::load::{stable_key, value_of};
-use btree::{ByteString, KeyOrValue, NumberSizes, Server, ServerConfig, ServerStats};
+use btree::{BtreeService, ByteString, KeyOrValue, NumberSizes, Server, ServerConfig, ServerStats};
 
 use super::lines::ServeOrLoadLine;
 use super::strings::{StringArgs, number_strings};
@@ -150,11 +150,16 @@ fn serve<T: KeyOrValue>(
         slow_by_ns: args.slow_by,
     };
     let stop = stop_request_channel(args.until_eof)?;
-    let server = Server::<T>::start_on(&nic.context, config).context("cannot start the server")?;
-    if args.load > 0 {
-        let entry = |i| (key(stable_key(i)), value(value_of(stable_key(i), 0)));
-        load_stable_keys(args, &server, entry)?;
-    }
+    let load = |service: &BtreeService<T>| match args.load {
+        0 => Ok(()),
+        _ => {
+            let entry = |i| (key(stable_key(i)), value(value_of(stable_key(i), 0)));
+            load_stable_keys(args, service, entry)
+        }
+    };
+    // Clients are not served until the tree is loaded.
+    let server = Server::<T>::start_prepared_on(&nic.context, config, load);
+    let server = server.context("cannot start the server")?;
     let address = server.address().to_string();
     if args.json {
         print_json(&ServeOrLoadLine::Listening { address })?;
@@ -188,13 +193,13 @@ fn serve<T: KeyOrValue>(
 /// Fills tree 0 with stable keys.
 fn load_stable_keys<T: KeyOrValue>(
     args: &Args,
-    server: &Server<T>,
+    service: &BtreeService<T>,
     entry: impl Fn(u64) -> (T, T) + Sync,
 ) -> Result<()> {
     let started = Instant::now();
-    let loaded = server.service().bulk_load(0, args.load, args.fill, entry);
+    let loaded = service.bulk_load(0, args.load, args.fill, entry);
     let loaded = loaded.map_err(|e| anyhow!("cannot load the tree: {e}"))?;
-    let store = server.service().store();
+    let store = service.store();
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         return print_json(&ServeOrLoadLine::Loaded {
