@@ -9,8 +9,9 @@ use btree::load::{
     self, LoadEnd, NumberStrings, NumberedClient, Popularity, Workload, stable_key, value_of,
 };
 use btree::{
-    AccessDesign, Answer, ByteString, ClientConfig, ExecuteRequests, HandoverStep, KeyOrValue,
-    NumberSizes, Op, PipelinedClient, PutCondition, Router, Server, ServerConfig, StringSizes,
+    AccessDesign, Answer, ByteString, Client, ClientConfig, ClientError, ExecuteRequests,
+    HandoverStep, KeyOrValue, NumberSizes, Op, PipelinedClient, PutCondition, Router, Server,
+    ServerConfig, StringSizes,
 };
 
 /// Returns two addresses that are free at the moment.
@@ -235,6 +236,60 @@ fn move_ranges_under_load<T: Keys>() {
             .filter(|s| s.service().store().get(0, T::key(stable_key(i))).is_ok());
         assert_eq!(owners.count(), 1, "{i}");
     }
+}
+
+/// A SCAN and a take that begin between the last key of a server and the first key of the next server.
+#[test]
+fn a_range_that_begins_without_keys_below_a_boundary_continues_at_the_next_server() {
+    range_begins_below_a_boundary::<u64>();
+    range_begins_below_a_boundary::<ByteString>();
+}
+
+fn range_begins_below_a_boundary<T: Keys>() {
+    let addresses = addresses();
+    let servers = [0, 1].map(|number| server::<T>(&addresses, number, 100, 50));
+    let from = T::key(stable_key(49) + 1);
+    for access in AccessDesign::ALL {
+        for end in [None, Some(T::key(stable_key(80)))] {
+            let mut router = router::<T>(&addresses, access);
+            let limit = 20;
+            let scan = Op::Scan { from, end, limit };
+            assert!(router.submit(0, &scan, 0).expect("connected"));
+            let mut found = None;
+            while router.outstanding() > 0 {
+                router
+                    .poll(|done| match done.answer {
+                        Answer::Entries { entries, .. } => found = Some(entries.to_vec()),
+                        other => panic!("{access}: {other:?}"),
+                    })
+                    .expect("connected");
+            }
+            let expected =
+                (50..70).map(|i| (T::key(stable_key(i)), T::value(value_of(stable_key(i), 0))));
+            assert_eq!(found, Some(expected.collect()), "{access}");
+        }
+        // A client of one server gets the entries of that server.
+        let config = ClientConfig {
+            server: addresses[0].clone(),
+            access,
+            ..ClientConfig::default()
+        };
+        let mut client = Client::<T>::connect(config).expect("connects");
+        assert_eq!(client.scan(0, from, None, 10).expect("answered"), []);
+        let moved = client.scan(0, T::key(stable_key(50)), None, 10);
+        assert!(
+            matches!(moved, Err(ClientError::Moved { server: 1, .. })),
+            "{moved:?}"
+        );
+    }
+    let mut control = router::<T>(&addresses, AccessDesign::Rpc);
+    let taker = &mut control.servers()[1];
+    take(taker, 0, stable_key(49) + 1, Some(stable_key(60)));
+    while taking(taker) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let [giver, taker] = servers.each_ref().map(|s| s.service().store().get(0, from));
+    assert!(giver.is_err() && taker == Ok(None), "{giver:?}, {taker:?}");
 }
 
 #[test]

@@ -554,9 +554,15 @@ fn interpret_answer<T: KeyOrValue>(
         (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
             found: answer.found,
         },
-        (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
-            // The entries found before the other server's range are returned.
-            return AnswerEffect::EntriesCompleteWithNextKey(Some(from));
+        (Status::Moved, Op::Scan { from, .. }) => {
+            let moved = answer.moved_range();
+            if pending.entries.is_empty() && moved.from <= from {
+                return AnswerEffect::Complete(Answer::Moved(moved));
+            }
+            // The server owns `from`. The scan ends where the other server's range begins, with the entries before it,
+            // if there are any.
+            let next = Some(moved.from.max(from));
+            return AnswerEffect::EntriesCompleteWithNextKey(next);
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
             let next = answer.has_more_entries.then_some(answer.value_or_next_key);

@@ -87,7 +87,7 @@ impl<T: KeyOrValue> Store<T> {
     /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
-    /// [`Refusal::BusyNodeOrZero`].
+    /// [`Refusal::BusyNodeOrZero`]; [`Refusal::Moved`] if keys of another server follow and no entry comes before them.
     pub fn scan(
         &self,
         tree: usize,

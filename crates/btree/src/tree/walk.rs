@@ -283,7 +283,8 @@ impl<T: KeyOrValue> ReadableTrees<T> {
     /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
-    /// [`Refusal::BusyNodeOrZero`]; [`Refusal::Moved`] if `from` belongs to another server.
+    /// [`Refusal::BusyNodeOrZero`]; [`Refusal::Moved`] if keys of another server follow and no entry comes before them.
+    /// That range begins above `from` if this server owns `from`.
     pub(super) fn scan(
         &self,
         tree: usize,
