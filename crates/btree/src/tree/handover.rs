@@ -22,7 +22,7 @@ use crate::node::{FLAG_FROZEN, FLAG_MOVED, NextStep, SIBLING_WORD};
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
 pub struct ReservedNodes {
-    nodes: Vec<NodeNumber>,
+    pub(super) nodes: Vec<NodeNumber>,
 }
 
 /// A range of keys: the first key, and the exclusive end, if any.
@@ -310,10 +310,23 @@ impl<T: KeyOrValue> Store<T> {
                 .ok_or(Refusal::Full)?;
             reserved.nodes.push(more.0);
         }
-        // The chain is built from the right, so that each leaf links to a complete one.
-        for chunk in chunks.iter().skip(1).rev() {
+        // All nodes are locked before one is changed: a chain without its first leaf must not be reachable.
+        let mut locked_nodes = Vec::new();
+        for _ in 1..chunks.len() {
             let number = reserved.nodes.pop().ok_or(Refusal::Full)?;
-            let mut locked = self.readable_trees.memory.lock(number)?;
+            match self.readable_trees.memory.lock(number) {
+                Ok(locked) => locked_nodes.push((number, locked)),
+                Err(busy) => {
+                    // The next call tries other nodes first.
+                    reserved.nodes.insert(0, number);
+                    let unused = locked_nodes.into_iter().map(|(number, _)| number);
+                    reserved.nodes.extend(unused);
+                    return Err(busy.into());
+                }
+            }
+        }
+        // The chain is built from the right, so that each leaf links to a complete one.
+        for (chunk, (number, mut locked)) in chunks.iter().skip(1).rev().zip(locked_nodes) {
             locked.init(tree as u64, 0, 0, chunk);
             locked.set_fences_and_sibling(chunk[0].0, after, sibling);
             drop(locked);

@@ -473,6 +473,40 @@ fn a_range_with_a_locked_leaf_is_not_ceded_in_part() {
 }
 
 #[test]
+fn a_leaf_that_cannot_be_adopted_whole_stays_with_its_owner() {
+    let store = store::<u64>(200);
+    let range = (0, None);
+    let owner = RangeOwner::default();
+    store.assign_range_to_other(0, range, owner).expect("room");
+    let keys = 4 * store.readable_trees.memory.node_shape().capacity(0) as u64;
+    let entries: Vec<_> = (0..keys).map(|key| (key, key)).collect();
+    let other_nodes = store.stats().nodes - leaves(&store, 0).len() as u64;
+    let mut reserved = store.reserve_nodes(entries.len()).expect("room");
+    // The chain is built from the right, and its second leaf cannot be locked.
+    let second = reserved.nodes[reserved.nodes.len() - 2];
+    let locked = store.readable_trees.memory.node_lock_word(second);
+    let locked = locked.expect("a node");
+    locked.store(lock_word(7, 9, 1), Ordering::Release);
+    let before = reserved.nodes.len();
+    let refused = store.adopt(0, range, &entries, &mut reserved);
+    assert_eq!(refused, Err(Refusal::BusyNodeOrZero(second)));
+    for key in [0, keys / 2, keys - 1] {
+        assert!(matches!(store.get(0, key), Err(Refusal::Moved(_))), "{key}");
+        let put = store.put(0, key, 1, PutCondition::Always);
+        assert!(matches!(put, Err(Refusal::Moved(_))), "{key}");
+    }
+    assert_eq!(reserved.nodes.len(), before);
+    locked.store(0, Ordering::Release);
+    store
+        .adopt(0, range, &entries, &mut reserved)
+        .expect("not locked any more");
+    store.release_nodes(reserved);
+    assert_eq!(check(&store, 0), entries);
+    let others_now = store.stats().nodes - leaves(&store, 0).len() as u64;
+    assert_eq!(others_now, other_nodes + 1, "no node is lost");
+}
+
+#[test]
 fn a_free_node_that_a_client_has_locked_is_skipped() {
     let store = store::<u64>(100);
     let put = |key| store.put(0, key, key, PutCondition::Always);
