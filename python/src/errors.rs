@@ -2,8 +2,8 @@
 
 use pyo3::PyErr;
 use pyo3::exceptions::{
-    PyConnectionError, PyInterruptedError, PyKeyError, PyMemoryError, PyOSError, PyRuntimeError,
-    PyTimeoutError, PyValueError,
+    PyConnectionError, PyInterruptedError, PyKeyError, PyMemoryError, PyOSError, PyPermissionError,
+    PyRuntimeError, PyTimeoutError, PyValueError,
 };
 use tensor::Error;
 
@@ -18,6 +18,7 @@ pub(crate) fn exception_of_operation_error(error: &Error) -> PyErr {
         Error::Timeout { .. } => PyTimeoutError::new_err(text),
         Error::Cancelled(_) => PyInterruptedError::new_err(text),
         Error::TooLarge { .. } | Error::PeerCannotRegisterMemory(_) => PyMemoryError::new_err(text),
+        Error::PublishedByPeer(_) => PyPermissionError::new_err(text),
         Error::Disconnected { .. } => PyConnectionError::new_err(text),
         Error::Verb(_) => PyOSError::new_err(text),
         _ => PyRuntimeError::new_err(text),

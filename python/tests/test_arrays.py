@@ -114,6 +114,9 @@ def test_errors_are_pythons(both):
         remote.get("k" * 600)
     with pytest.raises(MemoryError, match="capacity"):
         remote.put("x", np.zeros(1))  # it is no store
+    sender.publish("own", np.zeros(1))
+    with pytest.raises(PermissionError, match="published"):
+        remote.remove("own")
     with pytest.raises(ConnectionError):
         Peer().connect("127.0.0.1:1", timeout=0)
     remote.close()

@@ -27,6 +27,10 @@ struct CatalogueEntry<T> {
     stored_bytes_and_last_use: Option<(u64, u64)>,
 }
 
+/// The process has published a tensor of this name itself, so a peer can neither replace nor remove it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublishedHere;
+
 /// What a store holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreStatistics {
@@ -52,9 +56,15 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         }
     }
 
-    /// Whether a tensor of so many bytes can be stored.
+    /// Whether a tensor of so many bytes can be stored. A catalogue without capacity stores none, not even an empty one.
     pub fn fits_total_capacity(&self, bytes: u64) -> bool {
-        bytes <= self.capacity_bytes
+        self.capacity_bytes > 0 && bytes <= self.capacity_bytes
+    }
+
+    /// Whether this process has published a tensor of this name.
+    pub fn is_published(&self, name: &TensorName) -> bool {
+        let entry = self.entries.get(name);
+        entry.is_some_and(|entry| entry.stored_bytes_and_last_use.is_none())
     }
 
     /// Publishes a tensor in place of any other of that name, and returns the requests that waited for it.
@@ -63,10 +73,20 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         self.insert(name, tensor, None)
     }
 
-    /// Stores a tensor in place of any other of that name, and returns the requests that waited for it. Other tensors go
-    /// if the capacity requires it.
-    #[must_use]
-    pub fn store(&mut self, name: TensorName, tensor: T, bytes: u64) -> Vec<W> {
+    /// Stores a tensor in place of another stored one of that name, and returns the requests that waited for it. Other
+    /// tensors go if the capacity requires it.
+    ///
+    /// # Errors
+    /// [`PublishedHere`].
+    pub fn store(
+        &mut self,
+        name: TensorName,
+        tensor: T,
+        bytes: u64,
+    ) -> Result<Vec<W>, PublishedHere> {
+        if self.is_published(&name) {
+            return Err(PublishedHere);
+        }
         self.use_clock += 1;
         let waiting = self.insert(name.clone(), tensor, Some((bytes, self.use_clock)));
         self.by_last_use.insert(self.use_clock, name);
@@ -78,7 +98,7 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
             self.evicted_tensors += 1;
             self.remove(&name);
         }
-        waiting
+        Ok(waiting)
     }
 
     fn insert(&mut self, name: TensorName, tensor: T, stored: Option<(u64, u64)>) -> Vec<W> {
@@ -131,6 +151,17 @@ impl<T: Clone, W> TensorCatalogue<T, W> {
         Some(entry.tensor)
     }
 
+    /// Takes a stored tensor out.
+    ///
+    /// # Errors
+    /// [`PublishedHere`].
+    pub fn remove_stored(&mut self, name: &TensorName) -> Result<Option<T>, PublishedHere> {
+        match self.is_published(name) {
+            true => Err(PublishedHere),
+            false => Ok(self.remove(name)),
+        }
+    }
+
     /// Takes out waiters, by what `is_gone` says of them; how many.
     pub fn remove_waiters_if(&mut self, mut is_gone: impl FnMut(&W) -> bool) -> usize {
         let mut count = 0;
@@ -170,10 +201,10 @@ mod tests {
     fn the_one_used_longest_ago_goes_first() {
         let mut c = TensorCatalogue::<u64, ()>::new(100);
         for step in 0..3 {
-            assert!(c.store(name(step), step, 30).is_empty());
+            assert_eq!(c.store(name(step), step, 30), Ok(vec![]));
         }
         assert_eq!(c.find_and_mark_used(&name(0)), Some(0));
-        assert!(c.store(name(3), 3, 30).is_empty());
+        assert_eq!(c.store(name(3), 3, 30), Ok(vec![]));
         let there = [0, 1, 2, 3].map(|step| c.find_and_mark_used(&name(step)).is_some());
         assert_eq!(there, [true, false, true, true]);
         assert_eq!(
@@ -188,10 +219,16 @@ mod tests {
         let mut c = TensorCatalogue::<u64, ()>::new(10);
         assert!(c.publish(name(0), 0).is_empty());
         for step in 1..4 {
-            assert!(c.store(name(step), step, 10).is_empty());
+            assert_eq!(c.store(name(step), step, 10), Ok(vec![]));
         }
         let there = [0, 1, 2, 3].map(|step| c.find_and_mark_used(&name(step)).is_some());
         assert_eq!(there, [true, false, false, true]);
+        assert_eq!(c.store(name(0), 7, 10), Err(PublishedHere));
+        assert_eq!(c.remove_stored(&name(0)), Err(PublishedHere));
+        assert_eq!(c.find_and_mark_used(&name(0)), Some(0));
+        assert_eq!(c.remove_stored(&name(3)), Ok(Some(3)));
+        assert_eq!(c.remove_stored(&name(3)), Ok(None));
+        assert!(!TensorCatalogue::<u64, ()>::new(0).fits_total_capacity(0));
     }
 
     #[test]
@@ -212,7 +249,7 @@ mod tests {
             let mut c = TensorCatalogue::<u64, ()>::new(100);
             for (action, step, bytes) in steps {
                 match action {
-                    0 => drop(c.store(name(step), bytes, bytes)),
+                    0 => prop_assert_eq!(c.store(name(step), bytes, bytes), Ok(vec![])),
                     1 => drop(c.remove(&name(step))),
                     _ => drop(c.find_and_mark_used(&name(step))),
                 }

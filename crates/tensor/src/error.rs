@@ -42,7 +42,9 @@ pub enum Error {
         expected: TensorMeta,
     },
     /// The store has less room than that.
-    #[error("tensor {name} has {bytes} bytes, more than the capacity of the store")]
+    #[error(
+        "tensor {name} has {bytes} bytes, and the peer is no store or has less capacity than that"
+    )]
     TooLarge {
         /// Which.
         name: TensorName,
@@ -52,6 +54,9 @@ pub enum Error {
     /// The peer could not register memory for it.
     #[error("the peer has no memory for tensor {0}")]
     PeerCannotRegisterMemory(TensorName),
+    /// The peer has published the tensor itself.
+    #[error("the peer has published tensor {0} itself: others can neither replace nor remove it")]
+    PublishedByPeer(TensorName),
     /// Too much at once.
     #[error(
         "{0} requests are outstanding on this connection; wait for some of them, or open a second connection"

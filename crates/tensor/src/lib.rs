@@ -35,7 +35,7 @@ mod requests;
 pub mod stripes;
 mod window;
 
-pub use catalogue::{StoreStatistics, TensorCatalogue};
+pub use catalogue::{PublishedHere, StoreStatistics, TensorCatalogue};
 pub use error::Error;
 pub use memory::{DEFAULT_MAX_FREE_POOL_BYTES, Tensor};
 pub use message::{

@@ -69,6 +69,8 @@ pub enum PeerRefusal {
     TooLarge,
     /// The destination does not have the size of the tensor, or the peer could not register memory.
     MemoryUnsuitable,
+    /// The peer has published the tensor itself: others can neither replace nor remove it.
+    Published,
 }
 
 /// A message.
@@ -402,6 +404,7 @@ impl MessageDecoder<'_> {
             PeerRefusal::Cancelled,
             PeerRefusal::TooLarge,
             PeerRefusal::MemoryUnsuitable,
+            PeerRefusal::Published,
         ];
         let code = self.u8()?;
         let what = "the reason of a refusal";
@@ -442,6 +445,16 @@ mod tests {
         })
     }
 
+    fn refusals() -> impl Strategy<Value = PeerRefusal> {
+        prop_oneof![
+            Just(PeerRefusal::Missing),
+            Just(PeerRefusal::Cancelled),
+            Just(PeerRefusal::TooLarge),
+            Just(PeerRefusal::MemoryUnsuitable),
+            Just(PeerRefusal::Published),
+        ]
+    }
+
     fn messages() -> impl Strategy<Value = PeerMessage> {
         let index = any::<u32>;
         let wanted = prop_oneof![
@@ -459,10 +472,8 @@ mod tests {
                 }
             }),
             (index(), metas()).prop_map(|(index, meta)| PeerMessage::Metadata { index, meta }),
-            index().prop_map(|index| PeerMessage::Refused {
-                index,
-                reason: PeerRefusal::TooLarge
-            }),
+            (index(), refusals())
+                .prop_map(|(index, reason)| PeerMessage::Refused { index, reason }),
             index().prop_map(|index| PeerMessage::Cancel { index }),
             (index(), names(), metas()).prop_map(|(index, name, meta)| PeerMessage::Offer {
                 index,

@@ -257,7 +257,8 @@ impl ConnectedPeer {
         self.start_operation(name.clone(), CallerRequest::Get(name, wait, into))
     }
 
-    /// Stores a tensor there. Its bytes must not change before that is done.
+    /// Stores a tensor there. Its bytes must not change before that is done. The operation fails if the peer has published
+    /// a tensor of this name.
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.
@@ -265,7 +266,7 @@ impl ConnectedPeer {
         self.start_operation(name.clone(), CallerRequest::Put(name, tensor))
     }
 
-    /// Removes a tensor there.
+    /// Removes a tensor that was stored there. The operation fails if the peer has published it.
     ///
     /// # Errors
     /// When the connection has ended, or too much is outstanding.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use verbs::{MemoryRegion, RemoteMemory};
 
-use crate::catalogue::TensorCatalogue;
+use crate::catalogue::{PublishedHere, TensorCatalogue};
 use crate::error::Error;
 use crate::memory::{RegisteredPool, Tensor};
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor, TensorName};
@@ -361,12 +361,13 @@ impl ConnectionProtocolState {
                 self.handle_offered_tensor(store, index, name, &meta)
             }
             PeerMessage::Remove { index, name } => {
-                let removed = store.catalogue().remove(&name);
+                let removed = store.catalogue().remove_stored(&name);
                 match removed {
-                    Some(_) => self
+                    Ok(Some(_)) => self
                         .unsent
                         .push_back(PeerMessage::StoredOrRemoved { index }),
-                    None => self.queue_refusal(index, PeerRefusal::Missing),
+                    Ok(None) => self.queue_refusal(index, PeerRefusal::Missing),
+                    Err(PublishedHere) => self.queue_refusal(index, PeerRefusal::Published),
                 }
                 Ok(())
             }
@@ -521,6 +522,7 @@ impl ConnectionProtocolState {
             PeerRefusal::Cancelled => Error::Cancelled(name),
             PeerRefusal::TooLarge => Error::TooLarge { name, bytes },
             PeerRefusal::MemoryUnsuitable => Error::PeerCannotRegisterMemory(name),
+            PeerRefusal::Published => Error::PublishedByPeer(name),
         };
         self.defer_completion(
             removed.and_then(OutstandingRequest::into_pending),
@@ -538,6 +540,10 @@ impl ConnectionProtocolState {
     ) -> Result<(), DisconnectReason> {
         if !store.catalogue().fits_total_capacity(meta.total_bytes()) {
             self.queue_refusal(index, PeerRefusal::TooLarge);
+            return Ok(());
+        }
+        if store.catalogue().is_published(&name) {
+            self.queue_refusal(index, PeerRefusal::Published);
             return Ok(());
         }
         let Ok(tensor) = allocate(store, meta) else {
@@ -579,12 +585,18 @@ impl ConnectionProtocolState {
             }
             Some(OutstandingRequest::IncomingOffer(offer, name, tensor, _)) => {
                 let bytes = tensor.meta().total_bytes();
-                let waiting = store.catalogue().store(name, tensor.clone(), bytes);
-                let serve = |w| DeferredAction::Serve(w, tensor.clone());
-                self.actions_after_unlock
-                    .extend(waiting.into_iter().map(serve));
-                self.unsent
-                    .push_back(PeerMessage::StoredOrRemoved { index: offer });
+                let stored = store.catalogue().store(name, tensor.clone(), bytes);
+                match stored {
+                    Ok(waiting) => {
+                        let serve = |w| DeferredAction::Serve(w, tensor.clone());
+                        self.actions_after_unlock
+                            .extend(waiting.into_iter().map(serve));
+                        self.unsent
+                            .push_back(PeerMessage::StoredOrRemoved { index: offer });
+                    }
+                    // It was published after it was offered.
+                    Err(PublishedHere) => self.queue_refusal(offer, PeerRefusal::Published),
+                }
             }
             _ => {}
         }

@@ -175,6 +175,37 @@ fn a_store_keeps_what_was_used_last() {
 }
 
 #[test]
+fn others_change_no_tensor_that_a_process_has_published() {
+    let (store, writer) = (listening(10_000), client());
+    let to = connected(&writer, &store);
+    store.publish(name("own"), bytes(&store, 100, 1));
+    let e = got(to.put(name("own"), bytes(&writer, 100, 2))).expect_err("published");
+    assert!(matches!(e, Error::PublishedByPeer(_)), "{e}");
+    let e = got(to.remove(name("own"))).expect_err("published");
+    assert!(matches!(e, Error::PublishedByPeer(_)), "{e}");
+    check(got(to.get(name("own"), false, None)), 100, 1);
+    // The process itself may change everything.
+    got(to.put(name("other"), bytes(&writer, 100, 3))).expect("stored");
+    store.publish(name("other"), bytes(&store, 50, 4));
+    let e = got(to.remove(name("other"))).expect_err("published");
+    assert!(matches!(e, Error::PublishedByPeer(_)), "{e}");
+    check(got(to.get(name("other"), false, None)), 50, 4);
+    assert_eq!(store.store_statistics().stored_bytes, 0);
+}
+
+#[test]
+fn a_process_without_capacity_stores_nothing() {
+    let (publisher, writer) = (listening(0), client());
+    let to = connected(&writer, &publisher);
+    for len in [0, 1] {
+        let e = got(to.put(name("t"), bytes(&writer, len, 0))).expect_err("no store");
+        assert!(matches!(e, Error::TooLarge { .. }), "{e}");
+        let e = got(to.get(name("t"), false, None)).expect_err("not stored");
+        assert!(matches!(e, Error::NotFound(_)), "{e}");
+    }
+}
+
+#[test]
 fn the_end_of_a_peer_is_an_error() {
     let (sender, receiver) = (listening(0), client());
     let remote = connected(&receiver, &sender);

@@ -175,11 +175,13 @@ class Remote:
         return out
 
     def put(self, key: str, obj: Any, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
-        """Stores a tensor there, in place of any other of this key and step. The peer must be a `Store`."""
+        """Stores a tensor there, in place of another stored one of this key and step. The peer must be a `Store`.
+
+        `PermissionError` if the peer has published a tensor of this key and step itself."""
         self._native.put(key, step, self._arrays.source(obj), timeout)
 
     def remove(self, key: str, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
-        """Removes a tensor there; `KeyError` if there is none."""
+        """Removes a stored tensor there. `KeyError` if there is none, `PermissionError` if the peer has published it."""
         self._native.remove(key, step, timeout)
 
     async def get_async(self, key: str, *, step: int = 0, wait: bool = True, out: Any = None) -> np.ndarray:
