@@ -11,7 +11,8 @@ use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
 use crate::protocol::{
-    AnsweringConnection, CallerRequest, ConnectionProtocolState, DeferredAction, Store,
+    AnsweringConnection, CallerMemoryInUse, CallerRequest, ConnectionProtocolState, DeferredAction,
+    Store,
 };
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
@@ -180,16 +181,23 @@ impl PeerLink {
         Ok((index?, pending))
     }
 
-    /// The caller of a request has gone. Whether the destination is the caller's: then
-    /// [`is_outstanding`](Self::is_outstanding) says whether something may still come into it, and
-    /// [`revoke_destination`](Self::revoke_destination) ends that.
-    pub(crate) fn cancel_and_is_destination_caller_memory(&self, index: u32) -> bool {
-        let mut is_caller_memory = false;
+    /// Records that the caller of a request has gone. Returns the caller's memory that a transfer may still use.
+    ///
+    /// For a destination [`is_outstanding`](Self::is_outstanding) says how long, and
+    /// [`revoke_destination`](Self::revoke_destination) ends that. For a source it is
+    /// [`is_sending_offer`](Self::is_sending_offer), and the end of the connection.
+    pub(crate) fn cancel(&self, index: u32) -> CallerMemoryInUse {
+        let mut in_use = CallerMemoryInUse::None;
         self.run_with_queues_and_flush(|talk, _| {
-            is_caller_memory = talk.cancel_and_is_destination_caller_memory(index);
+            in_use = talk.cancel(index);
             Ok(())
         });
-        is_caller_memory
+        in_use
+    }
+
+    /// Whether stripes of an offered tensor are being sent.
+    pub(crate) fn is_sending_offer(&self, index: u32) -> bool {
+        self.state().protocol.is_sending_offer(index)
     }
 
     /// Whether something may still come for a request.

@@ -19,7 +19,7 @@ use crate::link::PeerLink;
 use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
 use crate::operation::{Outcome, PendingOperation};
-use crate::protocol::{CallerRequest, Store};
+use crate::protocol::{CallerMemoryInUse, CallerRequest, Store};
 use crate::queues::{NicResources, PreparedQueues};
 use crate::rendezvous::{Accepted, Hello, RendezvousProtocol, Welcome};
 use crate::requests::REQUESTS_MAX;
@@ -257,7 +257,7 @@ impl ConnectedPeer {
         self.start_operation(name.clone(), CallerRequest::Get(name, wait, into))
     }
 
-    /// Stores a tensor there. Its bytes must not change before that is done. The operation fails if the peer has published
+    /// Stores a tensor there. Its bytes must not change before that is done or cancelled. The operation fails if the peer has published
     /// a tensor of this name.
     ///
     /// # Errors
@@ -337,8 +337,7 @@ impl Operation {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the outcome; for ever without a timeout. When time has passed the operation is cancelled: after that
-    /// nothing is written into the memory that was given.
+    /// Waits for the outcome; for ever without a timeout. When time has passed the operation is [cancelled](Self::cancel).
     ///
     /// # Errors
     /// Those of the operation, and [`Error::Timeout`].
@@ -380,28 +379,34 @@ impl Operation {
         self.pending.take_outcome()
     }
 
-    /// The caller wants no outcome any more. When this returns nothing is written into memory that was given.
+    /// The caller wants no outcome any more. When this returns nothing is written into memory that was given, and no
+    /// tensor that was to be stored is read: the peer stores all bytes as they are now, or nothing.
     pub fn cancel(&self) {
         *self.lock_relies_on_thread_guard() = None;
         if self.pending.is_done() {
             return;
         }
-        let is_caller_memory = self
-            .link
-            .cancel_and_is_destination_caller_memory(self.request_index);
+        let (link, index) = (&self.link, self.request_index);
+        let in_use = link.cancel(index);
         self.pending
             .complete(Err(Error::Cancelled(self.name.clone())));
-        if !is_caller_memory {
-            return;
-        }
+        let is_free = || match in_use {
+            CallerMemoryInUse::None => true,
+            CallerMemoryInUse::Destination => !link.is_outstanding(index),
+            CallerMemoryInUse::Source => !link.is_sending_offer(index),
+        };
         let begun = Instant::now();
-        while self.link.is_outstanding(self.request_index) {
+        while !is_free() {
             if begun.elapsed() > CANCELLED_MEMORY_GRACE {
-                self.link.revoke_destination(self.request_index);
+                match in_use {
+                    CallerMemoryInUse::Source => {
+                        link.end_connection("a cancelled transfer was not sent in time");
+                    }
+                    _ => link.revoke_destination(index),
+                }
                 break;
             }
-            let gone = || !self.link.is_outstanding(self.request_index);
-            self.engine.spin_until_done(&self.link, None, gone);
+            self.engine.spin_until_done(link, None, is_free);
         }
     }
 }

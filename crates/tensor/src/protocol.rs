@@ -74,12 +74,30 @@ pub(crate) struct ConnectionProtocolState {
     unsent: VecDeque<PeerMessage>,
     requests_to_peer: OutstandingRequests<OutstandingRequest>,
     peer_metadata_by_key: HashMap<String, TensorMeta>,
-    /// Tensors of which stripes are being sent, by the peer's index.
-    outgoing_tensors_and_unsent_stripes: HashMap<u32, (Tensor, usize)>,
+    /// Transfers of which stripes are being sent, with the number of these stripes, by the peer's index.
+    outgoing_transfers_and_unsent_stripes: HashMap<u32, (OutgoingTensor, usize)>,
     /// Transfers for which the send queues have no room.
-    transfers_awaiting_send_queue_room: VecDeque<(u32, Tensor, RemoteMemory)>,
+    transfers_awaiting_send_queue_room: VecDeque<(u32, OutgoingTensor, RemoteMemory)>,
     /// For others, once the lock is free.
     actions_after_unlock: Vec<DeferredAction>,
+}
+
+/// A tensor that a peer has asked for.
+#[derive(Debug)]
+struct OutgoingTensor {
+    tensor: Tensor,
+    /// The index of the offer that the peer takes up.
+    offer: Option<u32>,
+}
+
+/// Memory of a caller that a transfer may still use after the request was cancelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallerMemoryInUse {
+    None,
+    /// A peer may WRITE into the destination.
+    Destination,
+    /// Stripes of an offered tensor are being sent.
+    Source,
 }
 
 /// An action to take without the lock.
@@ -96,6 +114,8 @@ enum OutstandingRequest {
     /// An offered tensor comes: the peer's index of the offer, its name, where it goes, stripes that have come.
     IncomingOffer(u32, TensorName, Tensor, u64),
     Offer(TensorName, Tensor, PendingOperation),
+    /// An offer whose caller has gone. The peer has not answered yet.
+    WithdrawnOffer,
     Remove(TensorName, PendingOperation),
 }
 
@@ -128,7 +148,7 @@ impl OutstandingRequest {
         match self {
             Self::Get(get) => get.pending,
             Self::Offer(_, _, pending) | Self::Remove(_, pending) => Some(pending),
-            Self::IncomingOffer(..) => None,
+            Self::IncomingOffer(..) | Self::WithdrawnOffer => None,
         }
     }
 }
@@ -142,7 +162,7 @@ impl ConnectionProtocolState {
             unsent: VecDeque::new(),
             requests_to_peer: OutstandingRequests::new(),
             peer_metadata_by_key: HashMap::new(),
-            outgoing_tensors_and_unsent_stripes: HashMap::new(),
+            outgoing_transfers_and_unsent_stripes: HashMap::new(),
             transfers_awaiting_send_queue_room: VecDeque::new(),
             actions_after_unlock: Vec::new(),
         }
@@ -150,7 +170,7 @@ impl ConnectionProtocolState {
 
     /// Whether nothing is expected of the peer.
     pub(crate) fn expects_nothing_of_peer(&self) -> bool {
-        self.requests_to_peer.is_empty() && self.outgoing_tensors_and_unsent_stripes.is_empty()
+        self.requests_to_peer.is_empty() && self.outgoing_transfers_and_unsent_stripes.is_empty()
     }
 
     /// The actions to take without the lock.
@@ -164,7 +184,7 @@ impl ConnectionProtocolState {
         store
             .catalogue()
             .remove_waiters_if(|waiting| waiting.is_from(&me));
-        self.outgoing_tensors_and_unsent_stripes.clear();
+        self.outgoing_transfers_and_unsent_stripes.clear();
         self.transfers_awaiting_send_queue_room.clear();
         let outstanding = self.requests_to_peer.drain();
         outstanding
@@ -172,15 +192,48 @@ impl ConnectionProtocolState {
             .collect()
     }
 
-    /// The caller of a request has gone; whether its destination is the caller's.
-    pub(crate) fn cancel_and_is_destination_caller_memory(&mut self, index: u32) -> bool {
-        let Some(OutstandingRequest::Get(get)) = self.requests_to_peer.get(index) else {
-            return false;
-        };
-        get.pending = None;
-        let is_caller_memory = get.is_destination_caller_memory;
-        self.unsent.push_back(PeerMessage::Cancel { index });
-        is_caller_memory
+    /// Records that the caller of a request has gone. Returns the caller's memory that a transfer may still use.
+    pub(crate) fn cancel(&mut self, index: u32) -> CallerMemoryInUse {
+        match self.requests_to_peer.get(index) {
+            Some(OutstandingRequest::Get(get)) => {
+                get.pending = None;
+                let is_caller_memory = get.is_destination_caller_memory;
+                self.unsent.push_back(PeerMessage::Cancel { index });
+                match is_caller_memory {
+                    true => CallerMemoryInUse::Destination,
+                    false => CallerMemoryInUse::None,
+                }
+            }
+            Some(offer @ OutstandingRequest::Offer(..)) => {
+                *offer = OutstandingRequest::WithdrawnOffer;
+                self.refuse_unsent_transfers_of_offer(index);
+                match self.is_sending_offer(index) {
+                    true => CallerMemoryInUse::Source,
+                    false => CallerMemoryInUse::None,
+                }
+            }
+            _ => CallerMemoryInUse::None,
+        }
+    }
+
+    /// Refuses transfers of a withdrawn offer of which nothing was sent. The peer has then answered the offer.
+    fn refuse_unsent_transfers_of_offer(&mut self, offer: u32) {
+        let waiting = std::mem::take(&mut self.transfers_awaiting_send_queue_room);
+        for (index, transfer, memory) in waiting {
+            if transfer.offer == Some(offer) {
+                self.requests_to_peer.remove(offer);
+                self.queue_refusal(index, PeerRefusal::Missing);
+            } else {
+                self.transfers_awaiting_send_queue_room
+                    .push_back((index, transfer, memory));
+            }
+        }
+    }
+
+    /// Whether stripes of an offered tensor are being sent.
+    pub(crate) fn is_sending_offer(&self, offer: u32) -> bool {
+        let mut transfers = self.outgoing_transfers_and_unsent_stripes.values();
+        transfers.any(|(transfer, _)| transfer.offer == Some(offer))
     }
 
     /// Whether an answer may still come.
@@ -198,17 +251,17 @@ impl ConnectionProtocolState {
 
     /// Sends what the window and the send queues have room for.
     pub(crate) fn flush(&mut self, queues: &mut ConnectedQps) -> Result<(), DisconnectReason> {
-        while let Some((index, tensor, remote)) =
+        while let Some((index, transfer, remote)) =
             self.transfers_awaiting_send_queue_room.pop_front()
         {
-            match queues.write(index, &tensor, remote)? {
+            match queues.write(index, &transfer.tensor, remote)? {
                 Some(stripes) => drop(
-                    self.outgoing_tensors_and_unsent_stripes
-                        .insert(index, (tensor, stripes)),
+                    self.outgoing_transfers_and_unsent_stripes
+                        .insert(index, (transfer, stripes)),
                 ),
                 None => {
                     self.transfers_awaiting_send_queue_room
-                        .push_front((index, tensor, remote));
+                        .push_front((index, transfer, remote));
                     break;
                 }
             }
@@ -315,10 +368,11 @@ impl ConnectionProtocolState {
                 self.handle_received_stripe(store, queues.data_queue_pair_count(), index)
             }
             QueueEvent::StripeSent(index) => {
-                if let Some((_, left)) = self.outgoing_tensors_and_unsent_stripes.get_mut(&index) {
+                if let Some((_, left)) = self.outgoing_transfers_and_unsent_stripes.get_mut(&index)
+                {
                     *left -= 1;
                     if *left == 0 {
-                        self.outgoing_tensors_and_unsent_stripes.remove(&index);
+                        self.outgoing_transfers_and_unsent_stripes.remove(&index);
                     }
                 }
                 Ok(())
@@ -379,6 +433,8 @@ impl ConnectionProtocolState {
                     self.defer_completion(Some(pending), Ok(None));
                     Ok(())
                 }
+                // All stripes were sent before the caller had gone.
+                Some(OutstandingRequest::WithdrawnOffer) => Ok(()),
                 _ => Err(unexpected_answer("the end of an offer", index)),
             },
         }
@@ -408,16 +464,42 @@ impl ConnectionProtocolState {
                 }
                 found
             }
-            RequestedTensor::ByOffer(offer) => match self.requests_to_peer.get(offer) {
-                Some(OutstandingRequest::Offer(_, tensor, _)) => Some(tensor.clone()),
-                _ => None,
-            },
+            RequestedTensor::ByOffer(offer) => {
+                return self.handle_request_by_offer(queues, (index, offer), destination.as_ref());
+            }
         };
         match found {
             Some(tensor) => {
                 self.send_tensor_or_metadata(queues, index, tensor, destination.as_ref())
             }
             None => {
+                self.queue_refusal(index, PeerRefusal::Missing);
+                Ok(())
+            }
+        }
+    }
+
+    /// The peer takes up an offer, which the caller may have withdrawn.
+    fn handle_request_by_offer(
+        &mut self,
+        queues: &mut ConnectedQps,
+        (index, offer): (u32, u32),
+        destination: Option<&(TensorMeta, RemoteMemory)>,
+    ) -> Result<(), DisconnectReason> {
+        match self.requests_to_peer.get(offer) {
+            Some(OutstandingRequest::Offer(_, tensor, _)) => {
+                let transfer = OutgoingTensor {
+                    tensor: tensor.clone(),
+                    offer: Some(offer),
+                };
+                self.transfer_or_send_metadata(queues, index, transfer, destination)
+            }
+            withdrawn => {
+                if matches!(withdrawn, Some(OutstandingRequest::WithdrawnOffer))
+                    && !self.is_sending_offer(offer)
+                {
+                    self.requests_to_peer.remove(offer);
+                }
                 self.queue_refusal(index, PeerRefusal::Missing);
                 Ok(())
             }
@@ -432,18 +514,32 @@ impl ConnectionProtocolState {
         tensor: Tensor,
         destination: Option<&(TensorMeta, RemoteMemory)>,
     ) -> Result<(), DisconnectReason> {
+        let transfer = OutgoingTensor {
+            tensor,
+            offer: None,
+        };
+        self.transfer_or_send_metadata(queues, index, transfer, destination)
+    }
+
+    fn transfer_or_send_metadata(
+        &mut self,
+        queues: &mut ConnectedQps,
+        index: u32,
+        transfer: OutgoingTensor,
+        destination: Option<&(TensorMeta, RemoteMemory)>,
+    ) -> Result<(), DisconnectReason> {
         match destination {
-            Some((meta, memory)) if meta == tensor.meta() => {
+            Some((meta, memory)) if meta == transfer.tensor.meta() => {
                 if memory.len < meta.total_bytes() {
                     self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
                     return Ok(());
                 }
                 self.transfers_awaiting_send_queue_room
-                    .push_back((index, tensor, *memory));
+                    .push_back((index, transfer, *memory));
                 self.flush(queues)
             }
             _ => {
-                let meta = tensor.meta().clone();
+                let meta = transfer.tensor.meta().clone();
                 self.unsent.push_back(PeerMessage::Metadata { index, meta });
                 Ok(())
             }
@@ -513,8 +609,10 @@ impl ConnectionProtocolState {
                 (name.clone(), tensor.meta().total_bytes())
             }
             Some(OutstandingRequest::Remove(name, _)) => (name.clone(), 0),
-            // The offer was withdrawn.
-            Some(OutstandingRequest::IncomingOffer(..)) => return Ok(()),
+            // The offer was withdrawn, by the peer or by this side.
+            Some(OutstandingRequest::IncomingOffer(..) | OutstandingRequest::WithdrawnOffer) => {
+                return Ok(());
+            }
             None => return Err(unexpected_answer("a refusal", index)),
         };
         let error = match why {
@@ -569,7 +667,9 @@ impl ConnectionProtocolState {
         let (tensor, stripes) = match self.requests_to_peer.get(index).ok_or_else(none)? {
             OutstandingRequest::Get(get) => (get.destination.as_ref(), &mut get.received_stripes),
             OutstandingRequest::IncomingOffer(_, _, tensor, stripes) => (Some(&*tensor), stripes),
-            OutstandingRequest::Offer(..) | OutstandingRequest::Remove(..) => return Err(none()),
+            OutstandingRequest::Offer(..)
+            | OutstandingRequest::WithdrawnOffer
+            | OutstandingRequest::Remove(..) => return Err(none()),
         };
         *stripes += 1;
         let expected = tensor.map(|t| stripes::count(t.meta().total_bytes(), queue_pairs));
@@ -626,4 +726,156 @@ fn remote_memory(tensor: &Tensor) -> RemoteMemory {
         len: tensor.meta().total_bytes(),
         ..memory
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::PeerLink;
+    use crate::message::MESSAGE_BYTES;
+    use crate::meta::DType;
+    use crate::queues::{NicResources, PreparedQueues};
+
+    /// Two ends of a connection. Only the first has a protocol: the tests say what the other sends.
+    struct Connection {
+        store: Store,
+        queues: [ConnectedQps; 2],
+        protocol: ConnectionProtocolState,
+    }
+
+    impl Connection {
+        fn new() -> Self {
+            let device = verbs::Provider::softnic().device(None);
+            let context = device.expect("a device").open().expect("opens");
+            let pd = context.alloc_pd().expect("a PD");
+            let resources = NicResources {
+                port: service::NicConfig::default()
+                    .port_and_gid(&context)
+                    .expect("a port"),
+                channel: context.create_comp_channel().expect("a channel"),
+                context,
+                pd: pd.clone(),
+            };
+            let prepared = [0, 1].map(|_| PreparedQueues::new(&resources, 2).expect("queues"));
+            let endpoints = [1, 0].map(|i: usize| prepared[i].endpoints());
+            let mut connected = prepared
+                .into_iter()
+                .zip(endpoints)
+                .map(|(queues, peer)| queues.connect(&peer).expect("connects"));
+            Self {
+                store: Store {
+                    catalogue: Mutex::new(TensorCatalogue::new(0)),
+                    pool: RegisteredPool::new(pd, 1 << 20),
+                },
+                queues: [(); 2].map(|()| connected.next().expect("two ends")),
+                protocol: ConnectionProtocolState::new(Weak::<PeerLink>::new()),
+            }
+        }
+
+        fn tensor(&self) -> Tensor {
+            let meta = TensorMeta::new(DType::U8, vec![100]).expect("small");
+            allocate(&self.store, &meta).expect("memory")
+        }
+
+        /// Begins to store a tensor at the peer and returns the index of the offer.
+        fn put(&mut self) -> u32 {
+            let name = TensorName::new("t", 0).expect("a good key");
+            let ask = CallerRequest::Put(name, self.tensor());
+            let pending = PendingOperation::default();
+            let index = self.protocol.start_request(&self.store, ask, pending);
+            self.protocol.flush(&mut self.queues[0]).expect("sent");
+            index.expect("few requests")
+        }
+
+        /// The peer has sent this message.
+        fn receive(&mut self, message: &PeerMessage) -> Result<(), DisconnectReason> {
+            let bytes = message.encode(0);
+            let event = QueueEvent::Message(&bytes);
+            self.protocol
+                .handle_event(&self.store, &mut self.queues[0], event)?;
+            self.protocol.flush(&mut self.queues[0])
+        }
+
+        /// The peer takes up an offer.
+        fn receive_request(&mut self, offer: u32, destination: &Tensor) {
+            let message = PeerMessage::Request {
+                index: 5,
+                tensor: RequestedTensor::ByOffer(offer),
+                destination: Some((destination.meta().clone(), remote_memory(destination))),
+            };
+            self.receive(&message).expect("a good request");
+        }
+
+        /// Takes completions until `done`.
+        fn poll_until(&mut self, done: impl Fn(&Self) -> bool) {
+            while !done(self) {
+                let (protocol, store) = (&mut self.protocol, &self.store);
+                let polled = self.queues[0].poll(|q, event| protocol.handle_event(store, q, event));
+                polled.expect("connected");
+            }
+        }
+
+        /// Returns the messages that the peer gets, up to a refusal.
+        fn messages_up_to_refusal(&mut self) -> Vec<PeerMessage> {
+            let mut messages = Vec::new();
+            while !matches!(messages.last(), Some(PeerMessage::Refused { .. })) {
+                let polled = self.queues[1].poll(|_, event| {
+                    if let QueueEvent::Message(bytes) = event {
+                        assert!(bytes.len() <= MESSAGE_BYTES);
+                        messages.push(PeerMessage::decode(bytes).expect("a message").0);
+                    }
+                    Ok(())
+                });
+                polled.expect("connected");
+            }
+            messages
+        }
+    }
+
+    #[test]
+    fn a_withdrawn_offer_that_the_peer_takes_up_is_missing() {
+        let mut connection = Connection::new();
+        let destination = connection.tensor();
+        let offer = connection.put();
+        assert_eq!(connection.protocol.cancel(offer), CallerMemoryInUse::None);
+        assert!(connection.protocol.is_outstanding(offer));
+        connection.receive_request(offer, &destination);
+        assert!(connection.protocol.expects_nothing_of_peer());
+        let refusal = PeerMessage::Refused {
+            index: 5,
+            reason: PeerRefusal::Missing,
+        };
+        assert_eq!(connection.messages_up_to_refusal().pop(), Some(refusal));
+        assert_eq!(destination.to_vec(), [0; 100]);
+        // Nothing more can come for the offer.
+        let stored = PeerMessage::StoredOrRemoved { index: offer };
+        assert!(connection.receive(&stored).is_err());
+    }
+
+    #[test]
+    fn a_withdrawn_offer_that_the_peer_refuses_is_forgotten() {
+        let mut connection = Connection::new();
+        let offer = connection.put();
+        connection.protocol.cancel(offer);
+        let refusal = PeerMessage::Refused {
+            index: offer,
+            reason: PeerRefusal::TooLarge,
+        };
+        connection.receive(&refusal).expect("an answer");
+        assert!(connection.protocol.expects_nothing_of_peer());
+    }
+
+    #[test]
+    fn an_offer_whose_stripes_are_being_sent_uses_its_memory_until_they_are_sent() {
+        let mut connection = Connection::new();
+        let destination = connection.tensor();
+        let offer = connection.put();
+        connection.receive_request(offer, &destination);
+        assert_eq!(connection.protocol.cancel(offer), CallerMemoryInUse::Source);
+        assert!(connection.protocol.is_sending_offer(offer));
+        connection.poll_until(|c| !c.protocol.is_sending_offer(offer));
+        let stored = PeerMessage::StoredOrRemoved { index: offer };
+        connection.receive(&stored).expect("an answer");
+        assert!(connection.protocol.expects_nothing_of_peer());
+    }
 }

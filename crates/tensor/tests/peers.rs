@@ -1,6 +1,7 @@
 //! Peers in one process: tensors come whole, changes of metadata are followed, errors are told.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use tensor::{
@@ -172,6 +173,48 @@ fn a_store_keeps_what_was_used_last() {
     let waiting = from.get(name("later"), true, None).expect("asked");
     got(to.put(name("later"), bytes(&writer, 777, 5))).expect("stored");
     check(waiting.wait(PATIENCE), 777, 5);
+}
+
+/// A store that takes up an offer only after the caller has given up does not get bytes that have changed since.
+#[test]
+fn a_put_that_timed_out_stores_nothing_later() {
+    let (store, writer) = (listening(10 << 20), client());
+    let to = connected(&writer, &store);
+    // The thread of the store is stopped in a callback.
+    let publisher = listening(0);
+    let from = connected(&store, &publisher);
+    let (is_stopped, stopped) = channel();
+    let (go_on, may_go_on) = channel::<()>();
+    let waiting = from.get(name("signal"), true, None).expect("asked");
+    waiting.on_done(move || {
+        is_stopped.send(()).expect("the test waits");
+        let _ = may_go_on.recv();
+    });
+    publisher.publish(name("signal"), bytes(&publisher, 1, 0));
+    stopped
+        .recv_timeout(Duration::from_secs(60))
+        .expect("called");
+
+    let meta = TensorMeta::new(DType::U8, vec![3 << 20]).expect("small");
+    let source = writer.allocate(meta).expect("memory");
+    let put = to.put(name("t"), source.clone()).expect("begun");
+    let soon = Some(Duration::from_millis(20));
+    let e = put.wait(soon).expect_err("the store does nothing");
+    assert!(matches!(e, Error::Timeout { .. }), "{e}");
+    let region = source.region().expect("memory");
+    region.write_at(0, &[7; 3 << 20]).expect("inside");
+
+    drop(go_on);
+    for i in 0..3 {
+        got(to.put(name("next"), bytes(&writer, 300, i))).expect("stored");
+    }
+    assert!(store.find_local(&name("t")).is_none());
+    assert!(store.find_local(&name("next")).is_some());
+    // What was withdrawn is not outstanding for ever.
+    for i in 0..2 * tensor::REQUESTS_MAX {
+        drop(to.put(name("t"), bytes(&writer, 300, i)));
+        got(to.put(name("next"), bytes(&writer, 300, i))).expect("stored");
+    }
 }
 
 #[test]
