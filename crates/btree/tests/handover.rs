@@ -341,6 +341,45 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
 }
 
 #[test]
+fn a_take_that_the_giver_refuses_for_a_moment_is_tried_again() {
+    let addresses = addresses();
+    let servers = [0, 1].map(|number| server::<u64>(&addresses, number, 1000, 900));
+    let mut control = router::<u64>(&addresses, AccessDesign::Rpc);
+    let (from, end) = (stable_key(800), Some(stable_key(900)));
+    let config = ClientConfig {
+        server: addresses[0].clone(),
+        ..ClientConfig::default()
+    };
+    let mut other = PipelinedClient::connect(config).expect("connects");
+    let step = HandoverStep::Freeze;
+    let said = ask(&mut other, Op::Handover { step, from, end });
+    assert_eq!(said, "HandoverStepDone { version: 0 }");
+    let taker = &mut control.servers()[1];
+    take(taker, 0, from, end);
+    thread::sleep(Duration::from_millis(30));
+    drop(other);
+    while taking(taker) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for i in 800..900 {
+        let found = servers[1].service().store().get(0, stable_key(i));
+        assert_eq!(found, Ok(Some(value_of(stable_key(i), 0))), "{i}");
+    }
+    // The same take again: the taker has a part of the range, and gets the rest.
+    take(taker, 0, stable_key(700), end);
+    while taking(taker) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    take(taker, 0, stable_key(800), Some(stable_key(950)));
+    take(taker, 0, stable_key(600), end);
+    while taking(taker) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let taken = servers[1].stats().taken_entries;
+    assert_eq!(taken, 300);
+}
+
+#[test]
 fn a_giver_that_goes_away_leaves_what_was_copied() {
     const KEYS: u64 = 20_000;
     let addresses = addresses();

@@ -3,6 +3,9 @@
 //! A range is taken from the left in chunks of some thousand entries; each chunk is frozen for some hundred
 //! microseconds. If the giver fails midway, its remaining keys are lost with it, and the copied chunk is adopted. If
 //! this server fails, the giver thaws the chunk, unless it has ceded the chunk already.
+//!
+//! A chunk that cannot be taken at the moment is tried again after a pause. After [`MAX_ATTEMPTS_PER_CHUNK`] attempts
+//! the rest of the range stays where it is.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,11 +18,28 @@ use super::handover::{Handovers, TakeRequest};
 use crate::client::{Answer, ClientError, PipelinedClient, call};
 use crate::key_or_value::KeyOrValue;
 use crate::key_or_value::private::Sizes;
-use crate::tree::{Refusal, Store};
+use crate::tree::{MovedRange, Refusal, Store};
 use crate::wire::{HandoverStep, Op};
 
 /// Entries of a chunk.
 const CHUNK_ENTRIES: u32 = 2_000;
+
+/// Largest number of attempts to take a chunk.
+const MAX_ATTEMPTS_PER_CHUNK: u32 = 10;
+/// The pause after the first failed attempt; each further pause is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// The outcome of an attempt to take a chunk.
+enum ChunkOutcome<T> {
+    /// The rest of the range begins at this key.
+    RestFrom(T),
+    /// The range is complete.
+    Complete,
+    /// A later attempt may succeed.
+    TryLater(String),
+    /// The range cannot be taken.
+    Impossible(String),
+}
 
 /// The result of a step at the giver.
 enum StepResult {
@@ -44,6 +64,8 @@ pub struct RangeMover<T: KeyOrValue = u64> {
     giver_clients: HashMap<u16, PipelinedClient<T>>,
     /// The part of the current range that is not yet taken.
     remaining_take: Option<TakeRequest<T>>,
+    /// Failed attempts to take the next chunk.
+    failed_attempts: u32,
     /// The limit of the transfer rate in bytes per second.
     max_bytes_per_s: u32,
     /// The earliest time of the next chunk.
@@ -66,6 +88,7 @@ impl<T: KeyOrValue> RangeMover<T> {
             connect: Box::new(connect),
             giver_clients: HashMap::new(),
             remaining_take: None,
+            failed_attempts: 0,
             next_chunk_at: time::now(),
         }
     }
@@ -82,25 +105,41 @@ impl<T: KeyOrValue> RangeMover<T> {
         if now < self.next_chunk_at {
             return false;
         }
-        let left = match self.take_first_chunk_and_get_rest_start(take) {
-            Ok(left) => left,
-            Err(e) => {
-                tracing::warn!("keys from {} on are not taken: {e}", take.from);
+        let outcome = match self.take_first_chunk(take) {
+            Ok(outcome) => outcome,
+            Err(e @ (ClientError::SizesDiffer(..) | ClientError::OtherKeys(_))) => {
+                ChunkOutcome::Impossible(e.to_string())
+            }
+            Err(e) => ChunkOutcome::TryLater(e.to_string()),
+        };
+        let failed_attempts = std::mem::take(&mut self.failed_attempts) + 1;
+        self.remaining_take = match outcome {
+            ChunkOutcome::RestFrom(from) => Some(TakeRequest { from, ..take }),
+            ChunkOutcome::Complete => None,
+            ChunkOutcome::TryLater(why) if failed_attempts < MAX_ATTEMPTS_PER_CHUNK => {
+                tracing::info!("keys from {} on are taken later: {why}", take.from);
+                self.failed_attempts = failed_attempts;
+                self.next_chunk_at = now + FIRST_RETRY_PAUSE * (1 << (failed_attempts - 1));
+                Some(take)
+            }
+            ChunkOutcome::TryLater(why) | ChunkOutcome::Impossible(why) => {
+                tracing::warn!("keys from {} on are not taken: {why}", take.from);
                 None
             }
         };
-        self.remaining_take = left.map(|from| TakeRequest { from, ..take });
         if self.remaining_take.is_none() {
             self.handovers.record_take_finished();
         }
         true
     }
 
-    /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
-    fn take_first_chunk_and_get_rest_start(
-        &mut self,
-        take: TakeRequest<T>,
-    ) -> Result<Option<T>, ClientError> {
+    /// Takes the first chunk of a range.
+    fn take_first_chunk(&mut self, take: TakeRequest<T>) -> Result<ChunkOutcome<T>, ClientError> {
+        let rest_from = |end: Option<T>| {
+            let rest = end.filter(|end| take.end.is_none_or(|last| *end < last));
+            rest.map_or(ChunkOutcome::Complete, ChunkOutcome::RestFrom)
+        };
+        let later = |why: &str| Ok(ChunkOutcome::TryLater(why.to_owned()));
         let giver = match self.giver_clients.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => {
@@ -111,8 +150,16 @@ impl<T: KeyOrValue> RangeMover<T> {
         };
         let tree = take.tree;
         // The first scan finds the end of the chunk.
-        let Some((_, next)) = scan_if_giver_owns_range(giver, tree, (take.from, take.end))? else {
-            return Ok(None);
+        let next = match scan_at_giver(giver, tree, (take.from, take.end))? {
+            Ok((_, next)) => next,
+            // An earlier take got these keys.
+            Err(moved) if moved.owner.server == self.server_number => {
+                return Ok(rest_from(moved.end));
+            }
+            Err(moved) => {
+                let why = format!("server {} owns them", moved.owner.server);
+                return Ok(ChunkOutcome::Impossible(why));
+            }
         };
         let end = next.or(take.end);
         let range = (take.from, end);
@@ -121,11 +168,11 @@ impl<T: KeyOrValue> RangeMover<T> {
             request_step(giver, tree, HandoverStep::Freeze, range)?,
             StepResult::DoneWithVersion(_)
         ) {
-            return Ok(None);
+            return later("the giver does not freeze them");
         }
         let mut entries = Vec::new();
         let mut from = take.from;
-        while let Some((found, next)) = scan_if_giver_owns_range(giver, tree, (from, end))? {
+        while let Ok((found, next)) = scan_at_giver(giver, tree, (from, end))? {
             entries.extend(found);
             match next {
                 Some(next) => from = next,
@@ -133,9 +180,8 @@ impl<T: KeyOrValue> RangeMover<T> {
             }
         }
         let Ok(mut reserved) = self.store.reserve_nodes(entries.len()) else {
-            tracing::warn!("no memory for keys from {} on", take.from);
             request_step(giver, tree, HandoverStep::Thaw, range)?;
-            return Ok(None);
+            return later("this server has no memory for them");
         };
         let to = self.server_number;
         let mut ceded = request_step(giver, tree, HandoverStep::Cede { to }, range)?;
@@ -145,7 +191,7 @@ impl<T: KeyOrValue> RangeMover<T> {
         }
         let StepResult::DoneWithVersion(version) = ceded else {
             self.store.release_nodes(reserved);
-            return Ok(None);
+            return later("the giver does not cede them");
         };
         self.handovers.raise_last_version(version);
         // Between cession and adoption no server has the range, so adoption is retried until it succeeds.
@@ -169,28 +215,28 @@ impl<T: KeyOrValue> RangeMover<T> {
         self.handovers.add_taken_entries(entries.len() as u64);
         let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.max_bytes_per_s));
         self.next_chunk_at = time::now() + pause;
-        Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))
+        Ok(rest_from(end))
     }
 }
 
 /// The result of a SCAN: entries, and the key at which to continue.
 type ScanResult<T> = (Vec<(T, T)>, Option<T>);
 
-/// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
-/// range.
-fn scan_if_giver_owns_range<T: KeyOrValue>(
+/// Scans a range at the giver. Returns the entries and the key where the rest begins, or the owner of the first keys if
+/// the giver does not own them.
+fn scan_at_giver<T: KeyOrValue>(
     giver: &mut PipelinedClient<T>,
     tree: u8,
     (from, end): (T, Option<T>),
-) -> Result<Option<ScanResult<T>>, ClientError> {
+) -> Result<Result<ScanResult<T>, MovedRange<T>>, ClientError> {
     let limit = CHUNK_ENTRIES;
     call(
         giver,
         tree,
         &Op::Scan { from, end, limit },
         |answer| match answer {
-            Answer::Entries { entries, next } => Ok(Some((entries.to_vec(), next))),
-            Answer::Moved(_) => Ok(None),
+            Answer::Entries { entries, next } => Ok(Ok((entries.to_vec(), next))),
+            Answer::Moved(moved) => Ok(Err(moved)),
             _ => Err(ClientError::NoAnswerInTime),
         },
     )?
