@@ -38,7 +38,7 @@ impl<T: KeyOrValue> LoadBalancer<T> {
     }
 
     /// Reads all loads once, and starts a move if one is due. The balancer plans no other move while that one is in
-    /// progress.
+    /// progress. Afterwards it asks the giver whether the range has moved, and restores the split if it has not.
     ///
     /// # Errors
     /// If a server cannot be reached.
@@ -51,6 +51,12 @@ impl<T: KeyOrValue> LoadBalancer<T> {
                 _ => None,
             })?;
             loads.push(load.ok_or(ClientError::NoAnswerInTime)?);
+        }
+        if let Some(planned) = self.balancer.unconfirmed_move()
+            && loads.iter().all(|load| load.unfinished_takes == 0)
+        {
+            let kept_from = self.first_key_kept_by_giver(&planned)?;
+            self.balancer.confirm_move(kept_from);
         }
         let Some(plan) = self.balancer.observe_and_plan_move(&loads) else {
             return Ok(None);
@@ -65,7 +71,37 @@ impl<T: KeyOrValue> LoadBalancer<T> {
         }
         Ok(Some(plan))
     }
+
+    /// Returns the first key of a range that the giver still owns, if there is one.
+    fn first_key_kept_by_giver(
+        &mut self,
+        planned: &RangeMove<T>,
+    ) -> Result<Option<T>, ClientError> {
+        let Some(giver) = self.servers.get_mut(usize::from(planned.giver)) else {
+            return Ok(None);
+        };
+        let mut key = planned.from;
+        for _ in 0..MAX_LEAVES_ASKED_FOR {
+            let moved = call(giver, self.tree, &Op::Get { key }, |answer| match answer {
+                Answer::Value(_) => Ok(None),
+                Answer::Moved(moved) => Ok(Some(moved)),
+                _ => Err(ClientError::NoAnswerInTime),
+            })??;
+            let Some(moved) = moved else {
+                return Ok(Some(key));
+            };
+            // The leaf ends above the key. A server that says otherwise is not asked again.
+            match moved.end.filter(|end| *end > key) {
+                Some(next) if planned.end.is_none_or(|end| next < end) => key = next,
+                _ => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
 }
+
+/// Largest number of leaves of a moved range that the giver is asked for. A chunk of the range is one leaf there.
+const MAX_LEAVES_ASKED_FOR: u32 = 10_000;
 
 /// Sends a request and waits for its answer.
 ///
