@@ -235,13 +235,24 @@ impl GroupListener {
         self.address.clone()
     }
 
-    /// Connects with all ranks within `timeout` seconds, once.
+    /// Connects with all ranks within `timeout` seconds, once. A signal whose handler raises ends the rendezvous.
     fn connect(&self, py: Python<'_>, addresses: Vec<Vec<u8>>, timeout: f64) -> PyResult<Group> {
         let taken = self.prepared.lock().map(|mut p| p.take());
         let prepared = taken.unwrap_or_else(|p| p.into_inner().take());
         let prepared = prepared.ok_or_else(closed_peer_exception)?;
         let timeout = Duration::try_from_secs_f64(timeout).map_err(exception_of_argument_error)?;
-        let connected = py.detach(|| prepared.connect(&addresses, timeout));
+        let mut checked = Instant::now();
+        let mut signal = Ok(());
+        let connected = py.detach(|| {
+            prepared.connect_while(&addresses, timeout, || {
+                if checked.elapsed() >= SIGNAL_CHECK_INTERVAL {
+                    checked = Instant::now();
+                    signal = Python::attach(|py| py.check_signals());
+                }
+                signal.is_ok()
+            })
+        });
+        signal?;
         let (group, messages) = connected.map_err(|e| exception_of_group_error(&e))?;
         let (collectives, begun) = channel();
         let thread = std::thread::Builder::new().name("vb-collectives".to_owned());

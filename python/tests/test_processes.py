@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from verbatim import _native
 from verbatim.tensor import Peer, Store
 
 SENDER = """
@@ -130,3 +131,19 @@ def test_killed_receivers_do_not_harm_the_sender(process):
             receiver.kill()
         with peer.connect(sender.address) as remote:
             assert remote.get("large")[-1] == (4 << 20) - 1
+
+
+def test_a_signal_ends_the_rendezvous_of_a_group():
+    first, never_connects = (_native.GroupListener(rank, 2, "127.0.0.1", "softnic", None) for rank in range(2))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            first.connect([first.address, never_connects.address], 3600)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -47,6 +47,9 @@ pub enum Error {
         /// What happened.
         reason: String,
     },
+    /// The caller gave the rendezvous up.
+    #[error("the rendezvous of a group was given up")]
+    RendezvousGivenUp,
     /// A request that was tested to its end, or never made here.
     #[error(
         "this request is not under way: it was tested to its end, or belongs to another communicator"

@@ -288,3 +288,26 @@ fn addresses_are_checked() {
         assert!(matches!(refused, Err(Error::Protocol(_))), "{refused:?}");
     }
 }
+
+#[test]
+fn a_rendezvous_is_given_up_when_the_caller_says_so() {
+    let device = Provider::softnic().device(None).expect("there is one");
+    let pd = device.open().expect("opens").alloc_pd().expect("a domain");
+    let here = Ipv4Addr::LOCALHOST.into();
+    let prepare = |rank| PreparedGroup::new(&pd, &Config::default(), (rank, 2), here);
+    let ranks = [0, 1].map(|rank| prepare(rank).expect("listens"));
+    let addresses = ranks
+        .each_ref()
+        .map(PreparedGroup::listener_handles_as_bytes);
+    let [first, _never_connects] = ranks;
+    let mut turns = 0;
+    let given_up = first.connect_while(&addresses, Duration::from_secs(3600), || {
+        turns += 1;
+        turns <= 10
+    });
+    assert!(
+        matches!(given_up, Err(Error::RendezvousGivenUp)),
+        "{given_up:?}"
+    );
+    assert_eq!(turns, 11);
+}

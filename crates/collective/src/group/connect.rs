@@ -87,9 +87,23 @@ impl PreparedGroup {
     /// # Errors
     /// An address is not one of this protocol, a rank is gone or does not connect in time, or a verb failed.
     pub fn connect(
+        self,
+        addresses: &[Vec<u8>],
+        timeout: Duration,
+    ) -> Result<(Group, RankMessenger), Error> {
+        self.connect_while(addresses, timeout, || true)
+    }
+
+    /// Does the same as [`connect`](Self::connect), but gives up once `goes_on` returns false. `goes_on` is called all
+    /// the time while ranks are awaited, so it must be fast.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect), and [`Error::RendezvousGivenUp`].
+    pub fn connect_while(
         mut self,
         addresses: &[Vec<u8>],
         timeout: Duration,
+        goes_on: impl FnMut() -> bool,
     ) -> Result<(Group, RankMessenger), Error> {
         let (rank, ranks) = (self.rank, addresses.len());
         let slots = ListenerLayout { ranks };
@@ -117,7 +131,7 @@ impl PreparedGroup {
                 slots,
             )?);
         }
-        let (senders, receivers) = self.connect_both_ends(connecting, timeout)?;
+        let (senders, receivers) = self.connect_both_ends(connecting, timeout, goes_on)?;
         let mut ends = senders.into_iter().zip(receivers);
         let mut links = Vec::new();
         let mut ring = None;
@@ -166,10 +180,14 @@ impl PreparedGroup {
         &mut self,
         mut connecting: Vec<PendingConnect>,
         timeout: Duration,
+        mut goes_on: impl FnMut() -> bool,
     ) -> Result<(Vec<Sender>, Vec<Receiver>), Error> {
         let mut senders: Vec<Option<Sender>> = connecting.iter().map(|_| None).collect();
         let mut receivers: Vec<Option<Receiver>> = connecting.iter().map(|_| None).collect();
         let met = poll_until(timeout, || {
+            if !goes_on() {
+                return Some(Err(Error::RendezvousGivenUp));
+            }
             let mut step = || -> Result<bool, Error> {
                 for (sender, connecting) in senders.iter_mut().zip(&mut connecting) {
                     if sender.is_none() {
