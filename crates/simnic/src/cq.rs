@@ -81,7 +81,8 @@ impl Cq {
         self.armed_for != Arming::Disarmed && self.disarm_if_event(&cqe)
     }
 
-    /// Arms the queue. A queue that is armed for all completions stays so (IBTA vol. 1, 11.4.2.2). Returns the time of the event if a completion that the polling thread cannot see yet makes it.
+    /// Arms the queue. A queue that is armed for all completions stays so (IBTA vol. 1, 11.4.2.2). Returns the time of
+    /// the event if a completion that the polling thread cannot see yet makes it.
     pub(crate) fn arm(&mut self, armed_for: Arming, clock: Ps) -> Option<Ps> {
         let armed_for = match self.armed_for {
             Arming::AnyCompletion => Arming::AnyCompletion,

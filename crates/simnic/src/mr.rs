@@ -21,6 +21,21 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// Returns true if a queue pair of `machine` with these access flags may make an access of the kind `wanted` to
+    /// `length` bytes from `addr` on.
+    #[inline(always)]
+    pub(crate) fn permits(
+        &self,
+        machine: u32,
+        qp_access_flags: i32,
+        wanted: i32,
+        (addr, length): (u64, usize),
+    ) -> bool {
+        self.machine == machine
+            && qp_access_flags & self.access_flags & wanted != 0
+            && self.region.contains(addr, length)
+    }
+
     /// Adds a WRITE that becomes visible at `at`, to this region, which has the key `key`.
     #[inline(always)]
     #[expect(

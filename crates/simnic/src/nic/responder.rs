@@ -110,14 +110,11 @@ impl Simulation {
             let (recv, dropped) = if is_write {
                 let (key, addr) = (message.qkey_or_rkey, message.remote_addr);
                 let length = message.payload.bytes().len();
-                let access =
-                    target.qkey_or_access_flags.cast_signed() & abi::IBV_ACCESS_REMOTE_WRITE;
+                let access = target.qkey_or_access_flags.cast_signed();
                 let region = mrs.get(key as usize).and_then(Option::as_ref);
-                let allowed = region.is_some_and(|mr| {
-                    mr.machine == machine
-                        && access & mr.access_flags != 0
-                        && mr.region.contains(addr, length)
-                });
+                let wanted = abi::IBV_ACCESS_REMOTE_WRITE;
+                let allowed =
+                    region.is_some_and(|mr| mr.permits(machine, access, wanted, (addr, length)));
                 (None, length > 0 && !allowed)
             } else if target.qkey_or_access_flags == message.qkey_or_rkey {
                 let recv = pop_recv(target, srqs);
@@ -263,10 +260,9 @@ impl Simulation {
         let allowed = if write && length > 0 {
             let access = target.qkey_or_access_flags.cast_signed();
             let region = self.mr(machine, message.qkey_or_rkey);
-            region.is_some_and(|mr| {
-                access & mr.access_flags & abi::IBV_ACCESS_REMOTE_WRITE != 0
-                    && mr.region.contains(message.remote_addr, length)
-            })
+            let wanted = abi::IBV_ACCESS_REMOTE_WRITE;
+            let range = (message.remote_addr, length);
+            region.is_some_and(|mr| mr.permits(machine, access, wanted, range))
         } else {
             target.transport != Transport::Ud || target.qkey_or_access_flags == message.qkey_or_rkey
         };
@@ -351,10 +347,8 @@ impl Simulation {
                 target.qkey_or_access_flags.cast_signed(),
             );
             let region = self.mrs.get_mut(key as usize).and_then(Option::as_mut);
-            let region = region.filter(|mr| {
-                let wanted = access & mr.access_flags & abi::IBV_ACCESS_REMOTE_WRITE;
-                mr.machine == machine && wanted != 0 && mr.region.contains(addr, length)
-            });
+            let wanted = abi::IBV_ACCESS_REMOTE_WRITE;
+            let region = region.filter(|mr| mr.permits(machine, access, wanted, (addr, length)));
             if region.is_none() {
                 counters.dropped_messages += 1;
                 return abi::IBV_WC_REM_ACCESS_ERR;
@@ -553,9 +547,8 @@ impl Simulation {
             abi::IBV_ACCESS_REMOTE_ATOMIC
         };
         let addr = message.remote_addr;
-        let region = self.mr(machine, message.qkey_or_rkey).filter(|mr| {
-            mr.access_flags & qp_access & wanted != 0 && mr.region.contains(addr, length)
-        });
+        let region = self.mr(machine, message.qkey_or_rkey);
+        let region = region.filter(|mr| mr.permits(machine, qp_access, wanted, (addr, length)));
         match region {
             None => Err(abi::IBV_WC_REM_ACCESS_ERR),
             Some(mr) if !read && mr.region.word(addr).is_none() => Err(abi::IBV_WC_REM_INV_REQ_ERR),
