@@ -261,6 +261,23 @@ fn the_end_of_a_peer_is_an_error() {
     assert!(matches!(e, Error::Disconnected { .. }), "{e}");
 }
 
+/// The completion queue of a connection may go while the thread of the process waits for its event.
+#[test]
+fn a_peer_ends_while_completions_come() {
+    let end_a_peer = || {
+        let (sender, receiver) = (listening(0), client());
+        let remote = connected(&receiver, &sender);
+        let waiting = remote.get(name("never"), true, None).expect("asked");
+        drop(sender);
+        assert!(waiting.wait(PATIENCE).is_err());
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| (0..4).for_each(|_| end_a_peer()));
+        }
+    });
+}
+
 #[test]
 fn keys_have_a_length() {
     assert!(TensorName::new("", 0).is_err());
