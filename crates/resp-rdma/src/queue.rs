@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs::{
     Access, CompletionChannel, CompletionQueue, Inline, MemoryRegion, Postlist, PreparedQp,
     ProtectionDomain, QueuePair, Rc, RecvList, RemoteMemory, WcBuffer, WcOpcode, WcStatus,
@@ -100,13 +99,10 @@ impl UnconnectedQp {
     pub(crate) fn new(pd: &ProtectionDomain, config: &Config) -> Result<Self, SetupError> {
         let context = pd.context();
         let channel = context.create_comp_channel()?;
-        let flags = fcntl_getfl(&channel).map_err(|e| SetupError::Cm {
+        let set = channel.set_nonblocking(true);
+        set.map_err(|source| SetupError::Cm {
             step: "fcntl",
-            source: e.into(),
-        })?;
-        fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(|e| SetupError::Cm {
-            step: "fcntl",
-            source: e.into(),
+            source,
         })?;
         let receives = u32::try_from(POSTED_RECEIVES).unwrap_or(u32::MAX);
         let cq = context.create_cq_with_channel(SEND_QUEUE_WRS + receives, &channel)?;

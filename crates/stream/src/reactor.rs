@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
@@ -27,8 +26,7 @@ const MAX_FAILED_FLUSH_TIME: Duration = Duration::from_secs(5);
 /// Creates a completion channel whose descriptor does not block.
 pub(crate) fn nonblocking_channel(context: &Context) -> Result<CompletionChannel, SetupError> {
     let channel = context.create_comp_channel()?;
-    let flags = fcntl_getfl(&channel).map_err(io::Error::from)?;
-    fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+    channel.set_nonblocking(true)?;
     Ok(channel)
 }
 

@@ -5,13 +5,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use service::config::in_range;
 use service::{
     Capabilities, ClientRefusal, ClientSession, ClientsConnected, ConnectError, NicConfig,
     OpenError, Server, ServerError, ServerLocation, Service, UnsupportedDesign,
 };
-use verbs::{Access, CompletionChannel, Context, ProtectionDomain};
+use verbs::{Access, Context, ProtectionDomain};
 
 use crate::catalogue::{StoreStatistics, TensorCatalogue};
 use crate::engine::{ConnectionPoller, PollingThread, ReliesOnThreadGuard};
@@ -132,7 +131,10 @@ impl Peer {
         .map_err(StartError::InvalidConfig)?;
         let context = config.nic.open()?;
         let pd = context.alloc_pd()?;
-        let channel = nonblocking_channel(&context)?;
+        let channel = context.create_comp_channel()?;
+        // The event that made the descriptor readable may be gone by the time it is taken, if its completion queue is
+        // destroyed meanwhile.
+        channel.set_nonblocking(true)?;
         let store = Arc::new(Store {
             catalogue: Mutex::new(TensorCatalogue::new(config.peer_store_capacity_bytes)),
             pool: RegisteredPool::new(pd.clone(), config.max_free_pool_bytes),
@@ -229,15 +231,6 @@ impl Peer {
             _connection: connection,
         })
     }
-}
-
-/// Creates a completion channel whose descriptor does not block. The event that made the descriptor readable may be gone
-/// by the time it is taken, if its completion queue is destroyed meanwhile.
-fn nonblocking_channel(context: &Context) -> Result<CompletionChannel, StartError> {
-    let channel = context.create_comp_channel()?;
-    let flags = fcntl_getfl(&channel).map_err(std::io::Error::from)?;
-    fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(std::io::Error::from)?;
-    Ok(channel)
 }
 
 fn process_name() -> String {

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs_abi as abi;
 
 use crate::context::{Context, ContextRef};
@@ -315,6 +316,10 @@ impl CompletionChannel {
 
     /// Waits for an event for at most `timeout`; returns `None` after that time.
     ///
+    /// An event is gone if another thread takes it, or drops its CQ, just before this call takes it. The call then waits
+    /// for the next one without a limit. After [`set_nonblocking`](Self::set_nonblocking) it returns
+    /// [`EventError::WouldBlock`] instead.
+    ///
     /// # Errors
     /// As [`wait_for_cq_event`](Self::wait_for_cq_event).
     pub fn wait_for_cq_event_timeout(&self, timeout: Duration) -> Result<Option<u64>, EventError> {
@@ -323,6 +328,17 @@ impl CompletionChannel {
         } else {
             Ok(None)
         }
+    }
+
+    /// Sets whether the descriptor blocks; a new channel's does. If it does not,
+    /// [`wait_for_cq_event`](Self::wait_for_cq_event) fails at once with [`EventError::WouldBlock`] while no event is there.
+    ///
+    /// # Errors
+    /// The error of `fcntl(2)`.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        let mut flags = fcntl_getfl(self)?;
+        flags.set(OFlags::NONBLOCK, nonblocking);
+        Ok(fcntl_setfl(self, flags)?)
     }
 
     pub(crate) fn raw(&self) -> *mut abi::ibv_comp_channel {
