@@ -357,7 +357,11 @@ fn mistakes_are_named() {
             ],
             "8 bytes or more",
         ),
-        (&["--nic", "cib", "--key-size", "8"], "cannot be used with"),
+        (
+            &["--nic", "cib", "--scan-length", "8"],
+            "cannot be used with",
+        ),
+        (&["--nic", "cib", "--gid-index", "1"], "cannot be used with"),
         (
             &["check", "--keys", "1", "--window", "8"],
             "2 keys or more with --keys",
