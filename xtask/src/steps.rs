@@ -20,16 +20,16 @@ pub(crate) enum StepGroup {
     ThisMachine,
     /// The step runs in the virtual machine, which keeps one processor busy.
     VirtualMachine,
-    /// The step builds in its own folder, and runs as steps of [`ThisMachine`](Self::ThisMachine) do.
+    /// The step builds in its own folder, and runs in turn with the steps in the virtual machine.
     OwnBuildFolder,
 }
 
 impl StepGroup {
-    /// The groups of steps that run at the same time; groups of one entry share a thread. The virtual machine takes
-    /// longest, and its tests have time limits. Only one other step therefore runs beside it.
+    /// The groups of steps that run at the same time; groups of one entry share a thread. The tests in the virtual
+    /// machine have time limits, so only one other step runs beside it. The groups of this machine take longest.
     pub(crate) const CONCURRENT: [&[StepGroup]; 2] = [
-        &[StepGroup::ThisMachine, StepGroup::OwnBuildFolder],
-        &[StepGroup::VirtualMachine],
+        &[StepGroup::ThisMachine],
+        &[StepGroup::OwnBuildFolder, StepGroup::VirtualMachine],
     ];
 }
 
