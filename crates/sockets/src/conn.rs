@@ -10,7 +10,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 
 use verbs::{QpEndpoint, RemoteMemory};
@@ -63,6 +63,8 @@ pub(crate) struct Conn {
     data_calls_before_setup: AtomicU32,
     /// True if another process may have a descriptor of the connection.
     is_shared: AtomicBool,
+    /// An error of the socket that a call of this library got, and that the program has yet to get; 0 without.
+    kept_errno: AtomicI32,
     /// True if this side connected; false if it accepted.
     pub(crate) called_connect: AtomicBool,
     /// Numbers of calls that are inside the kernel's plain functions.
@@ -128,6 +130,7 @@ impl Default for Conn {
             generation: AtomicU32::new(0),
             data_calls_before_setup: AtomicU32::new(0),
             is_shared: AtomicBool::new(false),
+            kept_errno: AtomicI32::new(0),
             called_connect: AtomicBool::new(false),
             running_tcp_reads: AtomicU32::new(0),
             running_tcp_writes: AtomicU32::new(0),
@@ -150,6 +153,7 @@ impl Conn {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.data_calls_before_setup.store(0, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
+        self.kept_errno.store(0, Ordering::Relaxed);
         self.called_connect.store(false, Ordering::Relaxed);
         self.tcp_bytes_received.store(0, Ordering::Relaxed);
         self.tcp_bytes_sent.store(0, Ordering::Relaxed);
@@ -207,6 +211,40 @@ impl Conn {
         self.is_shared.store(true, Ordering::Relaxed);
         self.data_calls_before_setup
             .fetch_max(CALLS_BEFORE_SETUP, Ordering::Relaxed);
+    }
+
+    /// Returns true if the kernel's stream has a byte, has ended or has failed. The kernel reports a failure once: it is
+    /// kept for the program's next read.
+    pub(crate) fn has_byte_or_end(&self, fd: i32) -> bool {
+        let before = real::errno();
+        let has = real::peek(fd, libc::MSG_DONTWAIT) >= 0 || self.keep_error();
+        real::set_errno(before);
+        has
+    }
+
+    /// Keeps the error of the call on the socket that has just failed, for the program. Returns false if the call only
+    /// would have waited.
+    pub(crate) fn keep_error(&self) -> bool {
+        let errno = real::errno();
+        let is_failure = errno != libc::EAGAIN && errno != libc::EINTR;
+        if is_failure {
+            self.kept_errno.store(errno, Ordering::SeqCst);
+        }
+        is_failure
+    }
+
+    /// Returns the kept error in place of an end of the stream.
+    pub(crate) fn kept_error_instead_of_end(&self, got: io::Result<usize>) -> io::Result<usize> {
+        match got {
+            Ok(0) => match self.kept_errno.swap(0, Ordering::SeqCst) {
+                0 => Ok(0),
+                errno => {
+                    real::set_errno(errno);
+                    Err(io::Error::from_raw_os_error(errno))
+                }
+            },
+            other => other,
+        }
     }
 
     #[cold]

@@ -544,7 +544,7 @@ impl Watch {
         if kernel & IN != 0
             && (is.ask_kernel_in && !is.readable
                 || kernel & HANGUP_EVENTS != 0
-                || has_unread(self.fd))
+                || self.conn.has_byte_or_end(self.fd))
         {
             ready |= IN;
         }
@@ -587,12 +587,4 @@ impl Watch {
             u64: self.data,
         }
     }
-}
-
-/// Returns true if the kernel's stream still has a byte or has ended, after wake bytes were taken.
-fn has_unread(fd: c_int) -> bool {
-    let before = real::errno();
-    let has = real::peek(fd, libc::MSG_DONTWAIT) >= 0;
-    real::set_errno(before);
-    has
 }

@@ -190,13 +190,11 @@ impl ManagedDescriptor {
             conn.take_wake_bytes_unless_needed(fd);
         }
         let is = conn.readiness();
-        let before = real::errno();
-        // After an error a read does not wait. A peek would take the error from the program's read.
-        let has_unread = || kernel & HANGUP_EVENTS != 0 || real::peek(fd, libc::MSG_DONTWAIT) >= 0;
+        // After an error a read does not wait.
+        let has_unread = || kernel & HANGUP_EVENTS != 0 || conn.has_byte_or_end(fd);
         if is.readable || kernel & IN != 0 && has_unread() {
             events |= IN;
         }
-        real::set_errno(before);
         if is.writable || is.ask_kernel_out && kernel & OUT != 0 {
             events |= OUT;
         }

@@ -298,6 +298,14 @@ impl Conn {
     /// # Errors
     /// The errors of `recvmsg(2)`.
     pub(crate) fn recv(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+        let got = self.recv_or_end(fd, to, flags);
+        if to.is_empty() {
+            return got;
+        }
+        self.kept_error_instead_of_end(got)
+    }
+
+    fn recv_or_end(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
@@ -349,7 +357,8 @@ impl Conn {
             return None;
         }
         let _call = self.try_enter_tcp_read()?;
-        Some(by_kernel().inspect(|got| self.count_tcp_read(*got, flags)))
+        let got = by_kernel().inspect(|got| self.count_tcp_read(*got, flags));
+        Some(self.kept_error_instead_of_end(got))
     }
 
     fn recv_by_tcp(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
@@ -639,11 +648,12 @@ impl Conn {
                 )
             {
                 let left = untaken_wake_bytes(&dir);
-                if left > 0
-                    && self.may_take_wake_bytes(link, rx.ring.as_ref())
-                    && let Ok(n) = u64::try_from(real::discard(fd, left))
-                {
-                    dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed);
+                if left > 0 && self.may_take_wake_bytes(link, rx.ring.as_ref()) {
+                    if let Ok(n) = u64::try_from(real::discard(fd, left)) {
+                        dir.wake_bytes_taken.fetch_add(n, Ordering::Relaxed);
+                    } else {
+                        self.keep_error();
+                    }
                 }
             }
         }
