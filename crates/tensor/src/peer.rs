@@ -382,8 +382,8 @@ impl Operation {
         self.pending.take_outcome()
     }
 
-    /// The caller wants no outcome any more. After the call no peer writes into memory that was given, and none reads a
-    /// tensor that was to be stored: the peer stores all bytes as they are now, or nothing.
+    /// The caller wants no outcome any more. After the call no peer writes into memory that was given. None reads a tensor
+    /// that was to be stored: the peer stores all bytes as they are now, or nothing.
     pub fn cancel(&self) {
         *self.lock_relies_on_thread_guard() = None;
         if self.pending.is_done() {
