@@ -210,7 +210,7 @@ fn a_put_that_timed_out_stores_nothing_later() {
     }
     assert!(store.find_local(&name("t")).is_none());
     assert!(store.find_local(&name("next")).is_some());
-    // What was withdrawn is not outstanding for ever.
+    // An offer that was withdrawn does not stay outstanding.
     for i in 0..2 * tensor::REQUESTS_MAX {
         drop(to.put(name("t"), bytes(&writer, 300, i)));
         got(to.put(name("next"), bytes(&writer, 300, i))).expect("stored");
