@@ -241,7 +241,7 @@ fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<MixOper
 
 /// Returns the mix of a sequencer with these messages.
 fn sequencer(profile: &Profile, loads: Vec<MixOperation>, cores: u32, postlist: f64) -> Mix {
-    let host = &profile.host;
+    let host = &profile.with_active_cores(cores).host;
     let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
     let add_ns = match cores {
         1 => known(&host.atomic_add_ns),
@@ -281,7 +281,7 @@ fn systems(profile: &Profile) -> Vec<NamedMix> {
     let herd = |cores, postlist, app_ns| Mix {
         loads: herd_rpc(32, postlist, 2 * cores),
         cores: Some(cores),
-        app_ns,
+        app_ns: app_ns * profile.slowdown(cores),
         shared_ns: 0.0,
         outstanding: None,
     };

@@ -74,7 +74,7 @@ impl Cluster {
         let costs = NicParameters::of(profile)?;
         let mut world = Simulation::new(NEXT.fetch_add(1, Ordering::Relaxed), profile, costs, seed);
         world.add_machines(profile, count);
-        let unknown_of_cores = PlaceCosts::of(profile, 1.0).unknown_core_costs;
+        let unknown_of_cores = PlaceCosts::of(profile, 1.0, 1).unknown_core_costs;
         if !threads::install_simulation(Box::new(world)) {
             return Err(ClusterError::ThreadHasCluster);
         }

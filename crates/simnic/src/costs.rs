@@ -103,8 +103,10 @@ impl NicParameters {
 
 impl PlaceCosts {
     /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
-    /// host's.
-    pub(crate) fn of(profile: &Profile, core_speed: f64) -> Self {
+    /// host's, while so many of them are active.
+    pub(crate) fn of(profile: &Profile, core_speed: f64, active_cores: u32) -> Self {
+        let core_speed = core_speed / profile.slowdown(active_cores);
+        let profile = &*profile.with_active_cores(active_cores);
         let (host, nic) = (&profile.host, &profile.processing);
         let mut unknown_core_costs = Vec::new();
         let mut core = |key, number: &Option<Sourced<f64>>| {
@@ -333,6 +335,11 @@ impl CostTable {
             operation_costs: Vec::new(),
             by_key: HashMap::new(),
         }
+    }
+
+    /// Returns the NIC's profile as seen from the host.
+    pub(crate) fn host_profile(&self) -> &Profile {
+        &self.profiles[0]
     }
 
     /// Returns the shape of an operation with its opcode of the ABI; `None` if the NIC cannot do the operation.

@@ -61,6 +61,8 @@ pub(crate) struct HostOrDpuState {
     /// Index of the NIC, which a host shares with its DPU.
     pub(crate) nic: u32,
     pub(crate) place: CorePlace,
+    /// Number of cores on which threads were started.
+    pub(crate) active_cores: u32,
     pub(crate) costs: PlaceCosts,
     /// MMIO writes of the cores; `link_to_device`: all transfers on the link to the device.
     pub(crate) mmio_writes: SerialTimetable,

@@ -88,6 +88,28 @@ mod tests {
     use crate::{Cluster, now};
 
     #[test]
+    fn work_takes_longer_beside_other_active_cores_by_the_turbo_frequency() {
+        let profile = nicmodel::profile::builtin("cib").expect("built in");
+        let time_on = |cores: usize| {
+            let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+            let time = Rc::new(Cell::new(None));
+            for core in 0..cores {
+                let end = Rc::clone(&time);
+                cluster.spawn(cluster.host_of_machine(0), format!("{core}"), move || {
+                    spend(Duration::from_nanos(2500));
+                    end.set(now());
+                });
+            }
+            cluster.run().expect("all threads end");
+            time.get().expect("virtual time")
+        };
+        assert_eq!(time_on(1), Duration::from_nanos(2500));
+        assert_eq!(time_on(2), Duration::from_nanos(2500));
+        assert_eq!(time_on(6), Duration::from_nanos(3000));
+        assert_eq!(time_on(14), Duration::from_nanos(3000));
+    }
+
+    #[test]
     fn touches_cost_what_the_profile_says_and_nothing_without_a_latency_of_memory() {
         let mut profile = nicmodel::profile::builtin("cib").expect("built in").clone();
         let taken = |profile: &nicmodel::Profile| {

@@ -84,6 +84,7 @@ impl Simulation {
             body();
         });
         let clock = self.now;
+        self.add_active_core(machine);
         self.last_wait_period_number += 1;
         self.thread_names.push(name);
         self.threads.push(SimulatedThread {

@@ -93,10 +93,10 @@ impl Simulation {
         let there = profile.as_seen_from_dpu();
         let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
         let dpu = there.as_ref().zip(speed);
-        let hosts = PlaceCosts::of(profile, 1.0);
+        let hosts = PlaceCosts::of(profile, 1.0, 1);
         let sides = [
             Some((CorePlace::Host, hosts)),
-            dpu.map(|(profile, speed)| (CorePlace::Dpu, PlaceCosts::of(profile, speed))),
+            dpu.map(|(profile, speed)| (CorePlace::Dpu, PlaceCosts::of(profile, speed, 1))),
         ];
         for (place, costs) in sides.into_iter().flatten() {
             self.machines.extend((0..count).map(|nic| HostOrDpuState {
@@ -116,6 +116,20 @@ impl Simulation {
             .iter()
             .map(|machine| machine.costs.pcie_latency);
         self.min_pcie_latency = ways.min().unwrap_or(0);
+    }
+
+    /// Counts another active core of a machine, which may slow its other cores down (`turbo` of the profile).
+    pub(crate) fn add_active_core(&mut self, machine: u32) {
+        let state = &mut self.machines[machine as usize];
+        let before = state.active_cores;
+        state.active_cores += 1;
+        let profile = self.cost_table.host_profile();
+        // The cores of a DPU are not known to slow each other down.
+        if state.place == CorePlace::Host
+            && profile.slowdown(before) != profile.slowdown(state.active_cores)
+        {
+            state.costs = PlaceCosts::of(profile, 1.0, state.active_cores);
+        }
     }
 
     /// Returns the next random number (splitmix64, Steele et al., OOPSLA 2014).

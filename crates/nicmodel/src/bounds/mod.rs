@@ -251,6 +251,7 @@ impl Bounds {
     /// An operation that the NIC cannot do, or a number of the mix outside its range.
     pub fn of(profile: &Profile, mix: &Mix) -> Result<Self, OperationError> {
         check_ranges(mix)?;
+        let profile = &*profile.with_active_cores(mix.cores.unwrap_or(1));
         let mut demand = ResourceDemand::default();
         for load in &mix.loads {
             demand.add(profile, load)?;

@@ -158,8 +158,8 @@ fn peers_work(
     requests: f64,
     atomics: f64,
 ) -> PeersWork {
-    let host = &profile.host;
-    let cores = host.cores.value;
+    let cores = profile.host.cores.value;
+    let host = &profile.with_active_cores(cores).host;
     let words = observed.effective_atomic_locks();
     // Cores that add to few shared words wait for each other's cache lines.
     let contended = cores > 1 && words.is_some_and(|words| words < cores);

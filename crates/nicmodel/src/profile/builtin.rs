@@ -57,7 +57,9 @@ mod tests {
         // The comparison includes optional keys.
         let keys = |line: &str| {
             let key = line.strip_prefix("# ");
-            key.is_some_and(|key| key.contains(" = { value =") || key.starts_with("[dpu]"))
+            key.is_some_and(|key| {
+                key.contains(" = { value =") || ["[dpu]", "[turbo]"].contains(&key)
+            })
         };
         let lines = TEMPLATE.lines().map(|line| match line.strip_prefix("# ") {
             Some(rest) if keys(line) => rest,

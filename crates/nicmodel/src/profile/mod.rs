@@ -1,5 +1,6 @@
 //! NIC profiles: a NIC, its PCIe link, its port and its host as numbers, each with its evidence.
 
+mod active_cores;
 mod adapter;
 mod builtin;
 mod dpu;
@@ -8,6 +9,7 @@ mod identity;
 mod place;
 mod section;
 mod sourced;
+mod turbo;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +21,7 @@ pub use identity::Identity;
 pub use place::CorePlace;
 pub use section::ProfileNumber;
 pub use sourced::{Evidence, Sourced};
+pub use turbo::Turbo;
 
 use section::section;
 
@@ -46,6 +49,9 @@ pub struct Profile {
     pub identity: Option<Identity>,
     /// The machine's processor.
     pub host: Host,
+    /// The clock rates of the processor by active cores; cores do not slow each other down if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turbo: Option<Turbo>,
     /// The link between processor and NIC.
     pub pcie: Pcie,
     /// Sizes of WQEs and CQEs.
@@ -300,6 +306,7 @@ impl Profile {
     pub fn numbers(&self) -> Vec<ProfileNumber<'_>> {
         let mut all = Vec::new();
         self.host.numbers(&mut all);
+        self.turbo.iter().for_each(|turbo| turbo.numbers(&mut all));
         self.pcie.numbers(&mut all);
         self.wqe.numbers(&mut all);
         self.processing.numbers(&mut all);
@@ -320,6 +327,7 @@ impl Profile {
         let (table, field) = key.split_once('.')?;
         let is_set = match table {
             "host" => changed.host.set(field, value),
+            "turbo" => changed.turbo.as_mut()?.set(field, value),
             "pcie" => changed.pcie.set(field, value),
             "wqe" => changed.wqe.set(field, value),
             "processing" => changed.processing.set(field, value),
@@ -373,6 +381,12 @@ impl Profile {
                 key: format!("identity.{key}"),
                 message: message.to_owned(),
             })
+        }));
+        let turbo = self.turbo.as_ref().and_then(Turbo::problem);
+        problems.extend(turbo.map(|(at, message)| ImpossibleValue {
+            line: line(at),
+            key: "turbo.ghz".to_owned(),
+            message: message.to_owned(),
         }));
         let mut out_of_range = Vec::new();
         self.host.out_of_range(&mut out_of_range);

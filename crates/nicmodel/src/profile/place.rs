@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::sourced::{Evidence, Sourced};
+use super::sourced::Sourced;
 use super::{Dpu, Host, Profile};
 
 /// The cores and memory behind a NIC that use it: those of the host, or those of its DPU.
@@ -43,17 +43,6 @@ impl FromStr for CorePlace {
     }
 }
 
-/// Returns a number that is derived from other numbers of the profile.
-fn with_derived_evidence(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
-    Sourced {
-        value,
-        evidence: Evidence::Derived {
-            how: how.to_owned(),
-        },
-        span: like.span.clone(),
-    }
-}
-
 impl Dpu {
     /// Describes the DPU's cores as a host.
     fn as_host(&self, host: &Host) -> Host {
@@ -61,7 +50,7 @@ impl Dpu {
         let slower = |time: &Option<Sourced<f64>>| {
             let time = time.as_ref()?;
             let how = "the host's, divided by dpu.core_speed";
-            Some(with_derived_evidence(time.value / speed, how, time))
+            Some(time.derive(time.value / speed, how))
         };
         Host {
             cores: self.cores.clone(),
@@ -105,15 +94,16 @@ impl Profile {
         let dpu = self.dpu.as_ref()?;
         let mut there = self.clone();
         there.dpu = None;
+        there.turbo = None;
         there.host = dpu.as_host(&self.host);
         let (pcie, latency) = (&mut there.pcie, &dpu.latency_ns);
         let lane = dpu.bandwidth_mbps.value / f64::from(pcie.lanes.value);
         let how = "dpu.bandwidth_mbps, divided by pcie.lanes";
-        pcie.lane_mbps = with_derived_evidence(lane, how, &dpu.bandwidth_mbps);
+        pcie.lane_mbps = dpu.bandwidth_mbps.derive(lane, how);
         pcie.read_completion_bytes = dpu.read_completion_bytes.clone();
         pcie.latency_ns = Some(latency.clone());
         if there.processing.wqe_fetch_wait_ns.is_some() {
-            let wait = with_derived_evidence(2.0 * latency.value, "twice dpu.latency_ns", latency);
+            let wait = latency.derive(2.0 * latency.value, "twice dpu.latency_ns");
             there.processing.wqe_fetch_wait_ns = Some(wait);
         }
         if let Some(hold) = &dpu.lock_hold_ns {

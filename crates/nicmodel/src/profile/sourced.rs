@@ -87,6 +87,19 @@ pub struct Sourced<T> {
     pub(super) span: Range<usize>,
 }
 
+impl Sourced<f64> {
+    /// Returns another number, which is derived from this one and others of the profile.
+    pub(super) fn derive(&self, value: f64, how: &str) -> Self {
+        Self {
+            value,
+            evidence: Evidence::Derived {
+                how: how.to_owned(),
+            },
+            span: self.span.clone(),
+        }
+    }
+}
+
 impl<T: PartialEq> PartialEq for Sourced<T> {
     /// Equality ignores the place in the text.
     fn eq(&self, other: &Self) -> bool {
