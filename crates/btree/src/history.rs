@@ -1,8 +1,8 @@
 //! A client whose history is checked for linearizability: all operations on few keys, with a full window, and SCANs.
 //!
 //! The tree of a check has *stable* keys ([`stable_key_count`] of them, numbered as by `load::key_of`), which a server
-//! loads and no client changes. Between them are *judged* keys in groups. Each group has a hot key, on which clients
-//! always compete, and [`FILLERS_PER_HOT_KEY`] fillers around it. Fillers are inserted for a while and deleted for a
+//! loads and no client changes. Between the stable keys are groups of *judged* keys, whose histories are checked. Each
+//! group has a hot key, on which clients always compete, and [`FILLERS_PER_HOT_KEY`] fillers around it. Fillers are inserted for a while and deleted for a
 //! while, so that leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is
 //! recorded as one read of each judged key of its range, because each leaf is read atomically. The order and the stable
 //! keys of a SCAN are checked when its answer arrives.

@@ -53,7 +53,7 @@ pub(crate) struct ServedConnection {
     commands_wait_for_output: bool,
     /// True if the peer sends nothing more.
     peer_sends_no_more: bool,
-    /// True if replies wait for the client to read. Only then are writable events requested, because a socket becomes
+    /// True if replies are left that the socket had no room for. Only then are writable events requested, because a socket becomes
     /// writable whenever its client reads.
     is_output_blocked: bool,
     /// True if the connection is polled, and its descriptors report no events.

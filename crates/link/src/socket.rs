@@ -17,7 +17,7 @@ use crate::sys::options::set_int;
 /// The sharing of an address and port by a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortSharing {
-    /// The socket does not share them.
+    /// No other socket can have this address and port.
     Exclusive,
     /// The socket is the first of a group. It is bound exclusively, which fails if another socket exists, and then made
     /// sharable.

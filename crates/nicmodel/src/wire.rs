@@ -34,7 +34,7 @@ pub struct PacketCost {
     pub count: f64,
     /// Bytes of the packets with all headers, without the gaps between packets.
     pub bytes: f64,
-    /// Packets that are responses of READs, whose gaps are larger.
+    /// Number of packets that are READ responses. The gaps between those are larger (`port.read_response_gap_bytes`).
     pub read_responses: f64,
 }
 

@@ -31,7 +31,7 @@ pub enum ProtocolError {
         /// Bytes left in the buffer.
         left: u32,
     },
-    /// An immediate counts fewer bytes than its own message has.
+    /// The immediate of a message announces fewer bytes than the message has.
     #[error("the immediate counts {imm} bytes of a message of {len}")]
     ImmediateTooSmall {
         /// The immediate.

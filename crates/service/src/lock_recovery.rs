@@ -11,7 +11,7 @@
 //! 2. The server revokes the owner's access: the owner's queue pair goes to ERR, and the owner's
 //!    private registrations of the memory are removed. After that, no WRITE or atomic of the owner
 //!    can take effect, however late the owner resumes.
-//! 3. The server finishes the owner's recorded changes, as far as the owner still has those locks.
+//! 3. The server finishes those recorded changes of the owner whose locks the owner still holds.
 //!    Each client has redo entries at the server, and WRITEs an entry before it WRITEs the object.
 //!    An object without an entry is unchanged.
 //! 4. The server frees the lock.

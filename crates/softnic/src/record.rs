@@ -31,11 +31,11 @@ pub(crate) enum RecordKind {
     SendWithImm = 2,
     WriteWithImm = 3,
     SendWithInv = 4,
-    /// An Ethernet frame; the tag of its flow is in place of an immediate.
+    /// An Ethernet frame. The field of the immediate holds the tag of its flow.
     Frame = 5,
     /// An Ethernet frame whose checksums are right.
     FrameWithGoodChecksums = 6,
-    /// An RDMA WRITE behind SENDs: the R_Key is in place of an immediate, the remote address in front of the payload.
+    /// An RDMA WRITE behind SENDs. The field of the immediate holds the R_Key; the remote address precedes the payload.
     Write = 7,
 }
 

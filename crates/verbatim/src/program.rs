@@ -17,8 +17,8 @@ use crate::CommandOutcome;
 /// The preferred parent of the folder for the processes' counters; its files are in memory.
 const PREFERRED_FOLDER_PARENT: &str = "/dev/shm";
 
-/// Runs a command until it ends and returns its outcome. Signals do not end this process before the
-/// command, since this process still has to write results.
+/// Runs a command until it ends and returns its outcome. Signals that would end this process are
+/// passed on, because this process still has to write results after the command has ended.
 pub(crate) fn run_to_end(command: &mut Command, words: &str) -> Result<CommandOutcome> {
     let mut signals = SignalsInfo::<WithOrigin>::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
     let handle = signals.handle();

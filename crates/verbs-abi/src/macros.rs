@@ -1,6 +1,6 @@
 //! The two macros that declare every type and constant of the ABI.
 //!
-//! Each declaration also enters a table of its module ([`crate::layout`]). No declared type, field
+//! Each macro also lists what it declares in a table of the module ([`crate::layout`]). No declared type, field
 //! or constant can therefore be missing from the comparison with the C headers.
 
 /// Declares structs and unions with C layout, in C spelling.

@@ -1,4 +1,4 @@
-//! One process of a crowd. It asks, answers, and polls without ever yielding.
+//! One process of a crowd: it sends requests, answers those of others, and polls without calls of `sched_yield(2)`.
 
 use std::collections::HashMap;
 

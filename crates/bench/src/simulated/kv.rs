@@ -387,8 +387,8 @@ mod tests {
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
-        // A pass takes at most one request of each of 16 clients, and each port has half of the
-        // answers.
+        // A worker's pass takes at most one request of each of 16 clients. Each of the two ports
+        // has half of the answers.
         assert!(outcome.answers_per_doorbell <= 8.0, "{outcome:?}");
     }
 

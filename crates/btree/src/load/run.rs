@@ -15,7 +15,7 @@ use crate::{Answer, ClientError, ExecuteRequests, LatencySummary, Op, PutConditi
 pub enum LoadEnd {
     /// After this number of operations.
     Count(u64),
-    /// At this time of [`verbs::time`].
+    /// At this time, on the clock of [`verbs::time`].
     At(Instant),
 }
 

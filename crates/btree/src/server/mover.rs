@@ -41,9 +41,9 @@ enum ChunkOutcome<T> {
     Impossible(String),
 }
 
-/// The result of a step at the giver.
+/// The result of a step at the giver: the server that hands a range over.
 enum StepResult {
-    /// The giver executed the step, with this version.
+    /// The giver executed the step. The range then has this version.
     DoneWithVersion(u64),
     /// The giver refused: it does not have the range, or has thawed it.
     Refused,

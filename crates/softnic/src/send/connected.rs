@@ -51,7 +51,7 @@ pub(crate) fn start_counting_traffic(qp: &Qp, sq: &mut SendQueue, attr: &ibv_qp_
     let has_grh = attr.ah_attr.is_global != 0;
     let packets = PacketFormat {
         is_roce: port.is_ok_and(|port| port.link_layer == LinkLayer::Ethernet),
-        // A datagram may have either; those to IPv4 addresses are the usual ones.
+        // Without a GRH the peer's address is not known. Most datagrams go to IPv4 addresses.
         is_ipv4: !has_grh || is_v4(attr.ah_attr.grh.dgid.bytes()),
         has_grh,
         service_header_octets: match qp.qp_type {
