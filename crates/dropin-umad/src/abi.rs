@@ -708,8 +708,8 @@ pub(crate) extern "C" fn umad_class_str(class: u8) -> *const c_char {
 }
 
 /// `umad_method_str(3)`.
-pub(crate) extern "C" fn umad_method_str(_class: u8, method: u8) -> *const c_char {
-    text::method(method).as_ptr()
+pub(crate) extern "C" fn umad_method_str(class: u8, method: u8) -> *const c_char {
+    text::method(class, method).as_ptr()
 }
 
 /// `umad_attribute_str(3)`.

@@ -265,25 +265,27 @@ pub(crate) fn send(
     set_word(umad, user_mad_offset::RETRIES, retries.cast_unsigned());
     let destination =
         u16::from_be_bytes([umad[user_mad_offset::LID], umad[user_mad_offset::LID + 1]]);
-    let (_, mad) = umad.split_at_mut(UMAD_HEADER_BYTES);
+    let mad = &umad[UMAD_HEADER_BYTES..];
     if MadFields(mad).method() & method::RESPONSE != 0 {
         port.send_response(mad);
         return Ok(());
     }
-    // The upper half of the identifier finds the way back.
+    // The upper half of the identifier finds the way back. As in the kernel, the program's datagram keeps its own: ibacm
+    // finds its request by the whole identifier.
     let back = port.reply_tid_prefix(agent);
     let tid = MadFields(mad).tid() & u64::from(u32::MAX) | u64::from(back) << 32;
-    set_tid(mad, tid);
-    match devices::subnet().answer(mad, port.lid, destination) {
+    let mut sent = mad.to_vec();
+    set_tid(&mut sent, tid);
+    match devices::subnet().answer(&sent, port.lid, destination) {
         SubnetAnswer::Response(response) => {
             port.queue_to_program(user_mad(agent, 0, destination, &response))
         }
         SubnetAnswer::ForRegisteredProgram
-            if port.forward_request_if_registered(destination, mad) => {}
+            if port.forward_request_if_registered(destination, &sent) => {}
         SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent if timeout_ms != 0 => {
             let status = libc::ETIMEDOUT.cast_unsigned();
-            let mad = &mad[..MAD_HEADER_BYTES];
-            port.queue_to_program(user_mad(agent, status, destination, mad));
+            let header = &mad[..MAD_HEADER_BYTES];
+            port.queue_to_program(user_mad(agent, status, destination, header));
         }
         SubnetAnswer::ForRegisteredProgram | SubnetAnswer::NoAgent => {}
     }

@@ -42,5 +42,6 @@ mod summary;
 mod tensor;
 mod trace;
 mod traffic;
+mod umad;
 mod valkey;
 mod why;

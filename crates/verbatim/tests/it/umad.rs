@@ -1,0 +1,25 @@
+//! A client of `libibumad.so.3` under `verbatim run`.
+
+use crate::common;
+use crate::program::Program;
+
+/// The kernel sends a copy of a datagram, in which it replaces the upper half of the transaction identifier
+/// (`ib_umad_write` in `linux:drivers/infiniband/core/user_mad.c`). ibacm looks for its request by the identifier that
+/// it has set.
+#[test]
+fn a_sent_datagram_is_not_changed_and_codes_have_the_names_of_libibumad() {
+    let program = Program::of_the_tests("umad");
+    let start = common::verbatim(&["run", "--link-layer", "ib"]);
+    let ran = program.finish(start, &[], &[]);
+    ran.printed(&[
+        "to the subnet administration: sent 0, datagram unchanged, agent the sender, status 0, low half unchanged, \
+         upper half changed",
+        // ETIMEDOUT; the datagram returns as it was sent.
+        "to nobody: sent 0, datagram unchanged, agent the sender, status 110, low half unchanged, upper half unchanged",
+        "Subn, SubnAdm, DevAdm, CongestionManagment",
+        "GetTable, <unknown>, Get",
+        "ConnectRequest, ServiceRecord, VLArbitrationTable, <unknown>",
+        "Method/Attribute combo not supported, No Records",
+    ]);
+    assert_eq!(ran.code, Some(0));
+}
