@@ -1,6 +1,6 @@
 //! The choice of the agent that answers a request.
 
-use crate::mad::{MadFields, class, request_copy_as_response, status};
+use crate::mad::{MadFields, class};
 use crate::topology::{MadArrivalNode, Subnet};
 use crate::{performance, records, smp};
 
@@ -29,12 +29,7 @@ impl Subnet {
         };
         let response = match (mad.class(), node) {
             (class::SMP_LID | class::SMP_DIRECTED, node) => smp::answer(self, request, node),
-            (class::PERFORMANCE, MadArrivalNode::Adapter(_, port)) => {
-                performance::answer(request, port)
-            }
-            (class::PERFORMANCE, MadArrivalNode::Switch(_)) => {
-                request_copy_as_response(request, status::UNSUPPORTED_ATTRIBUTE)
-            }
+            (class::PERFORMANCE, node) => performance::answer(self, request, node),
             (class::SA, MadArrivalNode::Adapter(_, port)) if port.lid == self.manager_lid() => {
                 records::answer(self, request)
             }

@@ -173,6 +173,37 @@ fn counters_are_those_of_the_port() {
     );
 }
 
+/// `ibqueryerrors` asks every node of the subnet for the counters of all its ports.
+#[test]
+fn a_port_of_the_switch_has_sent_what_the_adapter_behind_it_has_received() {
+    let mut subnet = subnet();
+    subnet.adapters[0].ports[1].traffic = PortTraffic {
+        xmit_words_of_4_octets: 5,
+        rcv_words_of_4_octets: 6,
+        xmit_packets: 7,
+        rcv_packets: 8,
+    };
+    let ask = |attribute, port| {
+        let mut asked = request(class::PERFORMANCE, method::GET, attribute, 0);
+        asked[DATA_OFFSET + 1] = port;
+        match subnet.answer(&asked, 1, subnet.switch_lid()) {
+            SubnetAnswer::Response(response) => response,
+            other => panic!("{other:?}"),
+        }
+    };
+    let status = |response: &[u8]| mad::read_number(response, 4, 2);
+    assert_eq!(status(&ask(0x01, 0)), 0, "ClassPortInfo");
+    let long = ask(0x1d, 2);
+    let counters = [8, 16, 24, 32].map(|at| mad::read_number(&long, DATA_OFFSET + at, 8));
+    assert_eq!((status(&long), counters), (0, [6, 5, 8, 7]));
+    let own = ask(0x12, 0);
+    assert_eq!(
+        (status(&own), mad::read_number(&own, DATA_OFFSET + 24, 4)),
+        (0, 0)
+    );
+    assert_eq!(status(&ask(0x12, 4)), status::INVALID_FIELD.into());
+}
+
 #[test]
 fn other_classes_are_for_programs_and_garbage_is_answered() {
     let ping = request(0x32, method::GET, 0, 0);

@@ -118,9 +118,13 @@ impl Subnet {
 
     /// Returns the port that the switch connects to its port of this number.
     fn node_behind_port(&self, switch_port: u8) -> Option<MadArrivalNode<'_>> {
-        let at = usize::from(switch_port).checked_sub(1)?;
-        let (adapter, port) = self.ports().nth(at)?;
+        let (adapter, port) = self.port_behind(switch_port)?;
         Some(MadArrivalNode::Adapter(adapter, port))
+    }
+
+    /// As [`Self::node_behind_port`], as the port with its adapter.
+    pub(crate) fn port_behind(&self, switch_port: u8) -> Option<(&ChannelAdapter, &Port)> {
+        self.ports().nth(usize::from(switch_port).checked_sub(1)?)
     }
 
     /// Follows the initial path of a directed route from the port with `own_lid`.
