@@ -27,7 +27,6 @@ pub(crate) use preload::ld_preload_value;
 pub(crate) use tools::exec_system_rdma_if_called_rdma;
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,7 +40,7 @@ use crate::args::{self, DeviceAndPortCountArgs, LinkLayerArgs, Provider, fabric_
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
-use crate::program::run_to_end;
+use crate::program::{not_found_hint, run_to_end};
 use namespace::{EnterResult, UserNamespaceFileLock};
 use preload::PRELOAD;
 
@@ -180,11 +179,7 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         (Err(command), None) => command,
     };
     let err = command.exec();
-    let hint = if err.kind() == io::ErrorKind::NotFound {
-        "; there is no such program (in PATH)"
-    } else {
-        ""
-    };
+    let hint = not_found_hint(program, &err);
     Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
 }
 

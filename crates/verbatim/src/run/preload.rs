@@ -4,18 +4,14 @@
 //! precedence over the wheel's library. All other programs find the software NIC by the search path.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 
+use crate::program::{file_that_execvp_runs, first_line};
+
 /// Environment variable that names the libraries that the loader loads before the libraries of a program.
 pub(super) const PRELOAD: &str = "LD_PRELOAD";
-
-/// Maximum number of bytes of a script's first line in which the kernel looks for the interpreter
-/// (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
-const MAX_SHEBANG_BYTES: u64 = 256;
 
 /// Returns the value for `LD_PRELOAD`: `library`, then the libraries in this process's `LD_PRELOAD`.
 pub(crate) fn ld_preload_value(library: &Path) -> Result<OsString> {
@@ -52,17 +48,6 @@ pub(super) fn runs_python(program: &OsStr) -> bool {
         || { first_line(&file).is_some_and(|line| names_python(&line)) }
 }
 
-/// Returns the file that `execvp(3)` runs for this program.
-fn file_that_execvp_runs(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
-    let given = Path::new(program);
-    if given.components().count() > 1 {
-        return Some(given.to_owned());
-    }
-    std::env::split_paths(path?)
-        .map(|folder| folder.join(given))
-        .find(|file| file.is_file())
-}
-
 /// Returns true if the file's name is that of a Python interpreter, such as `python`, `python3.11` or `pypy3`.
 fn is_python(file: &OsStr) -> bool {
     let name = Path::new(file).file_name().unwrap_or_default();
@@ -71,14 +56,6 @@ fn is_python(file: &OsStr) -> bool {
         .strip_prefix("python")
         .or_else(|| name.strip_prefix("pypy"));
     version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
-}
-
-fn first_line(file: &Path) -> Option<String> {
-    let mut begin = Vec::new();
-    let file = File::open(file).ok()?;
-    file.take(MAX_SHEBANG_BYTES).read_to_end(&mut begin).ok()?;
-    let line = begin.split(|byte| *byte == b'\n').next()?;
-    Some(String::from_utf8_lossy(line).into_owned())
 }
 
 /// Returns true if the first line of a script names Python as its interpreter, directly or by `env(1)`.
@@ -129,20 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_in_the_search_path() {
+    fn a_script_for_python_runs_python() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("job");
         std::fs::write(&file, "#!/usr/bin/env python3\n").expect("written");
-        let path = std::env::join_paths([Path::new("/nowhere"), folder.path()]).expect("a path");
-        assert_eq!(
-            file_that_execvp_runs(OsStr::new("job"), Some(&path)),
-            Some(file.clone())
-        );
-        assert_eq!(
-            file_that_execvp_runs(OsStr::new("other"), Some(&path)),
-            None
-        );
-        assert_eq!(file_that_execvp_runs(OsStr::new("job"), None), None);
         assert!(runs_python(file.as_os_str()));
     }
 }

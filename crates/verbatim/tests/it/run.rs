@@ -115,6 +115,23 @@ fn signals_reach_the_program_itself() {
     assert_eq!(child.wait().expect("it ended").signal(), Some(9));
 }
 
+/// With `--summary` this program waits for the other one. The shell ignores SIGHUP as nohup(1) does.
+#[test]
+fn signals_reach_a_program_that_is_waited_for_unless_they_are_ignored() {
+    let program = env!("CARGO_BIN_EXE_verbatim");
+    common::build_libraries();
+    let script = "trap '' HUP; exec \"$0\" run --summary -- \
+                  sh -c 'trap \"echo USR1; exit 5\" USR1; kill -HUP $$; kill -USR1 $PPID; for i in $(seq 900); do sleep 0.1; done'";
+    let out = Command::new("sh")
+        .args(["-c", script, program])
+        .stdin(Stdio::null())
+        .output()
+        .expect("a shell");
+    assert_eq!(out.status.code(), Some(5), "{}", stderr(&out));
+    assert_eq!(stdout(&out), "USR1\n");
+    assert!(stderr(&out).contains("RDMA: not used"), "{}", stderr(&out));
+}
+
 #[test]
 fn the_program_sees_the_files_of_a_device_and_everything_else() {
     if !namespaces_are_allowed() {
