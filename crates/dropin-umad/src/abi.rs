@@ -10,7 +10,7 @@ use rdma_netlink::{Device, sysfs};
 use crate::port::{self, ReceiveFailure, UMAD_HEADER_BYTES};
 use crate::{devices, text};
 
-const NAME_BYTES: usize = 20;
+pub(crate) const NAME_BYTES: usize = 20;
 const MAX_PORTS: usize = 10;
 
 /// `umad_port_t`.
@@ -65,7 +65,7 @@ pub(crate) struct RegAttr {
     rmpp_version: u8,
 }
 
-fn set_errno_and_negate(errno: c_int) -> c_int {
+pub(crate) fn set_errno_and_negate(errno: c_int) -> c_int {
     // SAFETY: the pointer is to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
     -errno
@@ -78,7 +78,7 @@ fn low_bytes(value: c_int) -> [u8; 2] {
 }
 
 /// Stores as much of `text` as fits with a terminating zero.
-fn store(to: &mut [c_char], text: &str) {
+pub(crate) fn store(to: &mut [c_char], text: &str) {
     to.fill(0);
     let room = to.len().saturating_sub(1);
     for (to, from) in to.iter_mut().take(room).zip(text.bytes()) {
@@ -90,7 +90,7 @@ fn store(to: &mut [c_char], text: &str) {
 ///
 /// # Safety
 /// `text` is NULL or a string.
-unsafe fn string<'a>(text: *const c_char) -> Option<&'a str> {
+pub(crate) unsafe fn string<'a>(text: *const c_char) -> Option<&'a str> {
     if text.is_null() {
         return None;
     }
@@ -117,7 +117,7 @@ unsafe fn device_by_name_or_default(name: *const c_char) -> Option<Device> {
 }
 
 /// Returns the first active InfiniBand port of a device.
-fn first_active_ib_port(device: &Device) -> Option<u8> {
+pub(crate) fn first_active_ib_port(device: &Device) -> Option<u8> {
     let mut ports = (1..=u8::MAX).zip(&device.ports);
     let best = ports.find(|(_, port)| port.subnet.is_some() && port.state == Some(4));
     best.map(|(number, _)| number)

@@ -5,6 +5,7 @@
 //!   functions in `abi`.
 //! - `devices` reads the devices that `/sys/class/infiniband` shows.
 //! - `port` is an open port with its agents.
+//! - `smi_gsi` has the functions of rdma-core 54 to 56.
 //!
 //! The numbers that libibumad calls port identifiers are descriptors here, as in rdma-core. So programs can wait for
 //! them.
@@ -17,4 +18,6 @@ mod devices;
 mod entry;
 #[allow(unsafe_code)]
 mod port;
+#[allow(unsafe_code)]
+mod smi_gsi;
 mod text;

@@ -7,7 +7,7 @@ use crate::program::Program;
 /// (`ib_umad_write` in `linux:drivers/infiniband/core/user_mad.c`). ibacm looks for its request by the identifier that
 /// it has set.
 #[test]
-fn a_sent_datagram_is_not_changed_and_codes_have_the_names_of_libibumad() {
+fn the_functions_of_libibumad_do_what_its_clients_expect() {
     let program = Program::of_the_tests("umad");
     let start = common::verbatim(&["run", "--link-layer", "ib"]);
     let ran = program.finish(start, &[], &[]);
@@ -20,6 +20,14 @@ fn a_sent_datagram_is_not_changed_and_codes_have_the_names_of_libibumad() {
         "GetTable, <unknown>, Get",
         "ConnectRequest, ServiceRecord, VLArbitrationTable, <unknown>",
         "Method/Attribute combo not supported, No Records",
+        "pairs: 1, softnic0 1, softnic0 1",
+        "no room: 0, softnic0 1, softnic0 1",
+        "the first: 0, softnic0 1, softnic0 1",
+        "port 1: 0, softnic0 1, softnic0 1",
+        // ENODEV.
+        "port 2: -19",
+        "no device: -19",
+        "opened 1, no device -19",
     ]);
     assert_eq!(ran.code, Some(0));
 }

@@ -70,6 +70,39 @@ static void print_names(void)
 	printf("%s, %s\n", status(__builtin_bswap16(0xc)), sa_status(__builtin_bswap16(0x300)));
 }
 
+struct pair {
+	char smi_name[20];
+	uint32_t smi_preferred_port;
+	char gsi_name[20];
+	uint32_t gsi_preferred_port;
+};
+
+static void print_pair(const char *what, int result, const struct pair *pair)
+{
+	printf("%s: %d", what, result);
+	if (result >= 0)
+		printf(", %s %u, %s %u", pair->smi_name, pair->smi_preferred_port, pair->gsi_name,
+		       pair->gsi_preferred_port);
+	printf("\n");
+}
+
+// What libibmad of rdma-core 56 asks for before it opens a port.
+static void print_pairs(void)
+{
+	int (*pairs)(struct pair *, size_t) = function("umad_get_smi_gsi_pairs");
+	int (*by_name)(const char *, uint8_t, struct pair *, unsigned) = function("umad_get_smi_gsi_pair_by_ca_name");
+	int (*open_smi_port)(const char *, int) = function("umad_open_smi_port");
+	struct pair found[3];
+
+	print_pair("pairs", pairs(found, 3), found);
+	print_pair("no room", pairs(found, 0), found);
+	print_pair("the first", by_name(NULL, 0, found, 1), found);
+	print_pair("port 1", by_name("softnic0", 1, found, 0), found);
+	print_pair("port 2", by_name("softnic0", 2, found, 0), found);
+	print_pair("no device", by_name("softnic9", 1, found, 0), found);
+	printf("opened %d, no device %d\n", open_smi_port("softnic0", 1) > 0, open_smi_port("softnic9", 1));
+}
+
 int main(void)
 {
 	library = dlopen("libibumad.so.3", RTLD_NOW);
@@ -84,5 +117,6 @@ int main(void)
 	exchange(fd, agent, 1, "to the subnet administration");
 	exchange(fd, agent, 77, "to nobody");
 	print_names();
+	print_pairs();
 	return 0;
 }
