@@ -293,6 +293,9 @@ unsafe fn execute_sends<const UD: bool>(
     }
     run.store_back();
     ring.open_list_has_solicited |= solicited;
+    if UD && seq != sq.posted_wrs {
+        ring.datagram_waited_in_vain = false;
+    }
     sq.posted_wrs = seq;
     if immediates != 0 {
         sq.traffic.count_immediates(immediates);

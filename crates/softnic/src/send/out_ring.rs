@@ -19,7 +19,7 @@ pub(super) struct OutRing {
     pub(super) open_list_has_solicited: bool,
     /// Number of the shared receive queue that the current WR names (XRC), else 0.
     pub(super) current_srqn: u32,
-    /// True if a datagram for several receivers has waited in vain for room in this ring.
+    /// True if a datagram has waited in vain for room in this ring, and the ring had no room since.
     pub(super) datagram_waited_in_vain: bool,
     /// The port of the receiving queue pair, to count its datagrams.
     pub(super) dest_port: DestinationPort,

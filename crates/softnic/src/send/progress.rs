@@ -316,6 +316,9 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
                     ud::stop_waiting_for_room(sq);
                     execute(qp, sq, &view)
                 } else {
+                    if qp.qp_type == QpType::Ud {
+                        ud::stop_waiting_for_receiver(qp, sq, &view);
+                    }
                     ExecutionResult::Done(0)
                 };
             } else if waited >= d.wake_after_ns {

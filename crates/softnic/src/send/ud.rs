@@ -157,6 +157,20 @@ pub(super) fn stop_waiting_for_room(sq: &mut SendQueue) {
     }
 }
 
+/// Ends the wait of a datagram for one receiver. The datagram is lost, and so are later ones to that receiver until it
+/// makes room.
+#[cold]
+pub(super) fn stop_waiting_for_receiver(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) {
+    let Some(ah) = view.ah else { return };
+    // SAFETY: the union's member for UD; a plain integer.
+    let qpn = unsafe { view.wr.wr.ud.remote_qpn };
+    if let Some(i) = ud_ring(qp, sq, ah, qpn)
+        && let Some(Some(ring)) = sq.ud.rings.get_mut(i)
+    {
+        ring.datagram_waited_in_vain = true;
+    }
+}
+
 /// Makes ring `i` the one with the open postlist, and publishes the previous one.
 #[inline(always)]
 pub(super) fn open_postlist_in_ring<'a>(
@@ -192,7 +206,9 @@ fn put_datagram_in_ring(
         return ExecutionResult::Done(len);
     };
     match ring.producer.has_room(total) {
-        Ok(true) => {}
+        Ok(true) => ring.datagram_waited_in_vain = false,
+        // The receiver may be stopped. Datagrams to others would wait behind each datagram to it.
+        Ok(false) if ring.datagram_waited_in_vain => return ExecutionResult::Done(len),
         Ok(false) => {
             ring.publish(qp.nic);
             return ExecutionResult::Later;

@@ -27,6 +27,7 @@ tests! { "ud";
     hundreds_of_sources [Ud],
     a_busy_source_starves_nobody [Ud],
     a_program_that_is_held_up_loses_no_datagram [Ud, Events, PatientDatagrams],
+    a_receiver_that_makes_no_room_holds_up_others_once [Ud, PatientDatagrams],
     to_itself [Ud],
     a_stranger_is_never_reached [Ud],
     a_receiver_that_is_gone_loses_messages [Ud],
@@ -432,6 +433,35 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &TestEnv) {
         assert_eq!(pair.b.await_recv_completion().imm(), u32::try_from(n).ok());
         pair.b.post_recv(1, [target.whole_sge()]);
     }
+}
+
+/// A datagram waits for room at a receiver for a limited time. The datagrams behind it do not wait again, one after the
+/// other: a server's answers to its other clients would be late by the sum.
+fn a_receiver_that_makes_no_room_holds_up_others_once(env: &TestEnv) {
+    const COUNT: u32 = 64;
+    const LEN: usize = 1000;
+    let pair = QpSpec::ud().with_queue_depth(COUNT).create_connected_pair(env);
+    let source = pair.a.alloc_buf(LEN);
+    // The receiver has no RECVs and does not poll, so its datagrams stay where they are.
+    for id in 0..COUNT {
+        pair.a.post(send([source.whole_sge()]).id(id.into()));
+    }
+    let (mut completed, mut polls_with_completions) = (0, 0);
+    while completed < COUNT as usize {
+        let completions = pair.a.scq.poll(COUNT as usize).len();
+        completed += completions;
+        polls_with_completions += usize::from(completions > 0);
+    }
+    assert!(polls_with_completions < 16, "{polls_with_completions} polls, each after a wait");
+    // The receiver makes room, and gets what is sent from now on.
+    pair.b.expect_no_completions();
+    let target = pair.b.alloc_buf(40 + LEN);
+    source.memory.fill_with_pattern(5);
+    pair.b.post_recv(1, [target.whole_sge()]);
+    pair.a.post(send([source.whole_sge()]).id(1));
+    pair.a.await_send_completion().expect_sent(1, Verb::Send);
+    pair.b.await_recv_completion().expect_received(1, 40 + LEN);
+    target.memory.assert_pattern_at(40, LEN, 5);
 }
 
 fn to_itself(env: &TestEnv) {
