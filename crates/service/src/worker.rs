@@ -15,6 +15,9 @@ pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Maximum time that a worker takes for a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Channel on which a worker reports the result of a command.
 pub type ResultSender = SyncSender<Result<(), String>>;
 
@@ -82,15 +85,19 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     /// The worker's error, or the message that the worker has ended or has not answered for five
     /// seconds.
     pub fn send_and_wait(&self, command: impl FnOnce(ResultSender) -> C) -> Result<(), String> {
-        let stops = || Err("the server stops".to_owned());
         let (done, answer) = sync_channel(1);
         self.send(command(done));
-        let answer = verbs::poll_until(Duration::from_secs(5), || match answer.try_recv() {
+        let answer = verbs::poll_until(COMMAND_TIMEOUT, || match answer.try_recv() {
             Ok(outcome) => Some(outcome),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(stops()),
+            Err(TryRecvError::Disconnected) => Some(Err("the server stops".to_owned())),
         });
-        answer.unwrap_or_else(stops)
+        answer.unwrap_or_else(|| {
+            Err(format!(
+                "a worker of the server has not answered for {} s; it is held up, try again later",
+                COMMAND_TIMEOUT.as_secs()
+            ))
+        })
     }
 
     /// Returns the worker's counts. Counts of a busy worker may lag by a few thousand requests.
