@@ -384,7 +384,7 @@ impl<'w> LoadRun<'w> {
         let (latency, offset) = (&mut self.latency_ns, self.own_key_offset);
         requests.poll(|done| {
             seen = Some(done.completed_at);
-            report.operations += 1;
+            report.operations += u64::from(done.answer != Answer::NoAnswerInTime);
             let (kind, i) = RequestKind::decode_token(done.token);
             check_answer(report, own, offset, kind, i, done.answer);
             if kind == RequestKind::ReadUpdate {

@@ -125,7 +125,7 @@ pub enum LoadEnd {
 /// The results of one client, including the checks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Number of operations that were completed; a read-modify-write counts as two.
+    /// Number of operations that were answered; a read-modify-write counts as two.
     pub operations: u64,
     /// Duration in seconds.
     pub seconds: f64,
@@ -141,7 +141,7 @@ pub struct LoadReport {
     pub conflicts: u64,
     /// Changes that were refused because the store was full or the item too long.
     pub full: u64,
-    /// Requests that were lost.
+    /// Requests without an answer.
     pub lost: u64,
     /// Values that were checked.
     pub verified: u64,
@@ -447,7 +447,7 @@ impl<'w> LoadRun<'w> {
         let mut seen = None;
         pipeline.poll(|done| {
             seen = Some(done.completed_at);
-            report.operations += 1;
+            report.operations += u64::from(done.answer != Answer::NoAnswerInTime);
             let token = LoadToken(done.token);
             let key = token.key();
             let version = match done.answer {

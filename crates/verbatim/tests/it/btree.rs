@@ -35,6 +35,33 @@ fn report(output: &Output, status: i32) -> Value {
     report["data"].clone()
 }
 
+/// A lost request is no answer. A load without answers has verified nothing, and its rate is 0.
+#[test]
+fn a_load_in_another_fabric_verifies_nothing() {
+    let server = serve(ANYWHERE, &[]);
+    let brief = [
+        "--duration",
+        "10ms",
+        "--window",
+        "4",
+        "--reconnect",
+        "100ms",
+        "--json",
+    ];
+    let out = common::verbatim(&[&["btree", "load", &server.address], &brief[..]].concat())
+        .env("VERBATIM_FABRIC", format!("btree_{}", std::process::id()))
+        .output()
+        .expect("it starts");
+    let report = report(&out, 1);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("nothing was verified"), "{said}");
+    assert_eq!(
+        (&report["operations"], &report["rate"]),
+        (&Value::from(0), &Value::from(0.0))
+    );
+    assert!(report["lost"].as_u64() >= Some(4), "{report}");
+}
+
 #[test]
 fn all_access_designs_side_by_side_are_verified() {
     let lines = lines_of(&[

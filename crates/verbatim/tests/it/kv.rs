@@ -170,6 +170,35 @@ fn killed_under_load(design: &&[&str]) {
     assert!(report["verified"].as_u64() > Some(0), "{report}");
 }
 
+/// A lost request is no answer. A load without answers has verified nothing, and its rate is 0.
+#[test]
+fn a_load_in_another_fabric_verifies_nothing() {
+    let server = serve(&[]);
+    let fabric = format!("kv_{}", std::process::id());
+    let brief = [
+        "--duration",
+        "10ms",
+        "--window",
+        "4",
+        "--reconnect",
+        "100ms",
+    ];
+    let load = load(&server, &brief)
+        .env("VERBATIM_FABRIC", fabric)
+        .output();
+    let out = load.expect("it starts");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("nothing was verified"), "{said}");
+    let lines = json_lines(&out);
+    let report = &lines.last().expect("a report")["data"];
+    assert_eq!(
+        (&report["operations"], &report["rate"]),
+        (&Value::from(0), &Value::from(0.0))
+    );
+    assert!(report["lost"].as_u64() >= Some(4), "{report}");
+}
+
 /// Processes that read and write the same few keys concurrently see only complete values of those
 /// keys.
 #[test]
