@@ -182,8 +182,19 @@ impl CheckArgs {
     }
 }
 
+/// Returns true if at least one operation was answered. A history without answers is linearizable, whatever the store does.
+fn has_answers(verdict: &HistoryVerdict) -> bool {
+    verdict.operations > verdict.unknown
+}
+
 fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Result<CommandOutcome> {
     for checked in all {
+        if !has_answers(&checked.verdict) {
+            eprintln!(
+                "error: {}: nothing was checked: no request was answered",
+                checked.name
+            );
+        }
         if json {
             print_typed_json("checked", checked)?;
             continue;
@@ -199,10 +210,10 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
         print_line(format_args!(
             "{name}: {}; {} operations on {} keys, {} of unknown outcome; {kills} clients killed, {stops} processes stopped, \
              {repeated} changes sent again",
-            if verdict.is_linearizable() {
-                "linearizable"
-            } else {
-                "NOT LINEARIZABLE"
+            match (verdict.is_linearizable(), has_answers(verdict)) {
+                (false, _) => "NOT LINEARIZABLE",
+                (true, false) => "NOTHING CHECKED",
+                (true, true) => "linearizable",
             },
             verdict.operations,
             verdict.keys,
@@ -215,7 +226,8 @@ fn print_results<V: Serialize>(json: bool, all: &[SystemCheckResult<V>]) -> Resu
             print_line(format_args!("the history is in {}", folder.display()))?;
         }
     }
-    let right = all.iter().all(|c| c.verdict.is_linearizable());
+    let is_right = |verdict: &HistoryVerdict| verdict.is_linearizable() && has_answers(verdict);
+    let right = all.iter().all(|checked| is_right(&checked.verdict));
     Ok(if right {
         CommandOutcome::Done
     } else {

@@ -72,7 +72,7 @@ Examples:
   verbatim btree check --judge /tmp/history/read
 
 Exit status 1 when a history is not linearizable or a scan was wrong: a piece of it that shows so is printed, as short as was \
-found, and all of it is kept.";
+found, and all of it is kept. The same exit status when no request was answered.";
 
 /// The maximum number of requests in flight for each hot key. Values have no versions, so the time of the check grows
 /// exponentially with this number.

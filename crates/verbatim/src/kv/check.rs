@@ -148,7 +148,8 @@ Examples:
   verbatim kv check --keep /tmp/history
   verbatim kv check --judge /tmp/history/herd
 
-Exit status 1 when a history is not linearizable: a piece of it that shows so is printed, as short as was found, and all of it is kept.";
+Exit status 1 when a history is not linearizable: a piece of it that shows so is printed, as short as was found, and all of it is kept. \
+The same exit status when no request was answered.";
 
 /// Arguments of a client, which `verbatim kv check` starts.
 #[derive(clap::Args)]

@@ -136,6 +136,20 @@ fn a_spoiled_history_is_refused() {
     assert!(err.contains("holds no history"), "{err}");
 }
 
+/// A history without a single answer shows nothing. Clients that all die before their first answer leave such a history.
+#[test]
+fn a_history_without_answers_is_no_success() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("client-1"), []).expect("written");
+    for system in ["kv", "btree"] {
+        let output = check(system, &["--judge", folder.path().to_str().expect("text")]);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("no request was answered"), "{err}");
+        assert_eq!(checked(&output)[0]["operations"], 0);
+    }
+}
+
 #[test]
 fn a_spoiled_history_of_a_tree_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
