@@ -77,6 +77,22 @@ fn all_designs_side_by_side_are_verified() {
     assert!(row("redis")["rate_per_s"]["median"].as_f64() > Some(0.0));
 }
 
+/// PUTs return no values that could be checked, and every answer is right nevertheless.
+#[test]
+fn puts_alone_are_verified() {
+    let puts = ["--puts", "1", "--design", "herd", "--no-peers", "--json"];
+    let short = ["--rounds", "1", "--duration", "20ms", "--keys", "1000"];
+    let output = run(&[puts, short].concat());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let lines = json_lines(&output);
+    let rows: Vec<&Value> = lines.iter().filter(|l| l["type"] == "row").collect();
+    assert_eq!(rows.len(), 2, "{lines:?}");
+    for row in rows {
+        assert_eq!(row["data"]["verified"], true, "{row}");
+    }
+}
+
 /// The flags of each design.
 const DESIGNS: [&[&str]; 4] = [
     &["--design", "herd"],
