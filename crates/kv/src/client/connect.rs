@@ -45,6 +45,8 @@ struct PreparedQueuePairs {
     one_sided: Option<one_sided::PreparedOneSidedQueue>,
     hash_seed: u64,
     server_design: Design,
+    /// The longest answer that the server sends to any client.
+    max_answer_bytes: usize,
 }
 
 fn missing_in_answer_error(what: &str) -> ClientError {
@@ -96,8 +98,9 @@ impl SessionOpener {
             one_sided,
             hash_seed: seed,
             server_design: served,
+            max_answer_bytes: max_answer,
         } = prepared;
-        let lanes = self.connect_lanes(lanes, &accepted)?;
+        let lanes = self.connect_lanes(lanes, &accepted, max_answer)?;
         let design: Box<dyn ClientDesign> = match one_sided {
             None => Box::new(HerdClientDesign),
             Some(prepared) => {
@@ -159,6 +162,7 @@ impl SessionOpener {
             one_sided,
             hash_seed: welcome.seed,
             server_design: welcome.design,
+            max_answer_bytes: welcome.max_answer,
         };
         Ok((prepared, hello))
     }
@@ -184,15 +188,21 @@ impl SessionOpener {
         &self,
         lanes: Vec<herd::PreparedClient>,
         accepted: &Accepted,
+        max_answer: usize,
     ) -> Result<Vec<Lane>, ClientError> {
         if accepted.lanes.len() != lanes.len() {
             return Err(missing_in_answer_error("partitions"));
         }
         let span = change_number_span(self.config.window);
+        let port = self.ud_port_config_for_answers(max_answer);
+        let chunk = port
+            .max_recv_payload_bytes
+            .saturating_sub(wire::ANSWER_CHUNK_HEADER_BYTES);
+        let answers = (port.recv_depth as usize, chunk);
         let lanes = lanes.into_iter().zip(&accepted.lanes);
         let lanes = lanes.map(|(client, lane)| {
             let client = client.connect(&lane.endpoint, lane.slots, lane.layout)?;
-            Ok::<_, ClientError>(Lane::new(client, self.config.batch, span))
+            Ok::<_, ClientError>(Lane::new(client, (self.config.batch, span), answers))
         });
         lanes.collect()
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rpc::{RpcError, herd};
 use verbs::time;
 
+use super::answer_window::AnswerWindow;
 use super::request::{ClientStats, WindowSlot};
 use crate::wire::{self, REQUEST_PART_HEADER_BYTES, Status};
 
@@ -31,6 +32,7 @@ pub(super) struct Lane {
     outstanding_changes: VecDeque<u32>,
     /// Largest distance between the numbers of outstanding changes.
     max_change_seq_span: u32,
+    answer_window: AnswerWindow,
     pub(super) doorbells: u64,
     pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
@@ -47,7 +49,13 @@ pub(super) struct CompleteAnswer<'a> {
 }
 
 impl Lane {
-    pub(super) fn new(client: herd::Client, batch: usize, span: u32) -> Self {
+    /// Creates a lane that sends up to `batch` requests per doorbell. The numbers of outstanding changes differ by less
+    /// than `span`. `recv_depth` and `chunk_bytes` are those of the queue pair for answers.
+    pub(super) fn new(
+        client: herd::Client,
+        (batch, span): (usize, u32),
+        (recv_depth, chunk_bytes): (usize, usize),
+    ) -> Self {
         let window = client.layout().window;
         Self {
             oldest_unanswered_request_number: client.next_request_number(),
@@ -59,6 +67,7 @@ impl Lane {
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
             max_change_seq_span: span,
+            answer_window: AnswerWindow::new(window as usize, recv_depth, chunk_bytes),
             doorbells: 0,
             pending_error: None,
             last_activity: time::now(),
@@ -90,7 +99,17 @@ impl Lane {
             .client
             .next_request_number()
             .wrapping_sub(self.oldest_unanswered_request_number);
-        (under_way as usize) < self.request_number_and_pending_index_by_slot.len()
+        (under_way as usize) < self.answer_window.unanswered()
+    }
+
+    /// Returns the number of requests that may be unanswered.
+    pub(super) fn answer_window(&self) -> usize {
+        self.answer_window.unanswered()
+    }
+
+    /// Limits the number of unanswered requests to that of an earlier connection.
+    pub(super) fn limit_answer_window(&mut self, unanswered: usize) {
+        self.answer_window.limit_to(unanswered);
     }
 
     /// Returns the number of a new change and marks it outstanding.
@@ -202,6 +221,7 @@ impl Lane {
             client,
             request_number_and_pending_index_by_slot: by_slot,
             outstanding_changes: changes,
+            answer_window,
             answer_copy: answer,
             ..
         } = self;
@@ -223,11 +243,14 @@ impl Lane {
                 value: reply.value,
             };
             if let Some((total, offset)) = reply.value_length_and_chunk_offset {
+                answer_window.record_chunk(total);
                 if !store_value_chunk_is_last(pending, total, offset, reply.value) {
                     return;
                 }
                 std::mem::swap(buffer, &mut pending.chunked_value);
                 complete.value = buffer;
+            } else {
+                answer_window.record_short_answer();
             }
             by_slot[place].1 = NO_REQUEST;
             // All parts but the last are only acknowledged.

@@ -3,6 +3,7 @@
 //! `lane` sends RPCs to one partition. Each implementation of `design` executes requests in its way, the one-sided ones
 //! over [`rpc::one_sided`]. `connect` opens sessions. [`PipelinedClient`] keeps a window of requests outstanding.
 
+mod answer_window;
 mod blocking;
 mod connect;
 mod design;

@@ -481,6 +481,7 @@ impl PipelinedClient {
     /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_change_seq).collect();
+        let answer_window = self.lanes.iter().map(Lane::answer_window).min();
         self.disconnect();
         let OpenSession {
             lanes,
@@ -504,6 +505,11 @@ impl PipelinedClient {
         self.one_sided_ops = design.one_sided_ops();
         (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
+        if let Some(unanswered) = answer_window {
+            // Answers may have been lost because they were long.
+            let lanes = self.lanes.iter_mut();
+            lanes.for_each(|lane| lane.limit_answer_window(unanswered));
+        }
         if seed != self.hash_seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
             self.reassign_requests_to_partitions(seed);

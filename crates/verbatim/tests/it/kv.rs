@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::common::machine::Machine;
 use crate::common::{self, ANYWHERE, Server, json_lines};
 
 fn run(args: &[&str]) -> Output {
@@ -75,6 +76,23 @@ fn all_designs_side_by_side_are_verified() {
         );
     }
     assert!(row("redis")["rate_per_s"]["median"].as_f64() > Some(0.0));
+}
+
+/// Each value comes in 63 datagrams. A network drops those that find no RECV, and the client then asks for fewer values
+/// at once.
+#[test]
+fn a_window_of_long_values_arrives_over_a_network() {
+    let machine = Machine::new();
+    machine.succeed(
+        "export VERBATIM_PATH=packets
+         $BUILT/verbatim kv serve --listen 127.0.0.1:7472 --keys 200 --value-size 65000 --store --json > served &
+         until grep -q listening served; do sleep 0.1; done
+         $BUILT/verbatim kv load 127.0.0.1:7472 --json --fill --keys 64 --value-size 65000 --puts 0 --duration 2s > report",
+    );
+    let text = std::fs::read_to_string(machine.file("report")).expect("written");
+    let report: Value = serde_json::from_str(text.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(report["data"]["lost"], 0, "{report}");
+    assert!(report["data"]["verified"].as_u64() >= Some(64), "{report}");
 }
 
 /// PUTs return no values that could be checked, and every answer is right nevertheless.
