@@ -28,7 +28,8 @@ pub enum Answer<'a> {
     StoreFull,
     /// The key or the value is too long for the server, or the value for this client's messages.
     TooLong,
-    /// No answer arrived in time. A change may have been made; it will not be made later.
+    /// No answer arrived in time. A change may have been made. It may be made later only if the server could not be
+    /// reached again.
     NoAnswerInTime,
 }
 
