@@ -1,0 +1,8 @@
+//! Connected queue pairs of simulated NICs.
+
+mod exactly_once;
+mod losses;
+mod refusals;
+mod retries;
+mod scene;
+mod send_queue;
