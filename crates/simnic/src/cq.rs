@@ -20,6 +20,8 @@ pub(crate) struct Cqe {
     pub(crate) qpn: u32,
     pub(crate) src_qp: u32,
     pub(crate) slid: u16,
+    /// Number of slots of the send queue that the poll of this completion frees; 0 for a RECV.
+    pub(crate) freed_send_queue_slots: u16,
     pub(crate) with_imm: bool,
     /// True for the RECV of a solicited message.
     pub(crate) solicited: bool,
@@ -43,6 +45,7 @@ pub(crate) struct Cq {
 }
 
 const _: () = assert!(size_of::<Option<Cq>>() == 64);
+const _: () = assert!(size_of::<Cqe>() == 40);
 
 impl Cq {
     /// Records that thread `me` polls queue `number` for the first time since its last wait, or after another thread.
@@ -81,6 +84,11 @@ impl Cq {
         self.armed_for != Arming::Disarmed && self.disarm_if_event(&cqe)
     }
 
+    /// Removes the completions of a queue pair that is reset, as the drivers of NICs do.
+    pub(crate) fn remove_completions_of_qp(&mut self, qpn: u32) {
+        self.cqes.retain(|cqe| cqe.qpn != qpn);
+    }
+
     /// Arms the queue. A queue that is armed for all completions stays so (IBTA vol. 1, 11.4.2.2). Returns the time of
     /// the event if a completion that the polling thread cannot see yet makes it.
     pub(crate) fn arm(&mut self, armed_for: Arming, clock: Ps) -> Option<Ps> {
@@ -114,5 +122,43 @@ fn makes_event(armed_for: Arming, cqe: &Cqe) -> bool {
         Arming::Disarmed => false,
         Arming::AnyCompletion => true,
         Arming::SolicitedOrFailed => cqe.solicited || cqe.status != SUCCESS_STATUS,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A completion of before the reset would free slots of later work requests.
+    #[test]
+    fn a_reset_removes_the_completions_of_its_queue_pair() {
+        let mut cq = Cq {
+            capacity: 8,
+            overrun: false,
+            armed_for: Arming::Disarmed,
+            cqes: FifoQueue::default(),
+            handle: std::ptr::null(),
+            last_polling_thread: None,
+            wait_period_at_last_poll: 0,
+        };
+        for (wr_id, qpn) in [(0, 1), (1, 2), (2, 1)] {
+            cq.cqes.push(Cqe {
+                visible_at: wr_id,
+                wr_id,
+                byte_len: 0,
+                imm: 0,
+                qpn,
+                src_qp: 0,
+                slid: 0,
+                freed_send_queue_slots: 1,
+                with_imm: false,
+                solicited: false,
+                status: SUCCESS_STATUS,
+                opcode: 0,
+            });
+        }
+        cq.remove_completions_of_qp(1);
+        let left = cq.cqes.as_slice().iter().map(|cqe| cqe.wr_id);
+        assert_eq!(left.collect::<Vec<_>>(), [1]);
     }
 }

@@ -86,7 +86,7 @@ impl Simulation {
         };
         match qp.state {
             abi::IBV_QPS_RTS | abi::IBV_QPS_ERR => Ok(Postlist {
-                free_send_queue_slots: qp.cap.max_send_wr.saturating_sub(qp.outstanding_wrs),
+                free_send_queue_slots: qp.cap.max_send_wr.saturating_sub(qp.used_send_queue_slots),
                 ..Postlist::default()
             }),
             _ => Err(libc::EINVAL),
@@ -349,7 +349,7 @@ impl Simulation {
         }
         let rung = len > 1;
         let Some(qp) = self.qp(index) else { return };
-        qp.outstanding_wrs += len;
+        qp.used_send_queue_slots += len;
         // The NIC needs this part of the queue pair when the list arrives.
         prefetch(&raw const qp.last_send_completion_at);
         let machine = qp.machine;
@@ -445,7 +445,7 @@ impl Simulation {
         mut each: impl FnMut(&Cqe),
     ) -> Option<usize> {
         let clock = self.clock();
-        let queue = self.cqs.get_mut(cq as usize)?.as_mut()?;
+        let (queue, qps) = (self.cqs.get_mut(cq as usize)?.as_mut()?, &mut self.qps);
         if queue.wait_period_at_last_poll != self.current_wait_period
             && let Some(current) = self.current_thread
         {
@@ -460,6 +460,12 @@ impl Simulation {
                 break;
             }
             each(cqe);
+            if cqe.freed_send_queue_slots > 0
+                && let Some(Some(qp)) = qps.get_mut(cqe.qpn as usize)
+            {
+                let used = &mut qp.used_send_queue_slots;
+                *used = used.saturating_sub(cqe.freed_send_queue_slots.into());
+            }
             taken += 1;
         }
         queue.cqes.drop_front(taken);

@@ -52,8 +52,8 @@ pub(crate) struct Qp {
     /// Kind and shape of the work request that was posted last.
     pub(crate) last_posted_kind_and_cost: Option<(WorkRequestKind, u16)>,
     pub(crate) state: u32,
-    /// Number of work requests that are posted and not complete.
-    pub(crate) outstanding_wrs: u32,
+    /// Number of slots of the send queue that hold a work request. The poll of a completion frees the slots up to its own.
+    pub(crate) used_send_queue_slots: u32,
     pub(crate) next_posted_sequence: SequenceNumber,
     pub(crate) cap: abi::ibv_qp_cap,
     pub(crate) remote_qpn: u32,
@@ -81,6 +81,8 @@ pub(crate) struct Qp {
     pub(crate) lists_at_nic: u32,
     /// Number of the next message that this responder of a reliable queue pair executes.
     pub(crate) expected_sequence: SequenceNumber,
+    /// Number of work requests that have completed without a CQE since the last CQE of the send queue.
+    pub(crate) wrs_completed_without_cqe: u16,
     /// Opcode, flags and shape of the datagram without payload that was posted last.
     pub(crate) last_empty_datagram: Option<(u32, u32, u16)>,
     pub(crate) qkey: u32,
@@ -121,6 +123,14 @@ impl Qp {
     /// Sets the number of the next message that is posted.
     pub(crate) fn start_sending_at(&mut self, first: SequenceNumber) {
         (self.next_posted_sequence, self.next_completed_sequence) = (first, first);
+    }
+
+    /// Records that work requests have completed without a CQE. They keep their slots of the send queue until the
+    /// program polls the next CQE.
+    #[inline(always)]
+    pub(crate) fn record_completions_without_cqe(&mut self, count: u32) {
+        let completed = &mut self.wrs_completed_without_cqe;
+        *completed = completed.saturating_add(u16::try_from(count).unwrap_or(u16::MAX));
     }
 
     /// Updates derived fields after a change of state, Q_Key or access flags.

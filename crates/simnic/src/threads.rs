@@ -631,6 +631,7 @@ mod tests {
                     qpn: 0,
                     src_qp: 0,
                     slid: 0,
+                    freed_send_queue_slots: 0,
                     with_imm: false,
                     solicited: false,
                     status: SUCCESS_STATUS,

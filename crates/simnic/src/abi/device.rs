@@ -14,6 +14,8 @@ use crate::world::Simulation;
 
 /// Largest number of work requests in a queue.
 pub(super) const MAX_WR: u32 = 1 << 15;
+/// A completion counts the slots of a send queue that it frees in 16 bits.
+const _: () = assert!(MAX_WR <= u16::MAX as u32);
 /// Largest number of entries in a CQ.
 pub(super) const MAX_CQE: c_int = 1 << 22;
 /// Largest number of queue pairs: their numbers have 24 bits.

@@ -17,13 +17,14 @@ impl Simulation {
         let (index, wr_id) = (message.requester_qp, message.wr_id);
         let (signaled, shape) = (message.flags.is_signaled(), message.cost_index);
         let Some(qp) = self.qp(index) else { return };
-        qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
         let (machine, cq, signal_all) = (qp.machine, qp.send_cq, qp.signal_all);
         let at = at.max(qp.last_send_completion_at);
         qp.last_send_completion_at = at;
         if !signaled && !signal_all && status == SUCCESS_STATUS {
+            qp.record_completions_without_cqe(1);
             return;
         }
+        let completed_before = std::mem::take(&mut qp.wrs_completed_without_cqe);
         let home = &mut self.machines[machine as usize];
         let (cqe_cost, pcie) = (
             self.cost_table.cqe_write_cost(home.place),
@@ -43,6 +44,7 @@ impl Simulation {
             qpn: index,
             src_qp: 0,
             slid: 0,
+            freed_send_queue_slots: completed_before.saturating_add(1),
             with_imm: false,
             solicited: false,
             status,
@@ -75,7 +77,8 @@ impl Simulation {
         let mut forgotten = self.take_unsent_messages(index);
         let Some(qp) = self.qp(index) else { return };
         qp.recvs = PostedRecvs::default();
-        qp.outstanding_wrs = 0;
+        (qp.used_send_queue_slots, qp.wrs_completed_without_cqe) = (0, 0);
+        let cqs = [qp.send_cq, qp.recv_cq];
         (qp.last_processed_at, qp.last_response_arrived_at) = (0, 0);
         qp.start_sending_at(qp.next_posted_sequence);
         // With it, `transmit` looks at the messages of the list on which a unit works.
@@ -83,6 +86,11 @@ impl Simulation {
         let held = held.map_or_else(Vec::new, |mut held| held.take_all());
         forgotten.extend(held.into_iter().map(|id| (id, 1)));
         let reliable = qp.transport == Transport::Rc;
+        for cq in cqs {
+            if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
+                queue.remove_completions_of_qp(index);
+            }
+        }
         for (id, times) in forgotten {
             self.messages.release_work_requests(id, times);
         }
@@ -123,6 +131,7 @@ impl Simulation {
                 qpn: index,
                 src_qp: 0,
                 slid: 0,
+                freed_send_queue_slots: 0,
                 with_imm: false,
                 solicited: false,
                 status: code_u8(abi::IBV_WC_WR_FLUSH_ERR),

@@ -284,7 +284,7 @@ impl Simulation {
             }
         }
         if sent > 0 {
-            qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(sent);
+            qp.record_completions_without_cqe(sent);
             if let Some(list) = qp.posted_lists.front_mut() {
                 list.len -= sent;
             }
@@ -521,7 +521,7 @@ fn try_complete_without_cqe(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
     if signaled || qp.signal_all {
         return false;
     }
-    qp.outstanding_wrs = qp.outstanding_wrs.saturating_sub(1);
+    qp.record_completions_without_cqe(1);
     qp.last_send_completion_at = qp.last_send_completion_at.max(at);
     true
 }
