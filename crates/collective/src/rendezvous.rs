@@ -2,11 +2,14 @@
 //!
 //! The sender connects to the receiver's listener and says hello. The receiver connects its queue pairs, answers, and waits
 //! for the sender's word that its queue pairs are connected, too: a clear-to-send WRITE that came before would be lost. The
-//! connection stays open, so that each end notices when the other's process ends.
+//! connection stays open, so that each end notices when the other's process ends. TCP keepalive does so when the other's host
+//! vanishes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
+use liveness::keepalive::enable_keepalive;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbs::ProtectionDomain;
 
@@ -21,6 +24,9 @@ const MAGIC: [u8; 8] = *b"VBCOLL01";
 const MAX_MESSAGE_BYTES: usize = 16 << 10;
 /// Peers that have connected and have not said hello, at most: the oldest one goes first.
 const MAX_PENDING_ACCEPTS: usize = 64;
+/// Time without a packet after which the kernel asks whether the peer's host still answers. Ranks may wait for each other
+/// without sending anything, and an idle queue pair does not notice that its peer is gone.
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 
 /// Where a receiver listens: what it gives to the sender by any means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,15 +79,16 @@ struct HelloSocket {
 }
 
 impl HelloSocket {
-    fn new(stream: TcpStream, peer: SocketAddr) -> Self {
+    fn new(stream: TcpStream, peer: SocketAddr) -> std::io::Result<Self> {
         // Latency of the set-up only.
         let _ = stream.set_nodelay(true);
-        Self {
+        enable_keepalive(&stream, KEEPALIVE_IDLE)?;
+        Ok(Self {
             stream,
             peer,
             unsent_bytes: Vec::new(),
             received_bytes: Vec::new(),
-        }
+        })
     }
 
     fn error_with_peer(&self, what: impl ToString) -> Error {
@@ -181,11 +188,12 @@ impl PendingConnect {
         handle: &ListenHandle,
     ) -> Result<Self, Error> {
         let sender = PreparedSender::new(pd, config)?;
-        let stream = start_nonblocking_connect(handle.addr).map_err(|e| Error::Rendezvous {
+        let messages = start_nonblocking_connect(handle.addr)
+            .and_then(|stream| HelloSocket::new(stream, handle.addr));
+        let mut messages = messages.map_err(|e| Error::Rendezvous {
             peer: handle.addr.to_string(),
             reason: e.to_string(),
         })?;
-        let mut messages = HelloSocket::new(stream, handle.addr);
         messages.queue_hello(&sender.hello(handle.token))?;
         Ok(Self {
             messages,
@@ -327,14 +335,15 @@ impl Listener {
     /// Takes connections that have come. An error is one of the connection that failed, and so nobody's here.
     fn accept_connections(&mut self) {
         while let Ok((stream, peer)) = self.listener.accept() {
-            if stream.set_nonblocking(true).is_err() {
-                continue;
-            }
+            let messages = stream
+                .set_nonblocking(true)
+                .and_then(|()| HelloSocket::new(stream, peer));
+            let Ok(messages) = messages else { continue };
             if self.pending.len() == MAX_PENDING_ACCEPTS {
                 drop(self.pending.remove(0));
             }
             self.pending.push(PendingAccept {
-                messages: HelloSocket::new(stream, peer),
+                messages,
                 stage: AcceptStage::AwaitingHello,
             });
         }
@@ -410,5 +419,29 @@ mod tests {
             assert_eq!(ListenHandle::from_bytes(&handle.to_bytes()), Some(handle));
         }
         assert_eq!(ListenHandle::from_bytes(&[0; ListenHandle::BYTES]), None);
+    }
+
+    /// A host that vanishes sends neither data nor the end of the connection.
+    #[test]
+    fn both_ends_have_keepalive() {
+        use rustix::net::sockopt::{socket_keepalive, tcp_keepidle};
+
+        let device = verbs::Provider::softnic()
+            .device(None)
+            .expect("there is one");
+        let pd = device.open().expect("opens").alloc_pd().expect("a domain");
+        let config = Config::default();
+        let here = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
+        let mut listener = Listener::new(&pd, &config, here).expect("a free port");
+        let connecting = PendingConnect::new(&pd, &config, &listener.handle()).expect("begins");
+        let accepted = verbs::poll_until(Duration::from_secs(20), || {
+            listener.accept_connections();
+            listener.pending.pop()
+        });
+        let accepted = accepted.expect("a connection");
+        for stream in [&connecting.messages.stream, &accepted.messages.stream] {
+            assert!(socket_keepalive(stream).expect("an option"));
+            assert_eq!(tcp_keepidle(stream).expect("an option"), KEEPALIVE_IDLE);
+        }
     }
 }
