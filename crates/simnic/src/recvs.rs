@@ -118,6 +118,11 @@ impl PostedRecvs {
         }
     }
 
+    /// Returns the RECV that the next message takes.
+    pub(crate) fn front(&self) -> Option<&PostedRecv> {
+        self.runs.front().map(|run| &run.first)
+    }
+
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<PostedRecv> {
         let run = self.runs.front_mut()?;
@@ -173,6 +178,7 @@ mod tests {
                 model.extend(posted.iter().take(room));
                 prop_assert_eq!(recvs.extend(List(std::mem::take(&mut posted)), most, ()), expected);
                 prop_assert_eq!(recvs.len(), model.len());
+                prop_assert_eq!(recvs.front(), model.front());
                 prop_assert_eq!(recvs.pop(), model.pop_front());
                 prop_assert_eq!(recvs.len(), model.len());
             }

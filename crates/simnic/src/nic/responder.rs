@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
 
-use crate::costs::PcieCost;
+use crate::costs::{OperationCosts, PcieCost};
 use crate::cq::Cqe;
 use crate::event::SimulationEvent;
 use crate::memory::Payload;
@@ -14,6 +14,7 @@ use crate::mr::Mr;
 use crate::port::{NicPort, QpPortIndex};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
+use crate::recvs::PostedRecvs;
 use crate::retransmission::RetryCause;
 use crate::serial_resource::SerialResource;
 use crate::srq::pop_recv;
@@ -23,6 +24,19 @@ use super::departure::Departure;
 
 /// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
+
+/// Returns the bytes of a RECV that a message fills, with the GRH of a datagram.
+#[inline(always)]
+fn recv_bytes(shape: &OperationCosts) -> u32 {
+    let length = shape.operation.payload_bytes;
+    if shape.is_datagram_send {
+        length.saturating_add(GRH_BYTES)
+    } else if shape.is_rdma_write {
+        0
+    } else {
+        length
+    }
+}
 
 impl Simulation {
     /// Processes the first message that has arrived at a NIC, and those that follow within the horizon.
@@ -35,7 +49,10 @@ impl Simulation {
             return;
         }
         loop {
-            self.receive_frequent_messages(index, horizon);
+            if let Some((responder, at)) = self.receive_frequent_messages(index, horizon) {
+                self.fail_responder(responder, at);
+                continue;
+            }
             let arriving = &mut self.nics[index as usize].messages_by_processed_at;
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
@@ -55,8 +72,8 @@ impl Simulation {
     }
 
     /// Does the work of `transfer_processed_message` for the most frequent messages, as long as these come first: SENDs
-    /// of datagrams, and unreliable WRITEs.
-    fn receive_frequent_messages(&mut self, nic: u32, horizon: Ps) {
+    /// of datagrams, and unreliable WRITEs. Returns the queue pair of a RECV that failed, and the time.
+    fn receive_frequent_messages(&mut self, nic: u32, horizon: Ps) -> Option<(u32, Ps)> {
         let now = self.now;
         let Self {
             qps,
@@ -101,7 +118,7 @@ impl Simulation {
                 {
                     target
                 }
-                _ => return,
+                _ => return None,
             };
             nic.messages_by_processed_at.drop_front(1);
             let machine = target.machine;
@@ -128,7 +145,13 @@ impl Simulation {
                 continue;
             }
             nic.counters.received_messages += 1;
-            let dma = &shape.transfers_at(home.place).responder_dma;
+            let placed = recv_bytes(shape);
+            let too_long = recv.is_some_and(|recv| placed > recv.len);
+            let dma = if too_long {
+                shapes.cqe_write_cost(home.place)
+            } else {
+                shape.transfers_at(home.place).responder_dma
+            };
             nic.counters.dma_read_bytes += dma.dma_read_bytes;
             let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
             home.link_to_device
@@ -149,12 +172,10 @@ impl Simulation {
                 continue;
             }
             let Some(recv) = recv else { continue };
-            let length = shape.operation.payload_bytes;
-            let placed = length.saturating_add(GRH_BYTES);
             let mut status = SUCCESS_STATUS;
-            if placed > recv.len {
+            if too_long {
                 status = code_u8(abi::IBV_WC_LOC_LEN_ERR);
-            } else if length > 0 {
+            } else if placed > GRH_BYTES {
                 let region = mrs.get(recv.lkey as usize).and_then(Option::as_ref);
                 let region = region.filter(|mr| mr.machine == machine);
                 let (addr, bytes) = (recv.addr + u64::from(GRH_BYTES), message.payload.bytes());
@@ -181,8 +202,13 @@ impl Simulation {
                     channels.raise_event(target.recv_cq, queue.handle, visible, threads, events);
                 }
             }
+            let responder = message.responder_qp;
             messages.release_one_work_request(id);
+            if status != SUCCESS_STATUS {
+                return Some((responder, at));
+            }
         }
+        None
     }
 
     /// Makes the DMA transfers of a message that the NIC has processed.
@@ -196,17 +222,10 @@ impl Simulation {
         if reliable && !self.is_in_sequence(id, machine, at) {
             return;
         }
-        // A message that is refused makes no transfers.
-        let accepted = self.accepts_message(id, machine);
+        let dma = self.responder_dma(id, machine);
         let home = &mut self.machines[machine as usize];
         let nic = &mut self.nics[home.nic as usize];
         let shape = self.cost_table.get(self.messages[id].cost_index);
-        let none = PcieCost::default();
-        let dma = if accepted {
-            &shape.transfers_at(home.place).responder_dma
-        } else {
-            &none
-        };
         nic.counters.dma_read_bytes += dma.dma_read_bytes;
         let written = home.link_to_host.reserve_time(at, dma.link_time_to_host);
         let link_time_to_device = dma.link_time_to_device;
@@ -231,7 +250,12 @@ impl Simulation {
         let visible = written + home.costs.pcie_latency;
         let status = self.deliver_send_or_write(id, machine, visible);
         if !reliable {
+            let responder = self.messages[id].responder_qp;
             self.messages.release_one_work_request(id);
+            // A failed RECV ends its queue pair. No requester is told.
+            if matches!(status, abi::IBV_WC_REM_INV_REQ_ERR | abi::IBV_WC_REM_OP_ERR) {
+                self.fail_responder(responder, at);
+            }
             return;
         }
         let message = &mut self.messages[id];
@@ -245,16 +269,20 @@ impl Simulation {
         self.schedule_acknowledgement(id, at);
     }
 
-    /// Returns true if a message has a RECV if it takes one, and the right key and access rights.
-    fn accepts_message(&self, id: u32, machine: u32) -> bool {
+    /// Returns the DMA transfers that a message makes at its responder. A message without a RECV, or without the right key
+    /// and access rights, makes none. A message that is longer than its RECV makes that of the completion.
+    fn responder_dma(&self, id: u32, machine: u32) -> PcieCost {
         let message = &self.messages[id];
         let shape = self.cost_table.get(message.cost_index);
+        let place = self.machines[machine as usize].place;
+        let (all, none) = (shape.transfers_at(place).responder_dma, PcieCost::default());
         if shape.has_response_data {
-            return self.region_of_read_or_atomic(id, machine).is_ok();
+            let allowed = self.region_of_read_or_atomic(id, machine).is_ok();
+            return if allowed { all } else { none };
         }
         let target = self.qps.get(message.responder_qp as usize);
         let Some(target) = target.and_then(Option::as_ref) else {
-            return false;
+            return none;
         };
         let length = message.payload.bytes().len();
         let write = shape.is_rdma_write;
@@ -267,14 +295,24 @@ impl Simulation {
         } else {
             target.transport != Transport::Ud || target.qkey_or_access_flags == message.qkey_or_rkey
         };
+        if !allowed {
+            return none;
+        }
+        if write && !shape.with_imm {
+            return all;
+        }
         let recvs = match target.srq {
-            Some(srq) => match self.srqs.get(srq as usize) {
-                Some(Some(srq)) => srq.recvs.len(),
-                _ => 0,
-            },
-            None => target.recvs.len(),
+            Some(srq) => {
+                let srq = self.srqs.get(srq as usize).and_then(Option::as_ref);
+                srq.map(|srq| &srq.recvs)
+            }
+            None => Some(&target.recvs),
         };
-        allowed && (write && !shape.with_imm || recvs > 0)
+        match recvs.and_then(PostedRecvs::front) {
+            None => none,
+            Some(recv) if recv_bytes(shape) > recv.len => self.cost_table.cqe_write_cost(place),
+            Some(_) => all,
+        }
     }
 
     /// Answers a request with the NAK of an error. The responder of a reliable queue pair enters the error state then
@@ -287,7 +325,7 @@ impl Simulation {
         self.fail_responder(self.messages[id].responder_qp, at);
     }
 
-    /// Moves the responder of a reliable queue pair to the error state. The completions of its work requests follow
+    /// Moves the queue pair of a responder to the error state. The completions of its work requests follow
     /// those of the messages that it has received.
     #[cold]
     fn fail_responder(&mut self, index: u32, at: Ps) {
@@ -382,9 +420,9 @@ impl Simulation {
             };
         };
         let message = &self.messages[id];
-        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let shape = self.cost_table.get(message.cost_index);
+        let (length, placed) = (shape.operation.payload_bytes, recv_bytes(shape));
         let grh = if datagram { GRH_BYTES } else { 0 };
-        let placed = if write { 0 } else { length.saturating_add(grh) };
         let mut status = abi::IBV_WC_SUCCESS;
         if placed > recv.len {
             status = abi::IBV_WC_LOC_LEN_ERR;

@@ -314,7 +314,7 @@ impl Simulation {
         self.enter_error_state(index);
     }
 
-    /// Moves a reliable queue pair to the error state, and flushes its work requests.
+    /// Moves a queue pair to the error state, and flushes its work requests.
     pub(super) fn enter_error_state(&mut self, index: u32) {
         if let Some(qp) = self.qp(index) {
             qp.state = abi::IBV_QPS_ERR;

@@ -1,10 +1,12 @@
 //! Requests that a NIC or its responder refuses.
 
+use std::cell::RefCell;
+use std::rc::Rc as Shared;
 use std::time::Duration;
 
-use verbs::WcStatus;
+use verbs::{Access, CompletionQueue, QueuePair, Transport, Uc, Ud, WcBuffer, WcStatus};
 
-use crate::scene::{Setup, WRITES_AT, run, successes, wait};
+use crate::scene::{Setup, WRITES_AT, run, run_alone, successes, wait};
 
 #[test]
 fn after_a_remote_error_all_later_work_requests_are_flushed_in_order() {
@@ -164,4 +166,150 @@ fn a_responder_executes_nothing_after_a_request_that_it_refused() {
             },
         );
     }
+}
+
+/// A message of 1 MiB takes about 80 µs from the NIC to memory.
+#[test]
+fn a_message_that_is_longer_than_its_recv_is_not_transferred() {
+    const BYTES: usize = 1 << 20;
+    let [fits, too_long] = [BYTES, BYTES - 1].map(|recv_bytes| {
+        let received_at = Shared::new(RefCell::new(Duration::ZERO));
+        let at = Shared::clone(&received_at);
+        let fits = recv_bytes == BYTES;
+        run(
+            &Setup::default(),
+            move |side| {
+                wait(Duration::from_micros(10));
+                side.send(0, BYTES);
+                let status = (!fits).then_some(WcStatus::RemInvReqErr);
+                assert_eq!(side.completions(1).0, [(0, status)]);
+            },
+            move |side| {
+                side.post_recvs(1, recv_bytes);
+                let (received, time) = side.completions(1);
+                let status = (!fits).then_some(WcStatus::LocLenErr);
+                assert_eq!(received, [(0, status)]);
+                *at.borrow_mut() = time;
+            },
+        );
+        received_at.take()
+    });
+    assert!(
+        too_long + Duration::from_micros(50) < fits,
+        "{too_long:?}, {fits:?}"
+    );
+}
+
+/// Returns the status and identifier of the next completion, and its time.
+fn completion(cq: &CompletionQueue) -> ((u64, Option<WcStatus>), Duration) {
+    let mut wcs = WcBuffer::<1>::new();
+    loop {
+        let wc = cq.poll(&mut wcs).expect("no overrun").next();
+        let now = simnic::now().expect("simulated");
+        match wc {
+            Some(Ok(wc)) => return ((wc.wr_id(), None), now),
+            Some(Err(wc)) => return ((wc.wr_id(), Some(wc.status())), now),
+            None => simnic::idle(100, None),
+        };
+        assert!(now < Duration::from_secs(1), "nothing completes");
+    }
+}
+
+/// Posts two RECVs of `recv_bytes`, sends a message, and checks that the RECVs fail. `bytes`: those of the message with
+/// its GRH.
+fn check_unreliable_recv_too_short<T: Transport>(
+    to: &QueuePair<T>,
+    memory: &verbs::MemoryRegion,
+    (bytes, recv_bytes): (usize, usize),
+    (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+    send: impl FnOnce(),
+) -> Duration {
+    let mut list = to.recv_list(2);
+    for wr_id in 0..2 {
+        list.recv(memory.slice(..recv_bytes).expect("in range"), wr_id);
+    }
+    to.post_recv(&mut list).expect("the queue has room");
+    send();
+    // No requester learns of it.
+    assert_eq!(completion(send_cq).0, (7, None));
+    let (received, at) = completion(recv_cq);
+    if recv_bytes >= bytes {
+        assert_eq!(received, (0, None));
+    } else {
+        assert_eq!(received, (0, Some(WcStatus::LocLenErr)));
+        // The queue pair is in error.
+        assert_eq!(completion(recv_cq).0, (1, Some(WcStatus::WrFlushErr)));
+    }
+    at
+}
+
+#[test]
+fn a_message_of_uc_that_is_longer_than_its_recv_fails_its_receiver() {
+    const BYTES: usize = 1 << 20;
+    let times = Shared::new(RefCell::new(Vec::new()));
+    for recv_bytes in [BYTES, BYTES - 1] {
+        let times = Shared::clone(&times);
+        run_alone(move |pd, send_cq| {
+            let recv_cq = pd.context().create_cq(16).expect("a queue");
+            let [from, to] = [0, 1].map(|_| pd.qp::<Uc>(send_cq, &recv_cq).build());
+            let (from, to) = (from.expect("a queue pair"), to.expect("a queue pair"));
+            let (to_from, to_to) = (from.endpoint(), to.endpoint());
+            let from = from.connect(&to_to).expect("it connects");
+            let to = to.connect(&to_from).expect("it connects");
+            let memory = pd.alloc(BYTES, Access::ALL).expect("memory");
+            let message = memory.slice(..BYTES).expect("in range");
+            let sizes = (BYTES, recv_bytes);
+            let at =
+                check_unreliable_recv_too_short(&to, &memory, sizes, (send_cq, &recv_cq), || {
+                    let posted = from.post_one(|list| {
+                        list.send(message).wr_id(7).signaled();
+                    });
+                    posted.expect("the send queue has room");
+                });
+            times.borrow_mut().push(at);
+        });
+    }
+    let [fits, too_long] = times.borrow()[..] else {
+        panic!("two runs")
+    };
+    assert!(
+        too_long + Duration::from_micros(50) < fits,
+        "{too_long:?}, {fits:?}"
+    );
+}
+
+/// The RECV of a datagram has room for its GRH, too.
+#[test]
+fn a_datagram_that_is_longer_than_its_recv_fails_its_receiver() {
+    const BYTES: usize = 2048;
+    let times = Shared::new(RefCell::new(Vec::new()));
+    for recv_bytes in [40 + BYTES, 39 + BYTES] {
+        let times = Shared::clone(&times);
+        run_alone(move |pd, send_cq| {
+            let recv_cq = pd.context().create_cq(16).expect("a queue");
+            let [from, to] = [0, 1].map(|_| {
+                let qp = pd.qp::<Ud>(send_cq, &recv_cq).build();
+                qp.expect("a queue pair")
+            });
+            let memory = pd.alloc(2 * BYTES, Access::ALL).expect("memory");
+            let message = memory.slice(..BYTES).expect("in range");
+            let sizes = (40 + BYTES, recv_bytes);
+            let destination = pd.ud_destination(1, &to.endpoint()).expect("a machine");
+            let at =
+                check_unreliable_recv_too_short(&to, &memory, sizes, (send_cq, &recv_cq), || {
+                    let posted = from.post_one(|list| {
+                        list.send(message, &destination).wr_id(7).signaled();
+                    });
+                    posted.expect("the send queue has room");
+                });
+            times.borrow_mut().push(at);
+        });
+    }
+    let [fits, too_long] = times.borrow()[..] else {
+        panic!("two runs")
+    };
+    assert!(
+        too_long + Duration::from_nanos(100) < fits,
+        "{too_long:?}, {fits:?}"
+    );
 }

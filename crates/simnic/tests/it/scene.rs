@@ -7,8 +7,8 @@ use std::time::Duration;
 use faults::Plan;
 use simnic::{Cluster, NicCounters};
 use verbs::{
-    Access, CompletionQueue, Context, MemoryRegion, Provider, Psn, QpBuilder, QueuePair, Rc,
-    RemoteMemory, WcBuffer, WcStatus,
+    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, Provider, Psn, QpBuilder,
+    QueuePair, Rc, RemoteMemory, WcBuffer, WcStatus,
 };
 
 /// Bytes of each side's memory.
@@ -148,6 +148,17 @@ pub(crate) fn run_owned(
     cluster.run().expect("both end");
     drop(a);
     [home, there].map(|machine| cluster.nic_counters(machine))
+}
+
+/// Runs one thread on a cluster of one machine, with a domain and a completion queue.
+pub(crate) fn run_alone(body: impl FnOnce(&ProtectionDomain, &CompletionQueue) + 'static) {
+    let profile = nicmodel::profile::builtin("cib").expect("built in");
+    let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+    let devices = Provider::simnic().devices().expect("a machine");
+    let pd = open(&devices[0]).alloc_pd().expect("a domain");
+    let cq = pd.context().create_cq(256).expect("a queue");
+    cluster.spawn(cluster.host_of_machine(0), "thread", move || body(&pd, &cq));
+    cluster.run().expect("it ends");
 }
 
 pub(crate) fn open(device: &verbs::Device) -> Context {

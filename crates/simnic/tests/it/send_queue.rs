@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use simnic::Cluster;
-use verbs::{Access, Inline, Provider, Ud, WcBuffer};
+use verbs::{Inline, Ud, WcBuffer};
 
-use crate::scene::{Setup, Side, open, run, successes, wait};
+use crate::scene::{Setup, Side, run, run_alone, successes, wait};
 
 /// The fetch of a list of WQEs depends on the sizes of all of them, and not on which comes first.
 #[test]
@@ -135,18 +134,12 @@ fn a_failed_wr_frees_its_slot_when_it_is_polled() {
 #[test]
 fn unsignaled_datagrams_hold_their_slots() {
     const DATAGRAM_SLOTS: usize = 16;
-    let profile = nicmodel::profile::builtin("cib").expect("built in");
-    let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
-    let devices = Provider::simnic().devices().expect("a machine");
-    let pd = open(&devices[0]).alloc_pd().expect("a domain");
-    let cq = pd.context().create_cq(256).expect("a queue");
-    let slots = u32::try_from(DATAGRAM_SLOTS).expect("small");
-    let [from, to] = [0, 1].map(|_| {
-        let qp = pd.qp::<Ud>(&cq, &cq).max_send_wr(slots).build();
-        qp.expect("a queue pair")
-    });
-    let memory = pd.alloc(4096, Access::LOCAL_WRITE).expect("memory");
-    cluster.spawn(cluster.host_of_machine(0), "sender", move || {
+    run_alone(|pd, cq| {
+        let slots = u32::try_from(DATAGRAM_SLOTS).expect("small");
+        let [from, to] = [0, 1].map(|_| {
+            let qp = pd.qp::<Ud>(cq, cq).max_send_wr(slots).build();
+            qp.expect("a queue pair")
+        });
         let destination = pd.ud_destination(1, &to.endpoint()).expect("a machine");
         let post = |count: usize, signaled: bool| {
             let mut list = from.postlist(count);
@@ -163,8 +156,5 @@ fn unsignaled_datagrams_hold_their_slots() {
         assert_eq!(post(DATAGRAM_SLOTS, false), Ok(()));
         wait(Duration::from_micros(100));
         assert_eq!(post(1, true), Err(libc::ENOMEM));
-        drop((to, memory));
     });
-    cluster.run().expect("it ends");
-    drop(cq);
 }
