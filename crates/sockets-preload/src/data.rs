@@ -118,7 +118,7 @@ type ResultUnlessLeftToKernel = Option<std::io::Result<usize>>;
 
 /// Takes both descriptors back to TCP.
 fn demote_both_to_tcp(from: c_int, to: c_int) -> ResultUnlessLeftToKernel {
-    calls::demote(from);
+    calls::demote_for_other_reads(from);
     calls::demote(to);
     None
 }

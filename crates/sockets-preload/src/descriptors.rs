@@ -31,7 +31,7 @@ macro_rules! export {
 // SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    calls::demote(fd);
+    calls::demote_for_other_reads(fd);
     // SAFETY: as the caller calls it.
     unsafe { real::fdopen(fd, mode) }
 }

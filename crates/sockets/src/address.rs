@@ -13,9 +13,38 @@ pub(crate) fn socket_addresses(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
     ))
 }
 
-/// Returns true if the addresses show that the peer is on this host.
-pub(crate) fn is_this_host(own: SocketAddr, peer: SocketAddr) -> bool {
-    peer.ip().is_loopback() || own.ip() == peer.ip()
+/// How the two ends of a connection find and reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionKind {
+    /// Both ends map one page.
+    OnePage,
+    /// Each end has its own page.
+    BetweenHosts,
+    /// The software NIC does not reach the peer.
+    Tcp,
+}
+
+/// Returns the kind of the connection between these addresses.
+pub(crate) fn connection_kind(own: SocketAddr, peer: SocketAddr) -> ConnectionKind {
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let path = std::env::var_os("VERBATIM_PATH").unwrap_or_default();
+    // The software NIC of a process that captures its packets sends them on one host, too.
+    let are_all_packets = path == "packets" || path.is_empty() && is_set("VERBATIM_PCAP");
+    kind(own, peer, are_all_packets, path == "local")
+}
+
+fn kind(
+    own: SocketAddr,
+    peer: SocketAddr,
+    are_all_packets: bool,
+    is_local_only: bool,
+) -> ConnectionKind {
+    let is_this_host = peer.ip().is_loopback() || own.ip() == peer.ip();
+    match (is_this_host, are_all_packets, is_local_only) {
+        (true, false, _) => ConnectionKind::OnePage,
+        (false, _, true) => ConnectionKind::Tcp,
+        _ => ConnectionKind::BetweenHosts,
+    }
 }
 
 type AddressCall = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int;
@@ -44,5 +73,24 @@ fn call_for_address(fd: c_int, ask: AddressCall) -> Option<SocketAddr> {
             Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_on_one_host_are_as_between_hosts() {
+        let here = SocketAddr::from(([127, 0, 0, 1], 1));
+        let there = SocketAddr::from(([192, 0, 2, 1], 2));
+        assert_eq!(kind(here, here, false, false), ConnectionKind::OnePage);
+        assert_eq!(kind(here, here, false, true), ConnectionKind::OnePage);
+        assert_eq!(kind(here, here, true, false), ConnectionKind::BetweenHosts);
+        assert_eq!(
+            kind(here, there, false, false),
+            ConnectionKind::BetweenHosts
+        );
+        assert_eq!(kind(here, there, false, true), ConnectionKind::Tcp);
     }
 }

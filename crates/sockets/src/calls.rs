@@ -3,14 +3,14 @@
 //! A function returns `None` if only the kernel must handle the call.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event, pollfd};
 
 use crate::buffers::Buffers;
 use crate::poll::Sets;
 use crate::reason::NotRdmaReason;
-use crate::{nic, poll, real, table};
+use crate::{lookup, nic, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
 pub fn on_socket(fd: c_int, domain: c_int, kind: c_int) {
@@ -85,6 +85,17 @@ pub fn is_connection(fd: c_int) -> bool {
 pub fn demote(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.demote(fd, NotRdmaReason::Unsupported);
+    }
+}
+
+/// Demotes a connection to TCP, for a program that will read by other means than this library. Waits until a peer on
+/// another host sends by TCP, and resets the connection if it does not: the program would read records as data.
+pub fn demote_for_other_reads(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn.demote(fd, NotRdmaReason::Unsupported);
+        if !conn.wait_for_plain_bytes(fd, MAX_WAIT_FOR_PLAIN_BYTES) {
+            real::reset_connection(fd);
+        }
     }
 }
 
@@ -181,10 +192,18 @@ pub fn before_exec() {
         for (fd, conn) in table::all_conns() {
             if !conn.is_plain_tcp() {
                 conn.demote(fd, NotRdmaReason::OtherProcess);
+                // A peer that takes longer sends the bytes again by TCP, because this process's queue pair ends.
+                conn.wait_for_plain_bytes(fd, MAX_WAIT_BEFORE_EXEC);
             }
         }
     }
 }
+
+/// The longest wait of `exec` until a peer on another host sends by TCP.
+const MAX_WAIT_BEFORE_EXEC: Duration = Duration::from_secs(1);
+
+/// The longest wait until a peer on another host sends by TCP, for a program that reads by other means.
+const MAX_WAIT_FOR_PLAIN_BYTES: Duration = Duration::from_secs(10);
 
 /// Marks all connections as shared; called in the parent after `fork(2)`.
 pub fn after_fork_in_parent() {
@@ -226,6 +245,7 @@ pub fn adopt_inherited_sockets() {
 /// Resets the state of this process; called in a forked child.
 pub fn after_fork_in_child() {
     nic::forget();
+    lookup::forget();
     crate::page::forget_pid();
     OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
     for (_, conn) in table::all_conns() {

@@ -6,20 +6,25 @@
 //! bytes follow again. Because all bytes are counted, the stream needs no markers, and bytes of one kind cannot be
 //! taken for another.
 //!
+//! Between hosts each end has a page of its own, and the stream has records in place of counted wake bytes
+//! ([`crate::remote`], `between_hosts.rs`).
+//!
 //! Lock order: `setup`, `rx`, `tx`, then the page's locks: receiving, sending of side 0, sending of side 1.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 
 use verbs::{QpEndpoint, RemoteMemory};
 
+use crate::address::ConnectionKind;
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
-use crate::page::{Page, stage, state};
+use crate::page::{DirectionWords, Page, page_name, stage, state};
 use crate::reason::NotRdmaReason;
+use crate::remote::Remote;
 use crate::ring::{Arena, Ring};
-use crate::{address, real, totals};
+use crate::side::PageAndSide;
+use crate::{address, lookup, real, stale, totals};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
@@ -89,6 +94,7 @@ pub(crate) struct Conn {
 #[derive(Default)]
 struct Setup {
     page: Option<Arc<Page>>,
+    remote: Option<Arc<Remote>>,
     own_side: usize,
     prepared: Option<UnconnectedQp>,
     ring: Option<Ring>,
@@ -115,11 +121,13 @@ pub(crate) struct Tx {
     pub(crate) last_receiver_head: u64,
 }
 
-/// A page, and this process's side of it.
-#[derive(Clone)]
-pub(crate) struct PageAndSide {
-    pub(crate) page: Arc<Page>,
-    pub(crate) own_side: usize,
+impl Tx {
+    /// Returns true if a direction that is on RDMA between hosts must be demoted before the next byte.
+    pub(crate) fn has_rdma_ended(&self, link: &PageAndSide) -> bool {
+        self.sender.is_none()
+            || link.incoming().state.load(Ordering::Acquire) >= state::DEMOTED
+            || link.peer_stage() == stage::TCP_OR_CLOSED
+    }
 }
 
 impl Default for Conn {
@@ -266,13 +274,16 @@ impl Conn {
 
     /// Keeps the connection on TCP.
     fn stay_on_tcp(&self, setup: &mut Setup, reason: NotRdmaReason) {
+        let remote = setup.remote.take();
         if let Some(page) = setup.page.take() {
             page.not_rdma_reason()
                 .store(reason as u64, Ordering::Relaxed);
-            page.side(setup.own_side)
-                .stage
-                .store(stage::TCP_OR_CLOSED, Ordering::Release);
-            if crate::stale::has_ended(&page) {
+            let own = page.side(setup.own_side);
+            own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
+            if let Some(remote) = remote {
+                lookup::tell_peer(&remote, &own, lookup::Answer::NotWanted);
+            }
+            if stale::has_ended(&page) {
                 totals::remove_page_and_add_to_totals(&page);
             }
         }
@@ -289,19 +300,20 @@ impl Conn {
             == Some(libc::IPPROTO_TCP);
         let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
         let (own, peer) = addresses.ok_or(NotRdmaReason::Unsupported)?;
-        if !address::is_this_host(own, peer) {
-            return Err(NotRdmaReason::PeerWithoutLibrary);
-        }
+        let remote = match address::connection_kind(own, peer) {
+            ConnectionKind::OnePage => None,
+            ConnectionKind::BetweenHosts => Some(Arc::new(Remote::new(own, peer, fd))),
+            ConnectionKind::Tcp => return Err(NotRdmaReason::PeerWithoutLibrary),
+        };
         let nic = nic::get().map_err(unsupported)?;
         let cookie = real::cookie(fd).ok_or(NotRdmaReason::Unsupported)?;
         setup.own_side = usize::from(own > peer);
-        let path = nic
-            .connections_dir
-            .join(page_name(own, peer).map_err(unsupported)?);
+        let name = page_name(own, peer, remote.is_some()).map_err(unsupported)?;
+        let path = nic.connections_dir.join(name);
         if let Ok(page) = Page::open(&path, false)
             && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
         {
-            self.adopt_page_of_other_process(page, setup.own_side);
+            self.adopt_page_of_other_process(page, setup.own_side, remote);
             return Ok(());
         }
         self.check_tcp_byte_counts(fd)?;
@@ -309,12 +321,12 @@ impl Conn {
             let page = Page::open(&path, true).map_err(unsupported)?;
             match claim_side(&page, setup.own_side, nic, cookie) {
                 SideClaimOutcome::Claimed => {
-                    setup.page = Some(Arc::new(page));
+                    (setup.page, setup.remote) = (Some(Arc::new(page)), remote);
                     self.set_phase(Phase::WaitingForPeer);
                     return self.continue_setup(fd, setup);
                 }
                 SideClaimOutcome::OtherProcess => {
-                    self.adopt_page_of_other_process(page, setup.own_side);
+                    self.adopt_page_of_other_process(page, setup.own_side, remote);
                     return Ok(());
                 }
                 SideClaimOutcome::Stale => {
@@ -343,7 +355,7 @@ impl Conn {
     }
 
     /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
-    fn adopt_page_of_other_process(&self, page: Page, side: usize) {
+    fn adopt_page_of_other_process(&self, page: Page, side: usize, remote: Option<Arc<Remote>>) {
         let owner = page.side(side);
         let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
         let offset =
@@ -354,9 +366,13 @@ impl Conn {
                 .ok()
                 .and_then(|arena| Ring::at(arena, offset)),
         };
+        if let (Some(remote), Some(ring)) = (&remote, &ring) {
+            remote.set_mailbox(ring.clone());
+        }
         let link = PageAndSide {
             page: Arc::new(page),
             own_side: side,
+            remote,
         };
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
@@ -371,6 +387,12 @@ impl Conn {
         let there = peer.stage.load(Ordering::Acquire);
         if there == stage::TCP_OR_CLOSED {
             return Err(NotRdmaReason::PeerWithoutLibrary);
+        }
+        if let Some(remote) = &setup.remote
+            && there < stage::ENDPOINT_READY
+            && remote.is_time_to_look_up()
+        {
+            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
         }
         if there == 0 {
             let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
@@ -401,7 +423,8 @@ impl Conn {
     ) -> io::Result<()> {
         let (ring, remote, place) = nic.take_ring()?;
         (setup.ring_arena_number, setup.ring) = (place.number, Some(ring.clone()));
-        let prepared = nic.create_unconnected_qp()?;
+        let address = setup.remote.as_ref().map(|remote| remote.own.ip());
+        let prepared = nic.create_unconnected_qp(address)?;
         let side = page.side(setup.own_side);
         let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
         if !side.set_message_for_peer(&text) {
@@ -413,6 +436,10 @@ impl Conn {
             .store(ring.offset() as u64, Ordering::Relaxed);
         side.stage.store(stage::ENDPOINT_READY, Ordering::Release);
         setup.prepared = Some(prepared);
+        if let Some(remote) = &setup.remote {
+            remote.set_mailbox(ring);
+            lookup::tell_peer(remote, &side, lookup::Answer::Wanted);
+        }
         Ok(())
     }
 
@@ -442,6 +469,7 @@ impl Conn {
         let link = PageAndSide {
             page: Arc::clone(page),
             own_side: setup.own_side,
+            remote: setup.remote.clone(),
         };
         // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
         tx.had_nagle = real::int_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
@@ -455,9 +483,12 @@ impl Conn {
         );
         // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
         incoming.receiver_sleeps.store(1, Ordering::Relaxed);
-        page.side(setup.own_side)
-            .stage
-            .store(stage::READY, Ordering::Release);
+        let own = page.side(setup.own_side);
+        own.stage.store(stage::READY, Ordering::Release);
+        if let Some(remote) = &setup.remote {
+            remote.fd.store(fd, Ordering::Relaxed);
+            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
+        }
         Ok(())
     }
 
@@ -482,11 +513,15 @@ impl Conn {
         let _rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         let Some(link) = tx.link.clone() else { return };
-        demote_page(&link, fd, reason);
+        if link.remote.is_some() {
+            self.demote_between_hosts(fd, &mut tx, &link, reason);
+        } else {
+            demote_page(&link, fd, reason);
+            tx.sender = None;
+        }
         if std::mem::take(&mut tx.had_nagle) {
             real::set_nodelay(fd, false);
         }
-        tx.sender = None;
         if self.phase() == Phase::RdmaByOtherProcess {
             self.set_phase(Phase::Ready);
         }
@@ -513,6 +548,9 @@ impl Conn {
             // A side that another process owns is closed by that process. After `exec` the process is the same.
             let owner = link.page.side(link.own_side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
+                if link.remote.is_some() && self.may_be_shared() {
+                    self.demote_between_hosts(fd, &mut tx, &link, NotRdmaReason::Shutdown);
+                }
                 let ring = rx.ring.take().filter(|_| setup.page.is_some());
                 // Without a queue pair no packet of the peer reaches the ring, which another connection may have next.
                 tx.sender = None;
@@ -528,21 +566,19 @@ impl Conn {
 
     /// Closes this side.
     fn close_side(&self, fd: i32, link: &PageAndSide, setup: &Setup, ring: Option<Ring>) {
-        demote_page(link, fd, NotRdmaReason::Shutdown);
-        let incoming = link.page.direction_words(1 - link.own_side);
-        // The kernel would reset the connection if unread wake bytes were left at close.
-        let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
-        let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
-            >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
-        while by_tcp && read < incoming.wake_bytes_sent.load(Ordering::Acquire) {
-            let n = real::discard(fd, incoming.wake_bytes_sent.load(Ordering::Acquire) - read);
-            let Ok(n @ 1..) = u64::try_from(n) else { break };
-            read += n;
+        let incoming = link.incoming();
+        if link.remote.is_some() {
+            discard_records(fd, &incoming);
+        } else {
+            demote_page(link, fd, NotRdmaReason::Shutdown);
+            discard_wake_bytes(fd, &incoming);
         }
-        incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
         let own = link.page.side(link.own_side);
         own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
-        if crate::stale::has_ended(&link.page) {
+        if link.remote.is_some() && self.may_be_shared() {
+            // A process that has the descriptor, but not the page yet, must find it.
+            link.page.path.parent().map(stale::remove_pages_sometimes);
+        } else if stale::has_ended(&link.page) {
             totals::remove_page_and_add_to_totals(&link.page);
         }
         // A process that shares the connection may still have to read from the ring.
@@ -636,13 +672,36 @@ fn demote_page(link: &PageAndSide, fd: i32, reason: NotRdmaReason) {
     }
 }
 
-/// Sends a wake byte; the caller holds the direction's sending lock.
-pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) {
+/// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent.
+pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) -> bool {
     // The byte is counted first, because the receiver never takes more bytes than are counted.
     wakes.fetch_add(1, Ordering::SeqCst);
-    if !real::send_byte(fd) {
+    let is_sent = real::send_byte(fd);
+    if !is_sent {
         wakes.fetch_sub(1, Ordering::SeqCst);
     }
+    is_sent
+}
+
+/// Takes the wake bytes of a stream that is about to be closed: the kernel would reset the connection if they were left.
+fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
+    let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
+    let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
+        >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
+    while by_tcp && read < incoming.wake_bytes_sent.load(Ordering::Acquire) {
+        let n = real::discard(fd, incoming.wake_bytes_sent.load(Ordering::Acquire) - read);
+        let Ok(n @ 1..) = u64::try_from(n) else { break };
+        read += n;
+    }
+    incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
+}
+
+/// Takes the records of a stream that is about to be closed, for the same reason.
+fn discard_records(fd: i32, incoming: &DirectionWords<'_>) {
+    let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
+        >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
+    let are_records = by_tcp && incoming.state.load(Ordering::Acquire) == state::RDMA;
+    while are_records && real::discard(fd, u64::MAX) > 0 {}
 }
 
 enum SideClaimOutcome {
@@ -682,12 +741,4 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutc
     } else {
         SideClaimOutcome::Stale
     }
-}
-
-/// Returns the file name of a connection's page, the same at both ends: network namespace, lower and higher address.
-fn page_name(own: SocketAddr, peer: SocketAddr) -> io::Result<String> {
-    use std::os::unix::fs::MetadataExt;
-    let namespace = std::fs::metadata("/proc/self/ns/net")?.ino();
-    let (low, high) = (own.min(peer), own.max(peer));
-    Ok(format!("c-{namespace:x}_{low}_{high}"))
 }

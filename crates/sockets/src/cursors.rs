@@ -33,6 +33,13 @@ pub(crate) fn untaken_wake_bytes(dir: &DirectionWords<'_>) -> u64 {
     sent.saturating_sub(dir.wake_bytes_taken.load(Ordering::Relaxed))
 }
 
+/// Returns how many plain bytes after a demotion have already come by RDMA and were taken.
+pub(crate) fn repeated_bytes(dir: &DirectionWords<'_>) -> u64 {
+    let taken = dir.rdma_bytes_taken.load(Ordering::Relaxed);
+    let twice = taken.saturating_sub(dir.rdma_bytes_sent.load(Ordering::Acquire));
+    twice.saturating_sub(dir.repeated_bytes_dropped.load(Ordering::Relaxed))
+}
+
 /// Returns how many bytes fit into the peer's ring. `head` is the peer's word, so it may have any value.
 pub(crate) fn peer_ring_room(sent: u64, head: u64) -> u64 {
     (RING_BYTES as u64).saturating_sub(sent - head.min(sent))

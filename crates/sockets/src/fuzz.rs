@@ -1,18 +1,21 @@
-//! The fuzz target of this crate, and the replay of its corpus.
+//! The fuzz targets of this crate, and the replay of their corpora.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use verbs::{QpEndpoint, RemoteMemory};
 
-use crate::conn::PageAndSide;
 use crate::cursors::{
-    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
+    peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, repeated_bytes,
+    untaken_wake_bytes,
 };
-use crate::page::Page;
+use crate::page::{Page, page_name, stage};
+use crate::remote::Record;
 use crate::ring::RING_BYTES;
-use crate::{stale, stat, totals};
+use crate::side::PageAndSide;
+use crate::{lookup, stale, stat, totals};
 
 /// Name of a page's file, with the addresses of both sides.
 const NAME: &str = "c-1_127.0.0.1:1_127.0.0.1:2";
@@ -26,20 +29,56 @@ impl Drop for File {
     }
 }
 
+/// Returns a new folder.
+fn folder(name: &str) -> File {
+    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let own = format!(
+        "verbatim-{name}-{}-{}",
+        std::process::id(),
+        COUNT.fetch_add(1, Relaxed)
+    );
+    let folder = File(std::env::temp_dir().join(own));
+    std::fs::create_dir(&folder.0).expect("a new folder");
+    folder
+}
+
+/// Takes a datagram of these bytes for a connection between hosts, and reads a stream of records with these bytes.
+///
+/// # Panics
+/// Panics if the datagram brings a side into a stage without what belongs to it, or a record is longer than the stream.
+pub fn check_bytes_of_another_host(bytes: &[u8]) {
+    let folder = folder("lookup");
+    let (own, peer) = (address(1), address(2));
+    let name = page_name(own, peer, true).expect("a network namespace");
+    let page = Page::open(&folder.0.join(name), true).expect("a new page");
+    page.side(0).pid.store(std::process::id().into(), Relaxed);
+    page.side(0).stage.store(stage::PAGE_FOUND, Relaxed);
+    let reached = lookup::take_any_bytes(&folder.0, bytes, own, peer);
+    let text = page.side(1).message_for_peer();
+    match reached {
+        0 | stage::PAGE_FOUND | stage::TCP_OR_CLOSED => {}
+        stage::ENDPOINT_READY | stage::READY => assert!(!text.is_empty(), "no endpoint"),
+        other => panic!("stage {other}"),
+    }
+    let _ = serde_json::from_slice::<(QpEndpoint, RemoteMemory)>(&text);
+    if !bytes.is_empty()
+        && let Record::Wakes(count) = Record::read(bytes)
+    {
+        assert!((1..=bytes.len()).contains(&count));
+    }
+}
+
+fn address(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
 /// Reads a page with these bytes, and zeroes behind them, in each way in which a peer and `verbatim sockets --stat`
 /// read it. A file that is too long is no page.
 ///
 /// # Panics
 /// Panics if a reader takes a cursor for more bytes than a ring holds, or the file cannot be written.
 pub fn check_page_of_any_bytes(bytes: &[u8]) {
-    static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let own = format!(
-        "verbatim-page-{}-{}",
-        std::process::id(),
-        COUNT.fetch_add(1, Relaxed)
-    );
-    let folder = File(std::env::temp_dir().join(own));
-    std::fs::create_dir(&folder.0).expect("a new folder");
+    let folder = folder("page");
     let file = folder.0.join(NAME);
     let mut content = bytes.to_vec();
     content.resize(content.len().max(4096), 0);
@@ -70,10 +109,11 @@ fn read(page: Page, folder: &Path) {
             assert!(readable_ring_bytes(tail, &dir) <= RING_BYTES);
             let _ = readable_bytes_unknown_to_kernel(tail, &dir);
         }
-        let _ = untaken_wake_bytes(&dir);
+        let _ = (untaken_wake_bytes(&dir), repeated_bytes(&dir));
         let link = PageAndSide {
             page: Arc::clone(&page),
             own_side: side,
+            remote: None,
         };
         let _ = link.peer_is_gone();
     }
@@ -92,7 +132,17 @@ mod tests {
         corpus::replay("sockets_page", super::check_page_of_any_bytes);
     }
 
+    #[test]
+    fn the_corpus_of_another_host_is_replayed() {
+        corpus::replay("sockets_peer", super::check_bytes_of_another_host);
+    }
+
     proptest! {
+        #[test]
+        fn bytes_of_anybody_are_taken(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            super::check_bytes_of_another_host(&bytes);
+        }
+
         #[test]
         fn words_of_anybody_are_read(words in prop::collection::vec((0usize..512, prop_oneof![0..10u64, any::<u64>()]), 0..40)) {
             let mut bytes = vec![0; 4096];

@@ -3,6 +3,7 @@
 
 #[allow(unsafe_code)]
 mod address;
+mod between_hosts;
 #[allow(unsafe_code)]
 pub mod buffers;
 pub mod calls;
@@ -12,6 +13,7 @@ mod cursors;
 mod epoll;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod lookup;
 #[allow(unsafe_code)]
 mod nic;
 mod page;
@@ -21,8 +23,10 @@ pub use poll::Sets;
 #[allow(unsafe_code)]
 pub mod real;
 mod reason;
+mod remote;
 #[allow(unsafe_code)]
 mod ring;
+mod side;
 mod spin;
 mod stale;
 pub mod stat;

@@ -1,25 +1,32 @@
 //! The NIC of this process, with its rings and queue pairs.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use verbs::{
-    Access, CompletionQueue, Context, Inline, MemoryRegion, Postlist, PreparedQp, ProtectionDomain,
-    Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
+    Access, CompletionQueue, Context, GidType, Inline, MemoryRegion, Postlist, PreparedQp,
+    ProtectionDomain, Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
 };
 
 use crate::buffers::Buffers;
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
-const STAGING_BUFFER_BYTES: usize = 32 * 1024;
+pub(crate) const STAGING_BUFFER_BYTES: usize = 32 * 1024;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
 /// Number of work requests after which one is signaled, so that the send queue is drained.
 const SIGNAL_EVERY: u32 = 16;
 const SEND_WRS: u32 = 128;
+/// The port of the device.
+const PORT: u8 = 1;
+/// The time after which a WRITE to another host is given up if the TCP connection has ended. It is also the pause
+/// between two looks at that connection.
+const TCP_CHECK: Duration = Duration::from_millis(2);
 
 /// Takes a lock, even after a thread panicked while it held the lock: the protected states stay usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -30,7 +37,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The NIC of this process.
 pub(crate) struct Nic {
-    _context: Context,
+    context: Context,
     pd: ProtectionDomain,
     pub(crate) connections_dir: PathBuf,
     pub(crate) pid: u64,
@@ -125,7 +132,7 @@ impl Nic {
         let start = liveness::start_time_ticks(pid)?.ok_or(io::ErrorKind::NotFound)?;
         crate::stale::remove_pages_of_ended_connections(&dir);
         Ok(Self {
-            _context: context,
+            context,
             pd,
             connections_dir: dir,
             pid,
@@ -171,17 +178,40 @@ impl Nic {
         lock(&self.slots).free_rings.push((arena, offset));
     }
 
-    /// Creates a queue pair that can be connected.
-    pub(crate) fn create_unconnected_qp(&self) -> io::Result<UnconnectedQp> {
-        let cq = self._context.create_cq(SEND_WRS)?;
-        let qp = self
+    /// Creates a queue pair that can be connected. Its packets leave from `address` if a GID has that address.
+    pub(crate) fn create_unconnected_qp(
+        &self,
+        address: Option<IpAddr>,
+    ) -> io::Result<UnconnectedQp> {
+        let cq = self.context.create_cq(SEND_WRS)?;
+        let mut builder = self
             .pd
             .qp::<Rc>(&cq, &cq)
             .max_send_wr(SEND_WRS)
             .max_recv_wr(1)
-            .max_inline_data_if_supported(MAX_INLINE_BYTES)
-            .build()?;
+            .max_inline_data_if_supported(MAX_INLINE_BYTES);
+        if let Some(index) = address.and_then(|address| self.gid_index(address)) {
+            builder = builder.gid_index(index);
+        }
+        let qp = builder.build()?;
         Ok(UnconnectedQp { qp, cq })
+    }
+
+    /// Returns the index of the GID of RoCE v2 with this address.
+    fn gid_index(&self, address: IpAddr) -> Option<u8> {
+        let wanted = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        let has_address = |index: &u8| {
+            let index = u32::from(*index);
+            self.context
+                .gid(PORT, index)
+                .is_ok_and(|gid| gid.0 == wanted.octets())
+                && self.context.gid_type(PORT, index) == Some(GidType::RoceV2)
+        };
+        let count = self.context.query_port(PORT).ok()?.gid_tbl_len;
+        (0..u8::try_from(count).unwrap_or(u8::MAX)).find(has_address)
     }
 
     fn take_or_alloc_staging_buffer(&self) -> io::Result<MemoryRegion> {
@@ -214,6 +244,7 @@ impl UnconnectedQp {
             list,
             peer_ring: ring,
             unsignaled_wrs: 0,
+            hello: Hello::NotSent,
         })
     }
 }
@@ -227,6 +258,16 @@ pub(crate) struct Sender {
     max_inline_bytes: usize,
     /// Number of work requests since the last signaled one.
     unsignaled_wrs: u32,
+    hello: Hello,
+}
+
+/// The state of the first WRITE to a peer on another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hello {
+    NotSent,
+    Sent,
+    /// The peer has the WRITE.
+    Done,
 }
 
 impl Sender {
@@ -248,12 +289,88 @@ impl Sender {
                 let (start, end) = part;
                 self.list.rdma_write(Inline(&bytes[start..end]), remote);
             }
-            return self.post_with_new_tail(sent.wrapping_add(len as u64), false);
+            let tail = sent.wrapping_add(len as u64);
+            return self.post_with_new_tail(tail, false, &mut || false);
         }
         let stage = nic.take_or_alloc_staging_buffer()?;
-        let result = self.write_staged(&stage, from, len, sent);
+        let result = self.write_staged(&stage, from, len, sent, &mut || false);
         lock(&nic.free_staging_buffers).push(stage);
         result
+    }
+
+    /// WRITEs as [`write`](Self::write) does, to a peer on another host: at most [`STAGING_BUFFER_BYTES`], and in one
+    /// piece that the peer has or has not. Returns an error if `has_ended` does.
+    ///
+    /// # Errors
+    /// The queue pair is of no use any more. The peer may have the bytes nevertheless.
+    pub(crate) fn write_to_other_host(
+        &mut self,
+        nic: &Nic,
+        from: Buffers<'_>,
+        len: usize,
+        sent: u64,
+        mut has_ended: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        let stage = nic.take_or_alloc_staging_buffer()?;
+        let result = self.write_staged(&stage, from, len, sent, &mut has_ended);
+        // A WRITE that has failed may still read the stage.
+        if result.is_ok() {
+            lock(&nic.free_staging_buffers).push(stage);
+        }
+        result
+    }
+
+    /// WRITEs words into the slot of a peer on another host, in order. Returns when the peer has them.
+    ///
+    /// # Errors
+    /// The queue pair is of no use any more. The peer may have the words nevertheless.
+    pub(crate) fn write_words(
+        &mut self,
+        words: &[(usize, u64)],
+        mut has_ended: impl FnMut() -> bool,
+    ) -> io::Result<()> {
+        if self.hello == Hello::Sent {
+            self.wait_for_completion(&mut has_ended)?;
+            self.hello = Hello::Done;
+        }
+        self.list_words(words)?;
+        self.post(true)?;
+        self.wait_for_completion(&mut has_ended)
+    }
+
+    fn list_words(&mut self, words: &[(usize, u64)]) -> io::Result<()> {
+        self.list.clear();
+        for (number, value) in words {
+            let at = self.peer_ring.starting_at(*number as u64 * 8);
+            let at = at.ok_or(io::ErrorKind::InvalidData)?;
+            self.list.rdma_write(Inline(&value.to_ne_bytes()), at);
+        }
+        Ok(())
+    }
+
+    /// Returns the state of the first WRITE, without waiting.
+    ///
+    /// # Errors
+    /// The peer cannot be reached.
+    pub(crate) fn hello(&mut self) -> io::Result<Hello> {
+        if self.hello == Hello::Sent {
+            let mut buffer = WcBuffer::<4>::new();
+            if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
+                wc.map_err(|failed| io::Error::other(failed.to_string()))?;
+                self.hello = Hello::Done;
+            }
+        }
+        Ok(self.hello)
+    }
+
+    /// Posts the first WRITE, of these words. The peer must be ready to receive.
+    ///
+    /// # Errors
+    /// The queue pair refuses the WRITE.
+    pub(crate) fn send_hello(&mut self, words: &[(usize, u64)]) -> io::Result<()> {
+        self.list_words(words)?;
+        self.hello = Hello::Sent;
+        self.post(true)
     }
 
     fn write_staged(
@@ -262,6 +379,7 @@ impl Sender {
         from: Buffers<'_>,
         len: usize,
         sent: u64,
+        has_ended: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         let mut done = 0;
         while done < len {
@@ -283,7 +401,7 @@ impl Sender {
             }
             done += n;
             // The stage can be reused only after the work requests have completed.
-            self.post_with_new_tail(sent.wrapping_add(done as u64), true)?;
+            self.post_with_new_tail(sent.wrapping_add(done as u64), true, has_ended)?;
         }
         Ok(())
     }
@@ -296,26 +414,35 @@ impl Sender {
     }
 
     /// Posts the list, followed by a WRITE of the new tail.
-    fn post_with_new_tail(&mut self, tail: u64, wait: bool) -> io::Result<()> {
+    fn post_with_new_tail(
+        &mut self,
+        tail: u64,
+        wait: bool,
+        has_ended: &mut dyn FnMut() -> bool,
+    ) -> io::Result<()> {
         self.list
             .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
-        let last = self.list.len() - 1;
         self.unsignaled_wrs += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
         let signaled = wait || self.unsignaled_wrs >= SIGNAL_EVERY;
-        self.list.set_signaled(last, signaled);
-        self.qp
-            .post_send(&mut self.list)
-            .map_err(io::Error::other)?;
+        self.post(signaled)?;
         if signaled {
             self.unsignaled_wrs = 0;
-            self.wait_for_completion()?;
+            self.wait_for_completion(has_ended)?;
         }
         Ok(())
     }
 
-    /// Waits for the completion of the only signaled work request.
-    fn wait_for_completion(&self) -> io::Result<()> {
+    /// Posts the list. If `signaled` is true, its last work request makes a completion.
+    fn post(&mut self, signaled: bool) -> io::Result<()> {
+        let last = self.list.len() - 1;
+        self.list.set_signaled(last, signaled);
+        self.qp.post_send(&mut self.list).map_err(io::Error::other)
+    }
+
+    /// Waits for the completion of the only signaled work request, or until `has_ended` returns true.
+    fn wait_for_completion(&self, has_ended: &mut dyn FnMut() -> bool) -> io::Result<()> {
         let mut buffer = WcBuffer::<4>::new();
+        let mut next_check = None;
         // The NIC completes every work request in the end, with an error if the peer has died.
         loop {
             if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
@@ -324,6 +451,13 @@ impl Sender {
                     .map_err(|failed| io::Error::other(failed.to_string()));
             }
             std::thread::yield_now();
+            let now = Instant::now();
+            if now >= *next_check.get_or_insert(now + TCP_CHECK) {
+                next_check = Some(now + TCP_CHECK);
+                if has_ended() {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+            }
         }
     }
 }

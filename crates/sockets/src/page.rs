@@ -1,10 +1,12 @@
 //! The page that both ends of a connection map, with the identity of each side and the state of each direction.
 //!
 //! The page is a file in the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes
-//! from the start of the connection. The data and its tail go by RDMA WRITE instead ([`crate::ring`]).
+//! from the start of the connection. The data and its tail go by RDMA WRITE instead ([`crate::ring`]). Between hosts
+//! each end has a page of its own ([`crate::remote`]).
 
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +22,8 @@ pub(crate) mod stage {
     pub(crate) const ENDPOINT_READY: u64 = 2;
     /// The side's queue pair is connected, and the side accepts the peer's WRITEs.
     pub(crate) const READY: u64 = 3;
+    /// Between hosts: the side has sent its first WRITE, so the peer may change to RDMA.
+    pub(crate) const HELLO_SENT: u64 = 4;
     /// The side stays on TCP, or has closed the socket.
     pub(crate) const TCP_OR_CLOSED: u64 = 9;
 }
@@ -75,6 +79,8 @@ pub(crate) struct DirectionWords<'p> {
     pub(crate) rdma_bytes_taken: &'p AtomicU64,
     pub(crate) tcp_bytes_received: &'p AtomicU64,
     pub(crate) wake_bytes_taken: &'p AtomicU64,
+    /// Between hosts: bytes received by TCP and dropped after a demotion, because they had arrived by RDMA.
+    pub(crate) repeated_bytes_dropped: &'p AtomicU64,
 }
 
 impl Page {
@@ -120,6 +126,7 @@ impl Page {
             rdma_bytes_taken: &words[33],
             tcp_bytes_received: &words[34],
             wake_bytes_taken: &words[35],
+            repeated_bytes_dropped: &words[36],
         }
     }
 
@@ -241,4 +248,21 @@ fn lock_contended(lock: &AtomicU64, me: u64) {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
+}
+
+/// Returns the file name of a connection's page: network namespace, lower and higher address, the same at both ends.
+/// Between hosts each end has its own, and the name ends with the side.
+pub(crate) fn page_name(
+    own: SocketAddr,
+    peer: SocketAddr,
+    is_between_hosts: bool,
+) -> io::Result<String> {
+    let namespace = fs::metadata("/proc/self/ns/net")?.ino();
+    let (low, high) = (own.min(peer), own.max(peer));
+    let name = format!("c-{namespace:x}_{low}_{high}");
+    Ok(if is_between_hosts {
+        format!("{name}_{}", u8::from(own > peer))
+    } else {
+        name
+    })
 }

@@ -136,6 +136,71 @@ pub(crate) fn has_children() -> bool {
     answer == 0 || errno() != libc::ECHILD
 }
 
+/// Runs `act` while all signals are blocked in this thread. A thread that `act` starts has them blocked for good.
+pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    // SAFETY: any bytes are a valid value; the next call writes it.
+    let (mut all, mut before): (sigset_t, sigset_t) = unsafe { std::mem::zeroed() };
+    // SAFETY: both are sets of this function.
+    let blocked = unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before)
+    };
+    let result = act();
+    if blocked == 0 {
+        // SAFETY: the set that the call above returned.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+        };
+    }
+    result
+}
+
+/// Closes a descriptor of this library.
+pub(crate) fn close_own(fd: c_int) {
+    // SAFETY: nothing else in this process uses the descriptor.
+    unsafe { close(fd) };
+}
+
+/// Returns true if the peer of a TCP connection has closed it, or the connection has failed.
+pub(crate) fn has_tcp_ended(fd: c_int) -> bool {
+    let (n, revents) = poll_one(fd, libc::POLLRDHUP, 0);
+    n > 0 && revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
+}
+
+/// Resets a TCP connection. The program gets `ECONNRESET`.
+pub(crate) fn reset_connection(fd: c_int) {
+    // SAFETY: any bytes are a valid value. The address family of zero dissolves the connection (`connect(2)`).
+    let nowhere: sockaddr = unsafe { std::mem::zeroed() };
+    let len = socklen_t::try_from(size_of::<sockaddr>()).unwrap_or(16);
+    // SAFETY: `nowhere` is an address of `len` bytes.
+    unsafe { connect(fd, &raw const nowhere, len) };
+}
+
+/// Copies the next bytes of the stream without taking them and without waiting. Returns their number, 0 at the end of the
+/// stream, and -1 with `errno` on an error.
+pub(crate) fn peek_bytes(fd: c_int, to: &mut [u8]) -> ssize_t {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `to` has room for so many bytes.
+    unsafe { recv(fd, to.as_mut_ptr().cast(), to.len(), flags) }
+}
+
+/// Sends all bytes, without waiting for longer than `timeout_ms` at a time. Returns false if that was not possible.
+pub(crate) fn send_all(fd: c_int, bytes: &[u8], timeout_ms: c_int) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let mut done = 0;
+    while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: `rest` are bytes to send.
+        let n = unsafe { send(fd, rest.as_ptr().cast(), rest.len(), flags) };
+        match usize::try_from(n) {
+            Ok(n) => done += n,
+            Err(_) if errno() == libc::EINTR => {}
+            Err(_) if errno() == libc::EAGAIN && poll_one(fd, libc::POLLOUT, timeout_ms).0 > 0 => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
 /// Discards up to `len` bytes (at most 64) of the stream, without waiting.
 pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
     let mut bytes = [0u8; 64];

@@ -20,13 +20,15 @@ pub(crate) enum NotRdmaReason {
     Unsupported = 6,
     /// A WRITE to the peer failed.
     WriteFailed = 7,
+    /// The other end demoted its direction.
+    OtherEnd = 8,
 }
 
 impl NotRdmaReason {
     /// The numbers of all reasons.
     pub(crate) const NUMBERS: std::ops::Range<u64> = 0..Self::ALL.len() as u64;
 
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 9] = [
         (Self::None, "-"),
         (
             Self::PeerWithoutLibrary,
@@ -38,6 +40,7 @@ impl NotRdmaReason {
         (Self::OtherProcess, "another process uses the socket too"),
         (Self::Unsupported, "a call that only TCP can do"),
         (Self::WriteFailed, "a WRITE to the peer failed"),
+        (Self::OtherEnd, "the other end went back to TCP"),
     ];
 
     /// Returns the text for a number in a page.

@@ -1,6 +1,7 @@
 //! Rings that peers WRITE into, in SysV segments to which other processes of this user can attach.
 //!
-//! A slot begins with a page, whose first word is the number of bytes that the peer has written. The ring follows.
+//! A slot begins with a page, whose first word is the number of bytes that the peer has written. Between hosts, further
+//! words are the peer's mailbox ([`crate::remote`]). The ring follows.
 
 use std::io;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use crate::buffers::Buffers;
 pub(crate) const RING_BYTES: usize = 256 * 1024;
 /// Bytes of a slot before the ring.
 pub(crate) const RING_OFFSET_IN_SLOT: usize = 4096;
+const WORDS_BEFORE_RING: usize = RING_OFFSET_IN_SLOT / 8;
 /// Bytes of a slot.
 pub(crate) const SLOT_BYTES: usize = RING_OFFSET_IN_SLOT + RING_BYTES;
 /// Number of slots in an arena.
@@ -95,15 +97,24 @@ impl Ring {
         self.tail_word().load(Ordering::Acquire)
     }
 
-    /// Resets the tail to 0 for a new connection.
+    /// Resets the words before the ring to 0 for a new connection.
     pub(crate) fn reset(&self) {
-        self.tail_word().store(0, Ordering::Release);
+        for number in 0..WORDS_BEFORE_RING {
+            self.word(number).store(0, Ordering::Release);
+        }
     }
 
     #[inline]
     fn tail_word(&self) -> &AtomicU64 {
-        // SAFETY: within the mapping (`at`), aligned to a page, and only accessed as an atomic.
-        unsafe { &*self.arena.start().add(self.offset).cast::<AtomicU64>() }
+        self.word(0)
+    }
+
+    /// Returns a word of the page before the ring; numbers start again after the last one.
+    #[inline]
+    pub(crate) fn word(&self, number: usize) -> &AtomicU64 {
+        let at = self.offset + number % WORDS_BEFORE_RING * 8;
+        // SAFETY: within the mapping (`at`), aligned to eight bytes, and only accessed as an atomic.
+        unsafe { &*self.arena.start().add(at).cast::<AtomicU64>() }
     }
 
     /// Copies `len` bytes, at most a ring's, from cursor `from` on into a program's buffers, from `skip` on.

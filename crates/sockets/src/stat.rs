@@ -13,6 +13,9 @@ use crate::{nic, stale};
 /// The state of a connection.
 #[derive(serde::Serialize)]
 pub struct Connection {
+    /// `one host` if both ends share a page. `two hosts` if each end has its own, as with `VERBATIM_PATH=packets`; such a
+    /// connection is listed by each end that this host has.
+    pub ends: &'static str,
     /// Both directions of the connection.
     pub ways: [DirectionStats; 2],
     /// The reason why the connection is not on RDMA, or `-`.
@@ -26,9 +29,9 @@ pub struct DirectionStats {
     pub from: String,
     /// The address of the receiver.
     pub to: String,
-    /// The process of the sender; 0 if no process has claimed that side yet.
+    /// The process of the sender; 0 if no process of this host has claimed that side.
     pub sender: u64,
-    /// The process of the receiver; 0 if no process has claimed that side yet.
+    /// The process of the receiver; 0 if no process of this host has claimed that side.
     pub receiver: u64,
     /// `rdma`; `tcp`; or `back` if the direction was demoted from RDMA to TCP.
     pub path: &'static str,
@@ -100,7 +103,15 @@ fn folder_of_fabric(folder: PathBuf, name: &str) -> PathBuf {
 pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
     let mut parts = name.split('_').skip(1);
     let addresses = [parts.next()?, parts.next()?];
+    let is_between_hosts = parts.next().is_some();
     let pids = [0, 1].map(|side| page.side(side).pid.load(Relaxed));
+    let is_one_missing = if is_between_hosts {
+        [0, 1]
+            .map(|side| page.side(side).stage.load(Relaxed))
+            .contains(&0)
+    } else {
+        pids.contains(&0)
+    };
     let way = |side: usize| {
         let dir = page.direction_words(side);
         DirectionStats {
@@ -118,8 +129,13 @@ pub(crate) fn connection(name: &str, page: &Page) -> Option<Connection> {
         }
     };
     let reason = page.not_rdma_reason().load(Relaxed);
-    let waits = reason == NotRdmaReason::None as u64 && pids.contains(&0);
+    let waits = reason == NotRdmaReason::None as u64 && is_one_missing;
     Some(Connection {
+        ends: if is_between_hosts {
+            "two hosts"
+        } else {
+            "one host"
+        },
         ways: [way(0), way(1)],
         reason: if waits {
             PEER_IS_MISSING
@@ -140,10 +156,24 @@ mod tests {
     fn a_connection_without_a_peer_says_so() {
         let dir = tempfile::tempdir().expect("a folder");
         let page = Page::open(&dir.path().join("c-1"), true).expect("a page");
-        let reason = || connection("c_1.2.3.4:5_1.2.3.4:6_7", &page).map(|shown| shown.reason);
+        let reason = || connection("c_1.2.3.4:5_1.2.3.4:6", &page).map(|shown| shown.reason);
         page.side(0).pid.store(1, Relaxed);
         assert_eq!(reason(), Some(PEER_IS_MISSING));
         page.side(1).pid.store(2, Relaxed);
         assert_eq!(reason(), Some("-"));
+    }
+
+    #[test]
+    fn a_peer_on_another_host_has_no_process_here() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let page = Page::open(&dir.path().join("c-1"), true).expect("a page");
+        let shown = || connection("c_1.2.3.4:5_1.2.3.5:6_0", &page).expect("two addresses");
+        page.side(0).stage.store(1, Relaxed);
+        assert_eq!(
+            (shown().ends, shown().reason),
+            ("two hosts", PEER_IS_MISSING)
+        );
+        page.side(1).stage.store(1, Relaxed);
+        assert_eq!(shown().reason, "-");
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, iovec, ssize_t};
 
 use crate::buffers::Buffers;
-use crate::conn::{Conn, PageAndSide, Phase, Rx, TcpCall, Tx, send_wake};
+use crate::conn::{Conn, Phase, Rx, TcpCall, Tx, send_wake};
 use crate::cursors::{
     peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
 };
@@ -15,7 +15,9 @@ use crate::nic::lock;
 use crate::page::{DirectionWords, stage, state};
 use crate::real;
 use crate::reason::NotRdmaReason;
+use crate::remote::Wait;
 use crate::ring::{RING_BYTES, Ring};
+use crate::side::PageAndSide;
 use crate::spin::Spin;
 
 /// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
@@ -26,7 +28,7 @@ const ROOM_CHECK_MS: u64 = 10;
 const SENDS_BEFORE_PEER_CHECK: u32 = 16;
 
 /// The result of an attempt to send.
-enum SendAttempt<'c> {
+pub(crate) enum SendAttempt<'c> {
     Bytes(usize),
     /// The direction is on TCP, and stays there while the call is counted.
     Tcp(TcpCall<'c>),
@@ -34,7 +36,7 @@ enum SendAttempt<'c> {
 }
 
 /// The result of an attempt to receive.
-enum ReceiveAttempt {
+pub(crate) enum ReceiveAttempt {
     Bytes(usize),
     End,
     Failed(c_int),
@@ -152,11 +154,11 @@ impl Conn {
 
     fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> SendAttempt<'_> {
         let mut tx = lock(&self.tx);
-        // The call is counted under the lock under which the direction changes to RDMA.
-        let plain = || {
-            self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
-            SendAttempt::Tcp(TcpCall::from_counted(&self.running_tcp_writes))
-        };
+        let plain = || self.count_plain_send();
+        if let Some(link) = tx.link.as_ref().filter(|link| link.remote.is_some()) {
+            let link = link.clone();
+            return self.try_send_to_other_host(fd, &mut tx, &link, from.skip_bytes(skip));
+        }
         let Tx {
             link: Some(link),
             sender,
@@ -217,10 +219,16 @@ impl Conn {
         SendAttempt::Bytes(n)
     }
 
+    /// Counts a plain send. The caller holds `tx`, the lock under which the direction changes to RDMA.
+    pub(crate) fn count_plain_send(&self) -> SendAttempt<'_> {
+        self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
+        SendAttempt::Tcp(TcpCall::from_counted(&self.running_tcp_writes))
+    }
+
     fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
         let link = lock(&self.tx).link.clone();
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.direction_words(link.own_side);
+        let dir = link.outgoing();
         let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
         let full = || {
             peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire)) == 0
@@ -229,7 +237,10 @@ impl Conn {
         if Spin::decide_whether_to_spin().spin_until(|| !full()) {
             return Ok(());
         }
-        dir.sender_sleeps.store(1, Ordering::SeqCst);
+        match &link.remote {
+            Some(remote) => self.ask_other_host_for_wake(remote, Wait::Room),
+            None => dir.sender_sleeps.store(1, Ordering::SeqCst),
+        }
         fence(Ordering::SeqCst);
         if !full() {
             return Ok(());
@@ -273,7 +284,9 @@ impl Conn {
 
     /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
     fn demote_if_peer_gone(&self, link: &PageAndSide) {
-        if link.peer_is_gone() {
+        if let Some(remote) = &link.remote {
+            self.check_other_host(remote);
+        } else if link.peer_is_gone() {
             let dir = link.page.direction_words(link.own_side);
             let _held = dir.lock_sending();
             if dir.state.load(Ordering::Relaxed) == state::RDMA {
@@ -384,8 +397,11 @@ impl Conn {
         else {
             return ReceiveAttempt::Retry;
         };
-        let dir = link.page.direction_words(1 - link.own_side);
+        let dir = link.incoming();
         let _held = dir.lock_receiving();
+        if link.remote.is_some() {
+            self.advance_change_of_receiver(fd, link);
+        }
         let len = to.len() - skip;
         loop {
             let now = dir.state.load(Ordering::Acquire);
@@ -437,9 +453,8 @@ impl Conn {
         flags: c_int,
     ) -> Option<ReceiveAttempt> {
         let parts = to.iovecs_of_range(0, to.len());
-        let dir = link.page.direction_words(1 - link.own_side);
         let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT | flags);
-        if dir.state.load(Ordering::Acquire) != state::TCP {
+        if link.incoming().state.load(Ordering::Acquire) != state::TCP {
             return None;
         }
         Some(match there {
@@ -485,9 +500,10 @@ impl Conn {
         skip: usize,
         flags: c_int,
     ) -> Option<usize> {
-        let dir = link.page.direction_words(1 - link.own_side);
+        let dir = link.incoming();
         let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
-        let there = readable_ring_bytes(arrived_rdma_bytes(ring, &dir), &dir);
+        let arrived = arrived_rdma_bytes(ring, &dir);
+        let there = readable_ring_bytes(arrived, &dir);
         let n = there.min(to.len() - skip);
         if n == 0 {
             return None;
@@ -499,6 +515,11 @@ impl Conn {
             dir.rdma_bytes_taken
                 .store(head.wrapping_add(n as u64), Ordering::Release);
             fence(Ordering::SeqCst);
+            if link.remote.is_some() {
+                dir.rdma_bytes_sent.store(arrived, Ordering::Relaxed);
+                self.tell_taken_bytes(fd, link, head.wrapping_add(n as u64), there - n);
+                return Some(n);
+            }
             let is_roomy = there - n <= RING_BYTES / 2;
             if is_roomy
                 && dir.sender_sleeps.load(Ordering::Relaxed) != 0
@@ -511,12 +532,17 @@ impl Conn {
     }
 
     /// Wakes a peer that waits for room.
-    fn wake_sender(&self, fd: c_int) {
-        let tx = lock(&self.tx);
-        let Some(link) = &tx.link else { return };
+    pub(crate) fn wake_sender(&self, fd: c_int) {
+        let mut tx = lock(&self.tx);
+        let Some(link) = tx.link.clone() else { return };
         let dir = link.page.direction_words(link.own_side);
         let _held = dir.lock_sending();
-        if link.sends_by_rdma_or_switches(self) {
+        let sends_by_rdma = if link.remote.is_some() {
+            self.sends_to_other_host_or_switches(fd, &mut tx, &link)
+        } else {
+            link.sends_by_rdma_or_switches(self)
+        };
+        if sends_by_rdma {
             send_wake(dir.wake_bytes_sent, fd);
         }
     }
@@ -530,6 +556,9 @@ impl Conn {
         ring: Option<&Ring>,
         now: u64,
     ) -> ReceiveAttempt {
+        if link.remote.is_some() {
+            return self.take_records_and_check_end(fd, link, ring, now);
+        }
         let dir = link.page.direction_words(1 - link.own_side);
         loop {
             let left = untaken_wake_bytes(&dir);
@@ -566,7 +595,7 @@ impl Conn {
             (rx.link.clone(), rx.ring.clone())
         };
         let Some(link) = link else { return Ok(()) };
-        let dir = link.page.direction_words(1 - link.own_side);
+        let dir = link.incoming();
         let before = dir.state.load(Ordering::Acquire);
         let ready =
             || has_data(ring.as_ref(), &link) || dir.state.load(Ordering::Acquire) != before;
@@ -574,7 +603,7 @@ impl Conn {
             return Ok(());
         }
         self.begin_data_sleep();
-        dir.receiver_sleeps.store(1, Ordering::SeqCst);
+        self.ask_for_wake_on_data(&link);
         fence(Ordering::SeqCst);
         // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
         let is_ready = ready();
@@ -589,6 +618,18 @@ impl Conn {
         result(slept).map(|_| ())
     }
 
+    /// Asks the peer for a wake byte when it sends data.
+    fn ask_for_wake_on_data(&self, link: &PageAndSide) {
+        match &link.remote {
+            Some(remote) => self.ask_other_host_for_wake(remote, Wait::Data),
+            None => link
+                .page
+                .direction_words(1 - link.own_side)
+                .receiver_sleeps
+                .store(1, Ordering::SeqCst),
+        }
+    }
+
     /// Counts a sleeper until data arrive. From here on no other thread takes the wake byte for which the sleeper asks:
     /// see `may_take_wake_bytes`.
     pub(crate) fn begin_data_sleep(&self) {
@@ -600,11 +641,15 @@ impl Conn {
         {
             let rx = lock(&self.rx);
             let others_sleep = self.data_sleepers.fetch_sub(1, Ordering::SeqCst) > 1;
-            if let Some(link) = &rx.link {
-                link.page
+            match &rx.link {
+                Some(link) if link.remote.is_none() => link
+                    .page
                     .direction_words(1 - link.own_side)
                     .receiver_sleeps
-                    .store(u64::from(others_sleep), Ordering::SeqCst);
+                    .store(u64::from(others_sleep), Ordering::SeqCst),
+                // A request at the other host stays there: it costs one wake byte at most.
+                Some(link) if others_sleep => self.ask_for_wake_on_data(link),
+                _ => {}
             }
         }
         self.wake_local_room_waiters();
@@ -637,8 +682,13 @@ impl Conn {
         let before = real::errno();
         let rx = lock(&self.rx);
         if let Some(link) = &rx.link {
-            let dir = link.page.direction_words(1 - link.own_side);
+            let dir = link.incoming();
             let _held = dir.lock_receiving();
+            if let Some(remote) = &link.remote {
+                self.take_records_unless_needed(fd, link, remote, rx.ring.as_ref());
+                real::set_errno(before);
+                return;
+            }
             let after_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed)
                 >= dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
             if after_tcp
@@ -669,7 +719,7 @@ impl Conn {
                 (is.ask_kernel_in, is.ask_kernel_out) = (true, true);
                 return is;
             };
-            let dir = link.page.direction_words(1 - link.own_side);
+            let dir = link.incoming();
             let now = dir.state.load(Ordering::Acquire);
             let before = dir.tcp_bytes_received.load(Ordering::Relaxed)
                 < dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
@@ -685,9 +735,10 @@ impl Conn {
         }
         let tx = lock(&self.tx);
         if let Some(link) = &tx.link {
-            let dir = link.page.direction_words(link.own_side);
+            let dir = link.outgoing();
             let sent = dir.rdma_bytes_sent.load(Ordering::Relaxed);
-            is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA;
+            is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA
+                || link.remote.is_some() && tx.has_rdma_ended(link);
             is.writable = !is.ask_kernel_out
                 && peer_ring_room(sent, dir.rdma_bytes_taken.load(Ordering::Acquire)) > 0;
         }
@@ -703,17 +754,18 @@ impl Conn {
         };
         let Some(link) = links else { return false };
         if for_data {
-            link.page
-                .direction_words(1 - link.own_side)
-                .receiver_sleeps
-                .store(1, Ordering::SeqCst);
+            self.ask_for_wake_on_data(&link);
         }
         let mut is = self.readiness();
         if for_room && !is.writable && !is.ask_kernel_out {
-            link.page
-                .direction_words(link.own_side)
-                .sender_sleeps
-                .store(1, Ordering::SeqCst);
+            match &link.remote {
+                Some(remote) => self.ask_other_host_for_wake(remote, Wait::Room),
+                None => link
+                    .page
+                    .direction_words(link.own_side)
+                    .sender_sleeps
+                    .store(1, Ordering::SeqCst),
+            }
         }
         fence(Ordering::SeqCst);
         is = self.readiness();
@@ -730,10 +782,7 @@ impl Conn {
         {
             let rx = lock(&self.rx);
             if let Some(link) = &rx.link {
-                link.page
-                    .direction_words(1 - link.own_side)
-                    .receiver_sleeps
-                    .store(1, Ordering::SeqCst);
+                self.ask_for_wake_on_data(link);
             }
         }
         self.wake_local_room_waiters();
@@ -743,25 +792,12 @@ impl Conn {
     pub(crate) fn unread_bytes_unknown_to_kernel(&self) -> Option<u64> {
         let rx = lock(&self.rx);
         let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
-        let dir = link.page.direction_words(1 - link.own_side);
+        let dir = link.incoming();
         readable_bytes_unknown_to_kernel(arrived_rdma_bytes(ring, &dir), &dir)
     }
 }
 
 impl PageAndSide {
-    /// Returns true if the peer has closed its socket or has ended.
-    fn has_peer_ended(&self, fd: c_int) -> bool {
-        let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-        let (n, revents) = real::poll_one(fd, libc::POLLRDHUP, 0);
-        n > 0 && revents & ended != 0 && self.peer_is_gone()
-    }
-
-    /// Returns true if the peer's page says so.
-    pub(crate) fn peer_is_gone(&self) -> bool {
-        let peer = self.page.side(1 - self.own_side);
-        peer.stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED || peer.is_dead()
-    }
-
     /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
     /// lock.
     fn sends_by_rdma_or_switches(&self, conn: &Conn) -> bool {
@@ -790,8 +826,8 @@ impl PageAndSide {
     }
 }
 
-fn has_data(ring: Option<&Ring>, link: &PageAndSide) -> bool {
-    let dir = link.page.direction_words(1 - link.own_side);
+pub(crate) fn has_data(ring: Option<&Ring>, link: &PageAndSide) -> bool {
+    let dir = link.incoming();
     ring.is_some_and(|ring| readable_ring_bytes(arrived_rdma_bytes(ring, &dir), &dir) > 0)
 }
 
@@ -820,7 +856,7 @@ fn recv_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize>
     result(unsafe { real::recvmsg(fd, &raw mut msg, flags) })
 }
 
-fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize> {
+pub(crate) fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize> {
     // SAFETY: any bytes are valid; NULL pointers without lengths.
     let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());

@@ -17,7 +17,7 @@ use crate::run::{find_sockets_library, ld_preload_value};
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Only programs that were run with this name carry each other's connections [default: all of this user's]
+    /// Only programs of this host that were run with this name carry each other's connections [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
     /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not.
@@ -50,8 +50,8 @@ Examples:
   verbatim sockets --stat                           which connections are on RDMA
   verbatim sockets --measure                        programs over TCP and over RDMA, side by side
 
-A connection is carried when both of its ends run under this command, as the same user on the same host. All others \
-stay on TCP, as does what only TCP can do.
+A connection is carried when both of its ends run under this command: on one host as the same user, by shared memory; on \
+two hosts by packets. All others stay on TCP, as does what only TCP can do.
 
 Exit status: the program's; 2 when it could not be run.";
 

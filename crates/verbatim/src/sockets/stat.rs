@@ -29,14 +29,24 @@ pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<CommandOutcome> 
 
 /// Makes a table with a line for each direction of a connection.
 fn table(found: Vec<Connection>) -> comfy_table::Table {
-    let header = ["from", "to", "processes", "path", "bytes", "wakes", "why"];
-    let mut table = output::table(header, &[4, 5]);
+    let header = [
+        "from",
+        "to",
+        "processes",
+        "ends",
+        "path",
+        "bytes",
+        "wakes",
+        "why",
+    ];
+    let mut table = output::table(header, &[5, 6]);
     for connection in found {
         for way in connection.ways {
             table.add_row([
                 way.from,
                 way.to,
                 format!("{} -> {}", way.sender, way.receiver),
+                connection.ends.to_owned(),
                 way.path.to_owned(),
                 way.bytes.to_string(),
                 way.wakes.to_string(),

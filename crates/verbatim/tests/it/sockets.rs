@@ -1,18 +1,39 @@
-//! `verbatim sockets` as programs see it: what TCP brings, RDMA brings. The programs are in Python, and know nothing of it.
+//! `verbatim sockets` as programs see it: what TCP brings, RDMA brings, by shared memory and by packets. The programs are in
+//! Python, and know nothing of it.
 
+use std::net::UdpSocket;
 use std::process::Command;
 
 use crate::common;
+use crate::common::machine::Machine;
 
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
 
-/// Runs a scenario of two processes in a fabric of its own.
+/// Runs a scenario of two processes on both paths.
 #[track_caller]
 fn brings(scenario: &str) {
+    brings_by(scenario, "auto", None);
+    brings_by(scenario, "packets", None);
+}
+
+/// Runs a scenario of two processes in a fabric of its own, by a path and with a fault plan.
+#[track_caller]
+fn brings_by(scenario: &str, path: &str, fault: Option<&str>) {
     common::build_libraries();
     let verbatim = env!("CARGO_BIN_EXE_verbatim");
-    let fabric = format!("sockets_{scenario}_{}", std::process::id());
+    let fabric = format!("sockets_{scenario}_{path}_{}", std::process::id());
     let mut command = Command::new("timeout");
+    command.env("VERBATIM_PATH", path);
+    // By packets, each of the two ends has a page.
+    command.env("LINES", if path == "packets" { "4" } else { "2" });
+    let port = free_port();
+    command.env("VERBATIM_SOCKETS_PORT", port.to_string());
+    // Fabrics cannot share the port of an address, and tests run side by side.
+    let address = format!("127.{}.{}.9", port >> 8, port & 255);
+    command.env("VERBATIM_ADDRESS", address);
+    if let Some(plan) = fault {
+        command.env("VERBATIM_FAULT", plan);
+    }
     command.args(["100", verbatim, "sockets", "--fabric", &fabric, "--"]);
     command.args(["/usr/bin/python3", PROGRAM, scenario]);
     command.env(
@@ -21,8 +42,16 @@ fn brings(scenario: &str) {
     );
     let out = command.output().expect("timeout(1) starts");
     let err = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{scenario}: {}\n{err}", out.status);
+    let what = format!("{scenario} by {path}");
+    assert!(out.status.success(), "{what}: {}\n{err}", out.status);
     assert_eq!(out.stdout, b"as TCP\n", "{err}");
+}
+
+/// Returns a UDP port that nobody uses now.
+fn free_port() -> u16 {
+    let socket = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"));
+    let address = socket.and_then(|socket| socket.local_addr());
+    address.expect("a port").port()
 }
 
 #[test]
@@ -103,6 +132,77 @@ fn a_descriptor_goes_to_another_process() {
 #[test]
 fn a_program_goes_on_after_exec() {
     brings("executed");
+}
+
+#[test]
+fn an_exit_right_after_a_write_loses_no_byte() {
+    brings("written");
+}
+
+#[test]
+fn much_comes_after_a_half_close() {
+    brings("halved");
+}
+
+#[test]
+fn a_process_that_stops_for_a_while_loses_no_byte() {
+    brings("stopped");
+}
+
+#[test]
+fn children_accept_connections_of_their_parents_listener() {
+    brings("prefork");
+}
+
+#[test]
+fn a_client_without_the_library_stays_on_tcp() {
+    brings("unaided");
+}
+
+#[test]
+fn a_host_that_packets_do_not_reach_stays_on_tcp() {
+    brings_by("unreachable", "packets", Some("drop"));
+}
+
+#[test]
+fn lost_packets_lose_no_byte() {
+    for scenario in ["stream", "pool"] {
+        brings_by(scenario, "packets", Some("drop,p=0.01"));
+    }
+}
+
+#[test]
+fn a_network_that_fails_loses_and_repeats_no_byte() {
+    for scenario in ["stream", "events"] {
+        brings_by(scenario, "packets", Some("drop,after=400"));
+        // The receiver has bytes of which the sender does not know that they have arrived.
+        brings_by(scenario, "packets", Some("drop,opcode=ACK,after=300"));
+    }
+}
+
+#[test]
+fn two_hosts_find_each_other() {
+    let script = r#"
+two_hosts left right
+# on HOST ROLE SCENARIO
+on() {
+    ip netns exec "$1" env VERBATIM_FABRIC_DIR=/dev/shm/"$1" LINES=2 STAT="verbatim sockets --stat" \
+        verbatim sockets -- /usr/bin/python3 PROGRAM "$2" "$3" 192.0.2.7 7000
+}
+for scenario in stream polled; do
+    on left serve $scenario >out.server 2>&1 &
+    server=$!
+    until ip netns exec left grep -q ':1B58 .* 0A ' /proc/net/tcp; do sleep 0.02; done
+    on right connect $scenario
+    wait $server
+    cat out.server
+done
+"#;
+    let script = script.replace("PROGRAM", PROGRAM);
+    assert_eq!(
+        Machine::new().succeed(&script),
+        "as TCP\nas TCP\nas TCP\nas TCP\n"
+    );
 }
 
 #[test]

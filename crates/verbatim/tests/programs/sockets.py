@@ -1,5 +1,6 @@
 """Two processes on one TCP connection, as unmodified programs use it: `sockets.py SCENARIO`, where STAT is the command that
-prints the connections. Ends with status 0 if everything came as TCP brings it."""
+prints the connections, and LINES the number of its lines for a connection. Ends with status 0 if everything came as TCP
+brings it. On two hosts: `sockets.py serve SCENARIO ADDRESS PORT` and `sockets.py connect SCENARIO ADDRESS PORT`."""
 
 import array
 import ctypes
@@ -29,7 +30,7 @@ def path_of(port):
 
 def is_carried(port):
     lines = path_of(port)
-    assert len(lines) == 2 and all(" rdma " in line for line in lines), lines
+    return len(lines) == int(os.environ["LINES"]) and all(" rdma " in line for line in lines)
 
 
 def read_exactly(sock, count):
@@ -151,6 +152,7 @@ class EpollEvent(ctypes.Structure):
 
 
 DATA = 0x1122334455667788
+PATTERN = bytes(range(251)) * 12_000
 
 
 def answer_commands(sock):
@@ -436,6 +438,76 @@ def refuses(sock):
     raise AssertionError("sends to a dead peer succeed")
 
 
+def written(sock, is_server):
+    """The client exits, without a close, right after a write: the server gets every byte."""
+    if not is_server:
+        sock.sendall(PATTERN[:200_000])
+        os._exit(0)
+    assert read_exactly(sock, 200_000) == PATTERN[:200_000]
+    assert sock.recv(1) == b""
+
+
+def halved(sock, is_server):
+    """The client ends its direction, and reads much after that."""
+    if not is_server:
+        sock.shutdown(socket.SHUT_WR)
+        assert read_exactly(sock, len(PATTERN)) == PATTERN
+        assert sock.recv(1) == b""
+        return
+    assert sock.recv(1) == b""
+    sock.sendall(PATTERN)
+
+
+def stopped(sock, is_server):
+    """The client stops for longer than a queue pair waits, while the server sends to it and it has sent itself."""
+    if not is_server:
+        sock.sendall(struct.pack("!I", os.getpid()))
+        assert read_exactly(sock, len(PATTERN)) == PATTERN
+        sock.sendall(PATTERN)
+        return
+    (client,) = struct.unpack("!I", read_exactly(sock, 4))
+    os.kill(client, signal.SIGSTOP)
+    timer = threading.Timer(3, lambda: os.kill(client, signal.SIGCONT))
+    timer.start()
+    sock.sendall(PATTERN)
+    timer.join()
+    assert read_exactly(sock, len(PATTERN)) == PATTERN
+
+
+def prefork(sock, is_server):
+    """Children that were forked before accept connections of the parent's listener."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        children = []
+        while len(children) < 2 and (child := os.fork()):
+            children.append(child)
+        if child == 0:
+            while True:
+                other, _ = listener.accept()
+                warm(other, True)
+                while read_exactly(other, 1) == b"?":
+                    warm(other, True)
+                other.sendall(read_exactly(other, 100_000))
+                other.close()
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        assert sock.recv(1) == b"."
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    for _ in range(6):
+        other = socket.create_connection(("127.0.0.1", port))
+        warm(other, False)
+        while not is_carried(port):
+            other.sendall(b"?")
+            warm(other, False)
+        other.sendall(b"!" + PATTERN[:100_000])
+        assert read_exactly(other, 100_000) == PATTERN[:100_000]
+        other.close()
+    sock.sendall(b".")
+
+
 def forked(sock, is_server):
     """The server hands the connection to a child that it forks."""
     if not is_server:
@@ -490,38 +562,84 @@ def serve_rest(sock):
     sock.close()
 
 
+def serve(sock, port, scenario):
+    """The server's end of a connection: begins the scenario when the connection is on RDMA."""
+    warm(sock, True)
+    while not is_carried(port):
+        # The ends on two hosts find each other by datagrams, beside the bytes.
+        sock.sendall(b"?")
+        warm(sock, True)
+    sock.sendall(b"!")
+    scenario(sock, True)
+
+
+def connect(sock, address, scenario):
+    """The client's end of a connection."""
+    sock.connect(address)
+    warm(sock, False)
+    while read_exactly(sock, 1) == b"?":
+        warm(sock, False)
+    scenario(sock, False)
+    sock.close()
+
+
+def talk(sock, is_server):
+    """Messages to and fro, for longer than the ends look for each other."""
+    for _ in range(4):
+        warm(sock, is_server)
+        time.sleep(0.1)
+    for i in range(2):
+        if is_server == (i == 0):
+            sock.sendall(PATTERN)
+        else:
+            assert read_exactly(sock, len(PATTERN)) == PATTERN
+
+
+def tcp(has_library):
+    """The connection stays on TCP, because the client has no library, or no packet arrives."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if has_library or k != "LD_PRELOAD"}
+    client = subprocess.Popen([sys.executable, __file__, "talk", str(port)], env=environment)
+    sock, _ = listener.accept()
+    talk(sock, True)
+    assert all(" tcp " in line for line in path_of(port)), path_of(port)
+    assert client.wait(60) == 0
+
+
 def run(scenario):
     family = socket.AF_INET6 if scenario is events else socket.AF_INET
+    address = "::1" if family == socket.AF_INET6 else "127.0.0.1"
     listener = socket.socket(family)
-    listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+    listener.bind((address, 0))
     listener.listen()
     port = listener.getsockname()[1]
     client = os.fork()
     if client == 0:
         listener.close()
-        sock = socket.socket(family)
-        sock.connect(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
-        warm(sock, False)
-        if read_exactly(sock, 1) == b"!":
-            scenario(sock, False)
-        sock.close()
+        connect(socket.socket(family), (address, port), scenario)
         os._exit(0)
     sock, _ = listener.accept()
-    warm(sock, True)
-    is_carried(port)
-    sock.sendall(b"!")
     if scenario is executed:
-        # The other program is this process: the client must be waited for by somebody else.
-        watcher = os.fork()
-        if watcher != 0:
-            sock.close()
-            assert os.waitpid(watcher, 0)[1] == 0
-            assert os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]) == 0
-            return
-    scenario(sock, True)
+        return run_executed(sock, port, client)
+    serve(sock, port, scenario)
     sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
     assert status == (-signal.SIGKILL if scenario in (killed, deaf) else 0), status
+
+
+def run_executed(sock, port, client):
+    """The other program is this process: somebody else must wait for the client."""
+
+    def watched(sock, is_server):
+        watcher = os.fork()
+        if watcher == 0:
+            return executed(sock, is_server)
+        sock.close()
+        assert os.waitpid(watcher, 0)[1] == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]) == 0
+
+    serve(sock, port, watched)
 
 
 if __name__ == "__main__":
@@ -530,6 +648,18 @@ if __name__ == "__main__":
         take(sys.argv[2])
     elif name == "rest":
         serve_rest(socket.socket(fileno=int(sys.argv[2])))
+    elif name == "talk":
+        talk(socket.create_connection(("127.0.0.1", int(sys.argv[2]))), False)
+    elif name in ("serve", "connect"):
+        scenario, address = globals()[sys.argv[2]], (sys.argv[3], int(sys.argv[4]))
+        if name == "connect":
+            connect(socket.socket(), address, scenario)
+        else:
+            serve(socket.create_server(address).accept()[0], address[1], scenario)
+        print("as TCP")
     else:
-        run(globals()[name])
+        if name in ("unaided", "unreachable"):
+            tcp(has_library=name == "unreachable")
+        else:
+            run(globals()[name])
         print("as TCP")

@@ -1,0 +1,272 @@
+//! The peer of a connection between hosts: the mailbox that it writes, and the requests that it has.
+//!
+//! Each end has a page of its own. The words that only the peer knows arrive by RDMA WRITE in the first page of the ring's
+//! slot, the mailbox. The TCP stream carries records once the direction has changed to RDMA.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::nic::lock;
+use crate::ring::Ring;
+
+/// The words of the mailbox: their numbers in the slot. Word 0 is the number of bytes in the ring.
+pub(crate) mod mailbox {
+    /// Nonzero once the peer's direction is on RDMA.
+    pub(crate) const PEER_SENDS_BY_RDMA: usize = 8;
+    /// Bytes that the peer sent by TCP before its first byte by RDMA.
+    pub(crate) const PEER_TCP_BYTES_BEFORE_RDMA: usize = 9;
+    /// Number of sends after which the peer wants a wake byte, because it may sleep until data arrive.
+    pub(crate) const WAKES_FOR_DATA: usize = 16;
+    /// Nonzero if the peer sleeps until this side's ring has room.
+    pub(crate) const SENDER_SLEEPS: usize = 24;
+    /// Bytes that the peer has taken out of its ring.
+    pub(crate) const RDMA_BYTES_TAKEN: usize = 32;
+    /// Nonzero once a WRITE of the peer has arrived.
+    pub(crate) const HELLO: usize = 40;
+}
+
+/// A record of the TCP stream while its direction is on RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// So many wake bytes.
+    Wakes(usize),
+    /// Plain bytes follow; the sender has sent so many bytes by RDMA. Bytes past these follow again.
+    Demoted(u64),
+    /// More bytes of the record must arrive first.
+    Incomplete,
+    /// No peer sends this.
+    Invalid,
+}
+
+/// Bytes of the record that announces plain bytes.
+pub(crate) const DEMOTED_RECORD_BYTES: usize = 9;
+const WAKE: u8 = 0;
+const DEMOTED: u8 = 1;
+
+impl Record {
+    /// Reads the first record of the stream. `bytes` is not empty.
+    pub(crate) fn read(bytes: &[u8]) -> Self {
+        let wakes = bytes.iter().take_while(|byte| **byte == WAKE).count();
+        match (wakes, bytes.first(), bytes.get(1..DEMOTED_RECORD_BYTES)) {
+            (1.., ..) => Self::Wakes(wakes),
+            (_, Some(&DEMOTED), Some(count)) => {
+                let mut eight = [0; 8];
+                eight.copy_from_slice(count);
+                Self::Demoted(u64::from_be_bytes(eight))
+            }
+            (_, None | Some(&DEMOTED), _) => Self::Incomplete,
+            _ => Self::Invalid,
+        }
+    }
+
+    /// Returns the record that announces plain bytes.
+    pub(crate) fn demoted(rdma_bytes_sent: u64) -> [u8; DEMOTED_RECORD_BYTES] {
+        let mut bytes = [DEMOTED; DEMOTED_RECORD_BYTES];
+        bytes[1..].copy_from_slice(&rdma_bytes_sent.to_be_bytes());
+        bytes
+    }
+}
+
+/// The event for which a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Data,
+    Room,
+}
+
+impl Wait {
+    /// Returns the word of the peer's mailbox that asks for the wake byte.
+    pub(crate) fn word(self) -> usize {
+        match self {
+            Self::Data => mailbox::WAKES_FOR_DATA,
+            Self::Room => mailbox::SENDER_SLEEPS,
+        }
+    }
+}
+
+/// The peer of a connection between hosts, as this process knows it.
+pub(crate) struct Remote {
+    pub(crate) own: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    mailbox: OnceLock<Ring>,
+    /// The descriptor at which the connection was set up. Another one may have this number by now: it only shortens waits.
+    pub(crate) fd: AtomicI32,
+    /// At most the number of wake bytes that the peer will still send for data, or that have not been taken.
+    wakes_for_data: AtomicU64,
+    /// Number of requests for one wake byte that follow before one for several.
+    single_requests: AtomicU64,
+    /// True if the peer has the request for a wake byte when there is room, or its wake byte has not been taken.
+    asked_for_room: AtomicBool,
+    last_room_request: Mutex<Option<Instant>>,
+    /// The number of taken bytes that the peer knows.
+    pub(crate) taken_bytes_told: AtomicU64,
+    lookup: Mutex<Lookup>,
+}
+
+/// When the peer is asked for its side of the connection.
+struct Lookup {
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+/// The longest pause between two questions.
+const MAX_PAUSE: Duration = Duration::from_millis(256);
+/// The time after which a request for room is repeated, to notice a peer that has vanished.
+const ROOM_REQUEST_REPEAT: Duration = Duration::from_secs(1);
+/// Number of wake bytes that a request asks for. A request costs a round trip, and a wake byte that nobody needs a system
+/// call at each end.
+pub(crate) const WAKES_PER_REQUEST: u64 = 32;
+/// Number of wake bytes that lie in the stream if this side does not sleep.
+const UNNEEDED_WAKES: u64 = 8;
+/// Number of requests for one wake byte after a time without sleeps.
+const SINGLE_REQUESTS: u64 = 16;
+
+impl Remote {
+    pub(crate) fn new(own: SocketAddr, peer: SocketAddr, fd: i32) -> Self {
+        Self {
+            own,
+            peer,
+            mailbox: OnceLock::new(),
+            fd: AtomicI32::new(fd),
+            // The first WRITE to the peer, before which it sends nothing by RDMA, asks for these.
+            wakes_for_data: AtomicU64::new(WAKES_PER_REQUEST),
+            single_requests: AtomicU64::new(0),
+            asked_for_room: AtomicBool::new(false),
+            last_room_request: Mutex::default(),
+            taken_bytes_told: AtomicU64::new(0),
+            lookup: Mutex::new(Lookup {
+                next: None,
+                pause: Duration::from_millis(1),
+            }),
+        }
+    }
+
+    /// Sets the slot in which the peer's words arrive.
+    pub(crate) fn set_mailbox(&self, ring: Ring) {
+        let _ = self.mailbox.set(ring);
+    }
+
+    /// Returns a word of the mailbox; `None` before there is one.
+    #[inline]
+    pub(crate) fn word(&self, number: usize) -> Option<&AtomicU64> {
+        Some(self.mailbox.get()?.word(number))
+    }
+
+    /// Returns a word of the mailbox, which is 0 before there is one.
+    pub(crate) fn load(&self, number: usize) -> u64 {
+        self.word(number)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Returns true if the peer must be asked for a wake byte.
+    pub(crate) fn must_ask(&self, wait: Wait) -> bool {
+        match wait {
+            Wait::Data => self.wakes_for_data.load(Ordering::SeqCst) == 0,
+            Wait::Room => {
+                let last = *lock(&self.last_room_request);
+                let is_new = last.is_some_and(|last| last.elapsed() < ROOM_REQUEST_REPEAT);
+                !is_new || !self.asked_for_room.load(Ordering::SeqCst)
+            }
+        }
+    }
+
+    /// Records a request that the peer is about to get. Returns the word for its mailbox.
+    pub(crate) fn begin_request(&self, wait: Wait) -> u64 {
+        match wait {
+            Wait::Data => {
+                let single = |left: u64| left.checked_sub(1);
+                let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+                let wakes = match self.single_requests.fetch_update(set, fetch, single) {
+                    Ok(_) => 1,
+                    Err(_) => WAKES_PER_REQUEST,
+                };
+                self.wakes_for_data.store(wakes, Ordering::SeqCst);
+                wakes
+            }
+            Wait::Room => {
+                *lock(&self.last_room_request) = Some(Instant::now());
+                self.asked_for_room.store(true, Ordering::SeqCst);
+                1
+            }
+        }
+    }
+
+    /// Records that wake bytes are about to be taken: the peer may have to be asked again before the next sleep.
+    pub(crate) fn count_taken_wakes(&self, count: u64) {
+        if count >= UNNEEDED_WAKES {
+            // This side finds data without sleeping.
+            self.single_requests
+                .store(SINGLE_REQUESTS, Ordering::SeqCst);
+        }
+        let left = |wakes: u64| Some(wakes.saturating_sub(count));
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.wakes_for_data.fetch_update(set, fetch, left);
+        self.asked_for_room.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns true if it is time to ask the peer's host for the other side, at growing intervals.
+    pub(crate) fn is_time_to_look_up(&self) -> bool {
+        let mut lookup = lock(&self.lookup);
+        let now = Instant::now();
+        if lookup.next.is_some_and(|next| now < next) {
+            return false;
+        }
+        lookup.next = Some(now + lookup.pause);
+        lookup.pause = (lookup.pause * 2).min(MAX_PAUSE);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_in_order() {
+        let mut stream = vec![0, 0];
+        stream.extend(Record::demoted(0x0102_0304));
+        assert_eq!(Record::read(&stream), Record::Wakes(2));
+        assert_eq!(Record::read(&stream[2..]), Record::Demoted(0x0102_0304));
+        assert_eq!(Record::read(&stream[2..10]), Record::Incomplete);
+        assert_eq!(Record::read(b"plain"), Record::Invalid);
+    }
+
+    #[test]
+    fn a_taken_wake_byte_makes_the_next_sleeper_ask() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let remote = Remote::new(address, address, -1);
+        assert!(!remote.must_ask(Wait::Data) && remote.must_ask(Wait::Room));
+        assert_eq!(remote.begin_request(Wait::Room), 1);
+        assert!(!remote.must_ask(Wait::Room));
+        remote.count_taken_wakes(1);
+        assert!(!remote.must_ask(Wait::Data) && remote.must_ask(Wait::Room));
+        for _ in 1..WAKES_PER_REQUEST {
+            remote.count_taken_wakes(1);
+        }
+        assert!(remote.must_ask(Wait::Data), "the peer sends no more");
+        assert_eq!(remote.begin_request(Wait::Data), WAKES_PER_REQUEST);
+        assert!(!remote.must_ask(Wait::Data));
+    }
+
+    #[test]
+    fn a_side_that_does_not_sleep_asks_for_one_wake_byte_at_a_time() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let remote = Remote::new(address, address, -1);
+        remote.count_taken_wakes(UNNEEDED_WAKES);
+        for _ in 0..SINGLE_REQUESTS {
+            assert_eq!(remote.begin_request(Wait::Data), 1);
+        }
+        assert_eq!(remote.begin_request(Wait::Data), WAKES_PER_REQUEST);
+    }
+
+    #[test]
+    fn lookups_pause() {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let remote = Remote::new(address, address, -1);
+        assert!(remote.is_time_to_look_up());
+        let again = (0..1000).filter(|_| remote.is_time_to_look_up()).count();
+        assert!(again < 1000, "each call looks up");
+    }
+}
