@@ -225,6 +225,19 @@ static void regions(void)
 	CHECK(!ibv_dealloc_pd(other));
 }
 
+/* The structure of a later release is longer, and the program does not clear it. */
+static void longer_port_attributes(void)
+{
+	struct {
+		struct ibv_port_attr attr;
+		uint32_t later, after;
+	} place;
+
+	memset(&place, 0xa5, sizeof(place));
+	CHECK(!verbs_get_ctx(context)->query_port(context, 1, &place.attr, sizeof(place.attr) + sizeof(place.later)));
+	CHECK(place.attr.active_speed == 32 && place.later == 0 && place.after == 0xa5a5a5a5);
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -238,6 +251,7 @@ int main(void)
 	CHECK(port.active_width == 2 && port.active_speed == 32);
 	CHECK(!ibv_query_port_speed(context, 1, &speed) && speed == 1000);
 	CHECK(ibv_query_port_speed(context, 2, &speed) == EINVAL);
+	longer_port_attributes();
 	pd = ibv_alloc_pd(context);
 	CHECK(pd);
 	regions();

@@ -95,7 +95,8 @@ pub(super) fn query_port_ex(
         port.state = IBV_PORT_DOWN;
         port.phys_state = PHYS_STATE_DISABLED;
     }
-    copy_truncated(attr, &port, len.min(size_of::<ibv_port_attr>()));
+    // Programs of later releases pass a longer structure, whose `active_speed_ex` is 0 where the driver does not set it.
+    copy_truncated(attr, &port, len);
     Ok(())
 }
 
