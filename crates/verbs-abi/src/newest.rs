@@ -2,8 +2,7 @@
 //! completion counters, and address resolution by events.
 //!
 //! The headers that the test `layout` compares with lack these additions, so the tables of this crate do not contain
-//! them. Layouts and values are those of the man pages of rdma-core 65. Two details are missing in these man pages;
-//! they are inferred, and are marked so.
+//! them. Layouts and values are those of the headers of rdma-core 65.
 
 use std::ffi::{c_int, c_void};
 
@@ -50,8 +49,7 @@ pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
 pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
 /// Bit of [`ibv_mr_init_attr::comp_mask`]: `dmah` is set.
 pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
-/// Bit of [`ibv_mr_init_attr::comp_mask`]: [`ibv_mr_init_attr_with_buf::buf`] is set. The value is inferred: the man
-/// page does not give it.
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: [`ibv_mr_init_attr_with_buf::buf`] is set.
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
 /// Attributes of a memory region for `ibv_reg_mr_ex(3)`, before the addition of buffers.
@@ -76,8 +74,7 @@ pub struct ibv_mr_init_attr {
     pub dmah: *mut ibv_dmah,
 }
 
-/// Attributes of a memory region, since the addition of buffers. The layout is inferred: the new member is assumed to
-/// be the last member.
+/// Attributes of a memory region, since the addition of buffers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr_with_buf {
@@ -111,7 +108,7 @@ pub struct ibv_comp_cntr_init_attr {
     pub flags: u32,
 }
 
-/// A completion counter.
+/// A completion counter. The header has the first two fields; programs do not allocate it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr {
