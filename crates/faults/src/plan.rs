@@ -186,6 +186,11 @@ mod tests {
                 "LOC_LEN_ERR or LOC_PROT_ERR",
             ),
             ("rnr=1ms,opcode=RECV", "not for a RECV"),
+            ("drop,opcode=RECV", "direction=receive"),
+            ("corrupt,opcode=BIND_MW", "no packet"),
+            ("status=RETRY_EXC_ERR,opcode=ACK", "only a packet"),
+            ("late=1ms,opcode=READ_RESPONSE", "only a packet"),
+            ("event=QP_FATAL,opcode=CNP", "only a packet"),
             ("event=PORT_ERR,after=1", "after means nothing"),
             (
                 "event=PORT_ERR,verb=any,opcode=SEND",

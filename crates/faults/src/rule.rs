@@ -268,6 +268,7 @@ impl RemainingSettings<'_> {
             let operation = self.0.remove("opcode");
             let operation = operation.map(|name| parse_name(OPERATIONS, "operation", name));
             filter.operation = operation.transpose()?;
+            refuse_operation_without_occurrences(filter.operation, occasion == Packet)?;
         }
         filter.qp_creation_number = self.take_parsed(
             "qp",
@@ -358,6 +359,25 @@ impl RemainingSettings<'_> {
         };
         let value = parse(text).ok_or_else(|| format!("{word}={text}: {text:?} is not {what}"))?;
         Ok(Some(value))
+    }
+}
+
+/// Refuses an operation that only packets have, or that no packet has: the rule would never strike.
+fn refuse_operation_without_occurrences(
+    operation: Option<&str>,
+    is_for_packets: bool,
+) -> Result<(), String> {
+    match (operation, is_for_packets) {
+        (Some(name @ ("READ_RESPONSE" | "ACK" | "CNP")), false) => Err(format!(
+            "opcode={name} is only a packet; this action needs the operation of a work request"
+        )),
+        (Some("RECV"), true) => {
+            Err("opcode=RECV is no packet; direction=receive is for packets that arrive".to_owned())
+        }
+        (Some(name @ ("BIND_MW" | "LOCAL_INV")), true) => Err(format!(
+            "opcode={name} sends no packet, so this action cannot strike it"
+        )),
+        _ => Ok(()),
     }
 }
 
