@@ -150,7 +150,7 @@ impl Conn {
                 return false;
             }
             _ => {
-                if remote.is_time_to_look_up() {
+                if remote.is_time_to_look_up(true) {
                     lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
                 }
                 return false;

@@ -390,7 +390,7 @@ impl Conn {
         }
         if let Some(remote) = &setup.remote
             && there < stage::ENDPOINT_READY
-            && remote.is_time_to_look_up()
+            && remote.is_time_to_look_up(there != 0)
         {
             lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
         }

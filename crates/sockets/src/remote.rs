@@ -109,7 +109,12 @@ pub(crate) struct Remote {
 struct Lookup {
     next: Option<Instant>,
     pause: Duration,
+    /// Number of questions that are left while the peer is unknown.
+    left: u32,
 }
+
+/// Number of datagrams to a peer of which nothing is known.
+const MAX_QUESTIONS_TO_UNKNOWN_PEER: u32 = 16;
 
 /// The longest pause between two questions.
 const MAX_PAUSE: Duration = Duration::from_millis(256);
@@ -139,6 +144,7 @@ impl Remote {
             lookup: Mutex::new(Lookup {
                 next: None,
                 pause: Duration::from_millis(1),
+                left: MAX_QUESTIONS_TO_UNKNOWN_PEER,
             }),
         }
     }
@@ -206,13 +212,15 @@ impl Remote {
         self.asked_for_room.store(false, Ordering::SeqCst);
     }
 
-    /// Returns true if it is time to ask the peer's host for the other side, at growing intervals.
-    pub(crate) fn is_time_to_look_up(&self) -> bool {
+    /// Returns true if it is time to ask the peer's host for the other side, at growing intervals. A peer without the
+    /// library, which never answers, is not asked for long.
+    pub(crate) fn is_time_to_look_up(&self, is_peer_known: bool) -> bool {
         let mut lookup = lock(&self.lookup);
         let now = Instant::now();
-        if lookup.next.is_some_and(|next| now < next) {
+        if lookup.next.is_some_and(|next| now < next) || !is_peer_known && lookup.left == 0 {
             return false;
         }
+        lookup.left = lookup.left.saturating_sub(1);
         lookup.next = Some(now + lookup.pause);
         lookup.pause = (lookup.pause * 2).min(MAX_PAUSE);
         true
@@ -262,11 +270,22 @@ mod tests {
     }
 
     #[test]
-    fn lookups_pause() {
+    fn an_unknown_peer_is_not_asked_for_long() {
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let remote = Remote::new(address, address, -1);
-        assert!(remote.is_time_to_look_up());
-        let again = (0..1000).filter(|_| remote.is_time_to_look_up()).count();
+        let asks = |is_peer_known| {
+            let is_time = remote.is_time_to_look_up(is_peer_known);
+            lock(&remote.lookup).next = None;
+            is_time
+        };
+        for _ in 0..MAX_QUESTIONS_TO_UNKNOWN_PEER {
+            assert!(asks(false));
+        }
+        assert!(!asks(false) && asks(true));
+        assert!(remote.is_time_to_look_up(true));
+        let again = (0..1000)
+            .filter(|_| remote.is_time_to_look_up(true))
+            .count();
         assert!(again < 1000, "each call looks up");
     }
 }
