@@ -19,7 +19,7 @@ use libc::{c_int, iovec};
 use crate::buffers::Buffers;
 use crate::conn::{Conn, Tx, send_wake};
 use crate::cursors::{peer_ring_room, repeated_bytes};
-use crate::nic::{Hello, STAGING_BUFFER_BYTES, lock};
+use crate::nic::{Hello, MAX_UNACKNOWLEDGED_BYTES, lock};
 use crate::page::{DirectionWords, stage, state};
 use crate::reason::NotRdmaReason;
 use crate::remote::{DEMOTED_RECORD_BYTES, Record, Remote, WAKES_PER_REQUEST, Wait, mailbox};
@@ -39,7 +39,7 @@ const HELLO_WORDS: [(usize, u64); 2] = [
 const DEMOTION_CHECK_MS: c_int = 20;
 
 impl Conn {
-    /// Sends to a peer on another host, at most one staging buffer. The caller holds `tx`.
+    /// Sends to a peer on another host, at most as much as may be unacknowledged. The caller holds `tx`.
     pub(crate) fn try_send_to_other_host(
         &self,
         fd: c_int,
@@ -60,7 +60,7 @@ impl Conn {
             dir.rdma_bytes_taken.load(Ordering::Acquire),
         );
         let room = usize::try_from(peer_ring_room(sent, taken)).unwrap_or(RING_BYTES);
-        let n = from.len().min(room).min(STAGING_BUFFER_BYTES);
+        let n = from.len().min(room).min(MAX_UNACKNOWLEDGED_BYTES);
         if n == 0 && !real::has_tcp_ended(fd) {
             return SendAttempt::NoRoom;
         }
@@ -96,7 +96,7 @@ impl Conn {
             iov_base: record.as_ptr().cast_mut().cast(),
             iov_len: record.len(),
         }];
-        parts.extend(from.iovecs_of_range(0, from.len().min(STAGING_BUFFER_BYTES)));
+        parts.extend(from.iovecs_of_range(0, from.len().min(MAX_UNACKNOWLEDGED_BYTES)));
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         match send_by_kernel(fd, &parts, flags).map(|sent| sent.checked_sub(record.len())) {
             Ok(Some(bytes)) => {

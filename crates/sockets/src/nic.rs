@@ -16,12 +16,17 @@ use crate::buffers::Buffers;
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
-pub(crate) const STAGING_BUFFER_BYTES: usize = 32 * 1024;
+const STAGING_BUFFER_BYTES: usize = 32 * 1024;
+/// Bytes that are sent to another host before the sender waits for their acknowledgement.
+pub(crate) const MAX_UNACKNOWLEDGED_BYTES: usize = 4 * STAGING_BUFFER_BYTES;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
 /// Number of work requests after which one is signaled, so that the send queue is drained.
 const SIGNAL_EVERY: u32 = 16;
 const SEND_WRS: u32 = 128;
+/// The code of the ACK timeout between hosts: 268 ms, and 2.1 s with all retries. A process that gets no processor for that
+/// long goes back to TCP. Lost packets are sent again sooner, by the measured round trip.
+const TIMEOUT_BETWEEN_HOSTS: u8 = 16;
 /// The port of the device.
 const PORT: u8 = 1;
 /// The time after which a WRITE to another host is given up if the TCP connection has ended. It is also the pause
@@ -178,7 +183,8 @@ impl Nic {
         lock(&self.slots).free_rings.push((arena, offset));
     }
 
-    /// Creates a queue pair that can be connected. Its packets leave from `address` if a GID has that address.
+    /// Creates a queue pair that can be connected. Between hosts `address` is this end's, from which its packets leave if
+    /// a GID has it.
     pub(crate) fn create_unconnected_qp(
         &self,
         address: Option<IpAddr>,
@@ -190,8 +196,11 @@ impl Nic {
             .max_send_wr(SEND_WRS)
             .max_recv_wr(1)
             .max_inline_data_if_supported(MAX_INLINE_BYTES);
-        if let Some(index) = address.and_then(|address| self.gid_index(address)) {
-            builder = builder.gid_index(index);
+        if let Some(address) = address {
+            builder = builder.timeout(TIMEOUT_BETWEEN_HOSTS);
+            if let Some(index) = self.gid_index(address) {
+                builder = builder.gid_index(index);
+            }
         }
         let qp = builder.build()?;
         Ok(UnconnectedQp { qp, cq })
@@ -290,19 +299,19 @@ impl Sender {
                 self.list.rdma_write(Inline(&bytes[start..end]), remote);
             }
             let tail = sent.wrapping_add(len as u64);
-            return self.post_with_new_tail(tail, false, &mut || false);
+            return self.post_with_new_tail(tail);
         }
         let stage = nic.take_or_alloc_staging_buffer()?;
-        let result = self.write_staged(&stage, from, len, sent, &mut || false);
+        let result = self.write_staged(&stage, from, len, sent);
         lock(&nic.free_staging_buffers).push(stage);
         result
     }
 
-    /// WRITEs as [`write`](Self::write) does, to a peer on another host: at most [`STAGING_BUFFER_BYTES`], and in one
-    /// piece that the peer has or has not. Returns an error if `has_ended` does.
+    /// WRITEs as [`write`](Self::write) does, to a peer on another host: at most [`MAX_UNACKNOWLEDGED_BYTES`]. Returns an
+    /// error if `has_ended` returns true.
     ///
     /// # Errors
-    /// The queue pair is of no use any more. The peer may have the bytes nevertheless.
+    /// The queue pair is of no use any more. The peer may have some of the bytes, or all.
     pub(crate) fn write_to_other_host(
         &mut self,
         nic: &Nic,
@@ -311,13 +320,20 @@ impl Sender {
         sent: u64,
         mut has_ended: impl FnMut() -> bool,
     ) -> io::Result<()> {
-        let stage = nic.take_or_alloc_staging_buffer()?;
-        let result = self.write_staged(&stage, from, len, sent, &mut has_ended);
-        // A WRITE that has failed may still read the stage.
-        if result.is_ok() {
-            lock(&nic.free_staging_buffers).push(stage);
+        let mut stages = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(STAGING_BUFFER_BYTES);
+            let stage = nic.take_or_alloc_staging_buffer()?;
+            let cursor = sent.wrapping_add(done as u64);
+            done += n;
+            self.post_staged(&stage, from.skip_bytes(done - n), n, cursor, done == len)?;
+            stages.push(stage);
         }
-        result
+        self.wait_for_completion(&mut has_ended)?;
+        // A WRITE that has failed might still read its stage.
+        lock(&nic.free_staging_buffers).append(&mut stages);
+        Ok(())
     }
 
     /// WRITEs words into the slot of a peer on another host, in order. Returns when the peer has them.
@@ -379,31 +395,44 @@ impl Sender {
         from: Buffers<'_>,
         len: usize,
         sent: u64,
-        has_ended: &mut dyn FnMut() -> bool,
     ) -> io::Result<()> {
         let mut done = 0;
         while done < len {
             let n = (len - done).min(STAGING_BUFFER_BYTES);
-            let mut at = 0;
-            for (piece, piece_len) in from.pieces(done, n) {
-                // SAFETY: the program's buffer and the stage, which is this call's alone, have so many bytes; no WR that
-                // names the stage is outstanding.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(piece, stage.as_mut_ptr().add(at), piece_len)
-                };
-                at += piece_len;
-            }
-            self.list.clear();
             let cursor = sent.wrapping_add(done as u64);
-            for (to, (start, end)) in ring_parts(cursor, n) {
-                let remote = self.peer_ring_at(to)?;
-                self.list.rdma_write(stage.slice(start..end)?, remote);
-            }
-            done += n;
+            self.post_staged(stage, from.skip_bytes(done), n, cursor, true)?;
             // The stage can be reused only after the work requests have completed.
-            self.post_with_new_tail(sent.wrapping_add(done as u64), true, has_ended)?;
+            self.wait_for_completion(&mut || false)?;
+            done += n;
         }
         Ok(())
+    }
+
+    /// Copies the first `len` bytes, at most [`STAGING_BUFFER_BYTES`], into a stage, and posts WRITEs of them and of the new
+    /// tail. The stage is the caller's alone, and is in use until the WRITEs have completed.
+    fn post_staged(
+        &mut self,
+        stage: &MemoryRegion,
+        from: Buffers<'_>,
+        len: usize,
+        cursor: u64,
+        signaled: bool,
+    ) -> io::Result<()> {
+        let mut at = 0;
+        for (piece, piece_len) in from.pieces(0, len) {
+            // SAFETY: the program's buffer and the stage, which is the caller's alone, have so many bytes; no WR that names
+            // the stage is outstanding.
+            unsafe { std::ptr::copy_nonoverlapping(piece, stage.as_mut_ptr().add(at), piece_len) };
+            at += piece_len;
+        }
+        self.list.clear();
+        for (to, (start, end)) in ring_parts(cursor, len) {
+            let remote = self.peer_ring_at(to)?;
+            self.list.rdma_write(stage.slice(start..end)?, remote);
+        }
+        self.list_tail(cursor.wrapping_add(len as u64));
+        self.unsignaled_wrs = 0;
+        self.post(signaled)
     }
 
     fn peer_ring_at(&self, offset: usize) -> io::Result<RemoteMemory> {
@@ -413,21 +442,21 @@ impl Sender {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Posts the list, followed by a WRITE of the new tail.
-    fn post_with_new_tail(
-        &mut self,
-        tail: u64,
-        wait: bool,
-        has_ended: &mut dyn FnMut() -> bool,
-    ) -> io::Result<()> {
+    /// Adds a WRITE of the new tail to the list.
+    fn list_tail(&mut self, tail: u64) {
         self.list
             .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
+    }
+
+    /// Posts the list, followed by a WRITE of the new tail. Waits from time to time, so that the send queue is drained.
+    fn post_with_new_tail(&mut self, tail: u64) -> io::Result<()> {
+        self.list_tail(tail);
         self.unsignaled_wrs += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
-        let signaled = wait || self.unsignaled_wrs >= SIGNAL_EVERY;
+        let signaled = self.unsignaled_wrs >= SIGNAL_EVERY;
         self.post(signaled)?;
         if signaled {
             self.unsignaled_wrs = 0;
-            self.wait_for_completion(has_ended)?;
+            self.wait_for_completion(&mut || false)?;
         }
         Ok(())
     }

@@ -198,17 +198,8 @@ impl Conn {
             .store(sent.wrapping_add(n as u64), Ordering::Release);
         // A peer that takes nothing may have closed its socket, which TCP would report at the second send.
         let head = dir.rdma_bytes_taken.load(Ordering::Relaxed);
-        *unanswered = if head == *last_head {
-            *unanswered + 1
-        } else {
-            0
-        };
-        *last_head = head;
-        if *unanswered >= SENDS_BEFORE_PEER_CHECK {
-            *unanswered = 0;
-            if link.has_peer_ended(fd) {
-                dir.state.store(state::DEMOTED, Ordering::Release);
-            }
+        if is_peer_check_due(unanswered, last_head, head) && link.has_peer_ended(fd) {
+            dir.state.store(state::DEMOTED, Ordering::Release);
         }
         fence(Ordering::SeqCst);
         if dir.receiver_sleeps.load(Ordering::Relaxed) != 0
@@ -824,6 +815,21 @@ impl PageAndSide {
             _ => false,
         }
     }
+}
+
+/// Counts a send. Returns true if the receiver has taken nothing since [`SENDS_BEFORE_PEER_CHECK`] sends.
+fn is_peer_check_due(unanswered: &mut u32, last_head: &mut u64, head: u64) -> bool {
+    *unanswered = if head == *last_head {
+        *unanswered + 1
+    } else {
+        0
+    };
+    *last_head = head;
+    let is_due = *unanswered >= SENDS_BEFORE_PEER_CHECK;
+    if is_due {
+        *unanswered = 0;
+    }
+    is_due
 }
 
 pub(crate) fn has_data(ring: Option<&Ring>, link: &PageAndSide) -> bool {
