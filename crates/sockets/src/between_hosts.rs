@@ -30,6 +30,8 @@ use crate::{lookup, real};
 
 /// Longest wait in ms for room in the kernel's buffer, which has only records. Nobody reads them after that time.
 const RECORD_TIMEOUT_MS: c_int = 5000;
+/// Longest wait in ms for the end of a TCP connection whose peer's queue pair has failed.
+const TCP_END_TIMEOUT_MS: c_int = 1000;
 /// The words of the first WRITE. A thread may already sleep until data arrive.
 const HELLO_WORDS: [(usize, u64); 2] = [
     (mailbox::WAKES_FOR_DATA, WAKES_PER_REQUEST),
@@ -199,8 +201,9 @@ impl Conn {
             tx.sender = None;
             set_reason(link, NotRdmaReason::WriteFailed);
             dir.state.store(state::TCP_ONLY, Ordering::Release);
-            if !real::has_tcp_ended(fd) {
-                real::reset_connection(fd);
+            // A peer that is killed may lose its queue pair a moment before its TCP connection.
+            if !real::has_tcp_ended_within(fd, TCP_END_TIMEOUT_MS) {
+                self.reset_stream(fd);
             }
             return false;
         }

@@ -241,18 +241,28 @@ impl Conn {
         is_failure
     }
 
-    /// Returns the kept error in place of an end of the stream.
+    /// Returns the kept error in place of an end of the stream, or of the error of a connection that was reset here.
     pub(crate) fn kept_error_instead_of_end(&self, got: io::Result<usize>) -> io::Result<usize> {
-        match got {
-            Ok(0) => match self.kept_errno.swap(0, Ordering::SeqCst) {
-                0 => Ok(0),
-                errno => {
-                    real::set_errno(errno);
-                    Err(io::Error::from_raw_os_error(errno))
-                }
-            },
-            other => other,
+        let is_end = match &got {
+            Ok(count) => *count == 0,
+            Err(err) => err.raw_os_error() == Some(libc::ENOTCONN),
+        };
+        if !is_end {
+            return got;
         }
+        match self.kept_errno.swap(0, Ordering::SeqCst) {
+            0 => got,
+            errno => {
+                real::set_errno(errno);
+                Err(io::Error::from_raw_os_error(errno))
+            }
+        }
+    }
+
+    /// Resets the connection, of whose stream nobody knows any more how to read it.
+    pub(crate) fn reset_stream(&self, fd: i32) {
+        self.kept_errno.store(libc::ECONNRESET, Ordering::SeqCst);
+        real::reset_connection(fd);
     }
 
     #[cold]
@@ -740,5 +750,26 @@ fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutc
         SideClaimOutcome::Claimed
     } else {
         SideClaimOutcome::Stale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_was_reset_here_says_so_once() {
+        let conn = Conn::default();
+        let read = |got: io::Result<usize>| {
+            let got = conn.kept_error_instead_of_end(got);
+            got.map_err(|err| err.raw_os_error())
+        };
+        let not_connected = || Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        assert_eq!(read(not_connected()), Err(Some(libc::ENOTCONN)));
+        // No descriptor has this number.
+        conn.reset_stream(-1);
+        assert_eq!(read(Ok(3)), Ok(3));
+        assert_eq!(read(not_connected()), Err(Some(libc::ECONNRESET)));
+        assert_eq!(read(Ok(0)), Ok(0));
     }
 }

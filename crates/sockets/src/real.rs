@@ -163,7 +163,12 @@ pub(crate) fn close_own(fd: c_int) {
 
 /// Returns true if the peer of a TCP connection has closed it, or the connection has failed.
 pub(crate) fn has_tcp_ended(fd: c_int) -> bool {
-    let (n, revents) = poll_one(fd, libc::POLLRDHUP, 0);
+    has_tcp_ended_within(fd, 0)
+}
+
+/// Returns true if that is so, or becomes so within a time.
+pub(crate) fn has_tcp_ended_within(fd: c_int, timeout_ms: c_int) -> bool {
+    let (n, revents) = poll_one(fd, libc::POLLRDHUP, timeout_ms);
     n > 0 && revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }
 
