@@ -12,6 +12,9 @@ daemon off;
 pid nginx.pid;
 error_log error.log;
 env VERBATIM_FABRIC_DIR;
+env VERBATIM_PATH;
+env VERBATIM_ADDRESS;
+env VERBATIM_SOCKETS_PORT;
 events { worker_connections 512; }
 http {
 	access_log off;

@@ -658,7 +658,13 @@ mod tests {
         };
         assert_eq!(suites_of("wire-rxe"), ["wire"]);
         assert!(!suites_of("rxe").contains(&"wire"));
-        let on_this_machine = ["drop-in-ib", "drop-in-roce", "drop-in-two-ports", "sockets"];
+        let on_this_machine = [
+            "drop-in-ib",
+            "drop-in-roce",
+            "drop-in-two-ports",
+            "sockets",
+            "sockets-packets",
+        ];
         assert_eq!(names(&[]), on_this_machine);
         assert_eq!(suites_of("sockets"), ["sockets"]);
         assert_eq!(suites_of("drop-in-two-ports"), ["two-ports"]);
