@@ -544,6 +544,35 @@ pub(crate) fn check_output_file_path(path: &Path) -> Result<PathBuf> {
     Ok(path.to_owned())
 }
 
+/// Refuses two flags that name the same file for what a command writes: the second would overwrite the first.
+pub(crate) fn refuse_same_output_file(files: &[(&'static str, Option<&Path>)]) -> Result<()> {
+    let mut earlier: Vec<(&str, PathBuf)> = Vec::new();
+    for (flag, file) in files {
+        let Some(file) = file else { continue };
+        let resolved = resolve_output_file(file);
+        if let Some((other, _)) = earlier.iter().find(|(_, path)| *path == resolved) {
+            bail!(
+                "{other} and {flag} name the same file, {}; give each a file of its own",
+                file.display()
+            );
+        }
+        earlier.push((flag, resolved));
+    }
+    Ok(())
+}
+
+/// Returns the absolute path of a file that need not exist, without symbolic links. A path whose folder does not exist
+/// stays as it is.
+fn resolve_output_file(file: &Path) -> PathBuf {
+    let folder = match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let in_folder = || Some(folder.canonicalize().ok()?.join(file.file_name()?));
+    let resolved = file.canonicalize().ok().or_else(in_folder);
+    resolved.unwrap_or_else(|| file.to_owned())
+}
+
 /// Checks the form of a fabric's name, which becomes part of a folder's name.
 pub(crate) fn fabric_name(text: &str) -> Result<String, String> {
     let sane = (1..=64).contains(&text.len())
@@ -686,6 +715,25 @@ mod tests {
         assert!(device_name("mlx5_0").is_ok());
         for wrong in ["", "a/b", "a b", "..\n", &"x".repeat(64)] {
             assert!(device_name(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_for_one_flag() {
+        let refused = |first: &str, second: &str| {
+            let files = [("--trace", Some(first)), ("--ledger", Some(second))];
+            let files = files.map(|(flag, file)| (flag, file.map(Path::new)));
+            refuse_same_output_file(&files).map_err(|e| e.to_string())
+        };
+        for (first, second) in [("x", "x"), ("x", "./x"), ("/tmp/x", "/tmp/../tmp/x")] {
+            let told = refused(first, second).unwrap_err();
+            assert!(
+                told.starts_with("--trace and --ledger name the same file"),
+                "{told}"
+            );
+        }
+        for (first, second) in [("x", "y"), ("/nonexistent/x", "x")] {
+            assert_eq!(refused(first, second), Ok(()));
         }
     }
 

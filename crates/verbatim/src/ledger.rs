@@ -26,6 +26,11 @@ pub(crate) struct LedgerArgs {
 }
 
 impl LedgerArgs {
+    /// Returns the path of the ledger, if the user wants one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.ledger.as_deref()
+    }
+
     /// Returns true if the user wants a ledger.
     pub(crate) fn is_wanted(&self) -> bool {
         self.ledger.is_some()

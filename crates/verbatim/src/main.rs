@@ -141,6 +141,10 @@ fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
     let is_json = asks_for_json(&matches);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let Err(err) = sweeps::refuse_flag_of_swept_setting(&matches) {
+        print_error(&err);
+        return ExitCode::from(2);
+    }
     let outcome = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Sockets(args) => sockets::run(&args),

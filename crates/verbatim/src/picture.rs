@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use bench::stats::MedianAndSpread;
 use chart::{Chart, Point};
 
-use crate::args::check_output_file_path;
+use crate::args::{check_output_file_path, refuse_same_output_file};
 use crate::output::write_file;
 use crate::steps::steps_if_interrupted_early;
 
@@ -27,6 +27,7 @@ impl PictureArgs {
     /// Refuses files that cannot be written, before the measurement starts.
     pub(crate) fn check_files_writable(&self) -> Result<()> {
         let files = [("--svg", &self.svg), ("--csv", &self.csv)];
+        refuse_same_output_file(&files.map(|(flag, file)| (flag, file.as_deref())))?;
         files
             .into_iter()
             .filter_map(|(flag, file)| Some((flag, file.as_deref()?)))

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Result, bail};
 use bench::stats::MedianAndSpread;
 use chart::{Axis, Chart, Point, Series};
-use clap::ValueEnum;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, ValueEnum};
 use nicmodel::Profile;
 use serde::Serialize;
 
@@ -128,6 +129,37 @@ impl SweepArgs {
     pub(crate) fn axis(&self) -> Axis {
         self.over.unwrap_or(SweepSetting::Cores).axis()
     }
+}
+
+/// Refuses a command line that sweeps a setting by `--over` and sets it by its own flag, too.
+pub(crate) fn refuse_flag_of_swept_setting(matches: &ArgMatches) -> Result<()> {
+    if let Some((_, inner)) = matches.subcommand() {
+        return refuse_flag_of_swept_setting(inner);
+    }
+    let is_given = |id: &str| {
+        matches!(matches.try_contains_id(id), Ok(true))
+            && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    if !is_given("over") {
+        return Ok(());
+    }
+    let swept = matches.try_get_raw("over").ok().flatten();
+    let Some(swept) = swept.and_then(|mut values| values.next()?.to_str()) else {
+        return Ok(());
+    };
+    // The cores of a server are its workers, or the cores of a simulated one.
+    let flags = match swept {
+        "cores" => vec!["cores", "workers"],
+        flag => vec![flag],
+    };
+    for flag in flags {
+        if is_given(&flag.replace('-', "_")) {
+            bail!(
+                "--{flag} is what is swept; give its values by --values alone, or sweep another setting by --over"
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Returns the profiles of `--nic`, which may be given several times, or of `--nic-file`.

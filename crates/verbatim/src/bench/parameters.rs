@@ -29,7 +29,7 @@ pub(super) struct CommonArgs {
     #[arg(long, conflicts_with_all = ["payload", "inline"])]
     header_only: bool,
     /// Payload inside the work request [default: up to 64 bytes]
-    #[arg(long, overrides_with = "no_inline")]
+    #[arg(long, conflicts_with = "no_inline")]
     inline: bool,
     /// Payload from registered memory, however short
     #[arg(long)]

@@ -28,8 +28,9 @@ pub(super) struct OperationArgs {
     /// rc, uc or ud [default: ud for send, rc for the rest]
     #[arg(long, value_name = "TRANSPORT")]
     transport: Option<Transport>,
-    /// Payload in bytes; 0 with send is header-only [default: 32; 8 for atomics, 0 for flush]
-    #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a payload", 0..=nicmodel::MAX_MESSAGE_BYTES))]
+    /// Payload in bytes, also with K (KiB) or M (MiB) behind; 0 with send is header-only [default: 32; 8 for atomics, 0
+    /// for flush]
+    #[arg(long, value_name = "BYTES", value_parser = payload_bytes)]
     payload: Option<u32>,
     /// Copy the payload into the WQE (IBV_SEND_INLINE)
     #[arg(long)]
@@ -67,6 +68,12 @@ pub(super) struct OperationArgs {
     /// Bytes from one counter to the next [default: 8]
     #[arg(long, value_name = "BYTES", value_parser = args::integer_in_range("a distance of counters", 8..=1u64 << 40))]
     stride: Option<u64>,
+}
+
+/// Parses the bytes of a payload.
+fn payload_bytes(text: &str) -> Result<u32, String> {
+    let bytes = args::byte_count_up_to(nicmodel::MAX_MESSAGE_BYTES as usize)(text)?;
+    u32::try_from(bytes).map_err(|error| error.to_string())
 }
 
 #[derive(Clone, Copy, ValueEnum)]

@@ -138,6 +138,11 @@ pub(crate) fn run(args: &Args) -> Result<CommandOutcome> {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
         _ => bail!("name the program to run, such as: verbatim run -- ibv_devinfo"),
     };
+    args::refuse_same_output_file(&[
+        ("--trace", args.trace.as_deref()),
+        ("--ledger", args.ledger.file()),
+        ("--pcap", args.capture.file()),
+    ])?;
     let mut command = Command::new(program);
     command.args(rest);
     let door = match args.provider {

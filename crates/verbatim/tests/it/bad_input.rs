@@ -56,6 +56,55 @@ fn bench_peers() {
 }
 
 #[test]
+fn flags_that_contradict_each_other() {
+    let sequencer = |args: &[&'static str]| [&["sequencer", "--nic", "cib"], args].concat();
+    let over = |knob: &'static str| ["--over", knob, "--values", "1,2"];
+    for (knob, flag) in [
+        ("clients", "--clients"),
+        ("window", "--window"),
+        ("cores", "--cores"),
+        ("queues", "--queues"),
+    ] {
+        let args = sequencer(&[&over(knob)[..], &[flag, "4"]].concat());
+        refused(&args, &format!("{flag} is what is swept"));
+    }
+    let workers = ["sequencer", "--workers", "2"];
+    refused(
+        &[&workers[..], &over("cores")].concat(),
+        "--workers is what is swept",
+    );
+    let value_size = ["kv", "--value-size", "64"];
+    refused(
+        &[&value_size[..], &over("value-size")].concat(),
+        "--value-size is what is swept",
+    );
+    let keys = ["btree", "--keys", "1000"];
+    refused(
+        &[&keys[..], &over("keys")].concat(),
+        "--keys is what is swept",
+    );
+    let signal_every = ["model", "--signal-every", "4"];
+    refused(
+        &[&signal_every[..], &over("signal-every")].concat(),
+        "--signal-every is what is swept",
+    );
+    refused(
+        &["bench", "rc-write", "--inline", "--no-inline"],
+        "cannot be used with '--no-inline'",
+    );
+    for flags in [["--trace", "--ledger"], ["--ledger", "--pcap"]] {
+        refused(
+            &["run", flags[0], "same", flags[1], "./same", "--", "true"],
+            "give each a file of its own",
+        );
+    }
+    refused(
+        &["bench", "sweep", "--svg", "same", "--csv", "same"],
+        "give each a file of its own",
+    );
+}
+
+#[test]
 fn bench_sweeps_and_probes() {
     let sweep = |args: &[&'static str]| [&["bench", "sweep"], args].concat();
     refused(&sweep(&["--values", "8,many"]), "such as 64 or 4K");

@@ -219,7 +219,6 @@ fn knobs_reach_the_record() {
         "12",
         "--signal-every",
         "6",
-        "--inline",
         "--no-inline",
     ];
     let record = &bench(&args)[0]["data"];

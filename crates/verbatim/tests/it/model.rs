@@ -115,7 +115,7 @@ fn a_window_bounds_the_rate_by_round_trips_and_nics_stand_side_by_side() {
         );
     }
     // One queue pair uses one port, in either direction.
-    let large = ["--verb", "write", "--payload", "65536", "--queue-pairs"];
+    let large = ["--verb", "write", "--payload", "64K", "--queue-pairs"];
     let rate = |queue_pairs: &str| {
         let bounds = json(&[&large[..], &[queue_pairs]].concat(), "bounds");
         bounds[0]["predicted_mops"].as_f64().expect("a rate") * 65.536
