@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 use nicmodel::profile::CorePlace;
 use nicmodel::{PayloadDestination, Profile};
-use simnic::NicCounters;
+use simnic::{HostOrDpu, NicCounters};
 
 use super::SimulatedCluster;
 use crate::link::{CancellableBarrier, WorkerLink, root_cause};
@@ -64,6 +64,23 @@ pub fn run_with_payload_destination(
     run_on(profile, task, receive, CorePlace::Host)
 }
 
+/// One machine of a measurement: its cores, its NIC and the counters of atomics in its memory.
+struct Machine {
+    cores: HostOrDpu,
+    nic: OpenNic,
+    target: SharedAtomicCounters,
+}
+
+/// The results of the threads of a measurement.
+#[derive(Default)]
+struct Outcomes {
+    /// Number of threads of the measured machine that have ended.
+    ended: Cell<usize>,
+    measured: RefCell<Vec<Result<TaskResult>>>,
+    /// Failures of the other side.
+    failures: RefCell<Vec<Error>>,
+}
+
 fn run_on(
     profile: &Profile,
     task: &MeasurementTask,
@@ -74,14 +91,7 @@ fn run_on(
         MeasurementTask::Stream(stream) => (stream.threads, stream.processes),
         MeasurementTask::PingPong(_) => (1, 1),
     };
-    if let MeasurementTask::Stream(stream) = task
-        && let Some(pages) = stream.pages
-    {
-        bail!(
-            "a simulated NIC translates no addresses, so that {} pages make no difference; leave out --pages",
-            pages.name()
-        );
-    }
+    refuse_pages(task)?;
     check_atomic_times(profile, task)?;
     let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
     if receive == PayloadDestination::Inline {
@@ -96,75 +106,100 @@ fn run_on(
         let (context, cores) = cluster.context_and_machine(index, place)?;
         let nic = OpenNic::open_on(context)?;
         let target = SharedAtomicCounters::new(&nic, task)?;
-        Ok((cores, Rc::new((nic, target))))
+        Ok(Rc::new(Machine { cores, nic, target }))
     };
-    let (cores, machines): (Vec<_>, Vec<_>) = (0..=processes)
-        .map(machine)
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .unzip();
+    let machines = (0..=processes).map(machine).collect::<Result<Vec<_>>>()?;
     let gate = Arc::new(CancellableBarrier::new(threads));
-    let ended = Rc::new(Cell::new(0));
-    let outcomes = Rc::new(RefCell::new(Vec::new()));
-    let failures = Rc::new(RefCell::new(Vec::new()));
+    let outcomes = Rc::new(Outcomes::default());
     for lane in 0..threads {
-        let (mut left, mut right) = WorkerLink::simulated_pair();
-        left.set_thread_barrier(&gate);
-        let (there, task) = (1 + lane % processes, *task);
-        let (own, told, gate) = (
-            Rc::clone(&machines[0]),
-            Rc::clone(&outcomes),
-            Arc::clone(&gate),
-        );
-        let left_one = Rc::clone(&ended);
-        cluster.spawn(0, format!("measured thread {lane}"), move || {
-            let measured = micro::run_measured_side(&mut left, &own.0, &task, &own.1);
-            if let Err(error) = &measured {
-                left.send_failure(error);
-                gate.cancel();
-            }
-            told.borrow_mut().push(measured);
-            left_one.set(left_one.get() + 1);
-        });
-        let (own, told) = (Rc::clone(&machines[there]), Rc::clone(&failures));
-        let name = format!("thread {lane} of the other side");
-        cluster.simulation.spawn(cores[there], name, move || {
-            if let Err(error) = micro::run_other_side(&mut right, &own.0, &task, &own.1) {
-                right.send_failure(&error);
-                told.borrow_mut().push(error);
-            }
-        });
+        let pair = [&machines[0], &machines[1 + lane % processes]];
+        spawn_lane(&cluster, (lane, task), pair, &gate, &outcomes);
     }
     let counted = match task {
         MeasurementTask::Stream(stream) if is_rate_from_nic_counters(stream) => {
-            nic_counted_mops(&cluster, stream, || ended.get() == threads)
+            nic_counted_mops(&cluster, stream, || outcomes.ended.get() == threads)
         }
         _ => None,
     };
     let finished = cluster.run_until_threads_end();
-    let mut errors = failures.take();
-    let outcome = match micro::combine(outcomes.take()) {
-        Ok(TaskResult::Rate(rate)) => Some(TaskResult::Rate(match counted {
-            Some(mops) => rate.with_rate(mops),
-            None => rate,
-        })),
-        Ok(latency) => Some(latency),
-        Err(error) => {
-            errors.insert(0, error);
-            None
-        }
-    };
-    if let Some(error) = root_cause(errors) {
-        return Err(error);
-    }
+    let result = outcomes.combine(counted)?;
     finished?;
     for machine in &machines {
-        micro::fail_if_wrong(machine.1.describe_wrong_sum()?)?;
+        micro::fail_if_wrong(machine.target.describe_wrong_sum()?)?;
     }
     let counters = cluster
         .simulation
         .nic_counters(cluster.simulation.host_of_machine(0));
-    Ok((outcome.context("nothing was measured")?, counters))
+    Ok((result, counters))
+}
+
+/// Starts a thread of the measured machine, and its peer on the machine of the other side.
+fn spawn_lane(
+    cluster: &SimulatedCluster,
+    (lane, task): (usize, &MeasurementTask),
+    [measured, other]: [&Rc<Machine>; 2],
+    gate: &Arc<CancellableBarrier>,
+    outcomes: &Rc<Outcomes>,
+) {
+    let (mut left, mut right) = WorkerLink::simulated_pair();
+    left.set_thread_barrier(gate);
+    let task = *task;
+    let (own, told, gate) = (Rc::clone(measured), Rc::clone(outcomes), Arc::clone(gate));
+    cluster.spawn(0, format!("measured thread {lane}"), move || {
+        let measured = micro::run_measured_side(&mut left, &own.nic, &task, &own.target);
+        if let Err(error) = &measured {
+            left.send_failure(error);
+            gate.cancel();
+        }
+        told.measured.borrow_mut().push(measured);
+        told.ended.set(told.ended.get() + 1);
+    });
+    let (own, told) = (Rc::clone(other), Rc::clone(outcomes));
+    let name = format!("thread {lane} of the other side");
+    cluster.simulation.spawn(other.cores, name, move || {
+        if let Err(error) = micro::run_other_side(&mut right, &own.nic, &task, &own.target) {
+            right.send_failure(&error);
+            told.failures.borrow_mut().push(error);
+        }
+    });
+}
+
+impl Outcomes {
+    /// Returns the result of all threads, with the rate that the NIC counted if it did.
+    ///
+    /// # Errors
+    /// The cause of the first failure of either side.
+    fn combine(&self, counted_mops: Option<f64>) -> Result<TaskResult> {
+        let mut errors = self.failures.take();
+        let outcome = match micro::combine(self.measured.take()) {
+            Ok(TaskResult::Rate(rate)) => Some(TaskResult::Rate(match counted_mops {
+                Some(mops) => rate.with_rate(mops),
+                None => rate,
+            })),
+            Ok(latency) => Some(latency),
+            Err(error) => {
+                errors.insert(0, error);
+                None
+            }
+        };
+        match root_cause(errors) {
+            Some(error) => Err(error),
+            None => outcome.context("nothing was measured"),
+        }
+    }
+}
+
+/// Refuses a size of pages.
+fn refuse_pages(task: &MeasurementTask) -> Result<()> {
+    if let MeasurementTask::Stream(stream) = task
+        && let Some(pages) = stream.pages
+    {
+        bail!(
+            "a simulated NIC translates no addresses, so that {} pages make no difference; leave out --pages",
+            pages.name()
+        );
+    }
+    Ok(())
 }
 
 /// Fails for atomics if the profile has no times for them.
