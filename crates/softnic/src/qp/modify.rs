@@ -11,53 +11,13 @@ impl Qp {
     /// for a ring. `ETIMEDOUT` for a destination that does not exist
     /// ([`Port::check_destination`](crate::device::Port::check_destination)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
-        // So do `ibv_cmd_modify_qp` of rdma-core and nearly all drivers of the kernel (efa, erdma, irdma, mlx4, ocrdma,
-        // rdmavt, rxe). Pacing is of mlx5, on raw packet queue pairs alone, and of new adapters of bnxt_re.
-        if mask & !STANDARD_ATTRIBUTES != 0 {
-            why::record_refusal_reason(|| {
-                format!(
-                    "attr_mask {mask:#x} has bits above IBV_QP_DEST_QPN, such as IBV_QP_RATE_LIMIT, which the device does not \
-                     support (packet_pacing_caps of ibv_query_device_ex)"
-                )
-            });
-            return Err(libc::EOPNOTSUPP);
-        }
+        refuse_attributes_beyond_standard(mask)?;
         let mask = self.created_type.relevant_attributes(mask);
         // Rings and packets that are still in transit belong to the present state.
         self.nic.process_all_arrivals();
         let mut control = lock(&self.modifiable_state);
         let from = self.state();
-        let own = &self.nic.capabilities.limits;
-        let limits = DeviceLimits {
-            phys_port_cnt: self.context.device.port_count(),
-            pkey_tbl_len: 1,
-            gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
-            max_mtu_code: IBV_MTU_4096,
-            max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
-            max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
-        };
-        let to = check_transition(
-            self.created_type,
-            from,
-            mask,
-            &attributes_to_check(new),
-            &limits,
-        )
-        .map_err(|e| {
-            tracing::debug!("queue pair {:#x}: {e}", self.qpn);
-            *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
-            why::einval_because(|| e)
-        })?;
-        if mask & IBV_QP_AV != 0 {
-            // The port of the queue pair: the kernel's `modify_qp` compares the two.
-            let port_num = match mask & IBV_QP_PORT {
-                0 => control.attr.port_num,
-                _ => new.port_num,
-            };
-            let port = self.context.device.port(port_num)?;
-            port.check_ah(&new.ah_attr)?;
-            port.check_destination(&new.ah_attr)?;
-        }
+        let to = self.check_change(&control, from, new, mask)?;
         if to == QpState::Reset {
             self.reset(&mut control);
             return Ok(());
@@ -98,24 +58,10 @@ impl Qp {
             && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
             && new.en_sqd_async_notify != 0
         {
-            let mut sq = self.sq.lock();
-            sq.want_drained_event();
-            if sq.take_due_drained_event() {
-                self.raise(IBV_EVENT_SQ_DRAINED);
-            } else {
-                // The engine completes the requests even if the program does not poll.
-                self.nic.this_process().wake_engine();
-            }
+            self.raise_event_when_drained();
         }
         if to == QpState::Rtr {
-            let waiting = std::mem::take(&mut control.rings_waiting_for_rtr);
-            for ring in waiting {
-                if self.accepts_ring(&control, &ring) {
-                    self.attach_ring(ring);
-                } else {
-                    ring.detach();
-                }
-            }
+            self.attach_waiting_rings(&mut control);
         }
         drop(control);
         if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
@@ -123,6 +69,72 @@ impl Qp {
             self.fail_for_overrun();
         }
         Ok(())
+    }
+
+    /// Returns the state after a change of attributes, or the errno of its refusal.
+    fn check_change(
+        &self,
+        control: &ModifiableState,
+        from: QpState,
+        new: &ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<QpState, i32> {
+        let own = &self.nic.capabilities.limits;
+        let limits = DeviceLimits {
+            phys_port_cnt: self.context.device.port_count(),
+            pkey_tbl_len: 1,
+            gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
+            max_mtu_code: IBV_MTU_4096,
+            max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
+            max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
+        };
+        let to = check_transition(
+            self.created_type,
+            from,
+            mask,
+            &attributes_to_check(new),
+            &limits,
+        )
+        .map_err(|e| {
+            tracing::debug!("queue pair {:#x}: {e}", self.qpn);
+            *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
+            why::einval_because(|| e)
+        })?;
+        if mask & IBV_QP_AV != 0 {
+            // The port of the queue pair: the kernel's `modify_qp` compares the two.
+            let port_num = match mask & IBV_QP_PORT {
+                0 => control.attr.port_num,
+                _ => new.port_num,
+            };
+            let port = self.context.device.port(port_num)?;
+            port.check_ah(&new.ah_attr)?;
+            port.check_destination(&new.ah_attr)?;
+        }
+        Ok(to)
+    }
+
+    /// Raises `IBV_EVENT_SQ_DRAINED` now or when the outstanding requests have completed.
+    fn raise_event_when_drained(&self) {
+        let mut sq = self.sq.lock();
+        sq.want_drained_event();
+        if sq.take_due_drained_event() {
+            self.raise(IBV_EVENT_SQ_DRAINED);
+        } else {
+            // The engine completes the requests even if the program does not poll.
+            self.nic.this_process().wake_engine();
+        }
+    }
+
+    /// Attaches the rings of peers that were ready before this queue pair.
+    fn attach_waiting_rings(&self, control: &mut ModifiableState) {
+        let waiting = std::mem::take(&mut control.rings_waiting_for_rtr);
+        for ring in waiting {
+            if self.accepts_ring(control, &ring) {
+                self.attach_ring(ring);
+            } else {
+                ring.detach();
+            }
+        }
     }
 
     /// Copies the attributes that `mask` names.
@@ -253,4 +265,20 @@ impl Qp {
         control.attr = ibv_qp_attr::zeroed();
         self.publish_attributes(control);
     }
+}
+
+/// Refuses attributes such as `IBV_QP_RATE_LIMIT` with `EOPNOTSUPP`.
+fn refuse_attributes_beyond_standard(mask: ibv_qp_attr_mask) -> Result<(), i32> {
+    // So do `ibv_cmd_modify_qp` of rdma-core and nearly all drivers of the kernel (efa, erdma, irdma, mlx4, ocrdma,
+    // rdmavt, rxe). Pacing is of mlx5, on raw packet queue pairs alone, and of new adapters of bnxt_re.
+    if mask & !STANDARD_ATTRIBUTES == 0 {
+        return Ok(());
+    }
+    why::record_refusal_reason(|| {
+        format!(
+            "attr_mask {mask:#x} has bits above IBV_QP_DEST_QPN, such as IBV_QP_RATE_LIMIT, which the device does not \
+             support (packet_pacing_caps of ibv_query_device_ex)"
+        )
+    });
+    Err(libc::EOPNOTSUPP)
 }
