@@ -316,18 +316,8 @@ fn lookup_client(_: &mut Stage) {
         let mut found = channel.expect(RDMA_CM_EVENT_ESTABLISHED);
         // SAFETY: a live id with a queue pair.
         unsafe {
-            let verbs = softnic::symbols();
-            let ah = (verbs.ibv_create_ah)((*id).pd, &raw mut found.ud.ah_attr);
-            assert!(!ah.is_null());
             let buffer = Buffer::new((*id).pd);
-            let to = ibv_send_wr_wr_ud {
-                ah,
-                remote_qpn: found.ud.qp_num,
-                remote_qkey: found.ud.qkey,
-            };
-            buffer.post_send((*id).qp, 5, Some(to));
-            assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
-            ok!((verbs.ibv_destroy_ah)(ah));
+            send_datagram(id, &mut found, &buffer);
             buffer.free();
         }
         destroy(id);

@@ -472,6 +472,27 @@ impl Buffer {
     }
 }
 
+/// Sends five bytes of a buffer as a datagram to the peer of an established id of `RDMA_PS_UDP`.
+///
+/// # Safety
+/// `id` is live and has a queue pair.
+pub unsafe fn send_datagram(id: *mut rdma_cm_id, established: &mut Seen, buffer: &Buffer) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let verbs = softnic::symbols();
+        let ah = (verbs.ibv_create_ah)((*id).pd, &raw mut established.ud.ah_attr);
+        assert!(!ah.is_null());
+        let to = ibv_send_wr_wr_ud {
+            ah,
+            remote_qpn: established.ud.qp_num,
+            remote_qkey: established.ud.qkey,
+        };
+        buffer.post_send((*id).qp, 5, Some(to));
+        assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
+        ok!((verbs.ibv_destroy_ah)(ah));
+    }
+}
+
 /// Polls a completion queue until a completion arrives, and returns it.
 pub fn completion(cq: *mut ibv_cq) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();

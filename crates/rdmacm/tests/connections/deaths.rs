@@ -4,13 +4,11 @@ use rdmacm::abi::*;
 use verbs_abi::*;
 
 use crate::common::*;
-use crate::scenes::port;
+use crate::scenes::{announced_listener, client_with_qp, request_with_qp};
 
 /// Receives a request and does not answer it.
 pub(crate) fn mute_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, _listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     stage.say("asked");
     loop {
@@ -20,9 +18,7 @@ pub(crate) fn mute_server(stage: &mut Stage) {
 
 /// Requests a connection, and expects the event that the test names.
 pub(crate) fn unanswered_client(stage: &mut Stage) {
-    let channel = Channel::new();
-    let id = resolved(&channel, RDMA_PS_TCP, &port());
-    create_qp(id);
+    let (channel, id) = client_with_qp();
     let mut asked = param(b"");
     ok!(rdma_connect(id, &raw mut asked));
     match stage.hear().as_str() {
@@ -61,9 +57,7 @@ fn a_listener_that_never_answers_is_unreachable() {
 
 /// Requests a connection, and is killed at the point that the test names.
 pub(crate) fn doomed_client(stage: &mut Stage) {
-    let channel = Channel::new();
-    let id = resolved(&channel, RDMA_PS_TCP, &port());
-    create_qp(id);
+    let (channel, id) = client_with_qp();
     let mut asked = param(b"");
     ok!(rdma_connect(id, &raw mut asked));
     if stage.hear() == "established" {
@@ -77,27 +71,22 @@ pub(crate) fn doomed_client(stage: &mut Stage) {
 
 /// Serves clients that die.
 pub(crate) fn survivor_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     // The first client dies before the reply, ...
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let request = request_with_qp(&channel);
     stage.say("asked");
     assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).id, request.id);
     let mut answer = param(b"");
     fails!(libc::EINVAL, rdma_accept(request.id, &raw mut answer));
     destroy(request.id);
     // ... the second one before it is ready, ...
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let request = request_with_qp(&channel);
     ok!(rdma_accept(request.id, &raw mut answer));
     stage.say("answered");
     assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 28);
     destroy(request.id);
     // ... and the third one while it is connected.
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let request = request_with_qp(&channel);
     ok!(rdma_accept(request.id, &raw mut answer));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);
     assert_eq!(channel.expect(RDMA_CM_EVENT_DISCONNECTED).id, request.id);
@@ -135,11 +124,8 @@ fn a_server_hears_of_the_death_of_its_clients() {
 
 /// Stays connected until it is killed.
 pub(crate) fn steady_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let (channel, _listener) = announced_listener(stage, RDMA_PS_TCP, 0);
+    let request = request_with_qp(&channel);
     let mut answer = param(b"");
     ok!(rdma_accept(request.id, &raw mut answer));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);
@@ -149,11 +135,8 @@ pub(crate) fn steady_server(stage: &mut Stage) {
 
 /// As `steady_server`, with a child that outlives it.
 pub(crate) fn forking_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let (channel, _listener) = announced_listener(stage, RDMA_PS_TCP, 0);
+    let request = request_with_qp(&channel);
     let mut answer = param(b"");
     ok!(rdma_accept(request.id, &raw mut answer));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);
@@ -189,17 +172,14 @@ pub(crate) fn leaving_server(stage: &mut Stage) {
     let channel = Channel::new();
     let (_, port) = listener(&channel, RDMA_PS_TCP, 0);
     stage.say(&port.to_string());
-    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    create_qp(request.id);
+    let request = request_with_qp(&channel);
     let mut answer = param(b"");
     ok!(rdma_accept(request.id, &raw mut answer));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);
 }
 
 pub(crate) fn steady_client(_: &mut Stage) {
-    let channel = Channel::new();
-    let id = resolved(&channel, RDMA_PS_TCP, &port());
-    create_qp(id);
+    let (channel, id) = client_with_qp();
     let mut asked = param(b"");
     ok!(rdma_connect(id, &raw mut asked));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);

@@ -7,7 +7,7 @@ use rdmacm::abi::*;
 use verbs_abi::*;
 
 use crate::common::*;
-use crate::scenes::{play, play_under_loss, port};
+use crate::scenes::{announced_listener, client_with_qp, play, play_under_loss, port};
 
 #[test]
 fn two_processes_connect_talk_and_part() {
@@ -22,9 +22,7 @@ fn lost_messages_are_repeated() {
 }
 
 pub(crate) fn talk_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     assert_eq!(request.listen_id, listener);
     begins_with(&request.private_data, 56, b"may I?");
@@ -58,9 +56,7 @@ pub(crate) fn talk_server(stage: &mut Stage) {
 }
 
 pub(crate) fn talk_client(_: &mut Stage) {
-    let channel = Channel::new();
-    let id = resolved(&channel, RDMA_PS_TCP, &port());
-    create_qp(id);
+    let (channel, id) = client_with_qp();
     // SAFETY: a live id with a queue pair.
     let buffer = unsafe {
         let buffer = Buffer::new((*id).pd);
@@ -91,9 +87,7 @@ fn a_refusal_brings_its_reason_and_its_words() {
 }
 
 pub(crate) fn refuse_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     let words = b"not today";
     ok!(rdma_reject(request.id, words.as_ptr().cast(), 9));
@@ -152,9 +146,7 @@ pub(crate) fn moved_server(stage: &mut Stage) {
 }
 
 pub(crate) fn moved_client(_: &mut Stage) {
-    let channel = Channel::new();
-    let id = resolved(&channel, RDMA_PS_TCP, &port());
-    create_qp(id);
+    let (channel, id) = client_with_qp();
     let mut asked = param(b"");
     ok!(rdma_connect(id, &raw mut asked));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);

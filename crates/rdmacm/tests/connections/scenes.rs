@@ -1,6 +1,8 @@
 //! Scenes of a server and a client.
 
-use crate::common::{Scene, Stage, network};
+use verbs_abi::*;
+
+use crate::common::{Channel, Scene, Seen, Stage, create_qp, listener, network, resolved};
 
 const LINK_LAYERS: [&str; 2] = ["roce", "ib"];
 
@@ -33,4 +35,31 @@ fn play_in(scene: &Scene, server: &str, client: &str) {
 
 pub(crate) fn port() -> String {
     Stage.hear()
+}
+
+/// Listens at a free port, and tells the test the port.
+pub(crate) fn announced_listener(
+    stage: &mut Stage,
+    ps: rdma_port_space,
+    backlog: i32,
+) -> (Channel, *mut rdma_cm_id) {
+    let channel = Channel::new();
+    let (listener, port) = listener(&channel, ps, backlog);
+    stage.say(&port.to_string());
+    (channel, listener)
+}
+
+/// Makes a client's id with a queue pair, and with the address and route of the port that the test names.
+pub(crate) fn client_with_qp() -> (Channel, *mut rdma_cm_id) {
+    let channel = Channel::new();
+    let id = resolved(&channel, RDMA_PS_TCP, &port());
+    create_qp(id);
+    (channel, id)
+}
+
+/// Waits for a connection request, and makes its queue pair.
+pub(crate) fn request_with_qp(channel: &Channel) -> Seen {
+    let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    create_qp(request.id);
+    request
 }

@@ -7,7 +7,7 @@ use rdmacm::abi::*;
 use verbs_abi::*;
 
 use crate::common::*;
-use crate::scenes::{play, port};
+use crate::scenes::{announced_listener, play, port};
 
 // Datagram services.
 
@@ -17,9 +17,7 @@ fn a_datagram_service_is_looked_up_and_reached() {
 }
 
 pub(crate) fn lookup_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_UDP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_UDP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     begins_with(&request.private_data, 180, b"where?");
     create_qp(request.id);
@@ -57,19 +55,9 @@ pub(crate) fn lookup_client(_: &mut Stage) {
     assert_eq!(found.ud.qkey, RDMA_UDP_QKEY);
     // SAFETY: a live id with a queue pair.
     unsafe {
-        let verbs = softnic::symbols();
-        let ah = (verbs.ibv_create_ah)((*id).pd, &raw mut found.ud.ah_attr);
-        assert!(!ah.is_null());
         let mut buffer = Buffer::new((*id).pd);
         buffer.memory[..5].copy_from_slice(b"there");
-        let to = ibv_send_wr_wr_ud {
-            ah,
-            remote_qpn: found.ud.qp_num,
-            remote_qkey: found.ud.qkey,
-        };
-        buffer.post_send((*id).qp, 5, Some(to));
-        assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
-        ok!((verbs.ibv_destroy_ah)(ah));
+        send_datagram(id, &mut found, &buffer);
         buffer.free();
     }
     destroy(id);
@@ -251,9 +239,7 @@ impl OwnQp {
 }
 
 pub(crate) fn own_qp_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     let qp = OwnQp::new(request.id);
     qp.goes_to(request.id, &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]);
@@ -312,9 +298,7 @@ fn a_client_may_disconnect_before_it_is_ready() {
 }
 
 pub(crate) fn early_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     let mut answer = param(b"");
     answer.qp_num = 5;
@@ -356,9 +340,7 @@ fn a_listener_hears_of_clients_that_give_up_before_its_reply() {
 }
 
 pub(crate) fn giving_up_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     stage.say("asked");
     let rejected = channel.expect(RDMA_CM_EVENT_REJECTED);
@@ -468,9 +450,7 @@ fn a_queue_pair_that_asks_again_has_a_stale_connection() {
 }
 
 pub(crate) fn stale_server(stage: &mut Stage) {
-    let channel = Channel::new();
-    let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
-    stage.say(&port.to_string());
+    let (channel, listener) = announced_listener(stage, RDMA_PS_TCP, 0);
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     let mut answer = param(b"");
     answer.qp_num = 5;
