@@ -229,6 +229,48 @@ impl Report {
     }
 }
 
+/// The polls of all threads of a process, and what they found.
+struct PollCounts {
+    all: u64,
+    empty: u64,
+    completions: u64,
+}
+
+impl PollCounts {
+    fn of(observed: &OperationProfile) -> Self {
+        let sum = |of: fn(&nicmodel::op_profile::Thread) -> u64| {
+            observed.threads.iter().map(of).fold(0, u64::saturating_add)
+        };
+        Self {
+            all: sum(|thread| thread.polls),
+            empty: sum(|thread| thread.empty_polls),
+            completions: sum(|thread| thread.completions),
+        }
+    }
+}
+
+/// Returns the number of messages that a process received.
+fn received_messages(observed: &OperationProfile) -> u64 {
+    let queue_pairs = observed.queue_pairs.iter();
+    let counted = queue_pairs.flat_map(|qp| &qp.received);
+    counted.fold(0, |sum, counted| sum.saturating_add(counted.count))
+}
+
+/// Returns the rate of a process in 10^6 operations or messages a second; `None` if it took no time.
+fn observed_mops(observed: &OperationProfile) -> Option<f64> {
+    let count = count_as_f64(observed.posted_or_received_operations());
+    (observed.duration_ns > 0).then(|| count / count_as_f64(observed.duration_ns) * 1e3)
+}
+
+/// Returns the numbers that the profile lacks for either machine, since each may be the bottleneck.
+fn unknown_numbers(prediction: &Prediction) -> Vec<Resource> {
+    let mut unknown = prediction.requester.unknown.clone();
+    unknown.extend(&prediction.responder.unknown);
+    unknown.sort();
+    unknown.dedup();
+    unknown
+}
+
 impl ExplainedProcess {
     pub(super) fn new(
         observed: &OperationProfile,
@@ -240,16 +282,7 @@ impl ExplainedProcess {
         };
         let side = fitted.link_transactions_per_operation(profile)?;
         let posted = observed.posted_operations();
-        let received = observed
-            .queue_pairs
-            .iter()
-            .flat_map(|qp| &qp.received)
-            .fold(0u64, |sum, counted| sum.saturating_add(counted.count));
-        // An unknown number of either machine may be the bottleneck.
-        let mut unknown = prediction.requester.unknown.clone();
-        unknown.extend(&prediction.responder.unknown);
-        unknown.sort();
-        unknown.dedup();
+        let unknown = unknown_numbers(&prediction);
         let Prediction {
             requester: bounds,
             rate_mops: predicted_mops,
@@ -257,18 +290,14 @@ impl ExplainedProcess {
             bottleneck,
             ..
         } = prediction;
-        let sum = |of: fn(&nicmodel::op_profile::Thread) -> u64| {
-            observed.threads.iter().map(of).fold(0, u64::saturating_add)
-        };
-        let polls = sum(|thread| thread.polls);
-        let empty = sum(|thread| thread.empty_polls);
+        let polls = PollCounts::of(observed);
         Ok(Some(Self {
             pid: observed.pid,
             program: observed.program.clone(),
             complete: observed.complete,
             alike: None,
             posted,
-            received,
+            received: received_messages(observed),
             failed: sum_over_queue_pairs(observed, |qp| qp.failed),
             refused: sum_over_queue_pairs(observed, |qp| qp.refused),
             queue_pairs: observed.queue_pairs.len(),
@@ -279,11 +308,7 @@ impl ExplainedProcess {
                 > u64::from(observed.max_concurrent_queue_pairs()),
             peers: observed.peers,
             duration_ns: observed.duration_ns,
-            observed_mops: (observed.duration_ns > 0).then(|| {
-                count_as_f64(observed.posted_or_received_operations())
-                    / count_as_f64(observed.duration_ns)
-                    * 1e3
-            }),
+            observed_mops: observed_mops(observed),
             kinds: kind_costs(&fitted, profile)?,
             transactions: transactions_sorted_by_bytes(&side),
             to_device_bytes: side.bytes_to_device(),
@@ -301,11 +326,11 @@ impl ExplainedProcess {
             outstanding: fitted.max_outstanding(),
             bottleneck,
             unknown,
-            polls,
-            empty_polls: ratio_or_zero(count_as_f64(empty), count_as_f64(polls)),
+            polls: polls.all,
+            empty_polls: ratio_or_zero(count_as_f64(polls.empty), count_as_f64(polls.all)),
             completions_a_poll: ratio_or_zero(
-                count_as_f64(sum(|thread| thread.completions)),
-                count_as_f64(polls.saturating_sub(empty)),
+                count_as_f64(polls.completions),
+                count_as_f64(polls.all.saturating_sub(polls.empty)),
             ),
             postlists: postlist_length_counts(observed),
             payloads: payload_size_counts(observed),
