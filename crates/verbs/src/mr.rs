@@ -65,7 +65,7 @@ pub struct MemoryRegion {
 pub(crate) enum MemoryOwner {
     Shared(SharedMemory),
     Boxed(*mut [u8]),
-    /// Of this process alone, page-aligned.
+    /// Of this process alone: the block that contains the region.
     PrivatePages(*mut u8, Layout),
     /// Of an owner that the region keeps.
     KeptOwner(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
@@ -411,7 +411,7 @@ impl MemoryOwner {
         match self {
             Self::Shared(memory) => drop(memory),
             // SAFETY: allocated with this layout by `alloc_private`; the region was the only owner.
-            Self::PrivatePages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
+            Self::PrivatePages(block, layout) => unsafe { std::alloc::dealloc(block, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
             // SAFETY: attached by `alloc_sysv`; the region was the only owner.

@@ -10,6 +10,12 @@ use crate::mr::{MemoryOwner, MemoryRegion};
 use crate::pd::ProtectionDomain;
 use crate::types::{Access, PageSize};
 
+/// Alignment of private memory.
+const PAGE_BYTES: usize = 4096;
+
+/// From so many bytes on, `calloc` usually gets private memory from the system.
+const MIN_CALLOC_BYTES: usize = 64 << 10;
+
 impl ProtectionDomain {
     /// Allocates and registers `len` zeroed bytes: page-aligned, and in huge pages where possible. The fast default,
     /// with every provider. With the feature `softnic`, processes on the same host reach the bytes by a mapping.
@@ -65,18 +71,27 @@ impl ProtectionDomain {
 
     /// The same in memory of this process alone: many small regions take little.
     fn alloc_private(&self, len: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
-        let layout = Layout::from_size_align(len.max(1), 4096);
+        // The allocator clears aligned memory itself, even if the system has just cleared it. So the start of a large
+        // region is aligned here.
+        let layout = if len < MIN_CALLOC_BYTES {
+            Layout::from_size_align(len.max(1), PAGE_BYTES)
+        } else {
+            Layout::from_size_align(len.saturating_add(PAGE_BYTES - 1), 16)
+        };
         let no_memory = || {
             let source = std::io::Error::from_raw_os_error(libc::ENOMEM);
             RegisterError::of_allocation("alloc", source, len, false)
         };
         let layout = layout.map_err(|_| no_memory())?;
         // SAFETY: the size is not zero.
-        let addr = unsafe { std::alloc::alloc_zeroed(layout) };
-        if addr.is_null() {
+        let block = unsafe { std::alloc::alloc_zeroed(layout) };
+        if block.is_null() {
             return Err(no_memory());
         }
-        let memory = MemoryOwner::PrivatePages(addr, layout);
+        let memory = MemoryOwner::PrivatePages(block, layout);
+        let skipped = block.addr().next_multiple_of(PAGE_BYTES) - block.addr();
+        // SAFETY: 0 in an aligned block, otherwise less than the page by which the block is larger than the region.
+        let addr = unsafe { block.add(skipped) };
         // SAFETY: the memory is writable and is moved into the region, which deregisters before it frees.
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
