@@ -84,10 +84,8 @@ impl RecordTables {
     ) -> Result<(), Refusal> {
         let hash = hash_of(key, self.hash_seed);
         let table = &self.tables_by_partition[partition_of(hash, self.tables_by_partition.len())];
-        table.set_or_remove(hash, key, Some(value), SetCondition::Always)?;
-        if let Some(record) = table.find_key_record(hash, key) {
-            record_cache.set(hash, record);
-        }
+        let record = table.preload(hash, key, value)?;
+        record_cache.set(hash, record);
         Ok(())
     }
 }
@@ -209,19 +207,28 @@ impl RecordTable {
             .into_iter()
             .flatten()
             .copied();
-        let candidates: Vec<u64> = neighbourhood.chain(overflow).collect();
-        candidates.into_iter().find(|&record| {
-            self.read(record, &mut keys.body_buffer);
+        let buffer = &mut keys.body_buffer;
+        neighbourhood.chain(overflow).find(|&record| {
+            self.read(record, buffer);
             // A torn body also matches: a record's key does not change.
             self.record_layout
-                .decode_body(&keys.body_buffer, (self.hash_seed, record), key)
+                .decode_body(buffer, (self.hash_seed, record), key)
                 != DecodedBody::OtherKey
         })
     }
 
-    /// Assigns a record to a key: a free one of its neighbourhood, one whose key was removed, or one outside all
-    /// neighbourhoods.
+    /// Assigns a record to a key, and stores the key in it without a value.
     fn assign_record(&self, keys: &mut TableKeys, hash: u64, key: &[u8]) -> Option<u64> {
+        let record = self.reserve_record(keys, hash)?;
+        self.write_body(keys, record, key, keys.max_removed_version, None);
+        // A record that was reclaimed is locked until now.
+        self.release_server_lock(record);
+        Some(record)
+    }
+
+    /// Reserves a record for a key: a free one of its neighbourhood, one whose key was removed, or one outside all
+    /// neighbourhoods.
+    fn reserve_record(&self, keys: &mut TableKeys, hash: u64) -> Option<u64> {
         let home = self.record_layout.first_record_of_hash(hash);
         let key_hash = hash.max(1);
         let neighbourhood = home..home + self.record_layout.neighbours as u64;
@@ -243,21 +250,46 @@ impl RecordTable {
                 }
             },
         };
-        let mut body = std::mem::take(&mut keys.body_buffer);
-        self.record_layout.encode_body(
-            &mut body,
-            (self.hash_seed, record),
-            key,
-            keys.max_removed_version,
-            None,
-        );
-        self.write(record, &body);
-        keys.body_buffer = body;
         keys.hashes[index(record)] = key_hash;
         keys.stats.items += 1;
-        // A record that was reclaimed is locked until now.
-        self.release_server_lock(record);
         Some(record)
+    }
+
+    fn write_body(
+        &self,
+        keys: &mut TableKeys,
+        record: u64,
+        key: &[u8],
+        version: u64,
+        value: Option<&[u8]>,
+    ) {
+        let body = &mut keys.body_buffer;
+        let identity = (self.hash_seed, record);
+        self.record_layout
+            .encode_body(body, identity, key, version, value);
+        self.write(record, body);
+    }
+
+    /// Stores an item before any client connects, and returns its record. The record of a new key is written once,
+    /// because no client reads it yet.
+    fn preload(&self, hash: u64, key: &[u8], value: &[u8]) -> VersionOrRecordResult {
+        if !self.record_layout.fits(key, value) {
+            return Err(Refusal::TooLong);
+        }
+        let mut keys = self.lock_keys();
+        if let Some(record) = self.find_record(&mut keys, hash, key) {
+            drop(keys);
+            self.set_or_remove(hash, key, Some(value), SetCondition::Always)?;
+            return Ok(record);
+        }
+        let Some(record) = self.reserve_record(&mut keys, hash) else {
+            keys.stats.refused_full += 1;
+            return Err(Refusal::Full);
+        };
+        let version = keys.max_removed_version + 1;
+        self.write_body(&mut keys, record, key, version, Some(value));
+        self.release_server_lock(record);
+        Ok(record)
     }
 
     /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
