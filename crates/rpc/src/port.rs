@@ -52,9 +52,10 @@ impl Default for UdPortConfig {
 #[derive(Debug)]
 #[repr(C)]
 pub struct UdPort {
-    // Fields are dropped in this order: the queue pair must be destroyed before its memory region.
-    qp: QueuePair<Ud>,
+    // Fields are dropped in this order: the queue pair must be destroyed before its memory region. It keeps its
+    // completion queues itself.
     recv_cq: CompletionQueue,
+    qp: QueuePair<Ud>,
     /// Index in the list of the first RECV that is consumed and not posted again yet.
     next_recv_to_repost: usize,
     recvs: RecvList,

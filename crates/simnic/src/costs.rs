@@ -102,6 +102,13 @@ impl NicParameters {
 }
 
 impl PlaceCosts {
+    /// Returns the time of a poll that finds nothing or one completion. It is never 0; otherwise a loop that only polls
+    /// would never end.
+    #[inline(always)]
+    pub(crate) fn poll_time(&self) -> Ps {
+        self.poll_cqe.max(1000)
+    }
+
     /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
     /// host's, while so many of them are active.
     pub(crate) fn of(profile: &Profile, core_speed: f64, active_cores: u32) -> Self {

@@ -67,5 +67,6 @@ pub use spend::{
     spend_shared_atomic_add,
 };
 pub use threads::{
-    idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns, wait_until_channel_readable,
+    idle, idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain,
+    wait_until_channel_readable,
 };

@@ -13,6 +13,7 @@ use crate::message::{
 };
 use crate::prefetch::prefetch;
 use crate::qp::{PostedWqes, WorkRequestKind};
+use crate::queue::Ps;
 use crate::recvs::RecvList;
 use crate::retransmission::SequenceNumber;
 use crate::world::Simulation;
@@ -469,11 +470,39 @@ impl Simulation {
             taken += 1;
         }
         queue.cqes.drop_front(taken);
-        // An unsuccessful poll takes time, too; otherwise a loop that only polls would never end.
-        let cost = self.current_place_costs().poll_cqe.max(1000);
+        let cost = self.current_place_costs().poll_time();
         self.advance_clock(cost * (taken.max(1) as u64));
         self.apply_due_writes();
         Some(taken)
+    }
+
+    /// Does the work of [`poll`](Self::poll) and returns true if the running thread, whose polls take `poll_time`, finds
+    /// nothing in the queue.
+    /// Otherwise it does nothing: a completion is visible, or events must run first. Most polls find nothing, because a
+    /// client polls the queue of each of its sessions.
+    #[inline(always)]
+    pub(crate) fn poll_in_vain(&mut self, cq: u32, poll_time: Ps) -> bool {
+        let clock = self.current_thread_clock;
+        let Some(current) = self.current_thread else {
+            return false;
+        };
+        let Some(Some(queue)) = self.cqs.get_mut(cq as usize) else {
+            return false;
+        };
+        if clock > self.now + self.min_pcie_latency || queue.overrun {
+            return false;
+        }
+        if let Some(first) = queue.cqes.front()
+            && first.visible_at <= clock
+        {
+            return false;
+        }
+        if queue.wait_period_at_last_poll != self.current_wait_period {
+            queue.record_first_poll(cq, current, &mut self.threads[current as usize]);
+        }
+        self.current_thread_clock = clock + poll_time;
+        self.apply_due_writes();
+        true
     }
 }
 
@@ -499,4 +528,111 @@ pub(crate) fn transport_of_qp_type(qp_type: u32) -> Option<Transport> {
         abi::IBV_QPT_UD => Transport::Ud,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Cluster;
+    use crate::channel::Arming;
+    use crate::cq::Cq;
+    use crate::fifo_queue::FifoQueue;
+    use crate::spend::spend;
+    use crate::threads::{
+        idle_polling_memory, now_ns, poll_in_vain, run_due_events_if_far_ahead, with_simulation,
+    };
+
+    const QUEUES: [u32; 3] = [0, 1, 2];
+
+    fn completion(visible_at: u64) -> Cqe {
+        Cqe {
+            visible_at,
+            wr_id: 0,
+            byte_len: 0,
+            imm: 0,
+            qpn: 0,
+            src_qp: 0,
+            slid: 0,
+            with_imm: false,
+            solicited: false,
+            status: SUCCESS_STATUS,
+            opcode: 0,
+        }
+    }
+
+    fn add_queues() {
+        let queue = || Cq {
+            capacity: 16,
+            overrun: false,
+            armed_for: Arming::Disarmed,
+            cqes: FifoQueue::default(),
+            handle: std::ptr::null(),
+            last_polling_thread: None,
+            wait_period_at_last_poll: 0,
+        };
+        with_simulation(|world| world.cqs.extend(QUEUES.map(|_| Some(queue()))));
+    }
+
+    /// Returns for each completion its queue, when a thread that polls three queues in turn finds it, and the number of
+    /// polls before. `skip` polls the first of the given queues in vain and returns their number.
+    fn detections(skip: fn(&[u32]) -> usize) -> Vec<(u32, u64, usize)> {
+        let profile = nicmodel::profile::builtin("cib").expect("built in");
+        let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
+        add_queues();
+        let times = [1_000, 6_100, 6_110, 6_400, 40_000, 40_001, 90_000];
+        let found = Rc::new(RefCell::new(Vec::new()));
+        let list = Rc::clone(&found);
+        cluster.spawn(cluster.host_of_machine(0), "polls", move || {
+            let (mut polls, mut misses) = (0, 0);
+            while list.borrow().len() < times.len() {
+                let (mut next, before) = (0, list.borrow().len());
+                loop {
+                    let vain = skip(&QUEUES[next..]);
+                    (next, polls) = (next + vain, polls + vain);
+                    let Some(&queue) = QUEUES.get(next) else {
+                        break;
+                    };
+                    run_due_events_if_far_ahead();
+                    if with_simulation(|world| world.poll(queue, 1, |_| {})) == Some(Some(1)) {
+                        let now = now_ns().expect("simulated");
+                        list.borrow_mut().push((queue, now, polls));
+                    }
+                    (next, polls) = (next + 1, polls + 1);
+                }
+                misses = match list.borrow().len() > before {
+                    true => 0,
+                    false => idle_polling_memory(misses + 1, None),
+                };
+            }
+        });
+        cluster.spawn(cluster.host_of_machine(0), "completes", move || {
+            for (at, queue) in times.into_iter().zip(QUEUES.into_iter().cycle()) {
+                // Runs slightly before the completion becomes visible.
+                let now = Duration::from_nanos(now_ns().expect("simulated"));
+                spend(Duration::from_nanos(at - 300).saturating_sub(now));
+                run_due_events_if_far_ahead();
+                with_simulation(|world| world.add_completion(queue, completion(at * 1000)));
+            }
+        });
+        cluster.run().expect("both end");
+        drop(cluster);
+        found.take()
+    }
+
+    /// Polls in vain change no result: completions are found at the same times, after as many polls.
+    #[test]
+    fn polls_in_vain_are_polls() {
+        let polled = detections(|_| 0);
+        let skipped = detections(poll_in_vain);
+        assert_eq!(polled, skipped);
+        assert!(
+            polled.len() == 7 && polled.last().is_some_and(|last| last.2 > 20),
+            "{polled:?}"
+        );
+        assert_eq!(poll_in_vain(&QUEUES), 0, "outside of a simulation");
+    }
 }

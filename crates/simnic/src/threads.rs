@@ -568,6 +568,24 @@ pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
     .unwrap_or(misses)
 }
 
+/// Polls completion queues, given by their handles, one after the other while these polls find nothing. Returns the
+/// number of these polls. The caller then polls the next queue itself, because that queue may have a completion or the
+/// simulation must run events first. Outside of simulated threads the function polls nothing.
+#[must_use]
+pub fn poll_in_vain(cqs: &[u32]) -> usize {
+    if !is_simulated() {
+        return 0;
+    }
+    let in_vain = |world: &mut Simulation| {
+        let poll_time = world.current_place_costs().poll_time();
+        let polls = cqs
+            .iter()
+            .take_while(|&&cq| world.poll_in_vain(cq, poll_time));
+        polls.count()
+    };
+    with_simulation(in_vain).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;

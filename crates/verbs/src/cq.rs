@@ -243,6 +243,14 @@ impl CompletionQueue {
         Ok(Completions { wcs: filled })
     }
 
+    pub(crate) fn raw(&self) -> *mut abi::ibv_cq {
+        self.raw
+    }
+
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.inner.context.provider.is_simulated()
+    }
+
     /// Arms the CQ: the next completion makes its channel readable; with `solicited_only`, the next
     /// solicited or failed one. Poll once more after arming and before waiting, since earlier
     /// completions raise no event.

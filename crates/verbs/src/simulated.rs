@@ -2,16 +2,16 @@
 
 #[cfg(feature = "simnic")]
 pub(crate) use simnic::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_memory_polls,
-    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
-    wait_until_channel_readable,
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend,
+    spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
+    spend_shared_atomic_add, wait_until_channel_readable,
 };
 
 #[cfg(not(feature = "simnic"))]
 pub(crate) use never::{
-    idle_polling, idle_polling_memory, is_simulated, now, now_ns, spend, spend_empty_memory_polls,
-    spend_random_accesses, spend_server_request_work, spend_shared_atomic_add,
-    wait_until_channel_readable,
+    idle_polling, idle_polling_memory, is_simulated, now, now_ns, poll_in_vain, spend,
+    spend_empty_memory_polls, spend_random_accesses, spend_server_request_work,
+    spend_shared_atomic_add, wait_until_channel_readable,
 };
 
 /// The functions of `simnic` as a thread without a simulation sees them. The compiler removes the branches that call them.
@@ -42,6 +42,11 @@ mod never {
     #[inline(always)]
     pub(crate) fn idle_polling_memory(misses: u32, _rkey: Option<u32>) -> u32 {
         misses
+    }
+
+    #[inline(always)]
+    pub(crate) fn poll_in_vain(_cqs: &[u32]) -> usize {
+        0
     }
 
     #[inline(always)]

@@ -13,8 +13,22 @@ use crate::wire::{self, REQUEST_PART_HEADER_BYTES, Status};
 /// Marks a slot without a request.
 const NO_REQUEST: u32 = u32::MAX;
 
+/// A lane.
+///
+/// A poll that finds nothing needs one cache line: the first fields, and those of the client for receiving. A client
+/// polls all of its lanes, and most of these polls find nothing.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Lane {
+    pub(super) pending_error: Option<Box<RpcError>>,
+    /// Requests that are longer than a slot, with the number of bytes sent; `None` if there are none.
+    #[expect(
+        clippy::box_collection,
+        reason = "a thin pointer, which is rarely needed"
+    )]
+    unsent_long_requests_with_sent_bytes: Option<Box<VecDeque<(u32, usize)>>>,
+    /// Number of requests that are prepared but not sent.
+    unsent_requests: usize,
     client: herd::Client,
     /// Number of requests per doorbell.
     requests_per_doorbell: usize,
@@ -22,10 +36,6 @@ pub(super) struct Lane {
     request_number_and_pending_index_by_slot: Box<[(u32, u32)]>,
     /// The oldest unanswered request number.
     oldest_unanswered_request_number: u32,
-    /// Number of requests that are prepared but not sent.
-    unsent_requests: usize,
-    /// Requests that are longer than a slot, with the number of bytes sent.
-    unsent_long_requests_with_sent_bytes: VecDeque<(u32, usize)>,
     /// The number of the last change.
     last_change_seq: u32,
     /// The numbers of outstanding changes, in order.
@@ -34,11 +44,26 @@ pub(super) struct Lane {
     max_change_seq_span: u32,
     answer_window: AnswerWindow,
     pub(super) doorbells: u64,
-    pub(super) pending_error: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
     pub(super) last_activity: Instant,
+}
+
+/// Buffers for answers, which the lanes of a client share.
+#[derive(Debug)]
+pub(super) struct AnswerBuffers {
     /// A copy of an answer, which the NIC can no longer overwrite.
     answer_copy: Vec<u8>,
+    /// A value that arrived in chunks, or a request that is encoded.
+    pub(super) value: Vec<u8>,
+}
+
+impl AnswerBuffers {
+    pub(super) fn new() -> Self {
+        Self {
+            answer_copy: vec![0; 4096],
+            value: Vec::new(),
+        }
+    }
 }
 
 /// An answer that completes a request.
@@ -63,7 +88,7 @@ impl Lane {
             requests_per_doorbell: batch,
             request_number_and_pending_index_by_slot: vec![(0, NO_REQUEST); window as usize].into(),
             unsent_requests: 0,
-            unsent_long_requests_with_sent_bytes: VecDeque::new(),
+            unsent_long_requests_with_sent_bytes: None,
             last_change_seq: 0,
             outstanding_changes: VecDeque::new(),
             max_change_seq_span: span,
@@ -71,7 +96,6 @@ impl Lane {
             doorbells: 0,
             pending_error: None,
             last_activity: time::now(),
-            answer_copy: vec![0; 4096],
         }
     }
 
@@ -82,7 +106,7 @@ impl Lane {
             self.last_change_seq.wrapping_add(2).wrapping_sub(oldest) < self.max_change_seq_span
         };
         self.next_slot_is_free()
-            && self.unsent_long_requests_with_sent_bytes.is_empty()
+            && self.unsent_long_requests_with_sent_bytes.is_none()
             && (!is_change || self.outstanding_changes.front().is_none_or(apart))
     }
 
@@ -90,7 +114,7 @@ impl Lane {
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.oldest_unanswered_request_number == self.client.next_request_number()
-            && self.unsent_long_requests_with_sent_bytes.is_empty()
+            && self.unsent_long_requests_with_sent_bytes.is_none()
     }
 
     #[inline]
@@ -147,6 +171,7 @@ impl Lane {
     pub(super) fn enqueue(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         if bytes.len() > self.client.layout().payload as usize || !self.next_slot_is_free() {
             self.unsent_long_requests_with_sent_bytes
+                .get_or_insert_default()
                 .push_back((slot, 0));
             return Ok(());
         }
@@ -176,12 +201,14 @@ impl Lane {
     #[cold]
     fn send_parts_of_long_requests(&mut self, pending: &[WindowSlot]) -> Result<(), RpcError> {
         let most = self.client.layout().payload as usize;
-        while let Some(&(slot, from)) = self.unsent_long_requests_with_sent_bytes.front()
-            && self.next_slot_is_free()
+        while self.next_slot_is_free()
+            && let Some(requests) = &mut self.unsent_long_requests_with_sent_bytes
+            && let Some(front) = requests.front_mut()
         {
+            let (slot, from) = *front;
             let bytes = &pending[slot as usize].encoded_request;
             if bytes.len() <= most {
-                self.unsent_long_requests_with_sent_bytes.pop_front();
+                requests.pop_front();
                 self.prepare_in_slot(slot, bytes)?;
                 continue;
             }
@@ -189,13 +216,28 @@ impl Lane {
             let mut part = wire::part_header(from, bytes.len(), to - from).to_vec();
             part.extend_from_slice(&bytes[from..to]);
             if to == bytes.len() {
-                self.unsent_long_requests_with_sent_bytes.pop_front();
-            } else if let Some(front) = self.unsent_long_requests_with_sent_bytes.front_mut() {
+                requests.pop_front();
+            } else {
                 front.1 = to;
             }
             self.prepare_in_slot(slot, &part)?;
         }
+        let rest = self.unsent_long_requests_with_sent_bytes.take();
+        self.unsent_long_requests_with_sent_bytes = rest.filter(|rest| !rest.is_empty());
         Ok(())
+    }
+
+    /// Returns the CQ of answers.
+    pub(super) fn recv_cq(&self) -> &verbs::CompletionQueue {
+        self.client.recv_cq()
+    }
+
+    /// Returns true if [`poll`](Self::poll) does more than to poll the CQ of answers.
+    #[inline]
+    pub(super) fn has_work_before_poll(&self) -> bool {
+        self.pending_error.is_some()
+            || self.unsent_long_requests_with_sent_bytes.is_some()
+            || self.unsent_requests > 0
     }
 
     /// Sends prepared requests and takes answers: calls `done` for each completed request. Returns the number of
@@ -205,13 +247,13 @@ impl Lane {
         &mut self,
         pending: &mut [WindowSlot],
         stats: &mut ClientStats,
-        buffer: &mut Vec<u8>,
+        buffers: &mut AnswerBuffers,
         mut done: impl FnMut(&mut WindowSlot, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.pending_error.take() {
-            return Err(e);
+            return Err(*e);
         }
-        if !self.unsent_long_requests_with_sent_bytes.is_empty() {
+        if self.unsent_long_requests_with_sent_bytes.is_some() {
             self.send_parts_of_long_requests(pending)?;
         }
         if self.unsent_requests > 0 {
@@ -222,9 +264,12 @@ impl Lane {
             request_number_and_pending_index_by_slot: by_slot,
             outstanding_changes: changes,
             answer_window,
-            answer_copy: answer,
             ..
         } = self;
+        let AnswerBuffers {
+            answer_copy: answer,
+            value: buffer,
+        } = buffers;
         let received = client.poll(|r| {
             let place = r.imm as usize & (by_slot.len() - 1);
             let (number, slot) = by_slot[place];

@@ -10,6 +10,7 @@ mod design;
 mod error;
 mod future;
 mod lane;
+mod lane_polls;
 mod pipeline;
 mod remote_index;
 mod remote_records;

@@ -12,7 +12,8 @@ use verbs::{Context, Waiter, time};
 use super::connect::{OpenSession, SessionOpener};
 use super::design::{AnswerEffect, ClientDesign, HerdClientDesign, OneSidedOps, StepOutcome};
 use super::error::ClientError;
-use super::lane::{CompleteAnswer, Lane};
+use super::lane::{AnswerBuffers, CompleteAnswer, Lane};
+use super::lane_polls::LanePolls;
 use super::request::{Answer, ClientStats, Completion, WindowSlot};
 use crate::record_cache::RecordCache;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
@@ -37,6 +38,7 @@ pub struct PipelinedClient {
     opener: SessionOpener,
     hash_seed: u64,
     lanes: Vec<Lane>,
+    lane_polls: LanePolls,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
     one_sided_ops: OneSidedOps,
@@ -53,7 +55,7 @@ pub struct PipelinedClient {
     poll_calls: u32,
     waiter: Waiter,
     stats: ClientStats,
-    value_buffer: Vec<u8>,
+    buffers: AnswerBuffers,
 }
 
 impl PipelinedClient {
@@ -100,6 +102,7 @@ impl PipelinedClient {
         let mut pipeline = Self {
             hash_seed: 0,
             lanes: Vec::new(),
+            lane_polls: LanePolls::default(),
             design: Box::new(HerdClientDesign),
             one_sided_ops: OneSidedOps::default(),
             server_design: Design::Herd,
@@ -112,7 +115,7 @@ impl PipelinedClient {
             poll_calls: 0,
             waiter: Waiter::never_sleeping().with_spins_and_yields(128, u32::MAX - 128),
             stats: ClientStats::default(),
-            value_buffer: Vec::new(),
+            buffers: AnswerBuffers::new(),
             opener,
         };
         pipeline.reconnect(now + pipeline.opener.config.request_timeout())?;
@@ -223,8 +226,9 @@ impl PipelinedClient {
             // An idle period does not count as silence.
             lane.last_activity = self.last_clock_reading;
         }
+        self.lane_polls.record_work(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
-            lane.pending_error.get_or_insert(e);
+            lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
         Ok(true)
     }
@@ -303,10 +307,10 @@ impl PipelinedClient {
         done: &mut usize,
     ) -> Result<(), RpcError> {
         let mut result = Ok(());
-        for lane in &mut self.lanes {
+        let mut next = self.lane_polls.next_to_poll(0);
+        while let Some(lane) = self.lanes.get_mut(next) {
             let (pending, free, stats) = (&mut self.pending, &mut self.free_slots, &mut self.stats);
-            let (now, buffer, before) =
-                (&mut self.last_clock_reading, &mut self.value_buffer, *done);
+            let (now, buffer, before) = (&mut self.last_clock_reading, &mut self.buffers, *done);
             let (design, one_sided_ops) = (&mut self.design, self.one_sided_ops);
             let polled = lane.poll(pending, stats, buffer, |pending, slot, complete| {
                 if *done == before {
@@ -340,6 +344,8 @@ impl PipelinedClient {
                 }
                 Err(e) => result = result.and(Err(e)),
             }
+            self.lane_polls.record_poll(next, lane);
+            next = self.lane_polls.next_to_poll(next + 1);
         }
         result
     }
@@ -385,9 +391,10 @@ impl PipelinedClient {
                 lane.last_activity = self.last_clock_reading;
             }
             self.design
-                .encode_server_request(pending, slot, &mut self.value_buffer);
-            if let Err(e) = lane.enqueue(slot, &self.value_buffer) {
-                lane.pending_error.get_or_insert(e);
+                .encode_server_request(pending, slot, &mut self.buffers.value);
+            self.lane_polls.record_work(pending.lane_index);
+            if let Err(e) = lane.enqueue(slot, &self.buffers.value) {
+                lane.pending_error.get_or_insert_with(|| Box::new(e));
             }
         }
         Ok(received)
@@ -465,13 +472,15 @@ impl PipelinedClient {
         }
         let lane = &mut self.lanes[pending.lane_index];
         lane.mark_change_outstanding_again(pending.change_seq);
+        self.lane_polls.record_work(pending.lane_index);
         if let Err(e) = lane.enqueue(slot, &pending.encoded_request) {
-            lane.pending_error.get_or_insert(e);
+            lane.pending_error.get_or_insert_with(|| Box::new(e));
         }
     }
 
     /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
+        self.lane_polls = LanePolls::default();
         self.lanes.clear();
         (self.design, self.one_sided_ops) = (Box::new(HerdClientDesign), OneSidedOps::default());
         self.server_session = None;
@@ -503,6 +512,7 @@ impl PipelinedClient {
             )));
         }
         self.one_sided_ops = design.one_sided_ops();
+        self.lane_polls = LanePolls::new(&lanes);
         (self.lanes, self.design, self.server_session) = (lanes, design, Some(connection));
         self.server_design = served;
         if let Some(unanswered) = answer_window {

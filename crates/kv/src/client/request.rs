@@ -69,27 +69,31 @@ pub struct ClientStats {
 }
 
 /// An outstanding request, or a free slot.
+///
+/// The fields that each request needs are in the first cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct WindowSlot {
     pub(super) caller_token: u64,
+    pub(super) submitted_at: Instant,
+    /// The position in the order of submission.
+    pub(super) submission_number: u64,
+    pub(super) lane_index: usize,
+    /// Number of received bytes of `chunked_value`.
+    pub(super) received_bytes: usize,
+    /// The number of the change in its lane; 0 for a GET.
+    pub(super) change_seq: u32,
     /// True if the request is outstanding.
     pub(super) is_outstanding: bool,
     pub(super) is_get: bool,
-    pub(super) lane_index: usize,
-    /// The number of the change in its lane; 0 for a GET.
-    pub(super) change_seq: u32,
-    /// The position in the order of submission.
-    pub(super) submission_number: u64,
-    /// The encoded request, in case it must be sent again.
-    pub(super) encoded_request: Vec<u8>,
-    /// A value that is sent in chunks, and the number of bytes received.
-    pub(super) chunked_value: Vec<u8>,
-    pub(super) received_bytes: usize,
-    /// The offsets of the chunks that arrived, if the value is not complete.
-    pub(super) received_chunk_offsets: Vec<usize>,
-    pub(super) submitted_at: Instant,
     /// True if the change may already have been made when the connection broke.
     pub(super) may_be_applied: bool,
+    /// The encoded request, in case it must be sent again.
+    pub(super) encoded_request: Vec<u8>,
+    /// A value that is sent in chunks.
+    pub(super) chunked_value: Vec<u8>,
+    /// The offsets of the chunks that arrived, if the value is not complete.
+    pub(super) received_chunk_offsets: Vec<usize>,
 }
 
 impl WindowSlot {

@@ -303,6 +303,11 @@ impl Client {
         Ok(())
     }
 
+    /// Returns the CQ of answers.
+    pub fn recv_cq(&self) -> &verbs::CompletionQueue {
+        self.port.recv_cq()
+    }
+
     /// Receives up to [`MAX_BATCH`] answers, whose immediate is the number of the request. Returns
     /// the number of answers.
     ///
