@@ -550,6 +550,7 @@ mod tests {
 
     fn completion(visible_at: u64) -> Cqe {
         Cqe {
+            freed_send_queue_slots: 0,
             visible_at,
             wr_id: 0,
             byte_len: 0,
