@@ -402,16 +402,29 @@ impl Conn {
         ring: Option<&Ring>,
     ) {
         let dir = link.incoming();
-        let end = match dir.state.load(Ordering::Acquire) {
-            _ if are_tcp_bytes_unread(&dir) => return,
-            state::RDMA => Some(self.take_records(fd, link, remote, ring)),
-            state::DEMOTED => drop_repeated_bytes(fd, &dir),
-            _ => return,
-        };
+        if are_tcp_bytes_unread(&dir) {
+            return;
+        }
+        let mut end = None;
+        if dir.state.load(Ordering::Acquire) == state::RDMA {
+            end = Some(self.take_records(fd, link, remote, ring));
+        }
+        if dir.state.load(Ordering::Acquire) == state::DEMOTED {
+            end = drop_repeated_bytes(fd, &dir);
+        }
         if let Some(RecordsEnd::Failed(errno)) = end {
             real::set_errno(errno);
             self.keep_error();
         }
+    }
+
+    /// Takes the records of a stream that is about to be closed: the kernel would reset the connection if they were left.
+    /// Plain bytes that follow are those of another process that has the descriptor.
+    pub(crate) fn take_last_records(&self, fd: c_int, link: &PageAndSide, ring: Option<&Ring>) {
+        let Some(remote) = &link.remote else { return };
+        let dir = link.incoming();
+        let _held = dir.lock_receiving();
+        self.take_records_unless_needed(fd, link, remote, ring);
     }
 
     fn take_records(

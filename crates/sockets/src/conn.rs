@@ -552,23 +552,23 @@ impl Conn {
         if self.phase() == Phase::WaitingForPeer {
             self.stay_on_tcp(&mut setup, NotRdmaReason::Shutdown);
         }
-        let mut rx = lock(&self.rx);
-        let mut tx = lock(&self.tx);
+        let rx = std::mem::take(&mut *lock(&self.rx));
+        let mut tx = std::mem::take(&mut *lock(&self.tx));
         if let Some(link) = tx.link.take() {
             // A side that another process owns is closed by that process. After `exec` the process is the same.
             let owner = link.page.side(link.own_side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
-                if link.remote.is_some() && self.may_be_shared() {
+                // A peer does not notice that a WRITE fails: it must send by TCP before the queue pair goes.
+                if link.remote.is_none() {
+                    demote_page(&link, fd, NotRdmaReason::Shutdown);
+                } else if self.may_be_shared() {
                     self.demote_between_hosts(fd, &mut tx, &link, NotRdmaReason::Shutdown);
                 }
-                let ring = rx.ring.take().filter(|_| setup.page.is_some());
                 // Without a queue pair no packet of the peer reaches the ring, which another connection may have next.
                 tx.sender = None;
-                self.close_side(fd, &link, &setup, ring);
+                self.close_side(fd, &link, &setup, rx.ring);
             }
         }
-        *rx = Rx::default();
-        *tx = Tx::default();
         *setup = Setup::default();
         self.set_phase(Phase::Tcp);
         real::set_errno(before);
@@ -578,9 +578,8 @@ impl Conn {
     fn close_side(&self, fd: i32, link: &PageAndSide, setup: &Setup, ring: Option<Ring>) {
         let incoming = link.incoming();
         if link.remote.is_some() {
-            discard_records(fd, &incoming);
+            self.take_last_records(fd, link, ring.as_ref());
         } else {
-            demote_page(link, fd, NotRdmaReason::Shutdown);
             discard_wake_bytes(fd, &incoming);
         }
         let own = link.page.side(link.own_side);
@@ -592,6 +591,7 @@ impl Conn {
             totals::remove_page_and_add_to_totals(&link.page);
         }
         // A process that shares the connection may still have to read from the ring.
+        let ring = ring.filter(|_| setup.page.is_some());
         let is_read = ring
             .as_ref()
             .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
@@ -694,7 +694,9 @@ pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) -> bool {
 }
 
 /// Takes the wake bytes of a stream that is about to be closed: the kernel would reset the connection if they were left.
+/// Another process that has the descriptor may be receiving.
 fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
+    let _held = incoming.lock_receiving();
     let mut read = incoming.wake_bytes_taken.load(Ordering::Relaxed);
     let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
         >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
@@ -704,14 +706,6 @@ fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
         read += n;
     }
     incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
-}
-
-/// Takes the records of a stream that is about to be closed, for the same reason.
-fn discard_records(fd: i32, incoming: &DirectionWords<'_>) {
-    let by_tcp = incoming.tcp_bytes_received.load(Ordering::Relaxed)
-        >= incoming.tcp_bytes_before_rdma.load(Ordering::Relaxed);
-    let are_records = by_tcp && incoming.state.load(Ordering::Acquire) == state::RDMA;
-    while are_records && real::discard(fd, u64::MAX) > 0 {}
 }
 
 enum SideClaimOutcome {

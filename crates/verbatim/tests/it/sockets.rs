@@ -125,6 +125,13 @@ fn a_forked_child_takes_over() {
 }
 
 #[test]
+fn a_forked_child_takes_over_while_bytes_arrive() {
+    for _ in 0..5 {
+        brings("handed");
+    }
+}
+
+#[test]
 fn a_descriptor_goes_to_another_process() {
     brings("rights");
 }

@@ -527,6 +527,24 @@ def forked(sock, is_server):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def handed(sock, is_server):
+    """The server hands the connection to a child while the client sends."""
+    if not is_server:
+        for i in range(3000):
+            sock.sendall(b"%04d" % i)
+        assert read_exactly(sock, 4) == b"done"
+        return
+    child = os.fork()
+    if child == 0:
+        for i in range(3000):
+            got = read_exactly(sock, 4)
+            assert got == b"%04d" % i, got
+        sock.sendall(b"done")
+        os._exit(0)
+    sock.close()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def rights(sock, is_server):
     """The server sends the descriptor to another process."""
     if not is_server:
@@ -551,7 +569,8 @@ def executed(sock, is_server):
     """The server gives its process to another program, with the descriptor."""
     if not is_server:
         return forked(sock, is_server)
-    assert read_exactly(sock, 3) == b"bef"
+    got = read_exactly(sock, 3)
+    assert got == b"bef", got
     os.set_inheritable(sock.fileno(), True)
     os.execv(sys.executable, [sys.executable, __file__, "rest", str(sock.fileno())])
 
