@@ -20,6 +20,7 @@ mod pool;
 mod process;
 mod ready;
 mod record;
+mod results_page;
 mod run;
 mod suite;
 mod unittest;
@@ -218,7 +219,7 @@ fn print_or_record_results(
         let mut after = before;
         after.update(conformance, suites, now);
         after.store(&folder, &target.name)?;
-        record::write_results_page_and_docs_totals(&folder, conformance)?;
+        results_page::write_results_page_and_docs_totals(&folder, conformance)?;
         return Ok(true);
     }
     let mut good = true;
