@@ -67,19 +67,28 @@ impl Deviations {
         format!("{} ({}): {what}", self.device, kind.name())
     }
 
-    /// Returns tables of all deviations, one for each topic.
+    /// Returns lists of all deviations, one for each topic. Tests that show the same behaviour are below it, with the
+    /// evidence of each.
     #[must_use]
     pub fn to_markdown(&self) -> String {
         let mut text = String::new();
         for topic in self.topics {
             let _ = writeln!(text, "### {}\n", topic.title);
-            text.push_str("| test | | what it does | evidence |\n|---|---|---|---|\n");
-            for deviation in topic.list {
-                let kind = deviation.kind.name();
-                let often = if deviation.flaky { ", at times" } else { "" };
-                let (test, what) = (deviation.test, deviation.behaviour);
-                let observed = deviation.failure_message_part.replace('|', "\\|");
-                let _ = writeln!(text, "| `{test}` | {kind}{often} | {what} | `{observed}` |");
+            let same = |a: &Deviation, b: &Deviation| {
+                (a.kind.name(), a.behaviour) == (b.kind.name(), b.behaviour)
+            };
+            for of_one_behaviour in topic.list.chunk_by(same) {
+                if let Some(Deviation {
+                    kind, behaviour, ..
+                }) = of_one_behaviour.first()
+                {
+                    let _ = writeln!(text, "- **{}**: {behaviour}", kind.name());
+                }
+                for deviation in of_one_behaviour {
+                    let often = if deviation.flaky { " (at times)" } else { "" };
+                    let (test, observed) = (deviation.test, deviation.failure_message_part);
+                    let _ = writeln!(text, "  - `{test}`{often}: `{observed}`");
+                }
             }
             text.push('\n');
         }
@@ -129,18 +138,18 @@ mod tests {
         }
     }
 
-    /// The tables in the document are generated: `verbs-conformance --list-deviations rxe` prints them.
+    /// The lists in the document are generated: `verbs-conformance --list-deviations rxe` prints them.
     #[test]
-    fn the_document_has_the_tables() {
+    fn the_document_has_the_lists() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/soft-roce.md");
         let text = std::fs::read_to_string(&path).expect("docs/soft-roce.md");
         let (_, rest) = text
             .split_once("<!-- deviations: begin -->\n\n")
             .expect("begin");
-        let (tables, _) = rest.split_once("<!-- deviations: end -->").expect("end");
+        let (lists, _) = rest.split_once("<!-- deviations: end -->").expect("end");
         let expected = Deviations::named("rxe").expect("known").to_markdown();
         assert!(
-            tables == expected,
+            lists == expected,
             "docs/soft-roce.md is out of date: put there between the marks what \
              `cargo run -p verbs-conformance -- --list-deviations rxe` prints"
         );

@@ -181,14 +181,15 @@ const QUEUES: &[Deviation] = &[
     .mark_flaky(),
 ];
 
-const OVERRUN_BEHAVIOUR: &str = "a CQ without room loses the completion and raises IBV_EVENT_CQ_ERR, and goes on when it has been polled; a QP \
-     that sends hears nothing of it, one that receives goes to ERR without IBV_EVENT_QP_FATAL";
+const OVERRUN_BEHAVIOUR: &str = "a CQ without room loses the completion, raises IBV_EVENT_CQ_ERR, and goes on \
+     when it has been polled. The sending QP hears nothing of it; a receiving QP goes to ERR without \
+     IBV_EVENT_QP_FATAL";
 
-const LOSES_COMPLETION_AT_ONCE: &str = "a completion for which there is no room is lost at once, as on any NIC; the software NIC gives the program \
-     a quarter of a second to poll, or to make the CQ larger";
+const LOSES_COMPLETION_AT_ONCE: &str = "a completion for which there is no room is lost at once, as on any NIC. \
+     The software NIC waits a quarter of a second for a poll or a larger CQ";
 
-const FREES_SEND_SLOT_BEFORE_POLL: &str = "a slot of the send queue is free when its WR is done, not when that completion is polled: a CQ can be \
-     overrun by a queue that is never full";
+const FREES_SEND_SLOT_BEFORE_POLL: &str = "a slot of the send queue is free when its WR is done, not when its \
+     completion is polled. A queue that is never full can overrun its CQ";
 
 const COMPLETIONS: &[Deviation] = &[
     Deviation::new(
@@ -249,8 +250,8 @@ const COMPLETIONS: &[Deviation] = &[
     Deviation::new(
         Missing,
         "ud::a_program_that_is_held_up_loses_no_datagram",
-        "a datagram for which no RECV is posted yet is dropped at once, as IBTA vol. 1, 9.8.3.2 has it; the software \
-         NIC keeps it while the program does not poll",
+        "a datagram for which no RECV is posted yet is dropped at once (IBTA vol. 1, 9.8.3.2). The software NIC \
+             keeps it while the program does not poll",
         "0 of 1 completions came: []",
     ),
 ];
