@@ -35,6 +35,7 @@ pub(crate) fn subnet() -> Subnet {
         adapters: adapters
             .filter(|adapter| !adapter.ports.is_empty())
             .collect(),
+        group_members: Vec::new(),
     }
 }
 

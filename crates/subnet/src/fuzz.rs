@@ -2,7 +2,7 @@
 
 use crate::mad::{MadFields, SA_DATA_OFFSET, method};
 use crate::topology::{ChannelAdapter, Port};
-use crate::{Subnet, SubnetAnswer};
+use crate::{GroupMember, Subnet, SubnetAnswer};
 
 /// A subnet of two adapters; the first has two ports.
 fn example() -> Subnet {
@@ -22,6 +22,10 @@ fn example() -> Subnet {
             adapter(vec![port(1, 1), port(2, 2)]),
             adapter(vec![port(1, 3)]),
         ],
+        group_members: vec![GroupMember {
+            mgid: [0xff; 16],
+            lid: 3,
+        }],
     }
 }
 

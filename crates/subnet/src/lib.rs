@@ -10,13 +10,16 @@ mod answer;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod mad;
+mod path_records;
 mod performance;
+mod record_table;
+mod record_tables;
 mod records;
 mod smp;
 mod topology;
 
 pub use answer::SubnetAnswer;
-pub use topology::{ChannelAdapter, MULTICAST_LID, Port, PortTraffic, Subnet};
+pub use topology::{ChannelAdapter, GroupMember, MULTICAST_LID, Port, PortTraffic, Subnet};
 
 #[cfg(test)]
 mod tests;

@@ -43,6 +43,8 @@ pub mod status {
     pub const INVALID_FIELD: u16 = 0x001c;
     /// Subnet administration: no record matches.
     pub const NO_RECORDS: u16 = 0x0300;
+    /// Subnet administration: several records match a request for one.
+    pub const TOO_MANY_RECORDS: u16 = 0x0400;
     /// Directed route: the MAD returns to its sender.
     pub const DIRECTION_RETURN: u16 = 0x8000;
 }

@@ -7,8 +7,10 @@ const CLASS_PORT_INFO: u16 = 0x01;
 const PORT_COUNTERS: u16 = 0x12;
 const PORT_COUNTERS_EXTENDED: u16 = 0x1d;
 
-/// Bits of `CapabilityMask` in `ClassPortInfo`: extended counters, also those of unicast and multicast packets.
-const EXTENDED_COUNTERS_CAPABILITY_BIT: u64 = 1 << 9;
+/// `CapabilityMask` in `ClassPortInfo`: the sum of all ports; extended counters, also those of unicast and multicast packets.
+const CAPABILITIES: u64 = 1 << 8 | 1 << 9;
+/// The number of all ports together.
+const ALL_PORTS: u8 = 255;
 
 /// Answers a request for the counters of a port of `node`.
 pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) -> Vec<u8> {
@@ -24,7 +26,7 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) 
         CLASS_PORT_INFO => {
             data[0] = 1;
             data[1] = 1;
-            put(data, 2, 2, EXTENDED_COUNTERS_CAPABILITY_BIT);
+            put(data, 2, 2, CAPABILITIES);
         }
         PORT_COUNTERS | PORT_COUNTERS_EXTENDED => {
             let Some(traffic) = traffic_of_port(subnet, node, asked) else {
@@ -42,26 +44,35 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) 
     answer
 }
 
-/// Returns the traffic of the node's port with this number. 255 means all ports, here the port at which the request
-/// arrives.
+/// Returns the traffic of the node's port with this number, or the sum of all ports.
 ///
 /// A port of the switch has sent what the adapter behind it has received. Port 0 of the switch has no link.
 fn traffic_of_port(subnet: &Subnet, node: MadArrivalNode<'_>, number: u8) -> Option<PortTraffic> {
     match node {
-        MadArrivalNode::Adapter(_, port) => [port.number, u8::MAX]
-            .contains(&number)
-            .then_some(port.traffic),
+        MadArrivalNode::Adapter(adapter, _) => {
+            let ports = adapter.ports.iter();
+            traffic_of_numbered(ports.map(|port| (port.number, port.traffic)), number)
+        }
         MadArrivalNode::Switch(_) if number == 0 => Some(PortTraffic::default()),
         MadArrivalNode::Switch(_) => {
-            let behind = subnet.port_behind(number)?.1.traffic;
-            Some(PortTraffic {
-                xmit_words_of_4_octets: behind.rcv_words_of_4_octets,
-                rcv_words_of_4_octets: behind.xmit_words_of_4_octets,
-                xmit_packets: behind.rcv_packets,
-                rcv_packets: behind.xmit_packets,
-            })
+            let behind = subnet
+                .ports()
+                .map(|(_, port)| port.traffic.at_the_other_end());
+            traffic_of_numbered((1..ALL_PORTS).zip(behind), number)
         }
     }
+}
+
+fn traffic_of_numbered(
+    mut ports: impl Iterator<Item = (u8, PortTraffic)>,
+    number: u8,
+) -> Option<PortTraffic> {
+    if number == ALL_PORTS {
+        return Some(ports.fold(PortTraffic::default(), |sum, (_, port)| sum.plus(port)));
+    }
+    ports
+        .find(|(of_port, _)| *of_port == number)
+        .map(|(_, traffic)| traffic)
 }
 
 fn put_counters(data: &mut [u8], traffic: &PortTraffic) {

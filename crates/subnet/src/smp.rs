@@ -4,7 +4,9 @@ use crate::mad::{
     DATA_OFFSET, MadFields, SMP_DATA_BYTES, class, method, put, put_bytes,
     request_copy_as_response, status,
 };
-use crate::topology::{MadArrivalNode, NODE_TYPE_CHANNEL_ADAPTER, NODE_TYPE_SWITCH, Port, Subnet};
+use crate::topology::{
+    MULTICAST_LID, MadArrivalNode, NODE_TYPE_CHANNEL_ADAPTER, NODE_TYPE_SWITCH, Port, Subnet,
+};
 
 pub(crate) mod attribute {
     pub(crate) const NODE_DESCRIPTION: u16 = 0x10;
@@ -13,9 +15,19 @@ pub(crate) mod attribute {
     pub(crate) const GUID_INFO: u16 = 0x14;
     pub(crate) const PORT_INFO: u16 = 0x15;
     pub(crate) const PKEY_TABLE: u16 = 0x16;
+    pub(crate) const SL_TO_VL: u16 = 0x17;
+    pub(crate) const VL_ARBITRATION: u16 = 0x18;
     pub(crate) const LINEAR_FORWARDING_TABLE: u16 = 0x19;
+    pub(crate) const MULTICAST_FORWARDING_TABLE: u16 = 0x1b;
     pub(crate) const SM_INFO: u16 = 0x20;
 }
+
+/// The partition keys of each port of the switch.
+pub(crate) const SWITCH_PKEYS: &[u16] = &[0xffff];
+/// Capacity of the switch's table for multicast.
+const MULTICAST_CAPACITY: u64 = 1024;
+/// Ports of a block of that table.
+const MULTICAST_PORTS_A_BLOCK: u8 = 16;
 
 /// The description of the switch.
 pub(crate) const SWITCH_DESCRIPTION: &str = "Verbatim switch";
@@ -71,24 +83,20 @@ fn attribute_data(
             }
             Ok(switch_port_info(subnet, port, arrived))
         }
-        (attribute::GUID_INFO, MadArrivalNode::Adapter(_, port)) if modifier == 0 => {
-            let mut data = [0; SMP_DATA_BYTES];
-            put(&mut data, 0, 8, port.guid);
-            Ok(data)
+        (attribute::GUID_INFO, node) if modifier == 0 => Ok(guid_info(subnet, node)),
+        (attribute::PKEY_TABLE, MadArrivalNode::Adapter(_, port)) => {
+            Ok(pkey_table(&port.pkeys, modifier))
         }
-        (attribute::PKEY_TABLE, MadArrivalNode::Adapter(_, port)) => Ok(pkey_table(port, modifier)),
+        (attribute::PKEY_TABLE, MadArrivalNode::Switch(_)) => {
+            Ok(pkey_table(SWITCH_PKEYS, modifier))
+        }
+        // All service levels use virtual lane 0, and there is no other to arbitrate.
+        (attribute::SL_TO_VL | attribute::VL_ARBITRATION, _) => Ok([0; SMP_DATA_BYTES]),
         (attribute::LINEAR_FORWARDING_TABLE, MadArrivalNode::Switch(_)) => {
-            let mut data = [0xff; SMP_DATA_BYTES];
-            let first = u64::from(modifier) * SMP_DATA_BYTES as u64;
-            for (lid, out) in (first..).zip(&mut data) {
-                if let Some(port) = u16::try_from(lid)
-                    .ok()
-                    .and_then(|l| subnet.switch_port_of(l))
-                {
-                    *out = port;
-                }
-            }
-            Ok(data)
+            Ok(linear_forwarding_block(subnet, modifier))
+        }
+        (attribute::MULTICAST_FORWARDING_TABLE, MadArrivalNode::Switch(_)) => {
+            Ok(multicast_forwarding_block(subnet, modifier))
         }
         (attribute::SM_INFO, MadArrivalNode::Adapter(_, port))
             if port.lid == subnet.manager_lid() =>
@@ -191,6 +199,8 @@ fn capabilities(subnet: &Subnet, port: &Port) -> u32 {
 pub(crate) fn switch_port_info(subnet: &Subnet, port: u8, arrived: u8) -> Data {
     let mut data = common_port_info(0, 0, arrived);
     if port == 0 {
+        let prefix = subnet.ports().next().map_or(0, |(_, port)| port.gid_prefix);
+        put(&mut data, 8, 8, prefix);
         put(&mut data, 16, 2, subnet.switch_lid().into());
         put(&mut data, 18, 2, subnet.manager_lid().into());
     }
@@ -198,21 +208,65 @@ pub(crate) fn switch_port_info(subnet: &Subnet, port: u8, arrived: u8) -> Data {
     data
 }
 
-fn switch_info(subnet: &Subnet) -> Data {
+pub(crate) fn switch_info(subnet: &Subnet) -> Data {
     let mut data = [0; SMP_DATA_BYTES];
     // Capacity of the linear forwarding table, and the largest LID in it.
     put(&mut data, 0, 2, 0xbfff);
     put(&mut data, 6, 2, subnet.switch_lid().into());
+    put(&mut data, 4, 2, MULTICAST_CAPACITY);
     // One partition.
     put(&mut data, 14, 2, 1);
+    // The largest LID in the table for multicast: the only one, or the one before the first.
+    let is_used = u16::from(!subnet.group_members.is_empty());
+    put(&mut data, 18, 2, (MULTICAST_LID - 1 + is_used).into());
     data
 }
 
-/// Returns 32 entries of the table of partition keys: block `modifier`.
-fn pkey_table(port: &Port, modifier: u32) -> Data {
+/// Returns the GUIDs of a port: block 0, as there is one GUID.
+pub(crate) fn guid_info(subnet: &Subnet, node: MadArrivalNode<'_>) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    let guid = match node {
+        MadArrivalNode::Adapter(_, port) => port.guid,
+        MadArrivalNode::Switch(_) => subnet.switch_guid(),
+    };
+    put(&mut data, 0, 8, guid);
+    data
+}
+
+/// Returns the switch's ports for 64 LIDs: block `modifier`.
+pub(crate) fn linear_forwarding_block(subnet: &Subnet, modifier: u32) -> Data {
+    let mut data = [0xff; SMP_DATA_BYTES];
+    let first = u64::from(modifier) * SMP_DATA_BYTES as u64;
+    for (lid, out) in (first..).zip(&mut data) {
+        let port = u16::try_from(lid).ok();
+        if let Some(port) = port.and_then(|lid| subnet.switch_port_of(lid)) {
+            *out = port;
+        }
+    }
+    data
+}
+
+/// Returns a mask of 16 of the switch's ports for each of 32 multicast LIDs. The upper 4 bits of `modifier` choose the
+/// ports and the lower 9 the LIDs, of which the first alone is in use.
+pub(crate) fn multicast_forwarding_block(subnet: &Subnet, modifier: u32) -> Data {
+    let mut data = [0; SMP_DATA_BYTES];
+    if modifier & 0x1ff == 0 {
+        let position = modifier >> 28;
+        let ports = subnet.multicast_ports().into_iter();
+        let here = ports.filter(|port| u32::from(port / MULTICAST_PORTS_A_BLOCK) == position);
+        let mask = here.fold(0, |mask, port| {
+            mask | 1_u64 << (port % MULTICAST_PORTS_A_BLOCK)
+        });
+        put(&mut data, 0, 2, mask);
+    }
+    data
+}
+
+/// Returns 32 entries of a table of partition keys: block `modifier`.
+pub(crate) fn pkey_table(pkeys: &[u16], modifier: u32) -> Data {
     let mut data = [0; SMP_DATA_BYTES];
     let first = (modifier & 0xffff) as usize * 32;
-    let entries = port.pkeys.iter().skip(first).take(32);
+    let entries = pkeys.iter().skip(first).take(32);
     for (at, pkey) in entries.enumerate() {
         put(&mut data, at * 2, 2, (*pkey).into());
     }

@@ -42,6 +42,29 @@ pub struct PortTraffic {
     pub rcv_packets: u64,
 }
 
+impl PortTraffic {
+    /// Returns the traffic of the port at the other end of the link.
+    pub(crate) fn at_the_other_end(self) -> Self {
+        Self {
+            xmit_words_of_4_octets: self.rcv_words_of_4_octets,
+            rcv_words_of_4_octets: self.xmit_words_of_4_octets,
+            xmit_packets: self.rcv_packets,
+            rcv_packets: self.xmit_packets,
+        }
+    }
+
+    /// Returns the traffic of two ports together.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        let sum = u64::wrapping_add;
+        Self {
+            xmit_words_of_4_octets: sum(self.xmit_words_of_4_octets, other.xmit_words_of_4_octets),
+            rcv_words_of_4_octets: sum(self.rcv_words_of_4_octets, other.rcv_words_of_4_octets),
+            xmit_packets: sum(self.xmit_packets, other.xmit_packets),
+            rcv_packets: sum(self.rcv_packets, other.rcv_packets),
+        }
+    }
+}
+
 /// A channel adapter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChannelAdapter {
@@ -59,11 +82,29 @@ pub struct ChannelAdapter {
     pub ports: Vec<Port>,
 }
 
+/// A port that is a member of a multicast group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GroupMember {
+    /// GID of the group, in memory order.
+    pub mgid: [u8; 16],
+    /// LID of the port.
+    pub lid: u16,
+}
+
 /// A subnet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subnet {
     /// The channel adapters.
     pub adapters: Vec<ChannelAdapter>,
+    /// The members of the multicast groups, each port once a group.
+    pub group_members: Vec<GroupMember>,
+}
+
+/// An end of paths: a port of an adapter, or the management port of the switch.
+pub(crate) struct PathEnd {
+    pub(crate) lid: u16,
+    pub(crate) gid_prefix: u64,
+    pub(crate) guid: u64,
 }
 
 /// A place in the subnet at which a MAD arrives.
@@ -98,6 +139,33 @@ impl Subnet {
     pub(crate) fn switch_guid(&self) -> u64 {
         // Bit 55 of the first adapter's GUID is flipped, so that both differ and the switch keeps its GUID.
         self.adapters.first().map_or(0, |first| first.guid) ^ 1 << 55
+    }
+
+    /// Returns the ends of paths, the switch's last.
+    pub(crate) fn path_ends(&self) -> Vec<PathEnd> {
+        let adapters = self.ports().map(|(_, port)| PathEnd {
+            lid: port.lid,
+            gid_prefix: port.gid_prefix,
+            guid: port.guid,
+        });
+        let prefix = self.ports().next().map(|(_, port)| port.gid_prefix);
+        let switch = prefix.map(|gid_prefix| PathEnd {
+            lid: self.switch_lid(),
+            gid_prefix,
+            guid: self.switch_guid(),
+        });
+        adapters.chain(switch).collect()
+    }
+
+    /// Returns the numbers of the switch's ports to members of multicast groups, in order.
+    pub(crate) fn multicast_ports(&self) -> Vec<u8> {
+        let members = self.group_members.iter();
+        let mut ports: Vec<_> = members
+            .filter_map(|member| self.switch_port_of(member.lid))
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        ports
     }
 
     /// Returns the number of the switch's port for a LID. Its own LID has port 0.
