@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use rdma_netlink::{Device, sysfs};
 
+use crate::lookup::{self, PortNotFound};
 use crate::port::{self, ReceiveFailure, UMAD_HEADER_BYTES};
 use crate::{devices, text};
 
@@ -86,52 +87,13 @@ pub(crate) fn store(to: &mut [c_char], text: &str) {
     }
 }
 
-/// Returns a string of the program, or `None` for NULL and the empty string.
+/// Returns a string of the program, or `None` for NULL.
 ///
 /// # Safety
 /// `text` is NULL or a string.
-pub(crate) unsafe fn string<'a>(text: *const c_char) -> Option<&'a str> {
-    if text.is_null() {
-        return None;
-    }
+pub(crate) unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
     // SAFETY: contract of this function.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().ok().filter(|text| !text.is_empty())
-}
-
-/// Returns the device of a name. NULL stands for the first device with an active InfiniBand port, or else the first.
-///
-/// # Safety
-/// As [`string`].
-unsafe fn device_by_name_or_default(name: *const c_char) -> Option<Device> {
-    // SAFETY: contract of this function.
-    if let Some(name) = unsafe { string(name) } {
-        return devices::named(name);
-    }
-    let mut all = devices::all();
-    let best = all
-        .iter()
-        .position(|device| first_active_ib_port(device).is_some());
-    let at = best.unwrap_or(0);
-    (at < all.len()).then(|| all.swap_remove(at))
-}
-
-/// Returns the first active InfiniBand port of a device.
-pub(crate) fn first_active_ib_port(device: &Device) -> Option<u8> {
-    let mut ports = (1..=u8::MAX).zip(&device.ports);
-    let best = ports.find(|(_, port)| port.subnet.is_some() && port.state == Some(4));
-    best.map(|(number, _)| number)
-}
-
-/// Returns the number of an existing port; 0 stands for the first active InfiniBand port, or else for port 1.
-fn existing_port_or_default(device: &Device, asked: c_int) -> Option<u8> {
-    let number = match asked {
-        0 => first_active_ib_port(device).unwrap_or(1),
-        _ => u8::try_from(asked).ok()?,
-    };
-    (1..=device.ports.len())
-        .contains(&usize::from(number))
-        .then_some(number)
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
 /// `umad_init(3)`.
@@ -162,23 +124,24 @@ pub(crate) unsafe extern "C" fn umad_get_cas_names(
     count
 }
 
-/// `umad_get_ca_portguids(3)`. Returns the number of GUIDs; that of port 0, which only switches have, is 0.
+/// `umad_get_ca_portguids(3)`. Returns the number of stored GUIDs; that of port 0, which only switches have, is 0.
 ///
 /// # Safety
-/// `guids` has room for `max` GUIDs; `name` is NULL or a string.
+/// `guids` is NULL or has room for `max` GUIDs; `name` is NULL or a string.
 pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
     name: *const c_char,
     guids: *mut u64,
     max: c_int,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
-        return set_errno_and_negate(libc::ENODEV);
+    let Some(device) = (unsafe { lookup::device(string(name)) }) else {
+        set_errno_and_negate(libc::ENOENT);
+        return -1;
     };
-    let count = device.ports.len() + 1;
     if guids.is_null() {
-        return c_int::try_from(count).unwrap_or(c_int::MAX);
+        return 0;
     }
+    let count = device.ports.len() + 1;
     if usize::try_from(max).unwrap_or(0) < count {
         return set_errno_and_negate(libc::ENOMEM);
     }
@@ -239,8 +202,8 @@ fn fill_port(to: &mut UmadPort, device: &Device, number: u8, info: &rdma_netlink
 /// `name` is NULL or a string; `ca` has room.
 pub(crate) unsafe extern "C" fn umad_get_ca(name: *const c_char, ca: *mut UmadCa) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
-        return set_errno_and_negate(libc::ENODEV);
+    let Some(device) = (unsafe { lookup::device(string(name)) }) else {
+        return set_errno_and_negate(libc::ENOENT);
     };
     // SAFETY: contract of this function; zeroes are a value of the structure.
     let ca = unsafe {
@@ -305,14 +268,13 @@ pub(crate) unsafe extern "C" fn umad_get_port(
     to: *mut UmadPort,
 ) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
-        return set_errno_and_negate(libc::ENODEV);
-    };
-    let Some(number) = existing_port_or_default(&device, number) else {
-        return set_errno_and_negate(libc::ENODEV);
+    let (device, number) = match unsafe { lookup::port(string(name), number) } {
+        Ok(found) => found,
+        Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
+        Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EIO),
     };
     let Some(info) = device.ports.get(usize::from(number) - 1) else {
-        return set_errno_and_negate(libc::ENODEV);
+        return set_errno_and_negate(libc::EIO);
     };
     // SAFETY: contract of this function; zeroes are a value of the structure.
     let to = unsafe {
@@ -340,13 +302,20 @@ pub(crate) unsafe extern "C" fn umad_release_port(port: *mut UmadPort) -> c_int 
 }
 
 /// `umad_get_issm_path(3)`. No program can be the subnet manager of this subnet.
-pub(crate) extern "C" fn umad_get_issm_path(
-    _name: *const c_char,
-    _number: c_int,
+///
+/// # Safety
+/// `name` is NULL or a string.
+pub(crate) unsafe extern "C" fn umad_get_issm_path(
+    name: *const c_char,
+    number: c_int,
     _path: *mut c_char,
     _max: c_int,
 ) -> c_int {
-    set_errno_and_negate(libc::ENODEV)
+    // SAFETY: contract of this function.
+    match unsafe { lookup::port(string(name), number) } {
+        Err(PortNotFound::NoPort) => set_errno_and_negate(libc::EINVAL),
+        Ok(_) | Err(PortNotFound::NoDevice) => set_errno_and_negate(libc::ENODEV),
+    }
 }
 
 /// `umad_open_port(3)`. Returns the descriptor of the port.
@@ -355,11 +324,12 @@ pub(crate) extern "C" fn umad_get_issm_path(
 /// `name` is NULL or a string.
 pub(crate) unsafe extern "C" fn umad_open_port(name: *const c_char, number: c_int) -> c_int {
     // SAFETY: contract of this function.
-    let Some(device) = (unsafe { device_by_name_or_default(name) }) else {
-        return set_errno_and_negate(libc::ENODEV);
+    let (device, number) = match unsafe { lookup::port(string(name), number) } {
+        Ok(found) => found,
+        Err(PortNotFound::NoDevice) => return set_errno_and_negate(libc::ENODEV),
+        Err(PortNotFound::NoPort) => return set_errno_and_negate(libc::EINVAL),
     };
-    let number = existing_port_or_default(&device, number);
-    let info = number.and_then(|number| device.ports.get(usize::from(number) - 1));
+    let info = device.ports.get(usize::from(number) - 1);
     // An Ethernet port has no subnet manager and no LID.
     let Some(lid) = info.and_then(|port| port.subnet.as_ref()?.lid) else {
         return set_errno_and_negate(libc::ENODEV);

@@ -1,14 +1,12 @@
-//! The functions that libibumad got in rdma-core 54 and 56. On XDR adapters, one device serves subnet management (SMI) and
+//! The functions that libibumad got in rdma-core 55 and 56. On XDR adapters, one device serves subnet management (SMI) and
 //! another the general services (GSI). Here a device serves both.
 
 use std::ffi::{c_char, c_int};
 
 use rdma_netlink::Device;
 
-use crate::abi::{
-    NAME_BYTES, first_active_ib_port, set_errno_and_negate, store, string, umad_open_port,
-};
-use crate::devices;
+use crate::abi::{NAME_BYTES, set_errno_and_negate, store, string, umad_open_port};
+use crate::{devices, lookup};
 
 /// `struct umad_ca_pair`.
 #[repr(C)]
@@ -32,14 +30,6 @@ impl UmadCaPair {
     }
 }
 
-/// Returns the number of an InfiniBand port; 0 stands for the first active one.
-fn ib_port_or_first_active(device: &Device, number: u8) -> Option<u8> {
-    let Some(at) = usize::from(number).checked_sub(1) else {
-        return first_active_ib_port(device);
-    };
-    device.ports.get(at)?.subnet.as_ref().map(|_| number)
-}
-
 /// `umad_open_smi_port(3)`. Returns the descriptor of the port.
 ///
 /// # Safety
@@ -49,7 +39,7 @@ pub(crate) unsafe extern "C" fn umad_open_smi_port(name: *const c_char, number: 
     unsafe { umad_open_port(name, number) }
 }
 
-/// `umad_get_smi_gsi_pairs(3)`. Returns the number of pairs, one for each device with an active InfiniBand port.
+/// `umad_get_smi_gsi_pairs(3)`. Returns the number of pairs, one for each device, without a preferred port.
 ///
 /// # Safety
 /// `pairs` has room for `max` pairs.
@@ -57,14 +47,10 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pairs(
     pairs: *mut UmadCaPair,
     max: usize,
 ) -> c_int {
-    let all = devices::all();
-    let found = all
-        .iter()
-        .filter_map(|device| Some(UmadCaPair::of(device, first_active_ib_port(device)?)));
     let mut count = 0;
-    for (at, pair) in found.take(max).enumerate() {
+    for (at, device) in devices::all().iter().take(max).enumerate() {
         // SAFETY: contract of this function.
-        unsafe { pairs.add(at).write(pair) };
+        unsafe { pairs.add(at).write(UmadCaPair::of(device, 0)) };
         count += 1;
     }
     count
@@ -83,20 +69,10 @@ pub(crate) unsafe extern "C" fn umad_get_smi_gsi_pair_by_ca_name(
 ) -> c_int {
     // SAFETY: contract of this function.
     let name = unsafe { string(name) };
-    let all = devices::all();
-    let mut named = all
-        .iter()
-        .filter(|device| name.is_none_or(|name| device.name == name));
-    let found = named.find_map(|device| {
-        Some(UmadCaPair::of(
-            device,
-            ib_port_or_first_active(device, number)?,
-        ))
-    });
-    let Some(found) = found else {
+    let Some((device, port)) = lookup::port_of_any_link_layer(name, number) else {
         return set_errno_and_negate(libc::ENODEV);
     };
     // SAFETY: contract of this function.
-    unsafe { pair.write(found) };
+    unsafe { pair.write(UmadCaPair::of(&device, port)) };
     0
 }

@@ -100,7 +100,29 @@ static void print_pairs(void)
 	print_pair("port 1", by_name("softnic0", 1, found, 0), found);
 	print_pair("port 2", by_name("softnic0", 2, found, 0), found);
 	print_pair("no device", by_name("softnic9", 1, found, 0), found);
+	print_pair("no name", by_name("", 1, found, 0), found);
 	printf("opened %d, no device %d\n", open_smi_port("softnic0", 1) > 0, open_smi_port("softnic9", 1));
+}
+
+// The same names and numbers, for the functions that say what there is.
+static void print_lookups(void)
+{
+	static const char *const names[] = {NULL, "", "softnic0"};
+	int (*guids)(const char *, uint64_t *, int) = function("umad_get_ca_portguids");
+	int (*ca)(const char *, void *) = function("umad_get_ca");
+	int (*port)(const char *, int, void *) = function("umad_get_port");
+	uint64_t found[4];
+	char structure[1024];
+
+	for (int at = 0; at < 3; at++) {
+		const char *name = names[at];
+
+		printf("%s: guids %d, without room %d, CA %d, ports", name ? name : "NULL", guids(name, found, 4),
+		       guids(name, NULL, 0), ca(name, structure));
+		for (int number = -1; number < 3; number++)
+			printf(" %d", port(name, number, structure));
+		printf("\n");
+	}
 }
 
 int main(void)
@@ -113,10 +135,15 @@ int main(void)
 	int (*open_port)(const char *, int) = function("umad_open_port");
 	int (*register_agent)(int, int, int, uint8_t, long *) = function("umad_register");
 	int fd = open_port(NULL, 0);
+	print_pairs();
+	print_lookups();
+	if (fd < 0) {
+		printf("no InfiniBand port: %d\n", fd);
+		return 0;
+	}
 	int agent = register_agent(fd, CLASS_SA, 2, 1, NULL);
 	exchange(fd, agent, 1, "to the subnet administration");
 	exchange(fd, agent, 77, "to nobody");
 	print_names();
-	print_pairs();
 	return 0;
 }
