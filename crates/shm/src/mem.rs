@@ -37,7 +37,7 @@ pub use fault::MemoryFault;
 pub use mappings::{PeerMapping, PeerMappings, SysvAttachment};
 pub use present::{is_readable, prefault, probe_writable};
 pub use region::{AccessibleRegion, BOUNCE};
-pub use share::declare_this_thread_the_engine;
+pub use share::{declare_this_thread_the_engine, is_this_thread_the_engine};
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
 

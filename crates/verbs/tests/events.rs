@@ -374,6 +374,44 @@ fn the_death_of_a_sender_takes_no_event_along() {
     }
 }
 
+/// The receiver's engine takes each message before the next is posted, as on a busy machine. That it takes messages is
+/// no sign that the receiver's program polls, so the message that fails wakes the engine, too.
+#[test]
+fn a_send_that_fails_wakes_its_sender_after_the_receivers_engine_took_others() {
+    let context = open();
+    let channel = context.create_comp_channel().expect("a channel");
+    let cq = context.create_cq_with_channel(64, &channel).expect("a CQ");
+    let pd = context.alloc_pd().expect("a PD");
+    let qp = pd.qp::<Rc>(&cq, &cq).build().expect("a QP");
+    let mut peer = Sender::start("idle");
+    let endpoint = peer.endpoint();
+    peer.tell(&qp.endpoint());
+    let qp = qp.connect(&endpoint).expect("connected");
+    for _ in 0..3 {
+        cq.req_notify(true).expect("armed");
+        let posted = qp.post_one(|list| {
+            list.send(Inline(&[0; 8])).signaled();
+        });
+        posted.expect("posted");
+        let mut wcs = WcBuffer::<1>::new();
+        let taken = || {
+            let mut polled = cq.poll(&mut wcs).expect("polled");
+            polled.next().map(|wc| wc.is_ok())
+        };
+        assert_eq!(poll_until(PATIENCE, taken), Some(true));
+    }
+    cq.req_notify(true).expect("armed");
+    let posted = qp.post_one(|list| {
+        list.send(Inline(&[0; 9]));
+    });
+    posted.expect("posted");
+    assert!(is_readable(&channel, PATIENCE), "no event of the failure");
+    assert_eq!(channel.wait_for_cq_event().expect("an event"), cq.id());
+    let mut wcs = WcBuffer::<8>::new();
+    let mut polled = cq.poll(&mut wcs).expect("polled");
+    assert!(polled.next().expect("a completion").is_err());
+}
+
 /// A sender arms its CQ for solicited completions, and so waits only for failures. The receiver neither polls nor
 /// waits, and gets messages that fit its RECVs and then one that does not.
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! Every structure here is `repr(C)` and made of atomics, because another process may write at any
 //! time. All-zero bytes are valid, and the sizes are checked below. A change of any structure needs
-//! a new [`LAYOUT_VERSION`]; processes of different versions refuse each other.
+//! a new [`LAYOUT_VERSION`]; processes of different versions refuse each other. The exception is a new
+//! field in padding whose value 0, which older processes leave there, means what they do.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -393,7 +394,10 @@ pub struct RingHeader {
     pub nak_status: AtomicU32,
     /// Nonzero if the receiver no longer uses the ring.
     pub receiver_detached: AtomicU32,
-    pad2: [AtomicU64; 6],
+    /// Value that the receiver's engine stored in `consumer_head` last; 0 if it has not. If `consumer_head` has another
+    /// value, a thread of the receiving program took the last records.
+    pub head_stored_by_engine: AtomicU64,
+    pad2: [AtomicU64; 5],
 }
 
 /// Value of `lifecycle_state` for a ring whose sender may send more messages.

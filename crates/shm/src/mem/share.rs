@@ -17,6 +17,7 @@
 //! - `madvise(MADV_DONTNEED)` keeps the contents of shared pages, although allocators expect zeros. Pages are
 //!   therefore shared only if `malloc` is the GNU C library's, which does not expect zeros.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::io;
 use std::ops::Range;
@@ -44,10 +45,20 @@ const MAX_SHARED_REGIONS: usize = 8192;
 /// Thread id of the engine, which may run while pages are shared, because its writes are known.
 static ENGINE_THREAD_ID: AtomicU32 = AtomicU32::new(0);
 
+thread_local! {
+    static IS_ENGINE: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Declares the calling thread to be the engine.
 pub fn declare_this_thread_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     ENGINE_THREAD_ID.store(tid.cast_unsigned(), Ordering::Relaxed);
+    IS_ENGINE.set(true);
+}
+
+/// Returns true in the thread that was declared to be the engine.
+pub fn is_this_thread_the_engine() -> bool {
+    IS_ENGINE.get()
 }
 
 /// A registered region of private memory; dropped at deregistration.

@@ -151,14 +151,28 @@ impl InboundRing {
         }
     }
 
-    /// Returns consumed records to the sender. On reliable transports this is the acknowledgement.
+    /// Tells the sender that the records up to here were not taken by the program, which may not poll at all.
+    #[cold]
+    fn note_that_engine_consumed(&self) {
+        if let Some(header) = self.header() {
+            let head = self.consumer.pos();
+            // The `Release` store of the head follows.
+            header.head_stored_by_engine.store(head, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns consumed records to the sender. On reliable transports this is the acknowledgement. `maybe_engine`: the
+    /// calling thread may be the engine.
     #[inline]
-    pub(super) fn release_consumed(&mut self, acknowledge: bool) {
+    pub(super) fn release_consumed(&mut self, acknowledge: bool, maybe_engine: bool) {
         let unreleased = self.consumer.unreleased();
         if unreleased == 0 {
             return;
         }
         if acknowledge {
+            if maybe_engine && shm::mem::is_this_thread_the_engine() {
+                self.note_that_engine_consumed();
+            }
             self.consumer.release();
             self.wake_sender_if_armed(false);
         } else if unreleased >= self.consumer.slots() / 8 {

@@ -423,7 +423,7 @@ impl RecvSide {
             srq.raise_limit_event_if_due(rq);
         }
         drop(rq);
-        ring.release_consumed(!UD);
+        ring.release_consumed(!UD, by_engine);
         self.has_stopped_ring |= ring.stopped;
         // A rendezvous pins two regions.
         window.release_region();

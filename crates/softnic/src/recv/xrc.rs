@@ -96,7 +96,7 @@ impl RecvSide {
                 break;
             }
         }
-        ring.release_consumed(true);
+        ring.release_consumed(true, true);
         waiting
     }
 }

@@ -147,7 +147,8 @@ fn publish_before_sleep(qp: &Qp, sq: &mut SendQueue) {
 pub(super) fn wake_receiver_of_pending(qp: &Qp, sq: &mut SendQueue) {
     if let Some(out) = &mut sq.peer_ring
         && !sq.pending.is_empty()
-        && !(qp.send_cq.is_armed_for_solicited_only() && out.does_receiver_take_messages_itself())
+        && !(qp.send_cq.is_armed_for_solicited_only()
+            && out.does_receiver_take_messages_itself(qp.nic))
     {
         out.peer.wake_engine();
     }

@@ -124,15 +124,19 @@ impl OutRing {
     /// woken to take them.
     ///
     /// If the receiver's CQ is armed and has a channel, the sender knows whether its messages have woken a thread.
-    /// Otherwise the receiver may poll or may do something else; then a ring that has advanced since the last call is
-    /// the sign that it polls.
+    /// Otherwise the receiver may poll or may do something else; then a ring that the program has advanced since the
+    /// last call is the sign that it polls. An advance by the receiver's engine, which somebody has woken, is none.
     #[cold]
-    pub(super) fn does_receiver_take_messages_itself(&mut self) -> bool {
+    pub(super) fn does_receiver_take_messages_itself(&mut self, nic: &Nic) -> bool {
         let consumed = self
             .producer
             .refresh_consumer_head()
             .unwrap_or(self.consumed_at_last_check);
-        let has_advanced = consumed != self.consumed_at_last_check;
+        let by_engine = self.header(nic).is_none_or(|header| {
+            // The load of the head has acquired what the engine stored before it.
+            header.head_stored_by_engine.load(Ordering::Relaxed) == consumed
+        });
+        let has_advanced = consumed != self.consumed_at_last_check && !by_engine;
         self.consumed_at_last_check = consumed;
         let Some(cq) = self.peer.segment.cq(self.dest_cq_index) else {
             return false;
