@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use service::UnsupportedDesign;
-use service::history::{HistoryRecorder, HistoryVerdict, KeyHistories};
+use service::history::{HistoryRecorder, HistoryVerdict, KeyHistories, recorded_operations};
 use service::random::Random;
 
 use crate::CommandOutcome;
@@ -32,6 +32,10 @@ pub(crate) struct CheckArgs {
     /// How long clients work
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::parse_duration_from_10ms)]
     duration: Duration,
+    /// Go on after that time until clients have recorded so many operations, without more kills and stops, for ten
+    /// minutes at most
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::integer_in_range("a count of operations", 0..=1_000_000_000u64))]
+    operations: u64,
     /// How long it takes on average until a client is killed, and another one comes; 0s: none is
     #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::parse_duration_or_zero)]
     kill_every: Duration,
@@ -266,6 +270,18 @@ impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
         Ok(())
     }
 
+    /// Waits until the clients have recorded this number of operations, for [`OPERATIONS_TIMEOUT`] at most.
+    fn wait_for_operations(&mut self, wanted: u64) -> Result<()> {
+        let deadline = Instant::now() + OPERATIONS_TIMEOUT;
+        while recorded_operations(self.history_folder)? < wanted && Instant::now() < deadline {
+            self.running_processes
+                .iter_mut()
+                .try_for_each(check_still_runs)?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     fn start_client(&mut self) -> Result<KillOnDrop> {
         let seed = self
             .seed
@@ -284,6 +300,14 @@ impl<S: CheckedSystem> ClientsOfCheck<'_, S> {
     }
 }
 
+/// Returns an error if the client has ended.
+fn check_still_runs(client: &mut KillOnDrop) -> Result<()> {
+    match client.0.try_wait()? {
+        None => Ok(()),
+        Some(status) => bail!("a client ended early ({status}); its message is above"),
+    }
+}
+
 fn send_signal(process: &KillOnDrop, signal: Signal) {
     if let Some(pid) = i32::try_from(process.0.id()).ok().and_then(Pid::from_raw) {
         // An error means that the process has ended; a later wait reports that.
@@ -295,6 +319,9 @@ fn send_signal(process: &KillOnDrop, signal: Signal) {
 fn uniform_time_up_to_twice_mean(random: &mut Random, average: Duration) -> Duration {
     average.mul_f64(2.0 * random.next_unit_f64())
 }
+
+/// The time that clients have for the wanted number of operations.
+const OPERATIONS_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The time that a client may take to end, because its pending requests may first have to reach their deadline.
 const CLIENT_EXIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -327,6 +354,7 @@ fn run_and_check_system<S: CheckedSystem>(
     bar.enable_steady_tick(Duration::from_secs(1));
     bar.set_message(format!("{name}: asking"));
     let (kills, stops) = inject_and_count_kills_and_pauses(args, &mut clients, &server)?;
+    clients.wait_for_operations(args.operations)?;
     bar.set_message(format!("{name}: waiting for the last answers"));
     clients.stop_clients()?;
     drop(server.0.stdin.take());
@@ -375,9 +403,7 @@ fn inject_and_count_kills_and_pauses<S: CheckedSystem>(
         let chosen = usize::try_from(chosen).unwrap_or(0);
         if kill_at <= stop_at {
             let client = chosen % args.clients;
-            if let Some(status) = clients.running_processes[client].0.try_wait()? {
-                bail!("a client ended early ({status}); its message is above");
-            }
+            check_still_runs(&mut clients.running_processes[client])?;
             let new = clients.start_client()?;
             // Dropping the handle kills the client and waits for its end.
             drop(std::mem::replace(

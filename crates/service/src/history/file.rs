@@ -105,6 +105,22 @@ pub enum HistoryError {
     },
 }
 
+/// Returns the number of operations in a folder to which clients still write, from the sizes of its files. An operation
+/// without an answer counts half.
+///
+/// # Errors
+/// When the folder or the size of a file cannot be read.
+pub fn recorded_operations(folder: &Path) -> io::Result<u64> {
+    let record_bytes = size_of::<HistoryRecord>() as u64;
+    let mut operations = 0;
+    for entry in fs::read_dir(folder)? {
+        // The first record is none of an operation. The others are a request and an answer each.
+        let records = entry?.metadata()?.len() / record_bytes;
+        operations += records.saturating_sub(1) / 2;
+    }
+    Ok(operations)
+}
+
 /// Recorder of one client's history.
 #[derive(Debug)]
 pub struct HistoryRecorder {
@@ -418,6 +434,7 @@ mod tests {
         let verdict = KeyHistories::read(folder.path()).expect("read").check();
         assert!(verdict.is_linearizable(), "{verdict:?}");
         assert_eq!(verdict.operations, 5);
+        assert_eq!(recorded_operations(folder.path()).expect("read"), 5);
         let scan = one.record_call(7, RegisterAction::Scan).expect("written");
         one.record_answer(scan, OperationOutcome::FoundUnversioned { value: 1 })
             .expect("written");

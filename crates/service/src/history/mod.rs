@@ -28,5 +28,5 @@
 mod file;
 mod verdict;
 
-pub use file::{HistoryError, HistoryRecorder, ScanFault};
+pub use file::{HistoryError, HistoryRecorder, ScanFault, recorded_operations};
 pub use verdict::{HistoryVerdict, KeyHistories};

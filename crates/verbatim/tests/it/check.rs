@@ -18,6 +18,9 @@ fn checked(output: &Output) -> Vec<Value> {
     lines.map(|mut line| line["data"].take()).collect()
 }
 
+/// More than a check must have. A busy machine needs more than the duration for them.
+const OPERATIONS: &str = "2000";
+
 /// One more than the designs: one design has two variants.
 #[test]
 fn all_designs_of_the_store_are_linearizable() {
@@ -34,7 +37,14 @@ fn all_access_designs_of_the_tree_are_linearizable() {
 #[test]
 fn all_access_designs_of_a_tree_of_byte_strings_are_linearizable() {
     let sizes = ["--key-size", "24", "--value-size", "100"];
-    let times = ["--duration", "1s", "--kill-every", "150ms"];
+    let times = [
+        "--duration",
+        "1s",
+        "--kill-every",
+        "150ms",
+        "--operations",
+        OPERATIONS,
+    ];
     let output = check("btree", &[&sizes[..], &times].concat());
     let all = checked(&output);
     assert_eq!(output.status.code(), Some(0), "{all:#?}");
@@ -54,6 +64,8 @@ fn are_linearizable(system: &str, designs: usize, keys: u64) {
             "150ms",
             "--stop-every",
             "300ms",
+            "--operations",
+            OPERATIONS,
         ];
         let output = check(
             system,
@@ -99,6 +111,7 @@ fn a_spoiled_history_is_refused() {
     let keep = keep.to_str().expect("text");
     let quiet = ["--kill-every", "0s", "--stop-every", "0s"];
     let short = ["--design", "herd", "--duration", "200ms", "--keep", keep];
+    let quiet = [&quiet[..], &["--operations", OPERATIONS]].concat();
     let output = check("kv", &[&short[..], &quiet].concat());
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
@@ -156,7 +169,10 @@ fn a_spoiled_history_of_a_tree_is_refused() {
     let keep = folder.path().join("kept");
     let keep = keep.to_str().expect("text");
     let short = ["--access", "auto", "--duration", "200ms", "--keep", keep];
-    let output = check("btree", &short);
+    let output = check(
+        "btree",
+        &[&short[..], &["--operations", OPERATIONS]].concat(),
+    );
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
     assert_eq!(checked(&output)[0]["access"], "auto");
