@@ -5,10 +5,13 @@
 //! between ([`RowSample::distance`]).
 
 use std::collections::HashSet;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::bounce::{one_way_bounce_ns, quick_one_way_bounce_ns};
+use crate::child;
 use crate::goal::{BareRingLimit, PeerSystem, Row};
 use crate::peers::redis;
 use crate::rows::{self, limit, peer};
@@ -31,54 +34,85 @@ pub fn measurements_per_round(rows: &[Row]) -> usize {
     rows.len() + peers.len() + limits.len()
 }
 
+/// The time that the current measurement has left once a run is to end.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The interval at which a run looks whether it is to end. It is long, because the wake-ups take time from the
+/// measurement.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A message of the thread that measures.
+enum Progress {
+    Event(RunEvent),
+    /// A measurement has failed.
+    Failed {
+        round: u32,
+        row: Row,
+        side: RowSide,
+        error: anyhow::Error,
+    },
+}
+
 /// Runs the benchmark and reports progress to `on_event`.
 ///
 /// A row that fails is noted in the result, and the other rows go on. Once `should_end` returns
 /// true, the run ends after the current measurement, and the result has the rows measured so far. A
-/// measurement that fails at that time is not noted.
+/// measurement that fails at that time is not noted. A measurement that takes more than a second
+/// from then is given up: all child processes of this process are killed, and its thread is left to
+/// end by itself.
 ///
 /// # Errors
 /// When the cores cannot be used, or the settings have no rounds.
 pub fn run(
     bench: &BenchSetup,
     mut on_event: impl FnMut(&RunEvent),
-    should_end: impl Fn() -> bool,
+    should_end: impl Fn() -> bool + Copy + Send + 'static,
 ) -> Result<RunSummary> {
-    let rows = &bench.settings.rows;
+    let (tell, progress) = mpsc::channel();
+    let setup = bench.clone();
+    let measuring = std::thread::Builder::new()
+        .name("measure".to_owned())
+        .spawn(move || measure_rounds(&setup, &tell, should_end))?;
     let mut samples = RunSamples::default();
     let mut bounces = Vec::new();
-    let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink.clamp(1, 1000))?;
-    let mut redis = None;
-    'rounds: for round in 0..bench.settings.rounds {
-        let ns = one_way_bounce_ns(bench.cores, bounce_rounds)?;
-        bounces.push(ns);
-        on_event(&RunEvent::Bounce {
-            round,
-            bounce_ns: ns,
-        });
-        let mut before = quick_one_way_bounce_ns(bench.cores)?;
-        for (row, side) in measurement_order(rows, round) {
-            if should_end() {
-                break 'rounds;
-            }
-            on_event(&RunEvent::Begin { round, row, side });
-            let measured = measure(bench, row, side, &mut redis);
-            let after = quick_one_way_bounce_ns(bench.cores)?;
-            match measured {
-                Ok(measured) => {
-                    let sample = RowSample::new(measured, round, row, side, [before, after]);
-                    on_event(&RunEvent::Sample(sample.clone()));
-                    samples.samples.push(sample);
+    let mut give_up_at = None;
+    loop {
+        match progress.recv_timeout(END_CHECK_INTERVAL) {
+            Ok(Progress::Event(event)) => {
+                on_event(&event);
+                match event {
+                    RunEvent::Bounce { bounce_ns, .. } => bounces.push(bounce_ns),
+                    RunEvent::Sample(sample) => samples.samples.push(sample),
+                    RunEvent::Begin { .. } => {}
                 }
-                Err(_) if should_end() => break 'rounds,
-                Err(err) => samples.record_error(row, side, round, &err),
             }
-            before = after;
+            Ok(Progress::Failed {
+                round,
+                row,
+                side,
+                error,
+            }) => samples.record_error(row, side, round, &error),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let ended = measuring.join();
+                ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                break;
+            }
+        }
+        if should_end() {
+            let at = *give_up_at.get_or_insert_with(|| Instant::now() + GRACE);
+            if Instant::now() >= at {
+                child::kill_descendants();
+                // Most measurements fail now, and remove their files.
+                while progress.recv_timeout(END_CHECK_INTERVAL).is_ok() {}
+                break;
+            }
         }
     }
-    let bounce_ns = MedianAndSpread::of(&bounces)
-        .ok_or_else(|| anyhow::anyhow!("at least one round is needed: raise the rounds"))?;
-    let mut summary = samples.summary(rows, bounce_ns);
+    if bounces.is_empty() && !should_end() {
+        bail!("at least one round is needed: raise the rounds");
+    }
+    let mut summary = samples.summary(&bench.settings.rows, MedianAndSpread::of(&bounces));
     if should_end() {
         let is_measured = |row: &RowResult| {
             row.near.is_some() || row.far.is_some() || row.moved > 0 || !row.errors.is_empty()
@@ -86,6 +120,53 @@ pub fn run(
         summary.rows.retain(is_measured);
     }
     Ok(summary)
+}
+
+/// Measures all rounds and sends the progress. Returns early once `should_end` returns true, or if nobody receives.
+fn measure_rounds(
+    bench: &BenchSetup,
+    tell: &Sender<Progress>,
+    should_end: impl Fn() -> bool,
+) -> Result<()> {
+    let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink.clamp(1, 1000))?;
+    let mut redis = None;
+    for round in 0..bench.settings.rounds {
+        let bounce_ns = one_way_bounce_ns(bench.cores, bounce_rounds)?;
+        let bounce = RunEvent::Bounce { round, bounce_ns };
+        if tell.send(Progress::Event(bounce)).is_err() {
+            return Ok(());
+        }
+        let mut before = quick_one_way_bounce_ns(bench.cores)?;
+        for (row, side) in measurement_order(&bench.settings.rows, round) {
+            if should_end() {
+                return Ok(());
+            }
+            let begin = RunEvent::Begin { round, row, side };
+            if tell.send(Progress::Event(begin)).is_err() {
+                return Ok(());
+            }
+            let measured = measure(bench, row, side, &mut redis);
+            let after = quick_one_way_bounce_ns(bench.cores)?;
+            let progress = match measured {
+                Ok(measured) => {
+                    let sample = RowSample::new(measured, round, row, side, [before, after]);
+                    Progress::Event(RunEvent::Sample(sample))
+                }
+                Err(_) if should_end() => return Ok(()),
+                Err(error) => Progress::Failed {
+                    round,
+                    row,
+                    side,
+                    error,
+                },
+            };
+            if tell.send(progress).is_err() {
+                return Ok(());
+            }
+            before = after;
+        }
+    }
+    Ok(())
 }
 
 /// Returns the measurements of a round, in order.

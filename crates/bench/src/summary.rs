@@ -172,8 +172,9 @@ pub struct RowResult {
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunSummary {
-    /// One-way bounce time in nanoseconds, measured at the start of every round.
-    pub bounce_ns: MedianAndSpread,
+    /// One-way bounce time in nanoseconds, measured at the start of every round. `None` if the run ended before the first
+    /// was measured.
+    pub bounce_ns: Option<MedianAndSpread>,
     /// Results of the rows, in the order of the settings.
     pub rows: Vec<RowResult>,
 }
@@ -237,7 +238,7 @@ impl RunSamples {
         self.errors.push((row, side, text));
     }
 
-    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: MedianAndSpread) -> RunSummary {
+    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: Option<MedianAndSpread>) -> RunSummary {
         RunSummary {
             bounce_ns,
             rows: rows.iter().map(|row| self.result(*row)).collect(),

@@ -164,7 +164,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<CommandOutcome> {
         lines.write_line(&Line::Row(row))?;
     }
     lines.write_line(&Line::Summary {
-        bounce_ns: &summary.bounce_ns,
+        bounce_ns: summary.bounce_ns.as_ref(),
         at_least_reached: summary.are_minimums_reached(),
     })?;
     if !args.json {
@@ -208,23 +208,27 @@ enum Line<'a> {
     Row(&'a RowResult),
     /// The verdict on all rows; this is the last line.
     Summary {
-        bounce_ns: &'a MedianAndSpread,
+        /// `null` if the run was interrupted before the first was measured.
+        bounce_ns: Option<&'a MedianAndSpread>,
         at_least_reached: bool,
     },
 }
 
 fn print_summary(record: &RunCircumstances, summary: &RunSummary) -> Result<()> {
+    let bounce = summary.bounce_ns.map_or_else(
+        || "an unknown time".to_owned(),
+        |ns| {
+            let [median, min, max] = [ns.median, ns.min, ns.max].map(format_three_digits);
+            format!("{median} ns from one to the other ({min}..{max})")
+        },
+    );
     print_line(format_args!(
-        "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other ({}..{}); near is up to \
-         {MAX_NEAR_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
+        "{}, {} (commit {})\ncores {} and {}: a cache line takes {bounce}; near is up to {MAX_NEAR_BOUNCE_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
         record.cpu_model,
         record.kernel,
         record.commit,
         record.cores.requester,
         record.cores.responder,
-        format_three_digits(summary.bounce_ns.median),
-        format_three_digits(summary.bounce_ns.min),
-        format_three_digits(summary.bounce_ns.max),
         record.settings.rounds,
         if record.provider == "softnic" {
             "software NIC"

@@ -53,15 +53,18 @@ impl Running {
 
     /// Waits for the message that a step begins.
     fn wait_for_step(&self, step: u64) {
-        let wanted = format!("step {step} of ");
+        self.wait_for_message(&format!("step {step} of "));
+    }
+
+    fn wait_for_message(&self, wanted: &str) {
         let mut seen = Vec::new();
         while let Ok(message) = self.messages.recv_timeout(PATIENCE) {
-            if message.contains(&wanted) {
+            if message.contains(wanted) {
                 return;
             }
             seen.push(message);
         }
-        panic!("no step {step}: {seen:#?}");
+        panic!("no {wanted:?}: {seen:#?}");
     }
 
     /// Sends SIGINT to the command and its children, as a terminal does.
@@ -241,6 +244,47 @@ fn benchmarks_show_what_was_measured() {
         let lines = interrupted_lines(&[args, &["--json"]].concat());
         assert!(count(&lines, kind) >= 1, "{args:?}: {lines:?}");
     }
+}
+
+/// Returns the children of a process.
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let id = pid.as_raw_nonzero();
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task"));
+    let tasks = tasks.expect("it runs").flatten();
+    let children =
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<String> = children.collect();
+    let ids = children.iter().flat_map(|line| line.split_whitespace());
+    ids.filter_map(|id| Pid::from_raw(id.parse().ok()?))
+        .collect()
+}
+
+/// A worker that is stopped stands for one that takes long.
+#[test]
+fn a_measurement_that_takes_long_is_given_up() {
+    let _alone = alone();
+    let running = Running::start(&["bench", "peers", "--only", "rc-latency", "--json"]);
+    running.wait_for_step(1);
+    let pid = Pid::from_child(&running.child);
+    let deadline = Instant::now() + PATIENCE;
+    let workers = loop {
+        let workers = children_of(pid);
+        if !workers.is_empty() {
+            break workers;
+        }
+        assert!(Instant::now() < deadline, "no worker starts");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    for worker in workers {
+        // An error means that the worker has just ended.
+        let _ = kill_process(worker, Signal::STOP);
+    }
+    running.interrupt();
+    let (status, results) = running.end(|_| {});
+    assert_eq!(status.code(), Some(130), "{results}");
+    let last = results.lines().last().expect("a line");
+    let last: Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!(last["type"], "interrupted", "{results}");
 }
 
 /// Other than a terminal, a process may interrupt the command without its program.
