@@ -145,7 +145,13 @@ impl Client {
 
     /// Gets numbers until the time is over or there are enough. The report includes failures.
     pub fn run(&mut self, until: RunEnd) -> ClientReport {
-        let mut run = ClientRun::new(until, &self.config);
+        self.run_unless(until, || false)
+    }
+
+    /// Does the same as [`run`](Self::run), and ends earlier if `should_end` returns true. The function is called now
+    /// and then.
+    pub fn run_unless(&mut self, until: RunEnd, should_end: fn() -> bool) -> ClientReport {
+        let mut run = ClientRun::new(until, should_end, &self.config);
         self.results.numbers = crate::NumberSet::new();
         self.results.one_past_largest_at_start = self.results.one_past_largest;
         (

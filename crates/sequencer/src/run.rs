@@ -30,6 +30,8 @@ pub(crate) struct ClientRun {
     waits_for_all_answers: bool,
     /// End of the run in nanoseconds, as [`time::now_ns`].
     end_time_ns: Option<u64>,
+    /// Returns true if the run is to end earlier.
+    should_end: fn() -> bool,
     answer_timeout_ns: u64,
     pub(crate) doorbells: u64,
     pub(crate) last_answer_time_ns: u64,
@@ -37,6 +39,9 @@ pub(crate) struct ClientRun {
     pub(crate) start_time_ns: u64,
     pub(crate) failures: FailureCounts,
 }
+
+/// Number of doorbells after which the run looks whether it is to end earlier.
+const DOORBELLS_PER_END_CHECK: u64 = 256;
 
 /// Cap for latencies in nanoseconds: a minute.
 const MAX_LATENCY_NS: u64 = 60_000_000_000;
@@ -89,7 +94,8 @@ impl LatencyRecorder {
 }
 
 impl ClientRun {
-    pub(crate) fn new(until: RunEnd, config: &ClientConfig) -> Self {
+    /// Makes a run that ends with `until`, or when `should_end` returns true, if that is earlier.
+    pub(crate) fn new(until: RunEnd, should_end: fn() -> bool, config: &ClientConfig) -> Self {
         let started = time::now_ns();
         let (count, end) = match until {
             RunEnd::Count(n) => (n, None),
@@ -99,6 +105,7 @@ impl ClientRun {
         Self {
             target_numbers: count,
             end_time_ns: end,
+            should_end,
             max_postlist_len: config.batch.min(config.window),
             min_sendable_requests: match config.policy {
                 WindowPolicy::FullPostlists => config.batch.min(config.window),
@@ -116,7 +123,9 @@ impl ClientRun {
     }
 
     pub(crate) fn is_finished(&self, got: u64) -> bool {
-        got >= self.target_numbers || self.end_time_ns.is_some_and(|end| time::now_ns() >= end)
+        got >= self.target_numbers
+            || self.end_time_ns.is_some_and(|end| time::now_ns() >= end)
+            || (self.should_end)()
     }
 
     /// Returns the number of requests that the lane may send now.
@@ -169,7 +178,9 @@ impl ClientRun {
                     // The time of the previous poll is accurate enough.
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
-                    stopping = self.end_time_ns.is_some_and(|end| now >= end);
+                    stopping = self.end_time_ns.is_some_and(|end| now >= end)
+                        || (self.doorbells.is_multiple_of(DOORBELLS_PER_END_CHECK)
+                            && (self.should_end)());
                     // Without stop-and-go, answers are polled between two postlists.
                     room = if self.waits_for_all_answers {
                         room - n
@@ -224,7 +235,7 @@ impl ClientRun {
             // Reading the clock costs as much as a poll, and less than a yield.
             if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
-                stopping |= self.end_time_ns.is_some_and(|end| now >= end);
+                stopping |= self.end_time_ns.is_some_and(|end| now >= end) || (self.should_end)();
                 if std::mem::take(&mut progress) {
                     since = now;
                     overdue = false;
@@ -277,7 +288,7 @@ mod tests {
                 batch: 1,
                 ..ClientConfig::default()
             };
-            ClientRun::new(RunEnd::Count(1), &config)
+            ClientRun::new(RunEnd::Count(1), || false, &config)
                 .keep_window_full_until_end(self, &mut LaneResults::default())
         }
     }
@@ -376,7 +387,7 @@ mod tests {
             sends: Vec::new(),
         };
         let mut results = LaneResults::default();
-        let end = ClientRun::new(RunEnd::Count(16), &config)
+        let end = ClientRun::new(RunEnd::Count(16), || false, &config)
             .keep_window_full_until_end(&mut lane, &mut results);
         assert!(matches!(end, SessionEnd::RunFinished) && results.received_numbers == 16);
         lane.sends

@@ -213,14 +213,19 @@ fn exit_code_with_partial_result_note(
     done: u64,
     of: u64,
 ) -> ExitCode {
-    eprintln!("interrupted: results are of {done} of {of} steps");
+    if steps::is_load() {
+        eprintln!("interrupted: results are of a part of the time");
+    } else {
+        eprintln!("interrupted: results are of {done} of {of} steps");
+    }
     let told = if is_json {
         let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
         output::print_typed_json("interrupted", &line)
     } else {
-        output::print_line(format_args!(
-            "\nInterrupted: these are {done} of {of} steps."
-        ))
+        output::print_line(match steps::is_load() {
+            true => "\nInterrupted: these are results of a part of the time.".to_owned(),
+            false => format!("\nInterrupted: these are {done} of {of} steps."),
+        })
     };
     // Ignore an error, because the reader of the results may have closed the pipe.
     drop(told);

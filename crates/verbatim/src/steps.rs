@@ -27,6 +27,7 @@ pub(crate) struct CommandSteps {
 struct ProcessSteps {
     is_signal_handler_registered: AtomicBool,
     is_interrupted: Arc<AtomicBool>,
+    is_load: AtomicBool,
     completed: AtomicU64,
     total: AtomicU64,
 }
@@ -40,21 +41,9 @@ impl CommandSteps {
     /// # Errors
     /// The system refuses a signal handler.
     pub(crate) fn new(steps: u64) -> Result<CommandSteps> {
-        let count = PROCESS_STEPS.get_or_init(ProcessSteps::default);
-        count.total.fetch_add(steps, Ordering::Relaxed);
-        if !count
-            .is_signal_handler_registered
-            .swap(true, Ordering::Relaxed)
-        {
-            // In this order, so that the first signal finds the flag false.
-            let status = i32::from(INTERRUPTED_EXIT_STATUS);
-            flag::register_conditional_shutdown(SIGINT, status, count.is_interrupted.clone())
-                .and_then(|_| flag::register(SIGINT, count.is_interrupted.clone()))
-                .context("cannot catch SIGINT")?;
-        }
         Ok(CommandSteps {
+            step_count: ProcessSteps::add_interruptible(steps)?,
             display: progress(steps),
-            step_count: count,
         })
     }
 
@@ -107,14 +96,63 @@ impl Drop for CommandSteps {
     }
 }
 
+/// A load that runs for a time. The first SIGINT ends it early with the results so far, if the load calls
+/// [`is_interrupted`] now and then. A second SIGINT ends the process.
+///
+/// The load counts as one step.
+pub(crate) struct InterruptibleLoad(&'static ProcessSteps);
+
+impl InterruptibleLoad {
+    /// Catches SIGINT from now on.
+    ///
+    /// # Errors
+    /// The system refuses a signal handler.
+    pub(crate) fn start() -> Result<Self> {
+        let step = ProcessSteps::add_interruptible(1)?;
+        step.is_load.store(true, Ordering::Relaxed);
+        tracing::info!("the load begins");
+        Ok(Self(step))
+    }
+
+    /// Notes that the load has ended: early, if SIGINT was received.
+    pub(crate) fn finish(self) {
+        if !is_interrupted() {
+            self.0.completed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 impl ProcessSteps {
+    /// Adds steps of a command, and catches SIGINT from now on.
+    fn add_interruptible(steps: u64) -> Result<&'static Self> {
+        let count = PROCESS_STEPS.get_or_init(ProcessSteps::default);
+        count.total.fetch_add(steps, Ordering::Relaxed);
+        if !count
+            .is_signal_handler_registered
+            .swap(true, Ordering::Relaxed)
+        {
+            // In this order, so that the first signal finds the flag false.
+            let status = i32::from(INTERRUPTED_EXIT_STATUS);
+            flag::register_conditional_shutdown(SIGINT, status, count.is_interrupted.clone())
+                .and_then(|_| flag::register(SIGINT, count.is_interrupted.clone()))
+                .context("cannot catch SIGINT")?;
+        }
+        Ok(count)
+    }
+
     /// Returns the completed steps and all steps.
     fn completed_and_total(&self) -> [u64; 2] {
         [&self.completed, &self.total].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
-/// Returns true if SIGINT was received since the first [`CommandSteps::new`].
+/// Returns true if the step of this process is an [`InterruptibleLoad`].
+pub(crate) fn is_load() -> bool {
+    let count = PROCESS_STEPS.get();
+    count.is_some_and(|count| count.is_load.load(Ordering::Relaxed))
+}
+
+/// Returns true if SIGINT was received since the first [`CommandSteps::new`] or [`InterruptibleLoad::start`].
 pub(crate) fn is_interrupted() -> bool {
     let count = PROCESS_STEPS.get();
     count.is_some_and(|count| count.is_interrupted.load(Ordering::Relaxed))

@@ -17,6 +17,9 @@ pub enum LoadEnd {
     Count(u64),
     /// At this time, on the clock of [`verbs::time`].
     At(Instant),
+    /// At this time, or when the function returns true, if that is earlier. The function is called whenever the load
+    /// reads the clock.
+    AtOrWhen(Instant, fn() -> bool),
 }
 
 /// The presence of an own key in the tree.
@@ -200,9 +203,10 @@ pub fn run(
     let mut run = LoadRun::new(workload, seed);
     let started = time::now();
     requests.refresh_clock();
-    let (most, end) = match until {
-        LoadEnd::Count(n) => (n, None),
-        LoadEnd::At(end) => (u64::MAX, Some(end)),
+    let (most, end, should_end): (_, _, fn() -> bool) = match until {
+        LoadEnd::Count(n) => (n, None, || false),
+        LoadEnd::At(end) => (u64::MAX, Some(end), || false),
+        LoadEnd::AtOrWhen(end, should_end) => (u64::MAX, Some(end), should_end),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
@@ -217,7 +221,7 @@ pub fn run(
             None if rounds.is_multiple_of(256) => Some(time::now()),
             seen => seen,
         };
-        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
+        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end) || should_end());
         if (stopping || begun >= most)
             && requests.outstanding() == 0
             && run.keys_awaiting_update.is_empty()

@@ -114,10 +114,13 @@ impl std::str::FromStr for Ycsb {
 }
 
 /// The end of a load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum LoadEnd {
     /// At this time of [`verbs::time::now`].
     At(Instant),
+    /// At this time, or when the function returns true, if that is earlier. The function is called whenever the load
+    /// reads the clock.
+    AtOrWhen(Instant, fn() -> bool),
     /// After this number of operations.
     AfterOperations(u64),
 }
@@ -286,9 +289,10 @@ pub fn run_with_progress(
     let mut run = LoadRun::new(pipeline, workload, seed);
     let started = time::now();
     pipeline.refresh_clock();
-    let (most, end) = match until {
-        LoadEnd::AfterOperations(n) => (n, None),
-        LoadEnd::At(end) => (u64::MAX, Some(end)),
+    let (most, end, should_end): (_, _, fn() -> bool) = match until {
+        LoadEnd::AfterOperations(n) => (n, None, || false),
+        LoadEnd::At(end) => (u64::MAX, Some(end), || false),
+        LoadEnd::AtOrWhen(end, should_end) => (u64::MAX, Some(end), should_end),
     };
     let (mut stopping, mut rounds) = (false, 0u32);
     let mut begun = 0;
@@ -305,7 +309,7 @@ pub fn run_with_progress(
             None if rounds.is_multiple_of(256) => Some(time::now()),
             seen => seen,
         };
-        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end));
+        stopping |= now.is_some_and(|now| end.is_some_and(|end| now >= end) || should_end());
         if (stopping || begun >= most)
             && pipeline.outstanding() == 0
             && run.keys_awaiting_update.is_empty()

@@ -14,6 +14,7 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::outcome::any_answered_or_print_error;
 use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
+use crate::steps::{InterruptibleLoad, is_interrupted};
 
 /// The workload: the keys, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
@@ -156,11 +157,13 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         }
     }
     bar.set_message("asking");
+    let interruptible = InterruptibleLoad::start()?;
     let seed = args.seed;
     let reports = run_all_in_threads(&mut pipelines, |i, pipeline| {
-        let until = LoadEnd::At(verbs::time::now() + args.duration);
+        let until = LoadEnd::AtOrWhen(verbs::time::now() + args.duration, is_interrupted);
         pipeline.run(&workload, until, seed.wrapping_mul(64) + i)
     })?;
+    interruptible.finish();
     bar.finish_and_clear();
     for report in reports {
         right &= any_answered_or_print_error(report.operations, report.lost);

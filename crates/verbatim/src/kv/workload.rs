@@ -13,6 +13,7 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::OpenNic;
 use crate::outcome::any_answered_or_print_error;
 use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
+use crate::steps::{InterruptibleLoad, is_interrupted};
 
 /// The workload: the keys, the values, and the shares of the requests.
 #[derive(clap::Args, Clone, Debug)]
@@ -168,11 +169,13 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
     }
     if !args.fill_only {
         bar.set_message("asking");
+        let interruptible = InterruptibleLoad::start()?;
         let seed = args.seed;
         let reports = run_clients_in_threads(&mut pipelines, |i, pipeline| {
-            let until = LoadEnd::At(verbs::time::now() + args.duration);
+            let until = LoadEnd::AtOrWhen(verbs::time::now() + args.duration, is_interrupted);
             load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
         })?;
+        interruptible.finish();
         for report in reports {
             right &= any_answered_or_print_error(report.operations, report.lost);
             right &= report.all_checks_passed() && (args.allow_misses || report.misses == 0);

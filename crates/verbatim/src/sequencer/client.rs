@@ -13,6 +13,7 @@ use crate::nic::OpenNic;
 use crate::outcome::any_answered_or_print_error;
 use crate::output::{self, format_three_digits, format_time_ns, print_json, print_line};
 use crate::side_by_side::refuse_postlist_above_window;
+use crate::steps::{InterruptibleLoad, is_interrupted};
 
 /// Arguments of `verbatim sequencer client`.
 #[derive(clap::Args)]
@@ -80,7 +81,9 @@ pub(crate) fn run(args: Args) -> Result<CommandOutcome> {
         .min()
         .unwrap_or(0);
 
+    let interruptible = InterruptibleLoad::start()?;
     let reports = run_all(&mut clients, until, &config.server, args.json);
+    interruptible.finish();
 
     let mut checker = NumberChecker::new(start);
     for (thread, report) in reports.iter().enumerate() {
@@ -137,7 +140,7 @@ fn run_all(clients: &mut [Client], until: RunEnd, server: &str, json: bool) -> V
             .map(|client| {
                 scope.spawn(|| {
                     barrier.wait();
-                    client.run(until)
+                    client.run_unless(until, is_interrupted)
                 })
             })
             .collect();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use crate::common::{alone, verbatim};
+use crate::common::{ANYWHERE, Server, alone, verbatim};
 
 /// The time after which a command counts as hung.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -243,6 +243,54 @@ fn benchmarks_show_what_was_measured() {
     ] {
         let lines = interrupted_lines(&[args, &["--json"]].concat());
         assert!(count(&lines, kind) >= 1, "{args:?}: {lines:?}");
+    }
+}
+
+/// Returns the status and the report of a load that is interrupted so long after its begin.
+fn interrupted_load(args: &[&str], after: Duration) -> (Option<i32>, Value) {
+    let running = Running::start(args);
+    running.wait_for_message("the load begins");
+    std::thread::sleep(after);
+    running.interrupt();
+    let (status, results) = running.end(|_| {});
+    let lines: Vec<Value> = results
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let last = lines.last().expect("a line");
+    assert_eq!(last["type"], "interrupted", "{results}");
+    assert_eq!(count(&lines, "report"), 1, "{results}");
+    (status.code(), lines[0]["data"].clone())
+}
+
+#[test]
+fn loads_show_what_was_measured() {
+    let _alone = alone();
+    let kv = Server::start("kv", ANYWHERE, &["--keys", "1000"]);
+    let btree = Server::start("btree", ANYWHERE, &["--load", "1000"]);
+    let sequencer = Server::start("sequencer", ANYWHERE, &[]);
+    for (command, server, answered) in [
+        (
+            &["kv", "load", "--fill", "--keys", "1000"][..],
+            &kv,
+            "operations",
+        ),
+        (&["btree", "load", "--keys", "1000"], &btree, "operations"),
+        (&["sequencer", "client"], &sequencer, "requests"),
+    ] {
+        let long = ["--duration", "60min", "--json", server.address.as_str()];
+        let args = [command, &long].concat();
+        // A busy machine needs some time until the first answer.
+        let mut after = Duration::from_millis(50);
+        let status = loop {
+            let (status, report) = interrupted_load(&args, after);
+            if report[answered].as_u64() > Some(0) {
+                break status;
+            }
+            assert!(after < PATIENCE, "{report}");
+            after *= 2;
+        };
+        assert_eq!(status, Some(130), "{command:?}");
     }
 }
 
