@@ -1,7 +1,7 @@
 //! Collectives of a group on memory that is not registered, and messages between its ranks.
 
 use std::net::Ipv4Addr;
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use collective::{Config, DataType, Error, Group, PreparedGroup, RankMessenger, Reduction};
@@ -247,14 +247,18 @@ fn a_rank_that_goes_is_an_error_for_all_others() {
 
 #[test]
 fn a_rank_that_never_calls_is_a_timeout() {
-    let results = on_ranks(2, Duration::from_millis(300), |mut group, messages| {
-        if group.rank() == 0 {
-            return group.barrier();
-        }
-        // It stays connected until the other one has given up.
-        std::thread::sleep(Duration::from_secs(2));
+    static GIVEN_UP: Barrier = Barrier::new(2);
+    // The timeout is also that of the connections, which take long on a busy machine.
+    let results = on_ranks(2, Duration::from_secs(3), |mut group, messages| {
+        let result = if group.rank() == 0 {
+            group.barrier()
+        } else {
+            Ok(())
+        };
+        // The other rank stays connected until this one has given up.
+        GIVEN_UP.wait();
         drop(messages);
-        Ok(())
+        result
     });
     assert!(
         matches!(results[0], Err(Error::Timeout { .. })),

@@ -365,10 +365,15 @@ fn places_are_freed_and_refusals_have_reasons_on(design: Design) {
         max_window: 16,
         ..small(design)
     });
+    // A busy server needs some time for its refusal.
     let config = ClientConfig {
         window: 16,
-        deadline_ms: 300,
+        deadline_ms: 2_000,
         ..config(&server)
+    };
+    let patient = ClientConfig {
+        deadline_ms: 20_000,
+        ..config.clone()
     };
     let too_large = ClientConfig {
         window: 17,
@@ -376,16 +381,10 @@ fn places_are_freed_and_refusals_have_reasons_on(design: Design) {
     };
     let e = Client::connect(too_large).expect_err("refused").to_string();
     assert!(e.contains("its largest window is 16"), "{e}");
-    let first = Client::connect(config.clone()).expect("connects");
-    let e = Client::connect(config.clone())
-        .expect_err("full")
-        .to_string();
+    let first = Client::connect(patient.clone()).expect("connects");
+    let e = Client::connect(config).expect_err("full").to_string();
     assert!(e.contains("this server has its 1 clients already"), "{e}");
     drop(first);
-    let patient = ClientConfig {
-        deadline_ms: 20_000,
-        ..config
-    };
     for _ in 0..5 {
         let mut c = Client::connect(patient.clone()).expect("the place is free again");
         c.put(b"k", b"v").expect("set");
