@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use libc::{c_int, epoll_event, pollfd};
 
 use crate::buffers::Buffers;
+use crate::epoll::WatchedObject;
 use crate::poll::Sets;
 use crate::reason::NotRdmaReason;
+use crate::table::Entry;
 use crate::{lookup, nic, poll, real, table};
 
 /// Registers a socket that `socket(2)` created.
@@ -153,7 +155,11 @@ pub fn epoll_control_if_managed(
     fd: c_int,
     event: Option<epoll_event>,
 ) -> Option<c_int> {
-    table::epoll(epoll)?.control(epoll, op, fd, table::conn(fd), event)
+    let object = table::find(fd).map(|entry| match entry {
+        Entry::Conn(conn, _) => WatchedObject::Conn(conn),
+        Entry::Epoll(epoll, _) => WatchedObject::Epoll(epoll),
+    });
+    table::epoll(epoll)?.control(epoll, op, fd, object, event)
 }
 
 /// Handles `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.

@@ -5,27 +5,17 @@
 //! examined.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
-use libc::{
-    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM,
-    EPOLLWRNORM, c_int, epoll_event,
-};
+use libc::{c_int, epoll_event};
 
 use crate::conn::Conn;
 use crate::nic::lock;
 use crate::real;
 use crate::spin::Spin;
-use crate::stream::Readiness;
-
-const IN: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
-const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
-const ONESHOT: u32 = EPOLLONESHOT.cast_unsigned();
-const EDGE: u32 = EPOLLET.cast_unsigned();
-const UNMASKABLE: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
-const HANGUP_EVENTS: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
+use crate::watch::{IN, ONESHOT, OUT, Watch, fd_of, token};
 
 /// While connections are ready, the kernel is asked for other events once in so many calls.
 const CALLS_PER_KERNEL_POLL: u32 = 16;
@@ -34,15 +24,18 @@ const CALLS_PER_KERNEL_POLL: u32 = 16;
 #[derive(Default)]
 pub(crate) struct Epoll {
     descriptor_refs: AtomicU32,
+    /// Increases with each instance for which this object is reused.
+    generation: AtomicU32,
     calls: AtomicU32,
     watched: Mutex<Watched>,
-    /// Number of watched connections.
+    /// Number of watched connections and epoll instances.
     watched_count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Watched {
     list: Vec<Watch>,
+    nested: Vec<Nested>,
     by_fd: HashMap<c_int, usize>,
     /// Index at which the next search begins, so that each connection gets its turn.
     next_search_index: usize,
@@ -50,49 +43,15 @@ struct Watched {
     sleepers: u32,
 }
 
-struct Watch {
-    fd: c_int,
-    conn: &'static Conn,
-    conn_generation: u32,
-    requested_events: u32,
-    data: u64,
-    /// The events that the kernel was told to watch.
-    kernel_events: u32,
-    /// True for a one-shot watch that has reported.
-    has_oneshot_fired: bool,
-    /// True while the connection counts this instance as a sleeper until data arrive.
-    sleeps_for_data: bool,
-    /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
-    received_bytes_at_last_report: Option<u64>,
-}
-
-/// Returns the upper half of tokens, which no pointer of a program and no small number has.
-fn token_mark() -> u64 {
-    static MARK: OnceLock<u64> = OnceLock::new();
-    *MARK.get_or_init(|| {
-        use std::hash::{BuildHasher, Hasher};
-        let random = std::collections::hash_map::RandomState::new()
-            .build_hasher()
-            .finish();
-        (0x8f00_0000 | random & 0xff_ffff) << 32
-    })
-}
-
-fn token(fd: c_int) -> u64 {
-    token_mark() | u64::from(fd.unsigned_abs())
-}
-
-fn fd_of(data: u64) -> Option<c_int> {
-    let is_token = data & 0xffff_ffff_0000_0000 == token_mark();
-    if is_token {
-        c_int::try_from(data & 0xffff_ffff).ok()
-    } else {
-        None
-    }
+/// An object of this library that a program adds to an epoll instance.
+pub(crate) enum WatchedObject {
+    Conn(&'static Conn),
+    Epoll(&'static Epoll),
 }
 
 impl Epoll {
     pub(crate) fn reset(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
         self.descriptor_refs.store(1, Ordering::Relaxed);
         let mut watched = lock(&self.watched);
         watched.list.iter_mut().for_each(Watch::end_data_sleep);
@@ -104,6 +63,27 @@ impl Epoll {
         &self.descriptor_refs
     }
 
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if this is still the instance that had this generation.
+    pub(crate) fn has_generation(&self, generation: u32) -> bool {
+        self.generation() == generation && self.descriptor_refs.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes the wake bytes of the watched connections, except those that sleepers need.
+    pub(crate) fn take_wake_bytes(&self) {
+        let watched = lock(&self.watched);
+        let rdma = watched.list.iter().filter(|watch| !watch.is_plain());
+        rdma.for_each(|watch| watch.conn.take_wake_bytes_unless_needed(watch.fd));
+    }
+
+    /// Returns true if the program waits for room on a connection whose ring is full.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        lock(&self.watched).waits_for_room()
+    }
+
     /// Returns true if a wait would find an event of a watched connection.
     pub(crate) fn has_ready_connection(&self) -> bool {
         self.watched_count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
@@ -111,11 +91,12 @@ impl Epoll {
 
     /// Returns true if a watched connection is not plain TCP.
     pub(crate) fn watches_rdma_connection(&self) -> bool {
-        self.watched_count.load(Ordering::Relaxed) > 0
-            && lock(&self.watched)
-                .list
-                .iter()
-                .any(|watch| !watch.conn.is_plain_tcp())
+        if self.watched_count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let watched = lock(&self.watched);
+        watched.list.iter().any(|watch| !watch.is_plain())
+            || watched.nested.iter().any(Nested::watches_rdma_connection)
     }
 
     /// Counts a sleeping thread, and asks the peers of all connections for wake bytes. Returns true if a connection is
@@ -139,27 +120,37 @@ impl Epoll {
         }
     }
 
-    /// Handles `epoll_ctl(2)` for a descriptor. `conn` is its connection, if any. Returns `None` if only the kernel
-    /// must handle the call.
+    /// Handles `epoll_ctl(2)` for a descriptor, which is for `watched_object`. Returns `None` if only the kernel must
+    /// handle the call.
     pub(crate) fn control(
         &self,
         epoll: c_int,
         op: c_int,
         fd: c_int,
-        conn: Option<&'static Conn>,
+        watched_object: Option<WatchedObject>,
         event: Option<epoll_event>,
     ) -> Option<c_int> {
         let mut watched = lock(&self.watched);
         let known = watched.by_fd.get(&fd).copied();
         match (op, event) {
             (libc::EPOLL_CTL_DEL, _) => {
-                watched.remove(known?);
-                self.watched_count
-                    .store(watched.list.len(), Ordering::Relaxed);
+                watched.remove_nested(fd);
+                if let Some(at) = known {
+                    watched.remove(at);
+                }
+                self.watched_count.store(watched.count(), Ordering::Relaxed);
                 None
             }
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
-                let conn = conn?;
+                let conn = match watched_object? {
+                    WatchedObject::Conn(conn) => conn,
+                    WatchedObject::Epoll(inner) if std::ptr::eq(inner, self) => return None,
+                    WatchedObject::Epoll(inner) => {
+                        let done = watched.control_nested(epoll, op, fd, inner, event);
+                        self.watched_count.store(watched.count(), Ordering::Relaxed);
+                        return Some(done);
+                    }
+                };
                 if op == libc::EPOLL_CTL_MOD && known.is_none() {
                     return None;
                 }
@@ -181,8 +172,7 @@ impl Epoll {
                 let done = watch.update_kernel(epoll, op);
                 if done == 0 {
                     watched.put(watch);
-                    self.watched_count
-                        .store(watched.list.len(), Ordering::Relaxed);
+                    self.watched_count.store(watched.count(), Ordering::Relaxed);
                 } else {
                     watch.end_data_sleep();
                 }
@@ -221,7 +211,7 @@ impl Epoll {
                 self.end_sleep();
                 continue;
             }
-            let ms = lock(&self.watched).max_sleep_ms(deadline);
+            let ms = capped_ms(deadline, self.waits_for_room());
             let n = sleep(events, ms);
             let woken_errno = real::errno();
             self.end_sleep();
@@ -347,6 +337,39 @@ pub(crate) fn remaining_ms(deadline: Option<Instant>) -> c_int {
 }
 
 impl Watched {
+    /// Handles `epoll_ctl(2)` for an instance that is watched, or is to be. Returns the kernel's result.
+    fn control_nested(
+        &mut self,
+        epoll: c_int,
+        op: c_int,
+        fd: c_int,
+        inner: &'static Epoll,
+        event: epoll_event,
+    ) -> c_int {
+        let nested = Nested::new(fd, inner, event);
+        let done = nested.update_kernel(epoll, op);
+        if done == 0 {
+            self.remove_nested(fd);
+            nested.begin_sleeps(self.sleepers);
+            self.nested.push(nested);
+        }
+        done
+    }
+
+    fn remove_nested(&mut self, fd: c_int) {
+        let sleepers = self.sleepers;
+        self.nested.retain(|nested| {
+            if nested.fd == fd {
+                nested.end_sleeps(sleepers);
+            }
+            nested.fd != fd
+        });
+    }
+
+    fn count(&self) -> usize {
+        self.list.len() + self.nested.len()
+    }
+
     fn put(&mut self, watch: Watch) {
         match self.by_fd.get(&watch.fd).copied() {
             Some(at) => std::mem::replace(&mut self.list[at], watch).end_data_sleep(),
@@ -393,22 +416,28 @@ impl Watched {
             }
         }
         self.next_search_index = self.next_search_index.wrapping_add(looked);
+        for nested in self.nested.iter_mut().filter(|nested| nested.is_ready()) {
+            let Some(event) = events.get_mut(found) else {
+                break;
+            };
+            *event = nested.mark_reported_and_make_event(IN);
+            found += 1;
+        }
         found
     }
 
-    fn max_sleep_ms(&self, deadline: Option<Instant>) -> c_int {
+    fn waits_for_room(&self) -> bool {
         let waits = |watch: &Watch| {
             watch.requested_events & OUT != 0
                 && !watch.conn.is_plain_tcp()
                 && watch.conn.is_ring_full_checking_peer()
         };
-        capped_ms(deadline, self.list.iter().any(waits))
+        self.list.iter().any(waits) || self.nested.iter().any(Nested::waits_for_room)
     }
 
     fn any_ready(&self) -> bool {
-        self.list.iter().any(|watch| {
-            !watch.conn.is_plain_tcp() && !watch.is_closed() && watch.events_to_report(0).0 != 0
-        })
+        let is_ready = |watch: &Watch| !watch.is_plain() && watch.events_to_report(0).0 != 0;
+        self.list.iter().any(is_ready) || self.nested.iter().any(Nested::is_ready)
     }
 
     fn begin_sleep(&mut self) -> bool {
@@ -416,6 +445,9 @@ impl Watched {
         let mut ready = false;
         for watch in &mut self.list {
             ready |= watch.request_wake_bytes();
+        }
+        for nested in &self.nested {
+            ready |= nested.begin_sleeps(1);
         }
         ready
     }
@@ -429,10 +461,14 @@ impl Watched {
                 watch.conn.request_next_wake_byte();
             }
         }
+        self.nested.iter().for_each(|nested| nested.end_sleeps(1));
     }
 
     /// Translates one kernel event into the program's.
     fn translate(&mut self, epoll: c_int, fd: c_int, kernel: u32) -> Option<epoll_event> {
+        if let Some(nested) = self.nested.iter_mut().find(|nested| nested.fd == fd) {
+            return nested.translate(kernel);
+        }
         let at = *self.by_fd.get(&fd)?;
         let watch = self.list.get_mut(at)?;
         if watch.is_closed() {
@@ -462,128 +498,81 @@ impl Watched {
     }
 }
 
-impl Watch {
-    fn is_closed(&self) -> bool {
-        self.conn.generation() != self.conn_generation
-            || self.conn.descriptor_refs().load(Ordering::Relaxed) == 0
-    }
+/// An epoll instance that another one watches. A thread that sleeps in the outer instance is also a sleeper of the inner
+/// one: its connections ask their peers for wake bytes.
+struct Nested {
+    fd: c_int,
+    epoll: &'static Epoll,
+    epoll_generation: u32,
+    requested_events: u32,
+    data: u64,
+    /// True for a one-shot watch that has reported.
+    has_oneshot_fired: bool,
+}
 
-    /// Asks the peer for wake bytes on what the program waits for. Returns true if an event is ready already.
-    fn request_wake_bytes(&mut self) -> bool {
-        if self.has_oneshot_fired || self.is_closed() {
-            return false;
-        }
-        let (data, room) = (
-            self.requested_events & IN != 0,
-            self.requested_events & OUT != 0,
-        );
-        if data && !self.sleeps_for_data {
-            // A connection on TCP counts its sleepers, too: it may change to RDMA during the sleep.
-            self.sleeps_for_data = true;
-            self.conn.begin_data_sleep();
-        }
-        if self.conn.is_plain_tcp() {
-            return false;
-        }
-        self.conn.request_wake_bytes(data, room);
-        self.events_to_report(0).0 != 0
-    }
-
-    /// Asks for wake bytes in place of the threads that already sleep. If a sleeper must examine the connection at once,
-    /// the kernel is told to watch for room, which a TCP socket has: that wakes a sleeper.
-    fn request_wake_bytes_for_sleeper(&mut self) {
-        let is_ready = self.request_wake_bytes();
-        // A sleeper that waits for room also checks whether the peer still exists.
-        if !self.conn.is_plain_tcp() && (is_ready || self.requested_events & OUT != 0) {
-            self.kernel_events |= EPOLLOUT.cast_unsigned();
+impl Nested {
+    fn new(fd: c_int, epoll: &'static Epoll, event: epoll_event) -> Self {
+        Self {
+            fd,
+            epoll,
+            epoll_generation: epoll.generation(),
+            requested_events: event.events,
+            data: event.u64,
+            has_oneshot_fired: false,
         }
     }
 
-    fn end_data_sleep(&mut self) {
-        if std::mem::take(&mut self.sleeps_for_data) {
-            self.conn.end_data_sleep();
+    /// Tells the kernel to watch the instance for the outer instance `outer`.
+    fn update_kernel(&self, outer: c_int, op: c_int) -> c_int {
+        real::control_epoll(outer, op, self.fd, self.requested_events, token(self.fd))
+    }
+
+    /// Returns the inner instance, unless it was closed.
+    fn open(&self) -> Option<&'static Epoll> {
+        self.epoll
+            .has_generation(self.epoll_generation)
+            .then_some(self.epoll)
+    }
+
+    /// Begins `count` sleeps of threads in the outer instance. Returns true if a connection is ready already.
+    fn begin_sleeps(&self, count: u32) -> bool {
+        let begin = |epoll: &Epoll| (0..count).fold(false, |ready, _| epoll.begin_sleep() | ready);
+        self.open().is_some_and(begin)
+    }
+
+    fn end_sleeps(&self, count: u32) {
+        if let Some(epoll) = self.open() {
+            (0..count).for_each(|_| epoll.end_sleep());
         }
     }
 
-    /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
-    fn kernel_interest(&self) -> u32 {
-        if self.has_oneshot_fired {
-            return ONESHOT;
-        }
-        if self.conn.is_plain_tcp() || self.conn.readiness().ask_kernel_out {
-            self.requested_events
-        } else if self.requested_events & OUT != 0 {
-            // A sender that waits for room is woken by a readable byte.
-            self.requested_events & !OUT | IN
-        } else {
-            self.requested_events
-        }
+    fn watches_rdma_connection(&self) -> bool {
+        self.open().is_some_and(Epoll::watches_rdma_connection)
     }
 
-    fn update_kernel(&self, epoll: c_int, op: c_int) -> c_int {
-        let mut event = epoll_event {
-            events: self.kernel_events,
-            u64: token(self.fd),
-        };
-        // SAFETY: `event` is a valid event.
-        unsafe { real::epoll_ctl(epoll, op, self.fd, &raw mut event) }
+    fn waits_for_room(&self) -> bool {
+        self.open().is_some_and(Epoll::waits_for_room)
     }
 
-    /// Returns the events to report, given those of the kernel, and the readiness from which they follow.
-    fn events_to_report(&self, kernel: u32) -> (u32, Readiness) {
-        if self.has_oneshot_fired {
-            return (0, Readiness::default());
-        }
-        let is = self.conn.readiness();
-        let is_edge = self.requested_events & EDGE != 0;
-        let mut ready = kernel & HANGUP_EVENTS;
-        let is_new = !is_edge || self.received_bytes_at_last_report != Some(is.arrived_rdma_bytes);
-        if is.readable && is_new {
-            ready |= IN;
-        }
-        if kernel & IN != 0
-            && (is.ask_kernel_in && !is.readable
-                || kernel & HANGUP_EVENTS != 0
-                || self.conn.has_byte_or_end(self.fd))
-        {
-            ready |= IN;
-        }
-        if is.ask_kernel_out {
-            ready |= kernel & OUT;
-        } else if is.writable
-            && (!is_edge
-                || self.conn.send_found_no_room.load(Ordering::SeqCst)
-                || self.received_bytes_at_last_report.is_none())
-        {
-            ready |= OUT;
-        }
-        (ready & (self.requested_events | UNMASKABLE), is)
+    /// Returns true if an event must be reported that the kernel does not know.
+    fn is_ready(&self) -> bool {
+        self.requested_events & IN != 0
+            && !self.has_oneshot_fired
+            && self.open().is_some_and(Epoll::has_ready_connection)
     }
 
-    /// Marks the events as reported. `seen` is the readiness from which they follow: later data are a new edge.
-    fn mark_reported_and_make_event(
-        &mut self,
-        epoll: c_int,
-        ready: u32,
-        seen: Readiness,
-    ) -> epoll_event {
-        if ready & IN != 0 && seen.readable {
-            self.received_bytes_at_last_report = Some(seen.arrived_rdma_bytes);
-        } else {
-            // `u64::MAX` means that no data was reported: no connection receives that many bytes.
-            self.received_bytes_at_last_report.get_or_insert(u64::MAX);
-        }
-        if ready & OUT != 0 {
-            self.conn.send_found_no_room.store(false, Ordering::SeqCst);
-        }
-        if self.requested_events & ONESHOT != 0 {
-            self.has_oneshot_fired = true;
-            self.end_data_sleep();
-            self.kernel_events = ONESHOT;
-            self.update_kernel(epoll, libc::EPOLL_CTL_MOD);
-        }
+    /// Returns the event to report after the kernel found the instance readable, which may be by wake bytes alone.
+    fn translate(&mut self, kernel: u32) -> Option<epoll_event> {
+        let epoll = self.open()?;
+        epoll.take_wake_bytes();
+        let is_ready = self.is_ready() || real::poll_one(self.fd, libc::POLLIN, 0).0 > 0;
+        is_ready.then(|| self.mark_reported_and_make_event(kernel))
+    }
+
+    fn mark_reported_and_make_event(&mut self, events: u32) -> epoll_event {
+        self.has_oneshot_fired = self.requested_events & ONESHOT != 0;
         epoll_event {
-            events: ready,
+            events: events & self.requested_events,
             u64: self.data,
         }
     }

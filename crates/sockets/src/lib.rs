@@ -34,5 +34,6 @@ pub mod stat;
 mod stream;
 mod table;
 mod totals;
+mod watch;
 #[allow(unsafe_code)]
 mod words;

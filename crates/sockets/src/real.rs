@@ -244,6 +244,13 @@ pub(crate) fn poll_one(fd: c_int, events: i16, timeout_ms: c_int) -> (c_int, i16
     (n, one.revents)
 }
 
+/// Calls `epoll_ctl(2)` with these events and data.
+pub(crate) fn control_epoll(epoll: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> c_int {
+    let mut event = epoll_event { events, u64: data };
+    // SAFETY: `event` is a valid event.
+    unsafe { epoll_ctl(epoll, op, fd, &raw mut event) }
+}
+
 /// Returns true if operations on the descriptor do not block (`O_NONBLOCK`).
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: the command has no argument.

@@ -75,6 +75,11 @@ fn a_connection_is_added_while_a_thread_sleeps_in_epoll_wait() {
 }
 
 #[test]
+fn an_epoll_instance_in_another_one_wakes_a_thread() {
+    brings("nested");
+}
+
+#[test]
 fn a_thread_in_epoll_wait_learns_that_a_full_connection_has_room() {
     brings("full");
 }

@@ -205,6 +205,27 @@ def added(sock, is_server):
     assert sock.recv(1) == b"2"
 
 
+def nested(sock, is_server):
+    """An epoll instance inside another one, and that one in `poll`, wake a thread when data come."""
+    if is_server:
+        while command := sock.recv(1):
+            time.sleep(0.02)
+            sock.sendall(command)
+        return
+    inner, outer, poller = select.epoll(), select.epoll(), select.poll()
+    inner.register(sock, select.EPOLLIN)
+    outer.register(inner.fileno(), select.EPOLLIN)
+    poller.register(outer.fileno(), select.POLLIN)
+    for i in range(10):
+        sock.sendall(b"n")
+        if i % 2:
+            assert poller.poll(10_000) == [(outer.fileno(), select.POLLIN)]
+        assert outer.poll(10) == [(inner.fileno(), select.EPOLLIN)], i
+        assert inner.poll(0) == [(sock.fileno(), select.EPOLLIN)]
+        assert sock.recv(1) == b"n"
+        assert outer.poll(0) == inner.poll(0) == []
+
+
 def full(sock, is_server):
     """A thread sleeps in an edge-triggered `epoll_wait` while another fills the connection; then the peer reads."""
     if is_server:
