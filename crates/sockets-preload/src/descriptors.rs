@@ -36,6 +36,21 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FI
     unsafe { real::fdopen(fd, mode) }
 }
 
+/// `fclose(3)`: the C library closes the descriptor without calling `close` of this library.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
+    if !stream.is_null() {
+        // SAFETY: the caller's stream.
+        calls::before_close(unsafe { libc::fileno(stream) });
+    }
+    // SAFETY: as the caller calls it.
+    unsafe { real::fclose(stream) }
+}
+
 /// `syscall(2)`: there is no `io_uring`, which would move bytes past this library. The arguments are there as far as the
 /// system call has some; the others are what lies in their registers.
 ///

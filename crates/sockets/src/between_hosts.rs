@@ -11,13 +11,14 @@
 //! 4. A demotion is a record with the number of bytes sent by RDMA, and plain bytes follow. It also ends the sender's use
 //!    of a queue pair that has failed: the receiver drops the bytes that it gets twice. The peer demotes its direction, too.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, iovec};
 
 use crate::buffers::Buffers;
-use crate::conn::{Conn, Tx, send_wake};
+use crate::conn::{Conn, Tx};
 use crate::cursors::{peer_ring_room, repeated_bytes};
 use crate::nic::{Hello, MAX_UNACKNOWLEDGED_BYTES, lock};
 use crate::page::{DirectionWords, stage, state};
@@ -81,7 +82,7 @@ impl Conn {
         }
         dir.rdma_bytes_sent
             .store(sent.wrapping_add(n as u64), Ordering::Release);
-        wake_receiver_if_wanted(&dir, fd);
+        self.wake_receiver_if_wanted(&dir, fd);
         SendAttempt::Bytes(n)
     }
 
@@ -112,7 +113,10 @@ impl Conn {
                 real::reset_connection(fd);
                 dir.state.store(state::DEMOTED, Ordering::Release);
             }
-            Err(_) => demote_outgoing(fd, dir),
+            Err(_) => {
+                self.keep_send_error();
+                self.demote_outgoing(fd, dir);
+            }
         }
         self.count_plain_send()
     }
@@ -128,7 +132,7 @@ impl Conn {
         let dir = link.outgoing();
         match dir.state.load(Ordering::Relaxed) {
             state::RDMA if tx.has_rdma_ended(link) => {
-                demote_outgoing(fd, &dir);
+                self.demote_outgoing(fd, &dir);
                 false
             }
             state::RDMA => true,
@@ -140,42 +144,9 @@ impl Conn {
     /// Continues the change of this side's direction to RDMA, without waiting. Returns true if it has changed. The caller
     /// holds the sending lock.
     fn advance_change(&self, fd: c_int, tx: &mut Tx, link: &PageAndSide) -> bool {
-        let (Some(sender), Some(remote)) = (&mut tx.sender, &link.remote) else {
-            return false;
-        };
-        let dir = link.outgoing();
-        let own = link.page.side(link.own_side);
-        match link.peer_stage() {
-            stage::READY => {}
-            stage::TCP_OR_CLOSED => {
-                dir.state.store(state::TCP_ONLY, Ordering::Release);
-                return false;
-            }
-            _ => {
-                if remote.is_time_to_look_up(true) {
-                    lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
-                }
-                return false;
-            }
-        }
-        let hello = sender.hello().and_then(|hello| {
-            if hello == Hello::NotSent {
-                own.stage.store(stage::HELLO_SENT, Ordering::Release);
-                sender.send_hello(&HELLO_WORDS)?;
-            }
-            Ok(hello)
-        });
-        match hello {
-            Err(_) => {
-                tx.sender = None;
-                set_reason(link, NotRdmaReason::WriteFailed);
-                dir.state.store(state::TCP_ONLY, Ordering::Release);
-                return false;
-            }
-            Ok(Hello::Done) => {}
-            Ok(_) => return false,
-        }
-        remote.load(mailbox::HELLO) != 0
+        let has_peers_hello = |remote: &Arc<Remote>| remote.load(mailbox::HELLO) != 0;
+        advance_hello(tx, link)
+            && link.remote.as_ref().is_some_and(has_peers_hello)
             && self.running_tcp_writes.load(Ordering::SeqCst) == 0
             && self.change_to_rdma(fd, tx, link)
     }
@@ -211,13 +182,16 @@ impl Conn {
         true
     }
 
-    /// Continues the change of this side's direction in a call that receives. The caller holds `rx`.
-    pub(crate) fn advance_change_of_receiver(&self, fd: c_int, link: &PageAndSide) {
+    /// Continues the change of this side's direction in a call that receives. The last step is left to a call that sends: a
+    /// peer that has closed does not take it, and its bytes must still be read. The caller holds `rx`.
+    pub(crate) fn advance_change_of_receiver(&self, link: &PageAndSide) {
         let dir = link.outgoing();
         if link.remote.is_some() && dir.state.load(Ordering::Relaxed) == state::TCP {
             let mut tx = lock(&self.tx);
             let _held = dir.lock_sending();
-            self.sends_to_other_host_or_switches(fd, &mut tx, link);
+            if dir.state.load(Ordering::Relaxed) == state::TCP {
+                advance_hello(&mut tx, link);
+            }
         }
     }
 
@@ -231,12 +205,20 @@ impl Conn {
     ) {
         let (dir, incoming) = (link.outgoing(), link.incoming());
         let _held = dir.lock_sending();
+        if dir.state.load(Ordering::Relaxed) == state::RDMA
+            && reason != NotRdmaReason::Unsupported
+            && real::has_tcp_ended(fd)
+        {
+            // A record to a peer that has closed would be answered by a reset. The next send demotes.
+            tx.sender = None;
+            return;
+        }
         if dir.state.load(Ordering::Relaxed) < state::DEMOTED {
             set_reason(link, reason);
         }
         self.sends_to_other_host_or_switches(fd, tx, link);
         match dir.state.load(Ordering::Relaxed) {
-            state::RDMA => demote_outgoing(fd, &dir),
+            state::RDMA => self.demote_outgoing(fd, &dir),
             state::TCP => {
                 dir.state.store(state::TCP_ONLY, Ordering::Release);
                 let own = link.page.side(link.own_side);
@@ -402,11 +384,13 @@ impl Conn {
         ring: Option<&Ring>,
     ) {
         let dir = link.incoming();
+        // The state first: another thread may find the peer's change, which says how many plain bytes precede it.
+        let now = dir.state.load(Ordering::Acquire);
         if are_tcp_bytes_unread(&dir) {
             return;
         }
         let mut end = None;
-        if dir.state.load(Ordering::Acquire) == state::RDMA {
+        if now == state::RDMA {
             end = Some(self.take_records(fd, link, remote, ring));
         }
         if dir.state.load(Ordering::Acquire) == state::DEMOTED {
@@ -496,10 +480,81 @@ impl Conn {
         match dir.state.load(Ordering::Relaxed) {
             state::TCP => dir.state.store(state::TCP_ONLY, Ordering::Release),
             // A record to a peer that has closed would be answered by a reset. The next send demotes.
-            state::RDMA if !real::has_tcp_ended(fd) => demote_outgoing(fd, &dir),
+            state::RDMA if !real::has_tcp_ended(fd) => self.demote_outgoing(fd, &dir),
             _ => {}
         }
         tx.sender = None;
+    }
+
+    /// Sends a wake byte, if the receiver wants one after this send. The caller holds the sending lock, and the receiver's
+    /// host has the bytes.
+    fn wake_receiver_if_wanted(&self, dir: &DirectionWords<'_>, fd: c_int) {
+        fence(Ordering::SeqCst);
+        let one_less = |wakes: u64| wakes.checked_sub(1);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        if dir
+            .receiver_sleeps
+            .fetch_update(set, fetch, one_less)
+            .is_ok()
+            && !self.send_wake(dir.wake_bytes_sent, fd)
+        {
+            // The receiver has not taken the bytes that fill the stream, but counts on as many wake bytes.
+            dir.receiver_sleeps.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Sends the record after which plain bytes follow. The caller holds the sending lock.
+    fn demote_outgoing(&self, fd: c_int, dir: &DirectionWords<'_>) {
+        let before = real::errno();
+        let record = Record::demoted(dir.rdma_bytes_sent.load(Ordering::Relaxed));
+        if !real::send_all(fd, &record, RECORD_TIMEOUT_MS) {
+            self.keep_send_error();
+            if !real::has_tcp_ended(fd) {
+                // The next bytes would be taken for a record.
+                real::reset_connection(fd);
+            }
+        }
+        dir.state.store(state::DEMOTED, Ordering::Release);
+        real::set_errno(before);
+    }
+}
+
+/// Sends the first WRITE when the peer is ready, without waiting. Returns true if the peer has it. The caller holds the
+/// sending lock.
+fn advance_hello(tx: &mut Tx, link: &PageAndSide) -> bool {
+    let (Some(sender), Some(remote)) = (&mut tx.sender, &link.remote) else {
+        return false;
+    };
+    let dir = link.outgoing();
+    let own = link.page.side(link.own_side);
+    match link.peer_stage() {
+        stage::READY => {}
+        stage::TCP_OR_CLOSED => {
+            dir.state.store(state::TCP_ONLY, Ordering::Release);
+            return false;
+        }
+        _ => {
+            if remote.is_time_to_look_up(true) {
+                lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
+            }
+            return false;
+        }
+    }
+    let hello = sender.hello().and_then(|hello| {
+        if hello == Hello::NotSent {
+            own.stage.store(stage::HELLO_SENT, Ordering::Release);
+            sender.send_hello(&HELLO_WORDS)?;
+        }
+        Ok(hello)
+    });
+    match hello {
+        Err(_) => {
+            tx.sender = None;
+            set_reason(link, NotRdmaReason::WriteFailed);
+            dir.state.store(state::TCP_ONLY, Ordering::Release);
+            false
+        }
+        Ok(hello) => hello == Hello::Done,
     }
 }
 
@@ -547,35 +602,6 @@ fn set_reason(link: &PageAndSide, reason: NotRdmaReason) {
     link.page
         .not_rdma_reason()
         .store(reason as u64, Ordering::Relaxed);
-}
-
-/// Sends a wake byte, if the receiver wants one after this send. The caller holds the sending lock, and the receiver's host
-/// has the bytes.
-fn wake_receiver_if_wanted(dir: &DirectionWords<'_>, fd: c_int) {
-    fence(Ordering::SeqCst);
-    let one_less = |wakes: u64| wakes.checked_sub(1);
-    let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
-    if dir
-        .receiver_sleeps
-        .fetch_update(set, fetch, one_less)
-        .is_ok()
-        && !send_wake(dir.wake_bytes_sent, fd)
-    {
-        // The receiver has not taken the bytes that fill the stream, but counts on as many wake bytes.
-        dir.receiver_sleeps.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Sends the record after which plain bytes follow. The caller holds the sending lock.
-fn demote_outgoing(fd: c_int, dir: &DirectionWords<'_>) {
-    let before = real::errno();
-    let record = Record::demoted(dir.rdma_bytes_sent.load(Ordering::Relaxed));
-    if !real::send_all(fd, &record, RECORD_TIMEOUT_MS) && !real::has_tcp_ended(fd) {
-        // The next bytes would be taken for a record.
-        real::reset_connection(fd);
-    }
-    dir.state.store(state::DEMOTED, Ordering::Release);
-    real::set_errno(before);
 }
 
 /// Drops plain bytes that the peer sent again because it did not know of their arrival. Returns `None` after the last.

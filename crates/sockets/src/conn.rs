@@ -193,6 +193,11 @@ impl Conn {
         !matches!(self.phase(), Phase::Ready | Phase::RdmaByOtherProcess)
     }
 
+    /// Returns true if a call of another thread can take the connection to RDMA.
+    pub(crate) fn can_change_to_rdma(&self) -> bool {
+        matches!(self.phase(), Phase::NotStarted | Phase::WaitingForPeer)
+    }
+
     /// Begins a data call: continues the change to RDMA if possible. Returns the resulting phase.
     #[inline]
     pub(crate) fn begin_call(&self, fd: i32) -> Phase {
@@ -241,6 +246,28 @@ impl Conn {
         is_failure
     }
 
+    /// Keeps the error of a call that sent, for the program. The kernel reports `EPIPE` again.
+    pub(crate) fn keep_send_error(&self) {
+        if real::errno() != libc::EPIPE {
+            self.keep_error();
+        }
+    }
+
+    /// Returns the kept error to a call that sends, as the kernel reports an error of the socket to its next call.
+    #[inline]
+    pub(crate) fn take_kept_error(&self) -> io::Result<()> {
+        if self.kept_errno.load(Ordering::Relaxed) == 0 {
+            return Ok(());
+        }
+        match self.kept_errno.swap(0, Ordering::SeqCst) {
+            0 => Ok(()),
+            errno => {
+                real::set_errno(errno);
+                Err(io::Error::from_raw_os_error(errno))
+            }
+        }
+    }
+
     /// Returns the kept error in place of an end of the stream, or of the error of a connection that was reset here.
     pub(crate) fn kept_error_instead_of_end(&self, got: io::Result<usize>) -> io::Result<usize> {
         let is_end = match &got {
@@ -250,13 +277,7 @@ impl Conn {
         if !is_end {
             return got;
         }
-        match self.kept_errno.swap(0, Ordering::SeqCst) {
-            0 => got,
-            errno => {
-                real::set_errno(errno);
-                Err(io::Error::from_raw_os_error(errno))
-            }
-        }
+        self.take_kept_error().and(got)
     }
 
     /// Resets the connection, of whose stream nobody knows any more how to read it.
@@ -526,7 +547,7 @@ impl Conn {
         if link.remote.is_some() {
             self.demote_between_hosts(fd, &mut tx, &link, reason);
         } else {
-            demote_page(&link, fd, reason);
+            self.demote_page(&link, fd, reason);
             tx.sender = None;
         }
         if std::mem::take(&mut tx.had_nagle) {
@@ -536,6 +557,50 @@ impl Conn {
             self.set_phase(Phase::Ready);
         }
         real::set_errno(before);
+    }
+
+    /// Demotes both directions of a page to TCP. A sleeping peer is woken first.
+    fn demote_page(&self, link: &PageAndSide, fd: i32, reason: NotRdmaReason) {
+        let page = &link.page;
+        let dirs = [page.direction_words(0), page.direction_words(1)];
+        let _held = [dirs[0].lock_sending(), dirs[1].lock_sending()];
+        let (outgoing, incoming) = (dirs[link.own_side], dirs[1 - link.own_side]);
+        if dirs
+            .iter()
+            .any(|dir| dir.state.load(Ordering::Relaxed) < state::DEMOTED)
+        {
+            page.not_rdma_reason()
+                .store(reason as u64, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        let sleeps = outgoing.receiver_sleeps.swap(0, Ordering::SeqCst)
+            + incoming.sender_sleeps.swap(0, Ordering::SeqCst)
+            > 0;
+        if sleeps && outgoing.state.load(Ordering::Relaxed) == state::RDMA {
+            self.send_wake(outgoing.wake_bytes_sent, fd);
+        }
+        for dir in dirs {
+            match dir.state.load(Ordering::Relaxed) {
+                state::TCP => dir.state.store(state::TCP_ONLY, Ordering::Release),
+                state::RDMA => dir.state.store(state::DEMOTED, Ordering::Release),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent. The
+    /// kernel reports an error of the socket once: it is kept for the program.
+    pub(crate) fn send_wake(&self, wakes: &AtomicU64, fd: i32) -> bool {
+        let before = real::errno();
+        // The byte is counted first, because the receiver never takes more bytes than are counted.
+        wakes.fetch_add(1, Ordering::SeqCst);
+        let is_sent = real::send_byte(fd);
+        if !is_sent {
+            wakes.fetch_sub(1, Ordering::SeqCst);
+            self.keep_send_error();
+        }
+        real::set_errno(before);
+        is_sent
     }
 
     /// Makes the connection plain after all RDMA data was received.
@@ -560,7 +625,7 @@ impl Conn {
             if owner == u64::from(std::process::id()) {
                 // A peer does not notice that a WRITE fails: it must send by TCP before the queue pair goes.
                 if link.remote.is_none() {
-                    demote_page(&link, fd, NotRdmaReason::Shutdown);
+                    self.demote_page(&link, fd, NotRdmaReason::Shutdown);
                 } else if self.may_be_shared() {
                     self.demote_between_hosts(fd, &mut tx, &link, NotRdmaReason::Shutdown);
                 }
@@ -582,22 +647,26 @@ impl Conn {
         } else {
             discard_wake_bytes(fd, &incoming);
         }
+        let is_read = ring
+            .as_ref()
+            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
+        let is_unread_by_others = !is_read && self.may_be_shared();
         let own = link.page.side(link.own_side);
         own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
-        if link.remote.is_some() && self.may_be_shared() {
-            // A process that has the descriptor, but not the page yet, must find it.
+        // A process that has the descriptor of an end, but not the page yet, must find it.
+        let is_page_needed = match link.remote {
+            Some(_) => self.may_be_shared(),
+            None => [0, 1]
+                .map(|side| link.page.has_unread_bytes(side))
+                .contains(&true),
+        };
+        if is_page_needed {
             link.page.path.parent().map(stale::remove_pages_sometimes);
         } else if stale::has_ended(&link.page) {
             totals::remove_page_and_add_to_totals(&link.page);
         }
-        // A process that shares the connection may still have to read from the ring.
         let ring = ring.filter(|_| setup.page.is_some());
-        let is_read = ring
-            .as_ref()
-            .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
-        if let (Some(ring), Some(nic)) = (ring, nic::get_if_made())
-            && (is_read || !self.may_be_shared())
-        {
+        if let (Some(ring), Some(nic), false) = (ring, nic::get_if_made(), is_unread_by_others) {
             nic.free_ring(setup.ring_arena_number, ring.offset());
         }
     }
@@ -651,46 +720,6 @@ impl Drop for TcpCall<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-/// Demotes both directions of a page to TCP. A sleeping peer is woken first.
-fn demote_page(link: &PageAndSide, fd: i32, reason: NotRdmaReason) {
-    let page = &link.page;
-    let dirs = [page.direction_words(0), page.direction_words(1)];
-    let _held = [dirs[0].lock_sending(), dirs[1].lock_sending()];
-    let (outgoing, incoming) = (dirs[link.own_side], dirs[1 - link.own_side]);
-    if dirs
-        .iter()
-        .any(|dir| dir.state.load(Ordering::Relaxed) < state::DEMOTED)
-    {
-        page.not_rdma_reason()
-            .store(reason as u64, Ordering::Relaxed);
-    }
-    fence(Ordering::SeqCst);
-    let sleeps = outgoing.receiver_sleeps.swap(0, Ordering::SeqCst)
-        + incoming.sender_sleeps.swap(0, Ordering::SeqCst)
-        > 0;
-    if sleeps && outgoing.state.load(Ordering::Relaxed) == state::RDMA {
-        send_wake(outgoing.wake_bytes_sent, fd);
-    }
-    for dir in dirs {
-        match dir.state.load(Ordering::Relaxed) {
-            state::TCP => dir.state.store(state::TCP_ONLY, Ordering::Release),
-            state::RDMA => dir.state.store(state::DEMOTED, Ordering::Release),
-            _ => {}
-        }
-    }
-}
-
-/// Sends a wake byte; the caller holds the direction's sending lock. Returns false if the byte could not be sent.
-pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) -> bool {
-    // The byte is counted first, because the receiver never takes more bytes than are counted.
-    wakes.fetch_add(1, Ordering::SeqCst);
-    let is_sent = real::send_byte(fd);
-    if !is_sent {
-        wakes.fetch_sub(1, Ordering::SeqCst);
-    }
-    is_sent
 }
 
 /// Takes the wake bytes of a stream that is about to be closed: the kernel would reset the connection if they were left.

@@ -17,12 +17,12 @@ pub(crate) fn readable_ring_bytes(tail: u64, dir: &DirectionWords<'_>) -> usize 
 
 /// Returns how many bytes a read would return at once, if the kernel does not know it.
 pub(crate) fn readable_bytes_unknown_to_kernel(tail: u64, dir: &DirectionWords<'_>) -> Option<u64> {
-    let first = dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
-    let before = first.saturating_sub(dir.tcp_bytes_received.load(Ordering::Relaxed));
     let is_rdma = matches!(
         dir.state.load(Ordering::Acquire),
         state::RDMA | state::DEMOTED
     );
+    let first = dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
+    let before = first.saturating_sub(dir.tcp_bytes_received.load(Ordering::Relaxed));
     let all = before.saturating_add(readable_ring_bytes(tail, dir) as u64);
     (is_rdma && all > 0).then_some(all)
 }

@@ -21,8 +21,6 @@ const STAGING_BUFFER_BYTES: usize = 32 * 1024;
 pub(crate) const MAX_UNACKNOWLEDGED_BYTES: usize = 4 * STAGING_BUFFER_BYTES;
 /// Largest payload that is sent inline, if the device supports it.
 const MAX_INLINE_BYTES: u32 = 512;
-/// Number of work requests after which one is signaled, so that the send queue is drained.
-const SIGNAL_EVERY: u32 = 16;
 const SEND_WRS: u32 = 128;
 /// The code of the ACK timeout between hosts: 268 ms, and 2.1 s with all retries. A process that gets no processor for that
 /// long goes back to TCP. Lost packets are sent again sooner, by the measured round trip.
@@ -252,7 +250,6 @@ impl UnconnectedQp {
             cq: self.cq,
             list,
             peer_ring: ring,
-            unsignaled_wrs: 0,
             hello: Hello::NotSent,
         })
     }
@@ -265,8 +262,6 @@ pub(crate) struct Sender {
     list: Postlist<Rc>,
     peer_ring: RemoteMemory,
     max_inline_bytes: usize,
-    /// Number of work requests since the last signaled one.
-    unsignaled_wrs: u32,
     hello: Hello,
 }
 
@@ -431,7 +426,6 @@ impl Sender {
             self.list.rdma_write(stage.slice(start..end)?, remote);
         }
         self.list_tail(cursor.wrapping_add(len as u64));
-        self.unsignaled_wrs = 0;
         self.post(signaled)
     }
 
@@ -448,17 +442,13 @@ impl Sender {
             .rdma_write(Inline(&tail.to_ne_bytes()), self.peer_ring);
     }
 
-    /// Posts the list, followed by a WRITE of the new tail. Waits from time to time, so that the send queue is drained.
+    /// Posts the list, followed by a WRITE of the new tail, and waits for the completion. On this host the WRITEs are done
+    /// when they are posted, unless the process with the peer's queue pair has ended. Its child may have the connection,
+    /// and gets the bytes by TCP.
     fn post_with_new_tail(&mut self, tail: u64) -> io::Result<()> {
         self.list_tail(tail);
-        self.unsignaled_wrs += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
-        let signaled = self.unsignaled_wrs >= SIGNAL_EVERY;
-        self.post(signaled)?;
-        if signaled {
-            self.unsignaled_wrs = 0;
-            self.wait_for_completion(&mut || false)?;
-        }
-        Ok(())
+        self.post(true)?;
+        self.wait_for_completion(&mut || false)
     }
 
     /// Posts the list. If `signaled` is true, its last work request makes a completion.

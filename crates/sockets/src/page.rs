@@ -130,6 +130,13 @@ impl Page {
         }
     }
 
+    /// Returns true if bytes that side 0 or 1 has sent by RDMA were not taken, on a page of both ends.
+    pub(crate) fn has_unread_bytes(&self, sender: usize) -> bool {
+        let dir = self.direction_words(sender);
+        let taken = dir.rdma_bytes_taken.load(Ordering::Relaxed);
+        dir.rdma_bytes_sent.load(Ordering::Acquire) != taken
+    }
+
     /// Returns the word for the reason why the connection is not on RDMA: a number of `not_rdma_reason`.
     pub(crate) fn not_rdma_reason(&self) -> &AtomicU64 {
         &self.words[1]

@@ -32,21 +32,80 @@ fn managed_descriptors(fds: &[pollfd]) -> Vec<ManagedDescriptor> {
     fds.iter().enumerate().filter_map(one).collect()
 }
 
+/// Connections on TCP of which data are waited for, and which a call of another thread can take to RDMA. They count
+/// their sleepers: otherwise another thread would take the wake byte for the first data by RDMA.
+struct ChangingConnections(Vec<&'static Conn>);
+
+impl ChangingConnections {
+    fn of(fds: &[pollfd]) -> Self {
+        let waited_for = fds.iter().filter(|one| one.events & IN != 0);
+        let conns = waited_for.filter_map(|one| table::conn(one.fd));
+        Self(conns.filter(|conn| conn.can_change_to_rdma()).collect())
+    }
+
+    /// Counts this thread as a sleeper of each connection. Returns true if one has come to RDMA.
+    fn begin_sleep(&self) -> bool {
+        self.0.iter().for_each(|conn| conn.begin_data_sleep());
+        self.has_one_changed()
+    }
+
+    fn end_sleep(&self) {
+        self.0.iter().for_each(|conn| conn.end_data_sleep());
+    }
+
+    fn has_one_changed(&self) -> bool {
+        self.0.iter().any(|conn| !conn.is_plain_tcp())
+    }
+
+    /// Sleeps by `sleep`. Returns `None` if a connection has come to RDMA.
+    fn sleep(&self, sleep: impl FnOnce() -> c_int) -> Option<c_int> {
+        if self.begin_sleep() {
+            self.end_sleep();
+            return None;
+        }
+        let n = sleep();
+        let errno = real::errno();
+        self.end_sleep();
+        real::set_errno(errno);
+        (n < 0 || !self.has_one_changed()).then_some(n)
+    }
+}
+
 /// Handles `poll(2)`; `sleep` is the kernel's function with a timeout in milliseconds or -1.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     deadline: Option<Instant>,
     mut sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
 ) -> c_int {
-    let ours = managed_descriptors(fds);
-    if ours.is_empty() {
-        return sleep(fds, remaining_ms(deadline));
+    loop {
+        let ours = managed_descriptors(fds);
+        let changing = ChangingConnections::of(fds);
+        let n = if !ours.is_empty() {
+            poll_managed(fds, &ours, &changing, deadline, &mut sleep)
+        } else if changing.0.is_empty() {
+            Some(sleep(fds, remaining_ms(deadline)))
+        } else {
+            changing.sleep(|| sleep(fds, remaining_ms(deadline)))
+        };
+        if let Some(n) = n {
+            return n;
+        }
     }
+}
+
+/// Handles `poll(2)` if the kernel does not know all events. Returns `None` if a further connection has come to RDMA.
+fn poll_managed(
+    fds: &mut [pollfd],
+    ours: &[ManagedDescriptor],
+    changing: &ChangingConnections,
+    deadline: Option<Instant>,
+    sleep: &mut impl FnMut(&mut [pollfd], c_int) -> c_int,
+) -> Option<c_int> {
     let asked: Vec<i16> = fds.iter().map(|one| one.events).collect();
     loop {
-        let n = poll_once(fds, &ours, &asked, 0, &mut sleep);
+        let n = poll_once(fds, ours, &asked, 0, sleep);
         if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
-            return n;
+            return Some(n);
         }
         if Spin::decide_whether_to_spin().spin_until(|| {
             ours.iter()
@@ -54,8 +113,13 @@ pub(crate) fn poll(
         }) {
             continue;
         }
-        if begin_sleep(&ours, &asked) {
-            end_sleep(&ours, &asked);
+        let has_one_changed = changing.begin_sleep();
+        if begin_sleep(ours, &asked) || has_one_changed {
+            end_sleep(ours, &asked);
+            changing.end_sleep();
+            if has_one_changed {
+                return None;
+            }
             continue;
         }
         let waits = |one: &ManagedDescriptor| match one {
@@ -68,13 +132,17 @@ pub(crate) fn poll(
         let mut sleep_once = |fds: &mut [pollfd], ms| {
             let n = sleep(fds, ms);
             let errno = real::errno();
-            end_sleep(&ours, &asked);
+            end_sleep(ours, &asked);
+            changing.end_sleep();
             real::set_errno(errno);
             n
         };
-        let n = poll_once(fds, &ours, &asked, ms, &mut sleep_once);
+        let n = poll_once(fds, ours, &asked, ms, &mut sleep_once);
+        if n >= 0 && changing.has_one_changed() {
+            return None;
+        }
         if n != 0 {
-            return n;
+            return Some(n);
         }
     }
 }
@@ -236,7 +304,9 @@ impl Sets<'_> {
                 })
             })
             .collect();
-        (!managed_descriptors(&fds).is_empty()).then_some(fds)
+        let is_left_to_kernel =
+            managed_descriptors(&fds).is_empty() && ChangingConnections::of(&fds).0.is_empty();
+        (!is_left_to_kernel).then_some(fds)
     }
 
     /// Writes the ready descriptors into the sets, and returns the number of set bits.

@@ -101,6 +101,7 @@ real! {
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fn fclose(stream: *mut libc::FILE) -> c_int;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
@@ -221,15 +222,27 @@ pub(crate) fn peek(fd: c_int, flags: c_int) -> ssize_t {
     unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | flags) }
 }
 
-/// Sends one byte without waiting. Returns false if it could not be sent.
+/// Sends one byte without waiting. Returns false with `errno` if it could not be sent.
 pub(crate) fn send_byte(fd: c_int) -> bool {
     let byte = 0u8;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let before = errno();
     // SAFETY: `byte` is one byte to send.
-    let sent = unsafe { send(fd, (&raw const byte).cast(), 1, flags) } == 1;
-    set_errno(before);
-    sent
+    unsafe { send(fd, (&raw const byte).cast(), 1, flags) == 1 }
+}
+
+/// Returns true if each signal that has a handler restarts the call that it interrupts (`SA_RESTART`). Signals of a
+/// faulting instruction interrupt no call.
+pub(crate) fn do_handlers_restart_calls() -> bool {
+    const FAULTS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
+    let mut others = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal));
+    others.all(|signal| {
+        // SAFETY: any bytes are a valid value; the next call writes it.
+        let mut set: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` has room for the answer, and nothing is changed.
+        let known = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut set) } == 0;
+        let has_handler = !matches!(set.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        !known || !has_handler || set.sa_flags & libc::SA_RESTART != 0
+    })
 }
 
 /// Waits for one descriptor. Returns the result of `poll(2)`, and the events.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::page::{Page, page_name, stage};
 use crate::totals;
 
-/// Number of closes of shared connections between hosts after which the files are looked at.
+/// Number of closes of shared connections after which the files are looked at.
 const CLOSES_PER_REMOVAL: u32 = 64;
 
 /// Removes the files of connections whose processes have all ended.
@@ -33,7 +33,7 @@ pub(crate) fn remove_pages_of_ended_connections(dir: &Path) {
     }
 }
 
-/// Does so after some calls. Called when a process closes a connection between hosts that others may still use.
+/// Does so after some calls. Called when a process closes a connection that others may still use.
 pub(crate) fn remove_pages_sometimes(dir: &Path) {
     static CLOSES: AtomicU32 = AtomicU32::new(0);
     if CLOSES.fetch_add(1, Ordering::Relaxed) % CLOSES_PER_REMOVAL == CLOSES_PER_REMOVAL - 1 {
@@ -41,8 +41,7 @@ pub(crate) fn remove_pages_sometimes(dir: &Path) {
     }
 }
 
-/// Returns true if no process uses a page any more. A page between hosts can still be used by a process that has not
-/// found it yet.
+/// Returns true if no process uses a page any more. A process that has not found it yet can still use it.
 pub(crate) fn has_ended(page: &Page) -> bool {
     use std::sync::atomic::Ordering::Acquire;
     [0, 1].into_iter().all(|side| {
@@ -53,7 +52,7 @@ pub(crate) fn has_ended(page: &Page) -> bool {
     })
 }
 
-/// Returns the names that pages between hosts have for the TCP connections of this network namespace that processes hold.
+/// Returns the names that pages have for the TCP connections of this network namespace that processes hold.
 fn held_pages() -> HashSet<String> {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
     let tables = tables.map(|path| fs::read_to_string(path).unwrap_or_default());
@@ -61,7 +60,8 @@ fn held_pages() -> HashSet<String> {
         .iter()
         .flat_map(|table| table.lines())
         .filter_map(held_connection)
-        .filter_map(|(own, peer)| page_name(own, peer, true).ok())
+        .flat_map(|(own, peer)| [true, false].map(|remote| page_name(own, peer, remote)))
+        .flatten()
         .collect()
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, iovec, ssize_t};
 
 use crate::buffers::Buffers;
-use crate::conn::{Conn, Phase, Rx, TcpCall, Tx, send_wake};
+use crate::conn::{Conn, Phase, Rx, TcpCall, Tx};
 use crate::cursors::{
     peer_ring_room, readable_bytes_unknown_to_kernel, readable_ring_bytes, untaken_wake_bytes,
 };
@@ -76,6 +76,7 @@ impl Conn {
         if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
             self.demote(fd, NotRdmaReason::Unsupported);
         }
+        self.take_kept_error()?;
         if self.begin_call(fd) != Phase::Ready || from.is_empty() {
             self.running_tcp_writes.fetch_add(1, Ordering::SeqCst);
             let call = TcpCall::from_counted(&self.running_tcp_writes);
@@ -92,8 +93,12 @@ impl Conn {
                 SendAttempt::Tcp(call) if done == 0 => {
                     return self.send_by_tcp(fd, from, flags, &call);
                 }
-                // The next call sends the rest by TCP.
-                SendAttempt::Tcp(_) => return Ok(done),
+                // A program whose calls block may not look at the count.
+                SendAttempt::Tcp(call) => {
+                    let flags = flags | libc::MSG_NOSIGNAL;
+                    let rest = self.send_by_tcp(fd, from.skip_bytes(done), flags, &call);
+                    return Ok(done + rest.unwrap_or_else(|_| self.keep_send_error_of_rest()));
+                }
                 SendAttempt::NoRoom => {
                     if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
                         self.send_found_no_room.store(true, Ordering::SeqCst);
@@ -140,6 +145,12 @@ impl Conn {
         }))
     }
 
+    /// Keeps the error of sending the rest of a program's bytes. Returns 0, the number of bytes sent.
+    fn keep_send_error_of_rest(&self) -> usize {
+        self.keep_send_error();
+        0
+    }
+
     fn send_by_tcp(
         &self,
         fd: c_int,
@@ -147,6 +158,7 @@ impl Conn {
         flags: c_int,
         _: &TcpCall<'_>,
     ) -> io::Result<usize> {
+        self.take_kept_error()?;
         let sent = send_by_kernel(fd, &from.iovecs_of_range(0, from.len()), flags)?;
         self.tcp_bytes_sent.fetch_add(sent as u64, Ordering::SeqCst);
         Ok(sent)
@@ -205,7 +217,7 @@ impl Conn {
         if dir.receiver_sleeps.load(Ordering::Relaxed) != 0
             && dir.receiver_sleeps.swap(0, Ordering::SeqCst) != 0
         {
-            send_wake(dir.wake_bytes_sent, fd);
+            self.send_wake(dir.wake_bytes_sent, fd);
         }
         SendAttempt::Bytes(n)
     }
@@ -261,7 +273,11 @@ impl Conn {
         let nap = c_int::try_from(ROOM_CHECK_MS).unwrap_or(c_int::MAX);
         let (n, revents) = real::poll_one(fd, libc::POLLIN, nap);
         if n < 0 {
-            return Err(fail(real::errno()));
+            // A send would go on after a handler with `SA_RESTART`, `poll(2)` never does (`signal(7)`).
+            let errno = real::errno();
+            let goes_on = errno == libc::EINTR && real::do_handlers_restart_calls();
+            real::set_errno(errno);
+            return if goes_on { Ok(()) } else { Err(fail(errno)) };
         }
         if revents & libc::POLLIN != 0 {
             self.take_wake_bytes_unless_needed(fd);
@@ -332,12 +348,20 @@ impl Conn {
                     None => std::thread::yield_now(),
                 },
                 ReceiveAttempt::End => return Ok(done),
-                ReceiveAttempt::Failed(_) if done > 0 => return Ok(done),
+                ReceiveAttempt::Failed(errno) if done > 0 => {
+                    real::set_errno(errno);
+                    self.keep_error();
+                    return Ok(done);
+                }
                 ReceiveAttempt::Failed(errno) => return Err(fail(errno)),
                 ReceiveAttempt::Tcp if done == 0 => return self.recv_by_tcp(fd, to, flags),
                 ReceiveAttempt::Tcp => {
                     let parts = to.iovecs_of_range(done, to.len() - done);
-                    return Ok(done + recv_by_kernel(fd, &parts, flags).unwrap_or(0));
+                    let rest = recv_by_kernel(fd, &parts, flags);
+                    if rest.is_err() {
+                        self.keep_error();
+                    }
+                    return Ok(done + rest.unwrap_or(0));
                 }
                 ReceiveAttempt::WouldBlock => match self.wait_for_data(fd, flags) {
                     Err(_) if done > 0 => return Ok(done),
@@ -391,7 +415,7 @@ impl Conn {
         let dir = link.incoming();
         let _held = dir.lock_receiving();
         if link.remote.is_some() {
-            self.advance_change_of_receiver(fd, link);
+            self.advance_change_of_receiver(link);
         }
         let len = to.len() - skip;
         loop {
@@ -534,7 +558,7 @@ impl Conn {
             link.sends_by_rdma_or_switches(self)
         };
         if sends_by_rdma {
-            send_wake(dir.wake_bytes_sent, fd);
+            self.send_wake(dir.wake_bytes_sent, fd);
         }
     }
 
@@ -606,6 +630,10 @@ impl Conn {
             self.take_wake_bytes_unless_needed(fd);
         }
         real::set_errno(woken_errno);
+        if slept < 0 && self.keep_error() {
+            // Data that came before the error are received first.
+            return Ok(());
+        }
         result(slept).map(|_| ())
     }
 
@@ -680,14 +708,14 @@ impl Conn {
                 real::set_errno(before);
                 return;
             }
+            // The state first: the peer may change to RDMA now, and says before how many plain bytes precede that.
+            let has_changed = matches!(
+                dir.state.load(Ordering::Acquire),
+                state::RDMA | state::DEMOTED
+            );
             let after_tcp = dir.tcp_bytes_received.load(Ordering::Relaxed)
                 >= dir.tcp_bytes_before_rdma.load(Ordering::Acquire);
-            if after_tcp
-                && matches!(
-                    dir.state.load(Ordering::Acquire),
-                    state::RDMA | state::DEMOTED
-                )
-            {
+            if has_changed && after_tcp {
                 let left = untaken_wake_bytes(&dir);
                 if left > 0 && self.may_take_wake_bytes(link, rx.ring.as_ref()) {
                     if let Ok(n) = u64::try_from(real::discard(fd, left)) {

@@ -137,8 +137,48 @@ fn a_forked_child_takes_over_while_bytes_arrive() {
 }
 
 #[test]
+fn a_daemon_continues_when_the_process_that_forked_it_has_ended() {
+    brings("abandoned");
+}
+
+#[test]
+fn a_parent_and_its_child_both_send() {
+    brings("shared");
+}
+
+#[test]
 fn a_descriptor_goes_to_another_process() {
     brings("rights");
+}
+
+#[test]
+fn unread_bytes_go_with_a_descriptor_after_both_ends_have_closed() {
+    brings("inherited");
+}
+
+#[test]
+fn a_send_that_blocks_sends_everything() {
+    brings("whole");
+}
+
+#[test]
+fn a_descriptor_that_fclose_closed_is_forgotten() {
+    brings("wrapped");
+}
+
+#[test]
+fn a_send_continues_after_a_signal_whose_handler_restarts_calls() {
+    brings("signalled");
+}
+
+#[test]
+fn a_send_after_a_reset_says_so() {
+    brings("refused");
+}
+
+#[test]
+fn a_connection_changes_while_a_thread_sleeps_in_poll() {
+    brings("watched");
 }
 
 #[test]

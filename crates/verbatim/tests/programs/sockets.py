@@ -566,6 +566,194 @@ def handed(sock, is_server):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def abandoned(sock, is_server):
+    """The server's process ends at once after a fork, as a daemon's does, while the client sends to its child."""
+    if not is_server:
+        return handed(sock, is_server)
+    if os.fork():
+        os._exit(0)
+    time.sleep(random.choice([0, 0.001, 0.01]))
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    for i in range(3000):
+        assert poller.poll(20_000), f"no message {i}"
+        got = read_exactly(sock, 4)
+        assert got == b"%04d" % i, got
+    sock.sendall(b"done")
+
+
+def shared(sock, is_server):
+    """A parent and its child both send, and the parent receives."""
+    count = 2000
+    if not is_server:
+        sender = threading.Thread(target=lambda: [sock.sendall(b"%08d" % i) for i in range(count)])
+        sender.start()
+        expected = {b"p": 0, b"c": 0}
+        for _ in range(2 * count):
+            got = read_exactly(sock, 8)
+            assert int(got[1:]) == expected[got[:1]], (got, expected)
+            expected[got[:1]] += 1
+        sender.join()
+        sock.sendall(b"end")
+        return
+    child = os.fork()
+    name = b"p" if child else b"c"
+    sender = threading.Thread(target=lambda: [sock.sendall(name + b"%07d" % i) for i in range(count)])
+    sender.start()
+    if child:
+        for i in range(count):
+            got = read_exactly(sock, 8)
+            assert got == b"%08d" % i, got
+    sender.join()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert read_exactly(sock, 3) == b"end"
+
+
+def inherited(sock, is_server):
+    """The client sends and exits. The server passes the descriptor on and closes it, before anybody has read."""
+    if not is_server:
+        sock.sendall(PATTERN[:100_000])
+        os._exit(0)
+    # The end of the stream has arrived.
+    poller = select.poll()
+    poller.register(sock, select.POLLRDHUP)
+    assert poller.poll(20_000)
+    ours, theirs = socket.socketpair()
+    program = [sys.executable, __file__, "take-late", str(theirs.fileno())]
+    helper = subprocess.Popen(program, pass_fds=[theirs.fileno()])
+    descriptors = array.array("i", [sock.fileno()])
+    ours.sendmsg([b"take"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+    sock.close()
+    assert helper.wait(60) == 0
+
+
+def take_late(fd):
+    ours = socket.socket(fileno=int(fd))
+    # The sender closes its descriptor meanwhile.
+    time.sleep(0.5)
+    _, fds, _, _ = socket.recv_fds(ours, 10, 1)
+    sock = socket.socket(fileno=fds[0])
+    got = read_exactly(sock, 100_000)
+    assert got == PATTERN[:100_000], "wrong bytes"
+    assert sock.recv(1) == b""
+
+
+def whole(sock, is_server):
+    """A send that blocks sends everything by one call, also if the connection goes back to TCP meanwhile."""
+    if not is_server:
+        assert sock.send(PATTERN) == len(PATTERN)
+        return
+    got = read_exactly(sock, 100_000)
+    time.sleep(0.2)
+    sock.shutdown(socket.SHUT_WR)
+    assert got + read_exactly(sock, len(PATTERN) - len(got)) == PATTERN
+
+
+def wrapped(sock, is_server):
+    """The client's descriptor is closed by `fclose`, and a file gets its number."""
+    if is_server:
+        assert read_exactly(sock, 5) == b"hello"
+        assert sock.recv(1) == b""
+        return
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype = ctypes.c_void_p
+    number = sock.detach()
+    stream = ctypes.c_void_p(libc.fdopen(number, b"w"))
+    assert libc.fputs(b"hello", stream) >= 0 and libc.fclose(stream) == 0
+    file = os.open("/dev/zero", os.O_RDONLY)
+    assert file == number and os.read(file, 3) == bytes(3)
+
+
+def signalled(sock, is_server):
+    """A signal whose handler restarts calls does not end a send that waits for room."""
+    if is_server:
+        time.sleep(1)
+        while part := sock.recv(100_000):
+            last = part
+        assert last.endswith(b"!")
+        return
+    sock.setblocking(False)
+    try:
+        while True:
+            sock.send(b"x" * 10_000)
+    except BlockingIOError:
+        pass
+    sock.setblocking(True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    libc = ctypes.CDLL(None, use_errno=True)
+    sent = libc.send(sock.fileno(), b"y", 1, 0)
+    assert sent == 1, os.strerror(ctypes.get_errno())
+    # A handler that does not restart calls ends it.
+    signal.siginterrupt(signal.SIGALRM, True)
+    signal.setitimer(signal.ITIMER_REAL, 0, 0)
+    sock.sendall(b"!")
+
+
+def refused(sock, is_server):
+    """The server resets the connection. The client's first call learns of the reset, also if it sends."""
+    if is_server:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return
+    poller = select.poll()
+    poller.register(sock, select.POLLRDHUP)
+    assert poller.poll(10_000)
+    try:
+        for _ in range(1000):
+            sock.sendall(b"z")
+        raise AssertionError("sends succeed")
+    except ConnectionResetError:
+        pass
+    assert sock.recv(1) == b""
+
+
+def watched(sock, is_server):
+    """Threads wait in `poll` on connections that change to RDMA meanwhile, while others send."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        for _ in range(20):
+            other, _ = listener.accept()
+            for _ in range(20):
+                assert read_exactly(other, 5) == b"small"
+            other.sendall(b"first")
+            time.sleep(0.02)
+            other.sendall(b"next")
+            assert read_exactly(other, 600_000) == PATTERN[:600_000]
+            assert other.recv(1) == b""
+            other.close()
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+
+    def take(other, wait, taken):
+        got = b""
+        while got != b"firstnext":
+            assert wait(other), f"not woken after {got}"
+            got += other.recv(100)
+        taken.put(got)
+
+    def by_poll(other):
+        poller = select.poll()
+        poller.register(other, select.POLLIN)
+        return poller.poll(5_000)
+
+    for i in range(20):
+        other = socket.create_connection(("127.0.0.1", port))
+        taken = queue.Queue()
+        wait = by_poll if i % 2 else lambda one: select.select([one], [], [], 5)[0]
+        threading.Thread(target=take, args=[other, wait, taken], daemon=True).start()
+        time.sleep(0.01)
+        for _ in range(20):
+            other.sendall(b"small")
+        other.sendall(PATTERN[:600_000])
+        assert taken.get(timeout=20) == b"firstnext"
+        other.close()
+
+
 def rights(sock, is_server):
     """The server sends the descriptor to another process."""
     if not is_server:
@@ -662,6 +850,8 @@ def run(scenario):
     sock, _ = listener.accept()
     if scenario is executed:
         return run_executed(sock, port, client)
+    if scenario is abandoned:
+        return run_abandoned(sock, port, client)
     serve(sock, port, scenario)
     sock.close()
     status = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
@@ -682,10 +872,26 @@ def run_executed(sock, port, client):
     serve(sock, port, watched)
 
 
+def run_abandoned(sock, port, client):
+    """The server's process ends: its child says by a pipe that all went well."""
+    said, says = os.pipe()
+    if os.fork() == 0:
+        os.close(said)
+        serve(sock, port, abandoned)
+        os.write(says, b"well")
+        os._exit(0)
+    os.close(says)
+    sock.close()
+    assert os.read(said, 4) == b"well"
+    assert os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]) == 0
+
+
 if __name__ == "__main__":
     name = sys.argv[1]
     if name == "take":
         take(sys.argv[2])
+    elif name == "take-late":
+        take_late(sys.argv[2])
     elif name == "rest":
         serve_rest(socket.socket(fileno=int(sys.argv[2])))
     elif name == "talk":
