@@ -650,7 +650,10 @@ impl Conn {
         let is_read = ring
             .as_ref()
             .is_none_or(|ring| ring.tail() == incoming.rdma_bytes_taken.load(Ordering::Relaxed));
-        let is_unread_by_others = !is_read && self.may_be_shared();
+        // Between hosts a direction stays on RDMA until the peer's record is read.
+        let may_come =
+            link.remote.is_some() && incoming.state.load(Ordering::Acquire) == state::RDMA;
+        let is_unread_by_others = (!is_read || may_come) && self.may_be_shared();
         let own = link.page.side(link.own_side);
         own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
         // A process that has the descriptor of an end, but not the page yet, must find it.
@@ -666,8 +669,14 @@ impl Conn {
             totals::remove_page_and_add_to_totals(&link.page);
         }
         let ring = ring.filter(|_| setup.page.is_some());
-        if let (Some(ring), Some(nic), false) = (ring, nic::get_if_made(), is_unread_by_others) {
-            nic.free_ring(setup.ring_arena_number, ring.offset());
+        let (Some(ring), Some(nic)) = (ring, nic::get_if_made()) else {
+            return;
+        };
+        let (arena, sender) = (setup.ring_arena_number, 1 - link.own_side);
+        if is_unread_by_others {
+            nic.retire_ring(Arc::clone(&link.page), sender, arena, ring.offset());
+        } else {
+            nic.free_ring(arena, ring.offset());
         }
     }
 

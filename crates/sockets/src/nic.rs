@@ -13,6 +13,7 @@ use verbs::{
 };
 
 use crate::buffers::Buffers;
+use crate::page::{Page, state};
 use crate::ring::{Arena, RING_BYTES, RING_OFFSET_IN_SLOT, Ring, SLOT_BYTES, SLOTS_PER_ARENA};
 
 /// Bytes that are copied into registered memory and published at a time.
@@ -55,6 +56,42 @@ struct Slots {
     arenas: Vec<Arc<MemoryRegion>>,
     /// Arena and offset of each free ring.
     free_rings: Vec<(usize, usize)>,
+    /// Rings of closed connections of which another process may still read.
+    retired_rings: Vec<RetiredRing>,
+}
+
+/// A ring of a closed connection of which another process may still read.
+struct RetiredRing {
+    page: Arc<Page>,
+    /// The side that sent into the ring.
+    sender: usize,
+    arena: usize,
+    offset: usize,
+}
+
+impl RetiredRing {
+    /// Returns true if no process reads from the ring any more.
+    fn is_free(&self) -> bool {
+        let dir = self.page.direction_words(self.sender);
+        let is_demoted = dir.state.load(Ordering::Acquire) >= state::DEMOTED;
+        is_demoted
+            && dir.rdma_bytes_taken.load(Ordering::Acquire)
+                >= dir.rdma_bytes_sent.load(Ordering::Relaxed)
+            || !self.page.path_names_this_page()
+    }
+}
+
+impl Slots {
+    /// Frees the retired rings of which nobody reads any more.
+    fn free_retired_rings(&mut self) {
+        let (free, kept) = std::mem::take(&mut self.retired_rings)
+            .into_iter()
+            .partition(RetiredRing::is_free);
+        self.retired_rings = kept;
+        let free: Vec<RetiredRing> = free;
+        let places = free.iter().map(|ring| (ring.arena, ring.offset));
+        self.free_rings.extend(places);
+    }
 }
 
 /// The arena of a ring: its number in this process, and the identifier of its SysV segment.
@@ -149,6 +186,9 @@ impl Nic {
     pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, ArenaId)> {
         let mut slots = lock(&self.slots);
         if slots.free_rings.is_empty() {
+            slots.free_retired_rings();
+        }
+        if slots.free_rings.is_empty() {
             let number = slots.arenas.len();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let arena = self.pd.alloc_sysv(SLOT_BYTES * SLOTS_PER_ARENA, access)?;
@@ -179,6 +219,16 @@ impl Nic {
     /// Frees a ring, which no process writes to or reads from any more.
     pub(crate) fn free_ring(&self, arena: usize, offset: usize) {
         lock(&self.slots).free_rings.push((arena, offset));
+    }
+
+    /// Frees a ring as soon as no other process can read from it. Side `sender` of the page sent into the ring.
+    pub(crate) fn retire_ring(&self, page: Arc<Page>, sender: usize, arena: usize, offset: usize) {
+        lock(&self.slots).retired_rings.push(RetiredRing {
+            page,
+            sender,
+            arena,
+            offset,
+        });
     }
 
     /// Creates a queue pair that can be connected. Between hosts `address` is this end's, from which its packets leave if

@@ -147,6 +147,11 @@ fn a_parent_and_its_child_both_send() {
 }
 
 #[test]
+fn memory_that_a_child_reads_is_not_used_again() {
+    brings("recycled");
+}
+
+#[test]
 fn a_descriptor_goes_to_another_process() {
     brings("rights");
 }

@@ -611,6 +611,46 @@ def shared(sock, is_server):
     assert read_exactly(sock, 3) == b"end"
 
 
+def recycled(sock, is_server):
+    """A child has a connection that its parent has closed. The parent's next connection must not get its memory."""
+    if is_server:
+        listener = socket.create_server(("127.0.0.1", 0))
+        sock.sendall(struct.pack("!H", listener.getsockname()[1]))
+        told, tells = os.pipe()
+        child = os.fork()
+        if child == 0:
+            poller = select.poll()
+            poller.register(sock, select.POLLIN)
+            while not poller.poll(5):
+                pass
+            assert read_exactly(sock, 5) == b"child"
+            sock.sendall(b"right")
+            assert os.read(told, 1) == b"."
+            os._exit(0)
+        sock.close()
+        other, _ = listener.accept()
+        warm(other, True)
+        while read_exactly(other, 1) == b"?":
+            warm(other, True)
+        assert read_exactly(other, 3000) == PATTERN[:3000]
+        other.sendall(b"parent")
+        os.write(tells, b".")
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    (port,) = struct.unpack("!H", read_exactly(sock, 2))
+    other = socket.create_connection(("127.0.0.1", port))
+    warm(other, False)
+    while not is_carried(port):
+        other.sendall(b"?")
+        warm(other, False)
+    other.sendall(b"!")
+    for i in range(0, 3000, 10):
+        other.sendall(PATTERN[i : i + 10])
+    assert read_exactly(other, 6) == b"parent"
+    sock.sendall(b"child")
+    assert read_exactly(sock, 5) == b"right"
+
+
 def inherited(sock, is_server):
     """The client sends and exits. The server passes the descriptor on and closes it, before anybody has read."""
     if not is_server:
