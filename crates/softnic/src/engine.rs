@@ -226,6 +226,8 @@ fn check_cqs(nic: &'static Nic, look: EngineCheckReason) -> bool {
     waiting |= registry::of(nic).process_postponed_notices(nic);
     waiting |= nic.packet_path.flush_held_back();
     waiting |= nic.packet_path.has_late_packets();
+    let fabric = || crate::nic::fabric_dir().ok();
+    waiting |= nic.packet_path.gsi.retry_waiting(fabric);
     waiting
 }
 

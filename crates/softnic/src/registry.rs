@@ -13,7 +13,7 @@ use crate::cq::Cq;
 use crate::device::gids_of;
 use crate::lock::lock;
 use crate::nic::{Nic, NicObjects, PacketCheckCaller};
-use crate::path::{DEFAULT_PKEY, DropReason, PacketArrival, note_packets_in_use};
+use crate::path::{DEFAULT_PKEY, DropReason, MadDelivery, PacketArrival, note_packets_in_use};
 use crate::qp::Qp;
 use crate::qp_state::QpType;
 use crate::recv::{
@@ -233,7 +233,10 @@ fn deliver_mad_to_process(
     let fabric = crate::nic::fabric_dir().map_err(|_| DropReason::NotReady)?;
     let (source, destination) = gids_of(&arrival.flow.addresses);
     let gsi = &nic.packet_path.gsi;
-    gsi.deliver(&fabric, source, destination, packet)
+    if gsi.deliver(&fabric, source, destination, packet)? == MadDelivery::Waits {
+        nic.this_process().wake_engine();
+    }
+    Ok(())
 }
 
 impl ObjectRegistry {

@@ -32,7 +32,7 @@ pub(crate) trait Listener: Send + Sync {
     fn on_request(self: Arc<Self>, connection: Arc<Connection>, request: Request);
 }
 
-/// Pause before a request looks again for a listener that is expected soon.
+/// Pause before a request looks again for a listener that is expected soon, or is busy.
 const LISTENER_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Largest number of requests that wait for a listener. Further requests are dropped, and their senders repeat them.
@@ -264,7 +264,7 @@ impl MadConnections {
             .listener_socket_name_at(request.port_space, request.dst)
         else {
             if self.ports.may_listen_soon(request.port_space, request.dst) {
-                return self.queue_until_listener_opens(delivery);
+                return self.queue_for_retry(delivery);
             }
             return refuse(reason::INVALID_SERVICE_ID);
         };
@@ -273,10 +273,14 @@ impl MadConnections {
             table.listeners.get(&name).and_then(Weak::upgrade)
         };
         let Some(listener) = listener else {
-            // Another process listens. A request that it does not accept is lost and repeated by its sender. If this
-            // process listens, its listener is about to be registered, or does not accept requests by packets.
-            if let Err(Errno(errno)) = self.ports.deliver_to(&name, &delivery.emit()) {
-                tracing::debug!("a request for {name} is lost: errno {errno}");
+            // Another process listens. If this process listens, its listener is about to be registered, or does not
+            // accept requests by packets.
+            match self.ports.deliver_to(&name, &delivery.emit()) {
+                Ok(()) => {}
+                // The process has not read its earlier datagrams.
+                Err(Errno(libc::EAGAIN)) => self.queue_for_retry(delivery),
+                // The sender repeats the request.
+                Err(Errno(errno)) => tracing::debug!("a request for {name} is lost: errno {errno}"),
             }
             return;
         };
@@ -328,8 +332,9 @@ impl MadConnections {
         connection.filter(|c| c.occupies_peer_qp())
     }
 
-    /// Queues a request to look for its listener again soon: some programs listen anew for each connection.
-    fn queue_until_listener_opens(self: &Arc<Self>, delivery: DeliveredMad) {
+    /// Queues a request to look for its listener again soon. Some programs listen anew for each connection, and the
+    /// socket of a listener's process holds few requests.
+    fn queue_for_retry(self: &Arc<Self>, delivery: DeliveredMad) {
         let mut table = lock(&self.table);
         if table.waiting_requests.len() < MAX_WAITING_REQUESTS
             && !table.waiting_requests.contains(&delivery)

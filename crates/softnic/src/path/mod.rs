@@ -34,6 +34,7 @@ pub use capture::PCAP_VAR;
 pub(crate) use counters::{
     CountedPort, Counter, DropReason, NAMES, PUBLICATION_INTERVAL, PacketCounters,
 };
+pub(crate) use gsi::MadDelivery;
 pub(crate) use mode::PathMode;
 pub(crate) use network::{
     BadNetwork, CounterPublication, PacketArrival, PacketPath, are_packets_in_use,
