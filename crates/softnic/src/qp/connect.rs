@@ -65,6 +65,7 @@ impl Qp {
         let Some(flow) = port.packet_flow_to(&new.ah_attr) else {
             return Ok(());
         };
+        self.refuse_unless_packets_carry()?;
         self.nic.open_network().inspect_err(|_| {
             let why = lock(&LAST_MODIFY_ERROR).clone().unwrap_or_default();
             tracing::error!("queue pair {:#x} cannot reach its peer: {why}", self.qpn);
@@ -86,12 +87,39 @@ impl Qp {
                 flow,
             ),
             QpType::Uc => QpResponder::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
-            // XRC and the other types do not use packets.
+            // `refuse_unless_packets_carry` has refused the other types.
             _ => return Err(libc::EOPNOTSUPP),
         };
         lock(&self.packet_responder_state).set_responder(responding);
         control.peer_flow = Some(flow);
         Ok(())
+    }
+
+    /// Refuses a queue pair whose messages packets do not carry.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`.
+    fn refuse_unless_packets_carry(&self) -> Result<(), i32> {
+        let what = match self.created_type {
+            // The receiver of a rendezvous reads the payload from the sender's memory.
+            QpType::Rc
+                if self
+                    .srq
+                    .as_ref()
+                    .is_some_and(|srq| srq.tag_ops_cq.is_some()) =>
+            {
+                "the tag matching of its shared receive queue"
+            }
+            QpType::Rc | QpType::Uc => return Ok(()),
+            _ => "its transport service, such as XRC,",
+        };
+        crate::why::record_refusal_reason(|| {
+            format!(
+                "the peer is reached by packets, which do not carry {what}: both ends must be on one host, without \
+                 VERBATIM_PATH=packets"
+            )
+        });
+        Err(libc::EOPNOTSUPP)
     }
 
     /// Returns the path MTU of `flow` in bytes: the one that the program asks for, or less if the packets of the flow
