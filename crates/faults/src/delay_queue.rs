@@ -83,6 +83,20 @@ impl<T> DelayQueue<T> {
         self.items.pop().map(|Reverse(entry)| entry.item)
     }
 
+    /// Returns the due time of the first item.
+    ///
+    /// ```
+    /// let mut queue = faults::DelayQueue::default();
+    /// assert_eq!(queue.next_due_ns(), None);
+    /// queue.push(20, 'b');
+    /// queue.push(10, 'a');
+    /// assert_eq!(queue.next_due_ns(), Some(10));
+    /// ```
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.items.peek().map(|Reverse(first)| first.due_ns)
+    }
+
     /// Returns true if the queue has no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {

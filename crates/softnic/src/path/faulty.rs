@@ -1,6 +1,7 @@
 //! Packets under a fault plan: lost, late, duplicated, damaged or marked, on their way out and on their way in.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use ::faults::{DelayQueue, Direction, PacketFacts, PacketVerdict, QueuePairIds};
 use link::{PacketBatch, PacketFlow, ReceivedPacket};
@@ -87,6 +88,16 @@ impl FaultyWire {
         while let Some(packet) = leaving.pop_due(now_ns()) {
             push(batch, &packet.flow, &packet.bytes, packet.damaged_bit);
         }
+    }
+
+    /// Waits until the next late packet is due that may leave before `until_ns`. Returns false if there is none.
+    pub(super) fn wait_for_late_outgoing(&self, until_ns: u64) -> bool {
+        let next = lock(&self.late_outgoing).next_due_ns();
+        let Some(due_ns) = next.filter(|due_ns| *due_ns <= until_ns) else {
+            return false;
+        };
+        std::thread::sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns())));
+        true
     }
 
     /// Applies the plan to a packet that has arrived, and calls `take` with each packet that is to be received now.

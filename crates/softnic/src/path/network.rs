@@ -16,6 +16,7 @@ use link::{
 use roce::UDP_PORT;
 use roce::icrc;
 use roce::packet::Packet;
+use shm::clock::now_ns;
 use shm::fabric::Peer;
 
 use super::bursts::PostBursts;
@@ -83,6 +84,9 @@ const MAX_HELD_BACK_PACKETS: usize = 32;
 /// Smallest number of packets that fill the buffer of a socket. Linux gives it 416 KiB, and counts 8448 bytes for a
 /// packet with 4096 of payload.
 const MIN_FULL_BUFFER_PACKETS: usize = 32;
+
+/// Longest time for which the end of a process waits until packets have left that a fault plan has made late.
+const MAX_WAIT_FOR_LATE_PACKETS_NS: u64 = 1_000_000_000;
 
 /// The state of the thread that delivers packets.
 #[derive(Default)]
@@ -553,6 +557,13 @@ impl PacketPath {
 
     /// Closes the sockets at the end of the process, and leaves the addresses to other processes.
     pub(crate) fn close_sockets(&self) {
+        if let Some(faulty) = &self.faulty {
+            // A late packet has left its adapter. Without the last acknowledgement, the peer would fail.
+            let until_ns = now_ns().saturating_add(MAX_WAIT_FOR_LATE_PACKETS_NS);
+            while faulty.wait_for_late_outgoing(until_ns) {
+                self.flush();
+            }
+        }
         for (name, packets) in self.counters.drop_counts() {
             tracing::info!("{packets} packets were dropped ({name})");
         }

@@ -346,6 +346,14 @@ fn faults_are_captured_as_they_leave() {
     assert_eq!(damaged.count(), 1, "{packets:?}");
 }
 
+/// The client ends when its last acknowledgement is late. The server needs the acknowledgement.
+#[test]
+fn late_packets_leave_before_their_process_ends() {
+    let [server, client] = [Host::new(), Host::new()];
+    let late = ["--fault", "delay=20ms", "--fault-seed", "1"];
+    pingpong("ibv_rc_pingpong", [&server, &client], [&[], &late]);
+}
+
 #[test]
 fn connection_management_is_captured() {
     let host = Host::new();
