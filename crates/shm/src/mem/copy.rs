@@ -134,12 +134,14 @@ mod moves {
                 25..=40 => copy_24_to_40(dst, src, len),
                 _ => {
                     let rest = len - LAST_MOVE_BYTES;
-                    let done = if rest >= MIN_AVX_COPY_BYTES
-                        && std::arch::is_x86_feature_detected!("avx")
+                    let done = if rest < MIN_AVX_COPY_BYTES
+                        || !std::arch::is_x86_feature_detected!("avx")
                     {
+                        copy_sse(dst, src, rest)
+                    } else if rest < MIN_STREAMED_COPY_BYTES {
                         copy_avx(dst, src, rest)
                     } else {
-                        copy_sse(dst, src, rest)
+                        copy_streamed(dst, src, rest)
                     };
                     done && copy_word(dst.wrapping_add(rest), src.wrapping_add(rest))
                 }
@@ -187,6 +189,10 @@ mod moves {
 
     /// Length in bytes from which [`copy_avx`] is faster than [`copy_sse`].
     const MIN_AVX_COPY_BYTES: usize = 160;
+
+    /// Length in bytes from which [`copy_streamed`] is faster than [`copy_avx`], also if a program reads
+    /// the destination afterwards (`docs/design/memory.md`).
+    pub(super) const MIN_STREAMED_COPY_BYTES: usize = 8 << 20;
 
     /// Copies [`MIN_AVX_COPY_BYTES`] bytes or more in unspecified order, on a processor with AVX.
     ///
@@ -236,6 +242,66 @@ mod moves {
                     "vmovups [r8 + r10 - 96], ymm1",
                     "vmovups [r8 + r10 - 64], ymm2",
                     "vmovups [r8 + r10 - 32], ymm3",
+                    "vzeroupper"
+                ],
+                dst = in(reg) dst, src = in(reg) src, len = in(reg) len, skip = in(reg) skip,
+                out("r8") _, out("r9") _, out("r10") _,
+                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            )
+        }
+    }
+
+    /// Copies [`MIN_AVX_COPY_BYTES`] bytes or more by non-temporal stores, on a processor with AVX. Later
+    /// stores become visible after the copied bytes.
+    ///
+    /// A store to a line that is in no cache first reads the line from memory. A non-temporal store does
+    /// not, so a copy that is larger than the caches moves two bytes over the memory bus for each byte
+    /// instead of three.
+    ///
+    /// # Safety
+    /// The contract of [`copy`](super::copy) applies.
+    #[inline]
+    unsafe fn copy_streamed(dst: *mut u8, src: *const u8, len: usize) -> bool {
+        debug_assert!(len >= MIN_AVX_COPY_BYTES);
+        // Non-temporal stores have to be aligned.
+        let skip = 32 - dst.addr() % 32;
+        // SAFETY: as for `copy_avx`. A prefetch of memory that is not there does nothing.
+        unsafe {
+            guarded!(
+                [
+                    "vmovups ymm0, [{src}]",
+                    "vmovups [{dst}], ymm0",
+                    "lea r8, [{dst} + {skip}]",
+                    "lea r9, [{src} + {skip}]",
+                    "mov r10, {len}",
+                    "sub r10, {skip}",
+                    "jmp 6f",
+                    "5:",
+                    "prefetchnta [r9 + 1024]",
+                    "prefetchnta [r9 + 1088]",
+                    "vmovups ymm0, [r9]",
+                    "vmovups ymm1, [r9 + 32]",
+                    "vmovups ymm2, [r9 + 64]",
+                    "vmovups ymm3, [r9 + 96]",
+                    "vmovntdq [r8], ymm0",
+                    "vmovntdq [r8 + 32], ymm1",
+                    "vmovntdq [r8 + 64], ymm2",
+                    "vmovntdq [r8 + 96], ymm3",
+                    "sub r9, -128",
+                    "sub r8, -128",
+                    "add r10, -128",
+                    "6:",
+                    "cmp r10, 128",
+                    "ja 5b",
+                    "vmovups ymm0, [r9 + r10 - 128]",
+                    "vmovups ymm1, [r9 + r10 - 96]",
+                    "vmovups ymm2, [r9 + r10 - 64]",
+                    "vmovups ymm3, [r9 + r10 - 32]",
+                    "vmovups [r8 + r10 - 128], ymm0",
+                    "vmovups [r8 + r10 - 96], ymm1",
+                    "vmovups [r8 + r10 - 64], ymm2",
+                    "vmovups [r8 + r10 - 32], ymm3",
+                    "sfence",
                     "vzeroupper"
                 ],
                 dst = in(reg) dst, src = in(reg) src, len = in(reg) len, skip = in(reg) skip,
@@ -311,41 +377,45 @@ mod tests {
     /// is new.
     #[test]
     fn the_last_byte_comes_last() {
-        const ROUNDS: u64 = 300;
         for len in [17, 33, 64, 100, 200, 500, 3000, 9000, 65536] {
-            let memory: Vec<AtomicU8> = (0..len).map(|_| AtomicU8::new(0)).collect();
-            let seen = AtomicU64::new(0);
-            let mut early = 0;
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    for round in 1..=ROUNDS {
-                        let new = vec![(round % 251) as u8; len];
-                        let dst = memory.as_ptr().cast_mut().cast::<u8>();
-                        // SAFETY: both ranges have `len` bytes; other threads only read `memory`, as atomics.
-                        unsafe { copy(dst, new.as_ptr(), len) }.unwrap();
-                        while seen.load(Ordering::Acquire) < round {
-                            std::thread::yield_now();
-                        }
+            the_last_byte_comes_last_of(len, 300);
+        }
+        the_last_byte_comes_last_of(LONG, 10);
+    }
+
+    fn the_last_byte_comes_last_of(len: usize, rounds: u64) {
+        let memory: Vec<AtomicU8> = (0..len).map(|_| AtomicU8::new(0)).collect();
+        let seen = AtomicU64::new(0);
+        let mut early = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=rounds {
+                    let new = vec![(round % 251) as u8; len];
+                    let dst = memory.as_ptr().cast_mut().cast::<u8>();
+                    // SAFETY: both ranges have `len` bytes; other threads only read `memory`, as atomics.
+                    unsafe { copy(dst, new.as_ptr(), len) }.unwrap();
+                    while seen.load(Ordering::Acquire) < round {
+                        std::thread::yield_now();
                     }
-                });
-                for round in 1..=ROUNDS {
-                    let new = (round % 251) as u8;
-                    while memory[len - 1].load(Ordering::Acquire) != new {
-                        std::hint::spin_loop();
-                    }
-                    // Load these bytes without delay: the time between the first store and the last
-                    // is short.
-                    let places = [0, len / 4, len / 2, len / 4 * 3, len - 17, len - 9];
-                    let is_old = |at: usize| memory[at].load(Ordering::Relaxed) != new;
-                    early += u32::from(places.into_iter().any(is_old));
-                    seen.store(round, Ordering::Release);
                 }
             });
-            assert_eq!(
-                early, 0,
-                "of {len} bytes, times that the last one came early"
-            );
-        }
+            for round in 1..=rounds {
+                let new = (round % 251) as u8;
+                while memory[len - 1].load(Ordering::Acquire) != new {
+                    std::hint::spin_loop();
+                }
+                // Load these bytes without delay: the time between the first store and the last
+                // is short.
+                let places = [0, len / 4, len / 2, len / 4 * 3, len - 17, len - 9];
+                let is_old = |at: usize| memory[at].load(Ordering::Relaxed) != new;
+                early += u32::from(places.into_iter().any(is_old));
+                seen.store(round, Ordering::Release);
+            }
+        });
+        assert_eq!(
+            early, 0,
+            "of {len} bytes, times that the last one came early"
+        );
     }
 
     #[test]
@@ -413,6 +483,40 @@ mod tests {
                 let (read, written) = unsafe { (copy(good, at, len), copy(at, good, len)) };
                 assert_eq!((read, written), (expected, expected), "{present} of {len}");
             }
+        }
+    }
+
+    /// A length that is copied by non-temporal stores, where there are some.
+    const LONG: usize = (8 << 20) + 100;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn long_copies_of_memory_that_is_not_there_are_errors() {
+        let edge = Edge::new();
+        let mut bytes = vec![7u8; LONG];
+        // Only the first page of the copy, or only its last bytes, are there.
+        let first = edge.before(PAGE);
+        // SAFETY: the pages belong to this test, and no reference to them exists while they are copied.
+        let (read, written) = unsafe {
+            (
+                copy(bytes.as_mut_ptr(), first, LONG),
+                copy(first, bytes.as_ptr(), LONG),
+            )
+        };
+        assert_eq!((read, written), (Err(MemoryFault), Err(MemoryFault)));
+    }
+
+    #[test]
+    fn long_copies_are_exact() {
+        let src: Vec<u8> = (0..LONG + 64).map(|i| (i % 251) as u8 + 1).collect();
+        let mut dst = vec![0; LONG + 128];
+        for (to, from, len) in [(0, 0, LONG), (1, 0, LONG - 92), (16, 33, LONG - 1)] {
+            dst.fill(0);
+            // SAFETY: both vectors are long enough.
+            unsafe { copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) }.unwrap();
+            assert!(dst[to..to + len] == src[from..from + len], "{to} {from}");
+            let mut beyond = dst[..to].iter().chain(&dst[to + len..]);
+            assert!(beyond.all(|&byte| byte == 0), "{to} {from}");
         }
     }
 
