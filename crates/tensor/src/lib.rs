@@ -22,6 +22,7 @@ mod engine;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod incoming;
 mod link;
 mod memory;
 mod message;

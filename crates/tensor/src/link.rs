@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use verbs::RemoteMemory;
 
 use crate::error::Error;
+use crate::incoming::ReservedRoom;
 use crate::memory::Tensor;
 use crate::meta::TensorMeta;
 use crate::operation::PendingOperation;
 use crate::protocol::{
     AnsweringConnection, CallerMemoryInUse, CallerRequest, ConnectionProtocolState, DeferredAction,
-    Store,
+    OfferedTensor, Store,
 };
 use crate::queues::{ConnectedQps, DisconnectReason};
 use crate::requests::REQUESTS_MAX;
@@ -63,15 +64,17 @@ impl PeerLink {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        self.run_or_end_connection(state, |talk, queues| {
+        let some = self.run_or_end_connection(state, |talk, queues| {
             let count =
                 queues.poll(|queues, arrival| talk.handle_event(&self.store, queues, arrival))?;
             if count > 0 {
                 talk.flush(queues)?;
             }
             Ok(count > 0)
-        })
-        .unwrap_or(false)
+        });
+        // Tensors that have come leave room for others.
+        self.store.fetch_admitted_offers();
+        some.unwrap_or(false)
     }
 
     /// Does something with the queue pairs, if they are there.
@@ -220,6 +223,13 @@ impl AnsweringConnection for PeerLink {
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>) {
         self.run_with_queues_and_flush(|talk, queues| {
             talk.send_tensor_or_metadata(queues, index, tensor, destination)
+        });
+    }
+
+    fn fetch(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>) {
+        self.run_with_queues_and_flush(|talk, _| {
+            talk.fetch_offered_tensor(&self.store, offer, room);
+            Ok(())
         });
     }
 }

@@ -15,6 +15,7 @@ use verbs::{Access, Context, ProtectionDomain};
 use crate::catalogue::{StoreStatistics, TensorCatalogue};
 use crate::engine::{ConnectionPoller, PollingThread, ReliesOnThreadGuard};
 use crate::error::Error;
+use crate::incoming::IncomingRoom;
 use crate::link::PeerLink;
 use crate::memory::{DEFAULT_MAX_FREE_POOL_BYTES, RegisteredPool, Tensor};
 use crate::message::TensorName;
@@ -40,7 +41,7 @@ pub struct Config {
     pub listen_address: Option<String>,
     /// Queue pairs that large tensors are striped over, 1 to [`DATA_QUEUE_PAIRS_MAX`]; of connections that this side opens.
     pub data_queue_pairs: usize,
-    /// Bytes of tensors that others may store here; 0: they may not.
+    /// Bytes of tensors that others may store here; 0: they may not. As many bytes again may be on their way.
     pub peer_store_capacity_bytes: u64,
     /// Bytes of freed memory that are kept registered for the next tensors.
     pub max_free_pool_bytes: usize,
@@ -54,6 +55,17 @@ impl Default for Config {
             data_queue_pairs: 4,
             peer_store_capacity_bytes: 0,
             max_free_pool_bytes: DEFAULT_MAX_FREE_POOL_BYTES,
+        }
+    }
+}
+
+impl Config {
+    /// Bytes of freed memory that are kept: for a store not more than its capacity.
+    fn max_free_pool_bytes_of_peer(&self) -> usize {
+        let capacity = usize::try_from(self.peer_store_capacity_bytes).unwrap_or(usize::MAX);
+        match capacity {
+            0 => self.max_free_pool_bytes,
+            _ => self.max_free_pool_bytes.min(capacity),
         }
     }
 }
@@ -137,7 +149,8 @@ impl Peer {
         channel.set_nonblocking(true)?;
         let store = Arc::new(Store {
             catalogue: Mutex::new(TensorCatalogue::new(config.peer_store_capacity_bytes)),
-            pool: RegisteredPool::new(pd.clone(), config.max_free_pool_bytes),
+            pool: RegisteredPool::new(pd.clone(), config.max_free_pool_bytes_of_peer()),
+            incoming: IncomingRoom::new(config.peer_store_capacity_bytes),
         });
         let base = Arc::new(PeerState {
             resources: NicResources {

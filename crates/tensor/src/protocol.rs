@@ -11,6 +11,7 @@ use verbs::{MemoryRegion, RemoteMemory};
 
 use crate::catalogue::{PublishedHere, TensorCatalogue};
 use crate::error::Error;
+use crate::incoming::{Admission, IncomingRoom, ReservedRoom};
 use crate::memory::{RegisteredPool, Tensor};
 use crate::message::{PeerMessage, PeerRefusal, RequestedTensor, TensorName};
 use crate::meta::TensorMeta;
@@ -28,6 +29,7 @@ const MAX_REMEMBERED_METADATA: usize = 4096;
 pub(crate) struct Store {
     pub(crate) catalogue: Mutex<TensorCatalogue<Tensor, WaitingRequest>>,
     pub(crate) pool: Arc<RegisteredPool>,
+    pub(crate) incoming: IncomingRoom<OfferedTensor>,
 }
 
 impl Store {
@@ -36,12 +38,33 @@ impl Store {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Asks for offered tensors for which there is room now. Hold no lock.
+    pub(crate) fn fetch_admitted_offers(&self) {
+        while let Some((offer, room)) = self.incoming.next_admitted() {
+            if let Some(link) = offer.connection.upgrade() {
+                link.fetch(offer, room);
+            }
+        }
+    }
 }
 
 /// A connection, for requests that wait.
 pub(crate) trait AnsweringConnection: Debug + Send + Sync {
     /// The tensor that the peer has asked for is there.
     fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(TensorMeta, RemoteMemory)>);
+
+    /// There is room for a tensor that the peer has offered.
+    fn fetch(&self, offer: OfferedTensor, room: ReservedRoom<OfferedTensor>);
+}
+
+/// A tensor that a peer has offered.
+#[derive(Debug)]
+pub(crate) struct OfferedTensor {
+    connection: Weak<dyn AnsweringConnection>,
+    peer_offer_index: u32,
+    name: TensorName,
+    meta: TensorMeta,
 }
 
 /// A peer's request for a tensor that is not there yet.
@@ -111,12 +134,21 @@ pub(crate) enum DeferredAction {
 #[derive(Debug)]
 enum OutstandingRequest {
     Get(OutstandingGet),
-    /// An offered tensor comes: the peer's index of the offer, its name, where it goes, stripes that have come.
-    IncomingOffer(u32, TensorName, Tensor, u64),
+    IncomingOffer(IncomingOffer),
     Offer(TensorName, Tensor, PendingOperation),
     /// An offer whose caller has gone. The peer has not answered yet.
     WithdrawnOffer,
     Remove(TensorName, PendingOperation),
+}
+
+/// An offered tensor that comes.
+#[derive(Debug)]
+struct IncomingOffer {
+    peer_offer_index: u32,
+    name: TensorName,
+    destination: Tensor,
+    received_stripes: u64,
+    _room: ReservedRoom<OfferedTensor>,
 }
 
 /// A tensor that was asked for.
@@ -184,6 +216,9 @@ impl ConnectionProtocolState {
         store
             .catalogue()
             .remove_waiters_if(|waiting| waiting.is_from(&me));
+        store
+            .incoming
+            .remove_offers_if(|offer| offer.connection.ptr_eq(&me));
         self.outgoing_transfers_and_unsent_stripes.clear();
         self.transfers_awaiting_send_queue_room.clear();
         let outstanding = self.requests_to_peer.drain();
@@ -644,16 +679,47 @@ impl ConnectionProtocolState {
             self.queue_refusal(index, PeerRefusal::Published);
             return Ok(());
         }
-        let Ok(tensor) = allocate(store, meta) else {
-            self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
-            return Ok(());
+        let offer = OfferedTensor {
+            connection: self.own_connection.clone(),
+            peer_offer_index: index,
+            name,
+            meta: meta.clone(),
         };
-        let fetch = OutstandingRequest::IncomingOffer(index, name, tensor.clone(), 0);
+        let me = self.own_connection.clone();
+        let admission = store
+            .incoming
+            .admit_or_queue(offer, meta.total_bytes(), |o| o.connection.ptr_eq(&me));
+        match admission {
+            Admission::Admitted(offer, room) => self.fetch_offered_tensor(store, offer, room),
+            Admission::Waits => {}
+            Admission::TooMany => self.queue_refusal(index, PeerRefusal::MemoryUnsuitable),
+        }
+        Ok(())
+    }
+
+    /// Asks for an offered tensor, for which there is room.
+    pub(crate) fn fetch_offered_tensor(
+        &mut self,
+        store: &Store,
+        offer: OfferedTensor,
+        room: ReservedRoom<OfferedTensor>,
+    ) {
+        let index = offer.peer_offer_index;
+        let Ok(tensor) = allocate(store, &offer.meta) else {
+            self.queue_refusal(index, PeerRefusal::MemoryUnsuitable);
+            return;
+        };
+        let fetch = OutstandingRequest::IncomingOffer(IncomingOffer {
+            peer_offer_index: index,
+            name: offer.name,
+            destination: tensor.clone(),
+            received_stripes: 0,
+            _room: room,
+        });
         match self.requests_to_peer.insert(fetch) {
             Ok(own) => self.queue_request(own, RequestedTensor::ByOffer(index), Some(&tensor)),
             Err(_) => self.queue_refusal(index, PeerRefusal::MemoryUnsuitable),
         }
-        Ok(())
     }
 
     /// A stripe has come.
@@ -666,7 +732,9 @@ impl ConnectionProtocolState {
         let none = || unexpected_answer("data", index);
         let (tensor, stripes) = match self.requests_to_peer.get(index).ok_or_else(none)? {
             OutstandingRequest::Get(get) => (get.destination.as_ref(), &mut get.received_stripes),
-            OutstandingRequest::IncomingOffer(_, _, tensor, stripes) => (Some(&*tensor), stripes),
+            OutstandingRequest::IncomingOffer(incoming) => {
+                (Some(&incoming.destination), &mut incoming.received_stripes)
+            }
             OutstandingRequest::Offer(..)
             | OutstandingRequest::WithdrawnOffer
             | OutstandingRequest::Remove(..) => return Err(none()),
@@ -683,7 +751,13 @@ impl ConnectionProtocolState {
                 }
                 self.defer_completion(get.pending, Ok(get.destination));
             }
-            Some(OutstandingRequest::IncomingOffer(offer, name, tensor, _)) => {
+            Some(OutstandingRequest::IncomingOffer(incoming)) => {
+                let IncomingOffer {
+                    peer_offer_index: offer,
+                    name,
+                    destination: tensor,
+                    ..
+                } = incoming;
                 let bytes = tensor.meta().total_bytes();
                 let stored = store.catalogue().store(name, tensor.clone(), bytes);
                 match stored {
@@ -764,8 +838,9 @@ mod tests {
                 .map(|(queues, peer)| queues.connect(&peer).expect("connects"));
             Self {
                 store: Store {
-                    catalogue: Mutex::new(TensorCatalogue::new(0)),
+                    catalogue: Mutex::new(TensorCatalogue::new(150)),
                     pool: RegisteredPool::new(pd, 1 << 20),
+                    incoming: IncomingRoom::new(150),
                 },
                 queues: [(); 2].map(|()| connected.next().expect("two ends")),
                 protocol: ConnectionProtocolState::new(Weak::<PeerLink>::new()),
@@ -850,6 +925,30 @@ mod tests {
         // Nothing more can come for the offer.
         let stored = PeerMessage::StoredOrRemoved { index: offer };
         assert!(connection.receive(&stored).is_err());
+    }
+
+    #[test]
+    fn offers_beyond_the_capacity_are_not_asked_for_before_others_have_come() {
+        let mut connection = Connection::new();
+        let meta = connection.tensor().meta().clone();
+        for index in 1..=3 {
+            let offer = PeerMessage::Offer {
+                index,
+                name: TensorName::new("t", u64::from(index)).expect("a good key"),
+                meta: meta.clone(),
+            };
+            connection.receive(&offer).expect("an offer");
+        }
+        assert_eq!(connection.protocol.requests_to_peer.len(), 1);
+        // The peer has withdrawn the first offer: there is room for the second.
+        let refusal = PeerMessage::Refused {
+            index: 0,
+            reason: PeerRefusal::Missing,
+        };
+        connection.receive(&refusal).expect("an answer");
+        let (next, _room) = connection.store.incoming.next_admitted().expect("room");
+        assert_eq!(next.peer_offer_index, 2);
+        assert!(connection.store.incoming.next_admitted().is_none());
     }
 
     #[test]
