@@ -55,6 +55,8 @@ const COUNTS: [usize; 5] = [0, 1, 4096, 5001, 300_001];
 
 fn every_collective(mut group: Group, _messages: RankMessenger) {
     let (rank, ranks) = (group.rank(), group.ranks());
+    let no_root = group.broadcast(&mut [0], ranks);
+    assert!(matches!(no_root, Err(Error::InvalidRange(_))));
     for count in COUNTS {
         let mut data = numbers(count, |at| element(rank, at));
         let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum();

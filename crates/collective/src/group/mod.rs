@@ -8,6 +8,7 @@
 //! each rank sends the fewest bytes.
 
 mod connect;
+mod forward;
 mod messages;
 mod pipeline;
 mod transfer;
@@ -20,18 +21,17 @@ use crate::error::Error;
 use crate::progress::{StepResult, run_to_completion};
 use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
+use forward::{BlockOrder, ForwardedBlocks};
 pub use messages::{MessageMemory, RankMessenger};
 use pipeline::PipelinedAllReduce;
-use transfer::{RankLink, ReceiveProgress, SendProgress, link_to_rank};
+use transfer::{COLLECTIVE_TAG, RankLink, ReceiveProgress, SendProgress, link_to_rank};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
 const SHORT_ALL_REDUCE_BYTES: usize = 32 << 10;
-/// Bytes of registered memory that a collective over the ring goes through at a time.
+/// Bytes of registered memory that a reduce-scatter goes through at a time.
 const STAGE_BYTES: usize = 1 << 20;
 /// Bytes of a slice of the ring, at most.
 const RING_SLICE_BYTES: usize = 128 << 10;
-/// The tag of collectives, which have connections of their own.
-const COLLECTIVE_TAG: u32 = 0;
 
 /// One rank of a group of processes. All ranks call the same collectives in the same order with equal sizes.
 ///
@@ -114,16 +114,15 @@ impl Group {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), Error> {
-        for part in bytes.chunks_mut(STAGE_BYTES) {
-            if root == self.rank() {
-                self.staging.write_at(0, part)?;
-            }
-            self.ring.broadcast(&self.staging, part.len(), root)?;
-            if root != self.rank() {
-                self.staging.read_at(0, part)?;
-            }
+        let place = (self.rank(), self.ranks());
+        if root >= place.1 {
+            return Err(Error::InvalidRange(format!(
+                "there is no rank {root}: the group has {} ranks",
+                place.1
+            )));
         }
-        Ok(())
+        let order = BlockOrder::of_broadcast(place, root);
+        ForwardedBlocks::new(place, &mut [bytes], order, &mut self.links).run(self.timeout)
     }
 
     /// Every rank gets each rank's `input`, in `outputs` by rank.
@@ -133,21 +132,10 @@ impl Group {
     pub fn all_gather(&mut self, input: &[u8], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
         self.check_buffer_count(outputs.len())?;
         check_equal_sizes(outputs.iter().map(|o| o.len()), input.len())?;
-        let rank = self.rank();
-        outputs[rank].copy_from_slice(input);
-        let most = self.max_staged_block_bytes();
-        for start in (0..input.len()).step_by(most) {
-            let part = start..(start + most).min(input.len());
-            self.staging
-                .write_at(rank * part.len(), &input[part.clone()])?;
-            let bytes = outputs.len() * part.len();
-            self.ring.all_gather(&self.staging, bytes, DataType::U8)?;
-            for (from, output) in outputs.iter_mut().enumerate() {
-                self.staging
-                    .read_at(from * part.len(), &mut output[part.clone()])?;
-            }
-        }
-        Ok(())
+        let place = (self.rank(), self.ranks());
+        outputs[place.0].copy_from_slice(input);
+        let order = BlockOrder::of_all_gather(place);
+        ForwardedBlocks::new(place, outputs, order, &mut self.links).run(self.timeout)
     }
 
     /// Rank `r` gets the reduction of all ranks' `inputs[r]`.

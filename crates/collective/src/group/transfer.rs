@@ -13,6 +13,9 @@ pub(super) const SLOT_BYTES: usize = 64 << 10;
 /// Pieces of a direction that may be under way.
 pub(super) const SLOTS: usize = 8;
 
+/// The tag of collectives, which have connections of their own.
+pub(super) const COLLECTIVE_TAG: u32 = 0;
+
 /// The connections of two ranks, one in each direction, with registered memory for pieces.
 #[derive(Debug)]
 pub(super) struct RankLink {
@@ -55,12 +58,15 @@ pub(super) fn wrong_size_error(came: usize, expected: usize) -> Error {
 }
 
 /// The pieces of so many bytes. No bytes are a piece, too: a receive of nothing still waits for its send.
-fn piece_count(len: usize) -> usize {
+pub(super) fn piece_count(len: usize) -> usize {
     len.div_ceil(SLOT_BYTES).max(1)
 }
 
 /// The bytes of a piece, and where its slot begins.
-fn piece_range_and_slot_offset(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
+pub(super) fn piece_range_and_slot_offset(
+    index: usize,
+    len: usize,
+) -> (std::ops::Range<usize>, usize) {
     let start = index * SLOT_BYTES;
     (
         start..(start + SLOT_BYTES).min(len),
