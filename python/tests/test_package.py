@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import runpy
 import shutil
 import socket
 import subprocess
@@ -90,7 +90,13 @@ def test_simulations_are_columns():
         verbatim.simulate("sequencer", no_such_option=1)
 
 
-def test_the_example_runs(capsys):
-    runpy.run_path(str(EXAMPLES / "workbench.py"), run_name="__main__")
+def test_the_notebook_runs(capsys):
+    notebook = json.loads((EXAMPLES / "workbench.ipynb").read_text())
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names = {"__name__": "__main__"}
+    for cell in code:
+        exec(compile(cell, "workbench.ipynb", "exec"), names)
     said = capsys.readouterr().out
     assert "weights arrived" in said and "M/s" in said
+    # The last value of a cell is shown as a table.
+    assert "<table>" in names["columns"]._repr_html_()
