@@ -18,6 +18,7 @@ use crate::buffer::HostMemory;
 use crate::errors::{
     closed_peer_exception, exception_of_argument_error, exception_of_system_error,
 };
+use crate::process::attach_until_exit;
 
 /// How often a blocking call looks whether a signal has come.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -89,13 +90,19 @@ struct OutcomeReport {
 impl OutcomeReport {
     /// `memory` is dropped before anybody is told.
     fn tell(self, memory: impl Send, outcome: Result<(), Error>) {
-        Python::attach(|py| {
+        let mut unfreed = Some((memory, self.callback));
+        attach_until_exit(|py| {
+            let Some((memory, callback)) = unfreed.take() else {
+                return;
+            };
             drop(memory);
             let error = outcome.as_ref().err().map(exception_of_group_error);
-            if let Err(e) = self.callback.call1(py, (error,)) {
+            if let Err(e) = callback.call1(py, (error,)) {
                 e.write_unraisable(py, None);
             }
         });
+        // The interpreter ends: it frees nothing any more.
+        std::mem::forget(unfreed);
         let slot = self.state.outcome.lock();
         *slot.unwrap_or_else(PoisonError::into_inner) = Some(outcome);
         self.state.done.notify_all();

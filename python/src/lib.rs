@@ -15,6 +15,7 @@ mod errors;
 mod group;
 mod operation;
 mod peer;
+mod process;
 
 use pyo3::prelude::*;
 
@@ -29,5 +30,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<operation::Operation>()?;
     module.add_class::<peer::Peer>()?;
     module.add_class::<peer::Remote>()?;
+    let at_exit = wrap_pyfunction!(process::end_calls_to_python, module)?;
+    let atexit = module.py().import("atexit")?;
+    atexit.call_method1("register", (at_exit,))?;
     Ok(())
 }

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use tensor::Outcome;
 
 use crate::buffer::Buffer;
-use crate::errors::exception_of_operation_error;
+use crate::errors::{exception_of_argument_error, exception_of_operation_error};
+use crate::process::{OfProcess, attach_until_exit};
 
 /// How often a blocking call looks whether a signal has come.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -14,18 +15,20 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Something that a peer was asked for.
 #[pyclass(frozen, module = "verbatim._native")]
 pub(crate) struct Operation {
-    inner: Option<tensor::Operation>,
+    inner: Option<OfProcess<tensor::Operation>>,
 }
 
 impl Operation {
     pub(crate) fn new(inner: tensor::Operation) -> Self {
-        Self { inner: Some(inner) }
+        Self {
+            inner: Some(OfProcess::new(inner)),
+        }
     }
 
-    fn inner(&self) -> &tensor::Operation {
+    fn inner(&self) -> PyResult<&tensor::Operation> {
         // It goes only when this is dropped.
         match &self.inner {
-            Some(inner) => inner,
+            Some(inner) => inner.get(),
             None => unreachable!("taken by drop alone"),
         }
     }
@@ -39,13 +42,21 @@ pub(crate) fn outcome_to_python(outcome: Outcome) -> PyResult<Option<Buffer>> {
     }
 }
 
+/// So many seconds; the longest time there is for more than that has, such as infinity.
+pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
+    if seconds.is_nan() {
+        return Err(exception_of_argument_error("a timeout is not a number"));
+    }
+    Ok(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
+}
+
 /// Waits for an operation, and for signals.
 pub(crate) fn wait(
     py: Python<'_>,
     operation: tensor::Operation,
     timeout: Option<f64>,
 ) -> PyResult<Option<Buffer>> {
-    let timeout = timeout.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
+    let timeout = timeout.map(duration).transpose()?;
     let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
     loop {
         let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
@@ -72,32 +83,37 @@ pub(crate) fn wait(
 #[pymethods]
 impl Operation {
     /// Whether there is an outcome.
-    fn done(&self) -> bool {
-        self.inner().is_done()
+    fn done(&self) -> PyResult<bool> {
+        Ok(self.inner()?.is_done())
     }
 
     /// Has `callback` called without arguments once there is an outcome, by any thread.
-    fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) {
+    fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let inner = self.inner()?;
         py.detach(|| {
-            self.inner().on_done(move || {
-                Python::attach(|py| {
+            inner.on_done(move || {
+                attach_until_exit(|py| {
                     if let Err(e) = callback.call0(py) {
                         e.write_unraisable(py, None);
                     }
                 });
             });
         });
+        Ok(())
     }
 
     /// The outcome, once: the tensor, nothing, or an exception; also nothing while there is none.
     fn result(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
-        py.detach(|| self.inner().take_outcome())
+        let inner = self.inner()?;
+        py.detach(|| inner.take_outcome())
             .map_or(Ok(None), outcome_to_python)
     }
 
     /// Ends it. Nothing comes into given memory after that.
-    fn cancel(&self, py: Python<'_>) {
-        py.detach(|| self.inner().cancel());
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner()?;
+        py.detach(|| inner.cancel());
+        Ok(())
     }
 }
 

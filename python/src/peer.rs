@@ -6,38 +6,40 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use service::NicConfig;
-use tensor::{Config, TensorName};
+use tensor::{Config, StartError, TensorName};
 
 use crate::buffer::{Buffer, PyDType, Registration, meta};
 use crate::errors::{
     closed_peer_exception, exception_of_argument_error, exception_of_operation_error,
     exception_of_system_error,
 };
-use crate::operation::{Operation, wait};
+use crate::operation::{Operation, duration, wait};
+use crate::process::OfProcess;
 
 /// Between two attempts to connect.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Something that can be closed before Python drops it.
-struct Closable<T: Send + Sync>(Mutex<Option<Arc<T>>>);
+struct Closable<T: Send + Sync>(OfProcess<Mutex<Option<Arc<T>>>>);
 
 impl<T: Send + Sync> Closable<T> {
     fn new(inner: T) -> Self {
-        Self(Mutex::new(Some(Arc::new(inner))))
-    }
-
-    fn slot(&self) -> MutexGuard<'_, Option<Arc<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        Self(OfProcess::new(Mutex::new(Some(Arc::new(inner)))))
     }
 
     fn get(&self) -> PyResult<Arc<T>> {
-        self.slot().clone().ok_or_else(closed_peer_exception)
+        let inner = lock(self.0.get()?).clone();
+        inner.ok_or_else(closed_peer_exception)
     }
 
     fn close(&self) {
-        let inner = self.slot().take();
+        let inner = self.0.original().and_then(|inner| lock(inner).take());
         Python::attach(|py| py.detach(|| drop(inner)));
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Send + Sync> Drop for Closable<T> {
@@ -82,9 +84,11 @@ impl Peer {
             ..Config::default()
         };
         let peer = py.detach(|| tensor::Peer::new(config));
-        Ok(Self(Closable::new(
-            peer.map_err(exception_of_system_error)?,
-        )))
+        let peer = peer.map_err(|e| match e {
+            StartError::InvalidConfig(_) => exception_of_argument_error(e),
+            _ => exception_of_system_error(e),
+        });
+        Ok(Self(Closable::new(peer?)))
     }
 
     /// `host:port` where others find it.
@@ -140,7 +144,7 @@ impl Peer {
     /// Connects to a peer, which may begin to listen within `timeout` seconds.
     fn connect(&self, py: Python<'_>, address: &str, timeout: f64) -> PyResult<Remote> {
         let peer = self.0.get()?;
-        let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
+        let timeout = duration(timeout)?;
         let begun = Instant::now();
         loop {
             let error = match py.detach(|| peer.connect(address)) {

@@ -80,6 +80,7 @@ def test_arrays_of_other_libraries_are_sent_by_dlpack(both):
         (np.array([object()]), TypeError, "references to Python objects"),
         (np.array(["text"]), TypeError, "no DLPack element type"),
         (np.array([1], ">i4"), TypeError, "byte order"),
+        (np.ma.array([1.0, 2.0], mask=[True, False]), TypeError, "filled"),
         (SimpleNamespace(), TypeError, "numpy.asarray"),
     ],
 )
@@ -110,6 +111,10 @@ def test_errors_are_pythons(both):
         remote.get("nothing", wait=False)
     with pytest.raises(TimeoutError, match="nothing"):
         remote.get("nothing", timeout=0.05)
+    with pytest.raises(ValueError, match="not a number"):
+        remote.get("nothing", timeout=float("nan"))
+    with pytest.raises(ValueError, match="queue_pairs"):
+        Peer(queue_pairs=0)
     with pytest.raises(ValueError, match="bytes of UTF-8"):
         remote.get("k" * 600)
     with pytest.raises(MemoryError, match="capacity"):
@@ -125,6 +130,12 @@ def test_errors_are_pythons(both):
     sender.close()
     with pytest.raises(ConnectionError):
         sender.publish("x", np.zeros(1))
+
+
+def test_an_infinite_timeout_waits(both):
+    sender, remote = both
+    sender.publish("x", np.arange(3))
+    assert remote.get("x", timeout=float("inf")).tolist() == [0, 1, 2]
 
 
 def test_after_a_timeout_nothing_comes_into_the_array(both):
@@ -200,6 +211,16 @@ def test_asyncio_has_many_in_flight_and_cancels(both):
             await remote.get_async("never", wait=False)
         assert (out == 3).all()
         assert (await remote.get_async("t1", out=np.zeros(100, int)) == 1).all()
+
+    asyncio.run(go())
+
+
+def test_a_store_takes_more_at_once_than_it_holds():
+    async def go():
+        with Store(capacity=8 << 20) as store, Peer() as peer, peer.connect(store.address) as remote:
+            large = np.ones((3 << 20) // 8)
+            await asyncio.gather(*(remote.put_async(f"{i}", large) for i in range(40)))
+            assert store.holdings == (2, 6 << 20, 38)
 
     asyncio.run(go())
 

@@ -103,6 +103,38 @@ def test_a_store_holds_what_a_process_leaves_behind(process):
                 remote.remove("cache/39")
 
 
+FORKS = """
+import os
+import sys
+import numpy as np
+from verbatim.tensor import Peer, Store
+
+store, peer = Store(), Peer()
+address = store.address
+remote = peer.connect(address)
+remote.put("x", np.ones(10))
+child = os.fork()
+if child == 0:
+    try:
+        remote.get("x")
+    except RuntimeError as e:
+        assert "make a Peer in process" in str(e)
+        with Peer() as own:
+            assert own.connect(address).get("x").sum() == 10
+    sys.exit(7)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 7, status
+assert remote.get("x").sum() == 10
+print("parent goes on", flush=True)
+"""
+
+
+def test_a_forked_child_neither_uses_nor_ends_its_parents_peers(process):
+    forks = process(FORKS)
+    assert forks.line() == "parent goes on"
+    assert forks.end() == 0
+
+
 RECEIVER = """
 import numpy as np
 from verbatim.tensor import Peer

@@ -308,6 +308,25 @@ def test_a_killed_rank_is_an_exception(what, errors):
         assert status == 0 and "failed:" in output and "still" in output, results
 
 
+LEAVES = """
+start("verbatim", 20)
+if rank == 0:
+    work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    message = dist.irecv(torch.ones(5), 1)
+else:
+    time.sleep(1)
+    try:
+        dist.all_reduce(torch.ones(1 << 20))
+    except ConnectionError:
+        print("gone")
+"""
+
+
+def test_a_rank_may_end_while_something_is_under_way():
+    results = run(2, LEAVES)
+    assert [status for status, _ in results] == [0, 0], results
+
+
 def test_it_needs_torch_only_when_it_is_imported():
     done = subprocess.run([sys.executable, "-c", "import verbatim"], timeout=60)
     assert done.returncode == 0

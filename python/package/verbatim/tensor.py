@@ -108,6 +108,8 @@ def _root(array: np.ndarray) -> np.ndarray | None:
 
 def _source(obj: Any, writable: bool = False) -> _Source:
     """The memory of an object that can be sent, or received into."""
+    if isinstance(obj, np.ma.MaskedArray):
+        raise TypeError("a masked array would arrive without its mask: send its .filled(value), or its .data and its .mask")
     if not isinstance(obj, np.ndarray):
         if hasattr(obj, "__dlpack__"):
             obj, dtype = _dlpack.to_array(obj)
