@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import numpy as np
@@ -63,6 +64,8 @@ def test_a_sender_that_was_stopped_does_not_write_later(process):
         out = np.zeros((300, 1000), dtype=np.float32)
         remote.get("weights", step=3, out=out)
         sender.process.send_signal(signal.SIGSTOP)
+        # Its threads stop a moment later.
+        os.waitid(os.P_PID, sender.process.pid, os.WSTOPPED)
         with pytest.raises(TimeoutError):
             remote.get("weights", step=3, timeout=0.1, out=out)
         out[:] = 5
