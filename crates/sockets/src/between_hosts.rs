@@ -25,8 +25,9 @@ use crate::page::{DirectionWords, stage, state};
 use crate::reason::NotRdmaReason;
 use crate::remote::{DEMOTED_RECORD_BYTES, Record, Remote, WAKES_PER_REQUEST, Wait, mailbox};
 use crate::ring::{RING_BYTES, Ring};
+use crate::sending::{SendAttempt, send_by_kernel};
 use crate::side::PageAndSide;
-use crate::stream::{ReceiveAttempt, SendAttempt, has_data, send_by_kernel};
+use crate::stream::{ReceiveAttempt, has_data};
 use crate::{lookup, real};
 
 /// Longest wait in ms for room in the kernel's buffer, which has only records. Nobody reads them after that time.
@@ -305,8 +306,7 @@ impl Conn {
         }
     }
 
-    /// Tells the peer how many bytes have been taken, if it may lack room, and wakes it if it asked for that. The caller
-    /// holds `rx`.
+    /// Tells the peer how many bytes have been taken, if it may lack room. The caller holds `rx`.
     ///
     /// A peer without room knows of all but less than half a ring of the bytes taken. So more than half a ring is still
     /// unread, and a later call tells the rest.
@@ -334,12 +334,6 @@ impl Conn {
                 Some(Err(_)) => tx.sender = None,
                 None => {}
             }
-        }
-        if is_roomy
-            && dir.sender_sleeps.load(Ordering::SeqCst) != 0
-            && dir.sender_sleeps.swap(0, Ordering::SeqCst) != 0
-        {
-            self.wake_sender(fd);
         }
     }
 

@@ -15,21 +15,16 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex};
 
-use verbs::{QpEndpoint, RemoteMemory};
-
-use crate::address::ConnectionKind;
 use crate::nic::{self, Nic, Sender, UnconnectedQp, lock};
-use crate::page::{DirectionWords, Page, page_name, stage, state};
+use crate::page::{DirectionWords, Page, stage, state};
 use crate::reason::NotRdmaReason;
 use crate::remote::Remote;
-use crate::ring::{Arena, Ring};
+use crate::ring::Ring;
 use crate::side::PageAndSide;
-use crate::{address, lookup, real, stale, totals};
+use crate::{real, stale, totals};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE_SETUP: u32 = 3;
-/// Number of calls after which a connection stops waiting for the peer.
-const MAX_CALLS_WAITING_FOR_PEER: u32 = 512;
 
 /// The state of a connection in this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +60,7 @@ pub(crate) struct Conn {
     phase: AtomicU8,
     /// Increases with each connection for which this object is reused.
     generation: AtomicU32,
-    data_calls_before_setup: AtomicU32,
+    pub(crate) data_calls_before_setup: AtomicU32,
     /// True if another process may have a descriptor of the connection.
     is_shared: AtomicBool,
     /// An error of the socket that a call of this library got, and that the program has yet to get; 0 without.
@@ -86,19 +81,20 @@ pub(crate) struct Conn {
     /// receives the wake byte.
     pub(crate) room_lock: Mutex<()>,
     pub(crate) room_available: Condvar,
-    setup: Mutex<Setup>,
+    pub(crate) setup: Mutex<Setup>,
     pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
 }
 
+/// The state of the set-up.
 #[derive(Default)]
-struct Setup {
-    page: Option<Arc<Page>>,
-    remote: Option<Arc<Remote>>,
-    own_side: usize,
-    prepared: Option<UnconnectedQp>,
-    ring: Option<Ring>,
-    ring_arena_number: usize,
+pub(crate) struct Setup {
+    pub(crate) page: Option<Arc<Page>>,
+    pub(crate) remote: Option<Arc<Remote>>,
+    pub(crate) own_side: usize,
+    pub(crate) prepared: Option<UnconnectedQp>,
+    pub(crate) ring: Option<Ring>,
+    pub(crate) ring_arena_number: usize,
 }
 
 /// The state for receiving.
@@ -115,7 +111,7 @@ pub(crate) struct Tx {
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
     /// True if the program had not set `TCP_NODELAY`.
-    had_nagle: bool,
+    pub(crate) had_nagle: bool,
     /// Number of consecutive sends during which the receiver took nothing, and its last head.
     pub(crate) sends_without_progress: u32,
     pub(crate) last_receiver_head: u64,
@@ -183,7 +179,7 @@ impl Conn {
         Phase::of(self.phase.load(Ordering::SeqCst))
     }
 
-    fn set_phase(&self, phase: Phase) {
+    pub(crate) fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Ordering::SeqCst);
     }
 
@@ -284,243 +280,6 @@ impl Conn {
     pub(crate) fn reset_stream(&self, fd: i32) {
         self.kept_errno.store(libc::ECONNRESET, Ordering::SeqCst);
         real::reset_connection(fd);
-    }
-
-    #[cold]
-    fn advance_setup(&self, fd: i32) -> Phase {
-        let before = real::errno();
-        if let Ok(mut setup) = self.setup.try_lock() {
-            let result = match self.phase() {
-                Phase::NotStarted => self.find_or_claim_page(fd, &mut setup),
-                Phase::WaitingForPeer => self.continue_setup(fd, &mut setup),
-                _ => Ok(()),
-            };
-            if let Err(reason) = result {
-                self.stay_on_tcp(&mut setup, reason);
-            }
-        }
-        real::set_errno(before);
-        self.phase()
-    }
-
-    /// Keeps the connection on TCP.
-    fn stay_on_tcp(&self, setup: &mut Setup, reason: NotRdmaReason) {
-        let remote = setup.remote.take();
-        if let Some(page) = setup.page.take() {
-            page.not_rdma_reason()
-                .store(reason as u64, Ordering::Relaxed);
-            let own = page.side(setup.own_side);
-            own.stage.store(stage::TCP_OR_CLOSED, Ordering::Release);
-            if let Some(remote) = remote {
-                lookup::tell_peer(&remote, &own, lookup::Answer::NotWanted);
-            }
-            if stale::has_ended(&page) {
-                totals::remove_page_and_add_to_totals(&page);
-            }
-        }
-        if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::get_if_made()) {
-            nic.free_ring(setup.ring_arena_number, ring.offset());
-        }
-        setup.prepared = None;
-        self.set_phase(Phase::Tcp);
-    }
-
-    fn find_or_claim_page(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
-        let unsupported = |_| NotRdmaReason::NoResources;
-        let is_tcp = real::int_socket_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)
-            == Some(libc::IPPROTO_TCP);
-        let addresses = address::socket_addresses(fd).filter(|(own, peer)| is_tcp && own != peer);
-        let (own, peer) = addresses.ok_or(NotRdmaReason::Unsupported)?;
-        let remote = match address::connection_kind(own, peer) {
-            ConnectionKind::OnePage => None,
-            ConnectionKind::BetweenHosts => Some(Arc::new(Remote::new(own, peer, fd))),
-            ConnectionKind::Tcp => return Err(NotRdmaReason::PeerWithoutLibrary),
-        };
-        let nic = nic::get().map_err(unsupported)?;
-        let cookie = real::cookie(fd).ok_or(NotRdmaReason::Unsupported)?;
-        setup.own_side = usize::from(own > peer);
-        let name = page_name(own, peer, remote.is_some()).map_err(unsupported)?;
-        let path = nic.connections_dir.join(name);
-        if let Ok(page) = Page::open(&path, false)
-            && page.side(setup.own_side).cookie.load(Ordering::Acquire) == cookie
-        {
-            self.adopt_page_of_other_process(page, setup.own_side, remote);
-            return Ok(());
-        }
-        self.check_tcp_byte_counts(fd)?;
-        for _ in 0..8 {
-            let page = Page::open(&path, true).map_err(unsupported)?;
-            match claim_side(&page, setup.own_side, nic, cookie) {
-                SideClaimOutcome::Claimed => {
-                    (setup.page, setup.remote) = (Some(Arc::new(page)), remote);
-                    self.set_phase(Phase::WaitingForPeer);
-                    return self.continue_setup(fd, setup);
-                }
-                SideClaimOutcome::OtherProcess => {
-                    self.adopt_page_of_other_process(page, setup.own_side, remote);
-                    return Ok(());
-                }
-                SideClaimOutcome::Stale => {
-                    totals::remove_page_and_add_to_totals(&page);
-                }
-            }
-        }
-        Err(NotRdmaReason::NoResources)
-    }
-
-    /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
-    fn check_tcp_byte_counts(&self, fd: i32) -> Result<(), NotRdmaReason> {
-        let idle = self.running_tcp_reads.load(Ordering::Acquire)
-            + self.running_tcp_writes.load(Ordering::Acquire)
-            == 0;
-        let (sent, taken) =
-            real::sent_and_read_bytes_by_kernel(fd).ok_or(NotRdmaReason::Unsupported)?;
-        let syn = u64::from(self.called_connect.load(Ordering::Relaxed));
-        let ours = self.tcp_bytes_sent.load(Ordering::Acquire);
-        let taken_ours = self.tcp_bytes_received.load(Ordering::Acquire);
-        // While another thread is inside a call, its bytes are not counted yet.
-        if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
-            return Err(NotRdmaReason::BypassedBytes);
-        }
-        Ok(())
-    }
-
-    /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
-    fn adopt_page_of_other_process(&self, page: Page, side: usize, remote: Option<Arc<Remote>>) {
-        let owner = page.side(side);
-        let id = i32::try_from(owner.ring_segment_id.load(Ordering::Acquire)).unwrap_or(-1);
-        let offset =
-            usize::try_from(owner.ring_offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
-        let ring = match owner.stage.load(Ordering::Acquire) {
-            0 | stage::PAGE_FOUND => None,
-            _ => Arena::attach(id)
-                .ok()
-                .and_then(|arena| Ring::at(arena, offset)),
-        };
-        if let (Some(remote), Some(ring)) = (&remote, &ring) {
-            remote.set_mailbox(ring.clone());
-        }
-        let link = PageAndSide {
-            page: Arc::new(page),
-            own_side: side,
-            remote,
-        };
-        let mut rx = lock(&self.rx);
-        let mut tx = lock(&self.tx);
-        (rx.link, rx.ring, tx.link) = (Some(link.clone()), ring, Some(link));
-        self.set_phase(Phase::RdmaByOtherProcess);
-    }
-
-    /// Continues the change to RDMA as far as the peer's stage permits.
-    fn continue_setup(&self, fd: i32, setup: &mut Setup) -> Result<(), NotRdmaReason> {
-        let page = setup.page.clone().ok_or(NotRdmaReason::NoResources)?;
-        let (own, peer) = (page.side(setup.own_side), page.side(1 - setup.own_side));
-        let there = peer.stage.load(Ordering::Acquire);
-        if there == stage::TCP_OR_CLOSED {
-            return Err(NotRdmaReason::PeerWithoutLibrary);
-        }
-        if let Some(remote) = &setup.remote
-            && there < stage::ENDPOINT_READY
-            && remote.is_time_to_look_up(there != 0)
-        {
-            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
-        }
-        if there == 0 {
-            let calls = self.data_calls_before_setup.fetch_add(1, Ordering::Relaxed);
-            return if calls < MAX_CALLS_WAITING_FOR_PEER {
-                Ok(())
-            } else {
-                Err(NotRdmaReason::PeerWithoutLibrary)
-            };
-        }
-        let nic = nic::get().map_err(|_| NotRdmaReason::NoResources)?;
-        if setup.prepared.is_none() {
-            self.create_and_publish_qp_and_ring(nic, setup, &page)
-                .map_err(|_| NotRdmaReason::NoResources)?;
-        }
-        if there == stage::PAGE_FOUND || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT_READY
-        {
-            return Ok(());
-        }
-        self.connect_qp_and_accept_writes(fd, nic, setup, &page)
-    }
-
-    /// Creates the queue pair and the ring, and publishes them to the peer.
-    fn create_and_publish_qp_and_ring(
-        &self,
-        nic: &Nic,
-        setup: &mut Setup,
-        page: &Page,
-    ) -> io::Result<()> {
-        let (ring, remote, place) = nic.take_ring()?;
-        (setup.ring_arena_number, setup.ring) = (place.number, Some(ring.clone()));
-        let address = setup.remote.as_ref().map(|remote| remote.own.ip());
-        let prepared = nic.create_unconnected_qp(address)?;
-        let side = page.side(setup.own_side);
-        let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
-        if !side.set_message_for_peer(&text) {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let id = u64::from(place.sysv_segment_id.unsigned_abs());
-        side.ring_segment_id.store(id, Ordering::Relaxed);
-        side.ring_offset
-            .store(ring.offset() as u64, Ordering::Relaxed);
-        side.stage.store(stage::ENDPOINT_READY, Ordering::Release);
-        setup.prepared = Some(prepared);
-        if let Some(remote) = &setup.remote {
-            remote.set_mailbox(ring);
-            lookup::tell_peer(remote, &side, lookup::Answer::Wanted);
-        }
-        Ok(())
-    }
-
-    /// Connects the queue pair, and accepts the peer's WRITEs from now on.
-    fn connect_qp_and_accept_writes(
-        &self,
-        fd: i32,
-        nic: &'static Nic,
-        setup: &mut Setup,
-        page: &Arc<Page>,
-    ) -> Result<(), NotRdmaReason> {
-        let failed = NotRdmaReason::NoResources;
-        let mut rx = lock(&self.rx);
-        let mut tx = lock(&self.tx);
-        // No thread may be inside a plain read once wake bytes can arrive.
-        self.set_phase(Phase::Ready);
-        if self.running_tcp_reads.load(Ordering::SeqCst) > 0 {
-            self.set_phase(Phase::WaitingForPeer);
-            return Ok(());
-        }
-        let peer = page.side(1 - setup.own_side);
-        let text = peer.message_for_peer();
-        let (endpoint, remote): (QpEndpoint, RemoteMemory) =
-            serde_json::from_slice(&text).map_err(|_| failed)?;
-        let prepared = setup.prepared.take().ok_or(failed)?;
-        let sender = prepared.connect(&endpoint, remote).map_err(|_| failed)?;
-        let link = PageAndSide {
-            page: Arc::clone(page),
-            own_side: setup.own_side,
-            remote: setup.remote.clone(),
-        };
-        // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
-        tx.had_nagle = real::int_socket_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
-        real::set_nodelay(fd, true);
-        (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
-        (rx.link, rx.ring) = (Some(link), setup.ring.clone());
-        let incoming = page.direction_words(1 - setup.own_side);
-        incoming.tcp_bytes_received.store(
-            self.tcp_bytes_received.load(Ordering::Acquire),
-            Ordering::Relaxed,
-        );
-        // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
-        incoming.receiver_sleeps.store(1, Ordering::Relaxed);
-        let own = page.side(setup.own_side);
-        own.stage.store(stage::READY, Ordering::Release);
-        if let Some(remote) = &setup.remote {
-            remote.fd.store(fd, Ordering::Relaxed);
-            lookup::tell_peer(remote, &own, lookup::Answer::Wanted);
-        }
-        Ok(())
     }
 
     /// Begins a plain read; returns `None` if the connection is no longer plain.
@@ -744,45 +503,6 @@ fn discard_wake_bytes(fd: i32, incoming: &DirectionWords<'_>) {
         read += n;
     }
     incoming.wake_bytes_taken.store(read, Ordering::Relaxed);
-}
-
-enum SideClaimOutcome {
-    Claimed,
-    OtherProcess,
-    Stale,
-}
-
-/// Claims a side of a page for this process.
-fn claim_side(page: &Page, side: usize, nic: &Nic, cookie: u64) -> SideClaimOutcome {
-    let (own, peer) = (page.side(side), page.side(1 - side));
-    if peer.is_dead()
-        || peer.stage.load(Ordering::Acquire) == stage::TCP_OR_CLOSED
-            && own.pid.load(Ordering::Acquire) == 0
-    {
-        return SideClaimOutcome::Stale;
-    }
-    if own
-        .pid
-        .compare_exchange(0, nic.pid, Ordering::AcqRel, Ordering::Acquire)
-        .is_err()
-    {
-        let same = own.cookie.load(Ordering::Acquire) == cookie;
-        return if same {
-            SideClaimOutcome::OtherProcess
-        } else {
-            SideClaimOutcome::Stale
-        };
-    }
-    own.cookie.store(cookie, Ordering::Release);
-    own.process_start_time
-        .store(nic.process_start_time, Ordering::Release);
-    own.stage.store(stage::PAGE_FOUND, Ordering::Release);
-    // Another process may have removed the file as stale; the peer would then never find this page.
-    if page.path_names_this_page() {
-        SideClaimOutcome::Claimed
-    } else {
-        SideClaimOutcome::Stale
-    }
 }
 
 #[cfg(test)]

@@ -26,6 +26,9 @@ mod reason;
 mod remote;
 #[allow(unsafe_code)]
 mod ring;
+#[allow(unsafe_code)]
+mod sending;
+mod setup;
 mod side;
 mod spin;
 mod stale;
