@@ -45,7 +45,7 @@ struct WaitingMad {
     dropped_at_ns: u64,
 }
 
-/// What became of a datagram.
+/// The fate of a datagram that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MadDelivery {
     /// Its process has it.

@@ -108,15 +108,15 @@ impl Qp {
                     .as_ref()
                     .is_some_and(|srq| srq.tag_ops_cq.is_some()) =>
             {
-                "the tag matching of its shared receive queue"
+                "the tag matching of a shared receive queue"
             }
             QpType::Rc | QpType::Uc => return Ok(()),
-            _ => "its transport service, such as XRC,",
+            _ => "its transport service (XRC, for example)",
         };
         crate::why::record_refusal_reason(|| {
             format!(
-                "the peer is reached by packets, which do not carry {what}: both ends must be on one host, without \
-                 VERBATIM_PATH=packets"
+                "packets lead to the peer, and they do not carry {what}; run both ends on one host, without \
+                 VERBATIM_PATH=packets and VERBATIM_PCAP"
             )
         });
         Err(libc::EOPNOTSUPP)
