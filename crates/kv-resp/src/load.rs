@@ -249,7 +249,8 @@ impl LoadConnections {
         Ok(())
     }
 
-    /// Sends commands until `stop` is true, then takes the outstanding answers. The keys of each command are random.
+    /// Sends commands until `stop` is true, at least one, then takes the outstanding answers. The keys of each command
+    /// are random.
     ///
     /// # Errors
     /// At the first wrong answer, or if a connection fails.
@@ -260,10 +261,12 @@ impl LoadConnections {
     ) -> Result<LoadResult, LoadError> {
         let (keys, depth) = (load.keys.max(1), load.outstanding_commands.max(1) as u64);
         let mut random = load.seed | 1;
+        let mut has_begun = false;
         self.send_and_check(load, usize::MAX, |asked| {
-            if asked >= depth || stop.load(Ordering::Relaxed) {
+            if asked >= depth || (has_begun && stop.load(Ordering::Relaxed)) {
                 return None;
             }
+            has_begun = true;
             random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             Some((random >> 33) % keys)
         })

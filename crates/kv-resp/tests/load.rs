@@ -6,10 +6,12 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 
 use kv::load::{Random, verified_stamp, write_value_bytes};
 use kv::store::FullPolicy;
 use kv::{Client, ClientConfig, Server, ServerConfig};
+use kv_resp::load::{LoadCommand, LoadConnections, LoadParameters};
 use kv_resp::{FrontEnd, ListenAddress};
 
 const CONNECTIONS: u64 = 24;
@@ -191,4 +193,30 @@ fn many_connections_with_pipelines_get_what_was_set() {
     assert_eq!(unix.commands + tcp.commands, sets + gets);
     assert_eq!((unix.errors, tcp.errors), (0, 0));
     assert_eq!(unix.connections_total + tcp.connections_total, CONNECTIONS);
+}
+
+/// A thread of a busy machine may begin when the time of the load is over.
+#[test]
+fn a_load_whose_time_is_over_at_its_begin_has_an_answer() {
+    let server = Server::start(ServerConfig {
+        mode: FullPolicy::Store,
+        items: 100,
+        ..ServerConfig::default()
+    })
+    .expect("starts");
+    let listener = ListenAddress::Tcp("127.0.0.1:0".to_owned()).listen();
+    let store = server.service().store().clone();
+    let front = FrontEnd::start(store, vec![listener.expect("free")]).expect("starts");
+    let parameters = LoadParameters {
+        command: LoadCommand::Set,
+        keys: 10,
+        value_bytes: 8,
+        outstanding_commands: 1,
+        seed: 1,
+    };
+    let connections = LoadConnections::connect(&front.addresses()[0], None, 1);
+    let result = connections
+        .expect("connects")
+        .run(&parameters, &AtomicBool::new(true));
+    assert_eq!(result.expect("answered").answer_count, 1);
 }
