@@ -1,9 +1,11 @@
 //! The devices of `/sys/class/infiniband`, and the subnet of their ports.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rdma_netlink::{Device, sysfs};
-use subnet::{ChannelAdapter, Port, PortTraffic, Subnet};
+use shm::fabric::{Fabric, KnownGroupMember, list_fabric_processes};
+use subnet::{ChannelAdapter, GroupMember, Port, PortTraffic, Subnet};
 
 /// The folder of the devices.
 const INFINIBAND_CLASS_FOLDER: &str = "/sys/class/infiniband";
@@ -28,15 +30,42 @@ pub(crate) fn port_folder(device: &Device, number: u8) -> PathBuf {
     folder(device).join("ports").join(number.to_string())
 }
 
-/// Returns the subnet of all InfiniBand ports.
-pub(crate) fn subnet() -> Subnet {
-    let adapters = all().into_iter().map(|device| adapter(&device));
+/// Returns the subnet of all InfiniBand ports, with what the answer to `request` needs.
+pub(crate) fn subnet(request: &[u8]) -> Subnet {
+    let devices = all();
+    let adapters = devices.iter().map(adapter);
     Subnet {
         adapters: adapters
             .filter(|adapter| !adapter.ports.is_empty())
             .collect(),
-        group_members: Vec::new(),
+        group_members: if Subnet::is_about_groups(request) {
+            group_members(&devices)
+        } else {
+            Vec::new()
+        },
     }
+}
+
+/// Returns the ports with queue pairs that are attached to multicast groups, each once a group. The names of the devices
+/// are in the order of their numbers.
+fn group_members(devices: &[Device]) -> Vec<GroupMember> {
+    let fabric = Fabric::default_dir().ok();
+    let processes = fabric.and_then(|fabric| list_fabric_processes(&fabric).ok());
+    let known = processes
+        .into_iter()
+        .flatten()
+        .flat_map(|process| process.group_members);
+    let of_port = |member: KnownGroupMember| {
+        let device = devices.get(usize::try_from(member.device).ok()?)?;
+        let at = usize::try_from(member.port_num).ok()?.checked_sub(1)?;
+        let lid = device.ports.get(at)?.subnet.as_ref()?.lid?;
+        Some((member.mgid, lid))
+    };
+    let members: BTreeSet<_> = known.filter_map(of_port).collect();
+    let members = members.into_iter();
+    members
+        .map(|(mgid, lid)| GroupMember { mgid, lid })
+        .collect()
 }
 
 fn adapter(device: &Device) -> ChannelAdapter {

@@ -276,7 +276,7 @@ pub(crate) fn send(
     let tid = MadFields(mad).tid() & u64::from(u32::MAX) | u64::from(back) << 32;
     let mut sent = mad.to_vec();
     set_tid(&mut sent, tid);
-    match devices::subnet().answer(&sent, port.lid, destination) {
+    match devices::subnet(&sent).answer(&sent, port.lid, destination) {
         SubnetAnswer::Response(response) => {
             port.queue_to_program(user_mad(agent, 0, destination, &response))
         }

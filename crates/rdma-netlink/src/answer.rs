@@ -5,8 +5,8 @@ use crate::numbers::{CLIENT_NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, com
 use crate::request::{Request, requests};
 use crate::resource::ResourceKind;
 use crate::{
-    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, Port, ProcessObjects,
-    ProtectionDomain, QueuePair,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, OpenContext, Port,
+    ProcessObjects, ProtectionDomain, QueuePair, SharedReceiveQueue,
 };
 
 /// `errno(3)` of Linux.
@@ -72,6 +72,8 @@ impl RequestBeingAnswered<'_> {
             command::RES_CQ_GET => self.object_answers::<CompletionQueue>(source),
             command::RES_MR_GET => self.object_answers::<MemoryRegion>(source),
             command::RES_PD_GET => self.object_answers::<ProtectionDomain>(source),
+            command::RES_CTX_GET => self.object_answers::<OpenContext>(source),
+            command::RES_SRQ_GET => self.object_answers::<SharedReceiveQueue>(source),
             command::STAT_GET => self.port_counter_answers(&source.devices()),
             _ => Err(EOPNOTSUPP),
         }
@@ -304,6 +306,8 @@ fn put_summary(message: &mut MessageBuilder, processes: &[ProcessObjects]) {
         ("cq", count(|process| process.completion_queues.len())),
         ("qp", count(|process| process.queue_pairs.len())),
         ("mr", count(|process| process.regions.len())),
+        ("ctx", count(|process| process.contexts.len())),
+        ("srq", count(|process| process.shared_receive_queues.len())),
     ] {
         let entry = message.begin_nested(attr::RES_SUMMARY_ENTRY);
         message.put_text(attr::RES_SUMMARY_ENTRY_NAME, name);

@@ -1,8 +1,8 @@
 //! The fuzz target of this crate, and the replay of its corpus.
 
 use crate::{
-    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, Port,
-    PortSubnetAttributes, ProcessObjects, ProtectionDomain, QueuePair, answer,
+    AnswerSource, CompletionQueue, Device, MAX_DATAGRAM_BYTES, MemoryRegion, OpenContext, Port,
+    PortSubnetAttributes, ProcessObjects, ProtectionDomain, QueuePair, SharedReceiveQueue, answer,
 };
 
 /// Two devices, one of each kind, with more regions than fit into a datagram.
@@ -70,6 +70,14 @@ impl AnswerSource for ExampleSource {
                 use_count: 4,
             }],
             regions: regions.collect(),
+            contexts: vec![OpenContext { number: 3 }],
+            shared_receive_queues: vec![SharedReceiveQueue {
+                srqn: 4,
+                srq_type: 1,
+                pd_number: 1,
+                cqn: Some(7),
+                qpns: vec![5, 6, 7, 9],
+            }],
         };
         (device == 0).then(|| vec![process])
     }

@@ -82,6 +82,10 @@ pub struct ProcessObjects {
     pub domains: Vec<ProtectionDomain>,
     /// Its memory regions.
     pub regions: Vec<MemoryRegion>,
+    /// Its open devices.
+    pub contexts: Vec<OpenContext>,
+    /// Its shared receive queues.
+    pub shared_receive_queues: Vec<SharedReceiveQueue>,
 }
 
 /// A queue pair.
@@ -136,6 +140,28 @@ pub struct MemoryRegion {
     pub len_bytes: u64,
     /// Number of its protection domain.
     pub pd_number: u32,
+}
+
+/// An open device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenContext {
+    /// Its number.
+    pub number: u32,
+}
+
+/// A shared receive queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharedReceiveQueue {
+    /// Its number.
+    pub srqn: u32,
+    /// `ibv_srq_type`.
+    pub srq_type: u8,
+    /// Number of its protection domain.
+    pub pd_number: u32,
+    /// Number of the completion queue that it has of its own.
+    pub cqn: Option<u32>,
+    /// Numbers of the queue pairs that use it, in order.
+    pub qpns: Vec<u32>,
 }
 
 /// Where answers come from. It is asked once a request.

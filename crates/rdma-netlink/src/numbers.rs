@@ -28,6 +28,8 @@ pub(crate) mod command {
     pub(crate) const RES_MR_GET: u16 = 13;
     pub(crate) const RES_PD_GET: u16 = 14;
     pub(crate) const STAT_GET: u16 = 17;
+    pub(crate) const RES_CTX_GET: u16 = 22;
+    pub(crate) const RES_SRQ_GET: u16 = 23;
 }
 
 /// `rdma_nldev_attr`.
@@ -75,6 +77,7 @@ pub(crate) mod attribute {
     pub(crate) const NDEV_NAME: u16 = 51;
     pub(crate) const RES_PDN: u16 = 60;
     pub(crate) const RES_CQN: u16 = 61;
+    pub(crate) const RES_CTXN: u16 = 64;
     pub(crate) const SYS_NETNS_MODE: u16 = 66;
     pub(crate) const DEV_PROTOCOL: u16 = 67;
     pub(crate) const STAT_RES: u16 = 75;
@@ -82,5 +85,10 @@ pub(crate) mod attribute {
     pub(crate) const STAT_HWCOUNTER_ENTRY: u16 = 81;
     pub(crate) const STAT_HWCOUNTER_ENTRY_NAME: u16 = 82;
     pub(crate) const STAT_HWCOUNTER_ENTRY_VALUE: u16 = 83;
+    pub(crate) const RES_CTX: u16 = 86;
+    pub(crate) const RES_CTX_ENTRY: u16 = 87;
+    pub(crate) const RES_SRQ: u16 = 88;
+    pub(crate) const RES_SRQ_ENTRY: u16 = 89;
+    pub(crate) const RES_SRQN: u16 = 90;
     pub(crate) const SYS_COPY_ON_FORK: u16 = 93;
 }

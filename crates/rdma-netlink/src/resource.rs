@@ -3,7 +3,10 @@
 
 use crate::message::MessageBuilder;
 use crate::numbers::{attribute as attr, command};
-use crate::{CompletionQueue, MemoryRegion, ProcessObjects, ProtectionDomain, QueuePair};
+use crate::{
+    CompletionQueue, MemoryRegion, OpenContext, ProcessObjects, ProtectionDomain, QueuePair,
+    SharedReceiveQueue,
+};
 
 /// Bytes of an attribute with a number of at most 32 bits, and with one of 64 bits.
 const U32_ATTRIBUTE_BYTES: usize = 8;
@@ -146,6 +149,67 @@ impl ResourceKind for MemoryRegion {
         message.put_u64(attr::RES_IOVA, self.iova);
         message.put_u64(attr::RES_MRLEN, self.len_bytes);
         message.put_u32(attr::RES_PDN, self.pd_number);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}
+
+impl ResourceKind for OpenContext {
+    const COMMAND: u16 = command::RES_CTX_GET;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_CTX;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_CTX_ENTRY;
+    const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_CTXN);
+    const MAX_ENTRY_BYTES: usize = ENTRY_HEADER_BYTES + 2 * U32_ATTRIBUTE_BYTES;
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.contexts
+    }
+
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        message.put_u32(attr::RES_CTXN, self.number);
+        message.put_u32(attr::RES_PID, pid);
+    }
+}
+
+/// Queue pairs that an entry of a shared receive queue has at most; a message has room for them.
+const MAX_LISTED_QPS: usize = 64;
+
+impl ResourceKind for SharedReceiveQueue {
+    const COMMAND: u16 = command::RES_SRQ_GET;
+    const TABLE_ATTRIBUTE: u16 = attr::RES_SRQ;
+    const ENTRY_ATTRIBUTE: u16 = attr::RES_SRQ_ENTRY;
+    const LOOKUP_ATTRIBUTE: Option<u16> = Some(attr::RES_SRQN);
+    const MAX_ENTRY_BYTES: usize = 2 * ENTRY_HEADER_BYTES
+        + 5 * U32_ATTRIBUTE_BYTES
+        + MAX_LISTED_QPS * (ENTRY_HEADER_BYTES + U32_ATTRIBUTE_BYTES);
+
+    fn of(process: &ProcessObjects) -> &[Self] {
+        &process.shared_receive_queues
+    }
+
+    fn number(&self) -> u32 {
+        self.srqn
+    }
+
+    fn put(&self, message: &mut MessageBuilder, pid: u32) {
+        message.put_u32(attr::RES_SRQN, self.srqn);
+        message.put_u8(attr::RES_TYPE, self.srq_type);
+        message.put_u32(attr::RES_PDN, self.pd_number);
+        if let Some(cqn) = self.cqn {
+            message.put_u32(attr::RES_CQN, cqn);
+        }
+        let table = message.begin_nested(attr::RES_QP);
+        // The kernel makes one entry of numbers without a gap. `rdma` of iproute2 has 15 characters for such a range, which
+        // are too few for two numbers of this device.
+        for qpn in self.qpns.iter().take(MAX_LISTED_QPS) {
+            let entry = message.begin_nested(attr::RES_QP_ENTRY);
+            message.put_u32(attr::RES_LQPN, *qpn);
+            message.end_nested(entry);
+        }
+        message.end_nested(table);
         message.put_u32(attr::RES_PID, pid);
     }
 }

@@ -12,6 +12,7 @@ use verbs_abi::{
 use crate::abi_cell::AbiCell;
 use crate::device::Device;
 use crate::event::EventQueue;
+use crate::listed::ListedObject;
 use crate::nic::Nic;
 use crate::why;
 use shm::fabric::Peer;
@@ -31,6 +32,8 @@ pub(crate) struct Context {
     /// The process whose objects the context imports, if the context itself was imported (`ibv_import_device(3)`).
     pub(crate) imported_from: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
+    /// The context on lists of the fabric's objects, until it is closed.
+    listed: ListedObject,
 }
 
 /// An asynchronous event, with the handle of the object that it concerns.
@@ -54,6 +57,7 @@ impl Context {
             device,
             imported_from: home,
             events,
+            listed: ListedObject::context(nic, device.number),
         })
     }
 
@@ -65,8 +69,9 @@ impl Context {
             .cast()
     }
 
-    /// Closes the descriptor of the context's events.
-    pub(crate) fn close_async_event_fd(&self) {
+    /// Closes the descriptor of the context's events, and takes the context off the lists.
+    pub(crate) fn close_events_and_unlist(&self) {
+        self.listed.remove();
         self.events.close();
     }
 

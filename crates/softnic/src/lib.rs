@@ -66,6 +66,7 @@ pub mod fuzz;
 mod identity;
 mod imports;
 mod incidents;
+mod listed;
 mod live;
 mod lock;
 mod multicast;

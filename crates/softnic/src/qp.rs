@@ -227,6 +227,8 @@ impl Qp {
         let device = qp.context.device.number.into();
         shared.device.store(device, Ordering::Relaxed);
         shared.port_num.store(0, Ordering::Relaxed);
+        let srq = qp.srq.as_ref().map_or(0, |srq| srq.listed.place_plus_1());
+        shared.listed_srq_plus_1.store(srq, Ordering::Relaxed);
         shared.sq_psn.store(0, Ordering::Relaxed);
         shared.rq_psn.store(0, Ordering::Relaxed);
         shared.epoch.fetch_add(1, Ordering::Relaxed);

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
+use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, IBV_SRQT_BASIC, IBV_SRQT_TM, IBV_SRQT_XRC, ibv_srq};
 
 use crate::abi_cell::AbiCell;
 use crate::biased_lock::{BiasedGuard, BiasedLock};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::event::UnacknowledgedEvents;
+use crate::listed::{ListedObject, ListedSrq};
 use crate::live;
 use crate::pd::Pd;
 use crate::recv::RecvQueue;
@@ -29,6 +30,8 @@ pub(crate) struct Srq {
     pub(crate) xrc: Option<XrcSrq>,
     /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
     pub(crate) tag_ops_cq: Option<Arc<Cq>>,
+    /// The queue on lists of the fabric's objects.
+    pub(crate) listed: ListedObject,
     /// The protection domain, which the queue uses until it is destroyed.
     pub(crate) pd: Arc<Pd>,
 }
@@ -45,7 +48,19 @@ impl Srq {
         xrc: Option<XrcSrq>,
         tags_cq: Option<Arc<Cq>>,
     ) -> Self {
+        let own_cq = xrc.as_ref().map(|xrc| &xrc.cq).or(tags_cq.as_ref());
+        let srq_type = match (&xrc, &tags_cq) {
+            (Some(_), _) => IBV_SRQT_XRC,
+            (None, Some(_)) => IBV_SRQT_TM,
+            (None, None) => IBV_SRQT_BASIC,
+        };
+        let shown = ListedSrq {
+            srq_type,
+            pd_number: pd.local_number,
+            cq_index: own_cq.map(|cq| cq.index),
+        };
         Self {
+            listed: ListedObject::srq(pd.context.nic, pd.context.device.number, &shown),
             abi: AbiCell::new(abi),
             context: pd.context,
             pd,

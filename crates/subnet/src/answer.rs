@@ -16,6 +16,16 @@ pub enum SubnetAnswer {
 }
 
 impl Subnet {
+    /// Returns true if the answer to a request depends on [`Subnet::group_members`].
+    pub fn is_about_groups(request: &[u8]) -> bool {
+        let mad = MadFields(request);
+        match mad.class() {
+            class::SA => records::is_about_groups(mad.attribute()),
+            class::SMP_LID | class::SMP_DIRECTED => smp::is_about_groups(mad.attribute()),
+            _ => false,
+        }
+    }
+
     /// Answers `request`, which a program sends by the port with `own_lid` to `destination`. A directed route starts at
     /// the own port whatever the destination.
     pub fn answer(&self, request: &[u8], own_lid: u16, destination: u16) -> SubnetAnswer {

@@ -56,6 +56,14 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8]) -> Vec<u8> {
     }
 }
 
+/// Returns true if the records of an attribute depend on the members of multicast groups.
+pub(crate) fn is_about_groups(attribute: u16) -> bool {
+    matches!(
+        attribute,
+        attribute::MULTICAST_MEMBER | attribute::MULTICAST_FORWARDING | attribute::SWITCH_INFO
+    )
+}
+
 fn class_port_info(request: &[u8]) -> Vec<u8> {
     let mut answer = request_copy_as_response(request, 0);
     let data = answer.get_mut(SA_DATA_OFFSET..).unwrap_or_default();

@@ -57,6 +57,14 @@ pub(crate) fn answer(subnet: &Subnet, request: &[u8], node: MadArrivalNode<'_>) 
     }
 }
 
+/// Returns true if an attribute depends on the members of multicast groups.
+pub(crate) fn is_about_groups(attribute: u16) -> bool {
+    matches!(
+        attribute,
+        attribute::SWITCH_INFO | attribute::MULTICAST_FORWARDING_TABLE
+    )
+}
+
 fn attribute_data(
     subnet: &Subnet,
     attribute: u16,

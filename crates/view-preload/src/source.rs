@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rdma_netlink::{
-    AnswerSource, CompletionQueue, Device, MemoryRegion, ProcessObjects, ProtectionDomain,
-    QueuePair, sysfs,
+    AnswerSource, CompletionQueue, Device, MemoryRegion, OpenContext, ProcessObjects,
+    ProtectionDomain, QueuePair, SharedReceiveQueue, sysfs,
 };
 use shm::fabric::{Fabric, FabricProcess, list_fabric_processes};
 
@@ -36,10 +36,12 @@ impl AnswerSource for SoftwareNicAnswers {
 
 /// Returns the objects that a process has on the device with the number `device`.
 fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects> {
+    let shared_receive_queues = shared_receive_queues_on_device(&found, device);
     let queue_pairs = found.queue_pairs.into_iter();
     let completion_queues = found.completion_queues.into_iter();
     let domains = found.domains.into_iter();
     let regions = found.regions.into_iter();
+    let contexts = found.contexts.into_iter();
     Some(ProcessObjects {
         pid: u32::try_from(found.pid).ok()?,
         queue_pairs: queue_pairs
@@ -79,5 +81,31 @@ fn objects_on_device(found: FabricProcess, device: u32) -> Option<ProcessObjects
                 pd_number: region.pd_number,
             })
             .collect(),
+        contexts: contexts
+            .filter(|context| context.device == device)
+            .map(|context| OpenContext {
+                number: context.number,
+            })
+            .collect(),
+        shared_receive_queues,
     })
+}
+
+fn shared_receive_queues_on_device(found: &FabricProcess, device: u32) -> Vec<SharedReceiveQueue> {
+    let queues = found.shared_receive_queues.iter();
+    let on_device = queues.filter(|queue| queue.device == device);
+    on_device
+        .map(|queue| SharedReceiveQueue {
+            srqn: queue.srqn,
+            srq_type: u8::try_from(queue.srq_type).unwrap_or(u8::MAX),
+            pd_number: queue.pd_number,
+            cqn: queue.cqn,
+            qpns: found
+                .queue_pairs
+                .iter()
+                .filter(|pair| pair.srqn == Some(queue.srqn))
+                .map(|pair| pair.qpn)
+                .collect(),
+        })
+        .collect()
 }

@@ -161,7 +161,14 @@ fn resources_are_counted_and_regions_listed_in_messages_that_fit() {
             (entry[0].1.to_vec(), u64::from_ne_bytes(count))
         })
         .collect();
-    let expected = [("pd\0", 1), ("cq\0", 200), ("qp\0", 3), ("mr\0", 200)];
+    let expected = [
+        ("pd\0", 1),
+        ("cq\0", 200),
+        ("qp\0", 3),
+        ("mr\0", 200),
+        ("ctx\0", 1),
+        ("srq\0", 1),
+    ];
     assert_eq!(
         counts,
         expected.map(|(name, count)| (name.as_bytes().to_vec(), count))
@@ -273,6 +280,39 @@ fn one_object_is_asked_for_by_its_number() {
         let answers = of(command, number, value);
         assert_eq!(errno(&answers[0]), expected, "{command} {number} {value}");
     }
+}
+
+#[test]
+fn a_context_and_a_shared_receive_queue_are_listed_with_their_process() {
+    let first_entry = |command, table| {
+        let answers = nldev(command, NLM_F_DUMP, &[(attr::DEV_INDEX, 0)]);
+        let table = attribute(&answers[0], table).expect("a table");
+        attributes(&table)[0].1.to_vec()
+    };
+    let number = |value: u32| value.to_ne_bytes().to_vec();
+    let owned = |entry: &[u8]| -> Vec<(u16, Vec<u8>)> {
+        let all = attributes(entry).into_iter();
+        all.map(|(number, value)| (number, value.to_vec()))
+            .collect()
+    };
+    let context = owned(&first_entry(command::RES_CTX_GET, attr::RES_CTX));
+    let pid = (attr::RES_PID, number(17));
+    assert_eq!(context, [(attr::RES_CTXN, number(3)), pid.clone()]);
+    let queue = owned(&first_entry(command::RES_SRQ_GET, attr::RES_SRQ));
+    let [srqn, kind, pd, cq, pairs, last] = &queue[..] else {
+        panic!("{queue:?}");
+    };
+    assert_eq!(*srqn, (attr::RES_SRQN, number(4)));
+    assert_eq!(*kind, (attr::RES_TYPE, vec![1]));
+    assert_eq!(*pd, (attr::RES_PDN, number(1)));
+    assert_eq!(*cq, (attr::RES_CQN, number(7)));
+    assert_eq!(*last, pid);
+    let pairs: Vec<_> = owned(&pairs.1)
+        .iter()
+        .map(|(_, entry)| owned(entry))
+        .collect();
+    let expected = [5, 6, 7, 9].map(|qpn| vec![(attr::RES_LQPN, number(qpn))]);
+    assert_eq!(pairs, expected);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use nic_core::rights::OwningPdOrQp;
 
@@ -28,6 +28,12 @@ pub struct FabricProcess {
     pub domains: Vec<KnownDomain>,
     /// Memory regions of the process, without memory windows.
     pub regions: Vec<KnownRegion>,
+    /// Open devices of the process.
+    pub contexts: Vec<KnownContext>,
+    /// Shared receive queues of the process.
+    pub shared_receive_queues: Vec<KnownSharedReceiveQueue>,
+    /// Attachments of queue pairs of the process to multicast groups.
+    pub group_members: Vec<KnownGroupMember>,
 }
 
 /// A queue pair of a process.
@@ -51,6 +57,8 @@ pub struct KnownQueuePair {
     pub rq_psn: u32,
     /// Number of the object's protection domain.
     pub pd_number: u32,
+    /// Number of the shared receive queue.
+    pub srqn: Option<u32>,
 }
 
 /// A completion queue of a process.
@@ -90,6 +98,41 @@ pub struct KnownRegion {
     pub len: u64,
     /// Number of the object's protection domain.
     pub pd_number: u32,
+}
+
+/// An open device of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownContext {
+    /// Number of the device, from 0.
+    pub device: u32,
+    /// A number that no other context or shared receive queue of the fabric has.
+    pub number: u32,
+}
+
+/// A shared receive queue of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownSharedReceiveQueue {
+    /// Number of the object's device, from 0.
+    pub device: u32,
+    /// A number that no other context or shared receive queue of the fabric has.
+    pub srqn: u32,
+    /// `ibv_srq_type`.
+    pub srq_type: u32,
+    /// Number of the object's protection domain.
+    pub pd_number: u32,
+    /// Number of the completion queue that it has of its own.
+    pub cqn: Option<u32>,
+}
+
+/// A queue pair that is attached to a multicast group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownGroupMember {
+    /// GID of the group, in memory order.
+    pub mgid: [u8; 16],
+    /// Number of the queue pair's device, from 0.
+    pub device: u32,
+    /// `port_num` of the queue pair; 0 until a port is chosen.
+    pub port_num: u32,
 }
 
 /// Returns the processes of the fabric in `dir`, or an empty list if the folder does not exist.
@@ -161,7 +204,72 @@ fn process_of(pid: u64, slot: usize, segment: &Segment) -> FabricProcess {
         regions: (0..MR_SLOTS)
             .filter_map(|index| region(segment, index))
             .collect(),
+        contexts: listed_objects(segment)
+            .filter_map(|(index, entry)| context(entry, number_in_fabric(slot, index)?))
+            .collect(),
+        shared_receive_queues: listed_objects(segment)
+            .filter_map(|(index, entry)| shared_receive_queue(entry, slot, index))
+            .collect(),
+        group_members: group_members(segment),
     }
+}
+
+/// Returns the objects on lists, with their places.
+fn listed_objects(segment: &Segment) -> impl Iterator<Item = (usize, &ListedObjectShared)> {
+    let used = segment.header().listed_slots_end.load(Ordering::Acquire);
+    let used = usize::try_from(used).unwrap_or(MAX_LISTED).min(MAX_LISTED);
+    (0..used).filter_map(|index| Some((index, segment.find_listed(index)?)))
+}
+
+fn context(entry: &ListedObjectShared, number: u32) -> Option<KnownContext> {
+    (entry.kind.load(Ordering::Acquire) == LISTED_CONTEXT).then(|| KnownContext {
+        device: entry.device.load(Ordering::Relaxed),
+        number,
+    })
+}
+
+fn shared_receive_queue(
+    entry: &ListedObjectShared,
+    slot: usize,
+    index: usize,
+) -> Option<KnownSharedReceiveQueue> {
+    let srqn = number_in_fabric(slot, index)?;
+    (entry.kind.load(Ordering::Acquire) == LISTED_SRQ).then(|| KnownSharedReceiveQueue {
+        device: entry.device.load(Ordering::Relaxed),
+        srqn,
+        srq_type: entry.srq_type.load(Ordering::Relaxed),
+        pd_number: entry.pd.load(Ordering::Relaxed),
+        cqn: number_of_place(slot, &entry.cq_index_plus_1),
+    })
+}
+
+/// Returns the number in the fabric of an object whose place plus 1 is in a word, which is 0 for none.
+fn number_of_place(slot: usize, place_plus_1: &AtomicU32) -> Option<u32> {
+    let place = place_plus_1.load(Ordering::Relaxed).checked_sub(1)?;
+    number_in_fabric(slot, usize::try_from(place).ok()?)
+}
+
+fn group_members(segment: &Segment) -> Vec<KnownGroupMember> {
+    let used = segment.header().mcast_slots_end.load(Ordering::Acquire);
+    let used = usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS);
+    let member = |index| {
+        let entry = segment.find_mcast(index)?;
+        let qp = entry
+            .qp_index_plus_1
+            .load(Ordering::Acquire)
+            .checked_sub(1)?;
+        let qp = segment.find_qp(usize::try_from(qp).ok()?)?;
+        let [first, second] = [0, 1].map(|at| entry.mgid[at].load(Ordering::Relaxed).to_ne_bytes());
+        let mut mgid = [0; 16];
+        mgid[..8].copy_from_slice(&first);
+        mgid[8..].copy_from_slice(&second);
+        Some(KnownGroupMember {
+            mgid,
+            device: qp.device.load(Ordering::Relaxed),
+            port_num: qp.port_num.load(Ordering::Relaxed),
+        })
+    };
+    (0..used).filter_map(member).collect()
 }
 
 /// Returns a number that identifies an object of a kind in the fabric, as a QP number identifies a queue pair.
@@ -182,6 +290,7 @@ fn queue_pair(segment: &Segment, slot: usize, index: usize) -> Option<KnownQueue
         sq_psn: qp.sq_psn.load(Ordering::Relaxed),
         rq_psn: qp.rq_psn.load(Ordering::Relaxed),
         pd_number: qp.pd.load(Ordering::Relaxed),
+        srqn: number_of_place(slot, &qp.listed_srq_plus_1),
     })
 }
 
@@ -273,7 +382,7 @@ mod tests {
         };
         let qpn = u32::try_from(members[0].this_process.slot << QP_INDEX_BITS | 5).unwrap();
         assert_eq!((pair.qpn, pair.device, pair.sq_psn), (qpn, 3, 77));
-        assert_eq!((pair.state, pair.dest_qpn), (0, 0));
+        assert_eq!((pair.state, pair.dest_qpn, pair.srqn), (0, 0, None));
         assert!(
             found
                 .iter()
@@ -283,6 +392,72 @@ mod tests {
         assert_eq!(list_fabric_processes(&dir).unwrap().len(), 1);
         members[1].leave();
         assert_eq!(list_fabric_processes(&dir).unwrap(), []);
+    }
+
+    #[test]
+    fn contexts_shared_receive_queues_and_members_of_groups_are_counted() {
+        let tmp = tempfile::tempdir_in("/dev/shm").unwrap();
+        let dir = tmp.path().join("fabric");
+        let member = Fabric::join_fabric(&dir).unwrap();
+        for (at, len) in [
+            (QPS_AT, size_of::<QpShared>()),
+            (LISTED_AT, 2 * size_of::<ListedObjectShared>()),
+            (MCASTS_AT, size_of::<McastAttachmentShared>()),
+        ] {
+            member.back_with_memory(at, len).unwrap();
+        }
+        let segment = &member.this_process.segment;
+        let kinds = [LISTED_CONTEXT, LISTED_SRQ];
+        for (place, kind) in kinds.into_iter().enumerate() {
+            segment
+                .listed(place)
+                .unwrap()
+                .kind
+                .store(kind, Ordering::Relaxed);
+        }
+        let srq = segment.listed(1).unwrap();
+        srq.pd.store(8, Ordering::Relaxed);
+        srq.cq_index_plus_1.store(5, Ordering::Relaxed);
+        let qp = segment.qp(0).unwrap();
+        qp.listed_srq_plus_1.store(2, Ordering::Relaxed);
+        qp.state_plus_1.store(1, Ordering::Relaxed);
+        qp.port_num.store(2, Ordering::Relaxed);
+        let attachment = segment.mcast(0).unwrap();
+        let half = u64::from_ne_bytes([0xff; 8]);
+        attachment.mgid[0].store(half, Ordering::Relaxed);
+        attachment.qp_index_plus_1.store(1, Ordering::Relaxed);
+        let header = segment.header();
+        header.listed_slots_end.store(u64::MAX, Ordering::Relaxed);
+        header.mcast_slots_end.store(1, Ordering::Relaxed);
+
+        let found = list_fabric_processes(&dir).unwrap();
+        let number =
+            |index| u32::try_from(member.this_process.slot << QP_INDEX_BITS | index).unwrap();
+        assert_eq!(
+            found[0].contexts[..],
+            [KnownContext {
+                device: 0,
+                number: number(0)
+            }]
+        );
+        let expected = KnownSharedReceiveQueue {
+            device: 0,
+            srqn: number(1),
+            srq_type: 0,
+            pd_number: 8,
+            cqn: Some(number(4)),
+        };
+        assert_eq!(found[0].shared_receive_queues[..], [expected]);
+        assert_eq!(found[0].queue_pairs[0].srqn, Some(number(1)));
+        let mut mgid = [0; 16];
+        mgid[..8].fill(0xff);
+        let expected = KnownGroupMember {
+            mgid,
+            device: 0,
+            port_num: 2,
+        };
+        assert_eq!(found[0].group_members[..], [expected]);
+        member.leave();
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub use super::armed::{ARMED_ANY, ARMED_NO, ARMED_SOLICITED};
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of the fabric's layout: of all structures in this file, and of the records in rings.
-pub const LAYOUT_VERSION: u64 = 12;
+pub const LAYOUT_VERSION: u64 = 13;
 
 /// Slots for processes in a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
@@ -42,6 +42,8 @@ pub const MAX_PDS: usize = 1 << 16;
 pub const MAX_DMS: usize = 4096;
 /// Maximum number of protection domains and device memories that a process can import from other processes.
 pub const MAX_IMPORTS: usize = 4096;
+/// Maximum number of contexts and shared receive queues of a process that are on lists.
+pub const MAX_LISTED: usize = 1 << 14;
 /// Slots of the hash table of memory regions; at most half of them are used.
 pub const MR_SLOTS: usize = 1 << 16;
 /// Maximum number of threads of a process that access registered memory at the same time; further threads
@@ -94,8 +96,8 @@ pub struct SegmentHeader {
     pub hazard_slots_end: AtomicU64,
     /// A secret of the process for hashing keys.
     pub key_hash_secret: AtomicU64,
-    /// Unused word; it keeps the offsets of the later fields.
-    pub unused_word: AtomicU64,
+    /// Upper bound (exclusive) of the objects on lists.
+    pub listed_slots_end: AtomicU64,
     /// Upper bound (exclusive) of the multicast attachments in use.
     pub mcast_slots_end: AtomicU64,
     /// Position in the mailbox of the next connection notice that a peer puts.
@@ -161,7 +163,9 @@ pub struct QpShared {
     pub device: AtomicU32,
     /// `port_num`; 0 until a port is chosen.
     pub port_num: AtomicU32,
-    pad1: [AtomicU32; 11],
+    /// Place of the queue pair's shared receive queue among the objects on lists plus 1; 0: it has none.
+    pub listed_srq_plus_1: AtomicU32,
+    pad1: [AtomicU32; 10],
 }
 
 /// State of a completion queue that peers read, and change to wake its owner.
@@ -189,6 +193,27 @@ pub struct SrqShared {
     /// Number of the protection domain.
     pub pd: AtomicU32,
 }
+
+/// An object that peers need only for lists of the fabric's objects.
+#[repr(C)]
+pub struct ListedObjectShared {
+    /// One of `LISTED_*`; 0: the entry is free.
+    pub kind: AtomicU32,
+    /// Number of the device, from 0.
+    pub device: AtomicU32,
+    /// `ibv_srq_type` of a shared receive queue.
+    pub srq_type: AtomicU32,
+    /// Number of the protection domain of a shared receive queue.
+    pub pd: AtomicU32,
+    /// Index of the completion queue that a shared receive queue has of its own plus 1; 0: it has none.
+    pub cq_index_plus_1: AtomicU32,
+    pad0: [AtomicU32; 3],
+}
+
+/// `kind` of an object on lists: an open device.
+pub const LISTED_CONTEXT: u32 = 1;
+/// `kind` of an object on lists: a shared receive queue.
+pub const LISTED_SRQ: u32 = 2;
 
 /// A queue pair's attachment to a multicast group.
 #[repr(C)]
@@ -444,9 +469,11 @@ pub const IMPORTS_AT: usize = table_end(DMS_AT, MAX_DMS * size_of::<DmShared>())
 pub const FLOWS_AT: usize = table_end(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
 /// Offset of the RSS configurations.
 pub const RSS_AT: usize = table_end(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
+/// Offset of the objects on lists.
+pub const LISTED_AT: usize = table_end(RSS_AT, MAX_RSS_CONFIGS * size_of::<RssShared>());
 /// Offset in a segment of the arena from which rings are allocated.
 pub const ARENA_AT: usize =
-    table_end(RSS_AT, MAX_RSS_CONFIGS * size_of::<RssShared>()).next_multiple_of(1 << 20);
+    table_end(LISTED_AT, MAX_LISTED * size_of::<ListedObjectShared>()).next_multiple_of(1 << 20);
 /// Number of pages of a segment before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
@@ -462,6 +489,7 @@ const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastAttachmentSh
 const _: () = assert!(size_of::<ImportableObjectShared>() == 8 && size_of::<DmShared>() == 32);
 const _: () = assert!(size_of::<ImportShared>() == 32 && size_of::<PdShared>() == 16);
 const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<RssShared>() == 576);
+const _: () = assert!(size_of::<ListedObjectShared>() == 32);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () =
     assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, consumer_head) == 128);

@@ -55,8 +55,8 @@ use crate::lock::lock;
 use crate::process_memory::{ProcessMemory, allow_peer_access};
 
 pub use census::{
-    FabricProcess, KnownCompletionQueue, KnownDomain, KnownQueuePair, KnownRegion,
-    list_fabric_processes,
+    FabricProcess, KnownCompletionQueue, KnownContext, KnownDomain, KnownGroupMember,
+    KnownQueuePair, KnownRegion, KnownSharedReceiveQueue, list_fabric_processes,
 };
 pub use error::FabricError;
 pub use folder::pid_namespace;

@@ -303,6 +303,10 @@ impl Segment {
         rss, find_rss, RssShared, RSS_AT, MAX_RSS_CONFIGS
     );
     table!(
+        /// Returns object `index` of those on lists.
+        listed, find_listed, ListedObjectShared, LISTED_AT, MAX_LISTED
+    );
+    table!(
         /// Returns hazard slot `index`.
         hazard, find_hazard, HazardSlot, HAZARDS_AT, HAZARD_SLOTS
     );

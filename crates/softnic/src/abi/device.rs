@@ -151,7 +151,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
 
 pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
     let context = context::take_back(handle)?;
-    context.close_async_event_fd();
+    context.close_events_and_unlist();
     if context.imported_from.is_some() {
         end_import(context);
     }

@@ -224,6 +224,7 @@ pub(super) fn destroy_srq(handle: *mut ibv_srq) -> Result<(), c_int> {
     srq.context.discard_events_of_object(handle.cast());
     srq.unacknowledged.wait_until_all_acknowledged();
     srq.pd.remove_user();
+    srq.listed.remove();
     live::take_back::<Srq>(handle);
     Ok(())
 }
